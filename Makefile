@@ -51,9 +51,18 @@ endif
 
 export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 
-# run tests with what they need to find.
-TESTALL = TANDEM_BINARY="$(CURDIR)/$(BINARY)" TANDEM_PYTHON="$(CURDIR)/$(VENV)/bin/python" TANDEM_NODE="$(CURDIR)/$(NODEENV)/bin/node" \
-	TANDEM_GUIDELLM="$(CURDIR)/$(GUIDELLM)/bin/guidellm" TANDEM_NVCC="$(NVCC)" $(GO) run ./internal/arch/testall
+# What tests need to find.
+export TANDEM_BINARY = $(CURDIR)/$(BINARY)
+export TANDEM_PYTHON = $(CURDIR)/$(VENV)/bin/python
+export TANDEM_NODE = $(CURDIR)/$(NODEENV)/bin/node
+export TANDEM_GUIDELLM = $(CURDIR)/$(GUIDELLM)/bin/guidellm
+export TANDEM_NVCC = $(NVCC)
+
+# Parameters of make soak, and what the title of its page adds where one is given.
+SOAK_SEED    ?= 1
+SOAK_MINUTES ?= 60
+SOAK_FUZZ    ?= 60s
+SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
 .PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
@@ -124,12 +133,10 @@ clean: ## remove what was built and installed here
 
 ##@ Check
 
-check: $(TOOLS)/staticcheck ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
-	@$(GO) run ./internal/arch/testall gofmt vet staticcheck
+check: lint ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
 	@$(GO) test -short ./...
 
-lint: $(TOOLS)/staticcheck ## formatting, go vet and staticcheck only
-	@$(GO) run ./internal/arch/testall gofmt vet staticcheck
+lint: $(TOOLS)/staticcheck step-gofmt step-vet step-staticcheck ## formatting, go vet and staticcheck only
 
 fmt: ## format all Go files
 	gofmt -w .
@@ -139,12 +146,15 @@ generate: $(TOOLS)/protoc-gen-go ## write the code that comes from internal/rpc/
 	cd internal/rpc && protoc --go_out=nodepb --go_opt=paths=source_relative node.proto
 
 test: build $(TOOLS)/staticcheck $(PYENV) $(NODEENV)/installed $(CUDA)/installed debian libfabric prometheus ## all checks and tests; ONLY="race binary" picks steps
-	@$(TESTALL) $(ONLY)
+	@$(call steps,$(or $(ONLY),$(STEPS)))
 
+soak: export TANDEM_SOAK := 1
+soak: export TANDEM_SOAK_SEED := $(SOAK_SEED)
+soak: export TANDEM_SOAK_MINUTES := $(SOAK_MINUTES)
+soak: RESULTS := logs/soak-$(shell date -u +%Y%m%d-%H%M%S)
 soak: build $(PYENV) $(NODEENV)/installed $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) libfabric ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
-	@mkdir -p logs
-	@$(TESTALL) -soak -seed $(or $(SOAK_SEED),1) -minutes $(or $(SOAK_MINUTES),60) -fuzz $(or $(SOAK_FUZZ),60s) \
-		-log logs/soak-$$(date -u +%Y%m%d-%H%M%S).log -record bench/results/$(or $(RECORD),soak.md) -run '$(RUN)' $(ONLY)
+	@$(call steps,$(or $(ONLY),$(SOAK_STEPS)),-log $(RESULTS).log $(if $(filter-out mutants,$(or $(ONLY),all)),-page bench/results/$(or $(RECORD),soak.md)) \
+		-title 'Soak$(SOAK_OPTIONS)' -command "make soak SOAK_SEED=$(SOAK_SEED) SOAK_MINUTES=$(SOAK_MINUTES) SOAK_FUZZ=$(SOAK_FUZZ) ONLY=\"$(ONLY)\" RUN='$(RUN)'")
 
 train: ## train the built-in model again, for about an hour: by hand, never in CI; WORK=dir keeps what can be continued, STEPS=n
 	engine/builtin/train/run.sh $(or $(WORK),.cache/train) $(STEPS)
@@ -199,10 +209,104 @@ apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please i
 	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
 	apt-get $(APT) install -y -q $(1) || { apt-get $(APT) update -q && apt-get $(APT) install -y -q $(1); }; }
 
+# The steps of make test and make soak, in order; each is a target step-NAME below. Nothing in the
+# steps TOGETHER depends on time: they run two at a time, because most end with one long test. LONG
+# steps run in a soak, or by name.
+FIRST      := gofmt vet staticcheck build-nocgo build-arm64 cuda rules prometheus fuzz race
+TOGETHER   := plain portable sanitize sanitize-cuda arm64
+LAST       := release binary guidellm kills policies hostile mutants build-race binary-race
+LONG       := fuzz guidellm kills policies hostile mutants
+STEPS      := $(filter-out $(LONG),$(FIRST) $(TOGETHER) $(LAST))
+SOAK_STEPS := fuzz race plain portable sanitize sanitize-cuda binary guidellm policies mutants build-race binary-race
+RESULTS    := logs/test
+
+# steps runs steps and judges their results; the second argument is further flags of the verdict. A step
+# that fails does not end the run.
+steps = $(if $(filter-out $(FIRST) $(TOGETHER) $(LAST),$(1)),$(error no such step: $(filter-out $(FIRST) $(TOGETHER) $(LAST),$(1)); there are $(FIRST) $(TOGETHER) $(LAST))) \
+	rm -rf $(RESULTS); mkdir -p $(RESULTS); \
+	$(foreach group,FIRST TOGETHER LAST,$(if $(filter $(1),$($(group))),$(MAKE) --no-print-directory RESULTS=$(RESULTS) $(if $(filter TOGETHER,$(group)),-j2 -Otarget) $(patsubst %,run-%,$(filter $(1),$($(group))));)) \
+	$(GO) run ./internal/arch/verdict $(if $(RUN),-picked) $(2) $(RESULTS) $(filter $(1),$(FIRST) $(TOGETHER) $(LAST))
+
+# run-NAME runs a step and keeps what it prints and its exit status.
+run-%:
+	@echo "== $*"; mkdir -p $(RESULTS)/$*; { $(MAKE) --no-print-directory step-$* 2>&1; echo $$? > $(RESULTS)/$*/status; } | tee $(RESULTS)/$*/output
+
+# gotest runs go test for a step, with an environment and arguments. -count=1, because go test does not
+# count the programs that tests start (the binary, Python) among the inputs of a cached result.
+gotest = $(GO) tool gotestsum --format pkgname --format-icons text --format-hide-empty-pkg --hide-summary skipped --jsonfile $(RESULTS)/$(1)/tests.json \
+	--raw-command -- env $(2) $(GO) test -json -count=1 -timeout $(if $(TANDEM_SOAK),4h$(SOAK_MINUTES)m,10m) $(3) $(if $(RUN),-run '$(RUN)')
+
+MODULE   := github.com/tandem-serving/tandem
+PACKAGES  = $(shell $(GO) list ./...)
+# Packages whose tests do not run under the race detector: one goroutine each, and simulations that take
+# 5 to 14 times as long. What is parallel below engine/model runs in engine/backend/cpu and engine, and
+# sanitize-cuda covers the C++ below engine/backend/cuda.
+WITHOUT_RACE := engine/backend/cuda engine/kvcache engine/model engine/scheduler
+# Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
+# schedules on each class of numerics, and counts of allocations, to which the race detector adds.
+ALSO_PLAIN   := engine/tokenizer internal/e2e internal/rpc
+# Tests of kernels that show nothing under a sanitizer or an emulator, or take minutes there.
+DISTORTED    := Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable|TestDraws$$
+ARM64        := CGO_ENABLED=1 GOOS=linux GOARCH=arm64 CC=aarch64-linux-gnu-gcc
+UBSAN        := CGO_ENABLED=1 CGO_CFLAGS="-g -O1 -fsanitize=undefined -fno-sanitize-recover=all" CGO_LDFLAGS=-fsanitize=undefined
+
+step-gofmt: # formatting
+	@! gofmt -l . | grep .
+step-vet: # go vet, which also compiles every test
+	@$(GO) vet ./...
+step-staticcheck:
+	@staticcheck ./...
+step-build-nocgo: # the build without a C compiler
+	@CGO_ENABLED=0 $(GO) build ./...
+step-build-arm64: # the build for another architecture, kernels included
+	@$(ARM64) $(GO) build ./...
+step-cuda: # the kernels for GPUs: machine code without spills, registers within their budgets
+	@$(GO) run ./cuda/build -q
+step-rules: # Prometheus' rules: alerts that fire, and alerts that do not
+	@promtool test rules deploy/prometheus/tandem_test.yml
+step-prometheus: # Prometheus' configuration
+	@promtool check config deploy/prometheus/prometheus.yml
+step-fuzz: # every fuzz target for SOAK_FUZZ; little time for minimizing, which would take most of it
+	@for p in $(PACKAGES); do for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+		$(GO) tool gotestsum --format testname --jsonfile $(RESULTS)/fuzz/$$(echo $$p | tr / -)-$$f.json --raw-command -- \
+		$(GO) test -json $$p -run '^$$' -fuzz "^$$f\$$" -fuzztime $(SOAK_FUZZ) -fuzzminimizetime 10x -timeout 4h || failed=1; done; done; exit $${failed:-0}
+step-race: # all tests under the race detector
+	@$(call gotest,race,,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
+step-plain: # tests that the race detector would distort
+	@$(call gotest,plain,,-skip ^TestBinary $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN)))
+step-portable: # the engine's tests without C kernels
+	@$(call gotest,portable,CGO_ENABLED=0,./engine/backend/cpu ./engine/model)
+step-sanitize: # the C kernels under the address and undefined-behaviour sanitizers, without the slow references in Go
+	@$(call gotest,sanitize,$(UBSAN),-asan -gcflags=-asan=false -run '/^(avx512|avx2|neon|generic)$$|^TestQuantized/^(avx512vnni|avxvnni)$$' -skip '$(DISTORTED)' ./engine/backend/cpu)
+step-sanitize-cuda: # the kernels for GPUs, on their host twin; bits that are equal without sanitizers are equal with them
+	@$(call gotest,sanitize-cuda,CGO_ENABLED=1 TANDEM_CUDA_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0,-asan -gcflags=-asan=false -skip 'Barriers|Deterministic|FusedBits' ./engine/backend/cuda)
+step-arm64: # the kernels for 64-bit ARM, emulated
+	@$(call gotest,arm64,$(ARM64),-exec 'qemu-aarch64 -L /usr/aarch64-linux-gnu' -run '/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$$/^neon$$/^random$$' -skip '$(DISTORTED)' ./engine/backend/cpu ./engine/model)
+step-release: # packages and wheels, with a small program in them
+	@cd deploy/release && $(GO) vet ./... && staticcheck ./...
+	@$(call gotest,release,-C deploy/release,./...)
+step-binary: # the built binary, end to end
+	@$(call gotest,binary,,-run ^TestBinary -skip '^TestBinary(GuideLLM|HostileStopped|HostileLoad|Policies)$$' ./internal/e2e)
+step-guidellm: # guidellm, which is gigabytes, before nodes and before a server of another kind
+	@$(call gotest,guidellm,,-run '^TestBinaryGuideLLM$$' ./internal/e2e)
+step-kills: # 500 kills of nodes under streams; ten minutes are enough
+	@$(call gotest,kills,,-run '^TestBinaryKills$$' ./internal/e2e)
+step-policies: # the default policy next to round robin, where KV memory is scarce
+	@$(call gotest,policies,,-run '^TestBinaryPolicies$$' ./internal/e2e)
+step-hostile: # attacks and faults, each next to streams that must not change
+	@$(call gotest,hostile,,-run ^TestBinaryHostile ./internal/e2e)
+step-mutants: # 320 changes of the deciders' and nodes' source, one at a time, that tests have to notice; half an hour
+	@$(GO) run ./internal/arch/mutants -record bench/results/soak-mutants.md
+step-build-race: # the binary with the race detector inside
+	@$(GO) build -race -o bin/tandem-race .
+step-binary-race: # that binary, which ends at its first race
+	@$(call gotest,binary-race,TANDEM_BINARY=../../bin/tandem-race GORACE=halt_on_error=1,-run '^TestBinary(FirstToken|OpenAIClient|OpenAIFields|OpenAPI|Accounting|PrefillKilled|DecodeKilled|Drain|Serve)$$' ./internal/e2e)
+
 # What tests need of Debian: the compiler of node.proto, to see that what it made
 # is current, and a compiler and an emulator for ARM, to run its kernels anywhere.
 debian:
 	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
+	@command -v systemd-analyze >/dev/null || $(call apt,systemd)
 	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] \
 		|| $(call apt,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 

@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-serving/tandem/internal/roles"
 )
 
-// version is the release, which the Makefile may set.
-var version = "0.1.0"
+// version is the release. The Makefile sets it to the nearest tag.
+var version = "0.2.0-dev"
 
 func main() {
 	os.Exit(roles.Main(version, os.Args[1:], os.Environ(), os.Stdout, os.Stderr))

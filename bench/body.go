@@ -11,17 +11,17 @@ import (
 	"github.com/tandem-serving/tandem/bench/dataset"
 )
 
-// bodies writes requests' bodies: what all have in common is encoded once.
+// bodies encodes request bodies. Fields that all bodies share are encoded once.
 type bodies struct {
 	chat   bool
-	common []byte   // fields of every body, each with a comma after it
-	models []string // one of them for each request; empty: the model is among the common
-	random bool     // which by chance, not in turn
+	common []byte   // fields of every body, each followed by a comma
+	models []string // one of them for each request; empty: common has the model
+	random bool     // the model is random, not round robin
 	seed   uint64
-	max    string // the name of the output's bound
+	max    string // name of the field that bounds the output
 }
 
-// newBodies encodes what the flags say of every request.
+// newBodies encodes the fields that the flags set for every request.
 func (o *Options) newBodies(model string) (*bodies, error) {
 	fields := map[string]any{"model": model, "stream": true, "stream_options": map[string]bool{"include_usage": true}}
 	for name, v := range map[string]float64{
@@ -70,7 +70,7 @@ func (o *Options) newBodies(model string) (*bodies, error) {
 	return b, nil
 }
 
-// apiName is a flag's name in the API.
+// apiName returns a flag's name in the API.
 func apiName(flag string) string {
 	b := []byte(flag)
 	for i := range b {
@@ -81,7 +81,7 @@ func apiName(flag string) string {
 	return string(b)
 }
 
-// body is that of request i.
+// body returns the body of request i.
 func (b *bodies) body(i int, r *dataset.Request) ([]byte, error) {
 	out := append([]byte{'{'}, b.common...)
 	if n := len(b.models); n > 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// Compare prints the figures of two files of results against each other.
+// Compare prints the figures of two result files side by side.
 func Compare(a, b string, seed uint64, out io.Writer) error {
 	ra, err := report.Load(a)
 	if err != nil {

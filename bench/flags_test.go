@@ -13,8 +13,8 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// vllmFlags are the flags of vLLM's bench serve with their defaults; "-" stands
-// for none, and the ones that are refused have "x".
+// vllmFlags are the flags of vLLM's bench serve with their defaults. "-" means none, and
+// unsupported flags have "x".
 const vllmFlags = `backend=openai label=- base-url=- host=127.0.0.1 port=8000 endpoint=/v1/completions header=- insecure=false model=- served-model-name=- tokenizer=-
 tokenizer-mode=x skip-tokenizer-init=false trust-remote-code=false seed=0 num-prompts=1000 num-warmups=0 ready-check-timeout-sec=0 max-concurrency=0 request-rate=+Inf
 burstiness=1 ramp-up-strategy=- ramp-up-start-rps=0 ramp-up-end-rps=0 probe-request-rate=0 self-timed=false no-self-timed=false request-id-prefix=- disable-tqdm=false profile=false
@@ -72,8 +72,8 @@ func TestVLLMFlags(t *testing.T) {
 	}
 }
 
-// Adapters take turns, beam search is asked for, the profiler is started and
-// stopped, and the plots are beside the JSON.
+// Adapters take turns, beam search is set, the profiler is started and stopped, and the
+// plots are next to the JSON.
 func TestServeLessUsual(t *testing.T) {
 	var seen []string
 	mu := make(chan struct{}, 1)
@@ -106,7 +106,7 @@ func TestServeLessUsual(t *testing.T) {
 	}
 }
 
-// What a server says of speculative decoding is told for the run alone.
+// A server's counters of speculative decoding are reported for the run only.
 func TestSpec(t *testing.T) {
 	read := func(text string) *report.Spec { return readSpec(strings.NewReader(text)) }
 	if s := read("vllm:generation_tokens_total 3\n"); s != nil {

@@ -15,28 +15,27 @@ import (
 	"time"
 )
 
-// ErrServer is returned when a server that the sweep starts does not come up or
-// does not end as it should.
+// ErrServer means that a server of the sweep did not start or did not end as it should.
 var ErrServer = errors.New("bench: the server did not run")
 
-// Bounds on servers that a sweep starts.
+// Bounds of the servers that a sweep starts.
 const (
 	readyPoll    = 100 * time.Millisecond
 	readyDefault = 120 * time.Second // without --ready-check-timeout-sec
 	drainTimeout = 60 * time.Second
-	nodesApart   = time.Second // at most, between two nodes of a cluster that come up
+	nodesApart   = time.Second // most time between the starts of two nodes of a cluster
 	maxNodes     = 64          // of tandem up, whose metrics are on the ports after its own
 )
 
-// started is a server process of the sweep's.
+// started is a server process that the sweep has started.
 type started struct {
 	cmd    *exec.Cmd
 	exited chan struct{}
 	err    error // after exited
 }
 
-// startServer runs a command line with more flags behind it, by the shell, so
-// that it may be quoted as usual. A first word of tandem is this program.
+// startServer runs a command line with flags appended, by the shell, so that it may be
+// quoted as usual. A first word "tandem" is this program.
 func startServer(command string, flags []string, log io.Writer) (*started, error) {
 	s := &started{exited: make(chan struct{})}
 	s.cmd = exec.Command("sh", append([]string{"-c", "exec " + command + ` "$@"`, "sh"}, flags...)...)
@@ -69,7 +68,7 @@ func (s *started) ready(ctx context.Context, base string, timeout time.Duration)
 		}
 		a, err := client.Do(q)
 		if err == nil {
-			_ = a.Body.Close() // its status is all that matters
+			_ = a.Body.Close() // only its status matters
 			if a.StatusCode == http.StatusOK {
 				return nil
 			}
@@ -84,7 +83,7 @@ func (s *started) ready(ctx context.Context, base string, timeout time.Duration)
 	}
 }
 
-// drain asks the server to end and waits for it.
+// drain signals the server to end and waits for it.
 func (s *started) drain() error {
 	select {
 	case <-s.exited:
@@ -98,15 +97,15 @@ func (s *started) drain() error {
 	case <-s.exited:
 		return nil
 	case <-time.After(drainTimeout):
-		_ = killGroup(s.cmd.Process) // the wait that follows says whether it worked
+		_ = killGroup(s.cmd.Process) // the wait below shows whether it worked
 		<-s.exited
 		return fmt.Errorf("%w: it did not end within %v of SIGTERM and was killed", ErrServer, drainTimeout)
 	}
 }
 
-// nodeMetrics are the URLs of the metrics of a server at base: its own, and where
-// the sweep has started a cluster those of the nodes, on the ports that follow. A gateway
-// is ready as soon as one decode node is; the others may come up a moment later.
+// nodeMetrics returns the metrics URLs of a server at base: its own and, if the sweep
+// has started a cluster, those of the nodes, on the ports that follow. A gateway is ready
+// as soon as one decode node is; the others may start a moment later.
 func nodeMetrics(ctx context.Context, base string, cluster bool) []string {
 	urls := []string{base + "/metrics"}
 	u, err := url.Parse(base)
@@ -132,7 +131,7 @@ func nodeMetrics(ctx context.Context, base string, cluster bool) []string {
 	return urls
 }
 
-// serverLog is where a started server's output goes.
+// serverLog opens the file for a started server's output.
 func serverLog(dir string, n int) (*os.File, error) {
 	return os.Create(filepath.Join(dir, fmt.Sprintf("server-%d.log", n)))
 }

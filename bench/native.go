@@ -20,10 +20,10 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// The backend tandem loads a decode node over the nodes' own protocol: token ids
-// in, token ids out, and no gateway between.
+// The backend tandem loads a decode node over the protocol between nodes: token ids in,
+// token ids out, without a gateway.
 
-// nativeBackend is its name, nativePort a decode node's usual port.
+// nativeBackend is the name of the backend, nativePort a decode node's usual port.
 const (
 	nativeBackend = "tandem"
 	nativePort    = 7102
@@ -31,19 +31,19 @@ const (
 
 func (o *Options) native() bool { return o.Backend == nativeBackend }
 
-// notNative are flags that ask for what the nodes' protocol, or this client of
+// unsupportedNative are flags for features that the protocol between nodes, or this client of
 // it, does not have.
-var notNative = []string{"endpoint", "header", "insecure", "extra-body", "logprobs", "use-beam-search", "lora-modules", "profile", "served-model-name", "tokenizer", "skip-tokenizer-init"}
+var unsupportedNative = []string{"endpoint", "header", "insecure", "extra-body", "logprobs", "use-beam-search", "lora-modules", "profile", "served-model-name", "tokenizer", "skip-tokenizer-init"}
 
-// completeNative checks the options and settles the address.
+// completeNative checks the options and completes the address.
 func (o *Options) completeNative() error {
-	for _, name := range notNative {
+	for _, name := range unsupportedNative {
 		if o.set.Changed(name) {
-			return fmt.Errorf("%w: --%s: the backend tandem sends token ids to a node and takes its model as it is; leave this out, or load a gateway with --backend openai", ErrOption, name)
+			return fmt.Errorf("%w: --%s: the backend tandem sends token ids to a node and uses its model as it is; omit this flag, or load a gateway with --backend openai", ErrOption, name)
 		}
 	}
 	if o.TLSDir == "" && o.nativeDial == nil {
-		return fmt.Errorf("%w: --backend tandem: give --tls-dir, a gateway's folder made by `tandem ca DIR gateway/NAME`: nodes take requests from gateways alone", ErrOption)
+		return fmt.Errorf("%w: --backend tandem: give --tls-dir, a gateway's folder made by `tandem ca DIR gateway/NAME`: nodes accept requests only from gateways", ErrOption)
 	}
 	if !o.set.Changed("port") {
 		o.Port = nativePort
@@ -56,7 +56,7 @@ func (o *Options) completeNative() error {
 	return nil
 }
 
-// prepareNative connects, and takes model and tokenizer from the node.
+// prepareNative connects, and gets model and tokenizer from the node.
 func (r *run) prepareNative(ctx context.Context) error {
 	no := native.Options{Addr: r.BaseURL, Name: fmt.Sprintf("bench-%d", os.Getpid()), Dial: r.nativeDial}
 	if r.TLSDir != "" {
@@ -65,7 +65,7 @@ func (r *run) prepareNative(ctx context.Context) error {
 			return fmt.Errorf("%w: --tls-dir: %w", ErrOption, err)
 		}
 		if id := m.Identity(); id.Role == tlsconf.Node {
-			return fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q: nodes take requests from gateways alone; `tandem ca DIR gateway/NAME` issues a gateway's", ErrOption, r.TLSDir, id.Name)
+			return fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q: nodes accept requests only from gateways; `tandem ca DIR gateway/NAME` issues a gateway's", ErrOption, r.TLSDir, id.Name)
 		}
 		no.TLS = m.Client()
 	}
@@ -89,7 +89,7 @@ func (r *run) prepareNative(ctx context.Context) error {
 	return nil
 }
 
-// vocabularyOf is a tokenizer's tokens that may stand in a prompt.
+// vocabularyOf returns a tokenizer's tokens that may occur in a prompt.
 func vocabularyOf(t *tokenizer.Tokenizer) dataset.Vocabulary {
 	v := dataset.Vocabulary{
 		Word:   word,
@@ -104,7 +104,7 @@ func vocabularyOf(t *tokenizer.Tokenizer) dataset.Vocabulary {
 	return v
 }
 
-// generate writes requests as the nodes' protocol has them.
+// generate encodes requests for the protocol between nodes.
 type generate struct {
 	*Options
 	bundle *nodepb.Bundle
@@ -123,7 +123,7 @@ func (g *generate) body(i int, r *dataset.Request) ([]byte, error) {
 	})
 }
 
-// sampling is what the flags say, else the model's defaults, as a gateway has it.
+// sampling returns the flags' sampling parameters, else the model's defaults, as a gateway does.
 func (g *generate) sampling(i int) *nodepb.Sampling {
 	s := &nodepb.Sampling{
 		Seed: g.Seed + uint64(i), Temperature: 1, MinP: float32(g.MinP), RepetitionPenalty: float32(g.Repetition),
@@ -151,12 +151,12 @@ type loader interface {
 	Close()
 }
 
-// encoder writes requests' bodies.
+// encoder encodes request bodies.
 type encoder interface {
 	body(i int, r *dataset.Request) ([]byte, error)
 }
 
-// encoder is the one for the backend.
+// encoder returns the encoder of the backend.
 func (r *run) encoder() (encoder, error) {
 	if r.native() {
 		return &generate{r.Options, r.bundle, r.Data.Vocabulary.Encode}, nil

@@ -14,23 +14,23 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// Bounds on looking at servers' metrics.
+// Bounds of reading servers' metrics.
 const (
 	sampleInterval = 500 * time.Millisecond
 	sampleTimeout  = 2 * time.Second
 	maxMetrics     = 8 << 20 // bytes of one answer
 	maxSamples     = 1 << 16 // of one node
-	maxValue       = 1e300   // more, infinity or no number at all is no measurement
+	maxValue       = 1e300   // larger values, infinity and NaN are not measurements
 )
 
-// Names that are read of a server's metrics; vLLM's have the same meaning.
+// Names of metrics that are read; vLLM's have the same meaning.
 const (
 	fillMetric   = "vllm:kv_cache_usage_perc"
 	tokensMetric = "vllm:generation_tokens_total"
 	cpuMetric    = "process_cpu_seconds_total"
 )
 
-// totals are histograms that are read, by name without _sum and _count.
+// totals are the histograms that are read, by name without _sum and _count.
 var totals = map[string]func(*report.Sample) *report.Total{
 	"vllm:request_queue_time_seconds":    func(s *report.Sample) *report.Total { return &s.Queue },
 	"vllm:request_prefill_time_seconds":  func(s *report.Sample) *report.Total { return &s.Prompt },
@@ -38,15 +38,15 @@ var totals = map[string]func(*report.Sample) *report.Total{
 	"tandem:engine_step_seconds":         func(s *report.Sample) *report.Total { return &s.Steps },
 }
 
-// observer reads metrics beside a run.
+// observer reads metrics during a run.
 type observer struct {
 	urls    []string
 	client  http.Client
 	samples [][]report.Sample // per URL
 }
 
-// observe starts to read the metrics of these URLs until the result is called,
-// which gives what they said, one node per URL that ever answered.
+// observe reads the metrics of these URLs until stop is called, which returns the
+// samples: one node per URL that ever answered.
 func observe(ctx context.Context, urls []string) (stop func() []report.Node) {
 	ctx, cancel := context.WithCancel(ctx)
 	o := &observer{urls: urls, client: http.Client{Timeout: sampleTimeout}, samples: make([][]report.Sample, len(urls))}
@@ -92,13 +92,13 @@ func (o *observer) look(ctx context.Context) {
 	}
 }
 
-// read is one node's sample; a node that does not answer now has none.
+// read returns one node's sample. ok is false if the node does not answer now.
 func (o *observer) read(ctx context.Context, url string) (s report.Sample, ok bool) {
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return s, false
 	}
-	if key := os.Getenv("OPENAI_API_KEY"); key != "" { // a gateway with keys asks for it here, too
+	if key := os.Getenv("OPENAI_API_KEY"); key != "" { // a gateway with keys requires one here, too
 		q.Header.Set("Authorization", "Bearer "+key)
 	}
 	a, err := o.client.Do(q)
@@ -113,8 +113,8 @@ func (o *observer) read(ctx context.Context, url string) (s report.Sample, ok bo
 	return s, readSample(io.LimitReader(a.Body, maxMetrics), &s) == nil
 }
 
-// readSample adds up what matters of a text in Prometheus' format: a server with
-// several engines tells one line for each.
+// readSample sums the relevant values of a text in Prometheus' format. A server with
+// several engines has a line for each.
 func readSample(r io.Reader, s *report.Sample) error {
 	fills := 0
 	err := eachMetric(r, func(name, _ string, v float64) {
@@ -144,8 +144,8 @@ func readSample(r io.Reader, s *report.Sample) error {
 	return err
 }
 
-// eachMetric calls f for each value of a text in Prometheus' format; labels are
-// as written, without their braces.
+// eachMetric calls f for each value of a text in Prometheus' format. labels are as
+// written, without their braces.
 func eachMetric(r io.Reader, f func(name, labels string, v float64)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxMetrics)
@@ -171,8 +171,7 @@ func eachMetric(r io.Reader, f func(name, labels string, v float64)) error {
 	return lines.Err()
 }
 
-// specCounters is what the server has counted of speculative decoding; nil: it
-// tells nothing of that.
+// specCounters returns the server's counters of speculative decoding, or nil if it has none.
 func (r *run) specCounters(ctx context.Context) *report.Spec {
 	if r.native() {
 		return nil
@@ -197,7 +196,7 @@ func (r *run) specCounters(ctx context.Context) *report.Spec {
 	return readSpec(io.LimitReader(a.Body, maxMetrics))
 }
 
-// maxPositions bounds the places in a draft.
+// maxPositions bounds the positions of a draft.
 const maxPositions = 256
 
 func readSpec(r io.Reader) *report.Spec {
@@ -229,7 +228,7 @@ func readSpec(r io.Reader) *report.Spec {
 	return s
 }
 
-// specDuring is what was counted between two readings, nil where nothing was.
+// specDuring returns the increase between two readings, or nil if nothing was counted.
 func specDuring(before, after *report.Spec) *report.Spec {
 	if before == nil || after == nil || after.Drafts <= before.Drafts {
 		return nil

@@ -20,7 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// ErrOption is behind every refusal of an option.
+// ErrOption is wrapped by every error about an option.
 var ErrOption = errors.New("bench: bad option")
 
 // Options are the flags of bench serve, with the names and defaults of vLLM's.
@@ -58,14 +58,14 @@ type Options struct {
 
 	nativeDial func(ctx context.Context, addr string) (net.Conn, error) // for tests; nil: TCP
 
-	metrics []string       // URLs to read beside the run
-	set     *pflag.FlagSet // which of the flags without a default were given
+	metrics []string       // URLs to read during the run
+	set     *pflag.FlagSet // shows which of the flags without a default were given
 }
 
 // Register declares the flags.
 func (o *Options) Register(s *pflag.FlagSet) {
 	o.set = s
-	s.StringVar(&o.Backend, "backend", "openai", "API to speak: openai (completions; also called vllm), openai-chat, or tandem: a decode node directly, token ids in and out, without a gateway (--port is then 7102)")
+	s.StringVar(&o.Backend, "backend", "openai", "API of the server: openai (completions; also called vllm), openai-chat, or tandem: a decode node directly, token ids in and out, without a gateway (--port is then 7102)")
 	s.StringVar(&o.Label, "label", "", "prefix of the result's file name; default: the backend")
 	s.StringVar(&o.BaseURL, "base-url", "", "server's base URL, instead of --host and --port")
 	s.StringVar(&o.TLSDir, "tls-dir", "", "a gateway's folder made by `tandem ca DIR gateway/NAME`; for --backend tandem")
@@ -81,16 +81,16 @@ func (o *Options) Register(s *pflag.FlagSet) {
 	s.BoolVar(&o.SkipTokenizer, "skip-tokenizer-init", false, "no tokenizer here: token counts are the server's")
 	s.Uint64Var(&o.Seed, "seed", 0, "seed of prompts, lengths and arrivals")
 	s.IntVar(&o.NumPrompts, "num-prompts", 1000, "requests to send")
-	s.IntVar(&o.Warmups, "num-warmups", 0, "requests to send before, which do not count")
+	s.IntVar(&o.Warmups, "num-warmups", 0, "requests to send before the run, which are not counted")
 	s.IntVar(&o.ReadyTimeout, "ready-check-timeout-sec", 0, "wait this many seconds for a first answer; 0: no check")
-	s.IntVar(&o.MaxConcurrency, "max-concurrency", 0, "most requests in flight; what has to wait is told as queue time; 0: no bound")
+	s.IntVar(&o.MaxConcurrency, "max-concurrency", 0, "most requests in flight; the wait for a slot is reported as queue time; 0: no bound")
 	s.Float64Var(&o.RequestRate, "request-rate", math.Inf(1), "requests per second; inf: all at once")
 	s.Float64Var(&o.Burstiness, "burstiness", 1, "shape of the gamma distributed gaps: 1 a Poisson process, less burstier, more even")
 	s.StringVar(&o.Ramp, "ramp-up-strategy", "", "linear or exponential: the rate grows over the run")
 	s.IntVar(&o.RampStart, "ramp-up-start-rps", 0, "the ramp's first rate")
 	s.IntVar(&o.RampEnd, "ramp-up-end-rps", 0, "the ramp's last rate")
-	s.Float64Var(&o.ProbeRate, "probe-request-rate", 0, "one-token requests per second beside the load, told apart; 0: none")
-	s.BoolVar(&o.SelfTimed, "self-timed", false, "arrivals are those of the trace; the default for timed_trace")
+	s.Float64Var(&o.ProbeRate, "probe-request-rate", 0, "one-token requests per second in addition to the load, reported separately; 0: none")
+	s.BoolVar(&o.SelfTimed, "self-timed", false, "use the arrivals of the trace; the default for timed_trace")
 	s.BoolVar(&o.NoSelfTimed, "no-self-timed", false, "a trace's requests arrive at --request-rate")
 	s.StringVar(&o.IDPrefix, "request-id-prefix", "", "start of X-Request-Id; default: bench- and eight random hex digits")
 	s.BoolVar(&o.DisableProgress, "disable-tqdm", false, "no progress line")
@@ -102,34 +102,34 @@ func (o *Options) Register(s *pflag.FlagSet) {
 }
 
 func (o *Options) registerBody(s *pflag.FlagSet) {
-	s.IntVar(&o.InputLen, "input-len", 0, "the dataset's input length, whatever its own flag is called")
+	s.IntVar(&o.InputLen, "input-len", 0, "the dataset's input length, instead of its own flag")
 	s.IntVar(&o.OutputLen, "output-len", 0, "the dataset's output length")
-	s.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "generate up to the output length whatever the model says")
+	s.BoolVar(&o.IgnoreEOS, "ignore-eos", false, "generate up to the output length, past end-of-sequence tokens")
 	s.IntVar(&o.LogProbs, "logprobs", 0, "log probabilities per token")
 	s.Float64Var(&o.Temperature, "temperature", 0, "sampling temperature; default: the server's")
 	s.Float64Var(&o.TopP, "top-p", 0, "nucleus sampling")
-	s.IntVar(&o.TopK, "top-k", 0, "sample from so many tokens")
+	s.IntVar(&o.TopK, "top-k", 0, "sample from this many tokens")
 	s.Float64Var(&o.MinP, "min-p", 0, "least probability relative to the best token's")
-	s.Float64Var(&o.Frequency, "frequency-penalty", 0, "penalty on tokens by how often they came")
-	s.Float64Var(&o.Presence, "presence-penalty", 0, "penalty on tokens that came")
-	s.Float64Var(&o.Repetition, "repetition-penalty", 0, "factor on tokens that came")
+	s.Float64Var(&o.Frequency, "frequency-penalty", 0, "penalty on tokens by their number of occurrences")
+	s.Float64Var(&o.Presence, "presence-penalty", 0, "penalty on tokens that have occurred")
+	s.Float64Var(&o.Repetition, "repetition-penalty", 0, "penalty factor on tokens that have occurred")
 	s.BoolVar(&o.BeamSearch, "use-beam-search", false, "set use_beam_search in the request")
 	s.StringArrayVar(&o.LoraModules, "lora-modules", nil, "adapters, one of which is each request's model; may be repeated")
-	s.StringVar(&o.LoraAssignment, "lora-assignment", "random", "how: random or round-robin")
+	s.StringVar(&o.LoraAssignment, "lora-assignment", "random", "how adapters are assigned: random or round-robin")
 	s.StringVar(&o.ExtraBody, "extra-body", "", "JSON object whose keys go into each request's body")
 }
 
 func (o *Options) registerResults(s *pflag.FlagSet) {
 	s.StringSliceVar(&o.PercentileMetrics, "percentile-metrics", []string{"ttft", "tpot", "itl"}, "latencies to report: "+strings.Join(report.MetricNames(), ", "))
 	s.Float64SliceVar(&o.Percentiles, "metric-percentiles", []float64{99}, "percentiles to report")
-	s.StringArrayVar(&o.GoodputSpec, "goodput", nil, "KEY:VALUE objectives in milliseconds, of ttft, tpot and e2el: requests that meet all are counted")
+	s.StringArrayVar(&o.GoodputSpec, "goodput", nil, "KEY:VALUE objectives in milliseconds, of ttft, tpot and e2el; goodput counts the requests that meet all")
 	s.BoolVar(&o.SaveResult, "save-result", false, "write the figures as JSON")
-	s.BoolVar(&o.SaveDetailed, "save-detailed", false, "with each request's own figures")
+	s.BoolVar(&o.SaveDetailed, "save-detailed", false, "include each request's own figures")
 	s.BoolVar(&o.Append, "append-result", false, "append to the file, one object a line")
 	s.StringArrayVar(&o.Metadata, "metadata", nil, "KEY=VALUE copied into the JSON; may be repeated")
-	s.BoolVar(&o.PlotTimeline, "plot-timeline", false, "draw each request's tokens over the run, as HTML beside the JSON")
+	s.BoolVar(&o.PlotTimeline, "plot-timeline", false, "draw each request's tokens over the run, as HTML next to the JSON")
 	s.StringVar(&o.TimelineThresholds, "timeline-itl-thresholds", "25,50", "milliseconds: gaps below the first are green, from the second on red")
-	s.BoolVar(&o.PlotStats, "plot-dataset-stats", false, "draw the lengths of prompts and outputs, as HTML beside the JSON")
+	s.BoolVar(&o.PlotStats, "plot-dataset-stats", false, "draw the lengths of prompts and outputs, as HTML next to the JSON")
 	s.StringVar(&o.ResultDir, "result-dir", "", "folder of the JSON")
 	s.StringVar(&o.ResultFile, "result-filename", "", "its name; default: LABEL-RATEqps-MODEL-DATE.json")
 }
@@ -140,12 +140,12 @@ func (o *Options) registerData(s *pflag.FlagSet) {
 	s.StringVar(&d.Path, "dataset-path", "", "the dataset's file")
 	s.BoolVar(&d.NoRepeat, "no-oversample", false, "do not repeat samples when there are fewer than --num-prompts")
 	s.BoolVar(&d.NoShuffle, "disable-shuffle", false, "keep the dataset's order")
-	s.BoolVar(&o.SkipChatTemplate, "skip-chat-template", false, "custom prompts go to /v1/completions as they are, not in the chat template that the server's /tokenize puts them into")
+	s.BoolVar(&o.SkipChatTemplate, "skip-chat-template", false, "send custom prompts to /v1/completions as they are, without the chat template that the server's /tokenize applies")
 	s.IntVar(&d.Random.Input, "random-input-len", 1024, "prompt's tokens after the prefix")
 	s.IntVar(&d.Random.Output, "random-output-len", 128, "output tokens")
 	s.StringVar(&o.RangeRatio, "random-range-ratio", "0.0", `lengths vary by this share; one number, or {"input": 0.3, "output": 0.5}`)
 	s.StringArrayVar(&o.RandomMix, "random-mix", nil, "SHARE:INPUT:OUTPUT, such as 0.8:64:64 0.2:1024:16: kinds of requests instead of --random-input-len and --random-output-len; may be repeated")
-	s.IntVar(&d.Random.Prefix, "random-prefix-len", 0, "tokens that all prompts begin with")
+	s.IntVar(&d.Random.Prefix, "random-prefix-len", 0, "tokens of a prefix that all prompts share")
 	s.IntVar(&d.Prefix.Prefix, "prefix-repetition-prefix-len", 256, "tokens of a prefix")
 	s.IntVar(&d.Prefix.Suffix, "prefix-repetition-suffix-len", 256, "tokens after it")
 	s.IntVar(&d.Prefix.Prefixes, "prefix-repetition-num-prefixes", 10, "prefixes")
@@ -160,18 +160,18 @@ func (o *Options) registerData(s *pflag.FlagSet) {
 	s.IntVar(&d.CustomOutput, "custom-output-len", 256, "output tokens; -1: the dataset's")
 }
 
-// RegisterOffline declares the flags that choose the requests, alone.
+// RegisterOffline declares only the flags that choose the requests.
 func (o *Options) RegisterOffline(s *pflag.FlagSet) {
 	o.set = s
 	o.registerData(s)
 	s.IntVar(&o.NumPrompts, "num-prompts", 1000, "prompts to process")
-	s.IntVar(&o.InputLen, "input-len", 0, "the dataset's input length, whatever its own flag is called")
+	s.IntVar(&o.InputLen, "input-len", 0, "the dataset's input length, instead of its own flag")
 	s.IntVar(&o.OutputLen, "output-len", 0, "the dataset's output length")
-	s.IntVar(&o.Data.Random.Prefix, "prefix-len", 0, "tokens that all random prompts begin with; also called --random-prefix-len")
+	s.IntVar(&o.Data.Random.Prefix, "prefix-len", 0, "tokens of a prefix that all random prompts share; also called --random-prefix-len")
 	s.StringVar(&o.Data.Path, "dataset", "", "the dataset's file; older name of --dataset-path")
 }
 
-// Requests makes the requests that the flags ask for.
+// Requests makes the requests that the flags describe.
 func (o *Options) Requests(v dataset.Vocabulary, seed uint64) ([]dataset.Request, error) {
 	o.Seed = seed
 	if err := o.completeData(); err != nil {
@@ -184,7 +184,7 @@ func (o *Options) Requests(v dataset.Vocabulary, seed uint64) ([]dataset.Request
 // lists are the flags that take several words: --goodput ttft:100 tpot:20.
 var lists = []string{"--header", "--goodput", "--metadata", "--random-mix", "--lora-modules", "--bfcl-categories"}
 
-// JoinLists writes flags of several words as one flag per word.
+// JoinLists rewrites flags of several words as one flag per word.
 func JoinLists(args []string) []string {
 	var out []string
 	for i := 0; i < len(args); i++ {
@@ -204,10 +204,10 @@ func JoinLists(args []string) []string {
 	return out
 }
 
-// chat says that the API is the chat's.
+// chat reports whether the API is chat completions.
 func (o *Options) chat() bool { return o.Backend == "openai-chat" }
 
-// complete checks the options and fills in what depends on others.
+// complete checks the options and fills in those that depend on others.
 func (o *Options) complete() error {
 	if why := otherBackends[o.Backend]; why != "" {
 		return fmt.Errorf("%w: --backend %s: %s", ErrOption, o.Backend, why)
@@ -226,7 +226,7 @@ func (o *Options) complete() error {
 			return err
 		}
 	} else if o.TLSDir != "" || len(o.Prefill) > 0 {
-		return fmt.Errorf("%w: --tls-dir and --prefill-node: only --backend tandem speaks to nodes", ErrOption)
+		return fmt.Errorf("%w: --tls-dir and --prefill-node: only --backend tandem loads nodes", ErrOption)
 	}
 	if o.chat() && !o.set.Changed("endpoint") {
 		o.Endpoint = "/v1/chat/completions"
@@ -302,10 +302,10 @@ func (o *Options) completeData() error {
 	return nil
 }
 
-// selfTimed says that arrivals are the trace's.
+// selfTimed reports whether the trace sets the arrivals.
 func (o *Options) selfTimed() bool { return o.Data.Name == "timed_trace" && !o.NoSelfTimed }
 
-// goodput is the objectives in milliseconds.
+// goodput returns the objectives in milliseconds.
 func (o *Options) goodput() (map[string]float64, error) {
 	slo := map[string]float64{}
 	for _, spec := range o.GoodputSpec {
@@ -319,8 +319,8 @@ func (o *Options) goodput() (map[string]float64, error) {
 	return slo, nil
 }
 
-// header is what goes with each request. OPENAI_API_KEY is the key that clients
-// of this API take from the environment.
+// header returns the headers of each request. Clients of this API read the key from the
+// environment variable OPENAI_API_KEY.
 func (o *Options) header() (http.Header, error) {
 	h := http.Header{}
 	if key := os.Getenv("OPENAI_API_KEY"); key != "" {
@@ -336,7 +336,7 @@ func (o *Options) header() (http.Header, error) {
 	return h, nil
 }
 
-// metadata is what goes into the JSON.
+// metadata returns the extra fields of the JSON.
 func (o *Options) metadata() (report.Object, error) {
 	var m report.Object
 	for _, s := range o.Metadata {
@@ -349,7 +349,7 @@ func (o *Options) metadata() (report.Object, error) {
 	return m, nil
 }
 
-// arrivals is the process that the flags ask for.
+// arrivals returns the arrival process of the flags.
 func (o *Options) arrivals() load.Arrivals {
 	return load.Arrivals{Rate: o.RequestRate, Burstiness: o.Burstiness, Ramp: o.Ramp, From: float64(o.RampStart), To: float64(o.RampEnd), Seed: o.Seed}
 }

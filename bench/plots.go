@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// thresholds are --timeline-itl-thresholds.
+// thresholds parses --timeline-itl-thresholds.
 func (o *Options) thresholds() (low, high time.Duration, err error) {
 	a, b, ok := strings.Cut(o.TimelineThresholds, ",")
 	x, errA := strconv.ParseFloat(strings.TrimSpace(a), 64)
@@ -24,7 +24,7 @@ func (o *Options) thresholds() (low, high time.Duration, err error) {
 	return time.Duration(x * float64(time.Millisecond)), time.Duration(y * float64(time.Millisecond)), nil
 }
 
-// plots writes the pages that belong to a run, beside its JSON of this name.
+// plots writes the HTML pages of a run, next to its JSON of this name.
 func (r *run) plots(s *report.Summary, name string) error {
 	base := strings.TrimSuffix(name, ".json")
 	if r.PlotTimeline {

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// terminal says that somebody looks at w.
+// terminal reports whether w is a terminal.
 func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -23,7 +23,7 @@ func terminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// progress draws one line again and again, or is nil where nobody looks.
+// progress returns a function that redraws one line, or nil if there is no terminal.
 func (r *run) progress() func(done, failed, running int) {
 	if r.DisableProgress || !terminal(r.errOut) {
 		return nil
@@ -56,8 +56,8 @@ func (r *run) endProgress() {
 // probePrompt is short, so that a probe costs the server next to nothing.
 const probePrompt = "Hello"
 
-// probes sends one-token requests beside the load until the result is called,
-// which tells what they saw.
+// probes sends one-token requests in addition to the load until the returned function
+// is called, which returns their results.
 func (r *run) probes(ctx context.Context) func() *report.Probe {
 	if r.ProbeRate == 0 {
 		return func() *report.Probe { return nil }
@@ -65,7 +65,7 @@ func (r *run) probes(ctx context.Context) func() *report.Probe {
 	q := dataset.Request{Text: probePrompt, OutputTokens: 1}
 	b, err := r.encoder()
 	if err != nil {
-		panic(err) // the main load's bodies were made of the same flags
+		panic(err) // cannot fail: the main load's bodies have the same flags
 	}
 	body, err := b.body(0, &q)
 	if err != nil {

@@ -7,17 +7,17 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// refusal is the value of a flag that is known and asks for what is not done.
+// refusal is the value of a flag of vLLM's that is known and not supported.
 type refusal struct {
 	why  string
-	fine []string // values that ask for what is done anyway
+	fine []string // values that need no support
 }
 
 func (r *refusal) String() string { return "" }
 
 func (r *refusal) Type() string { return "string" }
 
-// Set refuses, and says what to do instead.
+// Set returns an error with the reason and the alternative.
 func (r *refusal) Set(v string) error {
 	if slices.Contains(r.fine, v) {
 		return nil
@@ -25,14 +25,14 @@ func (r *refusal) Set(v string) error {
 	return errors.New(r.why)
 }
 
-// Refuse declares a flag whose values other than the fine ones are refused, with
-// the reason and what to do instead. Help does not show it.
+// Refuse declares a flag whose values other than fine are errors, with the reason and
+// the alternative. Help does not show it.
 func Refuse(s *pflag.FlagSet, name, why string, fine ...string) {
 	s.Var(&refusal{why: why, fine: fine}, name, why)
 	s.Lookup(name).Hidden = true
 }
 
-// RefuseSwitch is Refuse for a flag without a value; false is fine.
+// RefuseSwitch is Refuse for a flag without a value; false is allowed.
 func RefuseSwitch(s *pflag.FlagSet, name, why string) {
 	f := s.VarPF(&refusal{why: why, fine: []string{"false"}}, name, "", why)
 	f.NoOptDefVal, f.Hidden = "true", true
@@ -45,7 +45,7 @@ const (
 	noPics = "only text is sent: give --dataset-name random"
 )
 
-// refusedFlags are those of vLLM's benchmark that ask for what is not done here.
+// refusedFlags are flags of vLLM's benchmark that are not supported.
 var refusedFlags = []struct {
 	name, why string
 	fine      []string
@@ -62,14 +62,14 @@ var refusedFlags = []struct {
 	{"random-mm-limit-mm-per-prompt", noPics, nil}, {"random-mm-bucket-config", noPics, nil},
 }
 
-// refusedSwitches likewise, without values.
+// refusedSwitches are unsupported flags without values.
 var refusedSwitches = map[string]string{
 	"no-reranker":                    noPool,
 	"enable-multimodal-chat":         noPics,
 	"custom-ensure-client-side-data": noPics,
 }
 
-// refuseOthers declares them.
+// refuseOthers declares the unsupported flags.
 func refuseOthers(s *pflag.FlagSet) {
 	for _, f := range refusedFlags {
 		Refuse(s, f.name, f.why, f.fine...)
@@ -77,16 +77,16 @@ func refuseOthers(s *pflag.FlagSet) {
 	for name, why := range refusedSwitches {
 		RefuseSwitch(s, name, why)
 	}
-	// What these ask for is always so: nothing is run that comes with a tokenizer,
-	// and a data set is read as a whole.
+	// These are always satisfied: no code that comes with a tokenizer is run, and a data set
+	// is read as a whole.
 	for _, name := range []string{"trust-remote-code", "no-stream"} {
 		s.Bool(name, false, "no effect")
 		s.Lookup(name).Hidden = true
 	}
 }
 
-// otherBackends and otherDatasets are names of vLLM's that mean something else
-// than generating text from text.
+// otherBackends and otherDatasets are names of vLLM's for other tasks than generating
+// text from text.
 var (
 	otherBackends = map[string]string{
 		"openai-responses":          "the Responses API is not measured: give --backend openai-chat",

@@ -1,12 +1,12 @@
-// Package bench is the load tester: tandem bench serve, compare and sweep. It
-// takes the flags of vLLM's benchmark, talks to any server with the OpenAI API
-// and prints the same block of results.
+// Package bench is the load tester: tandem bench serve, compare and sweep. It takes the
+// flags of vLLM's benchmark, loads any server with the OpenAI API and prints the same
+// block of results.
 //
-// A run makes all requests first (bench/dataset), draws their arrivals, sends
-// them in an open loop (bench/load) and turns what it saw into figures
-// (bench/report). Invariant: the figures are the server's only if the client kept
-// up, and a line after the block says whether it did. The package knows no server
-// from inside, not even ours, but for the backend tandem, which speaks to nodes.
+// A run makes all requests first (bench/dataset), draws their arrivals, sends them in an
+// open loop (bench/load) and computes figures from the outcomes (bench/report).
+// Invariant: the figures are valid for the server only if the client kept up, and a line
+// after the block reports whether it did. The package uses no internals of any server,
+// except for the backend tandem, which loads a decode node.
 package bench
 
 import (
@@ -32,13 +32,13 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// ErrNotReady is returned when the server gave no answer in time.
+// ErrNotReady means that the server did not answer in time.
 var ErrNotReady = errors.New("bench: the server is not ready")
 
-// ErrFailed is returned when no request succeeded.
+// ErrFailed means that no request succeeded.
 var ErrFailed = errors.New("bench: no request succeeded")
 
-// run is one benchmark being made.
+// run is one benchmark run.
 type run struct {
 	*Options
 	out, errOut      io.Writer
@@ -61,12 +61,12 @@ type Result struct {
 	Self    load.Self
 	Record  *load.Record // with the requests in the order of Summary's
 
-	Nodes []report.Node // of the server, as far as they told of themselves
+	Nodes []report.Node // of the server, if they have metrics
 
 	RequestID func(i int) string // of request i
 }
 
-// Serve runs bench serve: the report to out, progress and notes to errOut.
+// Serve runs bench serve. The report goes to out, progress and notes to errOut.
 func Serve(ctx context.Context, o *Options, out, errOut io.Writer) (*Result, error) {
 	r := &run{Options: o, out: out, errOut: errOut}
 	err := r.prepare(ctx)
@@ -150,7 +150,7 @@ func (r *run) prepare(ctx context.Context) error {
 	return r.encodeBodies()
 }
 
-// prepareHTTP finds model and vocabulary and makes the client.
+// prepareHTTP determines model and vocabulary and makes the client.
 func (r *run) prepareHTTP(ctx context.Context) error {
 	header, err := r.header()
 	if err != nil {
@@ -178,8 +178,8 @@ func (r *run) prepareHTTP(ctx context.Context) error {
 	return err
 }
 
-// keptBodies bounds the bodies that are encoded before the run, in bytes; later
-// ones are encoded while it runs.
+// keptBodies bounds the bodies that are encoded before the run, in bytes. Later ones
+// are encoded while it runs.
 const keptBodies = 256 << 20
 
 func (r *run) encodeBodies() error {
@@ -197,8 +197,8 @@ func (r *run) encodeBodies() error {
 	return nil
 }
 
-// body is that of request i. Encoding again cannot fail: the same fields were
-// encoded before.
+// body returns the body of request i. Encoding again cannot fail, because the same
+// fields were encoded before.
 func (r *run) body(i int) []byte {
 	if r.bodies[i] != nil {
 		return r.bodies[i]
@@ -239,7 +239,7 @@ func (r *run) ready(ctx context.Context) error {
 	}
 }
 
-// warmUp sends requests that do not count.
+// warmUp sends requests that are not counted.
 func (r *run) warmUp(ctx context.Context) error {
 	if r.Warmups == 0 {
 		return nil
@@ -260,7 +260,7 @@ func (r *run) warmUp(ctx context.Context) error {
 	return nil
 }
 
-// announce says what is about to run.
+// announce prints the settings of the run.
 func (r *run) announce() {
 	if !r.set.Changed("temperature") {
 		fmt.Fprintln(r.errOut, "note: --temperature is not set: the server's default applies, which need not be 0")
@@ -289,7 +289,7 @@ func (r *run) announce() {
 	fmt.Fprintf(r.out, "Maximum request concurrency: %s\n", limit)
 }
 
-// pythonFloat writes a number as vLLM's output has it: 4.0, 0.5, inf.
+// pythonFloat formats a number as vLLM's output does: 4.0, 0.5, inf.
 func pythonFloat(f float64) string {
 	if math.IsInf(f, 1) {
 		return "inf"
@@ -303,7 +303,7 @@ func pythonFloat(f float64) string {
 // shownErrors bounds the errors that are printed.
 const shownErrors = 10
 
-// finish computes, prints and saves.
+// finish computes, prints and saves the figures.
 func (r *run) finish(rec *load.Record, probe *report.Probe, spec *report.Spec) (*Result, error) {
 	guessed := false
 	s := report.Summarize(rec, report.Options{
@@ -349,7 +349,7 @@ func (r *run) finish(rec *load.Record, probe *report.Probe, spec *report.Spec) (
 	return res, err
 }
 
-// configuredRate is what the block calls the configured rate.
+// configuredRate returns the configured rate that the block prints.
 func (r *run) configuredRate() float64 {
 	if r.selfTimed() {
 		return math.Inf(1)
@@ -357,10 +357,10 @@ func (r *run) configuredRate() float64 {
 	return r.RequestRate
 }
 
-// remarks are what the block has no line for.
+// remarks prints notes for which the block has no line.
 func (r *run) remarks(rec *load.Record, s *report.Summary, guessed bool) {
 	if guessed {
-		fmt.Fprintln(r.errOut, "note: the server told no usage and there is no tokenizer: chunks are counted as output tokens")
+		fmt.Fprintln(r.errOut, "note: the server reported no usage and there is no tokenizer: chunks are counted as output tokens")
 	}
 	if s.Completed > 0 {
 		ttft, e2el := s.Samples("ttft_from_schedule"), s.Samples("e2el_including_client_queue")
@@ -378,7 +378,7 @@ func (r *run) remarks(rec *load.Record, s *report.Summary, guessed bool) {
 		self.Cores, self.Available, self.Lag.Seconds()*1e3, self.TimerLag.Seconds()*1e3)
 }
 
-// save writes the JSON, and the plots beside it, where that is wanted.
+// save writes the JSON and the plots next to it, if requested.
 func (r *run) save(res *Result) error {
 	name := r.ResultFile
 	if name == "" {

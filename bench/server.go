@@ -22,13 +22,13 @@ import (
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
 
-// Bounds on questions before the run.
+// Bounds of requests before the run.
 const (
 	askTimeout = 10 * time.Second
 	maxAnswer  = 16 << 20
 )
 
-// server is asked about its model before the run.
+// server is the client of a server's model and tokenizer endpoints.
 type server struct {
 	base   string
 	header http.Header
@@ -79,10 +79,10 @@ func (s *server) ask(ctx context.Context, method, path string, body, v any) erro
 	return nil
 }
 
-// errNoJSON is behind an answer that is none in JSON; some say 200 alone.
-var errNoJSON = errors.New("the answer is no JSON")
+// errNoJSON means that an answer is not JSON. Some servers answer with a status only.
+var errNoJSON = errors.New("the answer is not JSON")
 
-// firstModel is the first model that the server lists.
+// firstModel returns the first model that the server lists.
 func (s *server) firstModel(ctx context.Context) (string, error) {
 	var list struct {
 		Data []struct {
@@ -98,7 +98,7 @@ func (s *server) firstModel(ctx context.Context) (string, error) {
 	return list.Data[0].ID, nil
 }
 
-// profile starts or stops the server's profiler, where that is wanted.
+// profile starts or stops the server's profiler, if requested.
 func (r *run) profile(ctx context.Context, what string) error {
 	if !r.Profile {
 		return nil
@@ -116,8 +116,8 @@ func (r *run) profile(ctx context.Context, what string) error {
 	return nil
 }
 
-// words make prompts where no tokenizer is at hand. They are common, so that most
-// are one token in most vocabularies.
+// words are the material of prompts if there is no tokenizer. They are common, so that
+// most are one token in most vocabularies.
 var words = strings.Fields(`the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not
 what all were we when your can said there use an each which she do how their if will up other about out many then them these so some her would make
 like him into time has look two more write go see number no way could people my than first water been call who oil its now find long down day did get
@@ -128,8 +128,8 @@ play spell air away animal house point page letter mother answer found study sti
 
 func word(r *rand.Rand) string { return words[r.IntN(len(words))] }
 
-// vocabulary finds what prompts are made of: a tokenizer on this machine, else
-// the ids that the server's /tokenize gives for common words.
+// vocabulary returns the material of prompts: the ids of a local tokenizer, else the ids
+// that the server's /tokenize returns for common words.
 func (r *run) vocabulary(ctx context.Context, s *server) (dataset.Vocabulary, error) {
 	v := dataset.Vocabulary{Word: word}
 	if !r.SkipTokenizer {
@@ -164,7 +164,7 @@ func (r *run) vocabulary(ctx context.Context, s *server) (dataset.Vocabulary, er
 	return v, nil
 }
 
-// findTokenizer reads the tokenizer's file; nil data: there is none here.
+// findTokenizer reads the tokenizer's file. It returns nil data if there is none.
 func (r *run) findTokenizer() (data []byte, from string, err error) {
 	name := r.Tokenizer
 	if name == "" {

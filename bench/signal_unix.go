@@ -12,5 +12,5 @@ func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true
 
 func interrupt(p *os.Process) error { return p.Signal(syscall.SIGTERM) }
 
-// killGroup ends the server and what it started.
+// killGroup kills the server and its child processes.
 func killGroup(p *os.Process) error { return syscall.Kill(-p.Pid, syscall.SIGKILL) }

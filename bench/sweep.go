@@ -21,23 +21,23 @@ import (
 // maxRuns bounds a sweep.
 const maxRuns = 256
 
-// SweepOptions are the flags of bench sweep besides those of serve.
+// SweepOptions are the flags of bench sweep in addition to those of serve.
 type SweepOptions struct {
 	Rates         []float64 // empty: the one of --request-rate
 	Concurrencies []int     // empty: the one of --max-concurrency
-	RunSeconds    int       // arrivals last so long at each finite rate; 0: --num-prompts
-	Repeat        int       // runs of each load, each with prompts of its own; 0: 1
-	Alternate     bool      // each repetition goes around all servers, which start anew
+	RunSeconds    int       // duration of the arrivals at each finite rate; 0: --num-prompts
+	Repeat        int       // runs of each load, each with its own prompts; 0: 1
+	Alternate     bool      // each repetition goes around all servers, which are restarted
 	Dir           string    // of the report
 	Title         string
 	Notes         []string // for the page
 	Pause         time.Duration
 	Before        string // command line, by the shell, before each run; empty: none
 
-	Commands []string // servers to start, one after the other; empty: one that runs already
+	Commands []string // servers to start, one after the other; empty: a server that already runs
 	Labels   []string // of the commands, in their order
-	Vary     []string // NAME=V1,V2: flags of the servers, each value with each
-	Metrics  []string // URLs; empty: those that the server is known to have
+	Vary     []string // NAME=V1,V2: flags of the servers, all combinations
+	Metrics  []string // URLs; empty: the known ones of the server
 }
 
 // variant is one server of a sweep.
@@ -46,8 +46,8 @@ type variant struct {
 	flags         []string
 }
 
-// variants are the servers of the sweep: each command with each combination of
-// the values of its flags.
+// variants returns the servers of the sweep: each command with each combination of the
+// values of its flags.
 func (s *SweepOptions) variants() ([]variant, error) {
 	if len(s.Commands) == 0 {
 		if len(s.Vary) > 0 || len(s.Labels) > 0 {
@@ -86,7 +86,7 @@ func (s *SweepOptions) variants() ([]variant, error) {
 	return vs, nil
 }
 
-// sweep is one being made.
+// sweep is a sweep in progress.
 type sweep struct {
 	*Options
 	SweepOptions
@@ -97,15 +97,14 @@ type sweep struct {
 	facts       []string
 }
 
-// Sweep runs bench serve for each server, concurrency and rate and writes
-// report.html, sweep.csv and sweep.json. A run in which nothing succeeded is in
-// them as such.
+// Sweep runs bench serve for each server, concurrency and rate, and writes report.html,
+// sweep.csv and sweep.json. They include runs in which no request succeeded.
 func Sweep(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Writer) error {
 	_, err := Points(ctx, o, so, out, errOut)
 	return err
 }
 
-// Points is Sweep and returns the runs, in their order.
+// Points is Sweep and returns the runs in order.
 func Points(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Writer) ([]report.Point, error) {
 	s := &sweep{Options: o, SweepOptions: so, out: out, errOut: errOut}
 	if len(s.Rates) == 0 {
@@ -147,8 +146,7 @@ func Points(ctx context.Context, o *Options, so SweepOptions, out, errOut io.Wri
 	return s.points, s.write()
 }
 
-// server runs repetitions of all loads against one server, the n-th that is
-// started.
+// server runs repetitions of all loads against one server, the n-th that is started.
 func (s *sweep) server(ctx context.Context, n int, v variant, first, repetitions int) error {
 	if v.command == "" {
 		return s.loads(ctx, v, first, repetitions)
@@ -168,17 +166,17 @@ func (s *sweep) server(ctx context.Context, n int, v variant, first, repetitions
 		timeout = time.Duration(s.ReadyTimeout) * time.Second
 	}
 	if err := p.ready(ctx, s.base(), timeout); err != nil {
-		_ = p.drain() // it did not come up: that is the error
+		_ = p.drain() // the error is that it did not start
 		return fmt.Errorf("%w; its output is in %s", err, log.Name())
 	}
 	err = s.loads(ctx, v, first, repetitions)
 	return errors.Join(err, p.drain())
 }
 
-// loads runs each concurrency and rate, for some of the repetitions.
+// loads runs each concurrency and rate for some of the repetitions.
 func (s *sweep) loads(ctx context.Context, v variant, first, repetitions int) error {
 	n := len(s.Concurrencies) * len(s.Rates)
-	// Repetitions go around all loads, so that what changes slowly hits all of them.
+	// Repetitions go around all loads, so that slow changes affect all of them.
 	for try := first * n; try < (first+repetitions)*n; try++ {
 		i, k := try%n/len(s.Rates), try%len(s.Rates)
 		c, rate := s.Concurrencies[i], s.Rates[k]
@@ -194,8 +192,8 @@ func (s *sweep) loads(ctx context.Context, v variant, first, repetitions int) er
 		if len(one.metrics) == 0 {
 			one.metrics = nodeMetrics(ctx, s.base(), v.command != "")
 		}
-		// Other prompts in each run of a server, so that none finds those of the one
-		// before in a prefix cache; the same for every server.
+		// Each run of a server has other prompts, so that none finds those of the run before
+		// in a prefix cache. All servers get the same prompts.
 		one.Seed += uint64(try)
 		if s.RunSeconds > 0 && !math.IsInf(rate, 1) {
 			one.NumPrompts = max(1, int(math.Round(rate*float64(s.RunSeconds))))
@@ -214,7 +212,7 @@ func (s *sweep) run(ctx context.Context, v variant, one *Options, repetition int
 	if s.Before != "" {
 		before := exec.CommandContext(ctx, "sh", "-c", s.Before)
 		before.Stdout, before.Stderr = s.errOut, s.errOut
-		before.WaitDelay = time.Second // what it leaves behind may keep the output open
+		before.WaitDelay = time.Second // processes that it leaves behind may keep the output open
 		if err := before.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 			return fmt.Errorf("%w: --before-bench-cmd %q: %w", ErrOption, s.Before, err)
 		}
@@ -282,6 +280,6 @@ func (s *sweep) write() error {
 			return fmt.Errorf("write %s: %w", f.Name(), err)
 		}
 	}
-	_, err := fmt.Fprintf(s.out, "\nWrote %s with sweep.csv and sweep.json beside it.\n", filepath.Join(s.Dir, "report.html"))
+	_, err := fmt.Fprintf(s.out, "\nWrote %s with sweep.csv and sweep.json next to it.\n", filepath.Join(s.Dir, "report.html"))
 	return err
 }

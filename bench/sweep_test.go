@@ -64,8 +64,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// Repetitions are runs with prompts of their own, around all loads, and the page
-// tells of each load once.
+// Repetitions are runs with their own prompts, around all loads, and the page has one row
+// per load.
 func TestSweepRepeats(t *testing.T) {
 	var mu sync.Mutex
 	prompts := map[string]bool{}
@@ -160,8 +160,8 @@ func TestSweepStartsServers(t *testing.T) {
 	}
 }
 
-// Servers that alternate start anew for each repetition, which sends all of them
-// the same and none what another sent.
+// Servers that alternate are restarted for each repetition. It sends all of them the same
+// prompts, and no prompts of another repetition.
 func TestSweepAlternates(t *testing.T) {
 	var mu sync.Mutex
 	prompts := map[string]int{}

@@ -6,12 +6,12 @@ import (
 	"net/http"
 )
 
-// template puts the prompts of a custom dataset into the model's chat template, as
-// one message of a user, when they go to /v1/completions: so do others that read
-// such files, and a chat model is not asked what no chat would ask. It is the
-// server that renders, by its /tokenize, so that no template is needed here; the
-// prompts then go as token ids. Where the server does not do that, the run is
-// refused rather than measured with other prompts.
+// template renders the prompts of a custom dataset with the model's chat template, as
+// one user message, if they go to /v1/completions. Other tools that read such files do
+// the same, so that a chat model gets input of the form that it was trained on. The
+// server renders, by its /tokenize, so that no template is needed here; the prompts are
+// then sent as token ids. If the server cannot do that, the run fails, because other
+// prompts would be measured.
 func (r *run) template(ctx context.Context) error {
 	if r.Data.Name != "custom" || r.chat() || r.SkipChatTemplate {
 		return nil
@@ -26,7 +26,7 @@ func (r *run) template(ctx context.Context) error {
 	}
 	s := newServer(r.BaseURL, header, r.Insecure)
 	defer s.close()
-	known := map[string][]int32{} // samples repeat where there are too few
+	known := map[string][]int32{} // samples repeat if there are too few
 	for i := range r.requests {
 		q := &r.requests[i]
 		ids, ok := known[q.Text]
@@ -37,7 +37,7 @@ func (r *run) template(ctx context.Context) error {
 			err := s.ask(ctx, http.MethodPost, "/tokenize", map[string]any{"model": r.model, "add_generation_prompt": true,
 				"messages": []map[string]string{{"role": "user", "content": q.Text}}}, &answer)
 			if err == nil && len(answer.Tokens) == 0 {
-				err = fmt.Errorf("its /tokenize gave no tokens")
+				err = fmt.Errorf("its /tokenize returned no tokens")
 			}
 			if err != nil {
 				return fmt.Errorf("%w: --dataset-name custom puts prompts into the model's chat template, and the server did not for number %d: %s, or --backend openai-chat to send them as chats: %w",

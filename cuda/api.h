@@ -1,11 +1,11 @@
 // The functions of the shared object that computes on GPUs, and of its twin that
 // runs the same kernels on the CPU. The device executes plans: arrays of
-// operations over addresses that td_alloc gave. What varies from step to step is
-// in the step's memory, which the host writes before td_run: so a plan can be
-// recorded as a graph once and repeated.
+// operations over addresses that td_alloc returned. Everything that changes between
+// steps is in the step's memory, which the host writes before td_run. So a plan can
+// be recorded as a graph once and repeated.
 //
-// Nothing here calls back. A device is used by one thread at a time. Functions
-// that can fail return 0, or null, when they do; td_error says why.
+// There are no callbacks. A device is used by one thread at a time. Functions that
+// can fail return 0, or null, on failure; td_error returns the reason.
 #pragma once
 
 #include <stddef.h>
@@ -16,65 +16,65 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 9
+#define TD_VERSION 10
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
-typedef uint64_t td_address; // of the device; 0: none
+typedef uint64_t td_address; // on the device; 0: none
 
 typedef struct {
   int64_t total, free; // bytes of memory
   int32_t capability;  // 90 for 9.0
   int32_t processors;  // multiprocessors
-  int32_t twin;        // 1: the CPU plays the device
+  int32_t twin;        // 1: the host twin
   int32_t reserved;
   char name[128];
 } td_info;
 
-// Limits of every step, and how block tables are laid out.
+// Limits of every step, and the layout of block tables.
 typedef struct {
   int32_t tokens, outputs, seqs, blocks;
-  int32_t one_order; // 1: products add up in one order, however many rows there are
+  int32_t one_order; // 1: the order of sums in products does not depend on the number of rows
 } td_limits;
 
-// How one output is drawn.
+// The sampling parameters of one output.
 typedef struct {
   uint64_t seed;
   uint32_t choice;
   int32_t position;
   float temperature, top_p, min_p;
   int32_t top_k;
-  int32_t probs; // 1 and as many best tokens as are wanted of td_probs; 0: nothing is
-  int32_t rules; // 1 and the word of td_step.rules where its td_rules begin; 0: none
+  int32_t probs; // 1 + the number of best tokens to return in td_probs; 0: no td_probs
+  int32_t rules; // 1 + the offset in words of its td_rules in td_step.rules; 0: none
 } td_draw;
 
-// What a request's rules make of its logits before a token is drawn, as engine/sample
-// has it. Behind it stand the words of the bitmap of allowed tokens, td_ban of each
-// token that must not be drawn, and td_mark of each that is known: of a token there
-// is one mark, and of a ban any number.
+// How a request's rules change its logits before a token is drawn, as engine/sample
+// defines it. It is followed by the words of the bitmap of allowed tokens, a td_ban for
+// each token that must not be drawn, and a td_mark for each token that has been seen. A
+// token has at most one mark, and any number of bans.
 typedef struct {
-  int32_t allowed; // words; -1: all tokens are
+  int32_t allowed; // words of the bitmap; -1: all tokens are allowed
   int32_t bans, marks;
-  int32_t last;    // the output of the step before whose token is not in the marks yet; -1: none
+  int32_t last;    // the output of the previous step whose token the marks do not include; -1: none
   float repetition, presence, frequency;
-  int32_t follows; // what last adds to its token's mark: 1 it is seen, 2 it counts
+  int32_t follows; // what last adds to its token's mark: 1 seen, 2 counted
 } td_rules;
 
 typedef struct {
-  int32_t token, after; // only where last has drawn after; -1: always
+  int32_t token, after; // applies only if last has drawn the token after; -1: always
 } td_ban;
 
 typedef struct {
-  int32_t token, count; // how often the output has it
+  int32_t token, count; // occurrences in the output
   float bias;
-  int32_t seen;         // 1: repetition is for it
+  int32_t seen;         // 1: the repetition penalty applies
 } td_mark;
 
-// td_rules of an output are not longer than this, with all that stands behind them.
+// td_rules of an output are at most this long, with everything that follows them.
 enum { TD_RULE_WORDS = 1 << 13 };
 
-// What a client sees of a drawn token: its log-probability and rank (1 is the best)
-// before temperature and masks, and the best tokens.
+// The log-probability and rank (1 is the best) of a drawn token, before temperature and
+// masks, and the best tokens, as returned to the client.
 enum { TD_TOP = 20 };
 typedef struct {
   float own;
@@ -83,47 +83,47 @@ typedef struct {
   float probs[TD_TOP];
 } td_probs;
 
-// Rows of one sequence that stand together within TD_CHUNK_ROWS rows are marked in
-// row_span by the host, in steps of more than TD_FEW: kernels then treat them
-// together. Not less than TD_CHUNK_LEAST of them are worth it.
+// In steps of more than TD_FEW rows, the host marks in row_span the rows of one sequence
+// that are consecutive within TD_CHUNK_ROWS rows; kernels then process them together. The
+// host marks at least TD_CHUNK_LEAST of them.
 enum { TD_IN_CHUNK = 1 << 30, TD_CHUNK_ROWS = 64, TD_CHUNK_LEAST = 8, TD_FEW = 16 };
 
 // A step's memory on the host, pinned. The device has its own copy, which td_run
-// brings up to date; of tables only what td_tables was told of. There are two, so
-// that the host fills one while the device works from the other: that of a step is
-// free again when the step has ended. Tables are one for both, and the host's: what
-// it has told of may be written again at once.
+// updates; of the tables it updates only the entries that td_tables has announced. There
+// are two steps, so that the host fills one while the device works on the other. A step's
+// memory is free again when the step has ended. The tables are shared by both steps and
+// belong to the host: announced entries may be written again at once.
 typedef struct {
   int32_t *counts;    // [5] tokens, outputs, spans, sequence number of the step, words of rules
-  int32_t *ids;       // [tokens] -1-i: what output i of the last step that was started draws
+  int32_t *ids;       // [tokens]; -1-i: the token that output i of the previous step draws
   int32_t *positions; // [tokens]
   int32_t *row_span;  // [tokens]
-  int32_t *adapters;  // [tokens] place of the adapter that the row goes through, from 1 on; 0: none
+  int32_t *adapters;  // [tokens] place of the row's adapter, from 1; 0: none
   int32_t *out_rows;  // [outputs]
-  int32_t *slots;     // [groups, tokens] block*block_tokens + offset, where KV goes
+  int32_t *slots;     // [groups, tokens] block*block_tokens + offset: where KV is written
   td_draw *draws;     // [outputs]
-  uint64_t *rules;    // [outputs, TD_RULE_WORDS], of which as many go to the device as there are
+  uint64_t *rules;    // [outputs, TD_RULE_WORDS]; only the used words are copied to the device
   int32_t *tables;    // [groups, seqs, blocks]
   int32_t *sampled;   // [outputs] written by the device
-  td_probs *probs;    // [outputs] written by the device, of outputs that want it
-  uint32_t *copied;   // how many calls of td_copy have ended, written by the device
+  td_probs *probs;    // [outputs] written by the device, for outputs that request it
+  uint32_t *copied;   // number of td_copy calls that have ended, written by the device
   uint32_t *done;     // sequence number of the last finished step, written by the device
 } td_step;
 
-// A piece of what is copied.
+// One piece of a copy.
 typedef struct {
   td_address device;
-  uint64_t host; // an address
+  uint64_t host; // host address
   int64_t bytes;
 } td_piece;
 
 enum {
-  TD_EMBED = 1, // dst[row] = w[ids[row] - k], of from rows; 0 where w has none
-  TD_LINEAR,    // dst = a·wᵀ + bias, also of experts: slots, list. act, where not 0, is 1 and an activation: dst = act(dst, more[0].dst)
-  TD_NORM,      // dst = norm(a)·w for each dim columns; b: first a += b
+  TD_EMBED = 1, // dst[row] = w[ids[row] - k], for ids within from rows; 0 for other ids
+  TD_LINEAR,    // dst = a·wᵀ + bias; for experts with slots and list. act 1: dst = act(dst, more[0].dst)
+  TD_NORM,      // dst = norm(a)·w for each dim columns; with b: first a += b
   TD_ANGLES,    // dst = cosines and sines [tokens, dim] from w [dim/2] frequencies
-  TD_ROPE,      // dst turns by the angles b: of heads of k columns the last dim
-  TD_STORE_KV,  // v_at 0: a latent, of which a has the first k columns and b the rest
+  TD_ROPE,      // rotates dst by the angles b: the last dim columns of each head of k columns
+  TD_STORE_KV,  // v_at 0: a latent; its first k columns are in a, the others in b
   TD_ATTENTION, // values have k columns
   TD_GATED_ACT,
   TD_ROWS, // dst[i] = a[out_rows[i]]
@@ -134,30 +134,37 @@ enum {
   TD_ADD, // dst = (a + b)·scale·w[0]
   TD_SOFTCAP,
   TD_COLUMNS,
-  TD_SAMPLE,  // and, where a draw wants them, log-probabilities of the same a; dst is scratch like a
-  TD_ROUTE_GROUPS, // by σ(a) + bias: of heads groups of experts the kv_heads best; weights times scale
+  TD_SAMPLE,  // draws and, where a td_draw requests them, log-probabilities of a; dst is scratch, as is a
+  TD_ROUTE_GROUPS, // by σ(a) + bias: the kv_heads best of heads groups of experts; weights times scale
   TD_SPLIT,        // dst[head][row] = the first dim of each head's k columns of a; lists the heads' spans
-  TD_JOIN,         // dst[row] = each head's dim columns of b[head][row], then what TD_SPLIT left of a's k
+  TD_JOIN,         // dst[row] = each head's dim columns of b[head][row], then those of a that TD_SPLIT left
   TD_ALL_REDUCE,   // dst = the sum of all ranks' dst
-  TD_PACK,         // dst[row] = a's k columns, filled up to n
-  TD_ALL_GATHER,   // dst = all ranks' a [rows, n], one behind the other
-  TD_UNPACK,       // dst[row] = the columns that each of heads ranks has in a [heads, rows, dim], side by side
-  TD_PLACE,        // dst are queries and a keys, both normed by w and bias where normalize is 1, and turned by the angles b; keys and the values extra go to KV
-  TD_ADAPT         // dst += what a row's adapter makes of a, of heads places of at most dim numbers between A and B. w: the places' ranks [heads], filled up to 256 bytes, and A [heads, dim, k]; bias: B [heads, dim, n]; extra: scratch [3, from, dim]
+  TD_PACK,         // dst[row] = a's k columns, padded to n
+  TD_ALL_GATHER,   // dst = all ranks' a [rows, n], concatenated
+  TD_UNPACK,       // dst[row] = the columns of each of heads ranks in a [heads, rows, dim], concatenated
+  // dst are queries and a keys. Both are normed by w and bias if normalize is 1, and
+  // rotated by the angles b. Keys and the values extra go to KV.
+  TD_PLACE,
+  // dst += the row's adapter applied to a, of heads places of rank at most dim. w: the
+  // places' ranks [heads], padded to 256 bytes, and A [heads, dim, k]; bias: B [heads,
+  // dim, n]; extra: scratch [3, from, dim].
+  TD_ADAPT
 };
 
-// Types of a matrix [out, in]. Behind the numbers of the last three stand their
-// scales; rows of numbers are filled up with zeros.
+// Types of a matrix [out, in]. The scales of the last three types follow their numbers.
+// Rows of numbers are padded with zeros.
 enum {
   TD_F32 = 0,
   TD_BF16 = 1,
   TD_MXFP4 = 2,
   TD_FP8 = 3,  // E4M3, rows a multiple of 16 long; scales fp32, one for each td_scales
-  TD_INT8 = 4, // rows a multiple of 64 long; scales bf16 [out, in/32], as many as rows have groups of 32
-  TD_INT4 = 5  // the same, 8 more than they say: of eight the first two are in bits 0 and 16 of a word, the next in 4 and 20
+  TD_INT8 = 4, // rows a multiple of 64 long; scales bf16 [out, in/32], one for each 32 numbers of a row
+  // As TD_INT8, stored plus 8. Of eight numbers, the first two are at bits 0 and 16 of a
+  // word, the next two at 4 and 20.
+  TD_INT4 = 5
 };
 
-// What shares a scale of TD_FP8: so many rows and columns, as powers of two.
+// The rows and columns that share a scale of TD_FP8, as powers of two.
 typedef struct {
   int32_t rows, cols;
 } td_scales;
@@ -168,10 +175,10 @@ typedef struct {
   td_scales scales;
 } td_expert;
 
-// A matrix of a product that is joined to another's, of the same a and type.
+// A matrix of a product that is joined to another product with the same a and type.
 typedef struct {
   td_address w, bias, dst; // w: of experts, their table
-  int32_t n, reserved;     // n 0: there is none
+  int32_t n, reserved;     // n 0: none
 } td_joined;
 
 typedef struct {
@@ -182,68 +189,70 @@ typedef struct {
   int32_t window, group, block_tokens;
   int32_t type;          // of w, or of KV
   int32_t act, from;
-  int32_t slots;         // rows per row, of operations on experts; 0: 1
+  int32_t slots;         // for experts: slots per row; 0: 1
   int32_t top_k, experts, normalize;
   float scale;
+  float cap;             // of TD_ATTENTION: scores become cap tanh(score / cap); 0: not bounded.
+                         // of TD_ANGLES: growth over positions of from each; 0: none
   td_address dst, a, b, w, bias, extra; // extra: sinks, or factors of experts
   td_address kv;         // the region's pages
   int64_t page_bytes, v_at;
   td_address chosen, weights, slot, list, table; // routing; table: td_expert of each
   td_joined more[2];     // of TD_LINEAR and TD_ADAPT
-  td_scales scales;      // of w and of what is joined; those of experts are in table
+  td_scales scales;      // of w and the joined matrices; those of experts are in table
 } td_op;
 
 TD_API int td_version(void);
-// td_count is how many devices there are; -1: none can be, and error says why.
+// td_count returns the number of devices; -1: none can be used, and error has the reason.
 TD_API int td_count(char *error, int n);
 TD_API td_device *td_open(int ordinal, td_limits limits, char *error, int n);
-// td_blas opens cuBLASLt, at path or where that is empty wherever programs find it,
-// for products of bf16 matrices with many rows in plans that are recorded later.
-// Returns its version, or 0 and says why not; then kernels of this object do it.
+// td_blas opens cuBLASLt, at path or, if that is empty, where programs find it. Plans
+// that are recorded later use it for products of bf16 matrices with many rows. It returns
+// the version, or 0 with the reason; then kernels of this object compute them.
 TD_API int64_t td_blas(td_device *d, const char *path, char *error, int n);
 TD_API void td_close(td_device *d);
 TD_API const char *td_error(td_device *d);
 TD_API void td_describe(td_device *d, td_info *info);
 
 TD_API td_address td_alloc(td_device *d, int64_t bytes);
-// td_host is memory of the host that td_copy reaches: memory, which then must stay
-// until td_close, or where that is null some of its own.
+// td_host returns host memory that td_copy can access: memory, which must then exist until
+// td_close, or newly allocated memory if that is null.
 TD_API void *td_host(td_device *d, void *memory, int64_t bytes);
 
 TD_API int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes);
 TD_API int td_download(td_device *d, void *dst, td_address src, int64_t bytes);
 
-// td_groups makes the two steps' memory, once, for so many groups of KV.
+// td_groups allocates the two steps' memory, once, for the given number of KV groups.
 TD_API int td_groups(td_device *d, int groups, td_step *steps);
-// td_tables says that places [from, from+n) of a sequence's table have changed for
-// the step that is filled.
+// td_tables announces that entries [from, from+n) of a sequence's table have changed for
+// the step that is being filled.
 TD_API int td_tables(td_device *d, int which, int group, int seq, int from, int n);
 
-// td_record makes a plan for steps of at most so many rows. Recorded plans are
+// td_record creates a plan for steps of at most the given rows. Recorded plans are
 // graphs, which run as a whole.
 TD_API td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int outputs, int graph);
-// td_run starts operations [from, to) of a plan over one of the two steps' memory,
-// behind all that was started before. With 0 as from that memory goes first; with
-// all of them as to, done and sampled are written last. The number of a step over
-// memory 1 is odd, over memory 0 even.
+// td_run starts operations [from, to) of a plan over one of the two steps' memory, after
+// everything started before. With from 0, it first updates the device's copy of that
+// memory. With to at the end, done and sampled are written last. The sequence number of a
+// step is odd over memory 1, and even over memory 0.
 TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
-// td_copy copies between the device and memory of td_host, beside what td_run
-// starts. To the host, as the device has it when all that was started so far has
-// ended; to the device, before anything that is started later. Copies end in
-// order; how many have been told of is written to copied at their end.
+// td_copy copies between the device and memory of td_host, concurrently with td_run.
+// Copies to the host see the device's memory after everything started so far. Copies to
+// the device precede everything started later. Copies end in order; at the end of a call,
+// the number of calls so far is written to copied.
 TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
-// td_digest writes the CRC32C of pieces of the device's memory, whose bytes are
-// multiples of four, to where in memory of td_host(null) each says: before the copies
-// of the next td_copy end, of the memory as td_copy would have it.
+// td_digest writes the CRC32C of pieces of the device's memory to the address in memory of
+// td_host(null) that each piece names, before the copies of the next td_copy end. It sees
+// the memory as td_copy would. A piece's bytes are a multiple of four.
 TD_API int td_digest(td_device *d, const td_piece *pieces, int n);
-// td_nccl_id makes the name of a group of ranks, of 128 bytes, which rank 0 gives to
+// td_nccl_id writes the id of a group of ranks, of 128 bytes, which rank 0 passes to
 // the others; nccl is the path of NCCL.
 TD_API int td_nccl_id(const char *nccl, char *id, char *error, int n);
-// td_ranks has the device meet those of the other ranks; it waits for all of them.
+// td_ranks connects the device to those of the other ranks. It waits for all of them.
 TD_API int td_ranks(td_device *d, const char *nccl, const char *id, int rank, int ranks);
-// td_leave ends the meeting of ranks for good, also one that is under way.
+// td_leave disconnects the ranks for good, also while td_ranks waits.
 TD_API void td_leave(td_device *d);
-// td_poll says whether all that was started has ended: 1 it has, 0 not yet, -1 failed.
+// td_poll returns 1 if everything started has ended, 0 if not yet, and -1 on failure.
 TD_API int td_poll(td_device *d);
 TD_API int td_wait(td_device *d);
 

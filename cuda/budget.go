@@ -9,31 +9,31 @@ import (
 	"strings"
 )
 
-// budgets are the most registers that a thread of each kernel may take, by the
-// kernel's name, with its numbers where one instance differs: what it was measured to take on the architecture where that is
-// more, and some room. A kernel that is not here fails the build: think about how
-// many of its blocks shall run at once, and give it a line.
+// budgets are the most registers that a thread of each kernel may use, by the kernel's
+// name, with its template arguments where instances differ. A budget is the measured
+// number, on the architecture with the higher one, plus some room. A kernel without a
+// line fails the build: decide how many of its blocks shall run at once, and add a line.
 var budgets = map[string]int{
 	"attend_plain": 80,
 	// Accumulators of 16 rows take half as many registers as there are columns.
 	"attend_decode": 168, "attend_chunk": 168, "attend_chunk<128>": 208, "attend_join": 80,
 	"gemv":        128,                     // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
-	"gemv<2,4,0>": 168, "gemv<2,4,1>": 168, // 3 blocks: it widens four bits to numbers for 4 rows
-	"gemv<4,4,0>": 168, "gemv<4,4,1>": 168, "gemv<5,4,0>": 168, "gemv<5,4,1>": 168, // likewise of 8 and of four
+	"gemv<2,4,0>": 168, "gemv<2,4,1>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
+	"gemv<4,4,0>": 168, "gemv<4,4,1>": 168, "gemv<5,4,0>": 168, "gemv<5,4,1>": 168, // as above, of eight and four bits
 	"gemm":    112,
-	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: 4 blocks of 128 threads still
+	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: still 4 blocks of 128 threads
 	"split_sum": 40, "narrow": 32, "spread": 32, "widen": 48,
 
 	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
 	"route": 64, "route_groups": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,
 	"shrink": 80, "expand": 72,
-	"sample": 80, "logprobs": 64, "finish": 16, "tell": 16, "digest": 40,
+	"sample": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 40,
 }
 
-// ErrBudget is behind kernels that take more than they may.
+// ErrBudget is wrapped by errors about kernels over budget.
 var ErrBudget = errors.New("cuda: a kernel spills, or takes more registers than its budget")
 
-// Usage is what ptxas says of a kernel on one architecture.
+// Usage is ptxas's report of a kernel on one architecture.
 type Usage struct {
 	Kernel, Arch   string
 	Registers      int
@@ -44,11 +44,11 @@ var (
 	entryLine = regexp.MustCompile(`Compiling entry function '(\w+)' for '(\w+)'`)
 	stackLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores`)
 	usedLine  = regexp.MustCompile(`Used (\d+) registers`)
-	// A mangled name has each part's length before it: _Z4gemvILi1ELi4EE...
+	// A mangled name has each part's length before the part: _Z4gemvILi1ELi4EE...
 	mangled = regexp.MustCompile(`^_Z(?:N\d+_GLOBAL__N__\w+?_)?L?(\d+)`)
 )
 
-// parseUsage reads ptxas -v.
+// parseUsage parses the output of ptxas -v.
 func parseUsage(log string) []Usage {
 	var all []Usage
 	for line := range strings.Lines(log) {
@@ -71,7 +71,7 @@ func parseUsage(log string) []Usage {
 	return all
 }
 
-// demangle is a function's name without its namespace, and its numbers.
+// demangle returns a function's name without its namespace, and its template arguments.
 func demangle(name string) string {
 	m := mangled.FindStringSubmatchIndex(name)
 	if m == nil {
@@ -97,11 +97,11 @@ func demangle(name string) string {
 	return base + "<" + strings.Join(numbers, ",") + ">"
 }
 
-// checkBudgets names what takes too much.
+// checkBudgets returns an error that names the kernels over budget.
 func checkBudgets(used []Usage) error {
 	var bad []string
 	if len(used) == 0 {
-		bad = append(bad, "ptxas said nothing of any kernel")
+		bad = append(bad, "ptxas reported no kernel")
 	}
 	for _, u := range used {
 		name, _, _ := strings.Cut(u.Kernel, "<")

@@ -33,7 +33,7 @@ func TestBudgets(t *testing.T) {
 		"spills":    {"0 bytes stack frame, 0 bytes spill stores", "8 bytes stack frame, 4 bytes spill stores", "gemv<1,4> has a stack of 8 bytes"},
 		"unknown":   {"_Z4norm5td_op4Step' for", "_Z4luck5td_op4Step' for", "luck has no budget"},
 		"no answer": {"Used 32", "", "norm takes 0 registers"},
-		"nothing":   {ptxas, "", "ptxas said nothing"},
+		"nothing":   {ptxas, "", "ptxas reported no kernel"},
 	} {
 		err := checkBudgets(parseUsage(strings.Replace(ptxas, c.from, c.to, 1)))
 		if !errors.Is(err, ErrBudget) || !strings.Contains(err.Error(), c.complaint) {

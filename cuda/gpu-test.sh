@@ -1,7 +1,7 @@
 #!/bin/bash
-# Parity on a GPU, from the root of the tree, with what `make gpu-tests` built in bin/:
+# Parity on a GPU, from the root of the tree, with the output of `make gpu-tests` in bin/:
 # kernels and whole models against the CPU backend, then the kernels under
-# compute-sanitizer where it is installed. Ends with 0 only if all hold.
+# compute-sanitizer where it is installed. The exit status is 0 only if all pass.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 for f in bin/cuda.test bin/tandem-cuda.so; do

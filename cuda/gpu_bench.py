@@ -1,12 +1,12 @@
-"""The table of speeds on a GPU, with what `make gpu-tests` built in bin/:
+"""Print the table of speeds on a GPU, with the output of `make gpu-tests` in bin/:
 
     python3 cuda/gpu_bench.py            # on a machine with a GPU, under 8 minutes
-    python3 cuda/gpu_bench.py --rehearse # anywhere: tiny models on the CPU, to see that each row comes
+    python3 cuda/gpu_bench.py --rehearse # anywhere: tiny models on the CPU, to check that each row works
 
-Each row is measured by itself and printed as it comes, with what the project aims at
-first. Weights are random, of real shapes, made here in memory (/dev/shm, where there
-is room). What does not fit, is missing or fails is a row that says so; the exit
-status is 1 then. When the time is up the rest of the rows say that.
+Each row is measured by itself and printed at once; rows with a target of the project come
+first. Weights are random, of real shapes, and generated in memory (/dev/shm, if it has
+room). A row that does not fit, lacks a dependency or fails states the reason, and the exit
+status is 1. After the time limit, the remaining rows are reported as skipped.
 """
 
 import json

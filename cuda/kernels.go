@@ -1,13 +1,13 @@
-// Package cuda builds the shared objects of this folder: the kernels for GPUs, by
-// nvcc, and their host twin, by the C++ compiler. Each source is compiled by itself
-// and kept under the hash of all that it is made of: compiler, flags, headers and
-// source; so a build compiles what has changed. What ptxas says of each kernel is
-// kept beside, and held against budgets.
+// Package cuda builds the shared objects of this folder: the kernels for GPUs, with nvcc,
+// and their host twin, with the C++ compiler. Each source is compiled by itself and cached
+// under the hash of its compiler, flags, headers and source, so that a build compiles only
+// what has changed. The cache also holds ptxas's report of each kernel, which is compared
+// with budgets.
 //
-// Invariant: both objects have the functions of api.h and come from the same
-// kernels; what only one of them has is in kernels/ptx.cuh and runtime/device_*.h.
+// Invariant: both objects have the functions of api.h and come from the same kernels.
+// Differences between them are in kernels/ptx.cuh and runtime/device_*.h only.
 //
-// The package opens nothing that it builds: engine/backend/cuda does.
+// The package does not open what it builds: engine/backend/cuda does.
 package cuda
 
 import (
@@ -25,27 +25,27 @@ import (
 	"sync"
 )
 
-// ErrCompile is behind what a compiler refused.
+// ErrCompile is wrapped by errors of a compiler.
 var ErrCompile = errors.New("cuda: does not compile")
 
-// sources of both objects; the twin has those of simt/ too.
+// sources are the sources of both objects; the twin also has those of simt/.
 var sources = []string{
 	"kernels/linear.cu", "kernels/attention.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/digest.cu", "runtime/device.cu",
 }
 
-// Architectures that machine code is made for; PTX of the first serves the rest.
+// Architectures are those of the machine code; PTX of the first serves all others.
 var architectures = []string{"80", "90a"}
 
-// Sanitizers instrument the twin; its program needs the address sanitizer, too.
+// Sanitizers instrument the twin; the program that opens it needs the address sanitizer, too.
 const Sanitizers = "-fsanitize=address,undefined -fno-sanitize-recover=all"
 
 // builder compiles with one compiler and one set of flags.
 type builder struct {
 	root     string // folder of go.mod
 	compiler []string
-	flags    []string // of each source
-	version  []byte   // what the compiler says of itself
-	headers  []byte   // hash of them all
+	flags    []string // for each source
+	version  []byte   // output of the compiler's --version
+	headers  []byte   // hash of all headers
 }
 
 // Twin builds the host twin below root's cache and returns its path.
@@ -63,7 +63,7 @@ func Twin(root, sanitizers string) (string, error) {
 	return b.link("tandem-cuda-twin", objects, append([]string{"-shared"}, strings.Fields(sanitizers)...))
 }
 
-// BlasStub builds the stand-in for cuBLASLt that tests open, and returns its path.
+// BlasStub builds the emulation of cuBLASLt that tests open, and returns its path.
 func BlasStub(root, sanitizers string) (string, error) {
 	flags := append([]string{"-std=c++17", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror", "-x", "c++"}, strings.Fields(sanitizers)...)
 	b, err := newBuilder(root, compilers(), flags)
@@ -77,7 +77,7 @@ func BlasStub(root, sanitizers string) (string, error) {
 	return b.link("blaslt-stub", objects, append([]string{"-shared"}, strings.Fields(sanitizers)...))
 }
 
-// compilers is the C++ compiler and its first arguments.
+// compilers returns the C++ compiler and its first arguments.
 func compilers() []string {
 	if cxx := strings.Fields(os.Getenv("CXX")); len(cxx) > 0 {
 		return cxx
@@ -85,9 +85,9 @@ func compilers() []string {
 	return []string{"g++"}
 }
 
-// GPU builds the shared object for GPUs with the nvcc at path, and returns where it
-// is and what its kernels use. They are held against budgets: an error names those
-// that spill or take more registers.
+// GPU builds the shared object for GPUs with the nvcc at path. It returns the object's path
+// and the resource usage of its kernels. The error names kernels that exceed their budget
+// of registers, or spill.
 func GPU(root, nvcc string) (string, []Usage, error) {
 	flags := []string{"-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v"}
 	for i, a := range architectures {
@@ -151,7 +151,7 @@ func newBuilder(root string, compiler, flags []string) (*builder, error) {
 
 func (b *builder) cache() string { return filepath.Join(b.root, ".cache", "cuda") }
 
-// compile makes an object of each source, as many at a time as there are processors.
+// compile compiles every source, with one job per processor.
 func (b *builder) compile(files []string) ([]string, error) {
 	objects, errs := make([]string, len(files)), make([]error, len(files))
 	slot := make(chan struct{}, runtime.GOMAXPROCS(0))
@@ -167,7 +167,7 @@ func (b *builder) compile(files []string) ([]string, error) {
 	return objects, errors.Join(errs...)
 }
 
-// object compiles one source, unless that has been done.
+// object compiles one source, unless it is cached.
 func (b *builder) object(file string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(b.root, "cuda", file))
 	if err != nil {
@@ -181,7 +181,7 @@ func (b *builder) object(file string) (string, error) {
 	})
 }
 
-// link makes the shared object.
+// link links the shared object.
 func (b *builder) link(name string, objects, flags []string) (string, error) {
 	h := sha256.New()
 	io.WriteString(h, strings.Join(objects, "\n")+strings.Join(flags, "\n"))
@@ -190,8 +190,8 @@ func (b *builder) link(name string, objects, flags []string) (string, error) {
 	})
 }
 
-// make runs the compiler for a file of the cache, unless it is there. It appears
-// whole, so that builds at the same time do not disturb each other.
+// make runs the compiler for a file of the cache, unless the file exists. It renames the
+// finished file into place, so that concurrent builds do not disturb each other.
 func (b *builder) make(name string, args func(to string) []string) (string, error) {
 	path := filepath.Join(b.cache(), name)
 	if _, err := os.Stat(path); err == nil {
@@ -205,14 +205,14 @@ func (b *builder) make(name string, args func(to string) []string) (string, erro
 	to := filepath.Join(dir, name)
 	cmd := exec.Command(b.compiler[0], append(b.compiler[1:], args(to)...)...)
 	cmd.Dir = b.root
-	// nvcc's parts find each other by PATH.
+	// The programs that nvcc calls find each other by PATH.
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(b.compiler[0])+string(os.PathListSeparator)+os.Getenv("PATH"), "TMPDIR="+dir)
-	var said bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &said, &said
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("%w: %s: %w\n%s", ErrCompile, strings.Join(cmd.Args, " "), err, said.Bytes())
+		return "", fmt.Errorf("%w: %s: %w\n%s", ErrCompile, strings.Join(cmd.Args, " "), err, output.Bytes())
 	}
-	if err := os.WriteFile(path+".log", said.Bytes(), 0o644); err != nil {
+	if err := os.WriteFile(path+".log", output.Bytes(), 0o644); err != nil {
 		return "", err
 	}
 	return path, os.Rename(to, path)

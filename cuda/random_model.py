@@ -1,9 +1,9 @@
-"""Writes a checkpoint of a real shape with random bfloat16 weights, for benchmarks:
+"""Write a checkpoint of a real shape with random bfloat16 weights, for benchmarks:
 
     python3 random_model.py llama-1b|llama-8b|llama-8b-fp8|gpt-oss-20b|gpt-oss-120b|tiny-… FOLDER
 
-Needs nothing but Python. Weights have a random sign and mantissa and a size of about
-1/64, which keeps activations finite; what the model says is noise.
+Requires only Python. Weights have a random sign and mantissa and a size of about
+1/64, which keeps activations finite; the output of the model is noise.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Decodes with PyTorch and transformers, random weights, batch 1: tokens per second.
+"""Decode with PyTorch and transformers, random weights, batch 1: tokens per second.
 
     python3 torch_decode.py CONFIG.json cuda|cpu
 """

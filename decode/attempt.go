@@ -9,15 +9,15 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// own carries an accepted attempt from the engine's queue to its end. Tokens
-// flow past it, from the step goroutine to the gateway's outbox.
-func (n *Node) own(ctx context.Context, a *attempt, g *nodepb.Generate) {
-	defer n.disown()
+// run carries an accepted attempt from the engine's queue to its end. Tokens are sent from the step
+// goroutine to the gateway's outbox without passing through it.
+func (n *Node) run(ctx context.Context, a *attempt, g *nodepb.Generate) {
+	defer n.done()
 	timeout := n.o.RequestTimeout
 	if ms := g.DeadlineMs; ms > 0 && ms < uint64(timeout/time.Millisecond) {
 		timeout = time.Duration(ms) * time.Millisecond
@@ -25,11 +25,11 @@ func (n *Node) own(ctx context.Context, a *attempt, g *nodepb.Generate) {
 	ctx, stop := context.WithTimeoutCause(ctx, timeout, ErrDeadline)
 	defer stop()
 
-	// The gateway hears at once that the attempt is here: the engine may be in
-	// a long step. What the cache holds of it follows, before any token.
+	// Accepted is sent at once, because the engine may be in a long step. The number of cached
+	// tokens follows before any token.
 	n.accepted(a, 0)
 	r := n.request(a, g)
-	r.Added = func(cached int) {
+	r.OnAdded = func(cached int) {
 		if cached > 0 {
 			n.accepted(a, cached)
 		}
@@ -37,14 +37,14 @@ func (n *Node) own(ctx context.Context, a *attempt, g *nodepb.Generate) {
 	id, cached, err := n.o.Engine.Add(r)
 	if err != nil {
 		n.endAttempt(a, err)
-		a.span.End(time.Now()) // no engine will
+		a.span.End(time.Now()) // the engine will not end it
 		return
 	}
 	n.mu.Lock()
 	a.id = id
 	over := a.ended
 	n.mu.Unlock()
-	if over { // cancelled while it was being added
+	if over { // cancelled during Add
 		n.o.Engine.Abort(id)
 		return
 	}
@@ -59,16 +59,16 @@ func (n *Node) own(ctx context.Context, a *attempt, g *nodepb.Generate) {
 	}
 }
 
-// disown ends an owner.
-func (n *Node) disown() {
+// done ends an owner.
+func (n *Node) done() {
 	n.mu.Lock()
 	n.owners--
 	n.mu.Unlock()
-	n.wg.Done()
+	n.Owners.Done()
 }
 
-// accepted tells the gateway that the attempt is here. One that has no room to
-// hear it would not hear its tokens either.
+// accepted sends Accepted to the gateway. An outbox without room for it would have none for the
+// tokens either.
 func (n *Node) accepted(a *attempt, cached int) {
 	err := a.key.conn.Send(rpc.FrameAccepted, a.key.stream, &nodepb.Accepted{Attempt: a.number, CachedTokens: uint32(cached)})
 	if errors.Is(err, rpc.ErrOutboxFull) {
@@ -79,7 +79,7 @@ func (n *Node) accepted(a *attempt, cached int) {
 	}
 }
 
-// request is what the engine sees of a Generate.
+// request returns the engine's form of a Generate.
 func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 	stop := append([]int32(nil), g.StopTokenIds...)
 	if !g.IgnoreEos {
@@ -96,20 +96,20 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		},
 		Rules: rules(s, stop), LogProbs: g.Logprobs, TopLogProbs: int(g.TopLogprobs), LogProbTokens: g.LogprobTokenIds,
 		MaxTokens: int(g.MaxTokens), Stop: stop, Priority: int(g.Priority),
-		Hold:  len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
-		Emit:  func(t engine.Token) { n.emit(a, t) },
-		Ended: func(l engine.Life) { n.endSpan(a, l) },
+		Hold:     len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
+		Emit:     func(t engine.Token) { n.emit(a, t) },
+		OnFinish: func(l engine.RequestStats) { n.endSpan(a, l) },
 	}
 	if g.PromptLogprobs != nil {
-		r.Hold = false // what each position says of the next is not in the KV that a prefill node sends
+		r.Hold = false // the KV of a prefill node lacks the logits
 		r.TopPromptLogProbs = int(g.GetPromptLogprobs())
 		r.EmitPrompt = func(first int, probs []engine.LogProbs) { n.emitPrompt(a, first, probs) }
 	}
 	return r
 }
 
-// rules is what a Generate asks of its logits. Its output so far, of earlier
-// attempts, counts in all of them.
+// rules returns the rules of a Generate for its logits. They count the output of earlier attempts
+// as well.
 func rules(s *nodepb.Sampling, stops []int32) engine.Rules {
 	r := engine.Rules{
 		Allowed: s.GetAllowedTokenIds(), Repetition: s.GetRepetitionPenalty(), Presence: s.GetPresencePenalty(),
@@ -126,7 +126,7 @@ func rules(s *nodepb.Sampling, stops []int32) engine.Rules {
 	return r
 }
 
-// emit runs on the step goroutine: it files the token for the step's frame.
+// emit adds a token to the step's frame. It runs on the step goroutine.
 func (n *Node) emit(a *attempt, t engine.Token) {
 	if t.Finish == engine.FinishError {
 		n.endAttempt(a, t.Err)
@@ -145,7 +145,7 @@ func (n *Node) emit(a *attempt, t engine.Token) {
 	if t.LogProbs != nil {
 		gw.logProbs = append(gw.logProbs, logProbs(a, t))
 	}
-	n.soil(gw)
+	n.markDirty(gw)
 	switch t.Finish {
 	case engine.FinishStop:
 		n.count.FinishedStop++
@@ -154,10 +154,10 @@ func (n *Node) emit(a *attempt, t engine.Token) {
 	default:
 		return
 	}
-	n.forget(a, nil)
+	n.remove(a, nil)
 }
 
-// emitPrompt files what a step tells of an attempt's prompt.
+// emitPrompt adds log-probabilities of an attempt's prompt to the step's frames.
 func (n *Node) emitPrompt(a *attempt, first int, probs []engine.LogProbs) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -170,17 +170,16 @@ func (n *Node) emitPrompt(a *attempt, first int, probs []engine.LogProbs) {
 		gw.prompts = append(gw.prompts, promptProbs{a, promptLogProbs(a, first, probs[:rows])})
 		first, probs = first+rows, probs[rows:]
 	}
-	n.soil(gw)
+	n.markDirty(gw)
 }
 
-// frameProbs is how many log-probabilities go into a frame. Each takes at most 9
-// bytes, and a token's own and its stream, position and rank less than 8 of them:
-// so a frame stays below the 4 MiB that rpc allows, except where one token alone
-// has more, which no vocabulary does.
+// frameProbs is how many log-probabilities a frame has. Each takes at most 9 bytes, and a token's
+// own, its stream, position and rank less than 8 of them. So a frame stays below the 4 MiB that rpc
+// allows, unless one token alone has more, which no vocabulary has.
 const frameProbs = 1 << 18
 
-// frameful is how many of n tokens go into the next frame, at least one; tops is
-// how many best tokens are told of with one.
+// frameful returns how many of n tokens go into the next frame, at least one. tops returns how many
+// best tokens a token has.
 func frameful(n int, tops func(i int) int) int {
 	sum := 0
 	for i := range n {
@@ -191,28 +190,28 @@ func frameful(n int, tops func(i int) int) int {
 	return n
 }
 
-// soil has the next Flush send something to a gateway. n.mu is held.
-func (n *Node) soil(gw *gateway) {
+// markDirty queues gw for the next Flush. The caller holds n.mu.
+func (n *Node) markDirty(gw *gateway) {
 	if !gw.dirty {
 		gw.dirty = true
 		n.dirty = append(n.dirty, gw)
 	}
 }
 
-// Flush sends one frame per gateway with the tokens of the step that has just
-// ended. It is the engine's OnStep. A gateway whose outbox is full loses these
-// streams and no others; it may start them again elsewhere.
+// Flush sends one frame per gateway with the tokens of the step that has just ended. It is the
+// engine's OnStep. A gateway whose outbox is full loses the streams of the frame and no others. It
+// may resume them elsewhere.
 func (n *Node) Flush() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for i, gw := range n.dirty {
-		n.payEnds(gw)
+		n.flushEnds(gw)
 		n.sendPrompts(gw)
 		tokens, probs := gw.tokens, gw.logProbs
 		gw.tokens, gw.logProbs, gw.dirty = gw.tokens[:0], nil, false
 		n.dirty[i] = nil
 		var err error
-		if len(probs) > 0 { // before the tokens that they tell about
+		if len(probs) > 0 { // before their tokens
 			for err == nil && len(probs) > 0 {
 				n := frameful(len(probs), func(i int) int { return len(probs[i].TopTokens) })
 				err = gw.conn.Send(rpc.FrameLogProbs, 0, &nodepb.LogProbs{Tokens: probs[:n]})
@@ -229,7 +228,7 @@ func (n *Node) Flush() {
 	n.dirty = n.dirty[:0]
 }
 
-// sendPrompts sends what the step told of prompts. n.mu is held.
+// sendPrompts sends the step's log-probabilities of prompts. The caller holds n.mu.
 func (n *Node) sendPrompts(gw *gateway) {
 	prompts := gw.prompts
 	gw.prompts = nil
@@ -241,8 +240,8 @@ func (n *Node) sendPrompts(gw *gateway) {
 	}
 }
 
-// dropStreams ends the streams whose tokens were lost, those that had their
-// last one among them too. n.mu is held.
+// dropStreams ends the streams whose tokens were lost, including those whose last token was. The
+// caller holds n.mu.
 func (n *Node) dropStreams(gw *gateway, lost []rpc.Token, cause error) {
 	n.count.DroppedStreams += uint64(len(lost))
 	for _, t := range lost {
@@ -250,16 +249,16 @@ func (n *Node) dropStreams(gw *gateway, lost []rpc.Token, cause error) {
 			n.endLocked(a, cause, true)
 			continue
 		}
-		n.tellEnd(gw, t.Stream, &nodepb.End{Code: codeOf(cause), Message: cause.Error(), Attempt: t.Attempt})
+		n.sendEnd(gw, t.Stream, &nodepb.End{Code: codeOf(cause), Message: cause.Error(), Attempt: t.Attempt})
 	}
 }
 
-// end takes a stream's attempt off the node's books, if there is one.
-func (n *Node) end(k key, cause error, tell bool) {
+// end ends the attempt of a stream, if there is one.
+func (n *Node) end(k key, cause error, notify bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if a := n.attempts[k]; a != nil {
-		n.endLocked(a, cause, tell)
+		n.endLocked(a, cause, notify)
 	}
 }
 
@@ -272,81 +271,78 @@ func (n *Node) endAttempt(a *attempt, cause error) {
 	}
 }
 
-// endLocked frees what an attempt holds; tell says whether the gateway still
-// wants to hear of it.
-func (n *Node) endLocked(a *attempt, cause error, tell bool) {
-	n.forget(a, cause)
+// endLocked frees what an attempt holds. notify reports whether the gateway still needs an End.
+func (n *Node) endLocked(a *attempt, cause error, notify bool) {
+	n.remove(a, cause)
 	if a.id != 0 {
 		n.o.Engine.Abort(a.id)
 	}
 	gw := n.gateways[a.key.conn]
-	if gw != nil { // nothing of a stream follows its End
+	if gw != nil { // no token may follow the stream's End
 		gw.tokens = slices.DeleteFunc(gw.tokens, func(t rpc.Token) bool { return t.Stream == a.key.stream })
 		gw.prompts = slices.DeleteFunc(gw.prompts, func(p promptProbs) bool { return p.a == a })
 	}
-	if !tell {
+	if !notify {
 		n.count.FinishedAbort++
 		return
 	}
 	n.count.FinishedError++
-	n.tellEnd(gw, a.key.stream, &nodepb.End{Code: codeOf(cause), Message: cause.Error(), Attempt: a.number})
+	n.sendEnd(gw, a.key.stream, &nodepb.End{Code: codeOf(cause), Message: cause.Error(), Attempt: a.number})
 }
 
-// tellEnd sends a stream's End, now or as soon as the gateway's outbox has room:
-// a gateway that missed it would wait for a stream that nobody serves. n.mu is
-// held; gw is nil where the connection is over.
-func (n *Node) tellEnd(gw *gateway, stream uint64, m *nodepb.End) {
+// sendEnd sends a stream's End, now or as soon as the gateway's outbox has room, because a gateway
+// without the End would wait for a stream that has ended. The caller holds n.mu. gw is nil if the
+// connection is over.
+func (n *Node) sendEnd(gw *gateway, stream uint64, m *nodepb.End) {
 	if gw == nil {
 		return
 	}
-	gw.owed = append(gw.owed, owed{stream, m})
-	n.payEnds(gw)
-	if len(gw.owed) > n.o.MaxRequests {
-		gw.conn.Close(fmt.Errorf("%w: %d streams have ended and the gateway takes no word of it", rpc.ErrOutboxFull, len(gw.owed)))
+	gw.pendingEnds = append(gw.pendingEnds, pendingEnd{stream, m})
+	n.flushEnds(gw)
+	if len(gw.pendingEnds) > n.o.MaxRequests {
+		gw.conn.Close(fmt.Errorf("%w: %d streams have ended and the gateway does not read their ends", rpc.ErrOutboxFull, len(gw.pendingEnds)))
 	}
 }
 
-// payEnds sends what Ends are owed, as far as there is room. n.mu is held.
-func (n *Node) payEnds(gw *gateway) {
-	paid := 0
-	for _, o := range gw.owed {
+// flushEnds sends pending Ends, as far as the outbox has room. The caller holds n.mu.
+func (n *Node) flushEnds(gw *gateway) {
+	sent := 0
+	for _, o := range gw.pendingEnds {
 		if err := gw.conn.Send(rpc.FrameEnd, o.stream, o.end); errors.Is(err, rpc.ErrOutboxFull) {
 			break
 		}
-		paid++
+		sent++
 	}
-	gw.owed = slices.Delete(gw.owed, 0, paid)
+	gw.pendingEnds = slices.Delete(gw.pendingEnds, 0, sent)
 }
 
-// forget removes an attempt; n.mu is held.
-func (n *Node) forget(a *attempt, cause error) {
+// remove removes an attempt. The caller holds n.mu.
+func (n *Node) remove(a *attempt, cause error) {
 	a.ended = true
 	a.failSpan(cause)
 	a.cancel(cause)
 	delete(n.attempts, a.key)
-	n.draining.Left(len(n.attempts))
+	n.Ended()
 }
 
-// codeOf sorts an error into the protocol's codes.
+// codeOf returns the protocol's code of an error.
 func codeOf(err error) nodepb.Code {
 	switch {
 	case errors.Is(err, ErrDeadline):
 		return nodepb.Code_CODE_DEADLINE
-	case errors.Is(err, ErrDrained), errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost):
+	case errors.Is(err, ErrDrained):
 		return nodepb.Code_CODE_DRAINING
-	case errors.Is(err, scheduler.ErrQueueFull), errors.Is(err, rpc.ErrOutboxFull):
+	case errors.Is(err, rpc.ErrOutboxFull):
 		return nodepb.Code_CODE_OVERLOADED
-	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong), errors.Is(err, ErrStreamTwice):
+	case errors.Is(err, ErrStreamTwice):
 		return nodepb.Code_CODE_INVALID
-	case errors.Is(err, engine.ErrAdapter): // other nodes may have it
-		return nodepb.Code_CODE_MISMATCH
 	case errors.Is(err, ErrCancelled):
 		return nodepb.Code_CODE_CANCELLED
 	}
-	return nodepb.Code_CODE_INTERNAL
+	return node.Code(err)
 }
 
-// logProbs is one token's, for the frame.
+// logProbs returns the log-probabilities of one token for its frame.
 func logProbs(a *attempt, t engine.Token) *nodepb.TokenLogProbs {
 	p := &nodepb.TokenLogProbs{
 		Stream: a.key.stream, Attempt: a.number, Position: uint32(t.Position),
@@ -359,7 +355,7 @@ func logProbs(a *attempt, t engine.Token) *nodepb.TokenLogProbs {
 	return p
 }
 
-// promptLogProbs is a run of a prompt's tokens, for the frame.
+// promptLogProbs returns the log-probabilities of a run of a prompt's tokens for their frame.
 func promptLogProbs(a *attempt, first int, probs []engine.LogProbs) *nodepb.PromptLogProbs {
 	m := &nodepb.PromptLogProbs{Attempt: a.number, First: uint32(first)}
 	for i := range probs {

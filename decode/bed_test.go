@@ -283,9 +283,9 @@ func (b *bed) close() {
 		b.t.Error(err)
 	}
 	b.n.mu.Lock()
-	if n := b.n; len(n.attempts)+len(n.fetches)+len(n.leases.byID)+len(n.gateways)+n.owners != 0 {
+	if n := b.n; len(n.attempts)+len(n.fetches)+len(n.leases)+len(n.gateways)+n.owners != 0 {
 		b.t.Errorf("left in the node: %d attempts, %d fetches, %d leases, %d gateways, %d owners",
-			len(n.attempts), len(n.fetches), len(n.leases.byID), len(n.gateways), n.owners)
+			len(n.attempts), len(n.fetches), len(n.leases), len(n.gateways), n.owners)
 	}
 	b.n.mu.Unlock()
 	for i := len(b.stop) - 1; i >= 0; i-- {

@@ -17,22 +17,22 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
-// Reader is what a decode node needs of kvtransfer: to let a writer in, and to
-// shut it out. *kvtransfer.Reader is one.
+// Reader is what a decode node needs of kvtransfer: to admit a writer, and to revoke it.
+// *kvtransfer.Reader is one.
 type Reader interface {
 	Grant(kvtransfer.GrantRequest) (kvtransfer.Grant, error)
 	Cancel(kvtransfer.LeaseID) bool
 }
 
-// fetch is one Prefill asked of one node.
+// fetch is one Prefill sent to one node.
 type fetch struct {
 	key    key
 	span   trace.Span
-	events chan fetchEvent // what the prefill node says
-	moved  chan error      // capacity 1: what became of the lease, nil for arrived
+	events chan fetchEvent // from the prefill node
+	moved  chan error      // capacity 1: the end of the lease, nil if the KV arrived
 }
 
-// fetchEvent is what a prefill node said.
+// fetchEvent is a message of a prefill node.
 type fetchEvent struct {
 	kind fetchKind
 	err  error
@@ -46,13 +46,13 @@ const (
 	fetchFailed
 )
 
-// maxFetchEvents bounds a fetch's unread events. A well-behaved node says two
-// things that matter; positions in its queue may be dropped.
+// maxFetchEvents bounds a fetch's unread events. A well-behaved node sends two that matter. Queue
+// positions may be dropped.
 const maxFetchEvents = 16
 
-// Errors that send a prompt to the next prefill node.
+// Errors after which a prompt is sent to the next prefill node.
 var (
-	errSilent   = errors.New("decode: prefill node said nothing in time")
+	errSilent   = errors.New("decode: prefill node sent nothing in time")
 	errNoRoom   = errors.New("decode: no room for the KV in time")
 	errMismatch = errors.New("decode: prefill node does not match")
 	errPrefill  = errors.New("decode: prefill node gave up")
@@ -61,12 +61,16 @@ var (
 	errMoved    = errors.New("decode: KV did not arrive")
 )
 
-// fill brings a held request's KV here, by the request's course: from the prefill nodes in
-// the order the gateway ranked them, or, when none delivers, by computing it.
+// fill gets a held request's KV by the request's course: from prefill nodes, in the order of the
+// gateway's ranking, or, when none delivers, by computing it.
 func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *nodepb.Generate, tokens []int32, cached int) {
 	wanted := tokens[:len(tokens)-1]
 	p := course.Prompt{UpTo: len(wanted), Cached: cached, Block: n.o.BlockTokens, Nodes: len(g.Prefill)}
-	p.Moved = p.Short() && n.movedLately(g, wanted)
+	if p.Short() {
+		n.mu.Lock()
+		p.Moved = n.recent.has(n.recent.key(kvcache.Hash(g.PrefixRoot), wanted))
+		n.mu.Unlock()
+	}
 	way := course.New(p)
 	for {
 		step, node := way.Next()
@@ -79,12 +83,14 @@ func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *
 			return
 		}
 		addr := g.Prefill[node]
-		err := n.legs.do(addr, func() error { return n.fetchFrom(ctx, a, id, g, addr, wanted, cached) })
+		err := n.breakers.do(addr, func() error { return n.fetchFrom(ctx, a, id, g, addr, wanted, cached) })
 		out := outcome(ctx, err)
 		switch out {
 		case course.Delivered:
 			if p.Short() {
-				n.rememberMoved(g, wanted)
+				n.mu.Lock()
+				n.recent.add(n.recent.key(kvcache.Hash(g.PrefixRoot), wanted))
+				n.mu.Unlock()
 			}
 		case course.Failed:
 			n.addCount(&n.count.PrefillFailures)
@@ -94,7 +100,7 @@ func (n *Node) fill(ctx context.Context, a *attempt, id scheduler.RequestID, g *
 	}
 }
 
-// outcome sorts the end of a fetch.
+// outcome classifies the end of a fetch.
 func outcome(ctx context.Context, err error) course.Outcome {
 	switch {
 	case err == nil:
@@ -103,23 +109,10 @@ func outcome(ctx context.Context, err error) course.Outcome {
 		return course.Over
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
 		return course.Useless
-	case errors.Is(err, errLeg):
+	case errors.Is(err, errOpen):
 		return course.Skipped
 	}
 	return course.Failed
-}
-
-// movedLately says whether a short prompt's KV has come from elsewhere before.
-func (n *Node) movedLately(g *nodepb.Generate, tokens []int32) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.recent.has(n.recent.key(kvcache.Hash(g.PrefixRoot), tokens))
-}
-
-func (n *Node) rememberMoved(g *nodepb.Generate, tokens []int32) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.recent.add(n.recent.key(kvcache.Hash(g.PrefixRoot), tokens))
 }
 
 func (n *Node) addCount(c *uint64) {
@@ -164,14 +157,14 @@ func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID
 	if err == nil || n.giveUp(l) {
 		return nil
 	}
-	// Whatever went wrong, the other side is told: it stops computing.
+	// In any case the prefill node is to stop computing.
 	if cerr := conn.Send(rpc.FrameCancel, f.key.stream, &nodepb.Cancel{Reason: err.Error()}); cerr != nil {
 		n.log.Debug("cancel not sent", "prefill", addr, "err", cerr)
 	}
 	return err
 }
 
-// matches refuses a node whose KV would not be this node's own.
+// matches refuses a node whose KV would differ from this node's own.
 func (n *Node) matches(p *nodepb.Hello) error {
 	switch id := n.o.Identity; {
 	case p.GetFingerprint() != id.Fingerprint:
@@ -182,8 +175,8 @@ func (n *Node) matches(p *nodepb.Hello) error {
 	return nil
 }
 
-// await follows a Prefill to its arrival. It returns the lease that was granted
-// on the way, if any.
+// await follows a Prefill until its KV has arrived. It returns the lease that was granted
+// meanwhile; nil: none.
 func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (*lease, error) {
 	var l *lease
 	silence := time.NewTimer(n.o.PrefillTimeout)
@@ -204,7 +197,7 @@ func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		case ev := <-f.events:
 			switch ev.kind {
 			case fetchQueued:
-				if l == nil { // a position told late does not start the clock again
+				if l == nil { // a late position does not restart the timer
 					silence.Reset(n.o.PrefillTimeout)
 				}
 			case fetchWantsGrant:
@@ -215,7 +208,7 @@ func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 				if l, err = n.grant(ctx, id, f, upTo); err != nil {
 					return l, err
 				}
-				silence.Stop() // from here the lease's own clock judges
+				silence.Stop() // from now on LeaseDuration bounds it
 			case fetchFailed:
 				return l, ev.err
 			}
@@ -223,16 +216,16 @@ func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 	}
 }
 
-// grant reserves blocks, waiting a bounded time for room, and lets the prefill
-// node write into them.
+// grant reserves blocks, waiting a bounded time for room, and lets the prefill node write into
+// them.
 func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (*lease, error) {
 	res, err := n.reserve(ctx, id, f, upTo)
 	if err != nil {
 		n.refuseGrant(f, err)
 		return nil, err
 	}
-	kv, ranks := n.o.Engine.KV(), n.o.Engine.Ranks()
-	var pages []int32 // one group after the other
+	kv, ranks := n.o.Engine.KV(), n.o.Engine.Workers()
+	var pages []int32 // group by group
 	var counts, of []int
 	for i, g := range res.Groups {
 		for _, b := range g.Blocks {
@@ -240,7 +233,7 @@ func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		}
 		counts, of = append(counts, len(g.Blocks)), append(of, kv.Groups[i].Layers*ranks)
 	}
-	n.mu.Lock() // the lease is on the books before its first event can be
+	n.mu.Lock() // the lease must be registered before its first event
 	g, err := n.o.Reader.Grant(kvtransfer.GrantRequest{
 		Pages: pages, Runs: kvtransfer.Runs(kv.Regions*ranks, counts, of), Duration: n.o.LeaseDuration,
 	})
@@ -251,7 +244,8 @@ func (n *Node) grant(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 		n.refuseGrant(f, err)
 		return nil, err
 	}
-	l := n.leases.add(g.Lease, res.ID, f)
+	l := &lease{id: g.Lease, res: res.ID, fetch: f}
+	n.leases[l.id] = l
 	n.mu.Unlock()
 	f.span.Event("granted", time.Now())
 	err = f.key.conn.Send(rpc.FrameGrant, f.key.stream, &nodepb.Grant{
@@ -267,15 +261,15 @@ func (n *Node) refuseGrant(f *fetch, err error) {
 	}
 }
 
-// reserved is an answer to a request for blocks.
+// reserved is the result of a reservation.
 type reserved struct {
 	res scheduler.Reservation
 	err error
 }
 
-// reserve takes blocks. Where there is no room it waits for a bounded time, in the order
-// in which grants were asked for, and informs the prefill node, which computes for others
-// meanwhile; one of the version before ignores that and waits, too.
+// reserve takes blocks. Without room it waits for a bounded time, in the order in which grants were
+// requested. The prefill node is notified and computes for others meanwhile. A prefill node of the
+// previous version ignores that and waits.
 func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, f *fetch, upTo int) (scheduler.Reservation, error) {
 	ready := make(chan reserved, 1)
 	res, err := n.o.Engine.ReserveInTurn(id, upTo, func(res scheduler.Reservation, err error) { ready <- reserved{res, err} })
@@ -301,9 +295,9 @@ func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, f *fetch, up
 	if n.o.Engine.StopWaiting(id) {
 		return res, err
 	}
-	r := <-ready // its turn came at the same time
+	r := <-ready // granted at the same time
 	if r.err == nil && !errors.Is(err, errNoRoom) {
-		n.o.Engine.Lost(r.res.ID) // nobody will write there
+		n.o.Engine.Lost(r.res.ID) // no writer will use it
 		n.o.Engine.Release(r.res.ID)
 		return res, err
 	}
@@ -324,8 +318,8 @@ func (n *Node) stopFetch(f *fetch) {
 	n.mu.Unlock()
 }
 
-// tell queues an event for the goroutine that awaits; it never blocks.
-func (f *fetch) tell(ev fetchEvent) bool {
+// push queues an event for the goroutine that awaits. It never blocks.
+func (f *fetch) push(ev fetchEvent) bool {
 	select {
 	case f.events <- ev:
 		return true
@@ -337,39 +331,39 @@ func (f *fetch) tell(ev fetchEvent) bool {
 // prefillHandler handles the frames of connections to prefill nodes.
 type prefillHandler struct{ n *Node }
 
-// Frame passes a prefill node's word to the fetch it belongs to.
+// Frame passes a prefill node's message to its fetch.
 func (h prefillHandler) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	n := h.n
 	n.mu.Lock()
 	f := n.fetches[key{c, stream}]
 	n.mu.Unlock()
 	if f == nil {
-		return // over already
+		return // the fetch has ended
 	}
 	switch t {
 	case rpc.FrameQueued:
-		f.tell(fetchEvent{kind: fetchQueued})
+		f.push(fetchEvent{kind: fetchQueued})
 	case rpc.FrameGrantRequest:
-		f.mustTell(c, fetchEvent{kind: fetchWantsGrant})
+		f.mustPush(c, fetchEvent{kind: fetchWantsGrant})
 	case rpc.FramePrefillDone:
-		// The transfer's own arrival is what counts.
+		// The transfer's Arrived event decides.
 	case rpc.FrameEnd:
 		e := new(nodepb.End)
 		if err := proto.Unmarshal(payload, e); err != nil {
 			e.Message = err.Error()
 		}
-		f.mustTell(c, fetchEvent{kind: fetchFailed, err: fmt.Errorf("%w: %s: %s", errPrefill, e.Code, e.Message)})
+		f.mustPush(c, fetchEvent{kind: fetchFailed, err: fmt.Errorf("%w: %s: %s", errPrefill, e.Code, e.Message)})
 	default:
 		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
 	}
 }
 
-// mustTell closes a connection whose peer floods a fetch with events.
-func (f *fetch) mustTell(c *rpc.Conn, ev fetchEvent) {
-	if !f.tell(ev) {
+// mustPush closes the connection of a peer that floods a fetch with events.
+func (f *fetch) mustPush(c *rpc.Conn, ev fetchEvent) {
+	if !f.push(ev) {
 		c.Close(fmt.Errorf("%w: more than %d unread events on one stream", errPrefill, maxFetchEvents))
 	}
 }
 
-// Closed needs nothing: fetches watch their connection.
+// Closed does nothing, because fetches watch their connection.
 func (h prefillHandler) Closed(*rpc.Conn, error) {}

@@ -104,8 +104,8 @@ var failures = map[string]struct {
 	}), 20 * time.Millisecond, 1},
 	"its push fails behind many positions": {later(func(b *bed, c *rpc.Conn, stream uint64) {
 		b.n.mu.Lock() // so that none is read before all are there
-		f := b.n.leases.byID[1].fetch
-		for f.tell(fetchEvent{kind: fetchQueued}) {
+		f := b.n.leases[1].fetch
+		for f.push(fetchEvent{kind: fetchQueued}) {
 		}
 		b.n.mu.Unlock()
 		b.reader.fail(1, kvtransfer.ErrExpired)
@@ -215,8 +215,8 @@ func TestArrivalWins(t *testing.T) {
 		p.grant = func(c *rpc.Conn, stream uint64, g *nodepb.Grant) {
 			b.n.mu.Lock() // the fetch sees all of it at once
 			c.Close(nil)
-			f := b.n.leases.byID[kvtransfer.LeaseID(g.Grant[0])].fetch
-			f.tell(fetchEvent{kind: fetchFailed, err: errPrefill})
+			f := b.n.leases[kvtransfer.LeaseID(g.Grant[0])].fetch
+			f.push(fetchEvent{kind: fetchFailed, err: errPrefill})
 			go b.reader.arrive(kvtransfer.LeaseID(g.Grant[0]))
 			b.n.mu.Unlock()
 		}

@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
-// lease joins what kvtransfer granted to what the engine reserved.
+// lease joins a lease of kvtransfer with the engine's reservation.
 type lease struct {
 	id      kvtransfer.LeaseID
 	res     scheduler.ReservationID
@@ -15,36 +15,23 @@ type lease struct {
 	givenUp bool
 }
 
-// leases are those whose end kvtransfer has not yet announced.
-type leases struct{ byID map[kvtransfer.LeaseID]*lease }
-
-func newLeases() leases { return leases{byID: make(map[kvtransfer.LeaseID]*lease)} }
-
-func (t leases) add(id kvtransfer.LeaseID, res scheduler.ReservationID, f *fetch) *lease {
-	l := &lease{id: id, res: res, fetch: f}
-	t.byID[id] = l
-	return l
-}
-
 // TransferEvent is the Reader's OnEvent.
 //
-// Three parties race for a lease: the writer, whose last byte makes it arrive;
-// the transfer, which may fail it; and this node, which may give it up. The
-// engine must hear Arrived, or Lost and then Release, in that order, and never
-// both. n.mu orders them: giveUp posts Lost under it before it cancels, so
-// that a Released, or an Arrived that was already on its way, posts its
-// Release after it.
+// Three parties race for a lease: the writer, whose last byte makes it arrive; the transfer, which
+// may fail it; and this node, which may give it up. The engine must get Arrived, or Lost and then
+// Release, in that order, and never both. n.mu orders them: giveUp posts Lost under n.mu before it
+// cancels, so that a concurrent Released or Arrived posts its Release after it.
 func (n *Node) TransferEvent(ev kvtransfer.Event) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	l := n.leases.byID[ev.Lease]
+	l := n.leases[ev.Lease]
 	if l == nil {
 		n.log.Error("transfer event for an unknown lease", "kind", ev.Kind, "lease", ev.Lease)
 		return
 	}
 	switch ev.Kind {
 	case kvtransfer.Arrived:
-		delete(n.leases.byID, l.id)
+		delete(n.leases, l.id)
 		if l.givenUp {
 			n.o.Engine.Release(l.res)
 			return
@@ -64,12 +51,12 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 			l.fetch.moved <- ev.Err
 		}
 	case kvtransfer.Released:
-		delete(n.leases.byID, l.id)
-		n.o.Engine.Release(l.res) // which Failed, told before, or giveUp had declared lost
+		delete(n.leases, l.id)
+		n.o.Engine.Release(l.res) // Failed or giveUp posted Lost before
 	}
 }
 
-// deviceDigests are a transfer's, for the engine to compare.
+// deviceDigests returns a transfer's digests, for the engine to compare.
 func deviceDigests(all []kvtransfer.Digest) []engine.PageDigest {
 	pages := make([]engine.PageDigest, len(all))
 	for i, d := range all {
@@ -78,8 +65,8 @@ func deviceDigests(all []kvtransfer.Digest) []engine.PageDigest {
 	return pages
 }
 
-// giveUp ends a lease from this side; its blocks come back with Released. It
-// reports whether that is too late: everything has arrived.
+// giveUp ends a lease from this side. Its blocks are returned by Released. It reports whether
+// everything has arrived already, so that it is too late.
 func (n *Node) giveUp(l *lease) (arrived bool) {
 	if l == nil {
 		return false

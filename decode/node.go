@@ -1,18 +1,18 @@
-// Package decode owns requests: from the Generate that starts an attempt to its
-// last token. It pins what it has of the prompt, has a prefill node push the
-// rest into blocks it reserved, computes the last prompt token itself and
-// streams what it samples, one frame per step and gateway.
+// Package decode owns requests from the Generate that starts an attempt to the last token. It pins
+// the cached part of the prompt, has a prefill node push the rest into blocks that it reserved,
+// computes the last prompt token itself, and sends the sampled tokens in one frame per step and
+// gateway.
 //
-// Invariant: an attempt that was accepted ends with a finish reason or an End
-// that says why, and whatever it held - blocks, leases, the work it asked of a
-// prefill node - is given back. KV that has not wholly arrived and matched is
-// never decoded.
+// Invariant: an accepted attempt ends with a finish reason, or with an End that has the cause. All
+// that it held (blocks, leases, the work of a prefill node) is released. KV that has not arrived
+// completely, with matching checksums, is never decoded.
 //
-// The package does not choose prefill nodes (the gateway ranks them), does not
-// know text, and never retries on the same prefill node.
+// The package does not choose prefill nodes (the gateway ranks them), does not know text, and never
+// retries on the same prefill node.
 package decode
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,146 +20,131 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/breaker"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
 // Identity is what must agree between this node and those it works with.
-type Identity struct {
-	Model       string // served name
-	Fingerprint uint64
-	Class       string // numerics class
-	Layout      uint64 // hash of the KV layout
-	KV          string // the same in words
-}
+type Identity = node.Identity
 
-// Options configure a node. Zero durations and counts take the defaults.
+// Options configure a node. Zero durations and counts are the defaults.
 type Options struct {
 	Engine   *engine.Engine
 	Identity Identity
 	Bundle   *nodepb.Bundle
-	Reader   Reader // nil: this node never asks for remote prefill
-	// Dial makes the connections to prefill nodes, with the node's handler for
-	// their frames. Needed with Reader.
+	Reader   Reader // nil: the node never asks for remote prefill
+	// Dial makes the connections to prefill nodes. The handler gets their frames. Needed with
+	// Reader.
 	Dial   func(rpc.Handler) Dialer
 	Logger *slog.Logger
 	Tracer *trace.Tracer // nil: no spans
 
 	MaxModelLen int
 	BlockTokens int
-	// MaxRequests bounds the attempts a node owns at once, running, waiting
-	// and held together. Default 1024.
+	// MaxRequests bounds the attempts that a node owns at once: running, waiting and held. Default
+	// 1024.
 	MaxRequests int
-	// MaxRunning is how many requests the engine runs at once, which gateways are
-	// told so that the others wait there; 0: they are not.
+	// MaxRunning is how many requests the engine runs at once. Gateways queue the others; 0:
+	// heartbeats do not have it.
 	MaxRunning int
-	// RequestTimeout ends an attempt that named no deadline. Default 30 min.
+	// RequestTimeout ends an attempt without a deadline of its own. Default 30 min.
 	RequestTimeout time.Duration
-	// PrefillTimeout is how long one prefill node may stay silent: no answer,
-	// no queue position, no grant asked. Then the next one is tried. Default 5 s.
+	// PrefillTimeout is how long a prefill node may send nothing: no answer, queue position or
+	// grant request. Then the next one is tried. Default 5 s.
 	PrefillTimeout time.Duration
-	// GrantTimeout is how long a prefill node that is ready to run waits for
-	// room in this node's pool before it is sent away. Default 2 s.
+	// GrantTimeout is how long a prefill node that is ready to run waits for room in this node's
+	// pool before it is refused. Default 2 s.
 	GrantTimeout time.Duration
-	// LeaseDuration is how long a granted push may stay silent. Default 10 s.
+	// LeaseDuration is how long a granted push may be idle. Default 10 s.
 	LeaseDuration time.Duration
-	// StatsInterval is the heartbeat to gateways, five times as often while the
-	// load changes. Default 500 ms.
+	// StatsInterval is the interval of heartbeats to gateways, a fifth of it while the load
+	// changes. Default 500 ms.
 	StatsInterval time.Duration
 }
 
 func (o *Options) setDefaults() {
-	setDuration := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	setDuration(&o.RequestTimeout, 30*time.Minute)
-	setDuration(&o.PrefillTimeout, 5*time.Second)
-	setDuration(&o.GrantTimeout, 2*time.Second)
-	setDuration(&o.LeaseDuration, 10*time.Second)
-	setDuration(&o.StatsInterval, 500*time.Millisecond)
-	if o.MaxRequests == 0 {
-		o.MaxRequests = 1024
-	}
-	if o.BlockTokens == 0 {
-		o.BlockTokens = kvcache.DefaultBlockTokens
-	}
+	o.RequestTimeout = cmp.Or(o.RequestTimeout, 30*time.Minute)
+	o.PrefillTimeout = cmp.Or(o.PrefillTimeout, 5*time.Second)
+	o.GrantTimeout = cmp.Or(o.GrantTimeout, 2*time.Second)
+	o.LeaseDuration = cmp.Or(o.LeaseDuration, 10*time.Second)
+	o.StatsInterval = cmp.Or(o.StatsInterval, node.DefaultStatsInterval)
+	o.MaxRequests = cmp.Or(o.MaxRequests, 1024)
+	o.BlockTokens = cmp.Or(o.BlockTokens, kvcache.DefaultBlockTokens)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 }
 
-// Dialer finds the shared connection to a prefill node. *rpc.Pool is one.
+// Dialer returns the shared connection to a prefill node. *rpc.Pool is one.
 type Dialer interface {
 	Get(ctx context.Context, addr string) (*rpc.Conn, error)
 }
 
-// Node is a decode node's requests. It implements rpc.Handler for gateways'
-// connections; a handler of its own serves those it dials.
+// Node is a decode node's requests. It implements rpc.Handler for connections of gateways.
+// prefillHandler serves those that the node dials.
 type Node struct {
+	*node.Base
 	o        Options
 	log      *slog.Logger
 	prefill  Dialer
-	legs     legs
-	adapters *rpc.AdapterDesk
+	breakers prefillBreakers
 
 	mu       sync.Mutex
 	gateways map[*rpc.Conn]*gateway
 	attempts map[key]*attempt
-	fetches  map[key]*fetch // by the stream on a prefill node's connection
-	leases   leases
+	fetches  map[key]*fetch                // by the stream on the prefill node's connection
+	leases   map[kvtransfer.LeaseID]*lease // whose end kvtransfer has not reported yet
 	recent   recent
-	draining rpc.Draining
 	dirty    []*gateway // gateways with tokens of the running step
-	owners   int        // goroutines that own an attempt, or that one just ended under
+	owners   int        // goroutines that own an attempt, including one that has just ended
 	count    Counters
-	wg       sync.WaitGroup // of the owners
 }
 
-// Counters only grow; metrics read them.
+// Counters only grow. Metrics read them.
 type Counters struct {
 	Accepted, Refused                                          uint64
-	Overloaded                                                 uint64 // of the refused, for want of a place in MaxRequests
+	Overloaded                                                 uint64 // of the refused, because MaxRequests was reached
 	RemotePrefills                                             uint64 // prompts whose KV arrived from another node
-	LocalPrefills                                              uint64 // prompts computed here, by choice or for want of a prefill node
-	PrefillFailures                                            uint64 // attempts at a prefill node that came to nothing
-	DroppedStreams                                             uint64 // full outbox: the stream was dropped, the step went on
+	LocalPrefills                                              uint64 // prompts computed here, by choice or without a usable prefill node
+	PrefillFailures                                            uint64 // requests to prefill nodes that did not deliver
+	DroppedStreams                                             uint64 // streams dropped because of a full outbox
 	FinishedStop, FinishedLength, FinishedAbort, FinishedError uint64
 }
 
-// key names a stream on a connection.
+// key identifies a stream on a connection.
 type key struct {
 	conn   *rpc.Conn
 	stream uint64
 }
 
-// gateway is what one connection is to be sent.
+// gateway is what is to be sent on one connection.
 type gateway struct {
 	conn   *rpc.Conn
 	tokens []rpc.Token // of the running step
-	// logProbs of those tokens, for the streams that asked.
-	logProbs []*nodepb.TokenLogProbs
-	prompts  []promptProbs // of the running step
-	dirty    bool          // is in Node.dirty
-	owed     []owed        // Ends that its full outbox did not take, oldest first
+	// logProbs belong to those tokens, if requested.
+	logProbs    []*nodepb.TokenLogProbs
+	prompts     []promptProbs // of the running step
+	dirty       bool          // is in Node.dirty
+	pendingEnds []pendingEnd  // Ends that did not fit into the full outbox, oldest first
 }
 
-// promptProbs is what a step tells of an attempt's prompt.
+// promptProbs are log-probabilities of an attempt's prompt.
 type promptProbs struct {
 	a *attempt
 	m *nodepb.PromptLogProbs
 }
 
-// owed is the End of one stream.
-type owed struct {
+// pendingEnd is the End of one stream.
+type pendingEnd struct {
 	stream uint64
 	end    *nodepb.End
 }
@@ -177,7 +162,7 @@ type attempt struct {
 	ended bool
 }
 
-// Errors that end attempts; their text reaches clients.
+// Errors that end attempts. Clients get their text.
 var (
 	ErrCancelled   = errors.New("decode: cancelled by the gateway")
 	ErrDeadline    = errors.New("decode: the request's deadline has passed")
@@ -187,18 +172,22 @@ var (
 	errBroken      = errors.New("decode: state is inconsistent")
 )
 
-// New makes a node. Its engine must have been made with OnStep set to Flush.
+// New returns a node. Its engine must have been made with OnStep set to Flush.
 func New(o Options) *Node {
 	o.setDefaults()
 	n := &Node{
-		o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter),
+		o: o, log: o.Logger,
 		gateways: make(map[*rpc.Conn]*gateway),
 		attempts: make(map[key]*attempt),
 		fetches:  make(map[key]*fetch),
-		leases:   newLeases(),
+		leases:   make(map[kvtransfer.LeaseID]*lease),
 		recent:   newRecent(),
-		legs:     legs{by: make(map[string]*gobreaker.CircuitBreaker[struct{}])},
+		breakers: prefillBreakers{by: make(map[string]*breaker.Breaker)},
 	}
+	n.Base = node.New(node.Options{
+		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
+		Gateways: n.flushGateways, Stats: n.addStats, Running: func() int { return len(n.attempts) }, End: n.endAll,
+	})
 	if o.Reader != nil {
 		n.prefill = o.Dial(prefillHandler{n})
 	}
@@ -213,22 +202,18 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	case rpc.FrameCancel:
 		n.end(key{c, stream}, ErrCancelled, false)
 	case rpc.FrameHello:
-		n.know(c)
-		// Before the bundle, without which a gateway is not ready: so a ready gateway
-		// knows the node's adapters.
-		n.send(c, rpc.FrameStats, 0, n.stats())
+		n.register(c)
+		// Before the bundle, without which a gateway is not ready, so that a ready gateway knows
+		// the node's adapters.
+		n.send(c, rpc.FrameStats, 0, n.Stats())
 	case rpc.FrameBundleRequest:
 		n.send(c, rpc.FrameBundle, stream, n.o.Bundle)
-	case rpc.FrameDrain:
-		n.drainAsked(payload)
-	case rpc.FrameLoadAdapter, rpc.FrameUnloadAdapter:
-		n.adapters.Frame(c, t, stream, payload)
 	default:
-		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
+		n.Base.Frame(c, t, stream, payload)
 	}
 }
 
-// Closed ends what a gateway that is gone had running.
+// Closed ends the attempts of a gateway whose connection is closed.
 func (n *Node) Closed(c *rpc.Conn, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -255,10 +240,9 @@ func (n *Node) generate(c *rpc.Conn, stream uint64, payload []byte) {
 	a := &attempt{key: key{c, stream}, number: g.Attempt, request: g.RequestId, cancel: cancel, span: n.startSpan(g)}
 	switch code, msg := n.enter(a); {
 	case code == 0:
-		go n.own(ctx, a, g)
+		go n.run(ctx, a, g)
 	case code == nodepb.Code_CODE_INVALID:
-		// Which of the two the gateway means by this stream cannot be told:
-		// neither goes on, and one End says so.
+		// Later frames of the stream could mean either attempt, so one End ends both.
 		n.end(a.key, ErrStreamTwice, true)
 		cancel(nil)
 		a.span.End(time.Now())
@@ -270,14 +254,14 @@ func (n *Node) generate(c *rpc.Conn, stream uint64, payload []byte) {
 	}
 }
 
-// enter registers an attempt, or says why the node takes none.
+// enter registers an attempt, or returns why the node takes none.
 func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
 	case n.attempts[a.key] != nil:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("stream %d is in use", a.key.stream)
-	case n.draining.On():
+	case n.DrainingLocked():
 		return nodepb.Code_CODE_DRAINING, "the decode node is shutting down"
 	case n.owners >= n.o.MaxRequests:
 		n.count.Overloaded++
@@ -286,12 +270,12 @@ func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 	n.attempts[a.key] = a
 	n.owners++
 	n.count.Accepted++
-	n.wg.Add(1)
+	n.Owners.Add(1)
 	return 0, ""
 }
 
-// know files a gateway's connection; heartbeats go to it from now on.
-func (n *Node) know(c *rpc.Conn) {
+// register sends heartbeats to a gateway from now on.
+func (n *Node) register(c *rpc.Conn) {
 	c.SetSilence(rpc.StreamSilence)
 	n.mu.Lock()
 	n.gateways[c] = &gateway{conn: c}
@@ -323,18 +307,18 @@ func (n *Node) refuse(c *rpc.Conn, stream uint64, attempt uint32, code nodepb.Co
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.count.Refused++
-	n.tellEnd(n.gateways[c], stream, &nodepb.End{Code: code, Message: msg, Attempt: attempt})
+	n.sendEnd(n.gateways[c], stream, &nodepb.End{Code: code, Message: msg, Attempt: attempt})
 }
 
-// send queues what may be lost: a peer that has no room for it, or is gone, is
-// not the worse for missing it.
+// send queues a message that may be lost: a peer without room for it, or one that is gone, does not
+// need it.
 func (n *Node) send(c *rpc.Conn, t rpc.Type, stream uint64, m proto.Message) {
 	if err := c.Send(t, stream, m); err != nil && !errors.Is(err, rpc.ErrClosed) {
 		n.log.Warn("frame not sent", "type", t, "err", err)
 	}
 }
 
-// Owned is how many attempts the node owns, and how many it may.
+// Owned returns how many attempts the node owns, and the bound.
 func (n *Node) Owned() (attempts, limit int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -348,8 +332,8 @@ func (n *Node) Counters() Counters {
 	return n.count
 }
 
-// Check verifies the node's conservation laws: each attempt it took is here or
-// has ended once, has an owner, and only owners fetch.
+// Check verifies the node's counts: each attempt that it accepted is present or has ended once, has
+// an owner, and only owners fetch.
 func (n *Node) Check() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

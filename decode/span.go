@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// startSpan begins an attempt's span, below the gateway's.
+// startSpan starts an attempt's span below the gateway's.
 func (n *Node) startSpan(g *nodepb.Generate) trace.Span {
 	if n.o.Tracer == nil && g.Trace == nil {
 		return trace.Span{}
@@ -22,16 +22,15 @@ func (n *Node) startSpan(g *nodepb.Generate) trace.Span {
 	return s
 }
 
-// failSpan says why an attempt ended, unless it ended well or was not wanted any
-// more.
+// failSpan records why an attempt ended, unless it finished or was cancelled.
 func (a *attempt) failSpan(cause error) {
 	if cause != nil && !errors.Is(cause, ErrCancelled) && a.span.On() {
 		a.span.Fail(codeOf(cause).String(), cause.Error())
 	}
 }
 
-// endSpan ends an attempt's span with what the engine has seen of it.
-func (n *Node) endSpan(a *attempt, l engine.Life) {
+// endSpan ends an attempt's span with the engine's times.
+func (n *Node) endSpan(a *attempt, l engine.RequestStats) {
 	if !a.span.On() {
 		return
 	}
@@ -60,7 +59,7 @@ func (n *Node) endSpan(a *attempt, l engine.Life) {
 	a.span.End(at(l.Ended))
 }
 
-// fetchSpan begins the span of one Prefill asked of one node.
+// fetchSpan starts the span of one Prefill sent to one node.
 func (a *attempt) fetchSpan(addr string, have int) trace.Span {
 	s := a.span.Child("fetch KV", trace.Client, time.Now())
 	if s.On() {

@@ -14,50 +14,50 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// ErrAdapter says that there is no such adapter: none of that name is loaded, or its
-// folder has none.
+// ErrAdapter means that there is no such adapter: none of that name is loaded, or
+// the folder does not hold one.
 var ErrAdapter = errors.New("engine: no such adapter")
 
-// ErrAdapterTaken is behind refusals to load one: its files are refused, or the name,
-// or every place, is taken.
+// ErrAdapterTaken means that an adapter cannot be loaded: its files are refused, its
+// name is in use, or every place is.
 var ErrAdapterTaken = errors.New("engine: adapter cannot be loaded")
 
-// MaxAdapters bounds the places for adapters of a node, MaxAdapterName a name's
-// bytes: all names travel in each heartbeat.
+// MaxAdapters bounds the places for adapters of a node, and MaxAdapterName the bytes
+// of a name, because each heartbeat carries all names.
 const (
 	MaxAdapters    = 128
 	MaxAdapterName = 256
 )
 
-// Adapter is a loaded one. Requests that name it are computed with it.
+// Adapter is a loaded adapter. Requests that name it are computed with it.
 type Adapter struct {
 	Name   string
 	Digest uint64 // equal digests compute equally; never 0
 	Rank   int
 }
 
-// AdapterDevice puts adapters into places, from 1 on; *model.Model is one. It is
-// for the step goroutine.
+// AdapterDevice loads adapters into places, from 1 on. *model.Model implements it. It
+// is called on the step goroutine.
 type AdapterDevice interface {
 	LoadAdapter(place int, a *model.Adapter) error
 }
 
-// AdapterModule names an adapter's folder.
+// AdapterModule is an adapter's name and folder.
 type AdapterModule struct{ Name, Path string }
 
-// adapters are the engine's places, owned by the step goroutine.
+// adapters is the set of the engine's places. The step goroutine owns it.
 type adapters struct {
 	named map[string]*adapterPlace
 	free  []int // places, the next one last
 }
 
-// adapterPlace is an adapter in its place. Requests that run go on with it when
-// its name has been taken away; then the last of them frees the place.
+// adapterPlace is an adapter in its place. After its name has been removed, requests
+// that run keep using it, and the last of them frees the place.
 type adapterPlace struct {
 	Adapter
-	place int
-	users int // requests and jobs
-	gone  bool
+	place   int
+	users   int // requests and jobs
+	removed bool
 }
 
 func newAdapters(places int) adapters {
@@ -68,9 +68,9 @@ func newAdapters(places int) adapters {
 	return a
 }
 
-// LoadAdapter reads an adapter's folder and gives it a name. Loading what is
-// loaded already does nothing; another adapter under a name that is taken is
-// refused, unless replace is set: then requests that run keep the old one.
+// LoadAdapter reads an adapter's folder and gives it a name. It does nothing if that
+// adapter is already loaded. Another adapter of the same name is an error unless
+// replace is set; then requests that run keep the old one.
 func (e *Engine) LoadAdapter(name, path string, replace bool) (digest uint64, rank int, err error) {
 	if e.o.AdapterPlaces == 0 {
 		return 0, 0, fmt.Errorf("%w: %s: this node was started without --enable-lora", ErrAdapterTaken, name)
@@ -81,7 +81,7 @@ func (e *Engine) LoadAdapter(name, path string, replace bool) (digest uint64, ra
 	folder, err := e.adapterFolder(path)
 	var a *model.Adapter
 	if err == nil {
-		a, err = model.OpenAdapter(folder) // on the caller's goroutine: steps go on
+		a, err = model.OpenAdapter(folder) // on the caller's goroutine, so that steps continue
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, 0, fmt.Errorf("%w: %s: %w", ErrAdapter, name, err)
@@ -96,9 +96,9 @@ func (e *Engine) LoadAdapter(name, path string, replace bool) (digest uint64, ra
 	return info.Digest, info.Rank, err
 }
 
-// adapterFolder returns the folder that path names. With AdapterRoot a path outside of
-// it gets the same fs.ErrNotExist as one that does not exist, so that nobody learns
-// which files the node has.
+// adapterFolder returns the folder of path. With AdapterRoot a path outside of it
+// returns the same fs.ErrNotExist as one that does not exist, so that a client cannot
+// find out which files the node has.
 func (e *Engine) adapterFolder(path string) (string, error) {
 	root := e.o.AdapterRoot
 	if root == "" {
@@ -113,10 +113,10 @@ func (e *Engine) adapterFolder(path string) (string, error) {
 			return folder, nil
 		}
 	}
-	return "", fmt.Errorf("%w: no adapter that can be read is there below --lora-root: %w", model.ErrAdapter, fs.ErrNotExist)
+	return "", fmt.Errorf("%w: no readable adapter at this path below --lora-root: %w", model.ErrAdapter, fs.ErrNotExist)
 }
 
-// place puts an adapter into a free place.
+// place loads an adapter into a free place.
 func (e *Engine) place(name string, a *model.Adapter, replace bool) (Adapter, error) {
 	t := &e.adapters
 	old := t.named[name]
@@ -124,7 +124,7 @@ func (e *Engine) place(name string, a *model.Adapter, replace bool) (Adapter, er
 	case old != nil && old.Digest == a.Digest:
 		return old.Adapter, nil
 	case old != nil && !replace:
-		return Adapter{}, fmt.Errorf("%w: %s is the name of another one; unload that first, or load in place", ErrAdapterTaken, name)
+		return Adapter{}, fmt.Errorf("%w: %s is the name of another adapter; unload that first, or load in place", ErrAdapterTaken, name)
 	}
 	at, idle := 0, old != nil && old.users == 0
 	switch {
@@ -133,13 +133,13 @@ func (e *Engine) place(name string, a *model.Adapter, replace bool) (Adapter, er
 	case idle:
 		at = old.place
 	default:
-		return Adapter{}, fmt.Errorf("%w: %s: all %d places are taken; unload another one, or start the node with a larger --max-cpu-loras", ErrAdapterTaken, name, e.o.AdapterPlaces)
+		return Adapter{}, fmt.Errorf("%w: %s: all %d places are in use; unload another adapter, or start the node with a larger --max-cpu-loras", ErrAdapterTaken, name, e.o.AdapterPlaces)
 	}
 	if err := e.o.Adapters.LoadAdapter(at, a); err != nil {
 		return Adapter{}, fmt.Errorf("%w: %s: %w", ErrAdapterTaken, name, err)
 	}
 	if old != nil {
-		e.unname(old)
+		e.removeName(old)
 	}
 	t.free = slices.DeleteFunc(t.free, func(p int) bool { return p == at })
 	p := &adapterPlace{Adapter: Adapter{Name: name, Digest: a.Digest, Rank: a.Rank}, place: at}
@@ -148,7 +148,7 @@ func (e *Engine) place(name string, a *model.Adapter, replace bool) (Adapter, er
 	return p.Adapter, nil
 }
 
-// UnloadAdapter takes a name away. Requests that run go on.
+// UnloadAdapter removes a name. Requests that run keep their adapter.
 func (e *Engine) UnloadAdapter(name string) (err error) {
 	derr := e.do(func() {
 		p := e.adapters.named[name]
@@ -156,42 +156,42 @@ func (e *Engine) UnloadAdapter(name string) (err error) {
 			err = fmt.Errorf("%w: %s is not loaded", ErrAdapter, name)
 			return
 		}
-		e.unname(p)
+		e.removeName(p)
 		e.publishAdapters()
 	})
 	return cmp.Or(derr, err)
 }
 
-// unname takes an adapter's name away; its place is free when nobody uses it.
-func (e *Engine) unname(p *adapterPlace) {
-	p.gone = true
+// removeName removes an adapter's name. The place becomes free when no request uses it.
+func (e *Engine) removeName(p *adapterPlace) {
+	p.removed = true
 	delete(e.adapters.named, p.Name)
 	if p.users == 0 {
 		e.adapters.free = append(e.adapters.free, p.place)
 	}
 }
 
-// EachAdapter calls f with each that is loaded, by name.
+// EachAdapter calls f for each loaded adapter, in order of names.
 func (e *Engine) EachAdapter(f func(name string, digest uint64, rank int)) {
 	for _, a := range *e.loaded.Load() {
 		f(a.Name, a.Digest, a.Rank)
 	}
 }
 
-// CheckAdapter says what Add or AddJob would refuse now.
+// CheckAdapter returns the error that Add or AddJob would return now.
 func (e *Engine) CheckAdapter(name string, digest uint64) error {
 	for _, a := range *e.loaded.Load() {
 		if a.Name == name {
-			return a.means(digest)
+			return a.checkDigest(digest)
 		}
 	}
 	return fmt.Errorf("%w: %s is not loaded on this node", ErrAdapter, name)
 }
 
-// means says whether an adapter is the one of a digest; 0 stands for any.
-func (a *Adapter) means(digest uint64) error {
+// checkDigest returns an error if the adapter's digest is another one; 0 matches any.
+func (a *Adapter) checkDigest(digest uint64) error {
 	if digest != 0 && digest != a.Digest {
-		return fmt.Errorf("%w: %s is %016x on this node, %016x is asked for", ErrAdapter, a.Name, a.Digest, digest)
+		return fmt.Errorf("%w: %s has digest %016x on this node, the request needs %016x", ErrAdapter, a.Name, a.Digest, digest)
 	}
 	return nil
 }
@@ -205,8 +205,8 @@ func (e *Engine) publishAdapters() {
 	e.loaded.Store(&all)
 }
 
-// adapter finds what a request names, before it is added. A digest other than 0
-// has to match: KV is only as good as the adapter that computed it.
+// adapter returns the adapter of a request before the request is added. A digest
+// other than 0 must match, because KV is valid only for the adapter that computed it.
 func (e *Engine) adapter(name string, digest uint64) (*adapterPlace, error) {
 	if name == "" {
 		return nil, nil
@@ -215,19 +215,21 @@ func (e *Engine) adapter(name string, digest uint64) (*adapterPlace, error) {
 	if p == nil {
 		return nil, fmt.Errorf("%w: %s is not loaded on this node", ErrAdapter, name)
 	}
-	return p, p.means(digest)
+	return p, p.checkDigest(digest)
 }
 
-// AdapterUse are the names of adapters, sorted: of requests and jobs that take part in steps, and of those that wait.
+// AdapterUse lists the names of adapters in use, sorted: of requests and jobs that
+// take part in steps, and of those that wait.
 type AdapterUse struct{ Running, Waiting []string }
 
-// adapterUse looks at everybody; it is asked for when somebody came, went, ran or gave way.
+// adapterUse ranges over all requests and jobs. publish calls it only after one of
+// them has come, left, run or been preempted.
 func (e *Engine) adapterUse() AdapterUse {
 	running, waiting := map[string]bool{}, map[string]bool{}
 	for _, r := range e.live {
 		switch {
 		case r.adapter == nil:
-		case r.runs:
+		case r.running:
 			running[r.adapter.Name] = true
 		default:
 			waiting[r.adapter.Name] = true
@@ -236,40 +238,40 @@ func (e *Engine) adapterUse() AdapterUse {
 	return AdapterUse{slices.Sorted(maps.Keys(running)), slices.Sorted(maps.Keys(waiting))}
 }
 
-// enter puts a run on the books, with its adapter.
-func (e *Engine) enter(id scheduler.RequestID, r *run, p *adapterPlace) {
+// register registers a run and its adapter.
+func (e *Engine) register(id scheduler.RequestID, r *run, p *adapterPlace) {
 	if p != nil {
 		p.users++
 		r.adapter = p
-		e.useChanged = true
+		e.adaptersChanged = true
 	}
 	e.live[id] = r
 }
 
-// takesPart notes whether a run takes part in steps.
-func (e *Engine) takesPart(r *run, runs bool) {
-	e.useChanged = e.useChanged || r.adapter != nil && r.runs != runs
-	r.runs = runs
+// setRunning records whether a run takes part in steps.
+func (e *Engine) setRunning(r *run, runs bool) {
+	e.adaptersChanged = e.adaptersChanged || r.adapter != nil && r.running != runs
+	r.running = runs
 }
 
-// leave takes a run off the books.
-func (e *Engine) leave(id scheduler.RequestID, r *run) {
+// remove removes a run.
+func (e *Engine) remove(id scheduler.RequestID, r *run) {
 	delete(e.live, id)
 	if e.o.Drafter != nil && r.req != nil {
-		e.o.Drafter.Forget(uint64(id))
+		e.o.Drafter.Remove(uint64(id))
 	}
 	p := r.adapter
 	if p == nil {
 		return
 	}
 	r.adapter = nil
-	e.useChanged = true
-	if p.users--; p.users == 0 && p.gone {
+	e.adaptersChanged = true
+	if p.users--; p.users == 0 && p.removed {
 		e.adapters.free = append(e.adapters.free, p.place)
 	}
 }
 
-// span is the place of a run's adapter, for the device; 0: none.
+// span returns the place of a run's adapter for the device; 0: none.
 func (r *run) span() int32 {
 	if r == nil || r.adapter == nil {
 		return 0
@@ -277,7 +279,7 @@ func (r *run) span() int32 {
 	return int32(r.adapter.place)
 }
 
-// checkAdapters verifies that each place is free, named or in use, once.
+// checkAdapters verifies that each place is free, named or in use, exactly once.
 func (e *Engine) checkAdapters() error {
 	seen := make([]int, e.o.AdapterPlaces+1)
 	users := map[*adapterPlace]int{}
@@ -296,7 +298,7 @@ func (e *Engine) checkAdapters() error {
 	}
 	for p := range all {
 		seen[p.place]++
-		if users[p] != p.users || p.gone && p.users == 0 {
+		if users[p] != p.users || p.removed && p.users == 0 {
 			return fmt.Errorf("adapter %s in place %d: %d users, counted %d", p.Name, p.place, users[p], p.users)
 		}
 	}

@@ -37,7 +37,7 @@ func adapterBench(t *testing.T) *bench {
 	return b.start()
 }
 
-// say is n tokens computed with an adapter, by a request whose name is its root.
+// say returns n tokens computed with an adapter, for a request whose root is its name.
 func say(t *testing.T, b *bench, adapter string, n int) []int32 {
 	t.Helper()
 	var out []int32
@@ -135,8 +135,8 @@ func TestAdaptersComeAndGo(t *testing.T) {
 		replace    bool
 		says       string
 	}{
-		"no place":       {"third", adapterDir + "attention", false, "all 2 places are taken"},
-		"taken":          {"all", adapterDir + "mlp", false, "is the name of another one"},
+		"no place":       {"third", adapterDir + "attention", false, "all 2 places are in use"},
+		"taken":          {"all", adapterDir + "mlp", false, "is the name of another adapter"},
 		"no name":        {"", adapterDir + "mlp", false, "1 to 256 bytes"},
 		"a name of text": {"a\nb", adapterDir + "mlp", false, "1 to 256 bytes"},
 	} {
@@ -153,7 +153,7 @@ func TestAdaptersComeAndGo(t *testing.T) {
 	if _, _, err := b.Add(&Request{Prompt: []int32{1}, MaxTokens: 1, Adapter: "third", Emit: func(Token) {}}); !errors.Is(err, ErrAdapter) {
 		t.Errorf("an adapter that is not loaded: %v", err)
 	}
-	if _, _, err := b.Add(&Request{Prompt: []int32{1}, MaxTokens: 1, Adapter: "mlp", AdapterDigest: 7, Emit: func(Token) {}}); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "asked for") {
+	if _, _, err := b.Add(&Request{Prompt: []int32{1}, MaxTokens: 1, Adapter: "mlp", AdapterDigest: 7, Emit: func(Token) {}}); !errors.Is(err, ErrAdapter) || !strings.Contains(err.Error(), "the request needs") {
 		t.Errorf("another adapter of that name: %v", err)
 	}
 	if err := b.UnloadAdapter("third"); !errors.Is(err, ErrAdapter) {

@@ -71,9 +71,9 @@ func flying(t *testing.T, c scheduler.Config) (*bench, *lateDevice) {
 	return b, late
 }
 
-// Steps that are started before the tokens of the last one are known give every
-// request the tokens that it has alone, in a pool that is too small for all,
-// whichever of them end early, are aborted, want logits or run beside jobs.
+// Steps that start before the tokens of the last one are known give every request the
+// tokens that it gets alone. The pool is too small for all, and requests end early, are
+// aborted, need logits or run with jobs.
 func TestStepsAhead(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -151,8 +151,8 @@ func TestStepAheadFails(t *testing.T) {
 	b.settled()
 }
 
-// An engine that is told to end while steps overlap ends with those that are on the
-// device, not with the requests.
+// An engine that is stopped while steps overlap ends with the steps on the device, not
+// with the requests.
 func TestStepAheadEnds(t *testing.T) {
 	b, late := flying(t, small())
 	ctx, cancel := context.WithCancel(t.Context())

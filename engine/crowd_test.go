@@ -100,7 +100,7 @@ func TestLongPromptInACrowd(t *testing.T) {
 	}
 }
 
-// longContext is a checkpoint that says that it was made for so many tokens.
+// longContext returns a checkpoint whose config has the given number of positions.
 func longContext(t *testing.T, name string, positions int) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), name)

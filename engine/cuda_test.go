@@ -22,7 +22,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// behind counts outputs with rules in steps that start from tokens nobody knows yet.
+// behind counts outputs with rules in steps that start from tokens that are not known yet.
 type behind struct {
 	*model.Model
 	ruled int
@@ -180,7 +180,7 @@ func TestNarrowWeightsOnTheTwin(t *testing.T) {
 	}
 }
 
-// A GPU that is not there is named; auto goes on without it and says why.
+// A missing GPU is named. auto continues without it and logs why.
 func TestNoGPU(t *testing.T) {
 	o := LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, CUDALibrary: "testdata/none.so"}
 	for device, complaint := range map[string]string{"cuda:0": "none.so", "cuda:x": "use auto, cpu, cuda or cuda:N"} {
@@ -201,9 +201,9 @@ func TestNoGPU(t *testing.T) {
 	}
 }
 
-// A prompt that a prefill node computed on the twin goes on at a decode node on another
-// twin with the tokens that the CPU gives it alone: its KV leaves layer by layer and
-// is on the device before the request runs. A second job finds it cached.
+// A prompt that a prefill node computed on the twin continues on a decode node on another
+// twin with the tokens that the CPU gives it alone. Its KV is sent layer by layer and is on
+// the device before the request runs. A second job finds it cached.
 func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 	twin, err := kernels.Twin("..", "")
 	if err != nil {
@@ -323,10 +323,10 @@ func TestTensorParallelOnGPUsRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for want, shared := range map[string]bool{"--nccl-library testdata/none.so": false, "is of `tandem serve`": true} {
+	for want, shared := range map[string]bool{"--nccl-library testdata/none.so": false, "needs `tandem serve`": true} {
 		l, err := Load(LoadOptions{
 			Model: "model/testdata/gqa-tied", KVMemory: 4 << 20, Device: "cuda:0", CUDALibrary: twin, NCCLLibrary: "testdata/none.so", SharedKV: shared,
-			TensorParallel: TensorParallel{Ranks: 2, Command: []string{"/bin/false"}},
+			TensorParallel: TensorParallel{Size: 2, Command: []string{"/bin/false"}},
 		})
 		if err == nil {
 			l.Close()

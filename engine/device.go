@@ -11,14 +11,14 @@ import (
 	"github.com/tandem-serving/tandem/engine/model"
 )
 
-// Of a GPU's memory so many bytes are left for code and what the driver takes as it
-// goes, and for the graphs of all buckets.
+// Bytes of a GPU's memory that are left for code and the driver's own allocations, and
+// for the graphs of all buckets.
 const (
 	codeReserve  = 256 << 20
 	graphReserve = 512 << 20
 )
 
-// reserve is how much that is in all: adapters have each graph twice.
+// reserve returns the sum of these reserves. Adapters have each graph twice.
 func reserve(o *LoadOptions) int64 {
 	switch {
 	case o.EnforceEager:
@@ -29,14 +29,14 @@ func reserve(o *LoadOptions) int64 {
 	return codeReserve + graphReserve
 }
 
-// captureInterval is how often a capture of graphs that takes long says how far it is.
+// captureInterval is how often a long capture of graphs logs its progress.
 const captureInterval = 2 * time.Second
 
-// mirrorShare is the most of the host's memory that a copy of a GPU's KV takes, where
-// nothing says how large the KV shall be.
+// mirrorShare is the most of the host's memory that a copy of a GPU's KV takes if no
+// option sets the size of the KV.
 const mirrorShare = 0.5
 
-// choice is the device that a model will compute on.
+// choice is the device that computes a model.
 type choice struct {
 	gpu         bool
 	number      int
@@ -44,8 +44,8 @@ type choice struct {
 	total, free int64 // bytes of a GPU's memory
 }
 
-// choose reads --device and looks for a GPU unless it says cpu. Where auto finds
-// none it says why and takes the CPU; a GPU that was asked for must be there.
+// choose parses --device and probes for a GPU unless it is cpu. If auto finds none, it
+// logs why and returns the CPU. A GPU that was requested must exist.
 func choose(o *LoadOptions) (choice, error) {
 	if o.Device == "cpu" {
 		return choice{}, nil
@@ -58,7 +58,7 @@ func choose(o *LoadOptions) (choice, error) {
 			return c, fmt.Errorf("%w: --device %q; use auto, cpu, cuda or cuda:N", ErrOption, o.Device)
 		}
 	}
-	p, err := cuda.Look(o.CUDALibrary, c.number)
+	p, err := cuda.Probe(o.CUDALibrary, c.number)
 	switch {
 	case err != nil && auto:
 		o.Logger.Info("computing on the CPU", "why", err)
@@ -71,18 +71,19 @@ func choose(o *LoadOptions) (choice, error) {
 	return c, nil
 }
 
-// widen has weights in FP8 become bfloat16 where the device has no products with them.
+// widen converts FP8 weights to bfloat16 if the device has no matrix products for them.
 func (c *choice) widen(s *model.Source) {
 	if f := s.Config.FP8; c.gpu && f != nil && !cuda.FP8Blocks(f.Block[0], f.Block[1]) {
 		s.ExpandFP8()
 	}
 }
 
-// kvMemory is the default memory for KV: of a GPU what --gpu-memory-utilization
-// leaves beside what is taken already, the weights and a step of each model.
+// kvMemory returns the default memory for KV. On a GPU that is what
+// --gpu-memory-utilization leaves after memory already in use, the weights and a step
+// of each model.
 func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config) (int64, error) {
 	if !c.gpu {
-		n := int64(max(1, o.TensorParallel.Ranks)) // each of them has a part of it
+		n := int64(max(1, o.TensorParallel.Size)) // each worker has a part of it
 		return defaultKV(o.MemoryLimit, weights*n) / n, nil
 	}
 	var step int64
@@ -103,11 +104,11 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 	}
 	left := int64(float64(c.total)*o.GPUMemory) - (c.total - c.free) - weights - step - reserve(o)
 	if left <= 0 {
-		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are taken by others, weights need %s, a step %s, and %s are kept",
+		return 0, fmt.Errorf("%w: --gpu-memory-utilization %.2f of %s leaves nothing for KV: %s are in use, weights need %s, a step %s, and %s are reserved",
 			ErrOption, o.GPUMemory, memory.Bytes(c.total), memory.Bytes(c.total-c.free), memory.Bytes(weights), memory.Bytes(step), memory.Bytes(reserve(o)))
 	}
 	if most := int64(float64(o.MemoryLimit) * mirrorShare); o.SharedKV && most > 0 && left > most {
-		o.Logger.Warn("KV memory is less than the GPU has room for: nodes that send or receive KV keep a copy of it, pinned, in the host's memory; --kv-cache-memory-bytes sets it",
+		o.Logger.Warn("KV memory limited by host memory: nodes that transfer KV keep a pinned copy of it on the host; --kv-cache-memory-bytes sets it",
 			"kv_memory", memory.Bytes(most), "gpu", memory.Bytes(left), "limit", memory.Bytes(o.MemoryLimit))
 		left = most
 	}
@@ -115,7 +116,7 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 }
 
 // open makes the backend.
-func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Ranks, mapKV func(int) ([]byte, error)) (backend.Backend, error) {
+func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.WorkerGroup, mapKV func(int) ([]byte, error)) (backend.Backend, error) {
 	if c.gpu {
 		blas := o.BLAS
 		switch blas {
@@ -125,20 +126,20 @@ func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Ranks
 			blas = cuda.BLASNone
 		}
 		b, err := cuda.New(cuda.Options{
-			Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV, Ranks: group, BLAS: blas, Deterministic: o.OneOrder,
+			Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV, Group: group, BLAS: blas, Deterministic: o.OneOrder,
 		})
 		if err != nil {
 			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
 		}
 		if version, why := b.BLAS(); version != 0 {
-			o.Logger.Info("cuBLASLt multiplies many rows", "version", version)
+			o.Logger.Info("cuBLASLt used for large matrix products", "version", version)
 		} else {
-			o.Logger.Info("own kernels multiply many rows", "why", why)
+			o.Logger.Info("cuBLASLt not used for large matrix products", "why", why)
 		}
 		return b, nil
 	}
 	b, err := cpu.New(cpu.Options{
-		Threads: o.TensorParallel.threads(o.Threads), Limits: limits, Kernels: o.Kernels, Mapped: true, MapKV: mapKV, Ranks: group, FaultBatchOrder: o.FaultBatchOrder,
+		Threads: o.TensorParallel.threads(o.Threads), Limits: limits, Kernels: o.Kernels, Mapped: true, MapKV: mapKV, Group: group, FaultBatchOrder: o.FaultBatchOrder,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: --cpu-kernels %s, --threads %d: %w", ErrOption, o.Kernels, o.Threads, err)
@@ -146,17 +147,17 @@ func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Ranks
 	return b, nil
 }
 
-// capture records what steps of decoding will run, so that none of them waits for it.
+// capture records the graphs of decode steps, so that no step waits for a recording.
 func (c *choice) capture(o *LoadOptions, l *Loaded) error {
 	gpu, ok := l.Backend.(*cuda.CUDA)
 	if !ok {
 		return nil
 	}
 	began, before := time.Now(), gpu.Free()
-	told := began
+	logged := began
 	n, err := l.Model.Capture(o.MaxSeqs, func(done, of int) {
-		if now := time.Now(); now.Sub(told) >= captureInterval {
-			told = now
+		if now := time.Now(); now.Sub(logged) >= captureInterval {
+			logged = now
 			o.Logger.Info("capturing graphs", "done", done, "of", of)
 		}
 	})

@@ -8,9 +8,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend/cuda"
 )
 
-// What a GPU has left for KV is what --gpu-memory-utilization allows without what others
-// have taken, the weights, a step and the graphs, of which adapters have twice as many and
-// eager steps none; nothing left is said with its numbers.
+// The KV memory of a GPU is what --gpu-memory-utilization allows, less the memory in use, the
+// weights, a step and the graphs. Adapters have twice as many graphs and eager steps none. If
+// nothing is left, the error has these numbers.
 func TestGPUMemoryForKV(t *testing.T) {
 	const gib = 1 << 30
 	c := choice{gpu: true, total: 80 * gib, free: 78 * gib}

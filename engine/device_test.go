@@ -176,7 +176,7 @@ func (b *bench) empty() {
 	}
 }
 
-// caller is one request and what it was told.
+// caller is one request and what it received.
 type caller struct {
 	Request
 	t      *testing.T
@@ -237,7 +237,7 @@ func (b *bench) add(c *caller) scheduler.RequestID {
 	return id
 }
 
-// prefill is a job and what it was told.
+// prefill is a job and what it received.
 type prefill struct {
 	Job
 	b      *bench

@@ -1,20 +1,19 @@
-// Package engine is the loop between the scheduler and the device: one
-// goroutine that schedules a batch, runs it, hands out the sampled tokens and
-// starts again. Everything that touches the scheduler, the block pool or the
-// device happens on that goroutine; other goroutines reach it through an inbox
-// of functions that run between two steps.
+// Package engine is the loop between the scheduler and the device: one goroutine
+// schedules a batch, runs it, emits the sampled tokens and starts again. Only that
+// goroutine, the step goroutine, uses the scheduler, the block pool and the
+// device. Other goroutines post functions to an inbox, which run between two
+// steps.
 //
-// Where the device takes a step while another one runs, steps that only decode are
-// given to it one ahead: they start from tokens that nobody has read yet, and a
-// token behind one that turns out to be the last is dropped.
+// If the device accepts a step while another one runs, the engine submits steps
+// that only decode one ahead. They start from tokens that the host has not read
+// yet. A token after one that turns out to be the last is dropped.
 //
-// Invariant: a step never waits for anybody. Emit, Layer and the other
-// callbacks run on the step goroutine and must not block; what they carry is
-// queued, bounded, by those who asked for it.
+// Invariant: a step never waits for a receiver. Emit, Layer and the other
+// callbacks run on the step goroutine and must not block; receivers queue what
+// they get, with a bound of their own.
 //
-// The package knows tokens and blocks. It does not know text, requests'
-// transport, nodes or leases, and it does not decide what runs next: that is
-// the scheduler's.
+// The package knows tokens and blocks. It does not know text, the transport of
+// requests, nodes or leases. What runs next is decided by the scheduler.
 package engine
 
 import (
@@ -38,17 +37,17 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// Errors of the engine. What the scheduler refuses comes back as its own
-// errors, unwrapped by errors.Is.
+// Errors of the engine. Errors of the scheduler are returned wrapped, so that
+// errors.Is finds them.
 var (
 	ErrClosed = errors.New("engine: stopped")
 	ErrConfig = errors.New("engine: options do not fit together")
 	ErrToken  = errors.New("engine: token id outside the vocabulary")
 	ErrStep   = errors.New("engine: the step failed")
-	ErrStuck  = errors.New("engine: all blocks wait for pushes of jobs that wait for blocks")
+	ErrStuck  = errors.New("engine: all KV blocks are pinned by jobs that wait for blocks")
 )
 
-// Model is what the loop needs of a loaded model; *model.Model is one.
+// Model is what the step loop needs of a loaded model. *model.Model implements it.
 type Model interface {
 	Step(step *backend.Step, onMark func(layer int)) error
 	Logits() backend.Buf
@@ -63,88 +62,87 @@ type Options struct {
 	Scheduler scheduler.Config
 	Logger    *slog.Logger
 
-	Ranks int          // processes that compute the model, each with pages of its own; 0: 1
-	Lost  <-chan error // hears of one that is lost; nil: none can be
+	Workers    int          // tensor-parallel workers, each with KV pages of its own; 0: 1
+	WorkerLost <-chan error // receives the error of a lost worker; nil: no worker can be lost
 
-	// Adapters has AdapterPlaces places for adapters; 0: none. Modules are loaded
-	// by New.
+	// AdapterPlaces is the number of places of Adapters; 0: none. New loads Modules.
 	Adapters      AdapterDevice
 	AdapterPlaces int
 	Modules       []AdapterModule
-	AdapterRoot   string // absolute folder, without links, that LoadAdapter reads from; empty: any
+	AdapterRoot   string // absolute path, without links, of the only folder that LoadAdapter reads; empty: any
 
-	// StepTime bounds how long the chunks of a step take, where the engine computes
-	// prompts for other nodes alone; 0: only Scheduler.MaxBatchedTokens bounds them.
+	// StepTime bounds how long the chunks of a step take, for engines that only
+	// compute prompts for other nodes; 0: only Scheduler.MaxBatchedTokens bounds them.
 	StepTime time.Duration
 
-	// Synchronous has every step wait for the tokens of the one before, on devices
-	// that need not: for comparison.
+	// Synchronous makes every step wait for the tokens of the one before, even if
+	// the device can overlap steps. It is for comparison.
 	Synchronous bool
 
-	// Drafter, if set, guesses tokens ahead, as many as Scheduler.MaxDrafts.
+	// Drafter, if set, drafts up to Scheduler.MaxDrafts tokens.
 	Drafter Drafter
 
-	// OnStep is called on the step goroutine after the tokens of a step have
-	// been emitted, so that whoever collects them sends one frame per step; and
-	// once when the engine has stopped.
+	// OnStep is called on the step goroutine after the tokens of a step have been
+	// emitted, so that the receiver can send one frame per step. It is called once
+	// more when the engine has stopped.
 	OnStep func()
-	// OnBlocks receives what entered and left the prefix cache, in order; the
-	// slice is valid during the call. gap says that events were lost, or
-	// everything was asked for: these are all that the cache holds.
+	// OnBlocks receives what entered and left the prefix cache, in order. The slice
+	// is valid during the call. If gap is set, the events are a snapshot of the
+	// whole cache, because events were lost or a snapshot was requested.
 	OnBlocks func(events []kvcache.Event, gap bool)
-	// Watch hears what the engine measures.
+	// Watch receives what the engine measures.
 	Watch Watch
-	// Probe sees the logits [vocab] behind every sampled token, before it is
-	// emitted; for tests and diagnosis, nil in service.
+	// Probe receives the logits [vocab] of every sampled token before the token is
+	// emitted. It is for tests and diagnosis, nil in service.
 	Probe func(r *Request, position int, logits []float32)
 }
 
-// Engine steps one model. Make it with New, run it with Run.
+// Engine steps one model. New makes it, Run runs it.
 type Engine struct {
-	o      Options
-	log    *slog.Logger
-	lost   error // why the engine stopped by itself; written before done is closed
-	sched  *scheduler.Scheduler
-	start  time.Time
-	next   atomic.Uint64 // request ids
-	moved  atomic.Uint64 // steps, and layers of steps with jobs
-	loaded atomic.Pointer[[]Adapter]
+	o        Options
+	log      *slog.Logger
+	stopErr  error // why the engine stopped by itself; written before done is closed
+	sched    *scheduler.Scheduler
+	start    time.Time
+	next     atomic.Uint64 // request ids
+	progress atomic.Uint64 // steps, and layers of steps with jobs
+	loaded   atomic.Pointer[[]Adapter]
 
 	// Owned by the step goroutine.
-	live       map[scheduler.RequestID]*run
-	adapters   adapters
-	useChanged bool            // what count.Adapters says
-	batch      scheduler.Batch // the one that runs
-	step       backend.Step
-	tables     [][]int32 // block tables of step, [spans × groups]
-	results    []scheduler.Result
-	sampled    []int32 // tokens of the results
-	asks       []draft.Ask
-	logits     []float32
-	events     []kvcache.Event
-	emitted    time.Duration // when the last step's tokens were there
-	count      Stats
-	pushing    int                                                        // jobs that have ended and whose pushes still pin blocks
-	taken      []func()                                                   // the inbox's other buffer
-	awaiting   map[scheduler.RequestID]func(scheduler.Reservation, error) // by ReserveInTurn
-	onMark     func(layer int)                                            // layerDone, bound once
+	live            map[scheduler.RequestID]*run
+	adapters        adapters
+	adaptersChanged bool            // count.Adapters is out of date
+	batch           scheduler.Batch // the running one
+	step            backend.Step
+	tables          [][]int32 // block tables of step, [spans × groups]
+	results         []scheduler.Result
+	sampled         []int32 // tokens of the results
+	draftRequests   []draft.Request
+	logits          []float32
+	events          []kvcache.Event
+	emitted         time.Duration // when the last step's tokens were read
+	count           Stats
+	pushing         int                                                        // jobs that have ended and whose pushes still pin blocks
+	spareInbox      []func()                                                   // second buffer of the inbox
+	awaiting        map[scheduler.RequestID]func(scheduler.Reservation, error) // callbacks of ReserveInTurn
+	onMark          func(layer int)                                            // layerDone, bound once
 
-	scorer     backend.Scorer    // nil: log-probabilities are made here, of logits
-	rows       backend.RowReader // nil: logits are copied, and read on the step goroutine
-	kernels    sample.Kernels    // that rate uses
-	ratings    []rating          // rows that rate looks at
-	rated      []*LogProbs       // [outputs of the step], nil where nobody asked
-	pace       scorePace
-	stepPace   stepPace
-	ruler      backend.Ruler  // nil: rules of a request are the host's
-	mirror     backend.Mirror // nil: KVRegion is the device's own
-	direct     backend.Direct // nil: nor does anybody else reach the device's
-	fetch      [][]int32      // [groups] blocks that the step's jobs push and the mirror lacks
-	digest     [][]int32      // [groups] and those that pushes read where they are
-	starter    starter        // nil: one step after the other
-	flights    []flight       // steps on the device, at most two, the oldest first
-	landed     time.Duration  // when the last of them had ended
-	looksAhead func(scheduler.RequestID) scheduler.Next
+	scorer         backend.Scorer    // nil: the host computes log-probabilities from logits
+	rows           backend.RowReader // nil: logits are copied, and read on the step goroutine
+	kernels        sample.Kernels    // used by rate
+	logprobRows    []logprobRow      // rows for rate
+	outputLogprobs []*LogProbs       // [outputs of the step], nil if not requested
+	pace           scorePace
+	stepPace       stepPace
+	ruler          backend.Ruler                            // nil: the host applies the rules of requests
+	mirror         backend.Mirror                           // nil: KVRegion is the device's own memory
+	direct         backend.Direct                           // nil: the network cannot reach the device's memory
+	fetch          [][]int32                                // [groups] blocks that the step's jobs push and the mirror lacks
+	digest         [][]int32                                // [groups] blocks that pushes read in the device's memory
+	starter        starter                                  // nil: steps do not overlap
+	inflight       []inflightStep                           // steps on the device, at most two, the oldest first
+	collectedAt    time.Duration                            // when the last collected step ended
+	lookAheadFunc  func(scheduler.RequestID) scheduler.Next // lookAhead, bound once
 
 	mu     sync.Mutex
 	inbox  []func()
@@ -156,23 +154,23 @@ type Engine struct {
 
 // run is the engine's side of one scheduled request.
 type run struct {
-	req     *Request            // nil for a job
-	job     *Job                // nil for a request
-	prompt  int                 // tokens at Add, output of earlier attempts included
-	output  int                 // tokens generated, earlier attempts included
-	adapter *adapterPlace       // nil: none
-	runs    bool                // takes part in steps: is admitted, and has not given way since
-	byHost  bool                // has more rules than the device draws by
-	pinned  [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
-	fetched [][]kvcache.BlockID // and the one that the mirror has
-	life    Life
+	req       *Request            // nil for a job
+	job       *Job                // nil for a request
+	prompt    int                 // tokens at Add, output of earlier attempts included
+	output    int                 // tokens generated, earlier attempts included
+	adapter   *adapterPlace       // nil: none
+	running   bool                // takes part in steps: admitted, and not preempted since
+	hostRules bool                // its rules exceed what the device applies
+	pinned    [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
+	fetched   [][]kvcache.BlockID // of a job: the block last copied to the mirror for each place
+	stats     RequestStats
 }
 
-// New checks the options and makes an engine; Run starts it.
+// New checks the options and returns an engine. Run starts it.
 func New(o Options) (*Engine, error) {
 	var e *Engine
 	if o.Drafter != nil {
-		o.Scheduler.DraftAll = func(asks []scheduler.Ask) { e.guess(asks) }
+		o.Scheduler.DraftAll = func(requests []scheduler.DraftRequest) { e.draftAll(requests) }
 	}
 	s, err := scheduler.New(o.Scheduler)
 	if err != nil {
@@ -215,34 +213,34 @@ func New(o Options) (*Engine, error) {
 			return nil, fmt.Errorf("--lora-modules %s=%s: %w", m.Name, m.Path, err)
 		}
 	}
-	e.onMark, e.looksAhead, e.starter, e.flights = e.layerDone, e.lookAhead, o.startsAhead(), make([]flight, 0, 2)
+	e.onMark, e.lookAheadFunc, e.starter, e.inflight = e.layerDone, e.lookAhead, o.startsAhead(), make([]inflightStep, 0, 2)
 	e.publish()
 	return e, nil
 }
 
-// Run steps until ctx ends, then fails whatever still runs with ErrClosed; or until
-// a rank is lost, then with that. It must be called once.
+// Run steps until ctx ends, then fails what still runs with ErrClosed. If a
+// tensor-parallel worker is lost, it stops with that error. It must be called once.
 func (e *Engine) Run(ctx context.Context) {
 	defer close(e.done)
 	stop := context.AfterFunc(ctx, e.poke)
 	defer stop()
-	for ctx.Err() == nil && e.lost == nil {
+	for ctx.Err() == nil && e.stopErr == nil {
 		e.drainInbox()
 		e.reserveWaiting() // grants travel while the step runs
 		more := e.stepOnce()
 		e.reserveWaiting()
-		if !more && e.lost == nil {
-			e.blockEvents() // an arrival nobody waits for changes the cache without a step
+		if !more && e.stopErr == nil {
+			e.blockEvents() // an arrival for an aborted request changes the cache without a step
 			e.publish()
 			select {
 			case <-e.wake:
-			case e.lost = <-e.o.Lost:
+			case e.stopErr = <-e.o.WorkerLost:
 			case <-ctx.Done():
 			}
 		}
 	}
-	for len(e.flights) > 0 {
-		e.land(nil) // with none behind it, or it would go on to the requests' ends
+	for len(e.inflight) > 0 {
+		e.collect(nil) // submits no further step, which would continue to the requests' ends
 	}
 	e.shutdown()
 }
@@ -250,29 +248,29 @@ func (e *Engine) Run(ctx context.Context) {
 // KVSpec is the shape of the KV store.
 type KVSpec = backend.KVSpec
 
-// PageDigest is what a page that has landed in the device is compared with.
+// PageDigest is the expected checksum of a page that has landed in the device.
 type PageDigest = backend.PageDigest
 
-// KV is how the model's layers share block tables and pages.
+// KV returns how the model's layers share block tables and pages.
 func (e *Engine) KV() KVSpec { return e.o.KV }
 
-// Groups are the block tables' groups, not to be changed.
+// Groups returns the groups of the block tables. They must not be changed.
 func (e *Engine) Groups() []kvcache.Group { return e.sched.Groups() }
 
-// Align is the least number of tokens at which blocks of all groups end
-// together: what is cached, and where a reservation begins, is a multiple.
+// Align returns the least number of tokens at which blocks of all groups end
+// together. Cached prefixes and starts of reservations are multiples of it.
 func (e *Engine) Align() int { return e.sched.Align() }
 
-// Ranks is how many processes compute the model, each with KV pages of its own.
-func (e *Engine) Ranks() int { return max(1, e.o.Ranks) }
+// Workers returns the number of tensor-parallel workers, each with KV pages of its own.
+func (e *Engine) Workers() int { return max(1, e.o.Workers) }
 
 // Done is closed when Run has returned.
 func (e *Engine) Done() <-chan struct{} { return e.done }
 
-// Err is why Run has returned, after Done; nil if its context had ended.
-func (e *Engine) Err() error { return e.lost }
+// Err returns why Run has returned, after Done; nil if its context had ended.
+func (e *Engine) Err() error { return e.stopErr }
 
-// shutdown refuses new work and ends what is left.
+// shutdown refuses new work and fails what is left.
 func (e *Engine) shutdown() {
 	e.mu.Lock()
 	e.closed = true
@@ -288,10 +286,10 @@ func (e *Engine) shutdown() {
 	}
 	e.publish()
 	for _, id := range ids {
-		e.fail(id, cmp.Or(e.lost, ErrClosed))
+		e.fail(id, cmp.Or(e.stopErr, ErrClosed))
 	}
 	for id, ready := range e.awaiting {
-		ready(scheduler.Reservation{}, fmt.Errorf("%w: request %d waited for room", cmp.Or(e.lost, ErrClosed), id))
+		ready(scheduler.Reservation{}, fmt.Errorf("%w: request %d waited for room", cmp.Or(e.stopErr, ErrClosed), id))
 	}
 	clear(e.awaiting)
 	e.stepEnd()
@@ -305,9 +303,9 @@ func (e *Engine) poke() {
 	}
 }
 
-// post queues f for the step goroutine. The inbox needs no bound of its own:
-// each request, job and reservation posts a fixed number of functions in its
-// life, and the scheduler bounds those.
+// post queues f for the step goroutine. The inbox needs no bound of its own,
+// because each request, job and reservation posts a fixed number of functions in
+// its life, and the scheduler bounds those.
 func (e *Engine) post(f func()) error {
 	e.mu.Lock()
 	if e.closed {
@@ -340,22 +338,22 @@ func (e *Engine) do(f func()) error {
 	}
 }
 
-// drainInbox runs what has been posted until now. What these functions cause to
-// be posted waits for the next turn, so that no caller can keep steps away.
+// drainInbox runs the functions posted until now. Functions that these post wait
+// for the next call, so that no caller can hold up steps.
 func (e *Engine) drainInbox() {
 	e.mu.Lock()
-	e.inbox, e.taken = e.taken[:0], e.inbox
+	e.inbox, e.spareInbox = e.spareInbox[:0], e.inbox
 	e.mu.Unlock()
-	for _, f := range e.taken {
+	for _, f := range e.spareInbox {
 		f()
 	}
-	clear(e.taken)
+	clear(e.spareInbox)
 }
 
-// stepOnce runs one step and reports whether there may be more to do. Where the
-// device has one already, it is that one.
+// stepOnce runs one step and reports whether there may be more to do. If a step is
+// already on the device, it is that one.
 func (e *Engine) stepOnce() bool {
-	if len(e.flights) > 0 {
+	if len(e.inflight) > 0 {
 		e.overlap()
 		return true
 	}
@@ -363,9 +361,9 @@ func (e *Engine) stepOnce() bool {
 	e.sched.LimitScores(e.pace.limit())
 	e.batch = e.sched.Schedule(now)
 	b := e.batch
-	e.turns(b, now)
-	if len(b.Seqs) > 0 && e.flies(b) {
-		if err := e.takeOff(b, nil); err != nil {
+	e.recordTurns(b, now)
+	if len(b.Seqs) > 0 && e.canOverlap(b) {
+		if err := e.submit(b, nil); err != nil {
 			e.failBatch(b, err)
 		} else {
 			e.overlap()
@@ -376,7 +374,7 @@ func (e *Engine) stepOnce() bool {
 		if err := e.runBatch(b); err != nil {
 			e.failBatch(b, err)
 			if errors.Is(err, ErrLost) {
-				e.lost = err
+				e.stopErr = err
 			}
 			return true
 		}
@@ -384,7 +382,7 @@ func (e *Engine) stepOnce() bool {
 	return e.complete(b)
 }
 
-// complete ends a step whose tokens have been handed out.
+// complete ends a step whose tokens have been emitted.
 func (e *Engine) complete(b scheduler.Batch) bool {
 	for _, id := range b.Completed {
 		e.announceCached(id)
@@ -393,12 +391,12 @@ func (e *Engine) complete(b scheduler.Batch) bool {
 	e.results, e.sampled = e.results[:0], e.sampled[:0]
 	if len(b.Seqs) == 0 && len(done) == 0 {
 		if len(b.Preempted) > 0 {
-			return true // who gave way was kept out of this step only
+			return true // a preempted request is kept out of this step only
 		}
 		e.unstick()
 		return false
 	}
-	e.publish() // before anybody can act on what the step brought
+	e.publish() // before a receiver acts on the results of the step
 	for _, id := range done {
 		e.finish(id)
 	}
@@ -406,10 +404,10 @@ func (e *Engine) complete(b scheduler.Batch) bool {
 	return true
 }
 
-// unstick breaks the one circle that waiting cannot: a job that gave way to
-// others keeps its blocks, since its push reads them, and its push lasts until
-// it is computed. When nothing can be placed, and no block will be given back by
-// a push or an arrival under way, the youngest job that pins some fails.
+// unstick breaks the one deadlock that waiting cannot. A preempted job keeps its
+// blocks because its push reads them, and its push lasts until the job is
+// computed. When nothing can be placed, and no push or arrival under way will free
+// a block, the youngest job that pins some fails.
 func (e *Engine) unstick() {
 	s := e.sched.Stats()
 	if s.Running+s.Waiting == 0 || s.Reservations > 0 || e.pushing > 0 {
@@ -422,65 +420,65 @@ func (e *Engine) unstick() {
 		}
 	}
 	if youngest != 0 {
-		e.log.Warn("job gives up its blocks", "id", youngest, "err", ErrStuck)
+		e.log.Warn("prefill job failed: all KV blocks are pinned", "id", youngest, "err", ErrStuck)
 		e.abort(youngest)
 		e.fail(youngest, ErrStuck)
 	}
 }
 
-// runBatch puts the batch through the device and fills e.results.
+// runBatch runs the batch on the device and fills e.results.
 func (e *Engine) runBatch(b scheduler.Batch) error {
 	prompts := e.count.PromptComputed
-	e.fill(b)
+	e.fillStep(b)
 	prompts = e.count.PromptComputed - prompts
 	var onMark func(int)
-	e.fetchNothing()
+	e.resetFetch()
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
 		if r := e.live[q.ID]; r != nil && r.job != nil {
 			e.pin(r, q.Tables)
 			if e.mirror != nil {
-				e.wanted(r, q.Tables, q.Start+len(q.Tokens))
+				e.addPushBlocks(r, q.Tables, q.Start+len(q.Tokens))
 			}
 			onMark = e.onMark
 		}
 	}
 	e.step.Fetch, e.step.Digest = e.fetch, e.digest
-	// A push can arrive before its step has ended, and who learns of that may
-	// look at the counters at once.
+	// A push can arrive before its step has ended, and the receiver may then read
+	// the counters at once.
 	e.publish()
 	began := time.Now()
 	if err := e.o.Model.Step(&e.step, onMark); err != nil {
 		return fmt.Errorf("%w: %d tokens, %d sequences: %w", ErrStep, b.Tokens, len(b.Seqs), err)
 	}
-	e.ran(b, prompts, time.Since(began))
+	e.countStep(b, prompts, time.Since(began))
 	e.emit(b, e.step.Sampled)
-	e.paced(b, time.Since(began))
+	e.recordPace(b, time.Since(began))
 	return nil
 }
 
-// paced takes account of a step's time, for the bounds of those after it.
-func (e *Engine) paced(b scheduler.Batch, took time.Duration) {
-	e.pace.ended(b, took)
+// recordPace updates the bounds of later steps by the time that a step took.
+func (e *Engine) recordPace(b scheduler.Batch, took time.Duration) {
+	e.pace.record(b, took)
 	if e.stepPace.target > 0 {
-		e.stepPace.ended(b.Tokens, took)
+		e.stepPace.record(b.Tokens, took)
 		e.sched.LimitTokens(e.stepPace.limit)
 	}
 }
 
-// ran counts a step that took so long on the device.
-func (e *Engine) ran(b scheduler.Batch, prompts uint64, took time.Duration) {
+// countStep counts a step that took this long on the device.
+func (e *Engine) countStep(b scheduler.Batch, prompts uint64, took time.Duration) {
 	e.count.Steps++
 	e.count.ratePrompts(prompts, b.Tokens, took)
 	e.o.Watch.step(b.Tokens, took)
-	e.moved.Add(1)
+	e.progress.Add(1)
 	if len(b.Seqs) > 1 {
 		e.count.BatchedSteps++
 	}
 }
 
-// fill lays the batch out for the device.
-func (e *Engine) fill(b scheduler.Batch) {
+// fillStep writes the batch into e.step.
+func (e *Engine) fillStep(b scheduler.Batch) {
 	s := &e.step
 	s.Tokens, s.Positions, e.tables = s.Tokens[:0], s.Positions[:0], e.tables[:0]
 	s.Spans, s.Outputs = s.Spans[:0], s.Outputs[:0]
@@ -502,7 +500,7 @@ func (e *Engine) fill(b scheduler.Batch) {
 			Adapter: r.span(), Tables: e.tables[at:len(e.tables):len(e.tables)],
 		})
 		if r != nil {
-			e.takesPart(r, true)
+			e.setRunning(r, true)
 			e.countPrompt(r, q.Start, len(q.Tokens)-q.Drafts)
 		}
 		e.outputs(q, r, row)
@@ -513,18 +511,17 @@ func (e *Engine) fill(b scheduler.Batch) {
 	s.Sampled = s.Sampled[:len(s.Outputs)]
 }
 
-// countPrompt counts what this step computes of prompts, as opposed to tokens
-// that it decodes.
+// countPrompt counts the prompt tokens among those that this step computes.
 func (e *Engine) countPrompt(r *run, start, n int) {
 	if p := min(start+n, r.prompt) - start; p > 0 {
 		e.count.PromptComputed += uint64(p)
 	}
 }
 
-// layerDone tells the running batch's jobs that one more layer of their tokens
+// layerDone notifies the running batch's jobs that one more layer of their tokens
 // is in place.
 func (e *Engine) layerDone(layer int) {
-	e.moved.Add(1)
+	e.progress.Add(1)
 	for i := range e.batch.Seqs {
 		q := &e.batch.Seqs[i]
 		if r := e.live[q.ID]; r != nil && r.job != nil {
@@ -533,21 +530,21 @@ func (e *Engine) layerDone(layer int) {
 	}
 }
 
-// finish ends a request or job that the scheduler has let go.
+// finish ends a request or job that the scheduler has removed.
 func (e *Engine) finish(id scheduler.RequestID) {
 	r := e.live[id]
 	if r == nil {
 		return
 	}
-	e.leave(id, r)
+	e.remove(id, r)
 	if r.job != nil {
-		e.countJob(r)
-		e.ended(r, e.now())
+		e.recordJob(r)
+		e.reportEnd(r, e.now())
 		e.jobDone(r.job, nil)
 	}
 }
 
-// jobDone ends a job; its blocks stay pinned until its owner releases it.
+// jobDone ends a job. Its blocks stay pinned until its owner releases it.
 func (e *Engine) jobDone(j *Job, err error) {
 	if len(j.held) > 0 {
 		j.pushing = true
@@ -556,15 +553,15 @@ func (e *Engine) jobDone(j *Job, err error) {
 	j.Done(err)
 }
 
-// fail ends a request or job with an error; the scheduler has let it go.
+// fail ends a request or job with an error, after the scheduler has removed it.
 func (e *Engine) fail(id scheduler.RequestID, err error) {
 	r := e.live[id]
 	if r == nil {
 		return
 	}
-	e.leave(id, r)
-	r.life.Finish = FinishError
-	e.ended(r, e.now())
+	e.remove(id, r)
+	r.stats.Finish = FinishError
+	e.reportEnd(r, e.now())
 	if r.job != nil {
 		e.jobDone(r.job, err)
 		return
@@ -572,8 +569,8 @@ func (e *Engine) fail(id scheduler.RequestID, err error) {
 	r.req.Emit(Token{ID: -1, Finish: FinishError, Err: err})
 }
 
-// failBatch ends everything in a batch that the device refused. What it wrote
-// is not trusted: nothing of it enters the prefix cache.
+// failBatch fails everything in a batch that the device refused. What the step
+// wrote is not trusted: none of it enters the prefix cache.
 func (e *Engine) failBatch(b scheduler.Batch, err error) {
 	e.log.Error("step failed", "err", err)
 	e.count.FailedSteps++
@@ -586,7 +583,7 @@ func (e *Engine) failBatch(b scheduler.Batch, err error) {
 	e.stepEnd()
 }
 
-// stepEnd lets the collectors of tokens and block events send.
+// stepEnd flushes the step's tokens and block events to their receivers.
 func (e *Engine) stepEnd() {
 	if e.o.OnStep != nil {
 		e.o.OnStep()
@@ -605,10 +602,10 @@ func (e *Engine) blockEvents() {
 	}
 }
 
-// TellBlocks has OnBlocks called with all that the prefix cache holds. It does
-// not wait for it.
-func (e *Engine) TellBlocks() {
-	// An engine that has stopped has nothing to tell.
+// PublishBlocks requests a call of OnBlocks with a snapshot of the prefix cache. It
+// does not wait for the call.
+func (e *Engine) PublishBlocks() {
+	// An engine that has stopped has no blocks to publish.
 	_ = e.post(func() {
 		if e.o.OnBlocks == nil {
 			return

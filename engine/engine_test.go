@@ -46,7 +46,7 @@ func TestFinish(t *testing.T) {
 	}
 }
 
-// Nobody has to name a context's length for it to be more than one token.
+// The default context length is more than one token.
 func TestContextLengthDefaultsToThePool(t *testing.T) {
 	c := small()
 	c.MaxModelLen = 0
@@ -103,7 +103,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// A step that fails ends those that were in it, and nobody else.
+// A step that fails ends the requests in it, and no others.
 func TestFailedStep(t *testing.T) {
 	c := small()
 	c.MaxSeqs = 2
@@ -324,7 +324,7 @@ func TestJobsAndRequestsDoNotWaitInACircle(t *testing.T) {
 	again.release()
 }
 
-// A job that nobody wants any more stops, and is not told.
+// A released job stops, and Done is not called.
 func TestReleaseOfARunningJob(t *testing.T) {
 	b := newBench(t, small(), nil)
 	b.d.gate()
@@ -382,8 +382,8 @@ func TestOnStepIsCalledOncePerStep(t *testing.T) {
 	}
 }
 
-// What arrives for a request that is gone still enters the cache, and gateways
-// hear of it though no step follows.
+// KV that arrives for an aborted request still enters the cache, and gateways receive the
+// event although no step follows.
 func TestBlockEventsNeedNoStep(t *testing.T) {
 	events := make(chan []kvcache.Event, 64)
 	b := newBench(t, small(), func(o *Options) {

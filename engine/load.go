@@ -19,8 +19,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/ngram"
-	"github.com/tandem-serving/tandem/engine/ranks"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/engine/workers"
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
@@ -139,10 +139,10 @@ type Loaded struct {
 	Draft   *Loaded // the draft model; nil: none
 	Drafter Drafter
 
-	ranks  *ranks.Leader // nil: this process computes the model alone
-	shared [][]byte      // [regions × ranks] KV pages, where ranks have some
-	meet   []byte        // the name by which ranks' GPUs find each other
-	own    *ranks.Memory // where they lie, unless they lie in LoadOptions.KVFile
+	workers *workers.Leader // nil: this process computes the model alone
+	shared  [][]byte        // [regions × ranks] KV pages, where ranks have some
+	groupID []byte          // the name by which ranks' GPUs find each other
+	own     *workers.Memory // where they lie, unless they lie in LoadOptions.KVFile
 }
 
 // OpenModel opens a checkpoint folder or the built-in model.
@@ -247,17 +247,17 @@ func (o *LoadOptions) check() error {
 	if a := o.Adapters; a.Places < 0 || a.Places > MaxAdapters || len(a.Modules) > a.Places {
 		return fmt.Errorf("%w: --max-cpu-loras: %d adapters of --lora-modules in %d places, at most %d", ErrOption, len(a.Modules), a.Places, MaxAdapters)
 	}
-	return o.checkRanks()
+	return o.checkTensorParallel()
 }
 
 // Options are those of an engine of this model, to be completed.
 func (l *Loaded) Options() Options {
 	o := Options{
-		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous, Ranks: l.Ranks(),
+		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous, Workers: l.Workers(),
 		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, AdapterRoot: l.Adapters.Root, Modules: l.Adapters.Modules, Drafter: l.Drafter,
 	}
-	if l.ranks != nil {
-		o.Lost = l.ranks.Lost()
+	if l.workers != nil {
+		o.WorkerLost = l.workers.Lost()
 	}
 	return o
 }
@@ -276,7 +276,7 @@ func (l *Loaded) load(o LoadOptions) error {
 		return refuse(o.Model, err)
 	}
 	device.widen(l.Source)
-	for r := range max(1, o.TensorParallel.Ranks) {
+	for r := range max(1, o.TensorParallel.Size) {
 		n, err := l.Source.RankBytes(l.Quantization, o.TensorParallel.shard(r))
 		if err != nil {
 			return refuse(o.Model, err)
@@ -299,7 +299,7 @@ func (l *Loaded) load(o LoadOptions) error {
 		if o.KVMemory, err = device.kvMemory(&o, weights, models...); err != nil {
 			return err
 		}
-		if o.KVMemory*int64(max(1, o.TensorParallel.Ranks)) < kvMemory && !device.gpu {
+		if o.KVMemory*int64(max(1, o.TensorParallel.Size)) < kvMemory && !device.gpu {
 			o.Logger.Warn("KV memory is less than the default, because memory is short; --kv-cache-memory-bytes sets it",
 				"kv_memory", memory.Bytes(o.KVMemory), "limit", memory.Bytes(o.MemoryLimit), "weights", memory.Bytes(l.WeightBytes))
 		}
@@ -320,11 +320,12 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.plan(o, &config); err != nil {
 		return err
 	}
+	l.Source.SetContext(l.Scheduler.MaxModelLen)
 	limits := backend.Limits{
 		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs, Seqs: o.MaxSeqs,
 		Blocks: (l.Scheduler.MaxModelLen + o.BlockTokens - 1) / o.BlockTokens,
 	}
-	group, err := l.startRanks(&o, device, limits)
+	group, err := l.startWorkers(&o, device, limits)
 	if err != nil {
 		return err
 	}
@@ -346,7 +347,7 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.Backend.AllocKV(l.KV); err != nil {
 		return err
 	}
-	if err := l.readyRanks(&o); err != nil {
+	if err := l.readyWorkers(&o); err != nil {
 		return err
 	}
 	if err := device.capture(&o, l); err != nil {
@@ -364,13 +365,13 @@ func (l *Loaded) load(o LoadOptions) error {
 	}
 	// Equal classes give equal bits: weights, quantization, kernels, parallel
 	// degree and KV type. Only what this build can vary is spelled out.
-	l.Class = fmt.Sprintf("%016x/%s/kv-%s/tp%d", l.Fingerprint, l.Backend.Variant(), l.KV.DType, l.Ranks())
+	l.Class = fmt.Sprintf("%016x/%s/kv-%s/tp%d", l.Fingerprint, l.Backend.Variant(), l.KV.DType, l.Workers())
 	as := l.Quantization.String()
 	if stored {
 		as = backend.FP8.String()
 	}
 	if stored || l.Quantization != model.AsStored {
-		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp%d", l.Fingerprint, as, l.Backend.Variant(), l.KV.DType, l.Ranks())
+		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp%d", l.Fingerprint, as, l.Backend.Variant(), l.KV.DType, l.Workers())
 	}
 	return l.loadDraft(o, &drafts, forDraft)
 }
@@ -493,14 +494,14 @@ func (l *Loaded) KVText() string {
 
 // Regions is how many regions of pages all ranks have together, for kvtransfer to
 // register. Those of a KV region lie side by side, one of each rank.
-func (l *Loaded) Regions() int { return l.KV.Regions * l.Ranks() }
+func (l *Loaded) Regions() int { return l.KV.Regions * l.Workers() }
 
 // Region is one of them.
 func (l *Loaded) Region(i int) []byte {
 	if l.shared != nil {
 		return l.shared[i]
 	}
-	return l.Backend.KVRegion(i / l.Ranks())
+	return l.Backend.KVRegion(i / l.Workers())
 }
 
 // Direct is the backend where the network can go past Region to the device's own
@@ -521,8 +522,8 @@ func (l *Loaded) Close() error {
 	if l.Backend != nil {
 		err = errors.Join(err, l.Backend.Close())
 	}
-	if l.ranks != nil {
-		err = errors.Join(err, l.ranks.Close())
+	if l.workers != nil {
+		err = errors.Join(err, l.workers.Close())
 	}
 	if l.own != nil {
 		err = errors.Join(err, l.own.Close())

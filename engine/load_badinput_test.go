@@ -81,8 +81,8 @@ func TestLoadRefuses(t *testing.T) {
 	}
 }
 
-// A checkpoint in fp8 takes about the memory that it has on disk, which plans say
-// before there are weights, and is a class of its own.
+// A checkpoint in fp8 takes about the memory that it has on disk. Plans state this before
+// weights exist, and it is a numerics class of its own.
 func TestFP8TakesWhatItHasOnDisk(t *testing.T) {
 	const dir = "model/testdata/deepseek-fp8"
 	l, err := Load(LoadOptions{Model: dir, Device: "cpu", KVMemory: 4 << 20})
@@ -111,5 +111,27 @@ func TestFP8TakesWhatItHasOnDisk(t *testing.T) {
 	}
 	if !strings.Contains(l.Class, "/fp8/cpu-") {
 		t.Errorf("the class is %s", l.Class)
+	}
+}
+
+// The rotation is that of the longest sequence that is served: nodes with contexts on different
+// sides of the training's compute different keys, and are of different classes.
+func TestLoadContextChoosesRotation(t *testing.T) {
+	classes := map[int]string{}
+	for _, n := range []int{100, 128, 129, 0} {
+		l, err := Load(LoadOptions{Model: "model/testdata/phi3", Threads: 1, KVMemory: 8 << 20, MaxModelLen: n, Device: "cpu"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if long := n == 0 || n > 128; l.Source.Config.Rope.Stretched != long {
+			t.Errorf("a context of %d: long factors are %v", n, l.Source.Config.Rope.Stretched)
+		}
+		classes[n] = l.Class
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if classes[100] != classes[128] || classes[129] != classes[0] || classes[128] == classes[129] {
+		t.Errorf("classes %v", classes)
 	}
 }

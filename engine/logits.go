@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 )
 
-// Logits runs tokens through the model, outside of any scheduling, and shows
-// visit the logits [vocab] of each position from from on; the slice is valid
-// during the call. The Loaded must not be in use by an Engine.
+// Logits runs tokens through the model without a scheduler. It calls visit with the
+// logits [vocab] of each position from from on; the slice is valid during the call. An
+// Engine must not use l at the same time.
 func (l *Loaded) Logits(tokens []int32, from int, visit func(position int, logits []float32) error) error {
 	vocab := l.Model.VocabSize()
 	for i, t := range tokens {
@@ -20,8 +20,8 @@ func (l *Loaded) Logits(tokens []int32, from int, visit func(position int, logit
 	if len(tokens) > l.Scheduler.MaxModelLen {
 		return fmt.Errorf("%w: %d tokens, the context holds %d", ErrOption, len(tokens), l.Scheduler.MaxModelLen)
 	}
-	// Each group gets blocks of its own, as many as the whole text takes where
-	// there are enough, else a ring that is as long as its window needs.
+	// Each group gets blocks of its own: as many as the whole text needs if there are
+	// enough, else a ring as long as its window needs.
 	tables, next := make([][]int32, len(l.KV.Groups)), 0
 	for g, spec := range memory.Groups(l.KV) {
 		most := spec.Peak(len(tokens), l.Scheduler.MaxBatchedTokens)

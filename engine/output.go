@@ -8,9 +8,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// outputs adds a sequence's rows of logits to the step: one behind each token
-// that is scored, then one for each token that may be sampled. row is its first
-// token's. Guesses count as output where they precede what is sampled.
+// outputs adds a sequence's rows of logits to the step: one after each token that
+// is scored, then one for each token that may be sampled. row is the row of its
+// first token. Drafts count as output for the rows after them.
 func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 	s := &e.step
 	for pos := q.ScoreFrom; pos < q.ScoreTo; pos++ {
@@ -21,14 +21,14 @@ func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 	}
 	first := len(q.Tokens) - q.Drafts
 	if r != nil {
-		r.byHost = !e.ruled(r.req)
+		r.hostRules = !e.deviceRules(r.req)
 	}
 	for n := first; n <= len(q.Tokens); n++ {
 		out := backend.Output{Row: int32(row + n - 1), Position: int32(q.Start + n)}
 		if r != nil {
 			out.Params = r.req.Sampling
-			if e.scored(r) {
-				out.Probs = 1 + r.req.TopLogProbs
+			if e.deviceLogprobs(r) {
+				out.LogProbs = 1 + r.req.TopLogProbs
 			}
 			if c := out.Params.Controls; c != nil {
 				out.Params.Controls = c.After(q.Tokens[first:n])
@@ -38,29 +38,29 @@ func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 	}
 }
 
-// emit turns the step's rows into results and hands out what clients asked for.
-// Tokens of requests whose prompts are not scored in this step leave first: scoring
-// takes as long as some steps.
+// emit turns the step's rows into results and emits what clients requested. Tokens
+// of requests whose prompts are not scored in this step are sent first, because
+// scoring takes as long as some steps.
 func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
-	if e.wantsLogits(b) {
+	if e.needsLogits(b) {
 		e.readLogits()
 	}
 	e.emitted = e.now()
-	e.rateSampled(b, sampled)
+	e.sampledLogprobs(b, sampled)
 	row, at, scoring, others := 0, len(e.results), false, false
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		scored := q.ScoreTo - q.ScoreFrom
-		row += scored
+		scoreRows := q.ScoreTo - q.ScoreFrom
+		row += scoreRows
 		if q.Sample {
 			var result scheduler.Result
-			if scored == 0 {
+			if scoreRows == 0 {
 				result, others = e.emitSampled(e.live[q.ID], q, sampled, row), true
 			}
 			e.results = append(e.results, result)
 			row += 1 + q.Drafts
 		}
-		scoring = scoring || scored > 0
+		scoring = scoring || scoreRows > 0
 	}
 	if !scoring {
 		return
@@ -72,13 +72,13 @@ func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	row = 0
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		r, scored := e.live[q.ID], q.ScoreTo-q.ScoreFrom
-		if r != nil && scored > 0 {
-			e.emitScores(r.req, q, row)
+		r, scoreRows := e.live[q.ID], q.ScoreTo-q.ScoreFrom
+		if r != nil && scoreRows > 0 {
+			e.emitPromptLogprobs(r.req, q, row)
 		}
-		row += scored
+		row += scoreRows
 		if q.Sample {
-			if scored > 0 {
+			if scoreRows > 0 {
 				e.results[at] = e.emitSampled(r, q, sampled, row)
 			}
 			at++
@@ -87,7 +87,7 @@ func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	}
 }
 
-// readLogits makes e.logits the logits of the step, [outputs, vocab].
+// readLogits sets e.logits to the logits of the step, [outputs, vocab].
 func (e *Engine) readLogits() {
 	if e.rows != nil {
 		e.logits = e.rows.View(e.o.Model.Logits())
@@ -96,41 +96,41 @@ func (e *Engine) readLogits() {
 	e.logits = e.o.Backend.Download(e.logits, e.o.Model.Logits())
 }
 
-// logitsOf is row's logits, [vocab].
+// logitsOf returns a row's logits, [vocab].
 func (e *Engine) logitsOf(row int) []float32 {
 	vocab := e.o.Model.VocabSize()
 	return e.logits[row*vocab : (row+1)*vocab]
 }
 
-// rating is a row of logits whose log-probabilities a client asked for.
-type rating struct {
+// logprobRow is a row of logits whose log-probabilities a client requested.
+type logprobRow struct {
 	row, most int     // row of the step's outputs, number of best tokens
 	token     int32   // the token that follows
 	only      []int32 // see sample.LogProbs
 	to        *LogProbs
 }
 
-// rate computes ratings, which do not depend on each other.
-func (e *Engine) rate(ratings []rating) {
-	if e.rows != nil && len(ratings) > 1 {
-		e.rows.EachRow(len(ratings), func(i int) { e.rateRow(&ratings[i]) })
+// computeLogprobs computes rows, which are independent of each other.
+func (e *Engine) computeLogprobs(rows []logprobRow) {
+	if e.rows != nil && len(rows) > 1 {
+		e.rows.EachRow(len(rows), func(i int) { e.computeLogprob(&rows[i]) })
 		return
 	}
-	for i := range ratings {
-		e.rateRow(&ratings[i])
+	for i := range rows {
+		e.computeLogprob(&rows[i])
 	}
 }
 
-func (e *Engine) rateRow(r *rating) {
+func (e *Engine) computeLogprob(r *logprobRow) {
 	r.to.LogProb, r.to.Rank, r.to.Top = sample.LogProbs(e.kernels, e.logitsOf(r.row), r.token, r.most, r.only, nil)
 }
 
-// rateSampled computes the log-probabilities of the step's tokens for requests that
-// asked for them, except where the device has done so. Those of guesses that turn out
-// wrong are computed in vain.
-func (e *Engine) rateSampled(b scheduler.Batch, sampled []int32) {
-	clear(e.rated)
-	e.rated, e.ratings = e.rated[:0], e.ratings[:0]
+// sampledLogprobs computes the log-probabilities of the step's tokens for requests that
+// want them, unless the device has done so. It also computes those of drafts that
+// turn out to be rejected.
+func (e *Engine) sampledLogprobs(b scheduler.Batch, sampled []int32) {
+	clear(e.outputLogprobs)
+	e.outputLogprobs, e.logprobRows = e.outputLogprobs[:0], e.logprobRows[:0]
 	row := 0
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
@@ -140,35 +140,34 @@ func (e *Engine) rateSampled(b scheduler.Batch, sampled []int32) {
 		}
 		r := e.live[q.ID]
 		for range 1 + q.Drafts {
-			if r != nil && r.req.LogProbs && !e.scored(r) {
-				for len(e.rated) <= row {
-					e.rated = append(e.rated, nil)
+			if r != nil && r.req.LogProbs && !e.deviceLogprobs(r) {
+				for len(e.outputLogprobs) <= row {
+					e.outputLogprobs = append(e.outputLogprobs, nil)
 				}
-				e.rated[row] = new(LogProbs)
-				e.ratings = append(e.ratings, rating{row, r.req.TopLogProbs, sampled[row], r.req.LogProbTokens, e.rated[row]})
+				e.outputLogprobs[row] = new(LogProbs)
+				e.logprobRows = append(e.logprobRows, logprobRow{row, r.req.TopLogProbs, sampled[row], r.req.LogProbTokens, e.outputLogprobs[row]})
 			}
 			row++
 		}
 	}
-	e.rate(e.ratings)
+	e.computeLogprobs(e.logprobRows)
 }
 
-// emitScores emits the log-probabilities of the prompt's tokens after those that
-// were scored. row is the first of them.
-func (e *Engine) emitScores(req *Request, q *scheduler.Seq, row int) {
-	probs := make([]LogProbs, q.ScoreTo-q.ScoreFrom)
-	e.ratings = e.ratings[:0]
-	for i := range probs {
-		e.ratings = append(e.ratings, rating{row + i, req.TopPromptLogProbs, req.Prompt[q.ScoreFrom+i+1], nil, &probs[i]})
+// emitPromptLogprobs emits the log-probabilities of the prompt's tokens after those that
+// were scored. row is the first row of these.
+func (e *Engine) emitPromptLogprobs(req *Request, q *scheduler.Seq, row int) {
+	logprobs := make([]LogProbs, q.ScoreTo-q.ScoreFrom)
+	e.logprobRows = e.logprobRows[:0]
+	for i := range logprobs {
+		e.logprobRows = append(e.logprobRows, logprobRow{row + i, req.TopPromptLogProbs, req.Prompt[q.ScoreFrom+i+1], nil, &logprobs[i]})
 	}
-	e.rate(e.ratings)
-	req.EmitPrompt(q.ScoreFrom+1, probs)
+	e.computeLogprobs(e.logprobRows)
+	req.EmitPrompt(q.ScoreFrom+1, logprobs)
 }
 
-// emitSampled emits the token after the last known one, and then, as long as each
-// is what was guessed and ends nothing, the one after that: those were drawn from
-// the very logits that they would be drawn from alone. r is nil when its owner
-// wants no more.
+// emitSampled emits the token after the last known one. While each token equals its
+// draft and is not the last, it also emits the token after it: that was sampled from
+// the same logits as without drafts. r is nil if the request has been aborted.
 func (e *Engine) emitSampled(r *run, q *scheduler.Seq, sampled []int32, row int) scheduler.Result {
 	start := len(e.sampled)
 	first := len(q.Tokens) - q.Drafts
@@ -183,7 +182,7 @@ func (e *Engine) emitSampled(r *run, q *scheduler.Seq, sampled []int32, row int)
 	}
 }
 
-// emitToken hands out one token and says whether it is the last.
+// emitToken emits one token and returns why it is the last, or 0.
 func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	req := r.req
 	if e.o.Probe != nil {
@@ -191,7 +190,7 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	}
 	t := Token{ID: token, Position: pos}
 	if req.LogProbs {
-		t.LogProbs = e.logProbs(r, row)
+		t.LogProbs = e.logprobsOf(r, row)
 	}
 	if c := req.Sampling.Controls; c != nil {
 		c.Add(token)
@@ -199,28 +198,28 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	r.output++
 	e.count.Generated++
 	t.Finish = req.finishAfter(token, r.output, pos+1, e.o.Scheduler.MaxModelLen)
-	e.measure(r, t.Finish)
+	e.recordToken(r, t.Finish)
 	req.Emit(t)
 	return t.Finish
 }
 
-// ruled says whether the device draws by a request's rules, also behind as many
-// tokens as one step may guess.
-func (e *Engine) ruled(req *Request) bool {
+// deviceRules reports whether the device applies a request's rules, also after as many
+// drafts as one step may have.
+func (e *Engine) deviceRules(req *Request) bool {
 	c := req.Sampling.Controls
 	return c == nil || e.ruler != nil && e.ruler.Rules(c, 1+scheduler.DraftLimit)
 }
 
-// scored says whether the device tells all log-probabilities that a request wants, as
-// it was when its step was filled.
-func (e *Engine) scored(r *run) bool {
-	return r.req.LogProbs && e.scorer != nil && len(r.req.LogProbTokens) == 0 && r.req.TopLogProbs < e.scorer.MostProbs() && !r.byHost
+// deviceLogprobs reports whether the device computes all log-probabilities that a request
+// wants, as decided when its step was filled.
+func (e *Engine) deviceLogprobs(r *run) bool {
+	return r.req.LogProbs && e.scorer != nil && len(r.req.LogProbTokens) == 0 && r.req.TopLogProbs < e.scorer.MaxLogProbs() && !r.hostRules
 }
 
-// logProbs returns what a request sees of the token that was drawn from row.
-func (e *Engine) logProbs(r *run, row int) *LogProbs {
-	if !e.scored(r) {
-		return e.rated[row]
+// logprobsOf returns the log-probabilities of the token that was sampled from row.
+func (e *Engine) logprobsOf(r *run, row int) *LogProbs {
+	if !e.deviceLogprobs(r) {
+		return e.outputLogprobs[row]
 	}
 	p, ok := new(LogProbs), false
 	if p.LogProb, p.Rank, p.Top, ok = e.scorer.LogProbs(row, nil); !ok { // no logit is finite
@@ -229,11 +228,11 @@ func (e *Engine) logProbs(r *run, row int) *LogProbs {
 	return p
 }
 
-// wantsLogits says whether anybody looks at the logits of this batch.
-func (e *Engine) wantsLogits(b scheduler.Batch) bool {
+// needsLogits reports whether the host reads the logits of this batch.
+func (e *Engine) needsLogits(b scheduler.Batch) bool {
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		if r := e.live[q.ID]; r != nil && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs && !e.scored(r) || e.o.Probe != nil)) {
+		if r := e.live[q.ID]; r != nil && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs && !e.deviceLogprobs(r) || e.o.Probe != nil)) {
 			return true
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// plainProbs is what the test device's logits say of a token after others.
+// plainProbs returns what the test device's logits give for a token after others.
 func plainProbs(before []int32, token int32, n int) LogProbs {
 	logits := make([]float32, testVocab)
 	logits[next(before, 0)] = float32(len(before))
@@ -19,8 +19,8 @@ func plainProbs(before []int32, token int32, n int) LogProbs {
 	return p
 }
 
-// Every token of a prompt but the first is told about once, in order, before the
-// first token is: with few rows for it, beside others, and after it lost its blocks.
+// Every token of a prompt except the first is reported once, in order, before the first
+// sampled token: with few rows, with other requests, and after the request lost its blocks.
 func TestPromptLogProbs(t *testing.T) {
 	c := small()
 	c.Pool.Blocks, c.MaxOutputs = 16, 6 // 64 tokens, fewer than two want

@@ -7,23 +7,23 @@ import (
 )
 
 const (
-	// leastScoreTime is the time that scoring may add to a step whatever the step
-	// takes, so that small models do not score one row a step.
+	// leastScoreTime is the time that scoring may always add to a step, so that
+	// small models do not score one row a step.
 	leastScoreTime = 5 * time.Millisecond
 	// idleScoreTime is the time that it may add while no other request decodes. A
 	// request that arrives then waits no longer than this.
 	idleScoreTime = 100 * time.Millisecond
-	// firstScoreRows is the number of rows before the first has been measured.
+	// firstScoreRows is the number of rows before the first measurement.
 	firstScoreRows = 4
 )
 
 // scorePace bounds the prompt rows that a step scores, so that scoring at most
-// doubles the time between two tokens of other requests. It averages what the last
-// few steps took.
+// doubles the time between two tokens of other requests. It averages the times of
+// the last few steps.
 type scorePace struct {
-	step     time.Duration // of a step that only decodes; 0 before the first
-	row      time.Duration // that one scored row adds to its step; 0 before the first
-	decoding bool          // requests besides scored ones were in the last step
+	step     time.Duration // time of a step that only decodes; 0 before the first
+	row      time.Duration // time that one scored row adds to its step; 0 before the first
+	decoding bool          // the last step had requests other than scored ones
 }
 
 // limit returns the most prompt rows that the next step may score, at least 1.
@@ -38,9 +38,9 @@ func (p *scorePace) limit() int {
 	return max(1, int(room/p.row))
 }
 
-// ended takes account of a step: its whole time, from the device's start until its
-// results were handed out.
-func (p *scorePace) ended(b scheduler.Batch, took time.Duration) {
+// record records a step. took is the time from the device's start until its results
+// were emitted.
+func (p *scorePace) record(b scheduler.Batch, took time.Duration) {
 	scored, chunks := 0, false
 	p.decoding = false
 	for i := range b.Seqs {
@@ -55,7 +55,7 @@ func (p *scorePace) ended(b scheduler.Batch, took time.Duration) {
 		}
 	}
 	switch {
-	case chunks: // how long it takes depends on the chunks
+	case chunks: // the time depends on the chunks
 	case scored == 0 && p.decoding:
 		p.step = average(p.step, took)
 	case scored > 0:
@@ -67,16 +67,16 @@ func (p *scorePace) ended(b scheduler.Batch, took time.Duration) {
 	}
 }
 
-// leastStepTokens is what a step may have whatever the time: fewer rows keep the
-// kernels from reading each weight for many tokens at once.
+// leastStepTokens is what a step may always have. With fewer rows the kernels read
+// each weight for too few tokens at once.
 const leastStepTokens = 64
 
-// stepPace bounds the tokens of a step so that it takes about target: a prompt that
-// arrives meanwhile and is to be computed first waits no longer. Steps that take longer
-// shrink it, and steps that fill it and take less let it grow.
+// stepPace bounds the tokens of a step so that it takes about target, which bounds how
+// long a prompt waits that arrives meanwhile and comes first. Steps that take longer
+// shrink the bound. Steps that fill it and take less let it grow.
 type stepPace struct {
 	target time.Duration // 0: no bound
-	most   int           // tokens of a step, without one
+	most   int           // tokens of a step without a bound by time
 	limit  int
 }
 
@@ -84,18 +84,19 @@ func newStepPace(target time.Duration, most int) stepPace {
 	return stepPace{target: target, most: most, limit: most}
 }
 
-// ended takes account of a step of so many tokens.
-func (p *stepPace) ended(tokens int, took time.Duration) {
+// record records a step of so many tokens.
+func (p *stepPace) record(tokens int, took time.Duration) {
 	switch {
 	case p.target == 0 || tokens == 0:
 	case took > p.target:
 		p.limit = min(p.limit, max(leastStepTokens, int(float64(tokens)*float64(p.target)/float64(took))))
-	case tokens >= p.limit-p.limit/8: // the others say nothing of longer ones
+	case tokens >= p.limit-p.limit/8: // shorter steps do not predict longer ones
 		p.limit = min(p.most, max(p.limit+1, int(float64(p.limit)*min(2, float64(p.target)/float64(max(1, took))))))
 	}
 }
 
-// average returns the mean with three parts of what was before; 0: nothing was.
+// average returns the mean of now and before, which has weight 3. before 0 means that there is
+// none.
 func average(before, now time.Duration) time.Duration {
 	if before == 0 {
 		return now

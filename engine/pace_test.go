@@ -18,7 +18,7 @@ func TestScorePace(t *testing.T) {
 		for _, q := range seqs {
 			took += time.Duration(q.ScoreTo-q.ScoreFrom) * row
 		}
-		p.ended(scheduler.Batch{Seqs: seqs}, took)
+		p.record(scheduler.Batch{Seqs: seqs}, took)
 		return took
 	}
 	scored := func() scheduler.Seq {
@@ -46,7 +46,7 @@ func TestScorePace(t *testing.T) {
 	if n := p.limit(); n < 40 || n > 50 {
 		t.Errorf("%d rows with nobody else there, want %v of work", n, idleScoreTime)
 	}
-	p.ended(scheduler.Batch{Seqs: []scheduler.Seq{{Tokens: make([]int32, 500)}, scored()}}, time.Hour)
+	p.record(scheduler.Batch{Seqs: []scheduler.Seq{{Tokens: make([]int32, 500)}, scored()}}, time.Hour)
 	if n := p.limit(); n < 40 {
 		t.Errorf("a step with a chunk made it %d rows", n)
 	}
@@ -72,7 +72,7 @@ func TestStepPace(t *testing.T) {
 		{0, 0, most, most}, // as in virtual time
 	} {
 		p := newStepPace(target, most)
-		step := func(tokens int) { p.ended(tokens, c.fixed+time.Duration(tokens)*c.perToken) }
+		step := func(tokens int) { p.record(tokens, c.fixed+time.Duration(tokens)*c.perToken) }
 		for range 20 {
 			step(p.limit)
 		}
@@ -84,7 +84,7 @@ func TestStepPace(t *testing.T) {
 		if p.limit != before {
 			t.Errorf("%v a token: a short step changed %d to %d", c.perToken, before, p.limit)
 		}
-		p.ended(1, time.Minute) // the machine slept
+		p.record(1, time.Minute) // the machine slept
 		for range 20 {
 			step(p.limit)
 		}
@@ -93,7 +93,7 @@ func TestStepPace(t *testing.T) {
 		}
 	}
 	p := newStepPace(0, most)
-	if p.ended(most, time.Hour); p.limit != most {
+	if p.record(most, time.Hour); p.limit != most {
 		t.Errorf("without a target: %d", p.limit)
 	}
 }

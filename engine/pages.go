@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// mirrorOf is the backend where its KVRegion is a copy, nil elsewhere.
+// mirrorOf returns the backend if its KVRegion is a copy, else nil.
 func mirrorOf(b backend.Backend) backend.Mirror {
 	if m, ok := b.(backend.Mirror); ok && m.Mirrored() {
 		return m
@@ -16,14 +16,13 @@ func mirrorOf(b backend.Backend) backend.Mirror {
 	return nil
 }
 
-// directOf is a mirror that others can go past, nil elsewhere.
+// directOf returns the mirror if the network can reach its device's memory, else nil.
 func directOf(m backend.Mirror) backend.Direct {
 	d, _ := m.(backend.Direct)
 	return d
 }
 
-// announceCached tells a job whose tokens were all cached that its layers are
-// in place.
+// announceCached calls Layer for all layers of a job whose tokens were all cached.
 func (e *Engine) announceCached(id scheduler.RequestID) {
 	r := e.live[id]
 	if r == nil || r.job == nil {
@@ -32,8 +31,8 @@ func (e *Engine) announceCached(id scheduler.RequestID) {
 	tables := e.sched.Tables(id)
 	e.pin(r, tables)
 	if e.mirror != nil {
-		e.fetchNothing()
-		e.wanted(r, tables, len(r.job.Tokens))
+		e.resetFetch()
+		e.addPushBlocks(r, tables, len(r.job.Tokens))
 		err := e.fetchNow(r.job)
 		if err != nil {
 			e.log.Error("KV of a prompt cannot be copied from the device", "id", uint64(id), "err", err)
@@ -47,7 +46,7 @@ func (e *Engine) announceCached(id scheduler.RequestID) {
 	}
 }
 
-// fetchNow has what a job wants looked at where it will be read.
+// fetchNow copies or checksums a job's blocks where its push will read them.
 func (e *Engine) fetchNow(j *Job) error {
 	if j.Direct {
 		return e.direct.Digest(e.digest)
@@ -55,9 +54,9 @@ func (e *Engine) fetchNow(j *Job) error {
 	return e.mirror.Fetch(e.fetch)
 }
 
-// pin keeps those of a job's blocks from reuse that its push reads. Its tables
-// may name other blocks than in the last step, where the cache had the content
-// or after a preemption; pins on the old ones stay, they may be being read.
+// pin pins those of a job's blocks that its push reads. Its tables may hold other
+// blocks than in the last step, after a cache hit or a preemption. Pins on the old
+// blocks stay, because the push may be reading them.
 func (e *Engine) pin(r *run, tables [][]kvcache.BlockID) {
 	if r.pinned == nil {
 		r.pinned = make([][]kvcache.BlockID, len(tables))
@@ -81,10 +80,10 @@ func (e *Engine) pin(r *run, tables [][]kvcache.BlockID) {
 	}
 }
 
-// wanted adds to e.fetch the blocks of a job's tables, of which the first upTo tokens
-// are there, that its push reads and that the mirror does not have yet; to e.digest
-// where the push reads the device's memory.
-func (e *Engine) wanted(r *run, tables [][]kvcache.BlockID, upTo int) {
+// addPushBlocks adds to e.fetch the blocks of a job's tables that its push reads and the
+// mirror does not have yet; to e.digest if the push reads the device's memory. The
+// first upTo tokens of the tables are computed.
+func (e *Engine) addPushBlocks(r *run, tables [][]kvcache.BlockID, upTo int) {
 	if r.fetched == nil {
 		r.fetched = make([][]kvcache.BlockID, len(tables))
 	}
@@ -106,14 +105,14 @@ func (e *Engine) wanted(r *run, tables [][]kvcache.BlockID, upTo int) {
 			}
 			to[g] = append(to[g], int32(id))
 			if (i+1)*e.o.KV.Groups[g].BlockTokens <= upTo {
-				(*had)[i] = id // else there is more to come
+				(*had)[i] = id // else more tokens of the block follow
 			}
 		}
 	}
 }
 
-// fetchNothing empties e.fetch and e.digest.
-func (e *Engine) fetchNothing() {
+// resetFetch empties e.fetch and e.digest.
+func (e *Engine) resetFetch() {
 	if e.fetch == nil {
 		e.fetch, e.digest = make([][]int32, len(e.o.KV.Groups)), make([][]int32, len(e.o.KV.Groups))
 	}
@@ -122,15 +121,15 @@ func (e *Engine) fetchNothing() {
 	}
 }
 
-// arrived takes what has landed. Where the device has memory of its own it goes there
-// first, or, where that is where it landed, is held against its checksums there; if
-// it cannot, or does not match, the request computes here.
+// arrived accepts a reservation that has landed. If the device has its own memory, the
+// pages are copied there, or, if they landed there, compared with their checksums. If
+// that fails, the request computes here.
 func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest) error {
 	if e.mirror != nil {
 		r, live := e.sched.Reservation(res)
 		if live {
-			if err := e.bring(&r, pages); err != nil {
-				e.log.Error("KV that arrived cannot be used on the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
+			if err := e.loadArrived(&r, pages); err != nil {
+				e.log.Error("received KV cannot be used on the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
 				e.logErr("release", uint64(res), e.sched.Release(res))
 				e.logErr("proceed", uint64(r.Request), e.sched.Proceed(r.Request))
 				return err
@@ -141,12 +140,12 @@ func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest
 	return nil
 }
 
-// bring has a reservation's pages on the device: those that are there it verifies.
-func (e *Engine) bring(r *scheduler.Reservation, pages []backend.PageDigest) error {
+// loadArrived copies a reservation's pages to the device, or verifies pages that are there.
+func (e *Engine) loadArrived(r *scheduler.Reservation, pages []backend.PageDigest) error {
 	if len(pages) > 0 {
 		return e.direct.Verify(pages)
 	}
-	e.fetchNothing()
+	e.resetFetch()
 	for g := range r.Groups {
 		for _, id := range r.Groups[g].Blocks {
 			e.fetch[g] = append(e.fetch[g], int32(id))

@@ -10,20 +10,20 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// PlanOptions say what to plan memory for. Zero values take defaults.
+// PlanOptions are the inputs of PlanMemory. Zero values take defaults.
 type PlanOptions struct {
 	Model            string // a config.json, or the folder that holds it
 	KVMemory         int64  // bytes left for KV
-	KVDType          string // as LoadOptions has it
-	Quantization     string // as LoadOptions has it
+	KVDType          string // see LoadOptions
+	Quantization     string // see LoadOptions
 	BlockTokens      int    // 0: 16
 	MaxModelLen      int    // 0: what the model was made for
 	MaxBatchedTokens int    // 0: 2048
-	Ranks            int    // processes or GPUs that compute the model together, KVMemory each; 0: 1
+	TensorParallel   int    // tensor-parallel workers, with KVMemory each; 0: 1
 }
 
-// PlanMemory computes what a node with so much memory for KV would hold of a
-// model, from its config alone.
+// PlanMemory computes how much KV of a model a node holds in the given memory. It
+// reads only the model's config.
 func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	c, err := model.OpenConfig(o.Model)
 	if err != nil {
@@ -34,12 +34,12 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 		return memory.Plan{}, err
 	}
 	if o.KVMemory <= 0 {
-		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d: say how many bytes are left for KV, such as --kv-memory 8GiB", ErrOption, o.KVMemory)
+		return memory.Plan{}, fmt.Errorf("%w: --kv-memory %d: give the bytes left for KV, such as --kv-memory 8GiB", ErrOption, o.KVMemory)
 	}
 	for _, v := range []struct {
 		flag  string
 		value int
-	}{{"--tensor-parallel-size", o.Ranks}, {"--block-size", o.BlockTokens}, {"--max-model-len", o.MaxModelLen}, {"--max-num-batched-tokens", o.MaxBatchedTokens}} {
+	}{{"--tensor-parallel-size", o.TensorParallel}, {"--block-size", o.BlockTokens}, {"--max-model-len", o.MaxModelLen}, {"--max-num-batched-tokens", o.MaxBatchedTokens}} {
 		if v.value < 0 {
 			return memory.Plan{}, fmt.Errorf("%w: %s %d, want at least 1, or leave it out for the default", ErrOption, v.flag, v.value)
 		}
@@ -49,9 +49,9 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 		return memory.Plan{}, err
 	}
 	all := c
-	shard := model.Shard{Ranks: o.Ranks}
+	shard := model.Shard{Ranks: o.TensorParallel}
 	if c, err = shard.Of(&all); err != nil {
-		return memory.Plan{}, fmt.Errorf("%w: --tensor-parallel-size %d: %w", ErrOption, o.Ranks, err)
+		return memory.Plan{}, fmt.Errorf("%w: --tensor-parallel-size %d: %w", ErrOption, o.TensorParallel, err)
 	}
 	p, err := memory.Fit(memory.Need{
 		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: cmp.Or(o.BlockTokens, kvcache.DefaultBlockTokens), DType: dtype,
@@ -61,21 +61,21 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	if err != nil {
 		return p, fmt.Errorf("%w: --kv-memory %s: %w", ErrOption, memory.Bytes(o.KVMemory), err)
 	}
-	weights := func(q model.Quantization) (n int64) { // of the rank that has most
-		for r := range max(1, o.Ranks) {
-			part, _ := model.Shard{Rank: r, Ranks: o.Ranks}.Of(&all) // as the first was
+	weights := func(q model.Quantization) (n int64) { // of the worker that has most
+		for r := range max(1, o.TensorParallel) {
+			part, _ := model.Shard{Rank: r, Ranks: o.TensorParallel}.Of(&all) // cannot fail: Of succeeded above
 			n = max(n, part.WeightBytes(q))
 		}
 		return n
 	}
-	line := fmt.Sprintf("%-14s%s beside the KV memory", "weights", memory.Bytes(weights(q)))
+	line := fmt.Sprintf("%-14s%s in addition to the KV memory", "weights", memory.Bytes(weights(q)))
 	if q != model.AsStored {
 		line += fmt.Sprintf(", in %s; %s as they are stored", q, memory.Bytes(weights(model.AsStored)))
 	}
 	lines := []string{line}
-	if o.Ranks > 1 {
-		lines = append(lines, fmt.Sprintf("%-14s%d, and all of this is of each, with the weights of the one that has most; by itself a process has %s of weights",
-			"ranks", o.Ranks, memory.Bytes(all.WeightBytes(q))))
+	if o.TensorParallel > 1 {
+		lines = append(lines, fmt.Sprintf("%-14s%d; all figures are per process, with the weights of the largest; one process alone has %s of weights",
+			"workers", o.TensorParallel, memory.Bytes(all.WeightBytes(q))))
 	}
 	p.Lines = append(lines, p.Lines...)
 	return p, nil

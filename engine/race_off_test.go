@@ -2,5 +2,5 @@
 
 package engine
 
-// raceEnabled says that the race detector is in this binary.
+// raceEnabled reports whether the race detector is in this binary.
 const raceEnabled = false

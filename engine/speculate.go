@@ -12,35 +12,35 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// Drafter guesses what follows the tokens of several sequences; *draft.Drafter is
-// one. It is for the step goroutine.
+// Drafter drafts tokens for several sequences. *draft.Drafter implements it. It is
+// called on the step goroutine.
 type Drafter interface {
-	Draft(asks []draft.Ask) error
-	Forget(id uint64)
+	Draft(requests []draft.Request) error
+	Remove(id uint64)
 	Check() error
 }
 
-// guess is the scheduler's DraftAll. A drafter that fails costs guesses only.
-func (e *Engine) guess(asks []scheduler.Ask) {
-	e.asks = e.asks[:0]
-	for _, a := range asks {
-		to := draft.Ask{ID: uint64(a.ID), Tokens: a.Tokens, Most: a.Most}
+// draftAll is the scheduler's DraftAll. A failing drafter costs only the drafts.
+func (e *Engine) draftAll(requests []scheduler.DraftRequest) {
+	e.draftRequests = e.draftRequests[:0]
+	for _, a := range requests {
+		to := draft.Request{ID: uint64(a.ID), Tokens: a.Tokens, MaxDrafts: a.MaxDrafts}
 		if r := e.live[a.ID]; r != nil && r.req != nil {
 			to.Root, to.Sampling = r.req.Root, r.req.Sampling
-			to.Most = min(to.Most, r.req.MaxTokens-r.output-1) // the model draws one more itself
+			to.MaxDrafts = min(to.MaxDrafts, r.req.MaxTokens-r.output-1) // the target samples one more itself
 		} else {
-			to.Most = 0 // its owner wants no more
+			to.MaxDrafts = 0 // its request has been aborted
 		}
-		e.asks = append(e.asks, to)
+		e.draftRequests = append(e.draftRequests, to)
 	}
-	if err := e.o.Drafter.Draft(e.asks); err != nil {
+	if err := e.o.Drafter.Draft(e.draftRequests); err != nil {
 		e.count.FailedDrafts++
 		if n := e.count.FailedDrafts; bits.OnesCount64(n) == 1 { // 1, 2, 4, …: it may fail in each step
-			e.log.Error("guessing failed", "times", n, "err", err)
+			e.log.Error("draft model step failed", "times", n, "err", err)
 		}
 	}
-	for i := range asks {
-		asks[i].Tokens = e.asks[i].Tokens
+	for i := range requests {
+		requests[i].Tokens = e.draftRequests[i].Tokens
 	}
 }
 
@@ -57,8 +57,8 @@ type draftModel struct {
 	weights int64 // bytes
 }
 
-// lookAtDraft opens the draft model that o names, and refuses what cannot guess for
-// the target.
+// lookAtDraft opens the draft model of o and refuses one that cannot draft for the
+// target.
 func (l *Loaded) lookAtDraft(o *LoadOptions, device choice) (d draftModel, err error) {
 	name := o.Speculation.Model
 	if name == "" {
@@ -75,7 +75,7 @@ func (l *Loaded) lookAtDraft(o *LoadOptions, device choice) (d draftModel, err e
 		return d, fmt.Errorf("--speculative-config: %w", refuse(name, err))
 	}
 	if ours, theirs := l.Source.Config.Vocab, d.config.Vocab; ours != theirs {
-		return d, fmt.Errorf("%w: --speculative-config: the draft model %s has %d tokens in its vocabulary, the model %s %d: guesses need the same ones",
+		return d, fmt.Errorf("%w: --speculative-config: the draft model %s has %d tokens in its vocabulary, the model %s %d: both need the same vocabulary",
 			ErrOption, name, theirs, l.Source.Name, ours)
 	}
 	return d, nil
@@ -103,8 +103,8 @@ func (d *draftModel) share(o *LoadOptions, target *model.Config) (forDraft int64
 	return forDraft, err
 }
 
-// loadDraft loads the draft model beside the target, on the same device and with
-// the same kernels and quantization.
+// loadDraft loads the draft model on the same device as the target, with the same
+// kernels and quantization.
 func (l *Loaded) loadDraft(o LoadOptions, d *draftModel, kvMemory int64) (err error) {
 	if d.config.Vocab == 0 {
 		return nil
@@ -127,6 +127,6 @@ func (l *Loaded) loadDraft(o LoadOptions, d *draftModel, kvMemory int64) (err er
 	if err != nil {
 		return fmt.Errorf("%w: --speculative-config: %w", ErrOption, err)
 	}
-	o.Logger.Info("a draft model guesses ahead", "model", name, "tokens", o.Speculation.Tokens, "weights", memory.Bytes(d.weights), "kv_memory", memory.Bytes(kvMemory))
+	o.Logger.Info("draft model loaded", "model", name, "tokens", o.Speculation.Tokens, "weights", memory.Bytes(d.weights), "kv_memory", memory.Bytes(kvMemory))
 	return nil
 }

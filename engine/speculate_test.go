@@ -103,9 +103,9 @@ func TestDraftModelChangesNothing(t *testing.T) {
 // unable is a Drafter that fails whenever it is asked.
 type unable struct{}
 
-func (unable) Draft([]draft.Ask) error { return draft.ErrStep }
-func (unable) Forget(uint64)           {}
-func (unable) Check() error            { return nil }
+func (unable) Draft([]draft.Request) error { return draft.ErrStep }
+func (unable) Remove(uint64)               {}
+func (unable) Check() error                { return nil }
 
 // A drafter that fails in every step costs no token, and is not spoken of in each.
 func TestDraftFailsQuietly(t *testing.T) {
@@ -141,7 +141,7 @@ func TestDraftFailsQuietly(t *testing.T) {
 	if err := l.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := strings.Count(said.String(), "guessing failed"); tokens != 40 || failed < 30 || n != bits.Len64(failed) {
+	if n := strings.Count(said.String(), "draft model step failed"); tokens != 40 || failed < 30 || n != bits.Len64(failed) {
 		t.Errorf("%d tokens, %d failures, said %d times:\n%s", tokens, failed, n, said.String())
 	}
 }

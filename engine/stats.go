@@ -11,36 +11,36 @@ import (
 type Stats struct {
 	Steps          uint64
 	FailedSteps    uint64
-	FailedDrafts   uint64 // steps that a draft model was to guess for, and could not
+	FailedDrafts   uint64 // steps in which the draft model failed
 	BatchedSteps   uint64 // with more than one sequence
 	PromptComputed uint64 // prompt tokens put through the device, recomputation included
 	// PromptRate is the tokens per second of the steps that compute prompts,
 	// averaged over the last few thousand; 0 before the first.
 	PromptRate float64
 	Generated  uint64 // tokens sampled for requests that still ran
-	Prompts    Source // of prompts whose KV is complete, where its tokens' KV came from
+	Prompts    Source // sources of the KV of prompts whose KV is complete
 	Aborted    uint64 // requests and jobs ended by their owner
 	Scheduler  scheduler.Stats
 	Adapters   AdapterUse
 }
 
-// Stats returns the latest snapshot. It may be read from any goroutine, and is
-// never older than what the caller has learnt from Emit, Layer or Done in an
-// earlier step, or from OnStep in this one.
+// Stats returns the latest snapshot. Any goroutine may call it. The snapshot includes
+// what the caller has learned from Emit, Layer or Done in an earlier step, or from
+// OnStep in this one.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.stats
 }
 
-// Progress only grows, and grows as long as the engine works, whoever it works
-// for: what tells slowness from standstill.
-func (e *Engine) Progress() uint64 { return e.moved.Load() }
+// Progress returns a counter that grows as long as the engine works for any request
+// or job. It distinguishes a slow engine from one that hangs.
+func (e *Engine) Progress() uint64 { return e.progress.Load() }
 
-// rateTokens is over how many prompt tokens PromptRate is averaged.
+// rateTokens is the number of prompt tokens over which PromptRate is averaged.
 const rateTokens = 4096
 
-// ratePrompts notes how long a step took that had prompt tokens among its tokens.
+// ratePrompts records the time of a step that had prompt tokens among its tokens.
 func (s *Stats) ratePrompts(prompt uint64, tokens int, took time.Duration) {
 	if prompt == 0 || took <= 0 {
 		return
@@ -52,10 +52,10 @@ func (s *Stats) ratePrompts(prompt uint64, tokens int, took time.Duration) {
 	s.PromptRate += (rate - s.PromptRate) * min(1, float64(prompt)/rateTokens)
 }
 
-// publish makes a new snapshot.
+// publish stores a new snapshot.
 func (e *Engine) publish() {
-	if e.useChanged {
-		e.count.Adapters, e.useChanged = e.adapterUse(), false
+	if e.adaptersChanged {
+		e.count.Adapters, e.adaptersChanged = e.adapterUse(), false
 	}
 	s := e.count
 	s.Scheduler = e.sched.Stats()
@@ -64,7 +64,7 @@ func (e *Engine) publish() {
 	e.mu.Unlock()
 }
 
-// Check verifies the conservation laws of scheduler and pool.
+// Check verifies the conservation laws of scheduler, pool, adapters and drafter.
 func (e *Engine) Check() error {
 	var err error
 	if derr := e.do(func() { err = errors.Join(e.sched.Check(), e.checkAdapters(), e.checkDrafter()) }); derr != nil {
@@ -73,7 +73,7 @@ func (e *Engine) Check() error {
 	return err
 }
 
-// now is the engine's monotonic clock, since New.
+// now returns the time since New on the engine's monotonic clock.
 func (e *Engine) now() time.Duration { return time.Since(e.start) }
 
 // Ping returns once the step goroutine has taken a call, between two steps, or has ended.

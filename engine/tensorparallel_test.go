@@ -24,14 +24,14 @@ func TestRank(t *testing.T) {
 	if flag.Arg(0) != "rank" {
 		return
 	}
-	if err := ServeRank(); err != nil {
+	if err := ServeWorker(); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // rankCommand runs it.
 func rankCommand(n int) TensorParallel {
-	return TensorParallel{Ranks: n, Timeout: time.Minute, Command: []string{os.Args[0], "-test.run=^TestRank$", "rank"}}
+	return TensorParallel{Size: n, Timeout: time.Minute, Command: []string{os.Args[0], "-test.run=^TestRank$", "rank"}}
 }
 
 // parallel is an engine over a model of testdata.
@@ -70,7 +70,7 @@ type answer struct {
 	err    error
 }
 
-// ask adds a greedy request; the channel hears its end.
+// ask adds a greedy request. The channel receives its end.
 func (p *parallel) ask(prompt []int32, n int) <-chan answer {
 	return p.watch(prompt, n, func(Token) {})
 }
@@ -121,8 +121,8 @@ func goldensOf(t *testing.T, dir string) []golden {
 	return all.Cases
 }
 
-// Processes that compute a model together give transformers' greedy tokens, alone and
-// in a crowd that is chunked, cached and preempted.
+// Tensor-parallel workers give transformers' greedy tokens, alone and in a batch that is
+// chunked, cached and preempted.
 func TestTensorParallel(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -181,7 +181,7 @@ func TestTensorParallel(t *testing.T) {
 	}
 }
 
-// crowd adds requests that all come between the same two steps.
+// crowd adds requests that all arrive between the same two steps.
 func (p *parallel) crowd(all []golden) []<-chan answer {
 	hold, asked := make(chan struct{}), make([]<-chan answer, len(all))
 	first := p.watch([]int32{1}, 1, func(Token) { <-hold })
@@ -201,9 +201,9 @@ func (p *parallel) crowd(all []golden) []<-chan answer {
 }
 
 // pids are the processes of ranks 1 and on.
-func (p *parallel) pids() []int { return p.ranks.Processes() }
+func (p *parallel) pids() []int { return p.workers.Processes() }
 
-// gone says whether a process has ended and been waited for.
+// gone reports whether a process has ended and been waited for.
 func gone(pid int) bool { return syscall.Kill(pid, 0) != nil }
 
 // A rank that is killed, during a step or between two, ends every request with an
@@ -257,7 +257,7 @@ func TestTensorParallelHangs(t *testing.T) {
 		if err := syscall.Kill(pids[0], syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
-		if a := <-p.ask([]int32{1, 2}, 5); !errors.Is(a.err, ErrLost) || !strings.Contains(a.err.Error(), "rank 1 of 2: it did not come within 300ms") {
+		if a := <-p.ask([]int32{1, 2}, 5); !errors.Is(a.err, ErrLost) || !strings.Contains(a.err.Error(), "rank 1 of 2: no response within 300ms") {
 			t.Errorf("got %v", a.err)
 		}
 		<-p.Done()
@@ -286,8 +286,8 @@ func TestTensorParallelEnds(t *testing.T) {
 	}
 }
 
-// What cannot be shared is refused with its numbers, before anything starts, and what
-// a rank finds wrong is said by who started it.
+// A model that cannot be divided is refused with its numbers, before anything starts. An
+// error that a worker finds is returned by its leader.
 func TestTensorParallelRefused(t *testing.T) {
 	for want, o := range map[string]LoadOptions{
 		"--tensor-parallel-size 17, want 1 to 16": {TensorParallel: rankCommand(17)},
@@ -295,9 +295,9 @@ func TestTensorParallelRefused(t *testing.T) {
 		"4 attention heads (num_attention_heads) cannot be shared by 3 ranks": {
 			Model: filepath.Join("model", "testdata", "qwen3"), TensorParallel: rankCommand(3)},
 		"--enable-lora with --tensor-parallel-size 2": {TensorParallel: rankCommand(2), Adapters: Adapters{Places: 1, Rank: 8}},
-		"starts no further processes":                 {TensorParallel: TensorParallel{Ranks: 2}},
-		"rank 1 of 2: its process has ended":          {TensorParallel: TensorParallel{Ranks: 2, Command: []string{"/bin/true"}}},
-		"no such file":                                {TensorParallel: TensorParallel{Ranks: 2, Command: []string{"/does/not/exist"}}},
+		"cannot start worker processes":               {TensorParallel: TensorParallel{Size: 2}},
+		"rank 1 of 2: its process has ended":          {TensorParallel: TensorParallel{Size: 2, Command: []string{"/bin/true"}}},
+		"no such file":                                {TensorParallel: TensorParallel{Size: 2, Command: []string{"/does/not/exist"}}},
 	} {
 		o.Device, o.KVMemory = "cpu", 1<<20
 		if o.Model == "" {

@@ -18,30 +18,15 @@ import (
 const (
 	// adapterWait bounds how long nodes may read an adapter's files.
 	adapterWait = 2 * time.Minute
-	// maxAdapterPath bounds a folder's name, maxAdapterName an adapter's, in bytes:
-	// both travel in one small frame.
+	// maxAdapterPath bounds a folder's name, and maxAdapterName an adapter's, in bytes. Both are
+	// sent in one small frame.
 	maxAdapterPath = 4096
 	maxAdapterName = 256
 	// maxAdapterValues bounds the JSON values in a body.
 	maxAdapterValues = 256
 )
 
-// LoadAdapter has every connected node load a low-rank adapter from a folder that
-// the node can read; replace allows that the name stood for another one. An error
-// joins what nodes refused, as *nodes.CodeError each with the node's address:
-// CODE_INVALID where the folder, the name or the room is at fault. Heartbeats tell
-// of the adapter within their interval.
-func (g *Gateway) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
-	return g.native.Nodes.LoadAdapter(ctx, name, path, replace)
-}
-
-// UnloadAdapter takes an adapter's name away on every connected node; what runs
-// goes on. CODE_NOT_FOUND where none had it.
-func (g *Gateway) UnloadAdapter(ctx context.Context, name string) error {
-	return g.native.Nodes.UnloadAdapter(ctx, name)
-}
-
-// adapterBody is what the adapters' routes take, in vLLM's words.
+// adapterBody is the body of the adapters' routes, with vLLM's names.
 type adapterBody struct {
 	Name    string `json:"lora_name"`
 	Path    string `json:"lora_path"`
@@ -54,7 +39,7 @@ func parseAdapter(body []byte) (a adapterBody, fault *openai.Error) {
 		return a, openai.BadRequest("", "the body has more than %d values: want lora_name, lora_path and load_inplace", maxAdapterValues)
 	}
 	if err := json.Unmarshal(body, &a); err != nil {
-		return a, openai.BadRequest("", "the body is no such request: %s", openai.Clip(err.Error(), 200))
+		return a, openai.BadRequest("", "the body is not valid: %s", openai.Clip(err.Error(), 200))
 	}
 	if a.Name == "" {
 		return a, badAdapter("lora_name", "lora_name is missing: give the adapter's name")
@@ -72,7 +57,7 @@ func badAdapter(param, format string, args ...any) *openai.Error {
 	return &openai.Error{Status: 400, Type: openai.TypeInvalidInput, Param: param, Message: fmt.Sprintf(format, args...)}
 }
 
-// loadAdapter has every node load an adapter, and answers when all have.
+// loadAdapter lets every node load an adapter, and answers when all have.
 func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	a, fault := parseAdapter(ctx.PostBody())
 	if fault == nil && a.Path == "" {
@@ -88,24 +73,23 @@ func (g *Gateway) loadAdapter(ctx *fasthttp.RequestCtx) {
 	if fault == nil {
 		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
 		defer cancel()
-		fault = adapterFault("lora_path", g.LoadAdapter(wait, a.Name, a.Path, a.InPlace))
+		fault = adapterFault("lora_path", g.native.Nodes.LoadAdapter(wait, a.Name, a.Path, a.InPlace))
 	}
 	g.adapterDone(ctx, a.Name, "added", fault)
 }
 
-// unloadAdapter takes an adapter's name away on every node.
+// unloadAdapter removes an adapter's name on every node.
 func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
 	a, fault := parseAdapter(ctx.PostBody())
 	if fault == nil {
 		wait, cancel := context.WithTimeout(context.Background(), adapterWait) // the server uses ctx again
 		defer cancel()
-		fault = adapterFault("lora_name", g.UnloadAdapter(wait, a.Name))
+		fault = adapterFault("lora_name", g.native.Nodes.UnloadAdapter(wait, a.Name))
 	}
 	g.adapterDone(ctx, a.Name, "removed", fault)
 }
 
-// adapterFault is what a client is told of what nodes refused; param is the field
-// at fault where one is.
+// adapterFault returns the answer for the nodes' refusals. param is the field at fault, if one is.
 func adapterFault(param string, err error) *openai.Error {
 	var code *nodes.CodeError
 	switch {
@@ -118,7 +102,7 @@ func adapterFault(param string, err error) *openai.Error {
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_INVALID:
 		return openai.BadRequest(param, "%s", openai.Clip(err.Error(), 600))
 	}
-	return openai.Unavailable(retryAfter, "the nodes cannot be told: %s", openai.Clip(err.Error(), 600))
+	return openai.Unavailable(retryAfter, "the nodes cannot be notified: %s", openai.Clip(err.Error(), 600))
 }
 
 // adapterDone answers as vLLM does.

@@ -88,7 +88,7 @@ func TestLoadingAdapters(t *testing.T) {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := b.g.LoadAdapter(ctx, "fine", "/a", true); err != nil {
+	if err := b.g.native.Nodes.LoadAdapter(ctx, "fine", "/a", true); err != nil {
 		t.Error(err)
 	}
 	for range 2 {
@@ -97,10 +97,10 @@ func TestLoadingAdapters(t *testing.T) {
 		}
 	}
 	var code *nodes.CodeError
-	if err := b.g.LoadAdapter(ctx, "bad", "/b", false); !errors.As(err, &code) || code.Message != "no such folder" || !strings.Contains(err.Error(), "d1") {
+	if err := b.g.native.Nodes.LoadAdapter(ctx, "bad", "/b", false); !errors.As(err, &code) || code.Message != "no such folder" || !strings.Contains(err.Error(), "d1") {
 		t.Errorf("%v", err)
 	}
-	if err := b.g.UnloadAdapter(ctx, "bad"); !errors.As(err, &code) || code.Code != nodepb.Code_CODE_INVALID {
+	if err := b.g.native.Nodes.UnloadAdapter(ctx, "bad"); !errors.As(err, &code) || code.Code != nodepb.Code_CODE_INVALID {
 		t.Errorf("%v", err)
 	}
 }

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,11 +16,10 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
-// operates says whether a request may do what an endpoint for operators or
-// overseers does; nil: it may. Any client may read what is for operators. Changes, and
-// views of the fleet (a tenant could learn from them what prompts others sent), need
-// the operators' own port, an API key with admin=yes, or, where there are no keys, this
-// machine. A web page never changes anything.
+// operates checks whether a request may use an endpoint for operators or overseers; nil: it may.
+// Any client may read what is for operators. Changes and views of the fleet need the operators' own
+// port, an API key with admin=yes, or, without keys, a client on this machine. Views do because a
+// tenant could infer other tenants' prompts from them. A web page may never change anything.
 func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method string, port audience) *openai.Error {
 	looks := method == "GET" || method == "HEAD"
 	if here == nil || here.who != overseers && (here.who != operators || looks) {
@@ -40,7 +38,7 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		}
 		return nil
 	}
-	for name := range ctx.Request.Header.All() { // also those without a value
+	for name := range ctx.Request.Header.All() { // including headers without a value
 		if fromProxy(string(name)) {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
 				Message: fmt.Sprintf("the request came through a proxy (it has the header %s), so its client may be on another machine: use an API key with admin=yes, or the gateway's --admin-listen", openai.Clip(string(name), 100))}
@@ -53,8 +51,8 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
 }
 
-// fromProxy reports whether proxies or content networks add a header of that name. A
-// proxy on this machine makes any client look like a program on it.
+// fromProxy reports whether proxies or content networks add a header of that name. A proxy on this
+// machine makes any client look like a local one.
 func fromProxy(name string) bool {
 	name = strings.ReplaceAll(strings.ToLower(name), "_", "-")
 	switch name {
@@ -73,12 +71,12 @@ func fromProxy(name string) bool {
 var proxyNames = [...]string{"forwarded", "client-ip", "connecting-ip", "real-ip", "remote-addr", "remote-ip", "peer-ip", "original-",
 	"cf-ray", "cf-visitor", "x-envoy-", "x-amzn-", "x-amz-cf-", "x-azure-", "fastly-"}
 
-// fromPage keeps pages in a browser on an operator's machine from changing
-// anything: browsers say where a request comes from, and programs do not.
+// fromPage refuses changes by pages in a browser on an operator's machine. Browsers send Origin,
+// and programs do not.
 var fromPage = &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
 	Message: "requests of web pages, which have the header Origin, may change nothing here"}
 
-// level tells the log level or changes it.
+// level returns the log level or changes it.
 func (g *Gateway) level(ctx *fasthttp.RequestCtx) {
 	if g.o.Level == nil {
 		g.fail(ctx, &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Message: "this gateway's log level is not to be seen from here"})
@@ -87,21 +85,21 @@ func (g *Gateway) level(ctx *fasthttp.RequestCtx) {
 	metrics.ServeLevel(ctx, g.o.Level)
 }
 
-// targetGroup is one address in the format of Prometheus' HTTP discovery.
+// targetGroup is one address in the format of Prometheus' HTTP service discovery.
 type targetGroup struct {
 	Targets []string          `json:"targets"`
 	Labels  map[string]string `json:"labels"`
 }
 
-// A node that is gone without having said so stays among the targets for a while,
-// so that somebody notices that it does not answer.
+// A node that has left without draining remains a target for a while, so that Prometheus reports it
+// as down.
 const (
 	lostFor = 15 * time.Minute
-	maxLost = 1024 // nodes that are remembered
+	maxLost = 1024 // nodes
 )
 
-// seen are the nodes that targets has told of, by member id.
-type seen struct {
+// scraped are the nodes that targets has listed, by member id.
+type scraped struct {
 	mu sync.Mutex
 	at map[string]sighting
 }
@@ -111,9 +109,8 @@ type sighting struct {
 	last   time.Time
 }
 
-// update takes the present members and returns them with those that are lost, in
-// the order of their ids.
-func (s *seen) update(members []nodes.Member, now time.Time) []nodes.Member {
+// update adds the present members, and returns them and the lost ones in the order of their ids.
+func (s *scraped) update(members []nodes.Member, now time.Time) []nodes.Member {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.at == nil {
@@ -127,7 +124,7 @@ func (s *seen) update(members []nodes.Member, now time.Time) []nodes.Member {
 		}
 	}
 	for id, was := range s.at {
-		// One that was leaving is not missed, nor one whose place another has taken.
+		// A node that was draining is not lost, nor one whose address another node has.
 		if was.last != now && (was.member.Draining || now.Sub(was.last) > lostFor || addresses[was.member.HTTP]) {
 			delete(s.at, id)
 		}
@@ -139,8 +136,8 @@ func (s *seen) update(members []nodes.Member, now time.Time) []nodes.Member {
 	return all
 }
 
-// targets answers with this gateway's address of metrics and those of the nodes
-// that it knows, so that Prometheus needs to be told of gateways only.
+// targets answers with the metrics addresses of this gateway and of its nodes, so that Prometheus
+// needs the addresses of gateways only.
 func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 	self := g.Addr()
 	if g.o.AdminListener != nil {
@@ -152,15 +149,10 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 	for _, n := range append(append(fleet.Prefill[:0:0], fleet.Prefill...), fleet.Decode...) {
 		members = append(members, n.Member())
 	}
-	for _, m := range g.seen.update(members, time.Now()) {
+	for _, m := range g.targeted.update(members, time.Now()) {
 		groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.ID}})
 	}
-	body, err := json.Marshal(groups)
-	if err != nil {
-		panic(err) // plain fields only
-	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(body)
+	g.json(ctx, groups)
 }
 
 // serveAdmin serves the operators' port until ctx ends.
@@ -176,10 +168,10 @@ func (g *Gateway) serveAdmin(ctx context.Context) {
 	}
 	stop, cancel := context.WithTimeout(context.Background(), cutGrace)
 	defer cancel()
-	_ = s.ShutdownWithContext(stop) // what is still open is closed with the process
-	_ = g.o.AdminListener.Close()   // of a server that had not begun to serve
+	_ = s.ShutdownWithContext(stop) // the process's end closes what is still open
+	_ = g.o.AdminListener.Close()   // in case the server had not started
 	<-served
 }
 
-// adminConns bounds scrapers and people.
+// adminConns bounds the connections of scrapers and people.
 const adminConns = 256

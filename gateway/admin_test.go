@@ -191,7 +191,7 @@ func TestAdminListener(t *testing.T) {
 }
 
 func TestLostNodesStayTargets(t *testing.T) {
-	var s seen
+	var s scraped
 	at := time.Unix(1000, 0)
 	ids := func(members []nodes.Member) (all string) {
 		for _, m := range members {

@@ -95,7 +95,7 @@ var examples = map[string]example{
 	"GET /debug/route":                 {"/debug/route?prompt=What+is+prefill", ""},
 }
 
-// curl returns the example as a command line. keys says that the route needs an API key.
+// curl returns the example as a command line. keys is whether the route needs an API key.
 func (e *example) curl(method string, keys bool) string {
 	b := []byte("curl -s")
 	if strings.Contains(e.body, `"stream": true`) {
@@ -274,7 +274,7 @@ func docsPage(document []byte) []byte {
 		}
 		group := 0
 		switch r.who {
-		case everybody:
+		case anyone:
 			group = 1
 		case operators, overseers:
 			group = 2

@@ -14,10 +14,10 @@ import (
 
 const (
 	drainPath = "/admin/drain/"
-	// defaultNodeDrain is how long what runs on a node that is drained may go on
-	// there; streams that are not done are then resumed on other nodes.
+	// defaultNodeDrain is how long streams may continue on a drained node before they are resumed
+	// on other nodes.
 	defaultNodeDrain = 30 * time.Second
-	// maxNodeDrain is a day.
+	// maxNodeDrain is one day.
 	maxNodeDrain = 24 * time.Hour
 )
 
@@ -27,12 +27,12 @@ type drained struct {
 	Role     string  `json:"role"`
 	Draining bool    `json:"draining"`
 	Timeout  float64 `json:"timeout_s"`
-	InFlight int64   `json:"in_flight"` // requests of this gateway that the node has in hand
-	Others   int     `json:"others"`    // nodes of its role that work can go to
+	InFlight int64   `json:"in_flight"` // requests of this gateway on the node
+	Others   int     `json:"others"`    // usable nodes of the same role
 }
 
-// drainNode has a node drained, or take work again. The answer does not wait for
-// that: /debug/nodes shows how it goes.
+// drainNode drains a node, or lets it take work again. The answer does not wait for the drain,
+// whose progress /debug/nodes shows.
 func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	cancel := string(ctx.Method()) == "DELETE"
 	timeout := defaultNodeDrain
@@ -56,7 +56,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	}
 	n := all[at]
 	if err := n.Drain(timeout, cancel); err != nil {
-		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be told: %s", openai.Clip(err.Error(), 300)))
+		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be notified: %s", openai.Clip(err.Error(), 300)))
 		return
 	}
 	m := n.Member()
@@ -73,15 +73,15 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	g.json(ctx, d)
 }
 
-// drainUpstream is drainNode for a server of another kind, by its URL or host: new
-// requests go elsewhere, and what it has goes on to its end, since nobody else could
-// go on with it. false: none is called so.
+// drainUpstream is drainNode for an upstream, by its URL or host. New requests use other upstreams.
+// Running ones continue to their end, because no other server could resume them. It returns false
+// if no upstream has the name.
 func (g *Gateway) drainUpstream(ctx *fasthttp.RequestCtx, name string, cancel bool) bool {
 	if g.proxy == nil {
 		return false
 	}
 	all := g.proxy.Pool.Now().Servers
-	at := slices.IndexFunc(all, func(s *upstream.Server) bool { return s.Called(name) })
+	at := slices.IndexFunc(all, func(s *upstream.Server) bool { return s.HasName(name) })
 	if at < 0 {
 		return false
 	}

@@ -1,16 +1,16 @@
-// Package gateway speaks the OpenAI API to clients and operators.
+// Package gateway serves the OpenAI API to clients and operators.
 //
-// It wires the stages of a request: package httpserver reads it, the table of routes finds
-// who serves it, package auth whose it is, and package exchange leads it through its life,
-// answered by own decode nodes (package native) or by upstream servers (package proxy).
+// It connects the stages of a request. Package httpserver reads it, the table of routes finds its
+// endpoint, package auth its API key, and package exchange runs it, answered by own decode nodes
+// (package native) or by upstreams (package proxy).
 //
-// Invariant: an accepted request ends with a finish reason, with an error status, or, when
-// its stream has begun, with an error event and a connection that is aborted without the
-// body's last chunk: a broken answer never looks like a finished one. Whatever ends a
-// request, its attempts are cancelled.
+// Invariant: an accepted request ends with a finish reason or with an error status. If its stream
+// has started, it may also end with an error event and a connection that is aborted without the
+// body's last chunk, so that an incomplete answer never looks complete. Its attempts are cancelled
+// in any case.
 //
-// The package does not run models, does not know where KV is, and keeps nothing of a request
-// after its end.
+// The package does not run models, does not know where KV is, and keeps nothing of a request after
+// its end.
 package gateway
 
 import (
@@ -40,35 +40,32 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// Fixed bounds of the HTTP side.
+// Fixed bounds.
 const (
-	cutGrace       = time.Second      // for error events to leave when the shutdown timeout is over
-	retryAfter     = 1                // seconds; what 503 answers suggest
-	statsInterval  = 10 * time.Second // of the log's line about throughput
+	cutGrace       = time.Second      // for error events to be sent after the shutdown timeout
+	retryAfter     = 1                // seconds, of 503 answers
+	statsInterval  = 10 * time.Second // between lines of throughput
 	retryBurstSecs = 10
 )
 
-// Gateway is one gateway. Make it with New, run it with Run, once.
+// Gateway is one gateway. Make it with New, and call Run once.
 type Gateway struct {
-	*exchange.Service // what requests share, whoever answers them
+	*exchange.Service
 
-	o       Options
-	http    *httpserver.Server
-	native  *native.Fleet
-	proxy   *proxy.Proxy // nil: there are no upstreams
-	keys    *auth.Keyring
-	resumes *rate.Limiter // paces those after it
-	limits  atomic.Pointer[Limits]
+	o      Options
+	http   *httpserver.Server
+	native *native.Fleet
+	proxy  *proxy.Proxy // nil: there are no upstreams
+	keys   *auth.Keyring
 
 	document []byte        // /openapi.json
-	docsPage func() []byte // /docs, made when it is asked for first
+	docsPage func() []byte // /docs, made when it is first requested
 
 	draining atomic.Bool
-	seen     seen
+	targeted scraped
 }
 
-// New makes a gateway and binds its address, so that a port in use shows at
-// once.
+// New returns a gateway that is bound to its address, so that a port in use is an error at once.
 func New(o Options) (*Gateway, error) {
 	o.setDefaults()
 	if o.RPC.Hello == nil {
@@ -112,28 +109,28 @@ func New(o Options) (*Gateway, error) {
 	}
 	g := &Gateway{
 		Service: &exchange.Service{Log: o.Log, LogRequests: o.LogRequests, Tracer: o.Tracer, Policy: policy, Meters: exchange.NewMeters(o.Metrics), Budget: perSecond(o.Limits.RetriesPerSecond),
-			Queue: exchange.NewAdmission(admit.Limits{Requests: o.Limits.MaxQueuedRequests, Tokens: o.Limits.MaxQueuedTokens}), Cut: make(chan struct{})},
-		o:       o,
-		keys:    keys,
-		resumes: perSecond(o.Limits.ResumesPerSecond),
+			Resumes: perSecond(o.Limits.ResumesPerSecond), Queue: exchange.NewAdmission(admit.Limits{}), Cut: make(chan struct{})},
+		o:    o,
+		keys: keys,
 	}
+	g.Service.SetLimits(o.Limits)
 	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
-	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.Limits.clients(), TLS: o.TLS, MaxConns: o.MaxConns,
+	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: connLimits(&o.Limits), TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{
-			Crowded: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
+			AddressFull: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})
 	g.http = clients
 	g.native = native.New(g.Service, native.Options{
 		Nodes: nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Stale: g.Meters.Stale, Log: o.Log,
 			Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall")},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
-		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(), Limits: o.Limits.fleet(), Resumes: g.resumes,
+		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
 	})
 	g.native.SetMembers(o.Members)
 	if o.Upstreams.Any() {
 		o.Upstreams.Log, o.Upstreams.StallTimeout = o.Log, max(0, o.StallTimeout)
 		if g.proxy, err = proxy.New(g.Service, proxy.Options{Upstreams: o.Upstreams.Options, ForwardAuthorization: o.Upstreams.ForwardAuthorization, Tokenizers: o.Upstreams.Tokenizers,
-			Limits: o.Limits.upstreams(), Crowds: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
+			Pollers: max(1, runtime.GOMAXPROCS(0)/2), Routed: routed}); err != nil {
 			g.native.Close()
 			l.Close()
 			return nil, err
@@ -152,10 +149,10 @@ func perSecond(n float64) *rate.Limiter {
 
 func burst(perSecond float64) int { return int(max(1, retryBurstSecs*perSecond)) }
 
-// Addr is the address on which clients are served.
+// Addr returns the address that clients connect to.
 func (g *Gateway) Addr() string { return g.http.Addr().String() }
 
-// SetMembers tells the gateway who is in the fleet; any goroutine may call it.
+// SetMembers replaces the members of the fleet. Any goroutine may call it.
 func (g *Gateway) SetMembers(members []nodes.Member) {
 	g.native.SetMembers(members)
 }
@@ -177,9 +174,9 @@ func (g *Gateway) Ready() error {
 	return nil
 }
 
-// Run serves until ctx ends, then drains: it turns unready at once, keeps
-// accepting for DrainDelay, lets what runs finish, and cuts what is left when
-// ShutdownTimeout is over. It returns nil after that, or why serving failed.
+// Run serves until ctx ends, then drains. It is not ready at once, keeps accepting for DrainDelay,
+// lets running requests finish, and cuts what is left after ShutdownTimeout. It returns nil after
+// that, or why serving failed.
 func (g *Gateway) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -204,8 +201,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	case err = <-served:
 	case <-ctx.Done():
 		g.drain()
-		// A server that had not begun to serve knows nothing of the end.
-		_ = g.http.Close() // it may be closed already
+		_ = g.http.Close() // in case the server had not started
 		if err = <-served; errors.Is(err, net.ErrClosed) {
 			err = nil
 		}
@@ -238,7 +234,7 @@ func (g *Gateway) drain() {
 		}
 		return
 	}
-	g.Log.Warn("shutdown timeout is over, cutting what runs", "in_flight", g.InFlight.Load())
+	g.Log.Warn("shutdown timeout reached, aborting running requests", "in_flight", g.InFlight.Load())
 	close(g.Cut)
 	if g.proxy != nil {
 		g.proxy.Pool.AbortAll()
@@ -251,7 +247,7 @@ func (g *Gateway) drain() {
 	g.http.CloseAll()
 }
 
-// logStats says every ten seconds what went through, while anything does.
+// logStats logs the throughput of every ten seconds with work.
 func (g *Gateway) logStats(ctx context.Context) {
 	tick := time.NewTicker(statsInterval)
 	defer tick.Stop()

@@ -20,8 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
-// serve finds the route. A fault of ours in one request is answered and logged;
-// it does not end the others.
+// serve serves one request. A panic in it is answered and logged, and does not end other requests.
 func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -39,12 +38,12 @@ func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 	}
 	path := pathOf(ctx)
 	g.dispatch(ctx, path)
-	if !ctx.Response.IsBodyStream() { // a stream is counted when it ends
+	if !ctx.Response.IsBodyStream() { // a stream is counted at its end
 		g.count(path, ctx.Response.StatusCode())
 	}
 }
 
-// errorBody is the body of the answer to a connection that is refused.
+// errorBody returns the body for a connection that is refused.
 func errorBody(status int, message string) []byte {
 	e := &openai.Error{Status: status, Type: openai.TypeUnavailable, Message: message}
 	if status == fasthttp.StatusTooManyRequests {
@@ -60,12 +59,12 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		e = &openai.Error{Status: 413, Type: openai.TypeTooLarge,
-			Message: fmt.Sprintf("the request body is larger than %d bytes", g.lim().MaxBodyBytes)}
+			Message: fmt.Sprintf("the request body is larger than %d bytes", g.Limits().MaxBodyBytes)}
 	case errors.As(err, &small):
 		e = &openai.Error{Status: 431, Type: "Request Header Fields Too Large",
 			Message: fmt.Sprintf("the request's head is larger than %d bytes", httpserver.HeadBytes)}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.lim().HeaderTimeout, g.lim().MinBodyRate)}
+		e = &openai.Error{Status: 408, Type: "Request Timeout", Message: fmt.Sprintf("the request did not arrive in time: its head has %v, its body %d bytes a second (--header-timeout, --min-body-rate)", g.Limits().HeaderTimeout, g.Limits().MinBodyRate)}
 	case errors.Is(err, httpserver.ErrVersion):
 		e = &openai.Error{Status: 505, Type: "HTTP Version Not Supported", Message: err.Error()}
 	case errors.Is(err, httpserver.ErrExpect):
@@ -88,14 +87,13 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.Response.SetBodyRaw(e.Append(nil))
 }
 
-// count counts an answered request by its route and status. Paths without a route are
-// counted together, and statuses that only upstreams answer by their class.
+// count counts an answered request by its route and status. Paths without a route share a label,
+// and so do statuses of one class that only upstreams answer.
 func (g *Gateway) count(path string, status int) {
 	g.Meters.Set.Counter(metrics.HTTPRequests, routeLabel(path), statusLabel(status)).Inc()
 }
 
-// routeLabel returns the path of the route that serves path, such as
-// /v1/models/{model}.
+// routeLabel returns the path of the route that serves path, such as /v1/models/{model}.
 func routeLabel(path string) string {
 	for i := range routes {
 		if routes[i].at(path) {
@@ -105,10 +103,10 @@ func routeLabel(path string) string {
 	return "other"
 }
 
-// statusLabel returns the status, or its class as in 4xx where the table of metrics
-// does not have it.
+// statusLabel returns the status, or its class, such as 4xx, if the table of metrics does not have
+// the status.
 func statusLabel(status int) string {
-	if status == fasthttp.StatusOK { // which most are
+	if status == fasthttp.StatusOK { // fast path
 		return "200"
 	}
 	code := strconv.Itoa(status)
@@ -128,8 +126,7 @@ func (g *Gateway) health(ctx *fasthttp.RequestCtx) {
 }
 
 func (g *Gateway) version(ctx *fasthttp.RequestCtx) {
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(append(openai.AppendString([]byte(`{"version":`), g.o.Version), '}'))
+	sendJSON(ctx, append(openai.AppendString([]byte(`{"version":`), g.o.Version), '}'))
 }
 
 func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
@@ -139,17 +136,15 @@ func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
 
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 	if g.proxy != nil {
-		g.foreignModels(ctx)
+		g.upstreamModels(ctx)
 		return
 	}
-	list := g.native.Cards()
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(openai.AppendModels(nil, list))
+	sendJSON(ctx, openai.AppendModels(nil, g.native.Cards()))
 }
 
 func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 	name := strings.TrimPrefix(pathOf(ctx), modelsPath)
-	if g.foreignModel(ctx, name) {
+	if g.upstreamModel(ctx, name) {
 		return
 	}
 	if g.proxy != nil && g.native.Models.Load() == nil {
@@ -161,17 +156,16 @@ func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 		g.fail(ctx, fault)
 		return
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(m.Card().Append(nil))
+	sendJSON(ctx, m.Card().Append(nil))
 }
 
-// load answers how many requests are being answered.
+// load answers with the number of requests in flight.
 func (g *Gateway) load(ctx *fasthttp.RequestCtx) {
-	ctx.SetContentType("application/json")
-	ctx.SetBodyString(fmt.Sprintf(`{"server_load":%d}`, g.InFlight.Load()))
+	sendJSON(ctx, fmt.Appendf(nil, `{"server_load":%d}`, g.InFlight.Load()))
 }
 
-// newID is 128 random bits in hexadecimal. It names, it does not protect.
+// newID returns 128 random bits in hexadecimal. An id is not a secret: do not use it for
+// authentication.
 func newID() string {
 	var id [16]byte
 	binary.BigEndian.PutUint64(id[:8], rand.Uint64())

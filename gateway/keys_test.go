@@ -33,7 +33,7 @@ func TestKeyLimits(t *testing.T) {
 	c.send("POST", "/v1/completions", body, as("one"))
 	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
 	r := b.post("/v1/completions", body, as("one"))
-	if e := r.parse(t).Error; r.StatusCode != 429 || r.Header.Get("Retry-After") != "1" || e.Type != "RateLimitError" || !strings.Contains(e.Message, "1 requests running") {
+	if e := r.parse(t).Error; r.StatusCode != 429 || r.Header.Get("Retry-After") != "1" || e.Type != "RateLimitError" || !strings.Contains(e.Message, "1 running requests") {
 		t.Fatalf("%d %s", r.StatusCode, r.body)
 	}
 	close(gate)

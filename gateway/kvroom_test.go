@@ -19,7 +19,7 @@ func pools(t *testing.T, o Options, used ...*atomic.Uint32) *bed {
 	}
 	b := newBed(t, o, nodes)
 	b.until(func() bool {
-		return b.g.Queue.Room() == int64(len(used)*(100+b.g.lim().NodeBacklog))
+		return b.g.Queue.Room() == int64(len(used)*(100+b.g.Limits().NodeBacklog))
 	})
 	return b
 }

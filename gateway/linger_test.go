@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -208,7 +209,7 @@ func TestRequestThatStops(t *testing.T) {
 			}
 			began := time.Now()
 			r := c.receive()
-			if took := time.Since(began); r.StatusCode != 408 || !strings.Contains(r.body, "10s") || took > 2*DefaultHeaderTimeout {
+			if took := time.Since(began); r.StatusCode != 408 || !strings.Contains(r.body, "10s") || took > 2*limits.Default().HeaderTimeout {
 				t.Errorf("%s: %d %q after %v", what, r.StatusCode, r.body, took)
 			}
 		})

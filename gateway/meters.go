@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
-// meter connects what the gateway keeps anyway to the table of metrics.
+// meter connects the gateway's state to the table of metrics.
 func (g *Gateway) meter() {
 	s := g.Meters.Set
 	gauge := func(id metrics.ID, f func() float64, labels ...string) { s.Gauge(id, labels...).Func(f) }
@@ -20,11 +20,11 @@ func (g *Gateway) meter() {
 	g.meterUpstreams(gauge)
 	gauge(metrics.QueueLength, func() float64 { return float64(g.InFlight.Load()) }, metrics.QueueRequests)
 	gauge(metrics.QueueLength, func() (n float64) {
-		g.eachAdmission(func(a *exchange.Admission) { n += float64(a.Waiting()) })
+		g.EachQueue(func(_ any, a *exchange.Admission) { n += float64(a.Waiting()) })
 		return n
 	}, metrics.QueueWaiting)
 	gauge(metrics.QueueLength, func() (n float64) {
-		g.eachAdmission(func(a *exchange.Admission) { _, tokens := a.Queued(); n += float64(tokens) })
+		g.EachQueue(func(_ any, a *exchange.Admission) { _, tokens := a.Queued(); n += float64(tokens) })
 		return n
 	}, metrics.QueueWaitingTokens)
 	gauge(metrics.QueueLength, func() float64 { return float64(g.http.Held()) }, metrics.QueueBodies)
@@ -46,7 +46,7 @@ func (g *Gateway) meter() {
 	gauge(metrics.TokenizerCacheBytes, func() float64 { _, _, bytes := cache(); return float64(bytes) })
 }
 
-// meterUpstreams tells of servers of another kind; without any all of it is 0.
+// meterUpstreams connects the upstreams' state. Without upstreams all of it is 0.
 func (g *Gateway) meterUpstreams(gauge func(id metrics.ID, f func() float64, labels ...string)) {
 	if g.proxy == nil {
 		return
@@ -62,9 +62,9 @@ func (g *Gateway) meterUpstreams(gauge func(id metrics.ID, f func() float64, lab
 	}
 }
 
-// meterLimits tells of the limits that may change.
+// meterLimits sets the metrics of limits.
 func (g *Gateway) meterLimits() {
-	l := g.lim()
+	l := g.Limits()
 	for queue, most := range map[string]int{metrics.QueueRequests: l.MaxInFlight, metrics.QueueWaiting: l.MaxQueuedRequests,
 		metrics.QueueWaitingTokens: l.MaxQueuedTokens, metrics.QueueBodies: l.MaxBodyMemory} {
 		g.Meters.Set.Gauge(metrics.QueueLimit, queue).Set(float64(most))

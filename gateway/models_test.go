@@ -96,7 +96,7 @@ func TestSeveralModels(t *testing.T) {
 	}
 }
 
-// A new version under the same name waits until nobody serves the present one.
+// A new version under the same name waits until no node serves the present one.
 func TestModelOfTheSameName(t *testing.T) {
 	next := proto.CloneOf(bundle())
 	next.Fingerprint = 8
@@ -105,7 +105,7 @@ func TestModelOfTheSameName(t *testing.T) {
 	b := newBed(t, Options{Members: []nodes.Member{decodeMember("d1")}}, map[string]nodestest.Options{"d1": {}})
 	b.node("d2", nodestest.Options{Bundle: next})
 	b.g.SetMembers([]nodes.Member{decodeMember("d1"), second})
-	b.until(func() bool { return strings.Contains(b.log.String(), "another model of the same name waits") })
+	b.until(func() bool { return strings.Contains(b.log.String(), "newer model of the same name waits") })
 	for range 4 {
 		if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
 			t.Fatal(r.StatusCode, r.body)
@@ -115,7 +115,7 @@ func TestModelOfTheSameName(t *testing.T) {
 		t.Fatalf("%d requests of the present model reached the next", n)
 	}
 	time.Sleep(nodes.DefaultProbeInterval) // it is not asked again and again
-	if n := strings.Count(b.log.String(), "another model of the same name waits"); n != 1 {
+	if n := strings.Count(b.log.String(), "newer model of the same name waits"); n != 1 {
 		t.Errorf("asked %d times", n)
 	}
 	b.g.SetMembers([]nodes.Member{second})
@@ -139,7 +139,7 @@ func TestModelsWaitApart(t *testing.T) {
 		answers.Go(func() { defer c.Close(); c.receive() })
 	}
 	waiting := func() (n int64) {
-		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Waiting() })
+		b.g.EachQueue(func(_ any, a *exchange.Admission) { n += a.Waiting() })
 		return n
 	}
 	b.until(func() bool { return waiting() >= 3 })

@@ -6,14 +6,15 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
-// Hear makes the gateway listen to what nodes cache, so that prompts go where
-// their prefix is. It is called before Run, at most once.
-func (g *Gateway) Hear(bus *cluster.Bus) {
-	g.native.Hear(bus)
+// FollowEvents subscribes to the block events of nodes, so that prompts are routed to cached
+// prefixes. It is called before Run, at most once.
+func (g *Gateway) FollowEvents(bus *cluster.Bus) {
+	g.native.FollowEvents(bus)
 }
 
 // fleetView is the answer of /debug/nodes.
@@ -23,29 +24,21 @@ type fleetView struct {
 	Reason  string     `json:"reason,omitempty"` // why not ready
 	Nodes   []nodeView `json:"nodes"`
 
-	Upstreams []proxy.View `json:"upstreams,omitempty"` // servers of another kind
+	Upstreams []proxy.View `json:"upstreams,omitempty"`
 }
 
 // nodeView is a member as this gateway sees it.
 type nodeView struct {
-	ID          string  `json:"id"`
-	Role        string  `json:"role"`
-	RPC         string  `json:"rpc"`
-	HTTP        string  `json:"http,omitempty"`
-	Model       string  `json:"model"`
-	Version     string  `json:"version,omitempty"` // with build; unset: of a version that does not say
-	Class       string  `json:"class"`
-	Ready       bool    `json:"ready"`
-	Draining    bool    `json:"draining"`
+	nodes.Member
 	Connected   bool    `json:"connected"`
 	Running     int     `json:"running"`
 	Waiting     int     `json:"waiting"`
 	KVUsage     float64 `json:"kv_usage"`
-	CacheBlocks int     `json:"cache_blocks"` // known from block events
+	CacheBlocks int     `json:"cache_blocks"` // according to block events
 }
 
-// nodes answers what this gateway knows of the fleet. It names addresses, so
-// its route asks for a key where there are keys.
+// nodes answers with the gateway's view of the fleet. It has addresses, so its route requires a key
+// if there are keys.
 func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	v := fleetView{Version: g.o.Version, Ready: true, Nodes: []nodeView{}}
 	if err := g.Ready(); err != nil {
@@ -53,12 +46,9 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	}
 	fleet := g.native.Nodes.Now()
 	for _, n := range slices.Concat(fleet.Prefill, fleet.Decode) {
-		m := n.Member()
-		s := n.Status()
-		v.Nodes = append(v.Nodes, nodeView{
-			ID: m.ID, Role: m.Role, RPC: m.RPC, HTTP: m.HTTP, Model: m.Model, Version: m.Build, Class: m.Class, Ready: m.Ready, Draining: m.Draining || s.Draining,
-			Connected: s.Connected, Running: s.Running, Waiting: s.Waiting + s.Held, KVUsage: s.KVUsage, CacheBlocks: g.native.Blocks.Count(m.ID),
-		})
+		m, s := n.Member(), n.Status()
+		m.Draining = m.Draining || s.Draining
+		v.Nodes = append(v.Nodes, nodeView{m, s.Connected, s.Running, s.Waiting + s.Held, s.KVUsage, g.native.Blocks.Count(m.ID)})
 	}
 	if g.proxy != nil {
 		for _, s := range g.proxy.Pool.Now().Servers {
@@ -74,6 +64,10 @@ func (g *Gateway) json(ctx *fasthttp.RequestCtx, v any) {
 	if err != nil {
 		panic(err)
 	}
+	sendJSON(ctx, body)
+}
+
+func sendJSON(ctx *fasthttp.RequestCtx, body []byte) {
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)
 }

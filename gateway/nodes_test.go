@@ -85,7 +85,7 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 	}
 	b := newBed(t, Options{}, one(nodestest.Options{}))
 	node := bus("d1")
-	news, err := cluster.NewNews(node, "tiny", "d1", b.g.Log)
+	news, err := cluster.NewEventPublisher(node, "tiny", "d1", b.g.Log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,14 +95,14 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		cache = append(cache, kvcache.Event{Kind: kvcache.Stored, Hash: kvcache.Hash(1 + len(cache))})
-		news.Tell(cache[len(cache)-1:], false)
+		news.Publish(cache[len(cache)-1:], false)
 	}
 	news.Answer(node, "tiny", "d1", func() {
 		mu.Lock()
 		defer mu.Unlock()
-		news.Tell(cache, true)
+		news.Publish(cache, true)
 	})
-	b.g.Hear(bus("gateway"))
+	b.g.FollowEvents(bus("gateway"))
 	for range 20 {
 		store()
 	}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"crypto/tls"
 	"fmt"
 	"log/slog"
@@ -13,230 +14,106 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
-// Defaults of Options.
+// Defaults of Options. Package limits has the others.
 const (
-	DefaultHost = "127.0.0.1" // plain HTTP stays on this machine unless told otherwise
-	DefaultPort = 8000
-
-	// DefaultMinRemotePrefillTokens: below this many uncached prompt tokens, a block, a
-	// transfer adds half to the first token and spares the decode node's other streams
-	// next to nothing. From there on predicted times decide; see
-	// bench/results/min-remote-prefill.md.
+	// DefaultMinRemotePrefillTokens is one block. A transfer of fewer tokens adds half to the time
+	// to the first token and saves the decode node's other streams next to nothing. From there on,
+	// predicted times decide; see bench/results/min-remote-prefill.md.
 	DefaultMinRemotePrefillTokens = 16
-
-	// DefaultShutdownTimeout is the time from the order to stop to the cut of
-	// what still runs. Kubernetes kills after 30 s unless told otherwise.
-	DefaultShutdownTimeout = 30 * time.Second
-	// DefaultDrainDelay: after turning unready the gateway keeps accepting for
-	// this long, until load balancers have noticed.
+	// DefaultDrainDelay is how long a draining gateway keeps accepting, until load balancers have
+	// noticed that it is not ready.
 	DefaultDrainDelay = 3 * time.Second
-	// DefaultRequestTimeout bounds a whole request; the longest answers of slow
-	// models take minutes.
-	DefaultRequestTimeout = 30 * time.Minute
-	// DefaultAcceptTimeout: a node that has not queued an attempt within this is
-	// given up for it. Queueing is immediate, so this is a few lost seconds.
+	// DefaultAcceptTimeout bounds the time in which a node queues an attempt. Nodes do so at once.
 	DefaultAcceptTimeout = 5 * time.Second
-	// DefaultSlowClientTimeout is how long one write to a client may block.
-	DefaultSlowClientTimeout = 30 * time.Second
-	// DefaultStreamTokens is how many tokens of one choice may wait for a slow
-	// client before its generation pauses: some seconds of a fast model.
-	DefaultStreamTokens = 1024
-	// DefaultMaxLogprobs is OpenAI's bound.
-	DefaultMaxLogprobs = 20
-	// DefaultMaxBodyBytes holds a prompt of some million tokens as text.
-	DefaultMaxBodyBytes = 16 << 20
-	// DefaultMaxInFlight bounds requests being answered: at some 40 KB each they
-	// then hold a few hundred megabytes at most.
-	DefaultMaxInFlight = 8192
-	// DefaultMaxQueuedRequests may wait in the gateway while the fleet has no room:
-	// some times what a large fleet runs, after which clients do better elsewhere.
-	DefaultMaxQueuedRequests = 4096
-	// DefaultQueueTimeout is longer than a person waits, and than a burst lasts.
-	DefaultQueueTimeout = time.Minute
-	// DefaultNodeBacklog requests wait on a decode node beside those that it runs,
-	// so that it does not idle until the gateway has heard of a place.
-	DefaultNodeBacklog = 16
-	// DefaultNodeBacklogTime of prompts, at their measured speed, are before the
-	// nodes: enough to keep them busy, little enough that the gateway still chooses who is next.
-	DefaultNodeBacklogTime = 2 * time.Second
-	// DefaultMaxQueuedTokens bounds prompt tokens that wait in the gateway: minutes
-	// of work of a large fleet, and 64 MB.
-	DefaultMaxQueuedTokens = 16 << 20
-	// DefaultMaxN is OpenAI's bound of choices.
-	DefaultMaxN = openai.MaxN
-	// DefaultHeaderTimeout is for a request's head, which is one packet.
-	DefaultHeaderTimeout = 10 * time.Second
-	// DefaultMinBodyRate, in bytes per second, is below the slowest links.
-	DefaultMinBodyRate = 1024
-	// DefaultMaxBodyMemory holds 32 of the largest bodies, or thousands of long chats.
-	DefaultMaxBodyMemory = 1 << 30
-	// DefaultMaxConns bounds client connections, most of them idle.
-	DefaultMaxConns = 65536
-	// DefaultMaxAttempts is how many nodes a choice is tried on without getting a
-	// token: with one node dead and one overloaded there is a third.
-	DefaultMaxAttempts = 3
-	// DefaultResumeTimeout is how long a stream that has begun waits for a node to
-	// go on: a restart with a model of moderate size, and less than clients wait.
-	DefaultResumeTimeout = 10 * time.Second
-	// DefaultResumesPerSecond and the burst of ten seconds' worth: the streams of
-	// a large node are taken over at once, without its neighbours drowning.
-	DefaultResumesPerSecond = 200
-	// DefaultStallTimeout: a decode node that has work and makes no step for so
-	// long has hung. It must outlast the longest step of a slow machine.
-	DefaultStallTimeout = 30 * time.Second
-	// DefaultNodeSilence: a decode node whose heartbeats, one each 500 ms, are missing
-	// for so long is stopped or unreachable. It must outlast a starved processor.
-	DefaultNodeSilence = 2 * time.Second
-	// DefaultRetriesPerSecond and the burst of ten seconds' worth are the budget
-	// of all requests' retries together, so that retrying cannot become the load.
-	DefaultRetriesPerSecond = 50
 )
 
-// Options of a Gateway. In Options and Limits a zero value is the default, and a negative
-// number or duration means that there is no bound, or never, where that is possible.
+// Options of a Gateway. Here and in Limits zero is the default. A negative number or duration means
+// that there is no bound, or never, where that is possible.
 type Options struct {
 	Host string
 	Port int // negative: any free one
-	// Listener is used instead of Host and Port. A deadline set on one of its
-	// connections must interrupt a read that is under way.
+	// Listener is used instead of Host and Port. A deadline set on one of its connections must
+	// interrupt a read in progress.
 	Listener net.Listener
-	TLS      *tls.Config // towards clients; nil: plain HTTP
-	MaxConns int         // when so many are open, the one longest without a request is closed for a new one
+	TLS      *tls.Config // for clients; nil: plain HTTP
+	MaxConns int         // beyond it, the connection longest without a request is closed for a new one
 
-	RPC       rpc.Options    // towards decode nodes
-	Members   []nodes.Member // until SetMembers says otherwise
+	RPC       rpc.Options    // for decode nodes
+	Members   []nodes.Member // until SetMembers is called
 	Upstreams Upstreams
 	Limits    Limits
 
-	Policy string // of routing, by its name
-	// MinRemotePrefillTokens is the number of uncached prompt tokens from which a prefill
-	// node computes them; negative: always.
+	Policy string // name of the routing policy
+	// MinRemotePrefillTokens is the number of uncached prompt tokens from which a prefill node
+	// computes them; negative: always.
 	MinRemotePrefillTokens int
-	AcceptTimeout          time.Duration // within which a node queues an attempt
+	AcceptTimeout          time.Duration // for a node to queue an attempt
 	StreamTokens           int           // of one choice that may wait for a slow client
 	StallTimeout           time.Duration // of a node with work that makes no step
-	NodeSilence            time.Duration // of a node's heartbeats; at least liveness.MinSilence
+	NodeSilence            time.Duration // without heartbeats; at least liveness.MinSilence
 
-	ServedModelName string // what clients call the model; empty: its own name
-	ChatTemplate    string // instead of the model's own; empty: that
-	// RejectSpecialTokens refuses chats in whose messages of users and tools special
-	// tokens are written; otherwise they become control tokens, as with Hugging Face.
+	ServedModelName string // in the API; empty: the model's own name
+	ChatTemplate    string // replaces the model's own; empty: it does not
+	// RejectSpecialTokens refuses chats with special tokens in messages of users and tools.
+	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool
 
-	APIKeys        []string // any of them opens /v1; none, here and in APIKeyFile: open to all
-	APIKeyFile     string   // with more keys and their limits; read again when it changes
+	APIKeys        []string // any of them opens /v1; if there is none here or in APIKeyFile, no key is required
+	APIKeyFile     string   // has more keys and their limits; read again when it changes
 	AllowedOrigins []string // of web pages that may read answers, see CheckOrigins; empty: the gateway's own
 	AllowedHosts   []string // names for which ports without keys answer; nil or with *: any
 
 	ShutdownTimeout time.Duration
 	DrainDelay      time.Duration // within ShutdownTimeout
 
-	// AdminListener serves what is for operators, who need no key there, and
-	// takes it off the clients' port; nil: it is served there.
+	// AdminListener serves operators' endpoints, which need no key there, instead of the clients'
+	// port; nil: the clients' port has them.
 	AdminListener net.Listener
 	Version       string
-	Metrics       *metrics.Set   // of a process that has other roles too; nil: the gateway's own
+	Metrics       *metrics.Set   // of a process with other roles too; nil: the gateway makes its own
 	Tracer        *trace.Tracer  // nil: no spans
 	Log           *slog.Logger   // nil: discarded
-	Level         *slog.LevelVar // of the process' log; nil: it cannot be changed
-	LogRequests   bool           // a line for each request
-	LogPromptText int            // characters of the request's prompt in its line
-	QuietStats    bool           // no lines of rates
+	Level         *slog.LevelVar // of the process's log; nil: it cannot be changed
+	LogRequests   bool           // writes a line for each request
+	LogPromptText int            // characters of the prompt in that line
+	QuietStats    bool           // writes no lines of throughput
 }
 
 // Limits of clients and their requests. They may change while the gateway runs.
-type Limits struct {
-	// Of connections and bodies.
-	HeaderTimeout      time.Duration // for a request's head
-	SlowClientTimeout  time.Duration // for one write
-	MinBodyRate        int           // bytes of a request per second
-	MaxBodyBytes       int
-	MaxBodyMemory      int // bytes of all large bodies together
-	MaxConnsPerAddress int // of a client; zero: no bound
+type Limits = limits.Limits
 
-	// Of one request.
-	MaxN            int // choices
-	MaxPromptTokens int // of each prompt; zero: what the model takes
-	MaxLogprobs     int // best tokens told about with each token; at most openai.MaxLogprobs
-	RequestTimeout  time.Duration
-	MaxAttempts     int           // nodes that a choice is tried on without getting a token
-	ResumeTimeout   time.Duration // how long a choice with tokens waits for a node
-
-	// Of all requests.
-	MaxInFlight       int
-	MaxQueuedRequests int           // that wait here while the fleet has no room
-	MaxQueuedTokens   int           // prompt tokens of those
-	QueueTimeout      time.Duration // how long one waits
-	NodeBacklog       int           // requests that wait on each decode node
-	NodeBacklogTime   time.Duration // of computing prompts that are before the nodes
-	UpstreamRequests  int           // that each upstream is given at once; zero: any number
-	RetriesPerSecond  float64
-	ResumesPerSecond  float64
-}
-
-// Upstreams are servers of another kind, which answer for the models that they list;
-// without targets there are none.
+// Upstreams are OpenAI-compatible servers, which answer for the models that they list. Without
+// targets and sources there are none.
 type Upstreams struct {
 	upstream.Options
-	ForwardAuthorization bool // clients' credentials go on to them
-	// Tokenizers are those of their models, by the models' names; "" is that of all
-	// others. Prompts for models without one are routed by their bytes.
+	ForwardAuthorization bool // forwards clients' credentials
+	// Tokenizers are those of the upstreams' models, by name; "" is the tokenizer of all others.
+	// Prompts for models without one are routed by their bytes.
 	Tokenizers map[string]*proxy.Tokenizer
 }
 
 func (o *Options) setDefaults() {
-	or(&o.Host, DefaultHost)
-	or(&o.Port, DefaultPort)
-	or(&o.Policy, route.Prefix.String())
-	or(&o.MinRemotePrefillTokens, DefaultMinRemotePrefillTokens)
-	or(&o.ShutdownTimeout, DefaultShutdownTimeout)
-	or(&o.DrainDelay, DefaultDrainDelay)
-	or(&o.AcceptTimeout, DefaultAcceptTimeout)
-	or(&o.StreamTokens, DefaultStreamTokens)
-	or(&o.MaxConns, DefaultMaxConns)
-	or(&o.StallTimeout, DefaultStallTimeout)
-	or(&o.NodeSilence, DefaultNodeSilence)
-	o.Limits.setDefaults()
+	o.Host, o.Port, o.Policy = cmp.Or(o.Host, limits.Host), cmp.Or(o.Port, limits.Port), cmp.Or(o.Policy, route.Prefix.String())
+	o.MinRemotePrefillTokens = cmp.Or(o.MinRemotePrefillTokens, DefaultMinRemotePrefillTokens)
+	o.ShutdownTimeout = cmp.Or(o.ShutdownTimeout, 30*time.Second)
+	o.DrainDelay = cmp.Or(o.DrainDelay, DefaultDrainDelay)
+	o.AcceptTimeout = cmp.Or(o.AcceptTimeout, DefaultAcceptTimeout)
+	o.StreamTokens, o.MaxConns = cmp.Or(o.StreamTokens, limits.StreamTokens), cmp.Or(o.MaxConns, limits.MaxConns)
+	o.StallTimeout, o.NodeSilence = cmp.Or(o.StallTimeout, limits.StallTimeout), cmp.Or(o.NodeSilence, limits.NodeSilence)
+	o.Limits = o.Limits.WithDefaults()
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 }
 
-func (l *Limits) setDefaults() {
-	or(&l.RequestTimeout, DefaultRequestTimeout)
-	or(&l.SlowClientTimeout, DefaultSlowClientTimeout)
-	or(&l.MaxBodyBytes, DefaultMaxBodyBytes)
-	or(&l.MaxBodyMemory, DefaultMaxBodyMemory)
-	or(&l.HeaderTimeout, DefaultHeaderTimeout)
-	or(&l.MinBodyRate, DefaultMinBodyRate)
-	or(&l.MaxN, DefaultMaxN)
-	or(&l.MaxLogprobs, DefaultMaxLogprobs)
-	or(&l.MaxInFlight, DefaultMaxInFlight)
-	or(&l.MaxQueuedRequests, DefaultMaxQueuedRequests)
-	or(&l.MaxQueuedTokens, DefaultMaxQueuedTokens)
-	or(&l.QueueTimeout, DefaultQueueTimeout)
-	or(&l.NodeBacklog, DefaultNodeBacklog)
-	or(&l.NodeBacklogTime, DefaultNodeBacklogTime)
-	or(&l.MaxAttempts, DefaultMaxAttempts)
-	or(&l.RetriesPerSecond, DefaultRetriesPerSecond)
-	or(&l.ResumeTimeout, DefaultResumeTimeout)
-	or(&l.ResumesPerSecond, DefaultResumesPerSecond)
-}
-
-func or[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
-}
-
-// check refuses limits beyond those of the API.
-func (l *Limits) check() error {
+// checkLimits refuses limits beyond those of the API.
+func checkLimits(l *Limits) error {
 	switch {
 	case l.MaxLogprobs < 1 || l.MaxLogprobs > openai.MaxLogprobs:
 		return fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", l.MaxLogprobs, openai.MaxLogprobs)
@@ -252,5 +129,5 @@ func (o Options) Check() error {
 	if o.NodeSilence > 0 && o.NodeSilence < liveness.MinSilence {
 		return fmt.Errorf("gateway: --node-silence %v: want at least %v, as nodes send a heartbeat every 500ms, or 0 for never", o.NodeSilence, liveness.MinSilence)
 	}
-	return o.Limits.check()
+	return checkLimits(&o.Limits)
 }

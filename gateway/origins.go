@@ -15,7 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 )
 
-// preflightAge is how long browsers may keep the answer to a preflight, in seconds.
+// preflightAge is how long browsers may cache the answer to a preflight, in seconds.
 const preflightAge = "600"
 
 // CheckOrigins returns an error unless each origin is "*" or SCHEME://HOST[:PORT].
@@ -29,9 +29,9 @@ func CheckOrigins(origins []string) error {
 	return nil
 }
 
-// browser refuses requests whose Host a port without keys does not go by. On the port of
-// clients it sets the CORS headers for pages of allowed origins and answers their
-// preflights. It reports whether it answered the request.
+// browser refuses requests with a Host that is not the gateway's on ports without keys. On the
+// clients' port it sets the CORS headers for pages of allowed origins and answers their preflights.
+// It reports whether it answered the request.
 func (g *Gateway) browser(ctx *fasthttp.RequestCtx, path string, port audience) bool {
 	if fault := g.checkHost(ctx, path, port); fault != nil {
 		g.fail(ctx, fault)
@@ -71,10 +71,9 @@ func fieldNames(list []byte) bool {
 	return true
 }
 
-// checkHost refuses a request by a name that is not the gateway's where no key is needed:
-// at a keyless gateway, and on the port of operators of any. A web page whose name was
-// made to point at this machine (DNS rebinding) would otherwise be of the same origin.
-// Probes are exempt.
+// checkHost refuses a Host that is not the gateway's where no key is required: at a gateway without
+// keys, and on the operators' port. Otherwise a web page whose name was made to resolve to this
+// machine (DNS rebinding) would be of the same origin. Probes are exempt.
 func (g *Gateway) checkHost(ctx *fasthttp.RequestCtx, path string, port audience) *openai.Error {
 	if g.o.AllowedHosts == nil || port == clients && g.keys.Len() > 0 || probe(path) {
 		return nil
@@ -83,7 +82,7 @@ func (g *Gateway) checkHost(ctx *fasthttp.RequestCtx, path string, port audience
 	if port == operators {
 		advice = "add it to --allowed-hosts"
 	}
-	for _, host := range [...][]byte{ctx.Request.Header.Host(), ctx.URI().Host()} { // the latter: of an absolute target
+	for _, host := range [...][]byte{ctx.Request.Header.Host(), ctx.URI().Host()} { // the second is that of an absolute target
 		if len(host) > 0 && !g.ownHost(string(host)) {
 			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
 				Message: fmt.Sprintf("the Host %q is no IP address, localhost, --host, that of --admin-listen or one of --allowed-hosts: %s", openai.Clip(string(host), 100), advice)}
@@ -92,8 +91,7 @@ func (g *Gateway) checkHost(ctx *fasthttp.RequestCtx, path string, port audience
 	return nil
 }
 
-// ownHost reports whether host, with or without a port, may name a gateway where no key
-// is needed.
+// ownHost reports whether host, with or without a port, may name a gateway that requires no key.
 func (g *Gateway) ownHost(host string) bool {
 	if i := strings.LastIndexByte(host, ':'); i > strings.LastIndexByte(host, ']') && (host[0] == '[' || strings.Count(host, ":") == 1) {
 		host = host[:i]

@@ -8,9 +8,9 @@ import (
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 )
 
-// pathOf returns the request's path, decoded, by which its route is found. One slash
-// at the end is no part of it, except where the path ends in a name: the name is all
-// that follows the route's part, with its own slashes, encoded or not.
+// pathOf returns the request's decoded path, by which its route is found. One slash at the end is
+// dropped, unless the path ends in a name: the name is all that follows the route's part, with its
+// own slashes, encoded or not.
 func pathOf(ctx *fasthttp.RequestCtx) string {
 	for _, prefix := range [...]string{modelsPath, drainPath} {
 		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !httpserver.DotSegments(name) {

@@ -106,7 +106,7 @@ func TestStreamsInACrowd(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	b.until(func() bool { return s.running.Load() == 0 && b.g.InFlight.Load() == 0 && b.g.proxy.Staying() == 0 })
+	b.until(func() bool { return s.running.Load() == 0 && b.g.InFlight.Load() == 0 && b.g.proxy.Polled() == 0 })
 }
 
 // While no event comes, a client that goes, a server that falls silent and is found dead, and
@@ -133,9 +133,9 @@ func TestCrowdWhileNothingComes(t *testing.T) {
 			c := b.connect()
 			defer c.Close()
 			c.send("POST", "/v1/chat/completions", ask(true, "x"))
-			b.until(func() bool { return b.g.proxy.Staying() == 1 })
+			b.until(func() bool { return b.g.proxy.Polled() == 1 })
 			end(b, c)
-			b.until(func() bool { return gone.Load() == 1 && b.g.InFlight.Load() == 0 && b.g.proxy.Staying() == 0 })
+			b.until(func() bool { return gone.Load() == 1 && b.g.InFlight.Load() == 0 && b.g.proxy.Polled() == 0 })
 			if what == "the server ends" || what == "it is aborted" {
 				if r := c.receive(); r.err == nil || r.events(t).failure == nil {
 					t.Errorf("%q, %v", r.body, r.err)
@@ -168,7 +168,7 @@ func TestSlowReaderInACrowd(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.send("POST", "/v1/chat/completions", ask(true, "x"), "X-Stream: large")
-	b.until(func() bool { return b.g.Meters.Tokens.Get() > 0 && b.g.proxy.Staying() == 0 })
+	b.until(func() bool { return b.g.Meters.Tokens.Get() > 0 && b.g.proxy.Polled() == 0 })
 	quick := b.connect()
 	defer quick.Close()
 	for range 3 {

@@ -68,13 +68,13 @@ func TestRelayByTokens(t *testing.T) {
 			}
 		}
 		e := explain("messages=" + url.QueryEscape(`[{"role":"user","content":"`+word+`"}]`))
-		if e.Upstream != "http://"+home || e.Tokens == 0 || !strings.Contains(strings.Join(e.Words, " "), fmt.Sprintf("known by its %d tokens", e.Tokens)) {
+		if e.Upstream != "http://"+home || e.Tokens == 0 || !strings.Contains(strings.Join(e.Words, " "), fmt.Sprintf("the hash of the prompt's %d tokens", e.Tokens)) {
 			t.Errorf("%s is at %s and explained as %+v", word, home, e)
 		}
 	}
 	send(chatPath, `{"model":"m","stream":true,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`)
 	send(chatPath, `{"model":"m","stream":true,"messages":[{]}}`) // theirs to refuse
-	if e := explain("messages=" + url.QueryEscape(`[{"role":"user","content":[{"type":"audio"}]}]`)); e.Tokens != 0 || !strings.Contains(strings.Join(e.Words, " "), "known by its first bytes: messages[0]") {
+	if e := explain("messages=" + url.QueryEscape(`[{"role":"user","content":[{"type":"audio"}]}]`)); e.Tokens != 0 || !strings.Contains(strings.Join(e.Words, " "), "the hash of the prompt's first bytes: messages[0]") {
 		t.Errorf("%+v", e)
 	}
 }

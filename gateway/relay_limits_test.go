@@ -58,7 +58,7 @@ func TestRelayedFilesTakeRoom(t *testing.T) {
 	b := newRelayed(t, Options{Limits: Limits{UpstreamRequests: 1}}, "s1")
 	b.far["s1"].does(func(w http.ResponseWriter, r *http.Request) {
 		n := int64(0)
-		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Running() })
+		b.g.EachQueue(func(_ any, a *exchange.Admission) { n += a.Running() })
 		fmt.Fprint(w, n)
 	})
 	if r := b.post("/v1/audio/transcriptions", "--x\r\n\r\n--x--", "Content-Type: multipart/form-data; boundary=x"); r.StatusCode != 200 || r.body != "1" {
@@ -80,7 +80,7 @@ func gated(t *testing.T, o Options, names ...string) (b *relayed, gate chan stru
 	for _, s := range b.far {
 		s.does(func(w http.ResponseWriter, r *http.Request) {
 			body, _ := io.ReadAll(r.Body)
-			look, _ := upstream.Look(body)
+			look, _ := upstream.ParseEnvelope(body)
 			mu.Lock()
 			prompts = append(prompts, strings.Trim(string(look.Prompt), `"`))
 			mu.Unlock()
@@ -103,7 +103,7 @@ func (b *relayed) askFor(prompt string, priority int, headers ...string) *client
 	b.Helper()
 	at := func() int64 {
 		n := int64(0)
-		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Running() + a.Waiting() })
+		b.g.EachQueue(func(_ any, a *exchange.Admission) { n += a.Running() + a.Waiting() })
 		return n
 	}
 	before, c := at(), b.dial()
@@ -143,7 +143,7 @@ func TestRelayWaits(t *testing.T) {
 	}
 	leaves.Close()
 	waiting := func() (n int64) {
-		b.g.eachAdmission(func(a *exchange.Admission) { n += a.Waiting() })
+		b.g.EachQueue(func(_ any, a *exchange.Admission) { n += a.Waiting() })
 		return n
 	}
 	b.until(func() bool { return waiting() == 3 })

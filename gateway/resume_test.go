@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -221,7 +222,7 @@ func TestResumeOfDeath(t *testing.T) {
 	for _, n := range b.nodes {
 		asked += len(n.Requests())
 	}
-	if asked != 1+DefaultMaxAttempts {
+	if asked != 1+limits.Default().MaxAttempts {
 		t.Errorf("%d attempts", asked)
 	}
 }
@@ -229,7 +230,7 @@ func TestResumeOfDeath(t *testing.T) {
 // More streams than the pace allows are resumed one after the other.
 func TestResumePace(t *testing.T) {
 	b := newBed(t, Options{Limits: Limits{ResumesPerSecond: 20}}, one(nodestest.Options{CutAfter: 2, CutCode: nodepb.Code_CODE_OVERLOADED}))
-	for b.g.resumes.Allow() { // the burst is used up
+	for b.g.Resumes.Allow() { // the burst is used up
 	}
 	r := b.post("/v1/completions", `{"prompt":"x","max_tokens":9}`)
 	if r.StatusCode != 200 || r.parse(t).Choices[0].Text != "Hello, w\uFFFD" {

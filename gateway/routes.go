@@ -9,32 +9,31 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/proxy"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
-// endpoint is one thing that is served.
+// endpoint is one route.
 type endpoint struct {
 	openai.Operation
 	handle func(*Gateway, *fasthttp.RequestCtx)
 	who    audience
 }
 
-// audience says whom an endpoint is for.
+// audience is who may use an endpoint, and on which port.
 type audience uint8
 
 const (
-	clients   audience = iota // on their port; with a key where Operation says so
-	everybody                 // probes: on both ports
-	operators                 // on the admin port, or, without one, on the clients' by rules of its own
-	overseers                 // on both ports; on the clients' by the rules for operators, also to look
+	clients   audience = iota // clients' port; with a key if Operation requires one
+	anyone                    // probes: on both ports
+	operators                 // admin port; without one, on the clients' port by the rules of operates
+	overseers                 // on both ports; on the clients' port by the rules of operates, for reading as well
 )
 
-const (
-	modelsPath = "/v1/models/"
-)
+const modelsPath = "/v1/models/"
 
-// routes is the table of everything that is served; /openapi.json is made from
-// it. HEAD is served wherever GET is, OPTIONS everywhere.
+// routes is the table of all endpoints, from which /openapi.json is made. HEAD is served where GET
+// is, and OPTIONS everywhere.
 var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: "/v1/chat/completions", Summary: "Continue a chat", Body: openai.Chat,
 		Answer: "ChatCompletion", Events: "ChatChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), openai.Chat) }, clients},
@@ -49,23 +48,23 @@ var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: "/detokenize", Summary: "The text of tokens", Body: openai.Detokenize,
 		Answer: "Detokenized", Key: true, Errors: []int{503}}, (*Gateway).detokenize, clients},
 
-	{openai.Operation{Method: "GET", Path: "/livez", Summary: "The process runs"}, func(_ *Gateway, ctx *fasthttp.RequestCtx) { ctx.SetBodyString("ok\n") }, everybody},
-	{openai.Operation{Method: "GET", Path: "/readyz", Summary: "Requests are welcome", Errors: []int{503}}, (*Gateway).health, everybody},
-	{openai.Operation{Method: "GET", Path: "/health", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
-	{openai.Operation{Method: "GET", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
-	{openai.Operation{Method: "POST", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, everybody},
-	{openai.Operation{Method: "GET", Path: "/version", Key: true, Summary: "The program's version", Answer: "Version"}, (*Gateway).version, everybody},
+	{openai.Operation{Method: "GET", Path: "/livez", Summary: "The process runs"}, func(_ *Gateway, ctx *fasthttp.RequestCtx) { ctx.SetBodyString("ok\n") }, anyone},
+	{openai.Operation{Method: "GET", Path: "/readyz", Summary: "Requests are welcome", Errors: []int{503}}, (*Gateway).health, anyone},
+	{openai.Operation{Method: "GET", Path: "/health", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, anyone},
+	{openai.Operation{Method: "GET", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, anyone},
+	{openai.Operation{Method: "POST", Path: "/ping", Summary: "As /readyz", Errors: []int{503}}, (*Gateway).health, anyone},
+	{openai.Operation{Method: "GET", Path: "/version", Key: true, Summary: "The program's version", Answer: "Version"}, (*Gateway).version, anyone},
 	{openai.Operation{Method: "GET", Path: "/load", Key: true, Summary: "Requests being answered", Answer: "Load"}, (*Gateway).load, clients},
 	{openai.Operation{Method: "GET", Path: "/metrics", Key: true, Summary: "Prometheus metrics", Errors: []int{401}}, (*Gateway).exposition, operators},
 	{openai.Operation{Method: "GET", Path: "/debug/targets", Key: true, Summary: "The fleet's addresses of metrics, for Prometheus' http_sd_configs", Answer: "Targets", Errors: []int{401}}, (*Gateway).targets, operators},
 	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Key: true, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Key: true, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
-	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Have a node (its name or address) take no more work; what runs after ?timeout=30s goes on elsewhere", Answer: "Object",
+	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Drain a node, by name or address; streams that run after ?timeout=30s resume on other nodes", Answer: "Object",
 		Errors: []int{400, 401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Have it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "POST", Path: openai.LoadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Have every node load an adapter (LoRA) from a folder that it can read",
+	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Let it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
+	{openai.Operation{Method: "POST", Path: openai.LoadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Load an adapter (LoRA) on every node, from a folder that it can read",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).loadAdapter, operators},
-	{openai.Operation{Method: "POST", Path: openai.UnloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Take an adapter's name away; what runs goes on",
+	{openai.Operation{Method: "POST", Path: openai.UnloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Remove an adapter's name; running requests keep the adapter",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).unloadAdapter, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
 	{openai.Operation{Method: "GET", Path: "/docs", Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
@@ -75,8 +74,7 @@ var routes = []endpoint{
 
 var generateErrors = []int{429, 500, 503, 504}
 
-// at says whether a path is the endpoint's; {name} stands for a rest that
-// is not empty.
+// at reports whether a path is the endpoint's. {name} matches a rest that is not empty.
 func (r *endpoint) at(path string) bool {
 	if i := strings.IndexByte(r.Path, '{'); i >= 0 {
 		return len(path) > i && path[:i] == r.Path[:i]
@@ -105,8 +103,8 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	if here == nil {
 		allowed = g.allowed(path, port)
 	}
-	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients
-	// cannot enumerate routes.
+	// Unknown paths and OPTIONS also require a key, so that unauthenticated clients cannot
+	// enumerate routes.
 	if port == clients && (here == nil || here.Key) && !(method == "OPTIONS" && probe(path)) && !g.keys.Allow(g.keyOf(ctx)) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
@@ -123,9 +121,10 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		g.fail(ctx, fault)
 		return
 	}
+	var envelope *upstream.Envelope
 	switch {
-	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx)):
-		g.proxy.Serve(ctx, path)
+	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx, &envelope)):
+		g.proxy.Serve(ctx, path, envelope)
 	case here == nil && len(allowed) == 1:
 		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", openai.Clip(path, 100))})
 	case here == nil:
@@ -148,12 +147,12 @@ func probe(path string) bool {
 	return path == "/livez" || path == "/readyz" || path == "/health" || path == "/ping"
 }
 
-// serves says whether the path is the endpoint's on that port.
+// serves reports whether the path is the endpoint's on that port.
 func (g *Gateway) serves(r *endpoint, path string, port audience) bool {
 	return r.at(path) && !(port == operators && r.who == clients || port == clients && r.who == operators && g.o.AdminListener != nil)
 }
 
-// allowed are the methods that a path takes; of one that is nowhere there is only OPTIONS.
+// allowed returns the methods of a path. An unknown path has only OPTIONS.
 func (g *Gateway) allowed(path string, port audience) (methods []string) {
 	for i := range routes {
 		if r := &routes[i]; g.serves(r, path, port) {
@@ -165,7 +164,7 @@ func (g *Gateway) allowed(path string, port audience) (methods []string) {
 	return append(methods, "OPTIONS")
 }
 
-// operations are the routes as the document tells of them.
+// operations returns the routes for the document.
 func operations() []openai.Operation {
 	all := make([]openai.Operation, len(routes))
 	for i := range routes {
@@ -175,6 +174,5 @@ func operations() []openai.Operation {
 }
 
 func (g *Gateway) openAPI(ctx *fasthttp.RequestCtx) {
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(g.document)
+	sendJSON(ctx, g.document)
 }

@@ -21,7 +21,7 @@ type explanation struct {
 	Nodes   []routeNode `json:"nodes"`
 }
 
-// routeNode is a node as a decision saw it.
+// routeNode is the state of a node in a decision.
 type routeNode struct {
 	Name   string  `json:"name"`
 	Role   string  `json:"role"`
@@ -30,13 +30,12 @@ type routeNode struct {
 	Held   int     `json:"cached_tokens"`
 	Queued int     `json:"queued_tokens"`
 	Rate   float64 `json:"tokens_per_s"`
-	Full   bool    `json:"kv_full,omitempty"` // it has no KV memory for the prompt and an answer
+	Full   bool    `json:"kv_full,omitempty"` // lacks KV memory for the prompt and an answer
 }
 
-// explain answers where a prompt (?prompt=TEXT) would go now, and why, in words.
-// Nothing is sent.
+// explain answers where a prompt (?prompt=TEXT) would be computed now, and why. Nothing is sent.
 func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
-	if g.explainForeign(ctx) {
+	if g.explainUpstream(ctx) {
 		return
 	}
 	m, fault := g.native.Find(string(ctx.QueryArgs().Peek("model")))
@@ -75,7 +74,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	g.json(ctx, e)
 }
 
-// policyOf reads the option, which was checked where it was given.
+// policyOf parses the option.
 func policyOf(name string) (route.Policy, error) {
 	p, err := route.ParsePolicy(name)
 	if err != nil {

@@ -8,11 +8,11 @@ import (
 	"github.com/tandem-serving/tandem/gateway/render"
 )
 
-// The routes between text and tokens, which no node takes part in. They count
-// as requests being answered, since a large body keeps a processor busy.
+// The routes between text and tokens use no node. They count as requests in flight, because a large
+// body keeps a processor busy.
 
-// tokenize answers with the tokens of a prompt or of a rendered chat: those
-// that a completion would continue.
+// tokenize answers with the tokens of a prompt or of a rendered chat, which a completion would
+// continue.
 func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 	g.translate(ctx, openai.Tokenize, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
 		charge := g.Charge(ctx)
@@ -38,7 +38,7 @@ func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 	})
 }
 
-// detokenize answers with the text of tokens, special ones included.
+// detokenize answers with the text of tokens, including special ones.
 func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
 	g.translate(ctx, openai.Detokenize, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
 		ids := req.Prompts[0].Tokens
@@ -49,7 +49,7 @@ func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
 	})
 }
 
-// translate does what both have in common.
+// translate serves both: it parses the request, finds its model and answers with what do returns.
 func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do func(*native.Model, *openai.Request) ([]byte, *openai.Error)) {
 	if fault := g.Enter(); fault != nil {
 		g.fail(ctx, fault)
@@ -74,6 +74,5 @@ func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do fun
 		g.fail(ctx, fault)
 		return
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(body)
+	sendJSON(ctx, body)
 }

@@ -78,7 +78,7 @@ func TestTokensInAndOut(t *testing.T) {
 		`{"token_ids":"text"}`:                                   "token_ids",
 		`{"token_ids":[1.5]}`:                                    "token_ids: [0] must be a token id",
 		`{"token_ids":[1,9999]}`:                                 "outside the vocabulary",
-		`{"token_ids":[1],"max_tokens":3}`:                       "belongs into sampling_params",
+		`{"token_ids":[1],"max_tokens":3}`:                       "must be in sampling_params",
 		`{"token_ids":[1],"features":{}}`:                        "not served here",
 		`{"token_ids":[1],"sampling_params":{"temperature":-1}}`: "temperature",
 		`{"token_ids":[1],"sampling_params":{"prompt":"x"}}`:     "sampling_params",

@@ -12,33 +12,23 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// ownModel says whether native nodes serve the model that a request names. One that
-// names none is theirs: their model is the first of /v1/models.
-func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx) bool {
+// ownModel reports whether own nodes serve the model of a request. They serve a request without a
+// model, because theirs is the first of /v1/models. envelope is set if the body was parsed.
+func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Envelope) bool {
 	if g.native.Models.Load() == nil {
 		return false
 	}
-	look, err := upstream.Look(ctx.PostBody())
-	if err != nil || look.Model == "" {
+	body, err := upstream.ParseEnvelope(ctx.PostBody())
+	if err != nil || body.Model == "" {
 		return err == nil
 	}
-	_, fault := g.native.Find(look.Model)
+	*envelope = &body
+	_, fault := g.native.Find(body.Model)
 	return fault == nil
 }
 
-// eachAdmission calls f with the queue of native nodes and those of upstreams'
-// models.
-func (g *Gateway) eachAdmission(f func(*exchange.Admission)) {
-	f(g.Queue)
-	g.native.EachQueue(f)
-	if g.proxy != nil {
-		g.proxy.EachQueue(f)
-	}
-}
-
-// foreignModels answers with all models: those of servers of another kind as they
-// describe them.
-func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
+// upstreamModels answers with all models, those of upstreams in the upstreams' own words.
+func (g *Gateway) upstreamModels(ctx *fasthttp.RequestCtx) {
 	b := []byte(`{"object":"list","data":[`)
 	for _, card := range g.native.Cards() {
 		b = append(card.Append(b), ',')
@@ -46,13 +36,11 @@ func (g *Gateway) foreignModels(ctx *fasthttp.RequestCtx) {
 	for _, m := range g.proxy.Pool.Now().Models {
 		b = append(append(b, m.Card...), ',')
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
+	sendJSON(ctx, append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
 }
 
-// foreignModel answers with one model of servers of another kind; false: there is
-// none of that name.
-func (g *Gateway) foreignModel(ctx *fasthttp.RequestCtx, name string) bool {
+// upstreamModel answers with one model of upstreams; false: they have none of that name.
+func (g *Gateway) upstreamModel(ctx *fasthttp.RequestCtx, name string) bool {
 	if g.proxy == nil {
 		return false
 	}
@@ -60,14 +48,13 @@ func (g *Gateway) foreignModel(ctx *fasthttp.RequestCtx, name string) bool {
 	if m == nil || m.Name != name {
 		return false
 	}
-	ctx.SetContentType("application/json")
-	ctx.Response.SetBodyRaw(m.Card)
+	sendJSON(ctx, m.Card)
 	return true
 }
 
-// explainForeign answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a
-// model of servers of another kind would go; false: the model is not theirs.
-func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
+// explainUpstream answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a model of upstreams
+// would be sent; false: they do not serve the model.
+func (g *Gateway) explainUpstream(ctx *fasthttp.RequestCtx) bool {
 	if g.proxy == nil {
 		return false
 	}
@@ -92,11 +79,10 @@ func (g *Gateway) explainForeign(ctx *fasthttp.RequestCtx) bool {
 	return true
 }
 
-// roomInterval is how often the fleet's room is looked at anew; what ends here makes room
-// at once.
+// roomInterval is how often the fleet's room is updated. A request that ends makes room at once.
 const roomInterval = 100 * time.Millisecond
 
-// keepRoom follows the fleet's room until ctx ends.
+// keepRoom updates the fleet's room until ctx ends.
 func (g *Gateway) keepRoom(ctx context.Context) {
 	tick := time.NewTicker(roomInterval)
 	defer tick.Stop()

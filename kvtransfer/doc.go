@@ -1,27 +1,32 @@
-// Package kvtransfer moves pages of registered memory from one node to another, and never anywhere else.
+// Package kvtransfer moves pages of registered memory from one node to another.
 //
-// Both ends register regions: one KV layer's memory each, nPages × Layout.PageBytes, one page being what all layers of a block
-// table call by the same number. The reader (a decode node) grants a list of its pages under a lease; the grant is opaque bytes that
-// reach the writer (a prefill node) with the request. The writer opens it as a Push and sends its own pages, region by region as
-// layers are computed and in any order, to the positions of that list. When every (region, position) has landed and matched its
-// CRC32C the reader reports Arrived and the writer's Wait returns; anything else ends in Failed at the reader, then Released once no
-// write can land any more, and in an error at the writer.
+// Both ends register regions. A region is the memory of one KV layer, nPages × Layout.PageBytes
+// bytes. All layers of a block table use the same page number for a block. The reader (a decode
+// node) grants a list of its pages under a lease. The grant is opaque bytes that reach the writer
+// (a prefill node) with the request. The writer opens the grant as a Push and sends its own pages
+// to the positions of that list, region by region as layers are computed, in any order. When every
+// (region, position) has landed and matched its CRC32C, the reader reports Arrived and the writer's
+// Wait returns. Every other end is an error at the writer and Failed at the reader, followed by
+// Released once no write can land any more.
 //
-// Pages travel behind their headers over TCP, TLS or Mem, or, between processes of one host, not at all: the reader maps the
-// writer's memory (Shared) read-only and copies each page once. By RDMA (kvtransfer/fabric) the writer writes them to the reader's memory
-// itself. Transport chooses; everything else is the same.
+// Over TCP, TLS and Mem, pages follow their headers. Between processes of one host (Shared), the
+// reader maps the writer's memory read-only and copies each page once. With RDMA
+// (kvtransfer/fabric), the writer writes pages to the reader's memory itself. Transport selects the
+// way; the rest of the protocol is the same.
 //
-// A pair of nodes shares one session: a control connection and Connections data connections, dialed by the writer at its first
-// push and kept for the next. A session lives and dies as one; its death fails the leases and pushes that used it. There is no
-// resending within a lease: the owner gets a new grant, here or elsewhere, or computes the prompt itself.
+// A pair of nodes shares one session: a control connection and Connections data connections. The
+// writer dials them at its first push and keeps them for later ones. A session fails as a whole,
+// which fails the leases and pushes that use it. Nothing is resent within a lease: the owner gets a
+// new grant, from the same node or another, or computes the prompt itself.
 //
 // # Protocol
 //
-// All integers are little endian; every message carries a CRC32C (Castagnoli) of itself in its last four bytes, so that a damaged
-// message ends the session rather than being obeyed. Constants and layouts stand in wire.go (connections) and grant.go (the grant).
+// All integers are little endian. The last four bytes of every message are its CRC32C (Castagnoli),
+// so that a damaged message ends the session instead of being executed. Constants and layouts are
+// in wire.go (connections) and grant.go (the grant).
 //
 //	writer                                   reader
-//	hello {session, control}          ────→           epoch, layout and version must match, else welcome says why not
+//	hello {session, control}          ────→           epoch, layout and version must match, else welcome gives the reason
 //	                                  ←────  welcome
 //	hello {session, data} × n         ────→           each on its own connection
 //	                                  ←────  welcome
@@ -29,44 +34,56 @@
 //	memory {session, offsets} + 2 files ─→            shm only, between the first two, on a unix socket of its own: the writer's memory, its flag
 //	                                  ←────  welcome
 //	frame {lease, region, index, crc…} pages ─→       on any data connection; shm: {…, source page…, number} without pages
-//	                                  ←────  copied {number}  shm only, on the data connection: the source pages are read no more
+//	                                  ←────  copied {number}  shm only, on the data connection: the source pages are no longer read
 //	                                  ←────  done {lease}     all pieces landed and matched
-//	                                  ←────  gone {lease, why}: expired, cancelled, checksum, unknown; in answer to renewals and frames too
-//	abort {lease, why}                ────→           ends the lease
+//	                                  ←────  gone {lease, reason}: expired, cancelled, checksum, unknown; also the answer to renewals and frames
+//	abort {lease, reason}             ────→           ends the lease
 //	                                  ←────  aborted {lease}  after which nothing more lands
 //	                                  ←────  permit {lease, key}   rdma only, once a lease is bound: its pages may be written
-//	fenced {lease}                    ────→           rdma only, after a push that failed: none of its writes is under way any more
+//	fenced {lease}                    ────→           rdma only, after a failed push: none of its writes is in flight any more
 //	ping                              ────→           each PingInterval
 //	                                  ←────  pong             silence for PeerTimeout ends the session
 //
-// A page lands only by a read that began while its lease was live. On plain TCP a read is one system call on bytes that are already
-// there, so none outlasts its lease by more than that call; over TLS and Mem a read may be waiting for the peer inside the page, and then the pages
-// stay quarantined until it returns or, after QuarantineTimeout, the session is closed under it. Bytes of a lease that is
-// over are read into scratch and counted.
+// A page lands only by a read that began while its lease was live. On plain TCP, a read is one
+// system call on bytes that have already arrived, so that no read outlasts its lease by more than
+// that call. Over TLS and Mem, a read may wait for the peer in the middle of a page. Then the pages
+// stay quarantined until the read returns or, after QuarantineTimeout, the session is closed. Bytes
+// of an ended lease are read into scratch memory and counted.
 //
-// Over shm the reader reads the writer's pages, so it is the writer whose pages could change under a slow peer: a writer that stops waiting
-// for "copied" takes the session's flag down before its pages get other contents, and a reader that finds the flag down behind a copy lets
-// nothing of it land. The writer cannot write to the reader's memory, nor the reader to the writer's: the file is sealed.
+// Over shm, the reader reads the writer's pages, so that the writer's pages could change under a
+// slow reader. A writer that stops waiting for "copied" clears the session's flag before its pages
+// get other contents. A reader that finds the flag clear after a copy discards the copy. The writer
+// cannot write to the reader's memory, nor the reader to the writer's: the file is sealed.
 //
-// Over rdma the ends first tell each other their endpoints and where the reader's regions are, on the session's one data connection, which then carries
-// headers: a frame has landed when as many of its writes as it has pages have brought its number along, in whatever order, and its header has
-// come; then its pages are held against their CRC32C. The reader cannot refuse a write that it does not see coming. So a lease lets nobody write before
-// its permit, and once that is given an end of the lease is a quarantine, which only the writer's "fenced" ends, or, after
-// QuarantineTimeout, the destruction of the session's endpoint; no time alone does. Each lease has a random key of its own, closed with it, where
-// the provider takes such keys (tcp, shm); hardware has one for the whole memory.
+// Over rdma, the ends first exchange their endpoints and the addresses of the reader's regions, on
+// the session's one data connection, which then carries headers. Each write carries its frame's
+// number. A frame has landed when its header and one write for each of its pages have arrived, in
+// any order; the reader then checks the pages against their CRC32C. The reader cannot refuse a
+// write that is in flight. So a writer must not write before it has the lease's permit, and a lease
+// that ends after its permit is quarantined. Only the writer's "fenced" or, after
+// QuarantineTimeout, the destruction of the session's endpoint ends the quarantine. Each lease has
+// a random key of its own, which is closed with the lease, where the provider accepts such keys
+// (tcp, shm); hardware has one key for the whole memory.
 //
-// Either end may have its pages in a GPU (DeviceMemory): then RDMA reads or writes them there, past the processor, which can neither make nor compare
-// their checksums. The device makes those of pages that leave; what pages that have landed are to be compared with goes to their owner with Arrived. One
-// that does not compare them has pages that are complete, but not known to be what was sent.
+// Either end may have its pages in a GPU (DeviceMemory). RDMA then accesses them there, without the
+// processor, which can neither compute nor compare their checksums. The device computes the
+// checksums of pages that are sent. The owner gets the expected checksums of pages that have landed
+// with Arrived. Without comparing them the owner knows that its pages are complete, but not that
+// they are correct.
 //
-// What RDMA cannot give: the pages travel in clear, TLS or not, and so do the keys; a writer that has a key can write to pages of
-// other leases, and the software providers take what it sends them on trust, down to a crash. TLS on the connections keeps strangers from being told endpoints and
-// keys, not from a wire that they can listen on. It is for networks on which every machine is trusted.
+// RDMA has weaker guarantees. Pages and keys travel unencrypted, with TLS or without. A writer with
+// a key can write to pages of other leases. The software providers trust what a peer sends, and may
+// crash on invalid data. TLS on the connections hides endpoints and keys from unauthenticated
+// clients, but not from an eavesdropper on the network. Use RDMA only on networks on which every
+// machine is trusted.
 //
-// Invariant: after Arrived or Released of a lease no byte from the network is written to its pages (by rdma: of writers that keep the protocol), and Arrived means that each
-// page holds what the writer's page held when it was sent (in a device: once it has the checksum that comes with Arrived).
+// Invariant: after Arrived or Released of a lease, no byte from the network is written to its
+// pages; with RDMA this requires writers that follow the protocol. Arrived means that each page
+// holds what the writer's page held when it was sent; in a device, once it matches the checksum of
+// Arrived.
 //
-// The package does not know models, requests or blocks, does not choose nodes, retries nothing but connecting, and does not keep source pages
-// alive: the owner holds them until Wait or Abort has returned (or OnSent told). Without TLS the epoch in a grant is the only thing
-// that keeps strangers out, and it travels in clear.
+// The package does not know models, requests or blocks, does not choose nodes, and retries only
+// connecting. The owner must keep source pages until Wait or Abort has returned, or until OnSent.
+// Without TLS, only the epoch in a grant keeps unauthenticated clients out, and it travels
+// unencrypted.
 package kvtransfer

@@ -9,10 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listenMemory listens for writers that hand over memory. The name is of this network namespace, not of the file system.
+// listenMemory listens for writers that send their memory. The name is in the network namespace,
+// not in the file system.
 func listenMemory(name string) (net.Listener, error) { return net.Listen("unix", name) }
 
-// sendFiles writes b with open files.
+// sendFiles writes b with open files attached.
 func sendFiles(conn net.Conn, b []byte, files ...*os.File) error {
 	u, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -29,7 +30,7 @@ func sendFiles(conn net.Conn, b []byte, files ...*os.File) error {
 	return err
 }
 
-// receiveFiles reads once into b, and takes at most two files that came along.
+// receiveFiles reads once into b, and receives at most two attached files.
 func receiveFiles(conn net.Conn, b []byte) (int, []*os.File, error) {
 	u, ok := conn.(*net.UnixConn)
 	if !ok {
@@ -64,11 +65,11 @@ func receiveFiles(conn net.Conn, b []byte) (int, []*os.File, error) {
 	return n, files, nil
 }
 
-// samePeer refuses processes of other users.
+// samePeer rejects processes of other users.
 func samePeer(conn net.Conn) error {
 	u, ok := conn.(*net.UnixConn)
 	if !ok {
-		return fmt.Errorf("%w: %T tells no user", ErrArguments, conn)
+		return fmt.Errorf("%w: %T does not report its user", ErrArguments, conn)
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {

@@ -14,25 +14,25 @@ const (
 	maxGrantAddrs  = 8
 )
 
-// grantVersion is the newest form of a grant. A grant whose pages have pieces in every region is written, and read, in the form
-// before it, which has no runs.
+// grantVersion is the newest form of a grant. A grant whose pages have pieces in every region uses
+// the form before it, which has no runs.
 const grantVersion = 2
 
-// grant is what the opaque bytes say. Layout on the wire, then the CRC32C of it all:
+// grant is the content of a grant. Layout on the wire, followed by the CRC32C of all of it:
 //
 //	magic u32 | version u8 | flags u8 | nAddrs u8 | nRuns u8 | lease key 16 | layout 16 | duration ns u64 | nPages u32
 //	node name: length u8, bytes | nAddrs × (length u8, bytes) | nRuns × (pages u32, regions u32) | nPages × page u32
 //
-// The page numbers are for transports whose writer places the bytes itself; over connections the reader does.
+// Page numbers are for transports whose writer places the bytes; over connections the reader does.
 type grant struct {
 	key      lease.Key
 	layout   Layout // the reader's
 	duration time.Duration
 	tls      bool
 	loose    bool     // pages need no checksums
-	fabric   bool     // writers may ask for a fabricConn
+	fabric   bool     // writers may open a fabricConn
 	node     string   // the reader's name
-	addrs    []string // where it listens; tried in order
+	addrs    []string // the reader's addresses, in the order to try
 	pages    []int32  // [index] the reader's page
 	runs     []Run    // of pages; none: all regions
 }
@@ -75,7 +75,7 @@ func (g *grant) encode() []byte {
 	return b
 }
 
-// decodeGrant reads and checks a grant; everything in it is bounded by its own length.
+// decodeGrant reads and checks a grant. The grant's length bounds what it allocates.
 func decodeGrant(b []byte) (*grant, error) {
 	if len(b) < grantFixed+4 {
 		return nil, fmt.Errorf("%w: %d bytes", ErrGrant, len(b))
@@ -146,7 +146,7 @@ func (g *grant) decodeRuns(b []byte, n, nPages int) (rest []byte, err error) {
 	return b, nil
 }
 
-// regions is the least number of regions that positions [first, first+n) have.
+// regions returns the smallest number of regions of the positions [first, first+n).
 func (g *grant) regions(first, n int) int {
 	least, at := g.layout.Regions, 0
 	for _, r := range g.runs {

@@ -8,20 +8,21 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// Bounds on what a peer may claim; a layout or grant beyond them is refused before memory is set aside for it.
+// Bounds on what a peer may send. A layout or grant beyond them is rejected before memory is
+// allocated for it.
 const (
-	MaxRegions    = 1 << 12 // layers times what each keeps
+	MaxRegions    = 1 << 12 // layers × regions of a layer
 	MaxPageBytes  = 1 << 26
 	MaxGrantPages = 1 << 20
 	maxName       = 255 // bytes of a node's name or an address
 )
 
-// Run is some consecutive pages of a grant that exist in the first Regions regions only: those of a group of layers that is smaller
-// than others.
+// Run is a number of consecutive pages of a grant that exist only in the first Regions regions: the
+// pages of a group of layers that is smaller than others.
 type Run = lease.Run
 
-// Runs says how a grant's pages lie when pages[i] of them, in order, are of the first of[i] regions out of so many; nil when all
-// are of all.
+// Runs returns the runs of a grant in which pages[i] pages, in order, exist in of[i] of the
+// regions; nil if all pages exist in all regions.
 func Runs(regions int, pages, of []int) (runs []Run) {
 	partial := false
 	for i, n := range pages {
@@ -36,11 +37,11 @@ func Runs(regions int, pages, of []int) (runs []Run) {
 	return runs
 }
 
-// Layout is what both ends must agree on before a page means the same to both.
+// Layout describes the pages. Both ends must have the same.
 type Layout struct {
 	Regions   int    // the most KV layers that share a block table
 	PageBytes int    // bytes of one page of one region
-	Hash      uint64 // of everything else that gives the bytes their meaning: layer names, dtype, tokens per page, numerics class
+	Hash      uint64 // of the rest of the format: layer names, dtype, tokens per page, numerics class
 }
 
 func (l Layout) String() string {
@@ -54,29 +55,31 @@ func (l Layout) validate() error {
 	return nil
 }
 
-// Memory is the memory one end registers. Regions must not move while a Reader or Writer has them.
+// Memory is the memory that one end registers. Regions must not move while a Reader or Writer uses
+// them.
 type Memory interface {
 	// Region returns layer i's memory: nPages × Layout.PageBytes bytes, nPages being the same for all.
 	Region(i int) []byte
 }
 
-// DeviceMemory is where the pages of a Memory lie in a GPU. By RDMA they go from there to there, past Memory and the processor: so their CRC32C
-// are the device's to make, and the owner's to compare.
+// DeviceMemory describes the GPU memory of a Memory's pages. RDMA transfers them between devices
+// without Memory and the processor. So the device computes their CRC32C, and the owner compares it.
 type DeviceMemory interface {
-	// KVAddress is where region i lies, as large as Memory's, and in which CUDA device; negative: the processor's memory stands in for one's.
+	// KVAddress returns the address of region i, which has the size of Memory's, and its CUDA
+	// device; a negative device means host memory.
 	KVAddress(region int) (at uintptr, gpu int)
-	// KVDigest is the CRC32C of a page that was given to Send.
+	// KVDigest returns the CRC32C of a page that was given to Send.
 	KVDigest(region int, page int32) uint32
 }
 
-// Digest is the CRC32C that a page which has landed in a device was sent with.
+// Digest is the expected CRC32C of a page that has landed in a device.
 type Digest struct {
 	Region int
 	Page   int32
 	CRC    uint32
 }
 
-// fabricMemory is what RDMA reads or writes, by region: the device's if there is one.
+// fabricMemory returns the memory that RDMA accesses, by region: the device's if there is one.
 func (r *regions) fabricMemory(d DeviceMemory) []fabric.Memory {
 	all := make([]fabric.Memory, len(r.mem))
 	for i, b := range r.mem {
@@ -88,7 +91,7 @@ func (r *regions) fabricMemory(d DeviceMemory) []fabric.Memory {
 	return all
 }
 
-// CheckDevice says whether a fabric reaches a device's memory: that can be read and written to by others.
+// CheckDevice returns an error if a fabric cannot read and write a device's memory.
 func CheckDevice(f *fabric.Device, d DeviceMemory) error {
 	at, gpu := d.KVAddress(0)
 	m := fabric.Memory{At: at, Bytes: checkBytes, GPU: max(gpu, fabric.Host)}
@@ -103,10 +106,11 @@ func CheckDevice(f *fabric.Device, d DeviceMemory) error {
 	return errors.Join(err, k.Close())
 }
 
-// checkBytes is how much of a device's memory is tried: a page of the smallest models.
+// checkBytes is the size of the device memory that CheckDevice tries: a page of the smallest
+// models.
 const checkBytes = 4096
 
-// regions is registered memory cut into pages.
+// regions is registered memory, split into pages.
 type regions struct {
 	layout Layout
 	nPages int

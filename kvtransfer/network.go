@@ -8,16 +8,18 @@ import (
 	"sync"
 )
 
-// Network makes the connections of a transfer. TCP is the default; Mem joins the roles of one process.
+// Network creates the connections of a transfer. TCP is the default; Mem connects the roles of one
+// process.
 type Network interface {
 	Listen(addr string) (net.Listener, error)
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 }
 
-// TCP is the network between machines, and within one: addresses that begin with LocalScheme are unix sockets.
+// TCP is the network between machines, and within one. Addresses that begin with LocalScheme are
+// unix sockets.
 type TCP struct{}
 
-// LocalScheme begins an address that only processes of this host can dial.
+// LocalScheme is the prefix of addresses that only processes of this host can dial.
 const LocalScheme = "unix:"
 
 func (TCP) Listen(addr string) (net.Listener, error) { return net.Listen(scheme(addr)) }
@@ -34,7 +36,8 @@ func scheme(addr string) (network, rest string) {
 	return "tcp", addr
 }
 
-// Mem is a network inside one process: a page is copied once, from the writer's region to the reader's. Its addresses are any words.
+// Mem is a network inside one process. A page is copied once, from the writer's region to the
+// reader's. Any string is an address.
 type Mem struct {
 	mu        sync.Mutex
 	listeners map[string]*memListener
@@ -57,7 +60,7 @@ type memAddr string
 func (memAddr) Network() string  { return "mem" }
 func (a memAddr) String() string { return string(a) }
 
-// Listen takes addr, which no other listener may have.
+// Listen listens on addr, which must not be in use.
 func (m *Mem) Listen(addr string) (net.Listener, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -75,7 +78,7 @@ func (m *Mem) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	l := m.listeners[addr]
 	m.mu.Unlock()
 	if l == nil {
-		return nil, fmt.Errorf("%w: nobody listens on mem address %q", ErrConnection, addr)
+		return nil, fmt.Errorf("%w: no listener on mem address %q", ErrConnection, addr)
 	}
 	here, there := net.Pipe()
 	select {

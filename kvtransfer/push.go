@@ -10,8 +10,9 @@ import (
 
 // PushOptions configure one push.
 type PushOptions struct {
-	// OnSent, if set, hears that the source pages of these positions are read for the last time, batch by batch; not that they
-	// landed. It is called from a sending goroutine with no lock held, never after Wait or Abort has returned.
+	// OnSent, if set, is called for each batch of positions whose source pages are no longer read.
+	// They may not have landed yet. It is called from a sending goroutine with no lock held, and
+	// never after Wait or Abort has returned.
 	OnSent func(region, firstIndex, nPages int)
 }
 
@@ -23,8 +24,8 @@ type Push struct {
 	grant    *grant
 	duration time.Duration // of the lease
 	onSent   func(region, firstIndex, nPages int)
-	done     chan struct{} // closed when it has ended and no source page is read
-	over     chan struct{} // closed when the reader has answered, or the session is dead
+	done     chan struct{} // closed when the push has ended and no source page is read
+	over     chan struct{} // closed when the reader has answered, or the session has failed
 	renewal  *time.Timer
 
 	// Under s.mu:
@@ -32,14 +33,14 @@ type Push struct {
 	queue     []batch // not yet sent; pages may be more than a frame carries
 	waiting   bool    // in s.turn
 	permitted bool    // pieces may be sent
-	target    uint64  // by RDMA: key of the reader's region 0
+	target    uint64  // RDMA: key of the reader's region 0
 	nSending  int     // batches being written
-	nFlying   uint64  // pieces in those
+	nInFlight uint64  // pieces in those
 	nSent     uint64  // pieces written
 	nGiven    uint64  // pieces given to Send
-	progress  uint64  // the owner's
-	told      uint64  // progress of the last renewal
-	answered  bool    // the reader, not the session's end, closed over
+	progress  uint64  // the owner's, from Renew
+	renewed   uint64  // progress of the last renewal
+	answered  bool    // over was closed by the reader's answer, not by the session's end
 	ended     bool
 	settled   bool
 	err       error
@@ -53,25 +54,28 @@ func newPush(s *writerSession, g *grant, o PushOptions) *Push {
 	}
 }
 
-// Bytes returns how many bytes of pages have been written to the reader.
+// Bytes returns the bytes of pages written to the reader so far.
 func (p *Push) Bytes() int64 {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
 	return int64(p.nSent) * int64(p.s.w.o.Layout.PageBytes)
 }
 
-// Pages returns how many positions the grant has.
+// Pages returns the number of positions of the grant.
 func (p *Push) Pages() int { return p.nPages }
 
-// Direct says that pages are read in WriterOptions.Device rather than Memory: that is where they have to be when they are given to Send.
+// Direct reports whether pages are read from WriterOptions.Device instead of Memory. Then they must
+// be there when they are given to Send.
 func (p *Push) Direct() bool { return p.s.direct() }
 
-// Runs returns which positions exist in fewer regions than the layout has; none: all are in all. Not to be changed.
+// Runs returns the positions that exist in fewer regions than the layout has; none: all positions
+// exist in all regions. The caller must not change it.
 func (p *Push) Runs() []Run { return p.grant.runs }
 
-// Send queues source pages of one region for positions firstIndex, firstIndex+1, … of the grant and returns at once. The queue is
-// bounded by the grant, since each (region, position) is sent exactly once. Source pages must not change until OnSent, Wait or
-// Abort says so. The error is ErrArguments for pages that do not exist or were sent before, else why the push has ended.
+// Send queues source pages of one region for positions firstIndex, firstIndex+1, … of the grant and
+// returns at once. The grant bounds the queue, since each (region, position) is sent exactly once.
+// Source pages must not change until OnSent, Wait or Abort. The error is ErrArguments for pages
+// that do not exist or were sent before, otherwise the error that ended the push.
 func (p *Push) Send(region int, srcPages []int32, firstIndex int) error {
 	s := p.s
 	mem := s.w.mem
@@ -121,7 +125,7 @@ func (p *Push) Send(region int, srcPages []int32, firstIndex int) error {
 	return nil
 }
 
-// takeLocked takes one frame's worth from the queue.
+// takeLocked removes one frame's pages from the queue.
 func (p *Push) takeLocked() batch {
 	q := &p.queue[0]
 	b := *q
@@ -133,18 +137,18 @@ func (p *Push) takeLocked() batch {
 		p.queue = p.queue[1:]
 	}
 	p.nSending++
-	p.nFlying += uint64(len(b.pages))
+	p.nInFlight += uint64(len(b.pages))
 	return b
 }
 
-// checkLocked verifies that no piece is lost or sent twice before the push ends.
+// checkLocked checks that no piece is lost or sent twice before the push ends.
 func (p *Push) checkLocked() error {
 	nQueued := uint64(0)
 	for _, b := range p.queue {
 		nQueued += uint64(len(b.pages))
 	}
-	if !p.ended && p.nGiven != nQueued+p.nFlying+p.nSent {
-		return fmt.Errorf("kvtransfer: push %v was given %d pieces, but %d are queued, %d in flight and %d sent", p.key, p.nGiven, nQueued, p.nFlying, p.nSent)
+	if !p.ended && p.nGiven != nQueued+p.nInFlight+p.nSent {
+		return fmt.Errorf("kvtransfer: push %v was given %d pieces, but %d are queued, %d in flight and %d sent", p.key, p.nGiven, nQueued, p.nInFlight, p.nSent)
 	}
 	if p.ended && (nQueued > 0 || p.settled != (p.nSending == 0)) {
 		return fmt.Errorf("kvtransfer: push %v ended with %d pieces queued, %d batches in flight, settled %t", p.key, nQueued, p.nSending, p.settled)
@@ -152,8 +156,9 @@ func (p *Push) checkLocked() error {
 	return nil
 }
 
-// Renew tells how far the owner is: its place in a queue, steps done, anything that only grows while it works. The lease is renewed
-// each third of its duration if that number, or that of pages sent, has grown since; an owner that hangs lets it expire.
+// Renew reports the owner's progress: its place in a queue, steps done, any number that only grows
+// while it works. The lease is renewed each third of its duration if that number, or the number of
+// pages sent, has grown. An owner that hangs lets the lease expire.
 func (p *Push) Renew(progress uint64) {
 	p.s.mu.Lock()
 	defer p.s.mu.Unlock()
@@ -166,13 +171,14 @@ func (p *Push) autoRenew() {
 	if p.ended {
 		return
 	}
-	if p.progress+p.nSent > p.told {
+	if p.progress+p.nSent > p.renewed {
 		p.s.renewLocked(p)
 	}
 	p.renewal.Reset(p.duration / 3)
 }
 
-// Done is closed when the push has ended, for better or worse, and none of its source pages is read any more.
+// Done is closed when the push has ended, with or without an error, and its source pages are no
+// longer read.
 func (p *Push) Done() <-chan struct{} { return p.done }
 
 // Err returns why the push failed; nil while it is open and after the reader confirmed it.
@@ -182,19 +188,20 @@ func (p *Push) Err() error {
 	return p.err
 }
 
-// Wait returns nil when the reader has confirmed that every piece landed and matched, else why not. If ctx ends first the push is
-// aborted. When it returns, no source page is read any more.
+// Wait returns nil when the reader has confirmed that every piece landed and matched, otherwise the
+// push's error. If ctx ends first, Wait aborts the push. After it returns, no source page is read.
 func (p *Push) Wait(ctx context.Context) error {
 	select {
 	case <-p.done:
 	case <-ctx.Done():
-		_ = p.Abort(context.Cause(ctx)) // Err says what ended it; an abort that was not acknowledged has closed the session
+		_ = p.Abort(context.Cause(ctx)) // Err has the reason; an unacknowledged abort has closed the session
 	}
 	return p.Err()
 }
 
-// Abort ends the push and returns when no source page is read any more and the reader has confirmed that nothing lands any more. The
-// error says that it did not confirm; then its connections are closed, and the lease ends with them. Aborting a push that has ended does nothing.
+// Abort ends the push. It returns when no source page is read any more and the reader has confirmed
+// that nothing lands any more. Its error means that the reader did not confirm; then the session's
+// connections are closed, which ends the lease. Abort of an ended push does nothing.
 func (p *Push) Abort(why error) error {
 	s := p.s
 	s.mu.Lock()

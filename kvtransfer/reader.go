@@ -14,29 +14,30 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// ReaderOptions configure a Reader. Zero bounds take the defaults that stand beside them.
+// ReaderOptions configure a Reader. A zero bound is replaced by its default, which its comment
+// gives.
 type ReaderOptions struct {
 	Node      string         // this node's name in messages
 	Layout    Layout         // must equal each writer's
-	Memory    Memory         // where pages land
+	Memory    Memory         // pages land here
 	OnEvent   func(Event)    // called from one goroutine, in order, with no lock held; it must not block for long nor call Close
 	Network   Network        // nil: TCP
 	Listen    string         // address to listen on
 	Advertise []string       // addresses that writers dial; none: the listener's own
-	Transport Transport      // Auto: also from writers on this host, out of their memory
-	TLS       *tls.Config    // nil: plain; it should demand client certificates
-	Fabric    *fabric.Device // writers may write to Memory through it, in clear even under TLS; nil: they cannot. It outlives the Reader
-	Device    DeviceMemory   // of Memory: what writers write through Fabric lands there instead, to be compared with Event.Digests; nil: it does not
-	Unchecked bool           // writers may leave out checksums: to measure what they cost, not for nodes
+	Transport Transport      // Auto: also copies from the memory of writers on this host
+	TLS       *tls.Config    // nil: plain; it should require client certificates
+	Fabric    *fabric.Device // lets writers write to Memory, unencrypted even with TLS; nil: no RDMA. It outlives the Reader
+	Device    DeviceMemory   // GPU memory of Memory: RDMA writes there, and the owner compares Event.Digests; nil: host memory
+	Unchecked bool           // accept frames without checksums: to measure their cost, not for production
 
-	MaxLeases         int           // 1024: more than decode nodes run requests; Grant says ErrBusy beyond
+	MaxLeases         int           // 1024: more than decode nodes run requests; beyond, Grant returns ErrBusy
 	MaxSessions       int           // 256 writers at a time: a prefill node each
-	MaxHandshakes     int           // 64 connections that have not said hello yet; more are closed unread
+	MaxHandshakes     int           // 64 connections that have not sent a hello yet; more are closed unread
 	HandshakeTimeout  time.Duration // 5 s for TLS and hello: a round trip or two
 	PeerTimeout       time.Duration // 10 s of silence, or of not reading, on a control connection: five pings
 	FrameTimeout      time.Duration // 30 s for the pages behind one header: 0.5 MiB at 140 kbit/s
 	QuarantineTimeout time.Duration // 1 s that an ended lease waits for a read before its session is closed
-	SocketBuffer      int           // 4 MiB receive buffer (measured 4–15 % faster than the kernel's own sizing); <0 leaves it to the kernel
+	SocketBuffer      int           // 4 MiB receive buffer (4–15 % faster than the kernel's sizing); <0: the kernel's sizing
 }
 
 func (o *ReaderOptions) setDefaults() {
@@ -62,51 +63,56 @@ func setDefault[T int | time.Duration](v *T, d T) {
 	}
 }
 
-// MaxConnections bounds the data connections of one session, whatever the writer wants.
+// MaxConnections bounds the data connections of one session, whatever the writer requests.
 const MaxConnections = 16
 
-// LeaseID names a lease of one Reader, never twice.
+// LeaseID identifies a lease of one Reader. It is never reused.
 type LeaseID uint64
 
 func idOf(k lease.Key) LeaseID { return LeaseID(uint64(k.Gen)<<32 | uint64(k.Slot)) }
 
 // GrantRequest asks for a lease.
 type GrantRequest struct {
-	// Pages are where the pieces land: position i of every region goes to Pages[i]. The owner keeps them untouched until
-	// Arrived or Released. Expected are len(Pages) × Layout.Regions pieces of Layout.PageBytes.
+	// Pages are the destination: position i of every region lands in Pages[i]. The owner must not
+	// touch them until Arrived or Released. len(Pages) × Layout.Regions pieces of Layout.PageBytes
+	// are expected.
 	Pages []int32
-	// Runs of Pages, in order, of fewer regions than Layout has; none: all pages are of all regions. Then fewer pieces are expected.
+	// Runs are the Pages, in order, that exist in fewer regions than Layout has; none: all exist in
+	// all regions. Then fewer pieces are expected.
 	Runs []Run
-	// Duration is how long the writer may be silent: without landing pages and without telling progress.
+	// Duration is the time without landed pages or reported progress after which the lease expires.
 	Duration time.Duration
 }
 
-// Grant is a lease and the bytes that let a writer use it.
+// Grant is a lease, and the bytes with which a writer uses it.
 type Grant struct {
 	Lease LeaseID
-	Wire  []byte // for Writer.Open; whoever has it may write the pages
+	Wire  []byte // for Writer.Open; its holder may write the pages
 }
 
-// EventKind is what happened to a lease.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 const (
 	Arrived  EventKind = 1 + iota // every piece landed and matched; the pages are the owner's
-	Failed                        // it will never arrive; Err says why; the pages are still the network's
+	Failed                        // the lease will never arrive, see Err; the pages may still be written
 	Released                      // after Failed: nothing can land any more; the pages are the owner's
 )
 
 func (k EventKind) String() string { return [...]string{"", "arrived", "failed", "released"}[k] }
 
-// Event tells a lease's end: Arrived alone, or Failed and later Released, each exactly once.
+// Event reports a lease's end: Arrived alone, or Failed and later Released, each exactly once.
 type Event struct {
 	Kind  EventKind
 	Lease LeaseID
-	// FirstByte and LastByte are, of Arrived, how long after the grant the first frame came, and the last piece landed and matched.
+	// FirstByte and LastByte are, for Arrived, the times from the grant to the first frame and to
+	// the last piece that landed and matched.
 	FirstByte, LastByte time.Duration
-	// Digests are, of Arrived, what pages are to be compared with that have landed in Device; none: they are in Memory, and match.
+	// Digests are, for Arrived, the expected checksums of pages that have landed in Device; none:
+	// the pages are in Memory, and match.
 	Digests []Digest
-	// Mismatch is for their owner to call where one of them differs, which then counts as a checksum failure; nil without Digests.
+	// Mismatch counts a checksum failure. The owner calls it for a page that differs from its
+	// Digest; nil without Digests.
 	Mismatch func()
 	Err      error // Failed: ErrExpired, ErrCancelled, ErrAborted, ErrChecksum, ErrConnection, ErrTimeout or ErrClosed
 }
@@ -128,26 +134,26 @@ type Reader struct {
 
 	mu       sync.Mutex
 	table    *lease.Table
-	leases   map[lease.Key]*leaseInfo // granted and not yet told to the owner as over
+	leases   map[lease.Key]*leaseInfo // granted, and their end not yet reported to the owner
 	sessions map[uint64]*readerSession
 	open     map[net.Conn]struct{} // every connection, so that Close can close it
-	nHello   int                   // of these, without a hello
-	events   []Event               // to be told; at most two per lease slot
-	told     *sync.Cond            // events or drained changed
-	drained  bool                  // no event comes any more
+	nHello   int                   // connections of open without a hello
+	events   []Event               // not yet reported; at most two per lease slot
+	changed  *sync.Cond            // events or drained changed
+	drained  bool                  // no further events
 	closed   bool
 	stats    ReaderStats
 }
 
-// leaseInfo is what the table does not know about a lease.
+// leaseInfo holds the state of a lease that is not in the lease table.
 type leaseInfo struct {
 	session   *readerSession // bound writer, or nil
 	ackAbort  bool           // the session waits for msgAborted
-	fenced    bool           // and that is over
-	permitted bool           // the session's writer has been told that it may write by itself
-	key       *fabric.Key    // with which it may; nil: the session's, or none
-	granted   time.Duration  // when, by the lease clock
-	first     time.Duration  // when its first frame came; 0: none has
+	fenced    bool           // msgFenced has been received
+	permitted bool           // msgPermit has been sent
+	key       *fabric.Key    // RDMA key of the lease; nil: the session's, or none
+	granted   time.Duration  // by the lease clock
+	first     time.Duration  // when its first frame arrived; 0: none has
 	digests   []Digest       // of pages that landed in the device
 }
 
@@ -183,7 +189,7 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 		leases: make(map[lease.Key]*leaseInfo), sessions: make(map[uint64]*readerSession), open: make(map[net.Conn]struct{}),
 	}
-	r.told = sync.NewCond(&r.mu)
+	r.changed = sync.NewCond(&r.mu)
 	r.table = lease.New(lease.Options{
 		Epoch: r.epoch, Regions: o.Layout.Regions, Pages: mem.nPages, MaxLeases: o.MaxLeases, Quarantine: o.QuarantineTimeout,
 	})
@@ -195,11 +201,11 @@ func NewReader(o ReaderOptions) (*Reader, error) {
 	}
 	r.loops.Go(func() { r.acceptLoop(ln, r.serve) })
 	r.loops.Go(r.expireLoop)
-	r.loops.Go(r.tellLoop)
+	r.loops.Go(r.notifyLoop)
 	return r, nil
 }
 
-// checkPeerTimeout refuses a bound that a healthy peer would break.
+// checkPeerTimeout rejects a timeout that a healthy peer would exceed.
 func checkPeerTimeout(d time.Duration) error {
 	if d < 2*PingInterval {
 		return fmt.Errorf("%w: PeerTimeout %v, want at least two pings, %v", ErrArguments, d, 2*PingInterval)
@@ -207,7 +213,7 @@ func checkPeerTimeout(d time.Duration) error {
 	return nil
 }
 
-// random64 returns a number that no other process draws; never 0.
+// random64 returns a random number other than 0, unique across processes.
 func random64() uint64 {
 	var b [8]byte
 	for {
@@ -223,7 +229,7 @@ func (r *Reader) now() time.Duration { return time.Since(r.start) }
 // Addr returns the listener's address.
 func (r *Reader) Addr() net.Addr { return r.ln.Addr() }
 
-// Grant leases pages to whoever opens the returned bytes.
+// Grant leases pages to the writer that presents the returned bytes.
 func (r *Reader) Grant(req GrantRequest) (Grant, error) {
 	if len(req.Pages) > MaxGrantPages {
 		return Grant{}, fmt.Errorf("%w: %d pages in a grant, want at most %d", ErrArguments, len(req.Pages), MaxGrantPages)
@@ -264,8 +270,8 @@ func signal(c chan struct{}) {
 	}
 }
 
-// Cancel ends a lease: Failed with ErrCancelled and Released follow, and the writer is told. False: it was over already, its own
-// events have come or are about to.
+// Cancel ends a lease: Failed with ErrCancelled and Released follow, and the writer is notified. It
+// returns false if the lease had already ended; then its own events follow or have been reported.
 func (r *Reader) Cancel(id LeaseID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -273,7 +279,8 @@ func (r *Reader) Cancel(id LeaseID) bool {
 	return r.endLocked(k, goneCancelled, ErrCancelled)
 }
 
-// Close ends every lease with ErrClosed, closes every connection, and returns when the last event has been told.
+// Close ends every lease with ErrClosed, closes every connection, and returns when OnEvent has
+// returned for the last event.
 func (r *Reader) Close() error {
 	r.mu.Lock()
 	if r.closed {
@@ -299,7 +306,7 @@ func (r *Reader) Close() error {
 	r.conns.Wait()
 	r.mu.Lock()
 	r.drained = true
-	r.told.Broadcast()
+	r.changed.Broadcast()
 	r.mu.Unlock()
 	r.loops.Wait()
 	return errors.Join(err, r.rdma.close())
@@ -326,7 +333,7 @@ func (r *Reader) Stats() ReaderStats {
 	return s
 }
 
-// Check verifies the conservation laws of leases, sessions and connections.
+// Check checks the conservation laws of leases, sessions and connections.
 func (r *Reader) Check() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -355,7 +362,7 @@ func (r *Reader) Check() error {
 	return nil
 }
 
-// endLocked ends a live lease for a reason, and says whether it was live.
+// endLocked ends a live lease for a reason, and reports whether it was live.
 func (r *Reader) endLocked(k lease.Key, code goneCode, why error) bool {
 	ended, released := r.table.End(r.now(), k)
 	if ended {
@@ -364,9 +371,9 @@ func (r *Reader) endLocked(k lease.Key, code goneCode, why error) bool {
 	return ended
 }
 
-// endedLocked follows up a lease that the table has ended: the owner and the writer learn it.
+// endedLocked notifies the owner and the writer of a lease that the table has ended.
 func (r *Reader) endedLocked(k lease.Key, code goneCode, why error, released bool) {
-	r.tellLocked(Event{Kind: Failed, Lease: idOf(k), Err: why})
+	r.notifyLocked(Event{Kind: Failed, Lease: idOf(k), Err: why})
 	l := r.leases[k]
 	if l.session != nil && !errors.Is(why, ErrAborted) {
 		r.postLocked(l.session, control{kind: msgGone, code: code, key: k})
@@ -378,22 +385,23 @@ func (r *Reader) endedLocked(k lease.Key, code goneCode, why error, released boo
 	}
 }
 
-// releasedLocked follows up a lease whose pages the table has released.
+// releasedLocked handles a lease whose pages the table has released.
 func (r *Reader) releasedLocked(k lease.Key) {
 	l := r.leases[k]
 	r.dropKeyLocked(l)
 	if l.ackAbort {
 		r.postLocked(l.session, control{kind: msgAborted, key: k})
 	}
-	r.tellLocked(Event{Kind: Released, Lease: idOf(k)})
+	r.notifyLocked(Event{Kind: Released, Lease: idOf(k)})
 }
 
-func (r *Reader) tellLocked(e Event) {
+func (r *Reader) notifyLocked(e Event) {
 	r.events = append(r.events, e)
-	r.told.Broadcast()
+	r.changed.Broadcast()
 }
 
-// arrivedLocked tells the owner and the writer of a lease that every piece has landed and matched.
+// arrivedLocked notifies the owner and the writer that every piece of a lease has landed and
+// matched.
 func (r *Reader) arrivedLocked(s *readerSession, k lease.Key) {
 	l := r.leases[k]
 	r.dropKeyLocked(l)
@@ -401,19 +409,19 @@ func (r *Reader) arrivedLocked(s *readerSession, k lease.Key) {
 	if len(e.Digests) > 0 {
 		e.Mismatch = r.mismatch
 	}
-	r.tellLocked(e)
+	r.notifyLocked(e)
 	r.postLocked(s, control{kind: msgDone, key: k})
 }
 
-// mismatch counts what the owner of a device found.
+// mismatch counts a checksum failure that the owner of a device has found.
 func (r *Reader) mismatch() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stats.ChecksumFailures++
 }
 
-// tellLoop gives events to the owner; a lease's slot can be granted again when its last event has been told.
-func (r *Reader) tellLoop() {
+// notifyLoop passes events to the owner. A lease's slot can be granted again after its last event.
+func (r *Reader) notifyLoop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for {
@@ -421,7 +429,7 @@ func (r *Reader) tellLoop() {
 			if r.drained {
 				return
 			}
-			r.told.Wait()
+			r.changed.Wait()
 		}
 		events := r.events
 		r.events = nil
@@ -440,7 +448,8 @@ func (r *Reader) tellLoop() {
 	}
 }
 
-// expireLoop ends silent leases, and closes sessions whose reads hold an ended lease's pages for too long.
+// expireLoop ends silent leases, and closes sessions whose reads hold an ended lease's pages for
+// too long.
 func (r *Reader) expireLoop() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -471,7 +480,7 @@ func (r *Reader) expireLoop() {
 	}
 }
 
-// acceptLoop takes connections until the listener is closed.
+// acceptLoop accepts connections until the listener is closed.
 func (r *Reader) acceptLoop(ln net.Listener, serve func(net.Conn)) {
 	for {
 		conn, err := ln.Accept()
@@ -479,7 +488,7 @@ func (r *Reader) acceptLoop(ln net.Listener, serve func(net.Conn)) {
 			select {
 			case <-r.done:
 				return
-			case <-time.After(10 * time.Millisecond): // out of descriptors, or the listener broke: neither is worth spinning on
+			case <-time.After(10 * time.Millisecond): // out of descriptors, or a broken listener: avoid a busy loop
 				continue
 			}
 		}
@@ -497,13 +506,13 @@ func (r *Reader) acceptLoop(ln net.Listener, serve func(net.Conn)) {
 	}
 }
 
-// tune prepares a connection's socket; it does nothing to other connections.
+// tune sets the options of a TCP connection's socket; it ignores other connections.
 func tune(c net.Conn, bufferBytes int, write bool) {
 	t, ok := c.(*net.TCPConn)
 	if !ok {
 		return
 	}
-	// An option the kernel refuses costs speed, not correctness, so the errors do not matter.
+	// An option that the kernel refuses costs speed, not correctness, so errors are ignored.
 	_ = t.SetNoDelay(true)
 	if bufferBytes < 0 {
 		return
@@ -515,7 +524,7 @@ func tune(c net.Conn, bufferBytes int, write bool) {
 	}
 }
 
-// secure puts TLS around a connection if c asks for it.
+// secure wraps a connection in TLS if c is not nil.
 func secure(ctx context.Context, conn net.Conn, c *tls.Config, server bool) (net.Conn, error) {
 	if c == nil {
 		return conn, nil

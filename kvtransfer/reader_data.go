@@ -11,13 +11,14 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// windowBytes is how much one read may take: what was read is checksummed right after, and this much is still in the core's L2.
+// windowBytes bounds one read. The bytes are checksummed right after it, while they are in L2.
 const windowBytes = 256 << 10
 
-// windowPages is how many pages one read may scatter to.
+// windowPages bounds the pages that one read scatters to.
 const windowPages = 8
 
-// pageReader reads once into d.window, between d.begin and d.end; when d.begin refuses it sets d.fenced and reads nothing.
+// pageReader reads once into d.window, between d.begin and d.end. If d.begin refuses, it sets
+// d.fenced and reads nothing.
 type pageReader interface {
 	read(d *dataReader) error
 }
@@ -30,19 +31,19 @@ type dataReader struct {
 	in   pageReader
 
 	f       frame
-	target  [maxBatch]int32 // page each piece goes to; lease.NoPage: scratch
+	target  [maxBatch]int32 // page of each piece; lease.NoPage: scratch
 	page    int             // of the frame, being read
-	off     int             // bytes of it that have come
+	off     int             // bytes of that page read so far
 	crc     uint32          // of those
-	window  [][]byte        // where the next bytes go
+	window  [][]byte        // destination of the next bytes
 	claimed bool            // the window has a page of the lease, so that begin and end must ask the table
-	landed  []uint32        // indexes that became whole in this read and matched
+	landed  []uint32        // indexes completed by this read, and matched
 	digests []Digest        // of these, where they landed in the device
 	bad     error           // a piece that did not match
 	fenced  bool            // the lease ended before the read
-	refused lease.Key       // the last lease this connection was told is gone, so that it is told once
-	scratch []byte          // one page, for what must not land
-	ahead   bool            // a read of a frame's last pages takes what there is of the next header
+	refused lease.Key       // the last ended lease that this connection reported, so that it is reported once
+	scratch []byte          // one page, for bytes that must not land
+	ahead   bool            // a read of a frame's last pages also reads available bytes of the next header
 	next    []byte          // that header; nNext bytes of it have come
 	nNext   int
 }
@@ -79,7 +80,7 @@ func newDataReader(r *Reader, s *readerSession, conn net.Conn) *dataReader {
 func (d *dataReader) run() error {
 	d.next = make([]byte, frameSize)
 	for {
-		// A quiet data connection is fine: the control connection tells whether the writer is alive.
+		// A quiet data connection is fine: the control connection detects a dead writer.
 		d.conn.SetReadDeadline(time.Time{})
 		if _, err := io.ReadFull(d.conn, d.next[d.nNext:]); err != nil {
 			return err
@@ -95,7 +96,7 @@ func (d *dataReader) run() error {
 	}
 }
 
-// header reads a frame's header and asks where its pieces may land.
+// header reads a frame's header and admits its pieces.
 func (d *dataReader) header(b []byte) error {
 	if err := d.f.decode(b); err != nil {
 		return err
@@ -107,12 +108,12 @@ func (d *dataReader) header(b []byte) error {
 	return d.admit()
 }
 
-// admit asks where the frame's pieces may land.
+// admit asks the table which of the frame's pieces may land, and in which pages.
 func (d *dataReader) admit() error {
 	r := d.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if d.s.closed { // a lease bound to it now would have nobody to fail it
+	if d.s.closed { // nothing would fail a lease that is bound to it now
 		return net.ErrClosed
 	}
 	switch r.table.Admit(d.f.key, d.s.id, d.f.region, d.f.index[:d.f.count], d.target[:d.f.count]) {
@@ -129,7 +130,8 @@ func (d *dataReader) admit() error {
 	return nil
 }
 
-// drainLocked sends what is left of the frame to scratch, and tells the writer that its lease is over.
+// drainLocked directs the rest of the frame to scratch, and notifies the writer that its lease is
+// over.
 func (d *dataReader) drainLocked(from int) {
 	for i := from; i < d.f.count; i++ {
 		d.target[i] = lease.NoPage
@@ -140,7 +142,7 @@ func (d *dataReader) drainLocked(from int) {
 	}
 }
 
-// pages reads the pages behind the header.
+// pages reads the pages that follow the header.
 func (d *dataReader) pages() error {
 	for d.page < d.f.count {
 		d.aim()
@@ -157,7 +159,7 @@ func (d *dataReader) pages() error {
 	return nil
 }
 
-// aim points the window at the next bytes' places.
+// aim sets the window to the destination of the next bytes.
 func (d *dataReader) aim() {
 	d.window, d.claimed = d.window[:0], false
 	off, size := d.off, d.r.o.Layout.PageBytes
@@ -175,7 +177,7 @@ func (d *dataReader) aim() {
 	}
 }
 
-// begin asks whether the window's pages may still be written.
+// begin reports whether the window's pages may still be written.
 func (d *dataReader) begin() bool {
 	if !d.claimed {
 		return true
@@ -186,7 +188,7 @@ func (d *dataReader) begin() bool {
 	return !d.fenced
 }
 
-// took accounts for n bytes that came into the window. It runs before end, while the pages are still fenced.
+// took accounts for n bytes read into the window. It runs before end, while the pages are fenced.
 func (d *dataReader) took(n int) {
 	for _, w := range d.window {
 		if n == 0 {
@@ -213,17 +215,17 @@ func (d *dataReader) took(n int) {
 	}
 }
 
-// whole judges a page that is there with all its bytes.
+// whole checks a page of which all bytes have been read.
 func (d *dataReader) whole(crc uint32) {
 	if d.f.loose || crc == d.f.crc[d.page] {
 		d.landed = append(d.landed, d.f.index[d.page])
 	} else {
-		d.bad = fmt.Errorf("%w: piece %d of region %d has %08x, its header says %08x",
+		d.bad = fmt.Errorf("%w: piece %d of region %d has %08x, its header has %08x",
 			ErrChecksum, d.f.index[d.page], d.f.region, crc, d.f.crc[d.page])
 	}
 }
 
-// end reports what landed.
+// end reports the landed pieces to the table.
 func (d *dataReader) end() {
 	if !d.claimed {
 		return
@@ -258,7 +260,8 @@ func (d *dataReader) end() {
 	}
 }
 
-// streamReader reads from connections that have only Read, one page at a time; the read may wait inside the page.
+// streamReader reads from connections that have only Read, one page at a time. A read may wait in
+// the middle of a page.
 type streamReader struct{ conn net.Conn }
 
 func (c streamReader) read(d *dataReader) error {
@@ -269,7 +272,7 @@ func (c streamReader) read(d *dataReader) error {
 	d.took(n)
 	d.end()
 	if n > 0 && errors.Is(err, io.EOF) {
-		return nil // the next read says it again
+		return nil // the next read returns the error again
 	}
 	return err
 }

@@ -14,25 +14,25 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// endpoint is a session's end of a fabric; tests put faults between.
+// endpoint is a session's fabric endpoint. Tests inject faults by wrapping it.
 type endpoint interface {
 	Write(w []fabric.Write, token uint64, data uint32) (int, error)
-	Poll(into []fabric.Event, looks int) (int, error)
+	Poll(into []fabric.Event, spins int) (int, error)
 	Close() error
 }
 
-// fabricDepth is how many of a session's pages may be on their way: those of maxUncopied frames.
+// fabricDepth bounds a session's pages in flight: those of maxUncopied frames.
 const fabricDepth = maxUncopied * maxBatch
 
-// fabricTick is how often a reader lets its provider work while leases may be written to but no frame is on its way.
+// fabricTick is the interval of polls while leases may be written to but no frame is in flight.
 const fabricTick = 5 * time.Millisecond
 
-// readerFabric is a reader's memory as writers may write to it.
+// readerFabric is a reader's memory, registered for writes by peers.
 type readerFabric struct {
 	d      *fabric.Device
 	memory []fabric.Memory // [region]
-	all    *fabric.Key     // of a provider that gives one key to all, held for as long as the reader is; nil: each lease has its own
-	bases  []fabric.Target // [region] what a session is told: keys only if all is set
+	all    *fabric.Key     // of a provider with one key for all, held as long as the reader; nil: each lease has its own
+	bases  []fabric.Target // [region] sent to sessions: keys only if all is set
 }
 
 func newReaderFabric(o *ReaderOptions, mem *regions) (*readerFabric, error) {
@@ -43,7 +43,7 @@ func newReaderFabric(o *ReaderOptions, mem *regions) (*readerFabric, error) {
 	if most := f.d.Info().MostBytes; o.Layout.PageBytes > most {
 		return nil, fmt.Errorf("%w: pages of %d bytes, provider %s writes at most %d at once", ErrArguments, o.Layout.PageBytes, f.d.Info().Provider, most)
 	}
-	k, err := f.d.Grant(f.memory) // that it can be registered shows here
+	k, err := f.d.Grant(f.memory) // fails here if the memory cannot be registered
 	if err != nil {
 		return nil, fmt.Errorf("kvtransfer: registering memory: %w", err)
 	}
@@ -65,7 +65,7 @@ func (f *readerFabric) close() error {
 	return f.all.Close()
 }
 
-// permitLocked lets a session's writer write to a lease's pages, once.
+// permitLocked permits a session's writer, once, to write to a lease's pages.
 func (r *Reader) permitLocked(s *readerSession, k lease.Key) {
 	l := r.leases[k]
 	if s.fabric == nil || l.permitted || !r.table.Permit(k) {
@@ -87,7 +87,7 @@ func (r *Reader) permitLocked(s *readerSession, k lease.Key) {
 	r.postLocked(s, m)
 }
 
-// fenceLocked takes it that nothing which a lease's writer wrote can land any more.
+// fenceLocked records that no write of a lease's writer can land any more.
 func (r *Reader) fenceLocked(k lease.Key, l *leaseInfo) {
 	r.dropKeyLocked(l)
 	if r.table.Fence(k) {
@@ -95,10 +95,11 @@ func (r *Reader) fenceLocked(k lease.Key, l *leaseInfo) {
 	}
 }
 
-// dropKeyLocked takes a lease's key back, when its writer has no more use for it: before, a write under way would be refused and end the session.
+// dropKeyLocked closes a lease's key once its writer no longer needs it. Closed earlier, the key
+// would make the provider refuse a write in flight, which ends the session.
 func (r *Reader) dropKeyLocked(l *leaseInfo) {
 	if l.key != nil {
-		_ = l.key.Close() // a key that the provider keeps opens what it opened before: no more than the fence allows for
+		_ = l.key.Close() // a key that stays open gives access to the same pages, which the fence allows for
 		l.key = nil
 	}
 	if f := l.session; l.permitted && !l.fenced && f != nil && f.fabric != nil {
@@ -107,34 +108,37 @@ func (r *Reader) dropKeyLocked(l *leaseInfo) {
 	l.fenced = l.permitted
 }
 
-// fabricReader receives a session's pages, which its writer writes by itself. Each brings the low half of its frame's number; a frame has
-// landed when as many as it has pages have come, and its header, whichever is last. Then its pages are compared with their checksums.
+// fabricReader receives a session's pages by RDMA. Each write carries the low half of its frame's
+// number. A frame has landed when its header and one write for each of its pages have arrived, in
+// any order. Then its pages are compared with their checksums.
 type fabricReader struct {
 	*dataReader
 	end  endpoint
-	wake chan struct{} // a header has come, or live is more than 0
+	wake chan struct{} // a header has arrived, or live is more than 0
 	live int           // leases that may be written to; under Reader.mu
 
-	mu     sync.Mutex // of all below and of dataReader
+	mu     sync.Mutex // guards the fields below and dataReader
 	base   uint64     // every frame before it has landed
 	frames map[uint64]*incoming
-	nWhole int    // frames that have landed but for base
-	copied []byte // acknowledgements to be written
+	nWhole int    // frames after base that have landed
+	copied []byte // acknowledgements to send
 }
 
-// incoming is a frame of which something has come.
+// incoming is a frame of which a header or a page has arrived.
 type incoming struct {
 	header []byte // nil: not yet
-	count  int    // pages that it says there are
-	pages  int    // that have landed
+	count  int    // pages, by the header
+	pages  int    // pages that have landed
 	done   bool
 }
 
-// fabricWindow is how far a writer may be ahead: frames that wait for acknowledgement, and those before them.
+// fabricWindow bounds how far a writer may be ahead: frames that wait for acknowledgement, and the
+// frames before them.
 const fabricWindow = 2 * maxUncopied
 
-// runFabric meets the writer's end and receives until the connection ends. When it returns nothing that the writer wrote can land any more, unless
-// the library could not close the endpoint: then its leases stay in quarantine.
+// runFabric exchanges endpoints with the writer and receives until the connection ends. When it
+// returns, no write of the writer can land any more, unless the library could not close the
+// endpoint. Then the session's leases stay in quarantine.
 func (d *dataReader) runFabric() (err error) {
 	f := &fabricReader{dataReader: d, wake: make(chan struct{}, 1), frames: make(map[uint64]*incoming)}
 	e, err := f.meet()
@@ -151,7 +155,7 @@ func (d *dataReader) runFabric() (err error) {
 		return errors.Join(net.ErrClosed, f.end.Close())
 	}
 	d.s.fabric = f
-	for k, l := range r.leases { // the writer has the answer, and may have renewed already
+	for k, l := range r.leases { // the writer has the answer, and may have renewed leases already
 		if l.session == d.s {
 			r.permitLocked(d.s, k)
 		}
@@ -223,10 +227,10 @@ func (f *fabricReader) meet() (*fabric.Endpoint, error) {
 	return e, err
 }
 
-// poll takes what lands. A frame's header leaves before its pages do, so without one there is hardly anything to look for; and nothing
-// while no lease may be written to either.
+// poll handles completions. A frame's header is sent before its pages, so without a header hardly
+// any are expected, and none while no lease may be written to.
 func (f *fabricReader) poll(stop <-chan struct{}) error {
-	events, nap := make([]fabric.Event, 64), newNap()
+	events, wait := make([]fabric.Event, 64), newBackoff()
 	expects := false
 	for {
 		select {
@@ -234,16 +238,16 @@ func (f *fabricReader) poll(stop <-chan struct{}) error {
 			return nil
 		default:
 		}
-		looks := 1
+		spins := 1
 		if expects {
-			looks = nap.looks()
+			spins = wait.spins()
 		}
-		n, err := f.end.Poll(events, looks)
+		n, err := f.end.Poll(events, spins)
 		if err = errors.Join(err, f.took(events[:n])); err != nil {
 			return err
 		}
 		if n > 0 {
-			nap.over()
+			wait.reset()
 			expects = true
 			continue
 		}
@@ -251,22 +255,22 @@ func (f *fabricReader) poll(stop <-chan struct{}) error {
 		expects = len(f.frames) > f.nWhole
 		f.mu.Unlock()
 		if expects {
-			nap.sleep(f.wake, stop)
+			wait.sleep(f.wake, stop)
 			continue
 		}
 		f.r.mu.Lock()
 		live := f.live
 		f.r.mu.Unlock()
-		if nap.over(); live > 0 {
-			expects = nap.sleepFor(fabricTick, f.wake, stop)
+		if wait.reset(); live > 0 {
+			expects = wait.sleepFor(fabricTick, f.wake, stop)
 		} else {
-			nap.wait(f.wake, stop)
+			wait.wait(f.wake, stop)
 			expects = true
 		}
 	}
 }
 
-// at returns what has come of a frame; nil: the writer cannot have sent it now.
+// at returns the state of a frame; nil if the writer cannot have sent the frame yet.
 func (f *fabricReader) at(number uint64) *incoming {
 	if number < f.base || number >= f.base+fabricWindow {
 		return nil
@@ -294,7 +298,7 @@ func (f *fabricReader) took(events []fabric.Event) error {
 	return nil
 }
 
-// landed counts a page; it needs f.mu.
+// landed counts a page. The caller holds f.mu.
 func (f *fabricReader) landed(low uint32) error {
 	number := f.base + uint64(int64(int32(low-uint32(f.base))))
 	in := f.at(number)
@@ -307,7 +311,7 @@ func (f *fabricReader) landed(low uint32) error {
 	return f.check(number, in)
 }
 
-// frame takes a header. One that comes again is counted as such, and changes nothing.
+// frame handles a header. It counts a repeated header, and otherwise ignores it.
 func (f *fabricReader) frame(b []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -333,7 +337,7 @@ func (f *fabricReader) frame(b []byte) error {
 	return f.check(number, in)
 }
 
-// admitFabric reads a header and claims its pieces, of a lease that its writer was permitted to write to.
+// admitFabric decodes a header and claims its pieces, of a lease that its writer may write to.
 func (f *fabricReader) admitFabric(b []byte) error {
 	if err := f.f.decode(b); err != nil {
 		return err
@@ -348,7 +352,7 @@ func (f *fabricReader) admitFabric(b []byte) error {
 	return f.header(b)
 }
 
-// check looks at a frame's pages once all have landed, and says so.
+// check checks a frame's pages once all have landed, and acknowledges the frame.
 func (f *fabricReader) check(number uint64, in *incoming) error {
 	if in.header == nil {
 		return nil
@@ -375,7 +379,7 @@ func (f *fabricReader) check(number uint64, in *incoming) error {
 	}
 	f.copied = le.AppendUint64(le.AppendUint32(f.copied, magicCopied), number)
 	if len(f.frames) > f.nWhole && len(f.copied) < ackFrames*copiedSize {
-		return nil // others are on their way, and bring this one's acknowledgement along
+		return nil // a frame in flight will carry this acknowledgement along
 	}
 	f.conn.SetWriteDeadline(time.Now().Add(f.r.o.PeerTimeout))
 	_, err := f.conn.Write(f.copied)
@@ -404,7 +408,8 @@ func (f *fabricReader) verify() {
 	}
 }
 
-// judge compares a page with its checksum, or leaves that to the owner of the device that it is in.
+// judge compares a page with its checksum. For a page in a device, it records the expected checksum
+// for the owner.
 func (f *fabricReader) judge(to int32, page []byte) {
 	switch {
 	case f.f.loose:

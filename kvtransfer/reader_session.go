@@ -11,13 +11,16 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// PingInterval is how often a writer speaks on an otherwise idle control connection; PeerTimeout must be at least twice as long.
+// PingInterval is the interval of a writer's pings on an idle control connection. PeerTimeout must
+// be at least twice as long.
 const PingInterval = 2 * time.Second
 
-// outboxMessages is how many control messages may wait for a peer that does not read; one more ends the session.
+// outboxMessages bounds the control messages that wait for a peer that does not read. One more ends
+// the session.
 const outboxMessages = 1024
 
-// readerSession is a writer's connections to this reader. Its fields belong to Reader.mu but for out and gone.
+// readerSession holds a writer's connections to this reader. Reader.mu guards its fields except out
+// and gone.
 type readerSession struct {
 	id     uint64
 	node   string       // the writer's name
@@ -26,8 +29,8 @@ type readerSession struct {
 	conns  []net.Conn // control first
 	closed bool
 	rdma   bool          // its one data connection is a fabricConn
-	shared *mapping      // of the writer's memory; nil until it has handed it over
-	fabric *fabricReader // nil until the ends know each other, and from when nothing that the writer writes can land any more
+	shared *mapping      // of the writer's memory; nil until the writer has sent it
+	fabric *fabricReader // nil before the endpoints are exchanged, and after the last time that a write can land
 }
 
 // serve runs one connection from its hello to its end.
@@ -53,7 +56,7 @@ func (r *Reader) serve(raw net.Conn) {
 	r.mu.Unlock()
 }
 
-// shake reads a hello and answers it; whoever does not know the epoch learns nothing.
+// shake reads a hello and answers it. A client that does not know the epoch learns nothing.
 func (r *Reader) shake(raw net.Conn) (net.Conn, *readerSession, hello, error) {
 	var h hello
 	ctx, cancel := context.WithTimeout(context.Background(), r.o.HandshakeTimeout)
@@ -98,7 +101,7 @@ func (r *Reader) shake(raw net.Conn) (net.Conn, *readerSession, hello, error) {
 	return conn, s, h, nil
 }
 
-// joinLocked adds a connection to its session, which a control connection opens.
+// joinLocked adds a connection to its session. A control connection opens the session.
 func (r *Reader) joinLocked(raw net.Conn, h hello) (*readerSession, status) {
 	s := r.sessions[h.session]
 	switch {
@@ -138,7 +141,8 @@ func (r *Reader) closeSessionLocked(s *readerSession, why error) {
 	if !errors.Is(why, io.EOF) && !errors.Is(why, ErrClosed) {
 		r.stats.SessionsLost++
 	}
-	// Closing a socket waits for the read in progress, and that read may be waiting for r.mu to ask for the fence.
+	// Closing a socket waits for the read in progress, and that read may wait for r.mu to check the
+	// fence.
 	conns, shared := s.conns, s.shared
 	r.conns.Go(func() {
 		closeAll(conns)
@@ -151,7 +155,7 @@ func (r *Reader) closeSessionLocked(s *readerSession, why error) {
 	}
 }
 
-// postLocked queues a control message; a writer that has stopped reading them loses its session.
+// postLocked queues a control message. It closes the session of a writer that does not read them.
 func (r *Reader) postLocked(s *readerSession, m control) {
 	if s.closed {
 		return
@@ -197,7 +201,7 @@ func pumpControl(conn net.Conn, out <-chan control, gone <-chan struct{}, ping, 
 	}
 }
 
-// receiveControl obeys a writer until its connection ends.
+// receiveControl handles a writer's control messages until the connection ends.
 func (r *Reader) receiveControl(s *readerSession, conn net.Conn) error {
 	buf := make([]byte, controlSize)
 	for {
@@ -207,7 +211,7 @@ func (r *Reader) receiveControl(s *readerSession, conn net.Conn) error {
 			return err
 		}
 		r.mu.Lock()
-		if s.closed { // a lease bound to it now would have nobody to fail it
+		if s.closed { // nothing would fail a lease that is bound to it now
 			r.mu.Unlock()
 			return net.ErrClosed
 		}
@@ -241,7 +245,7 @@ func (r *Reader) renewLocked(s *readerSession, m control) {
 	r.postLocked(s, control{kind: msgGone, code: goneUnknown, key: m.key})
 }
 
-// abortLocked ends a lease of this session. The acknowledgement waits for a read that is under way.
+// abortLocked ends a lease of this session. The acknowledgement waits for a read in progress.
 func (r *Reader) abortLocked(s *readerSession, m control) {
 	if r.table.Renew(r.now(), m.key, s.id, 0) {
 		r.leases[m.key].session = s

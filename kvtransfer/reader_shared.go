@@ -14,16 +14,17 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// localListeners are where writers on this host connect: for sessions, and to hand over their memory. The names are random and
-// stand in grants, but the kernel lists them to everyone on the host: what keeps others out is samePeer, the user of each connection.
+// localListeners accept writers on this host: for sessions, and to receive their memory. Their
+// names are random and part of grants, but the kernel lists them to every process on the host.
+// samePeer, which checks the user of each connection, keeps others out.
 type localListeners struct {
-	name             string // of the first; memorySuffix behind it is the other
+	name             string // of the first; the second has the suffix memorySuffix
 	sessions, memory net.Listener
 }
 
 const memorySuffix = "-memory"
 
-// listenLocal opens them where the network and the transport allow it.
+// listenLocal opens the listeners where the network and the transport allow it.
 func (r *Reader) listenLocal() error {
 	_, tcp := r.o.Network.(TCP)
 	if !tcp || r.o.Transport == OverTCP || r.o.Transport == OverRDMA {
@@ -60,7 +61,7 @@ func (l *localListeners) close() error {
 	return errors.Join(l.sessions.Close(), l.memory.Close())
 }
 
-// addrs are a grant's. Writers that know no shared memory come to the unix socket last.
+// addrs returns a grant's addresses. The unix socket is last for writers without shared memory.
 func (r *Reader) addrs() []string {
 	if r.local == nil {
 		return r.o.Advertise
@@ -72,7 +73,7 @@ func (r *Reader) addrs() []string {
 	return append(r.o.Advertise[:len(r.o.Advertise):len(r.o.Advertise)], local)
 }
 
-// serveMemory takes a writer's memory for a session that is there.
+// serveMemory receives a writer's memory for an existing session.
 func (r *Reader) serveMemory(conn net.Conn) {
 	defer func() {
 		conn.Close()
@@ -92,11 +93,12 @@ func (r *Reader) serveMemory(conn net.Conn) {
 	}
 	r.mu.Unlock()
 	if m != nil || err == nil {
-		_, _ = conn.Write(w.encode()) // a writer that does not read it has gone
+		_, _ = conn.Write(w.encode()) // the writer may have closed the connection
 	}
 }
 
-// takeMemory maps what a writer hands over and gives it to its session. A message comes back if it was one.
+// takeMemory maps a writer's memory and adds it to the session. It returns the message if it was
+// valid.
 func (r *Reader) takeMemory(conn net.Conn) (*memoryMessage, error) {
 	if err := samePeer(conn); err != nil {
 		return nil, err
@@ -132,7 +134,7 @@ func (r *Reader) takeMemory(conn net.Conn) (*memoryMessage, error) {
 	return m, nil
 }
 
-// useShared keeps a session's memory mapped until drop; nil: the session is over.
+// useShared keeps a session's memory mapped until drop; nil: the session has ended.
 func (r *Reader) useShared(s *readerSession) *mapping {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,16 +151,17 @@ func (s *mapping) drop() {
 	}
 }
 
-// ackFrames is how many frames may wait for their acknowledgement while more headers are there.
+// ackFrames bounds the frames whose acknowledgement waits while more headers are available.
 const ackFrames = 8
 
-// sharedReader receives a data connection whose frames name pages of the writer's memory. What it reads into its own pages it copies itself,
-// between the fence's beginning and end, so that no copy outlasts its lease by more than one window.
+// sharedReader receives a data connection whose frames name pages of the writer's memory. It copies
+// them itself, between the fence's begin and end, so that no copy outlasts its lease by more than
+// one window.
 type sharedReader struct {
 	*dataReader
 	m      *mapping
 	in     *bufio.Reader
-	copied []byte // acknowledgements to be written
+	copied []byte // acknowledgements to send
 }
 
 func newSharedReader(d *dataReader, m *mapping) *sharedReader {
@@ -212,9 +215,9 @@ func (d *sharedReader) copyPages() error {
 			d.page++
 		}
 		var err error
-		if d.m.torn() {
+		if d.m.revoked() {
 			d.landed, d.bad = d.landed[:0], nil
-			err = fmt.Errorf("%w: the writer gave up", net.ErrClosed)
+			err = fmt.Errorf("%w: the writer cleared its flag", net.ErrClosed)
 		}
 		d.end()
 		if err != nil {

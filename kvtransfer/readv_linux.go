@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readvReader scatters what a TCP socket holds over the window in one system call, and never waits inside a page.
+// readvReader scatters the available bytes of a TCP socket over the window in one system call. It
+// never waits in the middle of a page.
 type readvReader struct {
 	raw syscall.RawConn
 	d   *dataReader
@@ -38,7 +39,7 @@ func (c *readvReader) read(d *dataReader) error {
 	return c.err
 }
 
-// once makes one attempt; false waits until the socket has bytes and comes back, asking for the fence again.
+// once makes one attempt. False waits until the socket has bytes, and then checks the fence again.
 func (c *readvReader) once(fd uintptr) bool {
 	if !c.d.begin() {
 		return true

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Shared is memory that readers on this host can map to copy pages out of it. It is one sealed memory file: no other process can
-// write to it, shrink it under a reader, or map it writable.
+// Shared is memory that readers on this host can map, to copy pages out of it. It is one sealed
+// memory file: no other process can write to it, shrink it, or map it writable.
 type Shared struct {
 	file  *os.File
 	size  int64
 	parts []sharedPart
-	err   error // sealed
+	err   error // set once sealed
 }
 
 // sharedPart is one mapping of the file.
@@ -25,7 +25,7 @@ type sharedPart struct {
 	mem []byte
 }
 
-// NewShared returns an empty memory file. Maps follow, then a Writer seals it.
+// NewShared returns an empty memory file. Calls of Map follow, then a Writer seals it.
 func NewShared() (*Shared, error) {
 	fd, err := unix.MemfdCreate("tandem-kv", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -34,7 +34,8 @@ func NewShared() (*Shared, error) {
 	return &Shared{file: os.NewFile(uintptr(fd), "tandem-kv")}, nil
 }
 
-// Map returns n more zeroed bytes of the file, aligned to a page of the system; each costs memory when it is first touched.
+// Map adds n zeroed bytes to the file and returns them, aligned to a system page. The kernel
+// allocates each page at its first access.
 func (s *Shared) Map(n int) ([]byte, error) {
 	if s.err != nil {
 		return nil, fmt.Errorf("%w: mapping %d bytes: %w", ErrArguments, n, s.err)
@@ -58,7 +59,7 @@ func (s *Shared) Map(n int) ([]byte, error) {
 	return b[:n:n], nil
 }
 
-// seal makes the file what readers demand of it. Parts mapped before stay writable here.
+// seal seals the file as readers require. Parts that are already mapped stay writable here.
 func (s *Shared) seal() error {
 	if s.err != nil {
 		return nil
@@ -68,13 +69,13 @@ func (s *Shared) seal() error {
 	return err
 }
 
-// sharedSeals are those without which a reader could be killed by its own mapping.
+// sharedSeals are the required seals: without them a reader could crash when it reads its mapping.
 const sharedSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 
-// File is the memory file, which another process of this node may map before a Writer seals it.
+// File returns the memory file. Another process of this node may map it before a Writer seals it.
 func (s *Shared) File() *os.File { return s.file }
 
-// Place finds memory in the file.
+// Place returns the offset of memory in the file.
 func (s *Shared) Place(b []byte) (int64, bool) {
 	for _, p := range s.parts {
 		base, at := uintptr(unsafe.Pointer(&p.mem[0])), uintptr(unsafe.Pointer(&b[0]))
@@ -85,12 +86,12 @@ func (s *Shared) Place(b []byte) (int64, bool) {
 	return 0, false
 }
 
-// readOnly opens the file anew, for others.
+// readOnly opens the file a second time, for other processes.
 func (s *Shared) readOnly() (*os.File, error) {
 	return os.Open(fmt.Sprintf("/proc/self/fd/%d", s.file.Fd()))
 }
 
-// Close unmaps the memory, which nobody here may use any more; readers keep what they have mapped.
+// Close unmaps the memory, which must no longer be in use here. Readers keep their mappings.
 func (s *Shared) Close() error {
 	errs := []error{s.file.Close()}
 	for _, p := range s.parts {
@@ -100,9 +101,10 @@ func (s *Shared) Close() error {
 	return errors.Join(errs...)
 }
 
-// flag is a word that a writer shares with one reader: as long as it is up, what the reader copied of the writer's pages is what
-// the writer meant to send. A writer that gives up on a reader takes it down before its pages get other contents, so that a reader that
-// was frozen in between throws away what it copied.
+// flag is a word that a writer shares with one reader. While it is set, the reader's copies of the
+// writer's pages are what the writer meant to send. A writer that gives up on a reader clears it
+// before its pages get other contents, so that a reader that was suspended in between discards its
+// copies.
 type flag struct {
 	*Shared
 	word *atomic.Uint32
@@ -125,25 +127,26 @@ func newFlag() (*flag, error) {
 	return f, nil
 }
 
-// close takes the flag down, which a writer does before it lets go of pages that a reader may be copying. Readers keep what they have mapped.
+// close clears the flag. A writer does so before it releases pages that a reader may be copying.
+// Readers keep their mappings.
 func (f *flag) close() {
 	if f != nil {
 		f.word.Store(0)
-		_ = f.Shared.Close() // it was mapped whole
+		_ = f.Shared.Close() // unmaps exactly what was mapped
 	}
 }
 
-// mapping is a writer's memory as a reader sees it, read-only.
+// mapping is a reader's read-only mapping of a writer's memory.
 type mapping struct {
 	regions [][]byte // [region] pages × page bytes
 	nPages  int
 	all     [][]byte       // to unmap
 	word    *atomic.Uint32 // the writer's flag
-	fence   atomic.Uint32  // see torn
+	fence   atomic.Uint32  // see revoked
 	users   atomic.Int32
 }
 
-// mapShared maps what a writer handed over, if it is whole and sealed. The files are closed.
+// mapShared maps a writer's memory if it has the announced size and is sealed. It closes the files.
 func mapShared(l Layout, m *memoryMessage, files []*os.File) (_ *mapping, err error) {
 	s := &mapping{nPages: m.nPages}
 	defer func() {
@@ -189,20 +192,20 @@ func mapShared(l Layout, m *memoryMessage, files []*os.File) (_ *mapping, err er
 	return s, nil
 }
 
-// torn says that what was copied before may not be what the writer sent.
-func (s *mapping) torn() bool {
-	s.fence.Add(1) // the copy's loads come before it, and the load below after it
+// revoked reports whether the writer has cleared its flag. Then earlier copies may be invalid.
+func (s *mapping) revoked() bool {
+	s.fence.Add(1) // orders the copy's loads before the load below
 	return s.word.Load() == 0
 }
 
-// page is one of the writer's pages.
+// page returns one of the writer's pages.
 func (s *mapping) page(l Layout, region, page int) []byte {
 	return s.regions[region][page*l.PageBytes:][:l.PageBytes]
 }
 
 func (s *mapping) unmap() {
 	for _, b := range s.all {
-		_ = unix.Munmap(b) // it was mapped whole
+		_ = unix.Munmap(b) // exactly what was mapped
 	}
 	s.all = nil
 }

@@ -9,24 +9,24 @@ import (
 	"sync/atomic"
 )
 
-// Shared needs Linux.
+// Shared requires Linux.
 type Shared struct{}
 
 var errShared = errors.New("kvtransfer: shared memory needs Linux")
 
-// NewShared returns an error here.
+// NewShared returns an error: shared memory requires Linux.
 func NewShared() (*Shared, error) { return nil, errShared }
 
-// Map returns an error here.
+// Map returns an error.
 func (*Shared) Map(int) ([]byte, error) { return nil, errShared }
 
-// File is nil here.
+// File returns nil.
 func (*Shared) File() *os.File { return nil }
 
-// Place finds nothing here.
+// Place returns false.
 func (*Shared) Place([]byte) (int64, bool) { return 0, false }
 
-// Close does nothing here.
+// Close does nothing.
 func (*Shared) Close() error { return nil }
 
 func (*Shared) seal() error                 { return errShared }
@@ -48,7 +48,7 @@ type mapping struct {
 
 func mapShared(Layout, *memoryMessage, []*os.File) (*mapping, error) { return nil, errShared }
 
-func (*mapping) torn() bool                   { return true }
+func (*mapping) revoked() bool                { return true }
 func (*mapping) page(Layout, int, int) []byte { return nil }
 func (*mapping) unmap()                       {}
 

@@ -9,8 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setBuffer gives a connection's socket a buffer of so many bytes, which then stays as it is. A kernel that grants less (net.core.rmem_max and
-// wmem_max) goes on sizing it by itself, which reaches further.
+// setBuffer sets the size of a socket's buffer, which the kernel then no longer changes. If the
+// kernel would grant less (net.core.rmem_max, wmem_max), the socket keeps the kernel's own sizing,
+// which grows further.
 func setBuffer(t *net.TCPConn, option, bytes int) error {
 	raw, err := t.SyscallConn()
 	if err != nil {
@@ -32,13 +33,13 @@ func setBufferOf(fd, option, bytes int) error {
 		return err
 	}
 	got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, option)
-	if err != nil || got >= 2*bytes { // the kernel counts its own costs too
+	if err != nil || got >= 2*bytes { // the kernel adds its own overhead
 		return err
 	}
 	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0)
 }
 
-// setCongestion gives a TCP connection another congestion control than the kernel's default; it does nothing to other connections.
+// setCongestion sets the congestion control of a TCP connection; it ignores other connections.
 func setCongestion(c net.Conn, name string) error {
 	t, ok := c.(*net.TCPConn)
 	if !ok || name == "" {
@@ -57,7 +58,7 @@ func setCongestion(c net.Conn, name string) error {
 	return nil
 }
 
-// CheckCongestionControl says whether this process may choose a congestion control.
+// CheckCongestionControl returns an error if this process may not use a congestion control.
 func CheckCongestionControl(name string) error {
 	if name == "" {
 		return nil
@@ -74,6 +75,6 @@ func CheckCongestionControl(name string) error {
 }
 
 func congestionError(name string, err error) error {
-	has, _ := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control") // a kernel that does not tell has none to name
+	has, _ := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control") // empty if it cannot be read
 	return fmt.Errorf("%w: TCP congestion control %q: %w; this kernel has %s", ErrArguments, name, err, strings.TrimSpace(string(has)))
 }

@@ -21,7 +21,7 @@ func setBuffer(t *net.TCPConn, option, bytes int) error {
 
 func setCongestion(net.Conn, string) error { return nil }
 
-// CheckCongestionControl says whether this process may choose a congestion control.
+// CheckCongestionControl returns an error: only Linux lets a process choose a congestion control.
 func CheckCongestionControl(name string) error {
 	if name != "" {
 		return fmt.Errorf("%w: TCP congestion control %q: it can be chosen on Linux only", ErrArguments, name)

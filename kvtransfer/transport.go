@@ -5,20 +5,21 @@ import (
 	"strings"
 )
 
-// Transport says how pages may travel. A session has one: its data connections carry the pages behind their headers, or, between
-// processes of one host, the headers alone, and the reader copies the pages out of the writer's memory, which it maps read-only; then the reader alone
-// writes to its memory. Or, by RDMA, the headers alone, and the writer writes to the reader's memory by itself, while it is permitted to. Leases,
-// checksums and the control connection are the same.
+// Transport is the way that pages travel. A session has one. Over its data connections, pages
+// follow their headers. Between processes of one host, only headers are sent, and the reader copies
+// the pages from the writer's memory, which it maps read-only; only the reader writes to its
+// memory. With RDMA, only headers are sent, and the writer writes to the reader's memory while it
+// has a permit. Leases, checksums and the control connection are the same.
 type Transport string
 
 const (
-	Auto       Transport = "auto" // the fastest that both ends have
+	Auto       Transport = "auto" // the fastest that both ends support
 	OverTCP    Transport = "tcp"
 	OverShared Transport = "shm"
-	OverRDMA   Transport = "rdma" // into the reader's memory, by libfabric; over TCP to a peer that has none of the same kind
+	OverRDMA   Transport = "rdma" // to the reader's memory, by libfabric; falls back to TCP if the peer lacks the same provider
 )
 
-// Transports are all of them.
+// Transports lists all transports.
 var Transports = []Transport{Auto, OverTCP, OverShared, OverRDMA}
 
 // ParseTransport reads a transport's name; empty is Auto.

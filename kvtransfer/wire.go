@@ -10,10 +10,11 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// Version is the protocol this package speaks. The hello and the grant carry it; an end that does not speak the peer's says so and closes.
+// Version is the protocol version. The hello and the grant carry it. An end that does not support
+// the peer's version reports its own and closes.
 const Version = 1
 
-// Magics open every message, so that a stranger's bytes or a lost frame boundary are recognised at once.
+// Magics start every message, so that foreign bytes or a lost frame boundary are detected at once.
 const (
 	magicHello   = 0x48564b54 // "TKVH"
 	magicWelcome = 0x57564b54 // "TKVW"
@@ -25,8 +26,8 @@ const (
 	magicFabric  = 0x42564b54 // "TKVB"
 )
 
-// maxBatch is the most pages behind one frame header. Larger batches measure the same; 16 pages of 32 KiB stay in a core's L2 between
-// checksum and copy.
+// maxBatch bounds the pages of one frame. Larger batches measure the same; 16 pages of 32 KiB stay
+// in a core's L2 between checksum and copy.
 const maxBatch = 16
 
 const (
@@ -35,30 +36,30 @@ const (
 	welcomeSize = 4 + 4 + 8 + 16 + nameSize + 4     // magic, version+status+0+0, epoch, layout, node, crc
 	controlSize = 4 + 4 + 16 + 8 + nameSize + 4     // magic, type+code+0+0, lease key, value, text, crc
 	frameSize   = 4 + 4 + 16 + maxBatch*8 + 4       // magic, region u16 + count u16, lease key, {index, crc}…, crc
-	sharedSize  = frameSize + maxBatch*4 + 8        // on a sharedConn or fabricConn: the same with {source page u32}…, number u64 behind {index, crc}…
+	sharedSize  = frameSize + maxBatch*4 + 8        // on a sharedConn or fabricConn: with {source page u32}…, number u64 after {index, crc}…
 	memoryFixed = 4 + 4 + 8 + 8 + 4 + 4             // magic, 0, session, epoch, pages, regions; then regions × offset u64, crc
-	copiedSize  = 4 + 8                             // magic, number of a frame that has been copied, or whose pages have all landed
-	fabricFixed = 4 + 4 + 8 + nameSize + nameSize   // magic, status + flags + regions u16, place, provider, endpoint; then regions × {at u64, key u64}, crc
+	copiedSize  = 4 + 8                             // magic, number of a frame whose pages have all been copied or have landed
+	fabricFixed = 4 + 4 + 8 + nameSize + nameSize   // magic, status+flags+regions u16, place, provider, endpoint; regions × {at u64, key u64}, crc
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// connKind is what a connection of a session carries.
+// connKind is the purpose of a session's connection.
 type connKind uint8
 
 const (
 	controlConn connKind = 1 // control messages both ways
 	dataConn    connKind = 2 // frames and pages, writer to reader
-	sharedConn  connKind = 3 // frames, whose pages the reader copies out of the writer's memory; back: which have been copied
-	fabricConn  connKind = 4 // both ends' fabricMessage; then frames, whose pages the writer writes by itself; back: which have landed
+	sharedConn  connKind = 3 // frames, whose pages the reader copies from the writer's memory; back: the copied frames
+	fabricConn  connKind = 4 // fabricMessage of both ends; frames, whose pages the writer writes by RDMA; back: the landed
 )
 
-// hello opens every connection.
+// hello is the first message of every connection.
 type hello struct {
 	version uint8
 	kind    connKind
-	session uint64 // drawn by the writer; ties the connections of a session together
-	epoch   uint64 // of the reader, from the grant: a stranger does not know it and a restarted reader has another
+	session uint64 // random, drawn by the writer; groups the connections of a session
+	epoch   uint64 // of the reader, from the grant: unknown to other clients, and different after a restart
 	layout  Layout // the writer's
 	node    string // the writer's name
 }
@@ -84,13 +85,13 @@ func (s status) String() string {
 	return fmt.Sprintf("status %d", uint8(s))
 }
 
-// welcome answers a hello; the connection is closed behind any status but welcomeOK.
+// welcome answers a hello. The reader closes the connection after any status but welcomeOK.
 type welcome struct {
 	version uint8
 	status  status
-	epoch   uint64 // the reader's; zero unless the hello knew it
-	layout  Layout // the reader's; zero likewise
-	node    string // the reader's name; empty likewise
+	epoch   uint64 // the reader's; zero if the hello's was wrong
+	layout  Layout // the reader's; zero if the hello's epoch was wrong
+	node    string // the reader's name; empty if the hello's epoch was wrong
 }
 
 // msgType is the type of a control message.
@@ -98,18 +99,18 @@ type msgType uint8
 
 const (
 	msgRenew   msgType = 1 + iota // writer: value = progress
-	msgAbort                      // writer: text = why
+	msgAbort                      // writer: text = reason
 	msgPing                       // writer
 	msgDone                       // reader: every piece landed and matched
-	msgGone                       // reader: the lease is not live; code and text say why
+	msgGone                       // reader: the lease is not live; code and text give the reason
 	msgAborted                    // reader: nothing of the aborted lease lands any more
 	msgPong                       // reader
-	msgPermit                     // reader, fabric only: the lease's pages may be written; value = key of region 0, or 0: those of the session
-	msgFenced                     // writer, fabric only: none of its writes to the lease's pages is under way any more, nor will be
+	msgPermit                     // reader, fabric only: the writer may write; value = key of region 0, 0: the session's keys
+	msgFenced                     // writer, fabric only: none of its writes to the lease's pages is in flight, nor will be
 	msgEnd
 )
 
-// goneCode says why a lease is not live.
+// goneCode is the reason why a lease is not live.
 type goneCode uint8
 
 const (
@@ -137,19 +138,19 @@ type frame struct {
 	key    lease.Key
 	region uint32
 	count  int  // pages that follow
-	loose  bool // crc says nothing; only for readers whose grant allows it
+	loose  bool // without checksums; only for readers whose grant allows it
 	index  [maxBatch]uint32
 	crc    [maxBatch]uint32 // CRC32C of each page
-	src    [maxBatch]uint32 // page of the writer, on a sharedConn
-	number uint64           // on a sharedConn or fabricConn: of the frame, never twice; the low half of a fabricConn's comes with each page
+	src    [maxBatch]uint32 // source page, on a sharedConn
+	number uint64           // on a sharedConn or fabricConn: unique; each write on a fabricConn carries the low half
 }
 
-// frameLoose is the bit of the count that says so.
+// frameLoose is the bit of the count for frame.loose.
 const frameLoose = 1 << 15
 
 var le = binary.LittleEndian
 
-// seal writes the CRC of all but the last four bytes into them.
+// seal stores the CRC of all but the last four bytes in them.
 func seal(b []byte) {
 	le.PutUint32(b[len(b)-4:], crc32.Checksum(b[:len(b)-4], castagnoli))
 }
@@ -165,7 +166,7 @@ func unseal(b []byte, magic uint32, what string) error {
 	return nil
 }
 
-// putName writes s, cut to maxName bytes, into a field of nameSize bytes.
+// putName writes s, truncated to maxName bytes, into a field of nameSize bytes.
 func putName(b []byte, s string) {
 	b[0] = byte(copy(b[1:nameSize], s[:min(len(s), maxName)]))
 }
@@ -261,7 +262,7 @@ func (c *control) decode(b []byte) error {
 	return nil
 }
 
-// encode writes the form that b has room for: frameSize bytes, or sharedSize.
+// encode writes the form that fits b: frameSize bytes, or sharedSize.
 func (f *frame) encode(b []byte) {
 	clear(b)
 	le.PutUint32(b, magicFrame)
@@ -306,7 +307,8 @@ func (f *frame) decode(b []byte) error {
 	return nil
 }
 
-// memoryMessage hands a writer's memory to a reader on its host. Two files come with it: the memory, and the flag of the session.
+// memoryMessage sends a writer's memory to a reader on its host. Two files are attached: the
+// memory, and the session's flag.
 type memoryMessage struct {
 	session uint64
 	epoch   uint64 // the reader's
@@ -328,7 +330,7 @@ func (m *memoryMessage) encode() []byte {
 	return b
 }
 
-// decode reads a message for a reader of so many regions.
+// decode decodes a message for a reader with the given number of regions.
 func (m *memoryMessage) decode(b []byte, regions int) error {
 	if len(b) != memorySize(regions) {
 		return fmt.Errorf("%w: memory message of %d bytes", ErrProtocol, len(b))
@@ -346,14 +348,14 @@ func (m *memoryMessage) decode(b []byte, regions int) error {
 	return nil
 }
 
-// fabricMessage tells what the other end needs in order to write, or to be written to.
+// fabricMessage describes an endpoint to its peer and, from the reader, the memory to write to.
 type fabricMessage struct {
 	refused  bool
-	fixed    bool            // the targets' keys are the session's; else each permit brings its own
-	place    uint64          // of providers that reach only so far
-	provider string          // its whole name
+	fixed    bool            // the targets' keys are the session's; otherwise each permit has its own
+	place    uint64          // of providers with a limited reach: equal on ends that can connect
+	provider string          // full name
 	endpoint string          // its name
-	targets  []fabric.Target // [region]; the reader's alone
+	targets  []fabric.Target // [region]; from the reader only
 }
 
 func (m *fabricMessage) encode() []byte {
@@ -377,7 +379,7 @@ func (m *fabricMessage) encode() []byte {
 	return b
 }
 
-// decode reads a message with so many targets.
+// decode decodes a message with the given number of targets.
 func (m *fabricMessage) decode(b []byte, targets int) error {
 	if len(b) != fabricSize(targets) {
 		return fmt.Errorf("%w: fabric message of %d bytes", ErrProtocol, len(b))

@@ -11,31 +11,33 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
-// WriterOptions configure a Writer. Zero bounds take the defaults that stand beside them.
+// WriterOptions configure a Writer. A zero bound is replaced by its default, which its comment
+// gives.
 type WriterOptions struct {
 	Node      string         // this node's name in messages
 	Layout    Layout         // must equal each reader's
-	Memory    Memory         // where pages come from
-	Shared    *Shared        // where all of Memory lies, so that readers on this host can map it; nil: they cannot
-	Transport Transport      // Auto: readers on this host copy out of Shared
+	Memory    Memory         // source of pages
+	Shared    *Shared        // contains all of Memory, so that readers on this host can map it; nil: not shared
+	Transport Transport      // Auto: readers on this host copy from Shared
 	Network   Network        // nil: TCP
-	Fabric    *fabric.Device // for OverRDMA: writes through it; nil: it cannot. It outlives the Writer
-	Device    DeviceMemory   // of Memory: Fabric reads pages there instead; nil: it does not
-	Unchecked bool           // leave out checksums where a reader takes that
-	TLS       *tls.Config    // for readers that want TLS; its ServerName may be empty, then it is the dialed host
+	Fabric    *fabric.Device // for OverRDMA; nil: no RDMA. It outlives the Writer
+	Device    DeviceMemory   // GPU memory of Memory, which Fabric reads instead; nil: host memory
+	Unchecked bool           // omit checksums if the reader accepts that
+	TLS       *tls.Config    // for readers that require TLS; an empty ServerName means the dialed host
 
-	// CongestionControl is TCP's, by the kernel's name; empty: the kernel's default. Over links that lose packets far away, bbr moves eighty times as much as cubic (bench/results/links.md).
+	// CongestionControl is TCP's, by the kernel's name; empty: the kernel's default. On long links
+	// with packet loss, bbr is eighty times as fast as cubic (bench/results/links.md).
 	CongestionControl string
 
 	Connections  int           // 2 data connections per reader: one does not fill a fast link, four measured slower
-	MaxPushes    int           // 1024 open at a time; Open says ErrBusy beyond
+	MaxPushes    int           // 1024 open at a time; beyond, Open returns ErrBusy
 	DialAttempts int           // 2 for each Open: a reader that refuses twice is down
 	DialTimeout  time.Duration // 5 s for connecting, TLS and hello at one address
 	PeerTimeout  time.Duration // 10 s of silence, or of not reading, on a control connection: five pings
 	FrameTimeout time.Duration // 30 s for writing one frame: 0.5 MiB at 140 kbit/s
-	AckTimeout   time.Duration // 5 s for the acknowledgement of an abort; then the session is closed, which is as good
+	AckTimeout   time.Duration // 5 s for the acknowledgement of an abort; then the session is closed, which has the same effect
 	IdleTimeout  time.Duration // 5 min without a push closes a session
-	SocketBuffer int           // 4 MiB send buffer; <0 leaves it to the kernel
+	SocketBuffer int           // 4 MiB send buffer; <0: the kernel's sizing
 }
 
 func (o *WriterOptions) setDefaults() {
@@ -61,8 +63,8 @@ type Writer struct {
 	o       WriterOptions
 	mem     *regions
 	loops   sync.WaitGroup
-	from    []fabric.Memory         // [region] what RDMA reads: Memory, or Device
-	sources []*fabric.Source        // [region] of that; nil: no RDMA
+	from    []fabric.Memory         // [region] source of RDMA: Memory, or Device
+	sources []*fabric.Source        // [region] registrations of from; nil: no RDMA
 	wrap    func(endpoint) endpoint // tests: faults
 	ctx     context.Context         // ends with Close
 	stop    context.CancelFunc
@@ -74,7 +76,7 @@ type Writer struct {
 	stats    WriterStats
 }
 
-// NewWriter registers memory. It connects to nobody before the first Open.
+// NewWriter registers memory. It does not connect before the first Open.
 func NewWriter(o WriterOptions) (*Writer, error) {
 	o.setDefaults()
 	mem, err := register(o.Layout, o.Memory)
@@ -111,8 +113,8 @@ func NewWriter(o WriterOptions) (*Writer, error) {
 	return w, nil
 }
 
-// Open starts a push under a grant, connecting to its reader if no session is there. The reader may still refuse the lease;
-// that ends the push later. The owner must call Wait or Abort.
+// Open starts a push under a grant. It connects to the grant's reader if there is no session. The
+// reader may still refuse the lease, which ends the push later. The owner must call Wait or Abort.
 func (w *Writer) Open(ctx context.Context, wire []byte, o PushOptions) (*Push, error) {
 	g, err := decodeGrant(wire)
 	if err != nil {
@@ -132,7 +134,7 @@ func (w *Writer) Open(ctx context.Context, wire []byte, o PushOptions) (*Push, e
 				return p, nil
 			}
 		}
-		// A pooled session that has just died costs no attempt of dialing.
+		// A pooled session that has just failed does not count as an attempt.
 		tried := fresh && attempt >= w.o.DialAttempts || attempt > w.o.DialAttempts
 		if tried || ctx.Err() != nil || w.ctx.Err() != nil || isFinal(err) {
 			return nil, fmt.Errorf("kvtransfer: opening lease %v of %q at %q: %w", g.key, g.node, g.addrs, err)
@@ -143,7 +145,7 @@ func (w *Writer) Open(ctx context.Context, wire []byte, o PushOptions) (*Push, e
 	}
 }
 
-// isFinal says that dialing again will not help.
+// isFinal reports whether another attempt to dial would fail in the same way.
 func isFinal(err error) bool {
 	for _, e := range []error{ErrLayout, ErrVersion, ErrRefused, ErrBusy, ErrArguments} {
 		if errors.Is(err, e) {
@@ -153,7 +155,8 @@ func isFinal(err error) bool {
 	return false
 }
 
-// session returns the session with the grant's reader, dialing it if needed; fresh says that this call waited for a dial.
+// session returns the session with the grant's reader, and dials it if needed. fresh reports that
+// this call waited for a dial.
 func (w *Writer) session(ctx context.Context, g *grant) (session *writerSession, fresh bool, err error) {
 	w.mu.Lock()
 	if w.closed {
@@ -183,7 +186,7 @@ func (w *Writer) session(ctx context.Context, g *grant) (session *writerSession,
 	}
 }
 
-// forget takes a dead session out of the pool.
+// forget removes a dead session from the pool.
 func (w *Writer) forget(s *writerSession, lost bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -195,7 +198,8 @@ func (w *Writer) forget(s *writerSession, lost bool) {
 	}
 }
 
-// Close fails open pushes with ErrClosed and closes every session; it returns when none of the source pages is read any more.
+// Close fails open pushes with ErrClosed and closes every session. It returns when no source page
+// is read any more.
 func (w *Writer) Close() error {
 	w.stop()
 	w.mu.Lock()
@@ -208,7 +212,7 @@ func (w *Writer) Close() error {
 	return w.closeFabric()
 }
 
-// pool returns the sessions there are now.
+// pool returns the current sessions.
 func (w *Writer) pool() []*writerSession {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -219,7 +223,7 @@ func (w *Writer) pool() []*writerSession {
 	return sessions
 }
 
-// Check verifies the conservation laws of pushes and sessions.
+// Check checks the conservation laws of pushes and sessions.
 func (w *Writer) Check() error {
 	for _, s := range w.pool() {
 		if err := s.check(); err != nil {
@@ -243,7 +247,7 @@ func (w *Writer) Stats() WriterStats {
 	return s
 }
 
-// reserve takes one of MaxPushes.
+// reserve counts a push against MaxPushes.
 func (w *Writer) reserve() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -255,7 +259,7 @@ func (w *Writer) reserve() error {
 	return nil
 }
 
-// finished gives it back.
+// finished ends a reserve.
 func (w *Writer) finished(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -267,7 +271,7 @@ func (w *Writer) finished(err error) {
 	}
 }
 
-// count changes the statistics.
+// count updates the statistics.
 func (w *Writer) count(f func(*WriterStats)) {
 	w.mu.Lock()
 	f(&w.stats)

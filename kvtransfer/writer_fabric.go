@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
-// openFabric registers the memory to write from, once for all readers.
+// openFabric registers the source memory, once for all readers.
 func (w *Writer) openFabric() error {
 	if w.o.Fabric == nil || w.o.Transport != OverRDMA {
 		return nil
@@ -42,21 +42,22 @@ func (w *Writer) closeFabric() error {
 type writerFabric struct {
 	end     endpoint
 	targets []fabric.Target // [region]
-	fixed   bool            // their keys are the session's
-	wake    chan struct{}   // there is work for the sender
-	events  []fabric.Event  // the sender's
+	fixed   bool            // the targets' keys are the session's
+	wake    chan struct{}   // the sender has work
+	events  []fabric.Event  // buffer of the sender
 
 	mu     sync.Mutex
 	frames map[uint64]*outgoing // by number
-	writes int                  // of theirs that are not over here
-	oldest uint64               // no frame before it is there
+	writes int                  // writes of frames that have not completed locally
+	oldest uint64               // no frame before it is in frames
 }
 
-// outgoing is a frame whose pages the provider may still read, or that its reader has not acknowledged.
+// outgoing is a frame whose pages the provider may still read, or that the reader has not
+// acknowledged.
 type outgoing struct {
 	batch
-	left  int  // writes that are not over here
-	acked bool // all have landed there
+	left  int  // writes that have not completed locally
+	acked bool // all have landed at the reader
 }
 
 func (f *writerFabric) close() error {
@@ -66,7 +67,7 @@ func (f *writerFabric) close() error {
 	return f.end.Close()
 }
 
-// meet exchanges endpoints with the reader, over a connection that has said hello.
+// meet exchanges endpoints with the reader, on a connection after its hello.
 func (s *writerSession) meet(ctx context.Context, conn net.Conn) (_ *writerFabric, err error) {
 	unhook := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	defer unhook()
@@ -108,7 +109,7 @@ func (s *writerSession) meet(ctx context.Context, conn net.Conn) (_ *writerFabri
 	return f, nil
 }
 
-// permitLocked lets a push's pieces go.
+// permitLocked starts sending a push's pieces.
 func (s *writerSession) permitLocked(p *Push, key uint64) {
 	if p.ended || p.permitted {
 		return
@@ -121,11 +122,12 @@ func (s *writerSession) permitLocked(p *Push, key uint64) {
 	}
 }
 
-// headersAtOnce is how many frames' headers leave in one write, where as many batches wait.
+// headersAtOnce bounds the frames whose headers one write sends, if that many batches wait.
 const headersAtOnce = 4
 
-// sendFabric writes batches to the reader's memory until the session ends, with the headers on the data connection. A batch's pages are read
-// until the provider has said so of each, and the reader that all have landed.
+// sendFabric writes batches to the reader's memory until the session ends, and their headers to the
+// data connection. A batch's pages are read until the provider has completed each write and the
+// reader has acknowledged all.
 func (s *writerSession) sendFabric(conn net.Conn) error {
 	f := s.rdma
 	var acks sync.WaitGroup
@@ -135,17 +137,18 @@ func (s *writerSession) sendFabric(conn net.Conn) error {
 	}
 	acks.Wait() // the session has ended, and its connections are closed
 	err := f.close()
-	for _, o := range f.frames { // nothing reads their pages any more
+	for _, o := range f.frames { // their pages are no longer read
 		s.sent(o.batch, net.ErrClosed)
 	}
 	return err
 }
 
-// writeFabric starts writes and takes their completions, in one goroutine: what is handed from one to another costs more than a write. It sleeps while nothing
-// is on its way, and for ever longer while what is needs nothing of it.
+// writeFabric starts writes and handles their completions in one goroutine, because passing a write
+// to another goroutine costs more than the write. It sleeps while nothing is in flight, and backs
+// off while frames in flight need no progress from it.
 func (s *writerSession) writeFabric(conn net.Conn, f *writerFabric) error {
 	headers, most := make([]byte, headersAtOnce*sharedSize), make([]batch, headersAtOnce)
-	nap := newNap()
+	wait := newBackoff()
 	for number := uint64(0); ; {
 		room := min(headersAtOnce, f.room(number))
 		s.mu.Lock()
@@ -160,25 +163,25 @@ func (s *writerSession) writeFabric(conn net.Conn, f *writerFabric) error {
 				return err
 			}
 			number += uint64(len(batches))
-			nap.over()
+			wait.reset()
 			if _, err := s.poll(f, 1); err != nil {
 				return err
 			}
 			continue
 		}
-		flying, writes := f.flying()
-		looks := 1
+		inFlight, writes := f.inFlight()
+		spins := 1
 		if writes {
-			looks = nap.looks()
+			spins = wait.spins()
 		}
-		if n, err := s.poll(f, looks); err != nil {
+		if n, err := s.poll(f, spins); err != nil {
 			return err
 		} else if n > 0 {
-			nap.over()
-		} else if flying {
-			nap.sleep(f.wake, s.gone)
+			wait.reset()
+		} else if inFlight {
+			wait.sleep(f.wake, s.gone)
 		} else {
-			nap.wait(f.wake, s.gone)
+			wait.wait(f.wake, s.gone)
 		}
 	}
 }
@@ -203,14 +206,14 @@ func (s *writerSession) startFrames(conn net.Conn, f *writerFabric, number uint6
 	return nil
 }
 
-// rouse wakes the sender: there is work, or room.
+// rouse wakes the sender: it has work, or there is room for more.
 func (f *writerFabric) rouse() {
 	if f != nil {
 		signal(f.wake)
 	}
 }
 
-// room is how many frames may be started from number on, so that the reader knows what can come.
+// room returns how many frames may be started from number on without exceeding the reader's window.
 func (f *writerFabric) room(number uint64) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -220,7 +223,7 @@ func (f *writerFabric) room(number uint64) int {
 	return int(f.oldest + maxUncopied - number)
 }
 
-// add notes frames that are about to be started.
+// add records frames that are about to be started.
 func (f *writerFabric) add(number uint64, batches []batch) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -230,14 +233,16 @@ func (f *writerFabric) add(number uint64, batches []batch) {
 	}
 }
 
-// flying says whether frames are on their way, and whether writes of them are not over here.
-func (f *writerFabric) flying() (frames, writes bool) {
+// inFlight reports whether frames are unacknowledged, and whether some of their writes have not
+// completed locally.
+func (f *writerFabric) inFlight() (frames, writes bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.frames) > 0, f.writes > 0
 }
 
-// over notes that a write is over here, or that all of a frame have landed there; the batch comes back when both are so.
+// over records that a write has completed locally or, with acked, that all of a frame have landed.
+// It returns the batch when both are true.
 func (f *writerFabric) over(number uint64, acked bool) (b batch, done bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -274,9 +279,9 @@ func (s *writerSession) post(f *writerFabric, number uint64, b batch) error {
 	return s.start(f, number, all[:len(b.pages)])
 }
 
-// start starts writes, as soon as there is room for them.
+// start starts writes as soon as there is room for them.
 func (s *writerSession) start(f *writerFabric, number uint64, rest []fabric.Write) error {
-	nap := newNap()
+	wait := newBackoff()
 	for began := time.Now(); ; {
 		n, err := f.end.Write(rest, number, uint32(number))
 		if err != nil {
@@ -285,12 +290,12 @@ func (s *writerSession) start(f *writerFabric, number uint64, rest []fabric.Writ
 		if rest = rest[n:]; len(rest) == 0 {
 			return nil
 		}
-		took, err := s.poll(f, nap.looks())
+		took, err := s.poll(f, wait.spins())
 		if err != nil {
 			return err
 		}
 		if took > 0 || n > 0 {
-			nap.over()
+			wait.reset()
 			continue
 		}
 		select {
@@ -298,15 +303,15 @@ func (s *writerSession) start(f *writerFabric, number uint64, rest []fabric.Writ
 			return net.ErrClosed
 		default:
 		}
-		if nap.sleep(nil, s.gone); time.Since(began) > s.w.o.FrameTimeout {
+		if wait.sleep(nil, s.gone); time.Since(began) > s.w.o.FrameTimeout {
 			return fmt.Errorf("%w: %d writes could not be started", ErrTimeout, len(rest))
 		}
 	}
 }
 
-// poll takes completions, and looks so often for some.
-func (s *writerSession) poll(f *writerFabric, looks int) (n int, err error) {
-	n, err = f.end.Poll(f.events, looks)
+// poll handles completions, and polls at most spins times without one.
+func (s *writerSession) poll(f *writerFabric, spins int) (n int, err error) {
+	n, err = f.end.Poll(f.events, spins)
 	for _, e := range f.events[:n] {
 		if e.Kind == fabric.Written {
 			if b, done := f.over(e.Token, false); done {
@@ -317,7 +322,7 @@ func (s *writerSession) poll(f *writerFabric, looks int) (n int, err error) {
 	return n, err
 }
 
-// receiveLanded takes the reader's word for which frames have landed.
+// receiveLanded reads the reader's acknowledgements of landed frames.
 func (s *writerSession) receiveLanded(conn net.Conn, f *writerFabric) error {
 	in, b := bufio.NewReaderSize(conn, maxUncopied*copiedSize), make([]byte, copiedSize)
 	for {

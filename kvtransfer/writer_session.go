@@ -14,15 +14,16 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/lease"
 )
 
-// writerSession is a writer's connections to one reader process. Lock order: writerSession.mu, then Writer.mu.
+// writerSession holds a writer's connections to one reader process. Lock order: writerSession.mu,
+// then Writer.mu.
 type writerSession struct {
 	w      *Writer
-	id     uint64 // of the connections being made; a new one for each address tried
+	id     uint64 // sent in hellos; a new one for each address tried
 	epoch  uint64 // the reader's
 	node   string // the reader's name
-	host   string // of its first address, whichever the session uses: what its certificate is to name
+	host   string // of its first address, whichever the session uses: the name to verify in its certificate
 	tls    bool
-	fabric bool          // the reader's memory can be written to
+	fabric bool          // the reader accepts RDMA
 	kind   connKind      // of the data connections; known when ready
 	out    chan control  // to the control connection
 	ready  chan struct{} // closed when dialed
@@ -30,10 +31,10 @@ type writerSession struct {
 
 	mu     sync.Mutex
 	work   *sync.Cond    // turn or err changed
-	err    error         // why it is dead
+	err    error         // why the session is dead
 	conns  []net.Conn    // control first
-	flag   *flag         // up while readers may believe what they copied; nil: nothing is copied
-	rdma   *writerFabric // nil: pages travel otherwise; known when ready
+	flag   *flag         // set while the reader's copies are valid; nil: no shared memory
+	rdma   *writerFabric // nil: no RDMA; known when ready
 	pushes map[lease.Key]*Push
 	turn   []*Push   // with pieces to send; each sender takes a batch from the first and puts it last
 	idle   time.Time // since when pushes is empty
@@ -49,7 +50,7 @@ func newWriterSession(w *Writer, g *grant) *writerSession {
 	return s
 }
 
-// hostOf is the first address's that has one.
+// hostOf returns the host of the first address that has one.
 func hostOf(addrs []string) string {
 	for _, a := range addrs {
 		if strings.HasPrefix(a, LocalScheme) {
@@ -63,17 +64,17 @@ func hostOf(addrs []string) string {
 	return ""
 }
 
-// direct says that pages are read in the device.
+// direct reports whether pages are read from the device.
 func (s *writerSession) direct() bool { return s.kind == fabricConn && s.w.o.Device != nil }
 
-// why returns what ended a dead session.
+// why returns the error that ended a dead session.
 func (s *writerSession) why() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// dial connects on the first route that answers, and runs the session.
+// dial connects on the first route that works, and runs the session.
 func (s *writerSession) dial(addrs []string) {
 	err := fmt.Errorf("%w: reader %q offers %q, this writer wants %q", ErrArguments, s.node, addrs, s.w.o.Transport)
 	for _, r := range s.routes(addrs) {
@@ -87,7 +88,7 @@ func (s *writerSession) dial(addrs []string) {
 	s.fail(err)
 }
 
-// connectAll makes the session's connections on one route; on failure none stays.
+// connectAll opens the session's connections on one route. On failure it closes all of them.
 func (s *writerSession) connectAll(r route) (conns []net.Conn, up *flag, err error) {
 	ctx, cancel := context.WithTimeout(s.w.ctx, s.w.o.DialTimeout)
 	defer cancel()
@@ -128,7 +129,7 @@ func (s *writerSession) connectAll(r route) (conns []net.Conn, up *flag, err err
 	return conns, up, nil
 }
 
-// connect makes one connection and says hello on it.
+// connect opens one connection and exchanges hello and welcome.
 func (s *writerSession) connect(ctx context.Context, addr string, kind connKind) (net.Conn, error) {
 	raw, err := s.w.o.Network.Dial(ctx, addr)
 	if err != nil {
@@ -224,7 +225,7 @@ func (s *writerSession) run(conns []net.Conn, up *flag) {
 	close(s.ready)
 }
 
-// closeAll closes connections at once: TLS would first try to say goodbye to a peer that may be gone.
+// closeAll closes connections at once: TLS would first send an alert to a peer that may be gone.
 func closeAll(conns []net.Conn) {
 	for _, c := range conns {
 		if t, ok := c.(*tls.Conn); ok {
@@ -260,7 +261,7 @@ func (s *writerSession) end(err error, lost bool) {
 	s.w.forget(s, lost)
 }
 
-// add lets a push use the session and announces it to the reader.
+// add adds a push to the session and announces it to the reader.
 func (s *writerSession) add(p *Push) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -279,7 +280,7 @@ func (s *writerSession) add(p *Push) error {
 	return nil
 }
 
-// endLocked ends a push; it is done once no sender reads its pages.
+// endLocked ends a push. The push is done once no sender reads its pages.
 func (s *writerSession) endLocked(p *Push, err error) {
 	if p.ended {
 		return
@@ -287,7 +288,7 @@ func (s *writerSession) endLocked(p *Push, err error) {
 	p.ended, p.err, p.queue = true, err, nil
 	p.renewal.Stop()
 	s.settleLocked(p)
-	if !p.settled && s.kind != dataConn && s.err == nil { // a reader that does not say what it has copied, or what has landed, holds the pages no longer than this
+	if !p.settled && s.kind != dataConn && s.err == nil { // bounds how long a reader that does not acknowledge holds the pages
 		p.renewal = time.AfterFunc(s.w.o.AckTimeout, func() {
 			s.fail(fmt.Errorf("%w: reader %q did not acknowledge pages of a push that had ended", ErrTimeout, s.node))
 		})
@@ -301,13 +302,13 @@ func (s *writerSession) settleLocked(p *Push) {
 		p.renewal.Stop()
 		s.w.finished(p.err)
 		if s.kind == fabricConn && p.err != nil && s.err == nil {
-			s.postLocked(control{kind: msgFenced, key: p.key}) // a reader that is not told closes the session in the end
+			s.postLocked(control{kind: msgFenced, key: p.key}) // without it the reader closes the session after QuarantineTimeout
 		}
 		close(p.done)
 	}
 }
 
-// dropLocked forgets a push: its reader has nothing more to say about it.
+// dropLocked removes a push for which the reader sends no further message.
 func (s *writerSession) dropLocked(p *Push) {
 	if s.pushes[p.key] != p {
 		return
@@ -317,7 +318,7 @@ func (s *writerSession) dropLocked(p *Push) {
 	close(p.over)
 }
 
-// postLocked queues a control message; false: the reader does not read them.
+// postLocked queues a control message; false: the reader does not read its messages.
 func (s *writerSession) postLocked(m control) bool {
 	select {
 	case s.out <- m:
@@ -330,12 +331,12 @@ func (s *writerSession) postLocked(m control) bool {
 func (s *writerSession) renewLocked(p *Push) {
 	now := p.progress + p.nSent
 	if s.postLocked(control{kind: msgRenew, key: p.key, value: now + 1}) {
-		p.told = now
+		p.renewed = now
 		s.w.count(func(c *WriterStats) { c.RenewalsSent++ })
 	}
 }
 
-// receive obeys the reader until the connection ends.
+// receive handles the reader's messages until the connection ends.
 func (s *writerSession) receive(conn net.Conn) error {
 	buf := make([]byte, controlSize)
 	for {
@@ -349,7 +350,7 @@ func (s *writerSession) receive(conn net.Conn) error {
 		switch m.kind {
 		case msgDone, msgGone, msgAborted:
 			if p == nil {
-				break // it has ended, and the messages crossed
+				break // the push has ended, and the messages crossed
 			}
 			switch m.kind {
 			case msgDone:
@@ -362,7 +363,7 @@ func (s *writerSession) receive(conn net.Conn) error {
 		case msgPermit:
 			switch {
 			case s.kind != fabricConn:
-			case p == nil || p.settled: // it had ended before, and its fence may have been too early for the reader
+			case p == nil || p.settled: // the push had ended, and its fence may have reached the reader too early
 				s.postLocked(control{kind: msgFenced, key: m.key})
 			default:
 				s.permitLocked(p, m.value)
@@ -383,7 +384,8 @@ func (s *writerSession) receive(conn net.Conn) error {
 	}
 }
 
-// send writes batches to one data connection until the session ends; small ones that wait go out together, as a short prompt's layers do.
+// send writes batches to one data connection until the session ends. It combines small batches that
+// wait, such as the layers of a short prompt.
 func (s *writerSession) send(conn net.Conn) error {
 	var headers [maxBatch][frameSize]byte
 	batches := make([]batch, 0, maxBatch)
@@ -413,16 +415,16 @@ func (s *writerSession) send(conn net.Conn) error {
 	}
 }
 
-// batch is what one frame carries.
+// batch is the content of one frame.
 type batch struct {
 	p      *Push
 	region int
 	first  int     // index of pages[0] in the grant
-	pages  []int32 // of the source
+	pages  []int32 // source pages
 }
 
-// next takes batches in turn from the pushes that have some, as many as cap(into) allows and no more than maxBatch pages, waiting for one; none: the
-// session is dead.
+// next waits for batches and takes some in turn from the pushes that have any: at most cap(into)
+// batches and maxBatch pages. It returns none if the session is dead.
 func (s *writerSession) next(into []batch) []batch {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -434,7 +436,8 @@ func (s *writerSession) next(into []batch) []batch {
 	}
 }
 
-// takeLocked takes batches in turn from the pushes that have some, as many as cap(into) allows and, behind the first, no more than most pages.
+// takeLocked takes batches in turn from the pushes that have any: at most cap(into) batches and,
+// after the first, at most most pages.
 func (s *writerSession) takeLocked(into []batch, most int) []batch {
 	nPages := 0
 	for s.err == nil && len(s.turn) > 0 && len(into) < cap(into) {
@@ -443,7 +446,7 @@ func (s *writerSession) takeLocked(into []batch, most int) []batch {
 			break
 		}
 		s.turn = append(s.turn[:0], s.turn[1:]...)
-		if len(p.queue) == 0 { // ended while it waited
+		if len(p.queue) == 0 { // the push ended while it waited
 			p.waiting = false
 			continue
 		}
@@ -457,7 +460,7 @@ func (s *writerSession) takeLocked(into []batch, most int) []batch {
 	return into
 }
 
-// sent accounts for a batch that no longer reads its pages.
+// sent accounts for a batch whose pages are no longer read.
 func (s *writerSession) sent(b batch, err error) {
 	n := uint64(len(b.pages))
 	if err == nil {
@@ -477,15 +480,15 @@ func (s *writerSession) sent(b batch, err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err == nil { // else they stay in flight, for the moment until the session is dead
+	if err == nil { // otherwise the pieces count as in flight until the session is dead
 		b.p.nSent += n
-		b.p.nFlying -= n
+		b.p.nInFlight -= n
 	}
 	b.p.nSending--
 	s.settleLocked(b.p)
 }
 
-// check verifies the session's conservation laws.
+// check checks the session's conservation laws.
 func (s *writerSession) check() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

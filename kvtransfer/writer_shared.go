@@ -14,10 +14,11 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/crc32c"
 )
 
-// maxUncopied is how many frames of a connection may wait for the reader's copies: 16 MiB of pages of 32 KiB.
+// maxUncopied bounds the frames of a connection that wait for the reader's copies: 16 MiB of pages
+// of 32 KiB.
 const maxUncopied = 32
 
-// routes are the grant's addresses in the order in which a session tries them, and whether each is for shared memory.
+// routes returns the grant's addresses in the order in which a session tries them.
 func (s *writerSession) routes(addrs []string) (all []route) {
 	mode := s.w.o.Transport
 	if s.w.sources != nil && s.fabric {
@@ -44,18 +45,18 @@ func (s *writerSession) routes(addrs []string) (all []route) {
 	return all
 }
 
-// route is a way to a reader.
+// route is an address of a reader and the transport to use there.
 type route struct {
 	addr string
 	kind connKind // of the data connections
 }
 
-// handOver gives the writer's memory to the session's reader.
+// handOver sends the writer's memory to the session's reader.
 func (s *writerSession) handOver(ctx context.Context, addr string) (*flag, error) {
 	shared := s.w.o.Shared
 	m := memoryMessage{session: s.id, epoch: s.epoch, nPages: s.w.mem.nPages}
 	for i := range s.w.o.Layout.Regions {
-		at, _ := shared.Place(s.w.mem.mem[i]) // NewWriter has looked
+		at, _ := shared.Place(s.w.mem.mem[i]) // NewWriter has checked that it is there
 		m.offsets = append(m.offsets, uint64(at))
 	}
 	f, err := newFlag()
@@ -75,7 +76,7 @@ func (s *writerSession) handOverFiles(ctx context.Context, addr string, message 
 		return err
 	}
 	defer conn.Close()
-	// The names of sockets are to be seen by all on this host, and free once their reader has gone.
+	// All processes of this host can see the names of sockets, which are free once their reader exits.
 	if err := samePeer(conn); err != nil {
 		return err
 	}
@@ -111,8 +112,8 @@ func welcomed(conn net.Conn) error {
 	return nil
 }
 
-// flying are the batches of one connection that its reader has not copied yet.
-type flying struct {
+// uncopied holds the batches of one connection that its reader has not copied yet.
+type uncopied struct {
 	mu      sync.Mutex
 	room    *sync.Cond
 	batches map[uint64]batch // by the frame's number
@@ -120,7 +121,7 @@ type flying struct {
 }
 
 // add waits for room; false: nothing is copied any more.
-func (y *flying) add(number uint64, b batch) bool {
+func (y *uncopied) add(number uint64, b batch) bool {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	for len(y.batches) == maxUncopied && !y.ended {
@@ -132,8 +133,8 @@ func (y *flying) add(number uint64, b batch) bool {
 	return !y.ended
 }
 
-// take removes a batch; a frame that came twice is acknowledged twice.
-func (y *flying) take(number uint64) (batch, bool) {
+// take removes a batch. A repeated frame is acknowledged twice.
+func (y *uncopied) take(number uint64) (batch, bool) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	b, ok := y.batches[number]
@@ -142,8 +143,8 @@ func (y *flying) take(number uint64) (batch, bool) {
 	return b, ok
 }
 
-// end returns what is left.
-func (y *flying) end() (left []batch) {
+// end returns the remaining batches.
+func (y *uncopied) end() (left []batch) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	for _, b := range y.batches {
@@ -154,16 +155,16 @@ func (y *flying) end() (left []batch) {
 	return left
 }
 
-// sendShared tells one data connection's reader which pages to copy, until the session ends. A batch's pages are read until the reader has
-// copied them, or the flag is down.
+// sendShared sends frames on one data connection until the session ends. A batch's pages are read
+// until the reader has copied them, or the flag is clear.
 func (s *writerSession) sendShared(conn net.Conn) error {
-	y := &flying{batches: make(map[uint64]batch)}
+	y := &uncopied{batches: make(map[uint64]batch)}
 	y.room = sync.NewCond(&y.mu)
 	acks := make(chan struct{})
 	go func() {
 		defer close(acks)
 		err := s.receiveCopied(conn, y)
-		s.lost(err) // the flag is down from here on
+		s.lost(err) // clears the flag
 		for _, b := range y.end() {
 			s.sent(b, err)
 		}
@@ -195,8 +196,8 @@ func (s *writerSession) sendShared(conn net.Conn) error {
 	return nil
 }
 
-// receiveCopied takes the reader's word for what it has copied.
-func (s *writerSession) receiveCopied(conn net.Conn, y *flying) error {
+// receiveCopied reads the reader's acknowledgements of copied frames.
+func (s *writerSession) receiveCopied(conn net.Conn, y *uncopied) error {
 	in, b := bufio.NewReaderSize(conn, maxUncopied*copiedSize), make([]byte, copiedSize)
 	for {
 		if _, err := io.ReadFull(in, b); err != nil {
@@ -211,7 +212,7 @@ func (s *writerSession) receiveCopied(conn net.Conn, y *flying) error {
 	}
 }
 
-// frame is a batch's header.
+// frame returns a batch's header.
 func (s *writerSession) frame(b batch) *frame {
 	f := &frame{key: b.p.key, region: uint32(b.region), count: len(b.pages), loose: s.w.o.Unchecked && b.p.grant.loose}
 	for i, page := range b.pages {

@@ -27,7 +27,7 @@ func feedEngine(t *testing.T, ranks int) *engine.Engine {
 		Layers: []backend.KVPlace{{Group: 0}, {Group: 1}, {Group: 0, Region: 1}, {Group: 2}},
 	}
 	m := &model{kv: newMemory(1)}
-	e, err := engine.New(engine.Options{Model: m, Backend: m, KV: kv, Ranks: ranks, Scheduler: scheduler.Config{
+	e, err := engine.New(engine.Options{Model: m, Backend: m, KV: kv, Workers: ranks, Scheduler: scheduler.Config{
 		Pool: kvcache.Config{Blocks: 128, BlockTokens: 8, Groups: groups}, MaxSeqs: 4, MaxBatchedTokens: stepTokens, MaxModelLen: 200,
 	}})
 	if err != nil {
@@ -94,9 +94,9 @@ func checkFeed(t *testing.T, what string, e *engine.Engine, from, total, chunk i
 				continue // decode has it, or it has fallen out of the window
 			}
 			for _, l := range e.KV().Layers {
-				for rank := range e.Ranks() {
+				for rank := range e.Workers() {
 					if l.Group == g {
-						want[page{l.Region*e.Ranks() + rank, index}] = int32(1000*g + place)
+						want[page{l.Region*e.Workers() + rank, index}] = int32(1000*g + place)
 					}
 				}
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -45,7 +46,7 @@ func newJob(k key, p *nodepb.Prefill) *job {
 	}
 }
 
-// granted hands over decode's answer; a second one is ignored.
+// granted delivers the decode node's answer. A second one is ignored.
 func (j *job) granted(g *nodepb.Grant) {
 	select {
 	case j.grant <- g:
@@ -55,25 +56,25 @@ func (j *job) granted(g *nodepb.Grant) {
 
 // run carries an admitted job to its answer.
 func (n *Node) run(ctx context.Context, j *job) {
-	defer n.wg.Done()
+	defer n.Owners.Done()
 	defer j.stop(nil)
 	done, err := n.serve(ctx, j)
 	if err != nil && ctx.Err() != nil {
-		err = context.Cause(ctx) // what ended it, rather than what that broke
+		err = context.Cause(ctx) // the cause, instead of an error that it led to
 	}
 	n.mu.Lock()
-	n.forget(j, err)
+	n.remove(j, err)
 	n.mu.Unlock()
 	n.answer(j, err, done)
 }
 
-// unwanted says that nobody waits for a job's answer. A decode node that gives up
-// may be heard first by its lease.
+// unwanted reports whether a job's answer is not wanted any more. A decode node that gives up may
+// end the lease before its Cancel arrives.
 func unwanted(err error) bool {
 	return errors.Is(err, errCancelled) || errors.Is(err, errGone) || errors.Is(err, kvtransfer.ErrCancelled)
 }
 
-// answer says the job's last word.
+// answer sends the job's result.
 func (n *Node) answer(j *job, err error, done *nodepb.PrefillDone) {
 	if err == nil {
 		n.send(j.key, rpc.FramePrefillDone, done)
@@ -88,32 +89,29 @@ func (n *Node) answer(j *job, err error, done *nodepb.PrefillDone) {
 
 func codeOf(err error) nodepb.Code {
 	switch {
-	case errors.Is(err, errDrained), errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost):
+	case errors.Is(err, errDrained):
 		return nodepb.Code_CODE_DRAINING
-	case errors.Is(err, errNoGrant), errors.Is(err, errRefused), errors.Is(err, scheduler.ErrQueueFull), errors.Is(err, engine.ErrStuck), errors.Is(err, kvtransfer.ErrBusy):
+	case errors.Is(err, errNoGrant), errors.Is(err, errRefused), errors.Is(err, engine.ErrStuck), errors.Is(err, kvtransfer.ErrBusy):
 		return nodepb.Code_CODE_OVERLOADED
 	case errors.Is(err, errTimeout):
 		return nodepb.Code_CODE_DEADLINE
-	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong):
-		return nodepb.Code_CODE_INVALID
-	case errors.Is(err, engine.ErrAdapter):
-		return nodepb.Code_CODE_MISMATCH
 	}
-	return nodepb.Code_CODE_INTERNAL
+	return node.Code(err)
 }
 
 // serve asks for the grant, computes and pushes.
 func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
-	// At once, without asking the engine what it has cached: the answer would
-	// wait for the running step, and the grant is to travel during it.
+	// Ask without knowing what the engine has cached: its answer would wait for the running step,
+	// and the grant is to arrive during that step.
 	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})
 	j.span.Event("asked for a grant", time.Now())
 	g, err := n.awaitGrant(ctx, j)
-	n.grantEnded(j, err == nil)
 	if err != nil {
+		n.update(func(l *line.Line) { l.Remove(j.ticket) })
 		return nil, err
 	}
-	if ctx.Err() != nil { // the grant and the end came together: nobody is dialled for it
+	n.update(func(l *line.Line) { l.Grant(j.ticket) })
+	if ctx.Err() != nil { // cancelled while the grant arrived: do not dial
 		return nil, context.Cause(ctx)
 	}
 	push, err := n.o.Writer.Open(ctx, g.Grant, kvtransfer.PushOptions{})
@@ -127,15 +125,18 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	}
 	ej := &engine.Job{
 		Root: j.root, RootDigest: j.digest, Tokens: j.tokens, Priority: j.priority, Ticket: j.ticket, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
-		First: f.first, Layer: f.layer, Done: func(err error) { n.computed(j); f.done(err) },
-		Ended: func(l engine.Life) { n.engineSpans(j, l) },
+		First: f.first, Layer: f.layer, Done: func(err error) {
+			n.update(func(l *line.Line) { l.Remove(j.ticket) })
+			f.done(err)
+		},
+		OnFinish: func(l engine.RequestStats) { n.engineSpans(j, l) },
 	}
 	id, cached, err := n.o.Engine.AddJob(ej)
 	if err != nil {
 		return nil, errors.Join(err, push.Abort(err))
 	}
-	n.cachedHere(j, cached)
-	// The source blocks stay pinned until the push reads them no more.
+	n.update(func(l *line.Line) { l.Cached(j.ticket, cached) })
+	// The source blocks stay pinned until the push has ended.
 	defer n.o.Engine.ReleaseJob(id, ej)
 	err = f.pump(ctx, push, n.o.Engine.Progress)
 	if err == nil {
@@ -157,7 +158,7 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	return &nodepb.PrefillDone{ComputedTokens: uint32(len(j.tokens) - cached), CachedTokens: uint32(cached)}, nil
 }
 
-// awaitGrant waits a bounded time and checks what comes.
+// awaitGrant waits a bounded time for a grant and checks it.
 func (n *Node) awaitGrant(ctx context.Context, j *job) (*nodepb.Grant, error) {
 	timer := time.NewTimer(n.o.GrantTimeout)
 	defer timer.Stop()
@@ -177,26 +178,26 @@ func (n *Node) awaitGrant(ctx context.Context, j *job) (*nodepb.Grant, error) {
 	}
 }
 
-// feed takes finished layers from the step goroutine, which must not wait, to
-// the job's own goroutine, which may. It holds at most one piece per layer and
-// block of the prompt. Of each group it takes the places that decode will read,
-// which stand one group after the other in the grant.
+// feed passes finished layers from the step goroutine, which must not wait, to the job's own
+// goroutine. It holds at most one piece per layer and block of the prompt. Of each KV group it
+// passes the places that the decode node will read. In the grant, the places of one group follow
+// those of the group before.
 type feed struct {
 	kv     engine.KVSpec
-	ranks  int // that have pages of their own
+	ranks  int // with pages of their own
 	groups []kvcache.Group
-	first  []int // [groups] place of the first one wanted
+	first  []int // [groups] first place
 	end    []int // [groups] place after the last one
-	at     []int // [groups] index of the first one in the grant
+	at     []int // [groups] index of the first place in the grant
 	nPages int
 	runs   []kvtransfer.Run
 	total  int // tokens
 
 	mu     sync.Mutex
-	sent   []int // [layers] blocks handed on, counted from first
+	sent   []int // [layers] blocks passed on, counted from first
 	pieces []piece
-	began  time.Time // when the first piece was there
-	last   time.Time // when the engine was done
+	began  time.Time // of the first piece
+	last   time.Time // end of the prompt's computation
 	ended  bool
 	err    error
 	wake   chan struct{} // capacity 1
@@ -210,7 +211,7 @@ type piece struct {
 }
 
 func newFeed(e *engine.Engine, from, total int) *feed {
-	f := &feed{kv: e.KV(), ranks: e.Ranks(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
+	f := &feed{kv: e.KV(), ranks: e.Workers(), groups: e.Groups(), total: total, wake: make(chan struct{}, 1)}
 	var pages, of []int
 	for g, spec := range f.groups {
 		first, end := scheduler.Places(spec, from, total)
@@ -223,9 +224,8 @@ func newFeed(e *engine.Engine, from, total int) *feed {
 	return f
 }
 
-// layer is the engine's Job.Layer: it files the blocks of this layer that have
-// become complete. The last block may be a partial one and goes when the
-// prompt ends.
+// layer is the engine's Job.Layer. It adds the blocks of the layer that are complete. The last
+// block may be partial and is added when the prompt ends.
 func (f *feed) layer(layer, upTo int, tables [][]kvcache.BlockID) {
 	place := f.kv.Layers[layer]
 	g := place.Group
@@ -244,7 +244,7 @@ func (f *feed) layer(layer, upTo int, tables [][]kvcache.BlockID) {
 		if f.began.IsZero() {
 			f.began = time.Now()
 		}
-		for rank := range f.ranks { // each has a part of the heads in pages of its own
+		for rank := range f.ranks { // each has part of the heads, in pages of its own
 			f.pieces = append(f.pieces, piece{region: place.Region*f.ranks + rank, first: f.at[g] + first, src: src})
 		}
 		f.sent[layer] = n
@@ -260,17 +260,16 @@ func (f *feed) done(err error) {
 	f.poke()
 }
 
-// Transfer is a push's time: from its first block to the end of the prompt's
-// computation, which hides it, and from there until all had landed, which the
-// request waits for.
+// Transfer is the time of a push. Hidden is from its first block to the end of the prompt's
+// computation, and Exposed from there until all had arrived, which delays the request.
 type Transfer struct {
 	First           time.Time
 	Hidden, Exposed time.Duration
 	Bytes           int64 // of pages
 }
 
-// transfer is the feed's, which had landed at a time. The last block may land
-// before the step that computed it has ended: then all of it was hidden.
+// transfer returns the times of a push that had arrived at landed. The last block may arrive before
+// the step that computed it has ended: then all of the push was hidden.
 func (f *feed) transfer(landed time.Time) Transfer {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -288,7 +287,7 @@ func (f *feed) poke() {
 	}
 }
 
-// take returns what is ready, and whether that was all.
+// take returns the pieces that are ready, and whether they are the last.
 func (f *feed) take() (ps []piece, ended bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -296,8 +295,8 @@ func (f *feed) take() (ps []piece, ended bool, err error) {
 	return ps, f.ended, f.err
 }
 
-// progressInterval is how often a push learns that the engine works, also when
-// it works for others first; well below any sensible lease.
+// progressInterval is how often a push learns that the engine works, even while it works for other
+// jobs. It is well below any useful lease duration.
 const progressInterval = 500 * time.Millisecond
 
 // pump pushes pieces as they become ready until the engine is done.

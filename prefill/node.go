@@ -1,20 +1,21 @@
-// Package prefill computes prompts' KV for decode nodes and pushes it into the
-// blocks they grant, layer by layer while the next layer computes.
+// Package prefill computes prompts' KV for decode nodes and pushes it into the blocks that they
+// grant, layer by layer while the next layer computes.
 //
-// Jobs wait in one line here (package line), in front of the engine. Only when the
-// engine is about to have room for a job does the node ask decode for a grant, so that
-// no decode node sets blocks aside for a prompt that still waits. The line also says
-// which of the granted jobs get a step's tokens first.
+// Jobs wait in one line (package line) in front of the engine. The node asks a decode node for a
+// grant only when the engine is about to have room for the job, so that no blocks are reserved for
+// a prompt that still waits. The line also decides which of the granted jobs get a step's tokens
+// first.
 //
-// Invariant: a job holds source blocks from its first layer until its push has
-// ended one way or the other, and each Prefill is answered by exactly one
-// PrefillDone or End, unless decode cancelled it or is gone.
+// Invariant: a job holds source blocks from its first layer until its push has ended. Each Prefill
+// is answered by exactly one PrefillDone or End, unless the decode node cancelled it or
+// disconnected.
 //
-// The package samples nothing, knows no text and no gateways, and retries
-// nothing: decode asks the next node.
+// The package samples nothing, knows no text and no gateways, and does not retry: the decode node
+// asks the next node.
 package prefill
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,6 +26,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/internal/node"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -33,14 +35,9 @@ import (
 )
 
 // Identity is what must agree with the decode nodes that ask.
-type Identity struct {
-	Fingerprint uint64
-	Class       string // numerics class
-	Layout      uint64 // hash of the KV layout
-	KV          string // the same in words
-}
+type Identity = node.Identity
 
-// Options configure a node. Zero durations and counts take the defaults.
+// Options configure a node. Zero durations and counts are the defaults.
 type Options struct {
 	Engine   *engine.Engine
 	Identity Identity
@@ -48,55 +45,41 @@ type Options struct {
 	Logger   *slog.Logger
 	Tracer   *trace.Tracer // nil: no spans
 
-	// RunAheadTokens bounds the tokens of jobs that have asked for their grant
-	// and are not computed yet, without those of the job that lacks the most, of jobs
-	// that wait for room on their decode node, and those found in the prefix cache.
-	// About two steps' worth keeps the engine busy while a grant travels; more would
-	// hold decode's blocks for nothing. Default 4096.
+	// RunAheadTokens bounds the tokens of jobs that have asked for their grant and are not computed
+	// yet. It does not count those of the job that lacks the most, of jobs that wait for room on
+	// their decode node, and those found in the prefix cache. About two steps' worth keeps the
+	// engine busy while a grant is on its way. More would reserve blocks of decode nodes without
+	// need. Default 4096.
 	RunAheadTokens int
-	// MaxQueued bounds the jobs that wait; more are sent elsewhere. Default 1024.
+	// MaxQueued bounds the jobs that wait. More are refused. Default 1024.
 	MaxQueued int
-	// GrantTimeout is how long an asked-for grant may take. Default 10 s.
+	// GrantTimeout is how long a decode node may take to grant. Default 10 s.
 	GrantTimeout time.Duration
-	// QueuedInterval is how often waiting jobs tell decode their position.
+	// QueuedInterval is how often the positions of waiting jobs are sent to their decode nodes.
 	// Default 1 s.
 	QueuedInterval time.Duration
-	// Transferred, if set, hears of each push that was confirmed. It must not
-	// block.
+	// Transferred, if set, is called for each push that was confirmed. It must not block.
 	Transferred func(Transfer)
-	// JobTimeout ends a job whatever it waits for, its turn included. Default
-	// 30 min.
+	// JobTimeout ends a job, including the time in which it waits. Default 30 min.
 	JobTimeout time.Duration
-	// StatsInterval is the heartbeat to gateways, five times as often while the
-	// load changes. Default 500 ms.
+	// StatsInterval is the interval of heartbeats to gateways, a fifth of it while the load
+	// changes. Default 500 ms.
 	StatsInterval time.Duration
 }
 
 func (o *Options) setDefaults() {
-	if o.RunAheadTokens == 0 {
-		o.RunAheadTokens = 4096
-	}
-	if o.MaxQueued == 0 {
-		o.MaxQueued = 1024
-	}
-	if o.GrantTimeout == 0 {
-		o.GrantTimeout = 10 * time.Second
-	}
-	if o.QueuedInterval == 0 {
-		o.QueuedInterval = time.Second
-	}
-	if o.JobTimeout == 0 {
-		o.JobTimeout = 30 * time.Minute
-	}
-	if o.StatsInterval == 0 {
-		o.StatsInterval = 500 * time.Millisecond
-	}
+	o.RunAheadTokens = cmp.Or(o.RunAheadTokens, 4096)
+	o.MaxQueued = cmp.Or(o.MaxQueued, 1024)
+	o.GrantTimeout = cmp.Or(o.GrantTimeout, 10*time.Second)
+	o.QueuedInterval = cmp.Or(o.QueuedInterval, time.Second)
+	o.JobTimeout = cmp.Or(o.JobTimeout, 30*time.Minute)
+	o.StatsInterval = cmp.Or(o.StatsInterval, node.DefaultStatsInterval)
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 }
 
-// Errors that end jobs; decode logs their text.
+// Errors that end jobs. Decode nodes log their text.
 var (
 	errCancelled = errors.New("prefill: cancelled by decode")
 	errGone      = errors.New("prefill: decode's connection is gone")
@@ -109,51 +92,54 @@ var (
 
 // Node is a prefill node's jobs. It implements rpc.Handler.
 type Node struct {
-	o        Options
-	log      *slog.Logger
-	adapters *rpc.AdapterDesk
+	*node.Base
+	o   Options
+	log *slog.Logger
 
 	mu       sync.Mutex
 	jobs     map[key]*job
 	byTicket map[line.ID]*job
-	gateways map[*rpc.Conn]bool // that hear heartbeats
-	line     *line.Line         // of the jobs that are not computed yet
-	tickets  line.ID            // that were ever given
+	gateways map[*rpc.Conn]bool // that get heartbeats
+	line     *line.Line         // of jobs that are not computed yet
+	tickets  line.ID            // given so far
 	start    time.Time
-	draining rpc.Draining
 	count    Counters
-	wg       sync.WaitGroup
 }
 
-// Counters only grow; metrics read them.
+// Counters only grow. Metrics read them.
 type Counters struct {
 	Accepted, Refused, Done, Cancelled, Failed uint64
-	Overloaded                                 uint64 // of the refused, for want of a place in MaxQueued
+	Overloaded                                 uint64 // of the refused, because MaxQueued was reached
 }
 
-// key names a stream on a connection.
+// key identifies a stream on a connection.
 type key struct {
 	conn   *rpc.Conn
 	stream uint64
 }
 
-// New makes a node. From now on it orders the engine's jobs.
+// New returns a node, which orders the engine's jobs from now on.
 func New(o Options) *Node {
 	o.setDefaults()
 	n := &Node{
-		o: o, log: o.Logger, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter), jobs: make(map[key]*job), byTicket: make(map[line.ID]*job),
+		o: o, log: o.Logger, jobs: make(map[key]*job), byTicket: make(map[line.ID]*job),
 		gateways: make(map[*rpc.Conn]bool), line: line.New(o.RunAheadTokens), start: time.Now(),
 	}
+	n.Base = node.New(node.Options{
+		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
+		Gateways: n.connected, Stats: n.addStats, Running: func() int { return len(n.jobs) },
+		End: func() { n.cancelAll(func(key) bool { return true }, errDrained) },
+	})
 	o.Engine.OrderJobs(n.order)
 	return n
 }
 
-// Frame handles one frame of a decode node.
+// Frame handles one frame of a decode node or gateway.
 func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	k := key{c, stream}
 	switch t {
 	case rpc.FrameHello:
-		n.know(c)
+		n.register(c)
 	case rpc.FramePrefill:
 		n.accept(k, payload)
 	case rpc.FrameGrant:
@@ -165,33 +151,21 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		if j := n.job(k); j != nil {
 			j.granted(g)
 		}
-	case rpc.FrameQueued: // the grant waits for room; a decode node of the version before says nothing
+	case rpc.FrameQueued: // the grant waits for room; decode nodes of the previous version do not send this
 		n.stepAside(k)
 	case rpc.FrameCancel:
 		n.cancel(k, errCancelled)
-	case rpc.FrameDrain:
-		n.drainAsked(payload)
-	case rpc.FrameLoadAdapter, rpc.FrameUnloadAdapter:
-		n.adapters.Frame(c, t, stream, payload)
 	default:
-		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
+		n.Base.Frame(c, t, stream, payload)
 	}
 }
 
-// Closed ends what a decode node that is gone had asked for.
+// Closed cancels the jobs of a connection that is closed.
 func (n *Node) Closed(c *rpc.Conn, err error) {
 	n.mu.Lock()
 	delete(n.gateways, c)
-	var gone []key
-	for k := range n.jobs {
-		if k.conn == c {
-			gone = append(gone, k)
-		}
-	}
 	n.mu.Unlock()
-	for _, k := range gone {
-		n.cancel(k, fmt.Errorf("%w: %w", errGone, err))
-	}
+	n.cancelAll(func(k key) bool { return k.conn == c }, fmt.Errorf("%w: %w", errGone, err))
 }
 
 func (n *Node) job(k key) *job {
@@ -227,10 +201,10 @@ func (n *Node) accept(k key, payload []byte) {
 	}
 }
 
-// room says why there is none; n.mu is held.
+// room returns why the node takes no job; code 0: it does. The caller holds n.mu.
 func (n *Node) room(k key) (nodepb.Code, string) {
 	switch {
-	case n.draining.On():
+	case n.DrainingLocked():
 		return nodepb.Code_CODE_DRAINING, errDrained.Error()
 	case n.line.Waiting()+n.line.Aside() >= n.o.MaxQueued:
 		n.count.Overloaded++
@@ -241,7 +215,7 @@ func (n *Node) room(k key) (nodepb.Code, string) {
 	return 0, ""
 }
 
-// validate refuses what would put wrong bytes into decode's blocks.
+// validate refuses what would write wrong bytes into a decode node's blocks.
 func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 	_, digest := kvcache.ParseRootDigest(p.PrefixDigest)
 	switch id := n.o.Identity; {
@@ -263,7 +237,7 @@ func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 			return nodepb.Code_CODE_MISMATCH, err.Error()
 		}
 	}
-	if err := n.o.Engine.CheckJob(p.Tokens); err != nil { // before anybody waits and grants
+	if err := n.o.Engine.CheckJob(p.Tokens); err != nil { // before it queues
 		return codeOf(err), err.Error()
 	}
 	return 0, ""
@@ -276,8 +250,7 @@ func (n *Node) refuse(k key, code nodepb.Code, msg string) {
 	n.send(k, rpc.FrameEnd, &nodepb.End{Code: code, Message: msg})
 }
 
-// send queues a message; a peer that cannot take it is closed, which ends what
-// it has running.
+// send queues a message. A peer that cannot take it is disconnected, which cancels its jobs.
 func (n *Node) send(k key, t rpc.Type, m proto.Message) {
 	if err := k.conn.Send(t, k.stream, m); err != nil && !errors.Is(err, rpc.ErrClosed) {
 		k.conn.Close(err)
@@ -291,11 +264,11 @@ func (n *Node) Counters() Counters {
 	return n.count
 }
 
-// Limit is how many jobs may wait.
+// Limit returns how many jobs may wait.
 func (n *Node) Limit() int { return n.o.MaxQueued }
 
-// Queued is how many jobs the node has: those that wait for their turn, those that
-// wait for the grant they have asked for, and all.
+// Queued returns how many jobs wait for their turn, how many for the grant that they asked for, and
+// the number of all jobs.
 func (n *Node) Queued() (waiting, asking, all int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -259,10 +259,10 @@ func TestTurns(t *testing.T) {
 			t.Errorf("positions %v, %v, %v", as[2].queued, as[3].queued, as[4].queued)
 		}
 		b.dec.mu.Unlock()
-		if st := b.n.stats(); st.QueuedTokens != 150+30+40 || st.Waiting != 3 {
+		if st := b.n.Stats(); st.QueuedTokens != 150+30+40 || st.Waiting != 3 {
 			t.Errorf("heartbeats say %d tokens and %d jobs, want the 220 of 3 that wait", st.QueuedTokens, st.Waiting)
 		}
-		if st := b.n.stats(); !slices.Equal(st.QueuedByLength, []uint32{30, 30 + 150 + 80 + 80, 30 + 150 + 80 + 80}) {
+		if st := b.n.Stats(); !slices.Equal(st.QueuedByLength, []uint32{30, 30 + 150 + 80 + 80, 30 + 150 + 80 + 80}) {
 			t.Errorf("before prompts of 64, 256 and 1024 tokens: %v; the jobs have 80, 80, 150 and 30, and 40 with a lower priority", st.QueuedByLength)
 		}
 		if w, asking, all := b.n.Queued(); w != 3 || asking != 2 || all != 5 {

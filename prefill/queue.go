@@ -3,17 +3,20 @@ package prefill
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
-// now is the time that the line judges by.
+// now returns the time of the line.
 func (n *Node) now() time.Duration { return time.Since(n.start) }
 
-// enqueue gives a job its place in the line; n.mu is held.
+// enqueue adds a job to the line. The caller holds n.mu.
 func (n *Node) enqueue(j *job) {
 	n.tickets++
 	j.ticket = n.tickets
@@ -22,7 +25,7 @@ func (n *Node) enqueue(j *job) {
 	n.line.Add(j.ticket, len(j.tokens), j.priority)
 }
 
-// admit starts jobs while the engine is about to have room; n.mu is held.
+// admit starts jobs while the engine is about to have room. The caller holds n.mu.
 func (n *Node) admit() {
 	for {
 		ticket, ok := n.line.Next(n.now())
@@ -33,13 +36,13 @@ func (n *Node) admit() {
 		j.admitted = true
 		ctx, cancel := context.WithCancelCause(context.Background())
 		j.stop = cancel
-		n.wg.Add(1)
+		n.Owners.Add(1)
 		go n.run(ctx, j)
 	}
 }
 
-// order ranks the engine's jobs before a step, and starts others for what the step
-// before has computed. It runs on the step goroutine.
+// order ranks the engine's jobs before a step, and starts others in place of those that the last
+// step has computed. It runs on the step goroutine.
 func (n *Node) order(work []scheduler.Work) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -47,7 +50,7 @@ func (n *Node) order(work []scheduler.Work) {
 	n.admit()
 }
 
-// stepAside lets others pass a job that waits for its grant, as its decode node says.
+// stepAside lets others pass a job whose decode node has no room yet.
 func (n *Node) stepAside(k key) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -59,38 +62,16 @@ func (n *Node) stepAside(k key) {
 	n.admit()
 }
 
-// grantEnded takes note that a job waits for its grant no more, because it has the grant
-// or has failed.
-func (n *Node) grantEnded(j *job, granted bool) {
+// update changes the line and starts the jobs that may start then.
+func (n *Node) update(change func(*line.Line)) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if granted {
-		n.line.Grant(j.ticket)
-	} else {
-		n.line.Remove(j.ticket)
-	}
+	change(n.line)
 	n.admit()
 }
 
-// cachedHere takes note that so many of a job's tokens need no computing.
-func (n *Node) cachedHere(j *job, cached int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.line.Cached(j.ticket, cached)
-	n.admit()
-}
-
-// computed says that a job no longer waits for the engine, so that the next can
-// ask for its grant.
-func (n *Node) computed(j *job) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.line.Remove(j.ticket)
-	n.admit()
-}
-
-// cancel ends a job from outside: a waiting one leaves the queue, an admitted
-// one is stopped and answers for itself.
+// cancel ends a job from outside. A waiting job leaves the line. An admitted job is stopped and
+// sends its answer itself.
 func (n *Node) cancel(k key, why error) {
 	n.mu.Lock()
 	j := n.jobs[k]
@@ -103,13 +84,25 @@ func (n *Node) cancel(k key, why error) {
 		n.mu.Unlock()
 		return
 	}
-	n.forget(j, why)
+	n.remove(j, why)
 	n.mu.Unlock()
 	n.answer(j, why, nil)
 }
 
-// forget takes a job off the books; n.mu is held.
-func (n *Node) forget(j *job, err error) {
+// cancelAll cancels the jobs whose keys match.
+func (n *Node) cancelAll(match func(key) bool, why error) {
+	n.mu.Lock()
+	keys := slices.Collect(maps.Keys(n.jobs))
+	n.mu.Unlock()
+	for _, k := range keys {
+		if match(k) {
+			n.cancel(k, why)
+		}
+	}
+}
+
+// remove removes a job. The caller holds n.mu.
+func (n *Node) remove(j *job, err error) {
 	switch {
 	case err == nil:
 		n.count.Done++
@@ -124,11 +117,11 @@ func (n *Node) forget(j *job, err error) {
 	j.timer.Stop()
 	n.line.Remove(j.ticket)
 	n.admit()
-	n.draining.Left(len(n.jobs))
+	n.Ended()
 }
 
-// Positions tells waiting jobs' decode nodes where they stand, until ctx ends,
-// so that slowness is not taken for silence.
+// Positions sends the positions of waiting jobs to their decode nodes until ctx ends, so that a
+// long wait is not taken for silence.
 func (n *Node) Positions(ctx context.Context) {
 	tick := time.NewTicker(n.o.QueuedInterval)
 	defer tick.Stop()
@@ -145,7 +138,7 @@ func (n *Node) Positions(ctx context.Context) {
 		}
 		n.mu.Unlock()
 		for i, j := range waiting {
-			// One that does not get through is followed by the next.
+			// If a position is not sent, the next one follows.
 			if err := j.key.conn.Send(rpc.FrameQueued, j.key.stream, &nodepb.Queued{Position: uint32(i + 1)}); err != nil {
 				n.log.Debug("position not sent", "request", j.request, "err", err)
 			}
@@ -153,8 +146,8 @@ func (n *Node) Positions(ctx context.Context) {
 	}
 }
 
-// Check verifies the node's conservation laws and the line's: each job it took is here or
-// has ended, and those that wait in the line are not admitted.
+// Check verifies the counts of the node and its line: each job that the node accepted is present or
+// has ended, and jobs that wait in the line are not admitted.
 func (n *Node) Check() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// startSpan begins a job's span, below decode's.
+// startSpan starts a job's span below the decode node's.
 func (n *Node) startSpan(p *nodepb.Prefill) trace.Span {
 	s := n.o.Tracer.Start(trace.FromWire(p.Trace), "prefill", trace.Server, time.Now())
 	if s.On() {
@@ -25,8 +25,8 @@ func (j *job) endSpan(err error) {
 	j.span.End(time.Now())
 }
 
-// engineSpans are a job's times in the engine.
-func (n *Node) engineSpans(j *job, l engine.Life) {
+// engineSpans adds a job's times in the engine.
+func (n *Node) engineSpans(j *job, l engine.RequestStats) {
 	if !j.span.On() || l.Admitted == 0 {
 		return
 	}
@@ -37,7 +37,7 @@ func (n *Node) engineSpans(j *job, l engine.Life) {
 	s.End(at(l.Ended))
 }
 
-// transferSpan is a push, from its first block until all had landed.
+// transferSpan adds a push, from its first block until all had arrived.
 func (n *Node) transferSpan(j *job, t Transfer, landed time.Time, err error) {
 	if !j.span.On() || t.First.IsZero() {
 		return

@@ -1,6 +1,6 @@
-// Package checkpoint writes models of any shape with random weights, for
-// benchmarks: what a model says is noise, what a step costs depends on its shape
-// alone. A file has the same bytes wherever it is written.
+// Package checkpoint writes models of any shape with random weights, for benchmarks. The
+// output of such a model is noise, but the cost of a step depends only on its shape. A
+// file has the same bytes wherever it is written.
 package checkpoint
 
 import (
@@ -16,24 +16,24 @@ import (
 	"path/filepath"
 )
 
-// deviation of a weight; it is drawn evenly within two of them.
+// deviation is the standard deviation of a weight, drawn evenly within two of them.
 const deviation = 0.02
 
-// Shape of a Llama whose embedding is its output projection, too.
+// Shape is the shape of a Llama whose embedding is also its output projection.
 type Shape struct {
 	Vocab, Hidden, FFN, Layers, Heads, KVHeads, HeadDim int
-	Positions                                           int // of the longest context
+	Positions                                           int // longest context
 	RopeTheta                                           float64
 }
 
-// Matrix is a weight with its names in Hugging Face's and in llama.cpp's files, and
-// its shape; In is 0 for a norm.
+// Matrix is a weight with its names in Hugging Face's and llama.cpp's files, and its
+// shape; In is 0 for a norm.
 type Matrix struct {
 	HF, GGUF string
 	Out, In  int
 }
 
-// Matrices are the weights in the order of the files.
+// Matrices returns the weights in the order of the files.
 func (s Shape) Matrices() []Matrix {
 	all := []Matrix{{"model.embed_tokens", "token_embd", s.Vocab, s.Hidden}, {"model.norm", "output_norm", s.Hidden, 0}}
 	for i := range s.Layers {
@@ -50,11 +50,11 @@ func (s Shape) Matrices() []Matrix {
 	return all
 }
 
-// Elements is the number of weights in it.
+// Elements returns the number of weights in it.
 func (m *Matrix) Elements() int { return m.Out * max(m.In, 1) }
 
-// HuggingFace writes a folder with config.json and the weights in bf16, which stay
-// if they are there already.
+// HuggingFace writes a folder with config.json and the weights in bf16. It keeps weights
+// that are already there.
 func (s Shape) HuggingFace(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -73,8 +73,8 @@ func (s Shape) HuggingFace(dir string) error {
 	return Once(filepath.Join(dir, "model.safetensors"), s.safetensors)
 }
 
-// Tokenizer writes a folder's tokenizer.json: a token for each byte, and others
-// that no text has but that an answer may.
+// Tokenizer writes a folder's tokenizer.json: a token for each byte, and further tokens
+// that occur in no text but may occur in an answer.
 func (s Shape) Tokenizer(dir string) error {
 	vocab := make(map[string]int, s.Vocab)
 	for b := range 256 {
@@ -95,8 +95,8 @@ func (s Shape) Tokenizer(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "tokenizer.json"), text, 0o644)
 }
 
-// byteName is the character that byte-level vocabularies write for a byte: itself
-// where it can be printed, else the next one from U+0100 on (GPT-2).
+// byteName returns the character of a byte in byte-level vocabularies: the byte itself if
+// it is printable, else the next one from U+0100 on (GPT-2).
 func byteName(b int) string {
 	printed := func(c int) bool { return c >= '!' && c <= '~' || c >= 0xa1 && c <= 0xac || c >= 0xae && c <= 0xff }
 	if printed(b) {
@@ -111,7 +111,7 @@ func byteName(b int) string {
 	return string(rune(0x100 + n))
 }
 
-// Once writes a file that is not there, and leaves none that is not whole.
+// Once writes a file unless it exists. It leaves no incomplete file.
 func Once(path string, write func(io.Writer) error) error {
 	if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -127,7 +127,7 @@ func Once(path string, write func(io.Writer) error) error {
 	return os.Rename(path+".part", path)
 }
 
-// Noise is a stream of random numbers: xorshift. It must not begin with 0.
+// Noise is a stream of random numbers: xorshift. It must not start at 0.
 type Noise uint64
 
 func (n *Noise) Next() uint64 {
@@ -137,7 +137,7 @@ func (n *Noise) Next() uint64 {
 	return uint64(*n)
 }
 
-// bf16 is a number within two deviations.
+// bf16 returns a number within two deviations.
 func (n *Noise) bf16() uint16 {
 	v := float32(int32(n.Next()>>32)) / (1 << 31) * 2 * deviation
 	return uint16(math.Float32bits(v) >> 16)
@@ -170,7 +170,7 @@ func (s Shape) safetensors(w io.Writer) error {
 	return nil
 }
 
-// BF16 are the bytes of random weights; a norm is all ones.
+// BF16 returns the bytes of random weights; a norm is all ones.
 func (m *Matrix) BF16(random *Noise) []byte {
 	buf := make([]byte, 0, 2*m.Elements())
 	for len(buf) < cap(buf) {

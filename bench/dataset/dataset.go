@@ -1,10 +1,10 @@
-// Package dataset makes the requests of a load test: their prompts, how much
-// output each asks for, and for traces when each arrives.
+// Package dataset makes the requests of a load test: their prompts, their output
+// lengths, and for traces their arrival times.
 //
-// Prompts of a known length are lists of token ids drawn from a vocabulary; where
-// the API takes only text they are decoded, encoded again and trimmed until the
-// text has that many tokens. Invariant: equal options, seed and files give equal
-// requests, on every machine. The package sends nothing and reads no clock.
+// Prompts of a known length are lists of token ids drawn from a vocabulary. If the API
+// takes only text, they are decoded, encoded again and trimmed until the text has that
+// many tokens. Invariant: equal options, seed and files give equal requests, on every
+// machine. The package sends nothing and reads no clock.
 package dataset
 
 import (
@@ -15,10 +15,10 @@ import (
 	"time"
 )
 
-// ErrOption is behind every refusal of an option or a file.
+// ErrOption is wrapped by every error about an option or a file.
 var ErrOption = errors.New("dataset: bad option")
 
-// Bounds on what a file or a flag may ask for.
+// Bounds of files and flags.
 const (
 	maxPrompt   = 4 << 20 // tokens of a prompt
 	maxRequests = 1 << 20 // requests of one run
@@ -29,21 +29,21 @@ const (
 // Request is one request to send.
 type Request struct {
 	Pieces       [][]int32     // the prompt's token ids in order; pieces may be shared between requests and are never written
-	Text         string        // the prompt as text; empty when it goes as token ids
-	PromptTokens int           // 0: unknown, the server's count is taken
-	OutputTokens int           // to ask for
+	Text         string        // the prompt as text; empty if it is sent as token ids
+	PromptTokens int           // 0: unknown, the server's count is used
+	OutputTokens int           // requested output
 	At           time.Duration // arrival since the start; traces only
 }
 
-// Vocabulary is what prompts are made of.
+// Vocabulary is the material of prompts.
 type Vocabulary struct {
-	IDs    []int32                   // ids that may stand in a prompt, none special
-	Encode func(string) []int32      // nil: no tokenizer here
-	Decode func(ids []int32) string  // nil: no tokenizer here
-	Word   func(r *rand.Rand) string // stands for about one token where there is no tokenizer
+	IDs    []int32                   // ids that may occur in a prompt, none special
+	Encode func(string) []int32      // nil: no tokenizer
+	Decode func(ids []int32) string  // nil: no tokenizer
+	Word   func(r *rand.Rand) string // about one token, used if there is no tokenizer
 }
 
-// Options are those of every dataset; each reads its own.
+// Options are those of all datasets; each dataset reads its own.
 type Options struct {
 	Name, Path string
 	N          int
@@ -96,7 +96,7 @@ func (m *maker) tokens(n int) ([]int32, error) {
 	ids := make([]int32, n)
 	if len(m.Vocabulary.IDs) == 0 {
 		if m.AsText {
-			return ids, nil // words stand for them
+			return ids, nil // words replace them
 		}
 		return nil, fmt.Errorf("%w: no vocabulary for prompts of token ids: give --tokenizer", ErrOption)
 	}
@@ -106,7 +106,7 @@ func (m *maker) tokens(n int) ([]int32, error) {
 	return ids, nil
 }
 
-// prompt makes a request of these pieces, as text if that is wanted.
+// prompt makes a request of these pieces, as text if requested.
 func (m *maker) prompt(output int, pieces ...[]int32) Request {
 	r := Request{Pieces: pieces, OutputTokens: output}
 	for _, p := range pieces {
@@ -128,11 +128,11 @@ func (m *maker) prompt(output int, pieces ...[]int32) Request {
 	return r
 }
 
-// tries bounds the trimming: text of some vocabularies never comes back as the
-// same number of tokens, and then the count told is the true one.
+// tries bounds the trimming. Text of some vocabularies never has the same number of
+// tokens again; then PromptTokens is the true number.
 const tries = 10
 
-// exactText is text of as many tokens as there are ids, or as near as it gets.
+// exactText returns text of as many tokens as there are ids, or as near as possible.
 func (m *maker) exactText(ids []int32) (text string, n int) {
 	want := len(ids)
 	for range tries {
@@ -153,8 +153,8 @@ func (m *maker) exactText(ids []int32) (text string, n int) {
 	return text, n
 }
 
-// words is text of about as many tokens as the pieces have ids. A piece's words
-// depend on its ids alone, so that equal pieces stay equal text.
+// words returns text of about as many tokens as the pieces have ids. A piece's words
+// depend only on its ids, so that equal pieces give equal text.
 func (m *maker) words(pieces [][]int32) string {
 	var text []byte
 	for _, p := range pieces {
@@ -175,7 +175,7 @@ func (m *maker) length(n int, ratio float64) int {
 	return low + m.rng.IntN(high-low+1)
 }
 
-// fill repeats samples, chosen by chance, up to N, or cuts them to N.
+// fill repeats randomly chosen samples up to N, or cuts them to N.
 func (m *maker) fill(rs []Request) ([]Request, error) {
 	if len(rs) == 0 {
 		return nil, fmt.Errorf("%w: %s has no usable request", ErrOption, m.Path)
@@ -189,7 +189,7 @@ func (m *maker) fill(rs []Request) ([]Request, error) {
 	return rs, nil
 }
 
-// shuffle puts samples in an order of chance.
+// shuffle puts samples in random order.
 func (m *maker) shuffle(n int, swap func(i, j int)) {
 	if !m.NoShuffle {
 		m.rng.Shuffle(n, swap)

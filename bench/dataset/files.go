@@ -44,7 +44,7 @@ func lines(r io.Reader, f func(n int, line []byte) error) error {
 	return s.Err()
 }
 
-// count is the tokens of a text, or 0 without a tokenizer.
+// count returns the tokens of a text, or 0 without a tokenizer.
 func (m *maker) count(text string) int {
 	if m.Vocabulary.Encode == nil {
 		return 0
@@ -57,14 +57,14 @@ type turn struct {
 	Value string `json:"value"`
 }
 
-// Limits of a conversation's first question and answer, in tokens, as others
-// that use this dataset have them: shorter and longer ones are left out.
+// Limits of a conversation's first question and answer, in tokens. Shorter and longer
+// ones are left out, as in other tools that use this dataset.
 const (
 	shareMin, shareMaxPrompt, shareMaxTotal = 4, 1024, 2048
 )
 
-// shareGPT asks each conversation's first question and wants as much output as
-// its first answer has.
+// shareGPT sends each conversation's first question and requests as much output as its
+// first answer has.
 func (m *maker) shareGPT() ([]Request, error) {
 	if m.ShareGPTOutput < 1 && m.Vocabulary.Encode == nil {
 		return nil, fmt.Errorf("%w: sharegpt asks for as many tokens as the file's answers have: give --tokenizer, or --sharegpt-output-len", ErrOption)

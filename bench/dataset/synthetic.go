@@ -5,8 +5,8 @@ import "fmt"
 // RandomOptions are those of the dataset random.
 type RandomOptions struct {
 	Input, Output, Prefix   int     // tokens
-	InputRatio, OutputRatio float64 // in [0, 1): lengths vary by this much
-	Mix                     []Kind  // of requests, instead of Input and Output; empty: those
+	InputRatio, OutputRatio float64 // in [0, 1): lengths vary by this share
+	Mix                     []Kind  // kinds of requests, instead of Input and Output; empty: no mix
 }
 
 // Kind is one kind of request in a mix.
@@ -15,7 +15,7 @@ type Kind struct {
 	Input, Output int     // tokens
 }
 
-// kind draws the lengths that the next request is to vary.
+// kind draws the kind of the next request, whose lengths then vary.
 func (m *maker) kind() Kind {
 	o := m.Random
 	if len(o.Mix) == 0 {
@@ -68,8 +68,8 @@ func (m *maker) random() ([]Request, error) {
 // PrefixOptions are those of the dataset prefix_repetition.
 type PrefixOptions struct{ Prefix, Suffix, Prefixes, Output int }
 
-// prefixRepetition makes the same number of prompts for each prefix, and so
-// fewer than N where N is no multiple.
+// prefixRepetition makes the same number of prompts for each prefix, and so fewer than
+// N if N is not a multiple of the prefixes.
 func (m *maker) prefixRepetition() ([]Request, error) {
 	o := m.Prefix
 	if o.Prefix < 0 || o.Suffix < 0 || o.Prefix+o.Suffix < 1 || o.Output < 1 || o.Prefixes < 1 || m.N < o.Prefixes {

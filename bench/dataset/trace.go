@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// TraceOptions say how to read a trace.
+// TraceOptions are the format of a trace.
 type TraceOptions struct {
-	ChunkTokens                       int     // tokens that one hash id stands for
-	Seconds                           float64 // a timestamp times this is seconds
+	ChunkTokens                       int     // tokens per hash id
+	Seconds                           float64 // factor that converts a timestamp to seconds
 	Timestamp, Input, Output, HashIDs string  // keys of a line
 }
 
-// trace reads either JSON lines with hash ids, or the CSV of the Azure traces.
-// Equal hash ids become equal tokens, so that prefixes repeat as they did.
+// trace reads JSON lines with hash ids, or the CSV of the Azure traces. Equal hash ids
+// become equal tokens, so that prefixes repeat as in the trace.
 func (m *maker) trace() ([]Request, error) {
 	o := m.Trace
 	if o.ChunkTokens < 1 || o.ChunkTokens > maxPrompt || !(o.Seconds > 0) {
@@ -53,7 +53,7 @@ func (m *maker) trace() ([]Request, error) {
 	return rs, nil
 }
 
-// errEnough ends reading when there are N requests.
+// errEnough ends reading after N requests.
 var errEnough = errors.New("dataset: enough requests")
 
 // sizes checks one line's lengths.
@@ -64,7 +64,7 @@ func sizes(input, output float64) error {
 	return nil
 }
 
-// arrival is a timestamp as a duration.
+// arrival converts a timestamp to a duration.
 func arrival(seconds float64) (time.Duration, error) {
 	if !(math.Abs(seconds) < 1e9) {
 		return 0, fmt.Errorf("arrival at %g s", seconds)
@@ -117,7 +117,7 @@ func (m *maker) hashed(r io.Reader) ([]Request, error) {
 	return rs, enough(err)
 }
 
-// enough drops the error that ended reading on purpose.
+// enough returns nil for the error that ended reading on purpose.
 func enough(err error) error {
 	if err != nil && errors.Is(err, errEnough) {
 		return nil
@@ -125,7 +125,7 @@ func enough(err error) error {
 	return err
 }
 
-// chunked is n tokens: those of the hash ids, and new ones where ids end early.
+// chunked returns n tokens: those of the hash ids, and new ones after the last id.
 func (m *maker) chunked(chunks map[int64][]int32, ids []int64, n int) ([][]int32, error) {
 	var pieces [][]int32
 	for _, id := range ids {
@@ -134,7 +134,7 @@ func (m *maker) chunked(chunks map[int64][]int32, ids []int64, n int) ([][]int32
 		}
 		c := chunks[id]
 		if c == nil {
-			own := *m // the chunk depends on its id alone, not on the order of lines
+			own := *m // the chunk depends only on its id, not on the order of lines
 			own.rng = rand.New(rand.NewPCG(m.Seed, uint64(id)))
 			var err error
 			if c, err = own.tokens(m.Trace.ChunkTokens); err != nil {
@@ -155,7 +155,7 @@ func (m *maker) chunked(chunks map[int64][]int32, ids []int64, n int) ([][]int32
 	return pieces, nil
 }
 
-// azureHeader starts the files of the Azure LLM inference traces.
+// azureHeader is the first line of the Azure LLM inference traces.
 const azureHeader = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
 func (m *maker) azure(r io.Reader) ([]Request, error) {

@@ -12,19 +12,19 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// The estimate plays the same mix in virtual time: fleets of machines that nobody
-// here has.
+// The estimate plays the same mix in virtual time, on fleets of GPUs that were not
+// available for a measurement.
 const (
 	estimateSteps    = "h100"
 	estimateRequests = 500     // for each node
-	estimatePool     = 400_000 // tokens of KV that a GPU of 80 GB has beside 16 GB of weights
+	estimatePool     = 400_000 // tokens of KV in a GPU of 80 GB, after 16 GB of weights
 	estimateBlock    = 16
 	trialShare       = 0.6
 )
 
 var estimateGoals = fleet.Goals{TTFT: 500 * time.Millisecond, TPOT: 20 * time.Millisecond}
 
-// kind is one sort of requests of the mix.
+// kind is one kind of request of the mix.
 type kind struct {
 	share          float64
 	prompt, answer int
@@ -41,8 +41,8 @@ func kinds() (all []kind, err error) {
 	return all, nil
 }
 
-// trace draws n requests that arrive at a rate; 0: all at once. No two prompts have
-// anything in common.
+// trace draws n requests that arrive at a rate; 0: all at once. No two prompts have a
+// block in common.
 func trace(n int, rate float64, of []kind) []sim.Request {
 	draw := rand.New(rand.NewPCG(1, 8))
 	var all []sim.Request
@@ -87,8 +87,8 @@ func (s side) run(rate float64, of []kind) (fleet.Summary, *fleet.Result, error)
 	return r.Summarize(estimateGoals), r, nil
 }
 
-// choose returns the side with the lowest inter-token latency of those whose first
-// tokens come about as soon as any's and of whose requests as many are good.
+// choose returns the side with the lowest inter-token latency among those with about the
+// shortest time to first token and the highest goodput.
 func choose(all []side, rate float64, of []kind) (side, error) {
 	sums := make([]fleet.Summary, len(all))
 	good, soonest, at := 0.0, time.Duration(1<<62), -1
@@ -112,7 +112,7 @@ func choose(all []side, rate float64, of []kind) (side, error) {
 	return all[at], nil
 }
 
-// estimate is the page's part about fleets of GPUs.
+// estimate returns the page's section about fleets of GPUs.
 func estimate(sizes []int, shares []float64) (string, error) {
 	of, err := kinds()
 	if err != nil {
@@ -124,8 +124,8 @@ func estimate(sizes []int, shares []float64) (string, error) {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "## The same mix on GPUs: an estimate\n\n"+
-		"In virtual time, by the router, scheduler and KV pool of the product (`bench/sim/fleet`). Nobody has measured this: step times are an %s; a node holds %d tokens of KV, transfers run at 100 Gbit/s, prompts have nothing in common. "+
-		"Each fleet has its best split and step size at %.0f %% of the load, of those that keep as many requests within %v and %v a token. 100 %% is what the colocated nodes answer when everything comes at once.\n\n",
+		"In virtual time, by the router, scheduler and KV pool of the product (`bench/sim/fleet`). These are not measurements: step times are an %s; a node holds %d tokens of KV, transfers run at 100 Gbit/s, prompts share no prefix. "+
+		"Each fleet has its best split and step size at %.0f %% of the load, among those that keep as many requests within %v and %v per token. 100 %% is the throughput of the colocated nodes when all requests arrive at once.\n\n",
 		steps.Source, estimatePool, 100*trialShare, estimateGoals.TTFT, estimateGoals.TPOT)
 	b.WriteString("| nodes | fleets | requests/s | load | ITL p99, ms | TTFT p50, ms | TTFT p99, ms | goodput |\n|---|---|---|---|---|---|---|---|\n")
 	for _, n := range sizes {

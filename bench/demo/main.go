@@ -1,15 +1,15 @@
-// Command demo shows what disaggregation changes where engines are the limit: one
-// prefill and one decode node beside two nodes that do both, on the same two cores.
+// Command demo shows the effect of disaggregation when engines are the bottleneck: one
+// prefill and one decode node next to two colocated nodes, on the same two cores.
 //
-// The model has about 125M random parameters in int8, and each node one thread,
-// pinned to a core of its own, so that a node is as far from the other as two
-// machines are. What the gateway and the client take of the cores is measured with
-// every run. The load is four fifths of chats and a fifth of long prompts, at shares
-// of what two colocated nodes at their best chunk size can answer; that is found
-// first. Each repetition starts all nodes anew, and goes around both fleets.
+// The model has about 125M random parameters in int8. Each node has one thread, pinned
+// to a core of its own, so that the nodes share as little as two machines do. Each run
+// also measures how much of the cores the gateway and the client use. Four fifths of
+// the load are chats and one fifth long prompts. Its rates are shares of the capacity
+// of two colocated nodes at their best chunk size, which is measured first. Each
+// repetition restarts all nodes, and goes around both fleets.
 //
-// Invariant: both fleets are sent the same requests at the same times, and every
-// figure of the page is of this run.
+// Invariant: both fleets get the same requests at the same times, and every figure of
+// the page is from this run.
 package main
 
 import (
@@ -46,11 +46,11 @@ var mix = []string{"0.8:64:96", "0.2:1024:16"}
 // Labels of the fleets.
 const (
 	disaggregated = "1 prefill + 1 decode"
-	colocated     = "2 that do both"
+	colocated     = "2 colocated"
 )
 
-// tolerable is by how much a chunk size's median time to first token may exceed the
-// lowest one's, for its inter-token latencies to count.
+// tolerable is the largest factor by which a chunk size's median time to first token may
+// exceed the lowest one, for its inter-token latency to be considered.
 const tolerable = 1.25
 
 // options are the command's flags.
@@ -61,8 +61,8 @@ type options struct {
 	shares, chunks   string
 	ttft, tpot       time.Duration
 	kv               string
-	chunk            int     // 0: found
-	capacity         float64 // requests a second; 0: found
+	chunk            int     // 0: measured
+	capacity         float64 // requests per second; 0: measured
 	commit           string
 }
 
@@ -81,7 +81,7 @@ func main() {
 	}
 }
 
-// nodes runs a fleet, every node on a core of its own.
+// nodes runs a fleet, with every node on a core of its own.
 func nodes(ctx context.Context, args []string) error {
 	var l launch.Local
 	f := flag.NewFlagSet("nodes", flag.ContinueOnError)
@@ -127,9 +127,9 @@ func demo(ctx context.Context, args []string, out, errOut io.Writer) error {
 	f.IntVar(&o.seconds, "seconds", 60, "of arrivals in each run")
 	f.IntVar(&o.repeat, "repeat", 5, "repetitions, each around both fleets")
 	f.StringVar(&o.shares, "shares", "0.3,0.45,0.6,0.75,0.9", "loads, of the capacity of two colocated nodes")
-	f.StringVar(&o.chunks, "chunks", "128,256,512,1024", "chunk sizes that colocated nodes try")
-	f.IntVar(&o.chunk, "chunk", 0, "the chunk size of both fleets; 0: the colocated nodes' best is found")
-	f.Float64Var(&o.capacity, "capacity", 0, "requests a second that two colocated nodes can answer; 0: found")
+	f.StringVar(&o.chunks, "chunks", "128,256,512,1024", "chunk sizes to try with colocated nodes")
+	f.IntVar(&o.chunk, "chunk", 0, "the chunk size of both fleets; 0: the colocated nodes' best, measured")
+	f.Float64Var(&o.capacity, "capacity", 0, "capacity of two colocated nodes in requests per second; 0: measured")
 	f.DurationVar(&o.ttft, "ttft", time.Second, "goodput: longest time to the first token")
 	f.DurationVar(&o.tpot, "tpot", 20*time.Millisecond, "goodput: longest mean time per further token")
 	f.StringVar(&o.kv, "kv", "512MiB", "KV memory of a node")
@@ -158,7 +158,7 @@ func demo(ctx context.Context, args []string, out, errOut io.Writer) error {
 	points, err := o.sweep(ctx, out, errOut, o.out, bench.SweepOptions{
 		Rates: rates, RunSeconds: o.seconds, Repeat: o.repeat, Alternate: true,
 		Commands: []string{o.fleet(1, 1) + " " + flags, o.fleet(0, 2) + " " + flags}, Labels: []string{disaggregated, colocated},
-		Title: "One prefill and one decode node, or two that do both",
+		Title: "One prefill and one decode node, or two colocated nodes",
 		Notes: []string{
 			fmt.Sprintf("Each node has one thread on a core of its own; int8 weights of %.1f million random parameters; gateway and client share the two cores with them.", float64(parameters())/1e6),
 			fmt.Sprintf("Load: %s (share:prompt tokens:answer tokens), at shares of %.2f requests/s, the capacity of two colocated nodes; steps of up to %d tokens in all nodes.", strings.Join(mix, ", "), o.capacity, o.chunk),
@@ -193,7 +193,7 @@ func parameters() (n int) {
 	return n
 }
 
-// fleet is the command line of one.
+// fleet returns the command line of a fleet.
 func (o *options) fleet(prefill, decode int) string {
 	self, err := os.Executable()
 	if err != nil {
@@ -203,7 +203,7 @@ func (o *options) fleet(prefill, decode int) string {
 		self, o.tandem, filepath.Join(o.dir, "model"), o.dir, o.kv, o.port, prefill, decode)
 }
 
-// sweep runs with the load's flags.
+// sweep runs a sweep with the load's flags.
 func (o *options) sweep(ctx context.Context, out, errOut io.Writer, dir string, so bench.SweepOptions, more ...string) ([]report.Point, error) {
 	args := append([]string{"--port", strconv.Itoa(o.port), "--tokenizer", filepath.Join(o.dir, "model"), "--ignore-eos", "--temperature", "0", "--num-warmups", "1",
 		"--goodput", fmt.Sprintf("ttft:%d", o.ttft.Milliseconds()), "--goodput", fmt.Sprintf("tpot:%d", o.tpot.Milliseconds()), "--disable-tqdm"}, more...)
@@ -220,8 +220,8 @@ func (o *options) sweep(ctx context.Context, out, errOut io.Writer, dir string, 
 	return bench.Points(ctx, &b, so, out, errOut)
 }
 
-// trial finds the colocated nodes' capacity and their best chunk size, as far as
-// neither was given.
+// trial measures the colocated nodes' capacity and their best chunk size, unless flags
+// set them.
 func (o *options) trial(ctx context.Context, out, errOut io.Writer) error {
 	chunks := o.chunks
 	if o.chunk > 0 {
@@ -249,8 +249,8 @@ func (o *options) trial(ctx context.Context, out, errOut io.Writer) error {
 	return err
 }
 
-// best is the chunk size with the lowest inter-token latency of those whose first
-// tokens come about as soon as any's.
+// best returns the chunk size with the lowest inter-token latency among those with about
+// the shortest time to first token.
 func best(points []report.Point, chunks []string) (int, error) {
 	if len(points) != len(chunks) {
 		return 0, fmt.Errorf("%d runs for %d chunk sizes", len(points), len(chunks))
@@ -268,10 +268,10 @@ func best(points []report.Point, chunks []string) (int, error) {
 	return strconv.Atoi(strings.TrimSpace(chunks[at]))
 }
 
-// page is the summary: for each load medians over the repetitions of both fleets.
+// page returns the summary: for each load, medians over the repetitions of both fleets.
 func (o *options) page(points []report.Point, rates []float64, names []string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# What disaggregation changes\n\nOne prefill and one decode node beside two nodes that do both (`make demo-report`; [plots](report.html), [runs](sweep.csv)).\n\n")
+	fmt.Fprintf(&b, "# What disaggregation changes\n\nOne prefill and one decode node, and two colocated nodes (`make demo-report`; [plots](report.html), [runs](sweep.csv)).\n\n")
 	fmt.Fprintf(&b, "- Machine: %s\n- Commit: %s\n", report.Machine(), o.commit)
 	fmt.Fprintf(&b, "- Model: %.1f million random parameters in int8, vocabulary of %d; each node one thread on a core of its own.\n", float64(parameters())/1e6, shape.Vocab)
 	fmt.Fprintf(&b, "- Load: %s (share:prompt tokens:answer tokens) for %d s a run, %d repetitions that alternate between the fleets.\n", strings.Join(mix, ", "), o.seconds, o.repeat)
@@ -296,7 +296,7 @@ func (o *options) page(points []report.Point, rates []float64, names []string) s
 	return b.String()
 }
 
-// cores is what processes used together, the gateway being a server's first.
+// cores returns the cores that all processes used together. The gateway is a server's first.
 func cores(nodes []report.Node) (sum float64) {
 	for i := range nodes {
 		sum += nodes[i].Cores()
@@ -304,7 +304,7 @@ func cores(nodes []report.Node) (sum float64) {
 	return sum
 }
 
-// median is a figure's over a fleet's runs of a load.
+// median returns the median of a figure over a fleet's runs of a load.
 func median(points []report.Point, server string, rate float64, of func(*report.Point) float64) float64 {
 	var v []float64
 	for i := range points {

@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-serving/tandem/bench/checkpoint"
 )
 
-// The model has the parameters of Llama-3.2-1B, and every type of tensor is as
-// long as its header says.
+// The model has the parameters of Llama-3.2-1B, and the length of every type of tensor
+// matches its header.
 func TestWeights(t *testing.T) {
 	total := 0
 	for _, m := range shape.Matrices() {

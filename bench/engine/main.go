@@ -1,15 +1,15 @@
-// Command engine measures the engine beside llama.cpp: on one machine, with one
-// number of threads, on random weights in the shape of Llama-3.2-1B, each side in
-// turn. It prints a table and keeps it as a file.
+// Command engine measures the engine and llama.cpp on one machine, with the same number of
+// threads and random weights in the shape of Llama-3.2-1B, in turn. It prints a table and
+// writes it to a file.
 //
-// What is compared: steps of one sequence and of eight, 64 tokens into their
-// context, and a prompt of 512 tokens in one step. Ours are engine/model's steps,
-// greedy draw included, theirs are what llama-bench and llama-batched-bench time.
-// A round runs both sides once; a figure is the median of the rounds. The bandwidth
-// of reading memory is measured between our steps of one sequence, with as many threads.
+// It compares steps of one sequence and of eight, 64 tokens into their context, and a
+// prompt of 512 tokens in one step. Ours are engine/model's steps, greedy sampling
+// included; theirs are the times of llama-bench and llama-batched-bench. A round runs both
+// sides once, and a figure is the median of the rounds. The bandwidth of reading memory is
+// measured between our steps of one sequence, with as many threads.
 //
-// Invariant: nothing is compared that did not run in the same call, and a figure
-// that was not measured is not written.
+// Invariant: only figures of the same call are compared, and no figure is written that was
+// not measured.
 package main
 
 import (
@@ -38,12 +38,12 @@ type figures struct{ Decode1, Decode8, Prefill float64 }
 // result is a row with its rounds.
 type result struct {
 	Row          row
-	Kernels      string // ours
-	Peer         string // theirs: which build of their kernels
+	Kernels      string // of our engine
+	Peer         string // build of llama.cpp's kernels
 	Threads      int
 	Ours, Theirs []figures // one per round
-	Bandwidth    []float64 // likewise: bytes per second that the machine reads
-	WeightBytes  int64     // that ours reads for a token
+	Bandwidth    []float64 // one per round: bytes per second that the machine reads
+	WeightBytes  int64     // that our engine reads for a token
 	Machine      string
 	Commit       string
 }
@@ -57,9 +57,9 @@ type options struct {
 func main() {
 	var o options
 	flag.StringVar(&o.dir, "dir", ".cache/bench-engine", "folder for the random models, some 8 GB, and for results")
-	flag.StringVar(&o.peer, "peer", ".cache/bench-engine/llama.cpp/avx512vnni", "folder with llama-bench and llama-batched-bench; empty: ours alone")
+	flag.StringVar(&o.peer, "peer", ".cache/bench-engine/llama.cpp/avx512vnni", "folder with llama-bench and llama-batched-bench; empty: only our engine")
 	flag.StringVar(&o.kernels, "kernels", "avx512vnni", "our kernels, as --cpu-kernels")
-	flag.StringVar(&o.only, "only", "", "one row: int8, int4 or none (as stored, bf16)")
+	flag.StringVar(&o.only, "only", "", "only one row: int8, int4 or none (as stored, bf16)")
 	flag.StringVar(&o.out, "out", "bench/results/engine.md", "the table's file; empty: none")
 	flag.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads of each side")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds, whose median counts")
@@ -91,7 +91,7 @@ func run(o *options) error {
 	if o.out == "" {
 		return nil
 	}
-	all, err := kept(o.dir)
+	all, err := loadResults(o.dir)
 	if err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func compare(o *options, r row) (*result, error) {
 	res := &result{Row: r, Kernels: o.kernels, Peer: filepath.Base(o.peer), Threads: o.threads,
 		WeightBytes: ours.weights, Machine: machine(), Commit: commit()}
 	if o.more {
-		if err := join(o.dir, res); err != nil {
+		if err := joinRounds(o.dir, res); err != nil {
 			return nil, err
 		}
 	}
@@ -129,7 +129,7 @@ func compare(o *options, r row) (*result, error) {
 		}
 		fmt.Fprintln(os.Stderr, line)
 		res.Bandwidth, res.Ours = append(res.Bandwidth, read), append(res.Ours, f)
-		if err := keep(o.dir, res); err != nil { // what comes after may be cut short
+		if err := saveResult(o.dir, res); err != nil { // later rounds may be interrupted
 			return nil, err
 		}
 	}

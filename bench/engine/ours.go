@@ -14,7 +14,7 @@ import (
 
 const (
 	promptTokens = 512
-	context      = 64 // tokens before those that are timed
+	context      = 64 // tokens before the timed ones
 	decodeSteps  = 24
 	batch        = 8
 	blockTokens  = 16
@@ -80,7 +80,7 @@ func (s *side) close() {
 	}
 }
 
-// step computes the next n tokens of some sequences and draws behind each.
+// step computes the next n tokens of some sequences and samples after each.
 func (s *side) step(n, seqs int) error {
 	st := &backend.Step{Sampled: make([]int32, seqs)}
 	for i := range seqs {
@@ -97,9 +97,9 @@ func (s *side) step(n, seqs int) error {
 	return s.m.Step(st, nil)
 }
 
-// measure times one prompt, and decoding of one and of eight sequences. Between the steps of
-// one sequence memory is read, at bandwidth bytes per second: other users of the machine
-// slow both alike.
+// measure times one prompt, and decoding of one and of eight sequences. Between the steps
+// of one sequence it reads memory and measures bandwidth in bytes per second, so that other
+// load on the machine slows both alike.
 func (s *side) measure(r *reader) (f figures, bandwidth float64, err error) {
 	rate := func(seqs, n, steps int, between func()) float64 {
 		var took time.Duration
@@ -135,25 +135,25 @@ func (s *side) measure(r *reader) (f figures, bandwidth float64, err error) {
 	return f, bandwidth, err
 }
 
-// passWords is how many words a thread reads in a pass, 128 MiB. It has passes times as
-// many, which no cache keeps.
+// passWords is the number of words that a thread reads in a pass, 128 MiB. Its memory is
+// passes times as large, so that no cache holds it.
 const (
 	passWords = 1 << 24
 	passes    = 8
 )
 
-// reader reads memory by some threads.
+// reader reads memory with several threads.
 type reader struct {
 	data  [][]uint64
 	sums  []uint64
 	words int // of a thread in a pass
-	ahead int // words that are prefetched: what is fastest here
+	ahead int // words to prefetch: the fastest distance on this machine
 	at    int // next pass
 }
 
 func newReader(threads, words int) *reader {
 	r := &reader{data: make([][]uint64, threads), sums: make([]uint64, threads), words: words}
-	r.all(func(i int) { r.data[i] = slices.Repeat([]uint64{1}, passes*words) })
+	r.onEachThread(func(i int) { r.data[i] = slices.Repeat([]uint64{1}, passes*words) })
 	best, least := 0, time.Hour
 	for try := range 2 * passes { // both ways in turn, so that others on the machine slow both
 		r.ahead = try % 2 * 256
@@ -166,18 +166,18 @@ func newReader(threads, words int) *reader {
 	return r
 }
 
-// bytes is how many a pass reads.
+// bytes returns the number of bytes that a pass reads.
 func (r *reader) bytes() int { return len(r.data) * r.words * 8 }
 
 // pass reads the next part of each thread's memory.
 func (r *reader) pass() time.Duration {
 	from := r.at * r.words
 	r.at = (r.at + 1) % passes
-	return r.all(func(i int) { r.sums[i] += read(r.data[i][from:from+r.words], r.ahead) })
+	return r.onEachThread(func(i int) { r.sums[i] += read(r.data[i][from:from+r.words], r.ahead) })
 }
 
-// all has every thread do something.
-func (r *reader) all(do func(i int)) time.Duration {
+// onEachThread calls do once on every thread.
+func (r *reader) onEachThread(do func(i int)) time.Duration {
 	began := time.Now()
 	var wg sync.WaitGroup
 	for i := range r.data {

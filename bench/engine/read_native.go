@@ -32,7 +32,7 @@ static uint64_t read_words(const uint64_t *p, int64_t n, int64_t ahead) {
 */
 import "C"
 
-// read sums words in four streams, a vector at a time, and prefetches so many words ahead.
+// read sums words in four streams, a vector at a time, and prefetches ahead words.
 func read(data []uint64, ahead int) uint64 {
 	return uint64(C.read_words((*C.uint64_t)(&data[0]), C.int64_t(len(data)), C.int64_t(ahead)))
 }

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// keep stores a row's result, in place of that of an earlier run.
-func keep(dir string, r *result) error {
+// saveResult stores a row's result and replaces that of an earlier run.
+func saveResult(dir string, r *result) error {
 	data, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
@@ -25,9 +25,9 @@ func (r *result) file(dir string) string {
 	return filepath.Join(dir, fmt.Sprintf("result-%s-%s.json", r.Kernels, r.Row.Ours))
 }
 
-// join puts the rounds of the earlier result before those of r, where it has one
-// of the same code, machine, threads and peer.
-func join(dir string, r *result) error {
+// joinRounds puts the rounds of an earlier result before those of r, if both have the same
+// code, machine, threads and peer.
+func joinRounds(dir string, r *result) error {
 	data, err := os.ReadFile(r.file(dir))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -47,8 +47,8 @@ func join(dir string, r *result) error {
 	return nil
 }
 
-// kept are the results so far, by kernels and in the order of rows.
-func kept(dir string) (all []result, err error) {
+// loadResults returns the results so far, by kernels and in the order of rows.
+func loadResults(dir string) (all []result, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "result-*.json"))
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func kept(dir string) (all []result, err error) {
 	return all, nil
 }
 
-// table writes results for people.
+// table returns the results as a Markdown table.
 func table(all []result) string {
 	var b strings.Builder
 	b.WriteString("| weights | kernels | decode 1 | decode 8 | prefill 512 | reads of memory at decode 1 |\n|---|---|---|---|---|---|\n")
@@ -100,11 +100,11 @@ func table(all []result) string {
 	return b.String()
 }
 
-// page is the file of results.
+// page returns the file of results.
 func page(all []result) string {
 	var b strings.Builder
-	b.WriteString("# The engine beside llama.cpp\n\nTokens per second, ours, theirs and how many times theirs ours is; random weights in the shape of Llama-3.2-1B, both sides in turn.\n" +
-		"Written by `make bench-engine`; bench/engine says what is timed.\n\n")
+	b.WriteString("# The engine and llama.cpp\n\nTokens per second: ours, theirs and the ratio; random weights in the shape of Llama-3.2-1B, both sides in turn.\n" +
+		"Written by `make bench-engine`; bench/engine documents what is timed.\n\n")
 	b.WriteString(table(all))
 	b.WriteString("\n")
 	seen := map[string]bool{}
@@ -118,7 +118,7 @@ func page(all []result) string {
 	return b.String()
 }
 
-// names are the rows that were measured as r was.
+// names returns the rows that were measured with the same settings as r.
 func names(all []result, r result) (out []string) {
 	for _, x := range all {
 		if x.Machine == r.Machine && x.Threads == r.Threads && len(x.Ours) == len(r.Ours) && x.Commit == r.Commit {
@@ -128,15 +128,15 @@ func names(all []result, r result) (out []string) {
 	return out
 }
 
-// machine is the processor's name as Linux gives it.
+// machine returns the processor's name on Linux.
 func machine() string {
-	data, _ := os.ReadFile("/proc/cpuinfo") // elsewhere there is none, and the name stays empty
+	data, _ := os.ReadFile("/proc/cpuinfo") // does not exist elsewhere; the name stays empty
 	for line := range strings.Lines(string(data)) {
 		if name, ok := strings.CutPrefix(line, "model name"); ok {
 			return strings.TrimSpace(strings.TrimLeft(name, "\t :"))
 		}
 	}
-	return "a processor without a name"
+	return "unknown processor"
 }
 
 func commit() string {

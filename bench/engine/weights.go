@@ -12,7 +12,7 @@ import (
 // shape of Llama-3.2-1B.
 var shape = checkpoint.Shape{Vocab: 128256, Hidden: 2048, FFN: 8192, Layers: 16, Heads: 32, KVHeads: 8, HeadDim: 64, Positions: 131072, RopeTheta: 500000}
 
-// What GGUF files are made of.
+// Constants of the GGUF format.
 const (
 	deviation               = 0.02 // of a weight
 	ggufAlign, ggufVersion  = 32, 3
@@ -20,8 +20,8 @@ const (
 	typeQ6K, typeBF16       = 14, 30
 )
 
-// models writes what is not there yet: a Hugging Face folder in bf16 and a GGUF of
-// each type. Their random weights differ, but not in how fast they compute.
+// models writes the missing files: a Hugging Face folder in bf16 and a GGUF of each type.
+// Their random weights differ, which does not change their speed.
 func models(dir string) error {
 	if err := shape.HuggingFace(filepath.Join(dir, "bf16")); err != nil {
 		return err
@@ -35,7 +35,7 @@ func models(dir string) error {
 	return nil
 }
 
-// size is the size, in bytes, of a tensor of a type.
+// size returns the size of a tensor of a type in bytes.
 func size(m *checkpoint.Matrix, t uint32) int {
 	n := m.Elements()
 	switch t {
@@ -85,8 +85,8 @@ func write(w io.Writer, m *checkpoint.Matrix, t uint32, random *checkpoint.Noise
 	return err
 }
 
-// gguf writes llama.cpp's format: matrices of one type, the embedding, which is
-// the output projection too, of another.
+// gguf writes llama.cpp's format: matrices of one type, and the embedding, which is also
+// the output projection, of another.
 func gguf(w io.Writer, t, embedding uint32) error {
 	var b []byte
 	str := func(s string) {

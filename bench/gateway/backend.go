@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,22 +11,28 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// Between two tokens of a stream; the first comes at once. gap is what the backend is
-// told by envGap.
+// Intervals between two tokens of a stream. The first token is sent at once. envGap passes gap to
+// backends.
 const (
 	steady = 10 * time.Millisecond
-	flood  = 2500 * time.Microsecond // of which 1,000 streams are more than two cores can pass on
+	flood  = 2500 * time.Microsecond // 1,000 such streams are more than two cores can proxy
 	envGap = "BENCH_GAP"
+	// envBackendCerts is a folder of tlsconf by whose certificate the backend serves HTTPS; empty: it
+	// serves HTTP.
+	envBackendCerts = "BENCH_BACKEND_CERTS"
 )
 
 var gap = steady
 
-// setGap takes the gap from the environment.
+// setGap sets gap from the environment.
 func setGap() (err error) {
 	if s := os.Getenv(envGap); s != "" {
 		gap, err = time.ParseDuration(s)
@@ -39,8 +46,8 @@ const (
 	streamHead  = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
 
-// serveBackend is an OpenAI server that computes nothing, on a port that it
-// prints, until its input ends. A token is one event, one chunk and one write.
+// serveBackend runs an OpenAI server that computes nothing, until its input ends. It prints its
+// address. A token is one event, one chunk and one write.
 func serveBackend() error {
 	if err := setGap(); err != nil {
 		return err
@@ -54,6 +61,13 @@ func serveBackend() error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		l.Close()
 	}()
+	if dir := os.Getenv(envBackendCerts); dir != "" {
+		cert, err := tls.LoadX509KeyPair(filepath.Join(dir, tlsconf.NodeCertFile), filepath.Join(dir, tlsconf.NodeKeyFile))
+		if err != nil {
+			return err
+		}
+		l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}})
+	}
 	for {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -87,7 +101,7 @@ var (
 	noneBytes   = plain(404, `{"error":{"message":"the mock has no such route"}}`)
 )
 
-// converse answers a connection's requests.
+// converse answers the requests of a connection.
 func converse(c net.Conn) {
 	defer c.Close()
 	in := bufio.NewReaderSize(c, 16<<10)
@@ -126,7 +140,8 @@ func converse(c net.Conn) {
 	}
 }
 
-// readHead is a message's first line and its body's length.
+// readHead reads the head of a message. It returns the first line and the length of the body; -1:
+// chunked.
 func readHead(in *bufio.Reader) (first string, length int, err error) {
 	for {
 		line, err := in.ReadSlice('\n')
@@ -153,10 +168,10 @@ func readHead(in *bufio.Reader) (first string, length int, err error) {
 	}
 }
 
-// streamed is how many tokens a request wants as a stream; 0: as one answer.
+// streamed returns the number of tokens that a request asks for as a stream, or 0 for one answer.
 func streamed(body []byte) int {
 	if !bytes.Contains(body, []byte(`"stream":true`)) && !bytes.Contains(body, []byte(`"stream": true`)) {
-		return 0 // which spares the mock the parsing of large bodies
+		return 0 // without parsing large bodies
 	}
 	var q struct {
 		Stream  bool `json:"stream"`
@@ -169,7 +184,7 @@ func streamed(body []byte) int {
 	return max(1, q.Max, q.MaxChat)
 }
 
-// stream sends tokens at their times: a late one does not delay the next.
+// stream sends tokens at fixed times, so that a late one does not delay the next.
 func stream(c net.Conn, out []byte, n int) ([]byte, error) {
 	began := time.Now()
 	out = append(out[:0], streamHead...)

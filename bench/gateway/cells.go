@@ -22,24 +22,27 @@ const (
 	first99    = "ms p99"
 )
 
-// nFlood is the tokens of a stream of the flood: as long a stream as the others.
+// nFlood is the number of tokens of a stream of the flood, so that it is as long as the others in
+// time.
 const nFlood = 256
 
-// cells are the parts' measurements. Streams have 64 tokens, 10 ms apart; those of the
-// flood more, and sooner.
+// cells has the measurements of each part. Streams have 64 tokens, 10 ms apart, and in the flood
+// nFlood tokens, 2.5 ms apart.
 var cells = map[string][]cell{
-	"requests": {busy("tiny", 64, ask{prompt: 100}, 1), busy("8 KB", 64, ask{prompt: 8 << 10}, 1), busy("100 KB", 64, ask{prompt: 100 << 10}, 1)},
-	"streams":  {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2), {"first token", firstTokenTime}},
-	"many":     {busy("1000 streams", 1000, ask{prompt: 200, tokens: 64}, 3)},
-	"flood":    {busy("flood", 1000, ask{prompt: 200, tokens: nFlood}, 2)},
-	"native":   {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2), busy("1000 streams", 1000, ask{prompt: 200, tokens: 64}, 2)},
+	"requests":   {busy("tiny", 64, ask{prompt: 100}, 1), busy("8 KB", 64, ask{prompt: 8 << 10}, 1), busy("100 KB", 64, ask{prompt: 100 << 10}, 1)},
+	"streams":    {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2), {"first token", firstTokenTime}},
+	"many":       {busy("1000 streams", 1000, ask{prompt: 200, tokens: 64}, 3)},
+	"flood":      {busy("flood", 1000, ask{prompt: 200, tokens: nFlood}, 2)},
+	clientsTLS:   {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2)},
+	upstreamsTLS: {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2)},
+	"native":     {busy("256 streams", 256, ask{prompt: 200, tokens: 64}, 2), busy("1000 streams", 1000, ask{prompt: 200, tokens: 64}, 2)},
 }
 
-// busy keeps n connections busy for a while and accounts CPU time to what they
-// got in it, once all of them are under way.
+// busy keeps n connections busy. Once all are, it measures the CPU time per request or token over a
+// number of windows.
 func busy(name string, n int, a ask, windows int) cell {
 	return cell{name, func(ctx context.Context, o *options, b *bed, p *proxy, res *result) error {
-		l := drive(p.addr, n, a)
+		l := drive(p, n, a)
 		warm := o.window / 4
 		if a.tokens > 0 {
 			warm = time.Duration(a.tokens) * gap * 3 / 2
@@ -61,7 +64,7 @@ func busy(name string, n int, a ask, windows int) cell {
 			if err != nil {
 				return err
 			}
-			mb, err := p.rss()
+			mb, err := p.anonymous()
 			if err != nil {
 				return err
 			}
@@ -70,7 +73,7 @@ func busy(name string, n int, a ask, windows int) cell {
 				unit, what = got, perToken
 			}
 			if unit == 0 {
-				return fmt.Errorf("nothing came in %v", took)
+				return fmt.Errorf("no answer in %v", took)
 			}
 			res.add(p.name, name+", "+what, float64((after-cpu).Microseconds())/float64(unit))
 			res.add(p.name, name+", "+perSecond, float64(unit)/took.Seconds())
@@ -84,10 +87,10 @@ func busy(name string, n int, a ask, windows int) cell {
 	}}
 }
 
-// firstTokenTime is one connection that asks for streams of one token.
+// firstTokenTime measures one connection that requests streams of one token.
 func firstTokenTime(ctx context.Context, _ *options, _ *bed, p *proxy, res *result) error {
 	const asks = 500
-	times, err := firstTokens(ctx, p.addr, asks)
+	times, err := firstTokens(ctx, p, asks)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -14,17 +15,17 @@ import (
 	"time"
 )
 
-// clientPatience is how long an answer may make no progress.
-const clientPatience = 20 * time.Second
+// clientTimeout is the longest time of one answer.
+const clientTimeout = 20 * time.Second
 
-// ask is what a connection of the client asks for again and again.
+// ask is the request that a connection repeats.
 type ask struct {
 	prompt int // bytes
 	tokens int // of a stream; 0: no stream
 }
 
-// request is the bytes of connection i's requests: prompts of connections differ
-// from their first words on.
+// request returns the bytes of connection i's request. Prompts of different connections differ from
+// their first words on.
 func (a ask) request(addr string, i int) []byte {
 	text := fmt.Sprintf("user %d asks: ", i*7919)
 	text += strings.Repeat("the quick brown fox jumps over the lazy dog ", a.prompt/44+1)
@@ -34,25 +35,25 @@ func (a ask) request(addr string, i int) []byte {
 		addr, apiKey, len(body), body)
 }
 
-// client is connections that are kept busy.
+// client has the connections that are kept busy.
 type client struct {
 	answers, tokens atomic.Int64
 	stop            atomic.Bool
 	wg              sync.WaitGroup
 	mu              sync.Mutex
-	err             error // the first
+	err             error
 }
 
-// drive keeps n connections to addr busy until end is called. Streams begin
-// spread over their own length.
-func drive(addr string, n int, a ask) *client {
+// drive keeps n connections to p busy until end is called. The beginnings of streams are spread
+// over their length.
+func drive(p *proxy, n int, a ask) *client {
 	l := new(client)
 	for i := range n {
 		l.wg.Go(func() {
 			if a.tokens > 0 {
 				time.Sleep(time.Duration(i) * time.Duration(a.tokens) * gap / time.Duration(n))
 			}
-			if err := l.keep(addr, i, a); err != nil {
+			if err := l.keep(p, i, a); err != nil {
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				l.err = errors.Join(l.err, err)
@@ -63,20 +64,20 @@ func drive(addr string, n int, a ask) *client {
 	return l
 }
 
-// end lets what runs end, and tells what went wrong.
+// end stops the connections after their current answers, and returns their errors.
 func (l *client) end() error {
 	l.stop.Store(true)
 	l.wg.Wait()
 	return l.err
 }
 
-func (l *client) keep(addr string, i int, a ask) error {
-	k, err := dial(addr)
+func (l *client) keep(p *proxy, i int, a ask) error {
+	k, err := dial(p)
 	if err != nil {
 		return err
 	}
 	defer k.c.Close()
-	request := a.request(addr, i)
+	request := a.request(p.addr, i)
 	for !l.stop.Load() {
 		if _, _, err := k.exchange(request, a.tokens, &l.tokens); err != nil {
 			return err
@@ -93,24 +94,27 @@ type conn struct {
 	buf []byte
 }
 
-func dial(addr string) (*conn, error) {
-	c, err := net.DialTimeout("tcp", addr, clientPatience)
+func dial(p *proxy) (*conn, error) {
+	c, err := net.DialTimeout("tcp", p.addr, clientTimeout)
 	if err != nil {
 		return nil, err
+	}
+	if p.tls != nil {
+		c = tls.Client(c, p.tls)
 	}
 	return &conn{c: c, in: bufio.NewReaderSize(c, 4<<10), buf: make([]byte, 8<<10)}, nil
 }
 
 var (
 	tokenMark = []byte(`data: {"id"`)
-	roleMark  = []byte(`"role":"assistant"`) // of the event that our nodes' streams begin with, which is no token
+	roleMark  = []byte(`"role":"assistant"`) // in the first event of native streams, which is not a token
 	doneMark  = []byte("data: [DONE]")
 )
 
-// exchange sends a request and reads its whole answer, with exactly so many
-// tokens if it is a stream; first is when the first of them came.
+// exchange sends a request and reads its answer, which must be a stream of that many tokens unless
+// tokens is 0. first is when the first token arrived.
 func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, first time.Time, err error) {
-	if err := k.c.SetDeadline(time.Now().Add(clientPatience)); err != nil {
+	if err := k.c.SetDeadline(time.Now().Add(clientTimeout)); err != nil {
 		return sent, first, err
 	}
 	sent = time.Now()
@@ -128,7 +132,7 @@ func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, f
 	if length >= 0 {
 		n, err := k.in.Discard(length)
 		if err == nil && tokens > 0 {
-			err = fmt.Errorf("instead of a stream %d bytes came", n)
+			err = fmt.Errorf("the answer is no stream, but %d bytes", n)
 		}
 		return sent, first, err
 	}
@@ -154,7 +158,7 @@ func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, f
 			seen.Add(int64(m))
 		}
 		done = done || bytes.Contains(b, doneMark)
-		// What may be the beginning of a mark is looked at again with what follows.
+		// Bytes that may be the beginning of a mark are searched again with the following ones.
 		carry = copy(k.buf, b[len(b)-min(len(b), len(tokenMark)-1):])
 	}
 	if tokens > 0 && (got != tokens || !done) {
@@ -163,17 +167,17 @@ func (k *conn) exchange(request []byte, tokens int, seen *atomic.Int64) (sent, f
 	return sent, first, nil
 }
 
-// unchunk takes the framing off a body that comes in chunks. Proxies that lag behind
-// frame it anew, also in the middle of an event.
+// unchunk removes the chunked framing of a body. Slow proxies change the framing, also within an
+// event.
 type unchunk struct {
-	left   int  // of the chunk
-	size   int  // of the next, as far as its line has come
+	left   int  // bytes of the current chunk
+	size   int  // of the next chunk, as far as its line was read
 	inLine bool // the line has begun
-	last   bool // it was the last
-	over   bool // nothing follows
+	last   bool // the last chunk was read
+	over   bool // the body is complete
 }
 
-// strip moves the body's own bytes to the front; there are n of them.
+// strip moves the bytes of the body to the front of b and returns their number.
 func (u *unchunk) strip(b []byte) (n int, err error) {
 	for i := 0; i < len(b); {
 		if u.left > 0 {
@@ -188,7 +192,7 @@ func (u *unchunk) strip(b []byte) (n int, err error) {
 		case c == '\n' && u.inLine:
 			u.left, u.last = u.size, u.size == 0
 			u.size, u.inLine = 0, false
-		case c == '\n': // behind a chunk, or the last
+		case c == '\n': // after a chunk, or after the last one
 			u.over = u.last
 		case digit < 0 || u.size > 1<<24:
 			return n, fmt.Errorf("a chunk's length has %q", c)
@@ -199,15 +203,15 @@ func (u *unchunk) strip(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// firstTokens is the times from requests to their first tokens, one request after
-// the other.
-func firstTokens(ctx context.Context, addr string, n int) ([]float64, error) {
-	k, err := dial(addr)
+// firstTokens returns the sorted times in ms from n requests, one after the other, to their first
+// tokens.
+func firstTokens(ctx context.Context, p *proxy, n int) ([]float64, error) {
+	k, err := dial(p)
 	if err != nil {
 		return nil, err
 	}
 	defer k.c.Close()
-	request, times := ask{prompt: 200, tokens: 1}.request(addr, 1), []float64(nil)
+	request, times := ask{prompt: 200, tokens: 1}.request(p.addr, 1), []float64(nil)
 	var seen atomic.Int64
 	for i := range n + n/10 {
 		if ctx.Err() != nil {
@@ -217,7 +221,7 @@ func firstTokens(ctx context.Context, addr string, n int) ([]float64, error) {
 		if err != nil {
 			return nil, err
 		}
-		if i >= n/10 { // the others warm up
+		if i >= n/10 { // the first ones only warm up
 			times = append(times, first.Sub(sent).Seconds()*1e3)
 		}
 	}

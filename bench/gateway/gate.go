@@ -18,16 +18,16 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// A gate compares two binaries of ours: -before is the one that is known, -tandem the one
-// that changes. A round starts both and puts the same load on both at the same time, so
-// that whatever else the machine does is the same for both. The median of the rounds'
-// ratios counts, because where a process' memory lies, which changes its speed, differs by
-// start. Counts are of a number of answers that is the same for both, with nothing beside.
+// A gate compares two binaries of tandem: -before and -tandem. A round starts both and puts the
+// same load on both at the same time, so that other load of the machine affects both alike. The
+// median of the rounds' ratios counts, because the speed of a process also depends on its memory
+// layout, which differs between starts. Counts are taken over the same number of answers, without
+// other load.
 
 // gateLoad is one load of a gate.
 type gateLoad struct {
 	name   string
-	native bool // over our own nodes; false: over upstream servers
+	native bool // with decode nodes; false: with upstreams
 	conns  int
 	ask    ask
 }
@@ -40,8 +40,8 @@ var gateLoads = []gateLoad{
 	{"native, 128 streams", true, 128, ask{prompt: 200, tokens: 64}},
 }
 
-// gateFigure is what a gate compares. It passes if the ratio is at most most, or if the
-// figures differ by at most slack: two runs of one binary differ by as much.
+// gateFigure is a figure of a gate. It passes if the ratio is at most most, or if the figures
+// differ by at most slack, by which two runs of one binary differ.
 type gateFigure struct {
 	name        string
 	most, slack float64
@@ -52,19 +52,20 @@ var gateFigures = []gateFigure{
 	{"allocations", 1.02, .5},
 	{"allocated bytes", 1.02, 64},
 	{"reads and writes", 1.02, 0},
-	{"wakes of threads", 1.10, .05}, // depends on how long idle threads spin
+	{"wakes of threads", 1.10, .05}, // it depends on how long idle threads spin
 }
 
-// middle is the median.
+// middle returns the median.
 func middle(v []float64) float64 {
 	v = slices.Sorted(slices.Values(v))
 	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
 }
 
-// usage is what a gateway's process has used since it began, in the order of gateFigures.
+// usage is the use of resources by a gateway's process since its start, in the order of
+// gateFigures.
 type usage [5]float64
 
-// gate measures both binaries and reports whether the later one passes.
+// gate measures both binaries. It returns an error if -tandem does not pass.
 func gate(ctx context.Context, o *options) error {
 	samples := map[string]map[string][]usage{} // by load and binary, one a round
 	for round := range o.rounds {
@@ -89,7 +90,7 @@ func gateRound(ctx context.Context, o *options, round int, native bool, samples 
 	defer b.close()
 	var urls []string
 	for range backends {
-		c, addr, err := startOwn("mock-backend", envGap+"="+gap.String())
+		c, addr, err := startBackend("")
 		if err != nil {
 			return err
 		}
@@ -108,7 +109,7 @@ func gateRound(ctx context.Context, o *options, round int, native bool, samples 
 		}
 		p := peers[0]
 		p.name, p.binary = name, func(*options) string { return binary }
-		if err := b.startPeer(o, p, urls); err != nil {
+		if err := b.startPeer(o, p, urls, ""); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
@@ -145,7 +146,7 @@ func gateRound(ctx context.Context, o *options, round int, native bool, samples 
 func (l *gateLoad) run(ctx context.Context, o *options, proxies []*proxy) (all []usage, err error) {
 	clients := make([]*client, len(proxies))
 	for i, p := range proxies {
-		clients[i] = drive(p.addr, l.conns, l.ask)
+		clients[i] = drive(p, l.conns, l.ask)
 	}
 	defer func() {
 		for i, c := range clients {
@@ -184,18 +185,17 @@ func (l *gateLoad) run(ctx context.Context, o *options, proxies []*proxy) (all [
 			return nil, err
 		}
 		if got == 0 {
-			return nil, fmt.Errorf("%s: nothing came in %v", p.name, o.window)
+			return nil, fmt.Errorf("%s: no answer in %v", p.name, o.window)
 		}
 		all = append(all, usage{(u[0] - before[i][0]) / got})
 	}
 	return all, nil
 }
 
-// gateAnswers is how many answers a connection gets while usage is counted.
+// gateAnswers is the number of answers of a connection while usage is counted.
 const gateAnswers = 2000
 
-// count is what a gateway uses of everything but time for an answer, or for a token of
-// streams.
+// count returns the usage per answer, or per token of streams, of everything but CPU time.
 func (l *gateLoad) count(ctx context.Context, p *proxy) (u usage, err error) {
 	n, units := gateAnswers, 1
 	if l.ask.tokens > 1 {
@@ -210,7 +210,7 @@ func (l *gateLoad) count(ctx context.Context, p *proxy) (u usage, err error) {
 		}
 	}()
 	for i := range conns {
-		if conns[i], err = dial(p.addr); err != nil {
+		if conns[i], err = dial(p); err != nil {
 			return u, err
 		}
 	}
@@ -228,7 +228,7 @@ func (l *gateLoad) count(ctx context.Context, p *proxy) (u usage, err error) {
 		all.Wait()
 		return errors.Join(errs...)
 	}
-	if err := exchange(max(1, n/10)); err != nil { // connections and pools are filled
+	if err := exchange(max(1, n/10)); err != nil { // fills connections and pools
 		return u, err
 	}
 	var at [3]usage
@@ -242,13 +242,13 @@ func (l *gateLoad) count(ctx context.Context, p *proxy) (u usage, err error) {
 			}
 		}
 	}
-	for i := range u { // without what reading the usage takes
+	for i := range u { // without the usage of reading the usage
 		u[i] = (at[2][i] - at[1][i] - (at[1][i] - at[0][i])) / float64(n*units*len(conns))
 	}
 	return u, nil
 }
 
-// usage reads what the gateway's process has used.
+// usage reads the usage of the gateway's process.
 func (p *proxy) usage(ctx context.Context) (u usage, err error) {
 	cpu, err := p.cpu()
 	if err != nil {
@@ -280,7 +280,7 @@ func (p *proxy) usage(ctx context.Context) (u usage, err error) {
 	return u, nil
 }
 
-// sumOf adds up lines "NAME NUMBER" of a file.
+// sumOf returns the sum of the numbers in lines "NAME NUMBER" of a file.
 func sumOf(path string, names ...string) (sum float64, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -298,7 +298,7 @@ func sumOf(path string, names ...string) (sum float64, err error) {
 	return sum, nil
 }
 
-// heap is the Go runtime's own metrics of a gateway.
+// heap returns the memory metrics of a gateway's Go runtime.
 func (p *proxy) heap(ctx context.Context) (map[string]float64, error) {
 	req, err := http.NewRequestWithContext(ctx, "GET", "http://"+p.addr+"/metrics", nil)
 	if err != nil {
@@ -329,10 +329,10 @@ func (p *proxy) heap(ctx context.Context) (map[string]float64, error) {
 	return got, lines.Err()
 }
 
-// gatePage is the table, and whether every figure passes.
+// gatePage returns the table, and whether every figure passes.
 func gatePage(o *options, samples map[string]map[string][]usage) (string, bool) {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Two binaries beside each other\n\n`bench/gateway -before %s -tandem %s -rounds %d -window %v` at %s; %s.\nEach figure is per answer, or per token of streams. Medians of the rounds, of figures and of ratios.\n\n",
+	fmt.Fprintf(&b, "# Comparison of two binaries\n\n`bench/gateway -before %s -tandem %s -rounds %d -window %v` at %s; %s.\nEach figure is per answer, or per token of streams. Medians of the rounds, of figures and of ratios.\n\n",
 		o.before, o.binary, o.rounds, o.window, commit(), report.Machine())
 	fmt.Fprint(&b, "| load | figure | before | after | after / before | at most | passes |\n|---|---|---|---|---|---|---|\n")
 	all := true

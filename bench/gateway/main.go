@@ -1,17 +1,15 @@
-// Command gateway measures Tandem's gateway beside nginx, haproxy, vllm-router
-// and smg: in one run on one machine, each in front of the same mock backend, in
-// turn. It writes a table with a verdict for every bar.
+// Command gateway compares Tandem's gateway with nginx, haproxy, vllm-router and smg. One run
+// measures each of them in turn, on one machine and with the same mock backends, and writes a table
+// with a verdict for every bar.
 //
-// Requests and streams are driven to the full by one client (client.go) that
-// keeps a number of connections busy; what counts is the CPU time that the
-// proxy's processes used, as the kernel accounts it, per unit that the client
-// got. That figure hardly depends on what else the machine does, unlike rates and
-// times. A round measures every proxy once; a figure is the median of the rounds.
-// With the native part Tandem stands in front of a mock of its own decode nodes,
-// over TLS, as in a cluster.
+// One client (client.go) keeps a number of connections busy. The main figure is the CPU time of the
+// proxy's processes, by the kernel's accounts, per request or token that the client received.
+// Unlike rates and times, it hardly depends on other load of the machine. A round measures every
+// proxy once; a figure is the median of the rounds. In the part native, Tandem serves a mock of its
+// decode nodes over TLS, as in a cluster.
 //
-// Invariant: a figure counts only answers that came whole; a cell with any other
-// answer fails the run, and no figure stands that was not measured.
+// Invariant: figures count complete answers only. Any other answer fails the run, and the table has
+// no figure that was not measured.
 package main
 
 import (
@@ -36,8 +34,14 @@ type options struct {
 	window                                  time.Duration
 }
 
-// parts are what -only picks: each is measured, with all proxies, in one go.
-var parts = []string{"requests", "streams", "many", "flood", "native", "decision"}
+// parts are the parts that -only selects. All proxies of a part are measured together.
+var parts = []string{"requests", "streams", "many", "flood", clientsTLS, upstreamsTLS, "native", "decision"}
+
+// Parts in which clients or upstreams use TLS.
+const (
+	clientsTLS   = "clients-tls"
+	upstreamsTLS = "upstreams-tls"
+)
 
 func main() {
 	if len(os.Args) == 2 {
@@ -50,18 +54,18 @@ func main() {
 		}
 	}
 	var o options
-	flag.StringVar(&o.binary, "tandem", "bin/tandem", "our binary")
-	flag.StringVar(&o.before, "before", "", "an earlier binary of ours, to compare -tandem with instead of peers")
+	flag.StringVar(&o.binary, "tandem", "bin/tandem", "tandem's binary")
+	flag.StringVar(&o.before, "before", "", "an earlier binary of tandem, to compare -tandem with instead of peers")
 	flag.StringVar(&o.dir, "dir", ".cache/bench-gateway", "folder for configurations, logs and results")
-	flag.StringVar(&o.out, "out", "bench/results/gateway.md", "the table's file; empty: none, as with -before")
-	flag.StringVar(&o.only, "only", "", "parts, with commas between: "+strings.Join(parts, ", ")+"; empty: all")
-	flag.StringVar(&o.proxies, "proxies", "", "proxies beside direct, with commas between: "+strings.Join(names(), ", ")+"; empty: all")
+	flag.StringVar(&o.out, "out", "bench/results/gateway.md", "file of the table; empty: none, as with -before")
+	flag.StringVar(&o.only, "only", "", "parts, separated by commas: "+strings.Join(parts, ", ")+"; empty: all")
+	flag.StringVar(&o.proxies, "proxies", "", "proxies, separated by commas: "+strings.Join(names(), ", ")+"; empty: all")
 	flag.StringVar(&o.nginx, "nginx", "nginx", "nginx's binary")
 	flag.StringVar(&o.haproxy, "haproxy", "haproxy", "haproxy's binary")
 	flag.StringVar(&o.vllm, "vllm-router", "", "vllm-router's binary")
 	flag.StringVar(&o.smg, "smg", "", "smg's binary")
-	flag.IntVar(&o.rounds, "rounds", 3, "rounds, whose median counts")
-	flag.DurationVar(&o.window, "window", time.Second, "time that a figure is measured for, at least")
+	flag.IntVar(&o.rounds, "rounds", 3, "rounds; a figure is their median")
+	flag.DurationVar(&o.window, "window", time.Second, "minimum time of a measurement")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -71,7 +75,7 @@ func main() {
 	}
 }
 
-// roles are what the command runs as its own child.
+// roles are the roles in which the command starts itself as a child.
 var roles = map[string]func() error{"mock-backend": serveBackend, "mock-node": serveNode}
 
 func run(ctx context.Context, o *options) error {
@@ -122,7 +126,7 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 	if gap = steady; part == "flood" {
 		gap = flood
 	}
-	b, err := startBed(ctx, o, part == "native")
+	b, err := startBed(ctx, o, part)
 	if err != nil {
 		return nil, err
 	}
@@ -130,7 +134,7 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 	res.Versions = b.versions
 	for round := range o.rounds {
 		for i := range b.proxies {
-			p := b.proxies[(i+round)%len(b.proxies)] // none is always behind the same one
+			p := b.proxies[(i+round)%len(b.proxies)] // so that the order differs between rounds
 			for _, c := range cells[part] {
 				if err := c.run(ctx, o, b, p, res); err != nil {
 					return nil, fmt.Errorf("%s, %s: %w", p.name, c.name, err)
@@ -139,10 +143,13 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 		}
 		fmt.Fprintf(os.Stderr, "%s: round %d of %d\n", part, round+1, o.rounds)
 	}
+	if info, err := os.Stat(o.binary); err == nil && part == "many" {
+		res.add("tandem", binarySize, float64(info.Size())/1e6)
+	}
 	return res, nil
 }
 
-// decision runs the benchmarks of routing decisions, which are beside the code.
+// decision runs the Go benchmarks of routing decisions.
 func decision(ctx context.Context, res *result) error {
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Decision|LookAndPick)$", "./gateway/route", "./gateway/native/nodes")
 	out, err := cmd.CombinedOutput()
@@ -169,7 +176,7 @@ func decision(ctx context.Context, res *result) error {
 	return nil
 }
 
-// folder is a new folder of that name below the command's.
+// folder makes an empty folder of that name within -dir.
 func (o *options) folder(name string) (string, error) {
 	dir, err := filepath.Abs(filepath.Join(o.dir, name))
 	if err != nil {

@@ -27,13 +27,13 @@ const (
 const (
 	mockFingerprint = 7
 	mockClass       = "mock"
-	tokenFrom       = 300 // of the made-up answers, which count up to
+	tokenFrom       = 300 // token ids of answers count from here up to
 	tokenTo         = 900
 )
 
-// serveNode is a decode node that computes nothing: a step every gap sends a
-// token of each of its streams in one frame, as an engine's step does. It joins a
-// cluster, prints its address, and goes on until its input ends.
+// serveNode runs a decode node that computes nothing, until its input ends. Every gap it sends a
+// token of each stream in one frame, as an engine's step does. It joins a cluster and prints its
+// address.
 func serveNode() error {
 	material, err := tlsconf.Load(os.Getenv(envCerts), nil)
 	if err != nil {
@@ -77,7 +77,7 @@ type streamKey struct {
 	id uint64
 }
 
-// streamState is one attempt; tokens from next on to end are still to come.
+// streamState is one attempt. The tokens from next to end have not been sent.
 type streamState struct{ attempt, next, end uint32 }
 
 // node implements rpc.Handler.
@@ -86,7 +86,7 @@ type node struct {
 	mu      sync.Mutex
 	conns   map[*rpc.Conn]bool
 	streams map[streamKey]*streamState
-	made    uint64 // steps
+	made    uint64 // number of steps
 }
 
 // Frame implements rpc.Handler.
@@ -132,7 +132,7 @@ func (n *node) beat(c *rpc.Conn) error {
 	return c.Send(rpc.FrameStats, 0, &nodepb.Stats{Steps: n.made, MaxRunning: 4096, Running: uint32(len(n.streams)), PrefillTokensPerS: 1e5})
 }
 
-// steps makes one every gap, and a heartbeat every hundred.
+// steps makes a step every gap, and sends a heartbeat every hundred steps.
 func (n *node) steps(ctx context.Context) {
 	tick := time.NewTicker(gap)
 	defer tick.Stop()

@@ -14,20 +14,19 @@ import (
 	"time"
 )
 
-// tick is the unit of /proc/PID/stat's times: USER_HZ, 100 on all of Linux. The
-// kernel scales them to what the scheduler has measured, so that their sum is
-// right to a tick.
+// tick is the unit of the times in /proc/PID/stat, 1/USER_HZ, which is 100 on all Linux systems.
+// The kernel scales them to the scheduler's measurement, so that their sum is correct to a tick.
 const tick = 10 * time.Millisecond
 
-// child is a process with what it started.
+// child is a process with its descendants.
 type child struct {
 	cmd  *exec.Cmd
-	in   io.Closer // whose end ends it; nil: a signal does
+	in   io.Closer // closing it ends the process; nil: a signal does
 	log  string
 	done chan struct{}
 }
 
-// start runs a command whose output goes to a file.
+// start starts a command whose output goes to a file.
 func start(dir, name string, argv ...string) (*child, error) {
 	log, err := os.Create(filepath.Join(dir, name+".log"))
 	if err != nil {
@@ -45,13 +44,13 @@ func start(dir, name string, argv ...string) (*child, error) {
 func (c *child) wait() *child {
 	c.done = make(chan struct{})
 	go func() {
-		_ = c.cmd.Wait() // its end is all that matters
+		_ = c.cmd.Wait() // only its end matters
 		close(c.done)
 	}()
 	return c
 }
 
-// startOwn runs this command in another role and reads the line that it prints.
+// startOwn starts this command in another role and returns the line that it prints.
 func startOwn(role string, env ...string) (*child, string, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -85,7 +84,7 @@ func (c *child) stop() {
 	if c.in != nil {
 		c.in.Close()
 	} else {
-		_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = c.cmd.Process.Signal(syscall.SIGTERM) // it may have ended before
 	}
 	select {
 	case <-c.done:
@@ -98,7 +97,7 @@ func (c *child) stop() {
 	<-c.done
 }
 
-// ended says whether the process has ended, and what it said last.
+// ended returns an error with the end of the process's output if it has ended.
 func (c *child) ended() error {
 	select {
 	case <-c.done:
@@ -109,13 +108,13 @@ func (c *child) ended() error {
 	}
 }
 
-// family is the process and all below it.
+// family returns the ids of the process and its descendants.
 func (c *child) family() []int {
 	pids := []int{c.cmd.Process.Pid}
 	for i := 0; i < len(pids); i++ {
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pids[i]))
 		for _, t := range tasks {
-			data, _ := os.ReadFile(t) // one that has ended has none
+			data, _ := os.ReadFile(t) // a process that has ended has none
 			for f := range strings.FieldsSeq(string(data)) {
 				if pid, err := strconv.Atoi(f); err == nil {
 					pids = append(pids, pid)
@@ -126,14 +125,14 @@ func (c *child) family() []int {
 	return pids
 }
 
-// cpu is what the family's processes have used.
+// cpu returns the CPU time of the family.
 func (c *child) cpu() (sum time.Duration, err error) {
 	for _, pid := range c.family() {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			return 0, err
 		}
-		// utime and stime are the 12th and 13th behind the name in parentheses.
+		// utime and stime are the 12th and 13th fields after the name in parentheses.
 		f := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
 		for _, at := range []int{11, 12} {
 			n, err := strconv.Atoi(f[at])
@@ -146,25 +145,25 @@ func (c *child) cpu() (sum time.Duration, err error) {
 	return sum, nil
 }
 
-// rss is the family's resident memory in MB (10⁶ bytes); pages that processes
-// share count in each.
-func (c *child) rss() (mb float64, err error) {
+// anonymous returns the family's resident anonymous memory in MB (10⁶ bytes): what the processes
+// allocated, without the pages of their files. Pages that processes share count in each.
+func (c *child) anonymous() (mb float64, err error) {
 	for _, pid := range c.family() {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		if err != nil {
 			return 0, err
 		}
-		_, rest, ok := strings.Cut(string(data), "VmRSS:")
+		_, rest, ok := strings.Cut(string(data), "RssAnon:")
 		var kb float64
 		if _, err := fmt.Sscan(rest, &kb); !ok || err != nil {
-			return 0, fmt.Errorf("/proc/%d/status has no VmRSS", pid)
+			return 0, fmt.Errorf("/proc/%d/status has no RssAnon", pid)
 		}
 		mb += kb * 1024 / 1e6
 	}
 	return mb, nil
 }
 
-// freePort is one that nobody listens on now.
+// freePort returns a free port.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

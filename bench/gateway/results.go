@@ -16,14 +16,14 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// result is what a part measured.
+// result has the measurements of a part.
 type result struct {
 	Machine  string
 	Commit   string
 	Command  string
 	When     time.Time
 	Versions map[string]string
-	Order    []string                        // of the names, as they came
+	Order    []string                        // of the names, as they were added
 	Samples  map[string]map[string][]float64 // by name and figure, one per round
 }
 
@@ -40,8 +40,8 @@ func (r *result) add(name, figure string, v float64) {
 	r.Samples[name][figure] = append(r.Samples[name][figure], v)
 }
 
-// of is the median of a figure; NaN: it was not measured.
-func (r *result) of(name, figure string) float64 {
+// median returns the median of a figure, or NaN if it was not measured.
+func (r *result) median(name, figure string) float64 {
 	if r == nil {
 		return math.NaN()
 	}
@@ -62,7 +62,7 @@ func commit() string {
 
 const resultsFile = "results.json"
 
-// load is the parts measured so far, by name.
+// load returns the parts that were measured so far, by name.
 func load(dir string) (map[string]*result, error) {
 	all := map[string]*result{}
 	data, err := os.ReadFile(filepath.Join(dir, resultsFile))
@@ -86,7 +86,10 @@ func save(dir string, all map[string]*result) error {
 // column is a figure in a table.
 type column struct{ head, figure, format string }
 
-// tables are how the parts look.
+// binarySize is the figure of a binary's size, in MB (10⁶ bytes).
+const binarySize = "MB of binary"
+
+// tables has the tables of the parts.
 var tables = []struct {
 	part, title string
 	columns     []column
@@ -98,20 +101,24 @@ var tables = []struct {
 		{"CPU µs/token", "256 streams, " + perToken, "%.1f"}, {"tokens/s", "256 streams, " + perSecond, "%.0f"},
 		{"first token ms p50", first50, "%.3f"}, {"p99", first99, "%.3f"}}},
 	{"many", "1,000 such streams", []column{
-		{"tokens/s", "1000 streams, " + perSecond, "%.0f"}, {"CPU µs/token", "1000 streams, " + perToken, "%.1f"}, {"MB resident", "1000 streams, " + memory, "%.0f"}}},
-	{"flood", fmt.Sprintf("1,000 streams of %d tokens, %v apart: %.0f tokens/s are offered, more than direct gets", nFlood, flood, 1000/flood.Seconds()), []column{
-		{"tokens/s", "flood, " + perSecond, "%.0f"}, {"CPU µs/token", "flood, " + perToken, "%.1f"}, {"MB resident", "flood, " + memory, "%.0f"}}},
+		{"tokens/s", "1000 streams, " + perSecond, "%.0f"}, {"CPU µs/token", "1000 streams, " + perToken, "%.1f"}, {"MB RssAnon", "1000 streams, " + memory, "%.0f"}}},
+	{"flood", fmt.Sprintf("1,000 streams of %d tokens, %v apart: %.0f tokens/s are offered, more than direct receives", nFlood, flood, 1000/flood.Seconds()), []column{
+		{"tokens/s", "flood, " + perSecond, "%.0f"}, {"CPU µs/token", "flood, " + perToken, "%.1f"}, {"MB RssAnon", "flood, " + memory, "%.0f"}}},
+	{clientsTLS, "Clients over TLS: 256 streams of 64 tokens, 10 ms apart; direct is without TLS", []column{
+		{"CPU µs/token", "256 streams, " + perToken, "%.1f"}, {"tokens/s", "256 streams, " + perSecond, "%.0f"}, {"MB RssAnon", "256 streams, " + memory, "%.0f"}}},
+	{upstreamsTLS, "Upstreams over TLS: 256 streams of 64 tokens, 10 ms apart; direct is with TLS", []column{
+		{"CPU µs/token", "256 streams, " + perToken, "%.1f"}, {"tokens/s", "256 streams, " + perSecond, "%.0f"}, {"MB RssAnon", "256 streams, " + memory, "%.0f"}}},
 	{"native", "Native mode: a mock decode node behind TLS instead of the backend", []column{
 		{"CPU µs/token, 256 streams", "256 streams, " + perToken, "%.1f"}, {"1,000 streams", "1000 streams, " + perToken, "%.1f"},
-		{"tokens/s there", "1000 streams, " + perSecond, "%.0f"}, {"MB resident there", "1000 streams, " + memory, "%.0f"}}},
+		{"tokens/s there", "1000 streams, " + perSecond, "%.0f"}, {"MB RssAnon there", "1000 streams, " + memory, "%.0f"}}},
 }
 
-// page is the file of results.
+// page returns the page of results.
 func page(all map[string]*result) string {
 	var b strings.Builder
-	b.WriteString("# The gateway beside nginx, haproxy, vllm-router and smg\n\nAll over the same mock OpenAI backend (two processes), in turn, on one machine; medians of rounds. " +
-		"CPU is that of the proxy's processes alone, by the kernel's accounts. Tandem checks an API key, keeps metrics and routes by prefix; the others do what their defaults say. " +
-		"Direct is the backend itself: its CPU per token is what a write of a token to a loopback socket costs, timer included.\n\nWritten by `make bench-gateway`; bench/gateway says what is measured, [gateway-attempts.md](gateway-attempts.md) what was tried for bars that are missed or close.\n")
+	b.WriteString("# The gateway compared with nginx, haproxy, vllm-router and smg\n\nAll in turn, on one machine, with the same mock OpenAI backend (two processes). Figures are medians of rounds. " +
+		"CPU is the CPU time of the proxy's processes, by the kernel's accounts. Tandem checks an API key, keeps metrics and routes by prefix; the others run with their defaults. " +
+		"Direct is the backend itself: its CPU per token is the cost of writing a token to a loopback socket, with the timer.\n\nWritten by `make bench-gateway`; bench/gateway documents the measurements, [gateway-attempts.md](gateway-attempts.md) the attempts for bars that are missed or close.\n")
 	if v := verdicts(all); v != "" {
 		b.WriteString("\n## The bar\n\n| | ours | nginx | ratio | must | | aim | |\n|---|---|---|---|---|---|---|---|\n" + v)
 	}
@@ -128,7 +135,7 @@ func page(all map[string]*result) string {
 		for _, name := range r.Order {
 			b.WriteString("| " + name + " |")
 			for _, c := range t.columns {
-				if v := r.of(name, c.figure); math.IsNaN(v) {
+				if v := r.median(name, c.figure); math.IsNaN(v) {
 					b.WriteString(" – |")
 				} else {
 					fmt.Fprintf(&b, " "+c.format+" |", v)
@@ -139,8 +146,8 @@ func page(all map[string]*result) string {
 	}
 	if r := all["decision"]; r != nil {
 		fmt.Fprintf(&b, "\n## A routing decision: 1,000 nodes, 10 million cached blocks, a prompt of 2,048 tokens\n\n"+
-			"%.1f µs of CPU from a prompt's hashes to the choice, %.1f µs with the look at what is known of each node; %.0f and %.0f allocations; %.1f MB of index per million blocks.\n",
-			r.of("Decision", "cpu-ns/op")/1e3, r.of("LookAndPick", "cpu-ns/op")/1e3, r.of("Decision", "allocs/op"), r.of("LookAndPick", "allocs/op"), r.of("Decision", "B/Mblocks")/1e6)
+			"%.1f µs of CPU from a prompt's hashes to the choice, %.1f µs with the view of each node; %.0f and %.0f allocations; %.1f MB of index per million blocks.\n",
+			r.median("Decision", "cpu-ns/op")/1e3, r.median("LookAndPick", "cpu-ns/op")/1e3, r.median("Decision", "allocs/op"), r.median("LookAndPick", "allocs/op"), r.median("Decision", "B/Mblocks")/1e6)
 	}
 	b.WriteString("\n## Runs\n\n")
 	for _, part := range parts {
@@ -151,7 +158,7 @@ func page(all map[string]*result) string {
 	return b.String()
 }
 
-// age says so where other parts were measured at another commit since.
+// age notes that other parts were measured later, at another commit.
 func (r *result) age(all map[string]*result) string {
 	for _, other := range all {
 		if other.Commit != r.Commit && other.When.After(r.When) {
@@ -161,7 +168,7 @@ func (r *result) age(all map[string]*result) string {
 	return ""
 }
 
-// rounds tells how many there were, and what of.
+// rounds describes the number of rounds and the versions.
 func (r *result) rounds() string {
 	var s strings.Builder
 	for _, figures := range r.Samples {
@@ -183,13 +190,14 @@ func (r *result) rounds() string {
 	return s.String()
 }
 
-// bar is one demand: ours against a peer's figure.
+// bar is the bound of a figure, relative to a peer's or absolute.
 type bar struct {
 	name, part, figure string
 	unit               string
-	must, aim          float64 // times nginx's, or the figure itself where absolute
+	must, aim          float64 // times the peer's figure or, with absolute, the figure itself
 	absolute           bool
-	added              bool // what comes on top of direct counts
+	added              bool   // what comes on top of direct counts
+	peer               string // whose figure ours is compared with; empty: nginx
 }
 
 var bars = []bar{
@@ -199,12 +207,15 @@ var bars = []bar{
 	{name: "CPU per streamed token, 256 streams", part: "streams", figure: "256 streams, " + perToken, unit: "µs", must: 1.25, aim: 1},
 	{name: "added first-token time, p50", part: "streams", figure: first50, unit: "ms", must: 2, aim: 1.5, added: true},
 	{name: "added first-token time, p99", part: "streams", figure: first99, unit: "ms", must: 2, aim: 1.5, added: true},
-	{name: "memory at 1,000 streams", part: "many", figure: "1000 streams, " + memory, unit: "MB", must: 80, aim: 60, absolute: true},
+	{name: "CPU per streamed token, 1,000 streams", part: "many", figure: "1000 streams, " + perToken, unit: "µs", must: 0.8, aim: 0.7, peer: "vllm-router consistent_hash"},
+	{name: "CPU per streamed token, 256 clients over TLS", part: clientsTLS, figure: "256 streams, " + perToken, unit: "µs", must: 1.3, aim: 1},
+	{name: "CPU per streamed token, 256 streams of upstreams over TLS", part: upstreamsTLS, figure: "256 streams, " + perToken, unit: "µs", must: 1.3, aim: 1},
+	{name: "size of the binary", part: "many", figure: binarySize, unit: "MB", must: 60, aim: 50, absolute: true},
+	{name: "memory at 1,000 streams (RssAnon)", part: "many", figure: "1000 streams, " + memory, unit: "MB", must: 58, aim: 50, absolute: true},
 	{name: "native, CPU per streamed token, 256 streams", part: "native", figure: "256 streams, " + perToken, unit: "µs", must: 1, aim: 0.8},
 }
 
-// verdicts are the rows of the table of bars; of parts that were not measured
-// there are none.
+// verdicts returns the rows of the table of bars. Parts that were not measured have none.
 func verdicts(all map[string]*result) string {
 	var b strings.Builder
 	for _, x := range bars {
@@ -212,44 +223,47 @@ func verdicts(all map[string]*result) string {
 		if x.part == "native" {
 			ours = "tandem, native"
 		}
-		us, nginx := r.of(ours, x.figure), r.of("nginx", x.figure)
-		if x.added {
-			us, nginx = us-r.of("direct", x.figure), nginx-r.of("direct", x.figure)
+		name, peer := x.name, "nginx"
+		if x.peer != "" {
+			name, peer = name+" (against "+x.peer+")", x.peer
 		}
-		value, sign := us/nginx, "×"
+		us, theirs := r.median(ours, x.figure), r.median(peer, x.figure)
+		if x.added {
+			us, theirs = us-r.median("direct", x.figure), theirs-r.median("direct", x.figure)
+		}
+		value, sign := us/theirs, "×"
 		if x.absolute {
 			value, sign = us, " "+x.unit
 		}
 		if math.IsNaN(value) {
 			continue
 		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %.2f | ≤ %v%s | %s | ≤ %v%s | %s |\n", x.name, short(us, x.unit), short(nginx, x.unit), us/nginx,
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | ≤ %v%s | %s | ≤ %v%s | %s |\n", name, short(us, x.unit), short(theirs, x.unit), ratio(us/theirs),
 			x.must, sign, word(value <= x.must), x.aim, sign, word(value <= x.aim))
 	}
-	// The rate at 1,000 streams is held against the best router of language models, where
-	// more is offered than any of them passes on.
+	// The rate at 1,000 streams is compared with the best router of language models, with more load
+	// than any of them can pass on.
 	r, best, name := all["flood"], math.NaN(), ""
 	if r != nil {
 		for _, p := range r.Order {
-			v := r.of(p, "flood, "+perSecond)
+			v := r.median(p, "flood, "+perSecond)
 			if (strings.HasPrefix(p, "vllm-router") || strings.HasPrefix(p, "smg")) && !(v <= best) {
 				best, name = v, p
 			}
 		}
 	}
-	if us := r.of("tandem", "flood, "+perSecond); !math.IsNaN(us / best) {
+	if us := r.median("tandem", "flood, "+perSecond); !math.IsNaN(us / best) {
 		fmt.Fprintf(&b, "| tokens/s at 1,000 streams (against %s) | %.0f | %.0f | %.2f | ≥ 1.6× | %s | ≥ 2× | %s |\n", name, us, best, us/best, word(us >= 1.6*best), word(us >= 2*best))
 	}
 	if r := all["decision"]; r != nil {
-		us, allocs := r.of("LookAndPick", "cpu-ns/op")/1e3, r.of("LookAndPick", "allocs/op")
+		us, allocs := r.median("LookAndPick", "cpu-ns/op")/1e3, r.median("LookAndPick", "allocs/op")
 		fmt.Fprintf(&b, "| CPU per decision over 1,000 nodes and 10 million blocks | %s | – | – | < %v µs | %s | – | – |\n", short(us, "µs"), mostDecision, word(us < mostDecision))
 		fmt.Fprintf(&b, "| allocations per such decision | %.0f | – | – | 0 | %s | – | – |\n", allocs, word(allocs == 0))
 	}
 	return b.String()
 }
 
-// mostDecision bounds the CPU time of a routing decision with the look at what is known
-// of the nodes, in µs.
+// mostDecision bounds the CPU time of a routing decision with the view of the nodes, in µs.
 const mostDecision = 20.0
 
 func word(ok bool) string {
@@ -259,9 +273,19 @@ func word(ok bool) string {
 	return "**missed**"
 }
 
-// short is a figure with three digits or so.
+// ratio returns a ratio as text; a dash where the peer has no such figure.
+func ratio(v float64) string {
+	if math.IsNaN(v) {
+		return "–"
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// short returns a figure with about three digits.
 func short(v float64, unit string) string {
 	switch {
+	case math.IsNaN(v):
+		return "–"
 	case v >= 100:
 		return fmt.Sprintf("%.0f %s", v, unit)
 	case v >= 10:

@@ -13,11 +13,11 @@ import (
 // clockTick is the unit of /proc/stat, fixed for programs.
 const clockTick = 10 * time.Millisecond
 
-// use is what a moment knows of the machine.
+// use is the use of the machine up to a moment.
 type use struct {
 	at   time.Time
-	busy time.Duration // of all processors since the machine's start; 0: the kernel does not tell
-	ours time.Duration // of this process and those that it has waited for
+	busy time.Duration // of all processors since boot; 0: unknown
+	ours time.Duration // of this process and of its children that have ended
 }
 
 func machineUse() use {
@@ -40,13 +40,14 @@ func machineUse() use {
 	return u
 }
 
-// othersAfter is others after a while.
+// othersAfter waits, and returns others.
 func (u use) othersAfter(d time.Duration) float64 {
 	time.Sleep(d)
 	return u.others()
 }
 
-// others is the share of the machine that others have taken since, from 0 to 1; the hypervisor is one of them.
+// others returns the share of the machine, from 0 to 1, that other processes and the hypervisor
+// have used since u.
 func (u use) others() float64 {
 	now := machineUse()
 	if now.busy == 0 {

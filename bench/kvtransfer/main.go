@@ -1,10 +1,12 @@
-// Command kvtransfer holds Tandem's KV transfer beside others on this machine, in one run: iperf3, a plain C program that moves the same
-// scattered pages with writev and readv, another that does so by libfabric, one thread's memcpy of them, NIXL (UCX over TCP) and Mooncake's transfer engine. It is
-// `make bench-kvtransfer`.
+// Command kvtransfer compares Tandem's KV transfer with other programs on this machine, in one run:
+// iperf3, a plain C program that moves the same scattered pages with writev and readv, another one
+// that uses libfabric, memcpy of the pages in one thread, NIXL (UCX over TCP) and Mooncake's
+// transfer engine. It is `make bench-kvtransfer`.
 //
-// Everything runs in turn, several times over, so that what else the machine does meets all alike; the median of each one's runs
-// counts. Every program but iperf3 compares the bytes that arrived. The report is Markdown with the bars that have to hold and whether
-// they do. Invariant: a program that could not run is a line that says why, never a number.
+// The programs take turns, several times, so that other load on the machine affects all of them
+// alike. The median of each program's runs counts. Every program but iperf3 compares the bytes that
+// arrived. The report is Markdown, with the bars to meet and whether they are met. Invariant: a
+// program that could not run has a line with the reason, never a number.
 package main
 
 import (
@@ -25,7 +27,7 @@ import (
 	"time"
 )
 
-// What is moved: 512 MiB as scattered pages of 32 KiB, and 1 MiB.
+// The transfers: 512 MiB as scattered pages of 32 KiB, and 1 MiB.
 const (
 	nPages      = 16384
 	pageBytes   = 32768
@@ -34,7 +36,7 @@ const (
 	iperfSecond = "1"
 )
 
-// options are the command's.
+// options are the command's flags.
 type options struct {
 	binary, peers, plain, fabric, python, prefix, out, keep, only string
 	repeat, rounds, smalls                                        int
@@ -42,13 +44,13 @@ type options struct {
 	others                                                        float64
 }
 
-// result is what one run of a program tells.
+// result is the output of one run of a program.
 type result struct {
 	GBps  float64 `json:"gb_per_second"`
 	PerGB float64 `json:"cpu_seconds_per_gb"`
 	P50   float64 `json:"small_p50_ms"`
 	P90   float64 `json:"small_p90_ms"`
-	// Others is the share of the machine that processes outside of the run took meanwhile, from 0 to 1.
+	// Others is the share of the machine, from 0 to 1, that other processes used meanwhile.
 	Others float64 `json:"others"`
 }
 
@@ -57,23 +59,23 @@ type contender struct {
 	id, name string
 	run      func(ctx context.Context, o *options) (result, error)
 	results  []result
-	err      error // of the last run that failed; nil: none has
+	err      error // of the last run if it failed
 	nTries   int
 	nFailed  int
-	nNoisy   int // runs that do not count, since others took too much of the machine
+	nNoisy   int // runs that do not count, because other processes used too much of the machine
 }
 
 func main() {
 	var o options
-	flag.StringVar(&o.binary, "binary", "bin/tandem", "tandem")
+	flag.StringVar(&o.binary, "binary", "bin/tandem", "path of tandem")
 	flag.StringVar(&o.peers, "peers", "bench/kvtransfer/peers", "folder of the other programs' sources")
-	flag.StringVar(&o.python, "python", "", "Python with nixl and mooncake-transfer-engine; empty: without them")
-	flag.StringVar(&o.prefix, "prefix", "", "command line that each run is given to, such as 'nice -n -5'")
+	flag.StringVar(&o.python, "python", "", "Python with nixl and mooncake-transfer-engine; empty: skip both")
+	flag.StringVar(&o.prefix, "prefix", "", "command line to prepend to each run, such as 'nice -n -5'")
 	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
-	flag.StringVar(&o.keep, "keep", "", "file that keeps the runs: those of an earlier call count too, for machines that are quiet only for a while")
-	flag.StringVar(&o.only, "only", "", "programs to run, by the names of --keep with * and ?, and commas between: '*fabric*,memcpy'; empty: all")
-	flag.DurationVar(&o.most, "for", time.Hour, "no new turn begins after so long")
-	flag.Float64Var(&o.others, "others", 0.1, "a run counts only when processes outside of it took at most so much of the machine, from 0 to 1")
+	flag.StringVar(&o.keep, "keep", "", "file that stores the runs; runs of earlier calls count too, for machines that are seldom quiet")
+	flag.StringVar(&o.only, "only", "", "programs to run, by the names in --keep, with * and ?, separated by commas: '*fabric*,memcpy'; empty: all")
+	flag.DurationVar(&o.most, "for", time.Hour, "start no run after this time")
+	flag.Float64Var(&o.others, "others", 0.1, "largest share of the machine, from 0 to 1, that other processes may use in a run that counts")
 	flag.IntVar(&o.repeat, "repeat", 5, "runs of each program")
 	flag.IntVar(&o.rounds, "rounds", 3, "rounds of 512 MiB in a run")
 	flag.IntVar(&o.smalls, "small-rounds", 200, "transfers of 1 MiB in a run")
@@ -134,11 +136,11 @@ func (o *options) bench(ctx context.Context) error {
 		_, err = os.Stdout.WriteString(text)
 		return err
 	}
-	before, _ := os.ReadFile(o.out) // there may be none
+	before, _ := os.ReadFile(o.out) // may not exist
 	return os.WriteFile(o.out, []byte(text+notes(string(before))), 0o644)
 }
 
-// chosen are those whose id a pattern of only fits.
+// chosen returns the contenders whose id matches a pattern of only.
 func chosen(all []*contender, only string) ([]*contender, error) {
 	if only == "" {
 		return all, nil
@@ -160,10 +162,11 @@ func chosen(all []*contender, only string) ([]*contender, error) {
 	return some, nil
 }
 
-// maxTries bounds the runs of a program for each that is to count.
+// maxTries bounds the runs of a program for each run that counts.
 const maxTries = 10
 
-// next is the program whose turn it is: that with the fewest runs that count, of those the one that has tried the least; nil: all have enough.
+// next returns the program to run: the one with the fewest runs that count, and of those with the
+// fewest runs; nil if all have enough.
 func next(all []*contender, repeat int) (c *contender) {
 	for _, x := range all {
 		if x.run == nil || len(x.results) >= repeat || x.nTries >= maxTries*repeat {
@@ -176,7 +179,7 @@ func next(all []*contender, repeat int) (c *contender) {
 	return c
 }
 
-// turn runs a program once and says what came of it.
+// turn runs a program once and describes the result.
 func (c *contender) turn(ctx context.Context, o *options) string {
 	c.nTries++
 	before := machineUse()
@@ -194,7 +197,7 @@ func (c *contender) turn(ctx context.Context, o *options) string {
 	return fmt.Sprintf("%.2f GB/s", r.GBps)
 }
 
-// save keeps the runs so far.
+// save stores the runs so far.
 func (o *options) save(kept map[string][]result) error {
 	if o.keep == "" {
 		return nil
@@ -206,7 +209,7 @@ func (o *options) save(kept map[string][]result) error {
 	return os.WriteFile(o.keep, b, 0o644)
 }
 
-// contenders are all programs, in the order in which they take turns.
+// contenders returns all programs, in the order of their turns.
 func contenders(python bool) []*contender {
 	all := []*contender{
 		{id: "iperf", name: "iperf3", run: iperf("1")},
@@ -234,7 +237,7 @@ func contenders(python bool) []*contender {
 	return append(all, nixl, mooncake)
 }
 
-// command is a program with the prefix and a bound.
+// command returns a program's command with the prefix and a time limit.
 func (o *options) command(ctx context.Context, name string, args ...string) (*exec.Cmd, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	words := append(append(strings.Fields(o.prefix), name), args...)
@@ -244,7 +247,7 @@ func (o *options) command(ctx context.Context, name string, args ...string) (*ex
 	return cmd, cancel
 }
 
-// output runs a program and returns what it prints.
+// output runs a program and returns its standard output.
 func (o *options) output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	cmd, cancel := o.command(ctx, name, args...)
 	defer cancel()
@@ -302,7 +305,7 @@ func plain(args ...string) func(context.Context, *options) (result, error) {
 	}
 }
 
-// writes runs the C program over a provider of libfabric.
+// writes returns a function that runs the C program over a provider of libfabric.
 func writes(provider string) func(context.Context, *options) (result, error) {
 	return func(ctx context.Context, o *options) (result, error) {
 		out, err := o.output(ctx, o.fabric, provider, strconv.Itoa(nPages), strconv.Itoa(pageBytes), strconv.Itoa(o.rounds), strconv.Itoa(smallPages), strconv.Itoa(o.smalls))
@@ -324,14 +327,14 @@ func script(name string) func(context.Context, *options) (result, error) {
 		var r result
 		_, line, ok := bytes.Cut(out, []byte("RESULT "))
 		if !ok {
-			return r, fmt.Errorf("%s told no result", name)
+			return r, fmt.Errorf("%s printed no result", name)
 		}
 		line, _, _ = bytes.Cut(line, []byte("\n"))
 		return r, json.Unmarshal(line, &r)
 	}
 }
 
-// ours runs both sides of tandem bench transfer, in two processes.
+// ours returns a function that runs both sides of tandem bench transfer, in two processes.
 func ours(args ...string) func(context.Context, *options) (result, error) {
 	return func(ctx context.Context, o *options) (result, error) {
 		text := `"$0" bench transfer --listen 127.0.0.1:7498 >/dev/null & P=$!; sleep 0.2; "$0" bench transfer --peer 127.0.0.1:7498 --json "$@"; RC=$?; kill -INT $P; wait $P; exit $RC`

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// median of the runs of one program, each figure by itself.
+// median returns the median of one program's runs, figure by figure.
 func (c *contender) median() (m result) {
 	for _, f := range []func(*result) *float64{
 		func(r *result) *float64 { return &r.GBps }, func(r *result) *float64 { return &r.PerGB },
@@ -27,7 +27,7 @@ func (c *contender) median() (m result) {
 	return m
 }
 
-// why there is no run that counts.
+// why returns the reason for which no run counts.
 func (c *contender) why() string {
 	if c.err != nil {
 		return c.err.Error()
@@ -35,14 +35,14 @@ func (c *contender) why() string {
 	return fmt.Sprintf("%d runs on a busy machine", c.nNoisy)
 }
 
-// bar is something that has to hold: ours against theirs.
+// bar is a requirement on a figure, relative to another program's.
 type bar struct {
 	what   string
 	ours   string // ids of contenders
 	theirs string
 	of     func(ours, theirs result) float64
 	want   float64
-	most   bool // the value must not be above want, else not below
+	most   bool // want is the maximum, otherwise the minimum
 }
 
 func speed(a, b result) float64   { return a.GBps / b.GBps }
@@ -50,7 +50,7 @@ func cost(a, b result) float64    { return a.PerGB / b.PerGB }
 func latency(a, b result) float64 { return a.P50 / b.P50 }
 func tail(a, _ result) float64    { return a.P90 / a.P50 }
 
-// bars are all of them.
+// bars are all requirements.
 var bars = []bar{
 	{"1 stream against the C program", "tcp", "c", speed, 0.9, false},
 	{"1 stream with CRC32C against the C program", "crc", "c", speed, 0.7, false},
@@ -72,7 +72,7 @@ var bars = []bar{
 func table(o *options, all []*contender) string {
 	var b strings.Builder
 	commit, _ := exec.Command("git", "rev-parse", "--short", "HEAD").Output() // outside of a checkout it stays unknown
-	fmt.Fprintf(&b, "# KV transfer beside others\n\nMachine: %s. Commit %s.\n\n    make bench-kvtransfer\n\n", report.Machine(), strings.TrimSpace(string(commit)))
+	fmt.Fprintf(&b, "# KV transfer compared with other programs\n\nMachine: %s. Commit %s.\n\n    make bench-kvtransfer\n\n", report.Machine(), strings.TrimSpace(string(commit)))
 	fmt.Fprintf(&b, "Over loopback, everything in turn in one run, medians of the runs that the table counts, of %d rounds each (1 MiB: %d). %d MiB as %d pages of %d KiB scattered over both\n", o.rounds, o.smalls, nPages*pageBytes>>20, nPages, pageBytes>>10)
 	b.WriteString("sides' memory, timed at the writer until the reader has confirmed the last byte; all but iperf3 compare every byte. CPU is of both ends. 1 GB = 10⁹ bytes.\n")
 	fmt.Fprintf(&b, "A run counts only when processes outside of it took at most %.0f %% of the machine meanwhile.\n\n", 100*o.others)
@@ -102,7 +102,7 @@ func table(o *options, all []*contender) string {
 	for _, x := range bars {
 		ours, theirs := byID[x.ours], byID[x.theirs]
 		if ours == nil || theirs == nil {
-			continue // not asked for
+			continue // not selected
 		}
 		if len(ours.results) == 0 || len(theirs.results) == 0 {
 			fmt.Fprintf(&b, "| %s | | | not measured |\n", x.what)
@@ -122,10 +122,10 @@ func table(o *options, all []*contender) string {
 	return b.String()
 }
 
-// notesBegin is the heading from which on a report is people's, and stays as it is when it is written anew.
+// notesBegin is the heading of the part of a report that people write. A new report keeps it.
 const notesBegin = "\n## What does not hold, and why\n"
 
-// notes are a report's.
+// notes returns that part of a report.
 func notes(text string) string {
 	at := strings.Index(text, notesBegin)
 	if at < 0 {
@@ -134,7 +134,7 @@ func notes(text string) string {
 	return text[at:]
 }
 
-// figure is empty for what was not measured.
+// figure formats a figure; a missing one is empty.
 func figure(v float64) string {
 	if v == 0 {
 		return ""

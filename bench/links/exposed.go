@@ -13,15 +13,17 @@ import (
 	"github.com/tandem-serving/tandem/internal/netlab"
 )
 
-// A layer is 256 KiB, and the link takes as long for it as one of 1 Gbit/s for 1 MiB: what this machine can carry beside everything else, so that the link is what
-// limits, not who plays it. Its queue holds more than both connections have under way: nothing is dropped.
+// A layer is 256 KiB, and the link takes as long for it as a link of 1 Gbit/s for 1 MiB. This
+// machine can carry that rate next to its other work, so that the link is the bottleneck and not
+// the emulation. The queue holds more than both connections have in flight, so that nothing is
+// dropped.
 const (
 	layerPages = 8
 	slowRate   = gigabit / 4
 	slowQueue  = 32 << 20
 )
 
-// exposed measures what a request waits for behind its last layer.
+// exposed measures how long a request waits after its last layer.
 func (o *options) exposed(ctx context.Context, b *strings.Builder) error {
 	fmt.Fprintf(b, `## What a request waits for
 
@@ -74,7 +76,7 @@ func (o *options) exposedOf(ctx context.Context, b *strings.Builder, p *pair) er
 	return nil
 }
 
-// median of o.repeat runs, behind one that connects.
+// median returns the median of o.repeat runs, after one that connects.
 func (o *options) median(run func() (time.Duration, error)) (time.Duration, error) {
 	var all []time.Duration
 	for range o.repeat + 1 {

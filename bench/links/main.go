@@ -1,11 +1,13 @@
 //go:build linux
 
-// Command links measures KV transfer over networks that this machine does not have: two network namespaces with real TCP stacks, between which
-// packets are lost, delayed and limited in rate by internal/netlab. It is `make bench-links`.
+// Command links measures KV transfer over networks that this machine does not have. It connects two
+// network namespaces, each with a real TCP stack, by internal/netlab, which drops, delays and
+// limits packets. It is `make bench-links`.
 //
-// Two questions: how many bytes a second arrive over a link with loss and delay, with the kernel's congestion controls and several connections, iperf3
-// beside; and how much of a transfer a request still waits for when the last layer has been computed, over a link hardly faster than the layers come.
-// Invariant: figures are of bytes that have landed and matched their checksums.
+// It answers two questions. How many bytes a second arrive over a link with loss and delay, with
+// the kernel's congestion controls and several connections, in comparison with iperf3. And how long
+// a request waits after its last layer has been computed, over a link hardly faster than the
+// layers. Invariant: figures count bytes that have landed and matched their checksums.
 package main
 
 import (
@@ -25,7 +27,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/netlab"
 )
 
-// options are the command's.
+// options are the command's flags.
 type options struct {
 	out     string
 	seconds time.Duration
@@ -34,15 +36,15 @@ type options struct {
 	seed    uint64
 }
 
-// mtu is that of Ethernet.
+// mtu is Ethernet's.
 const mtu = 1500
 
 func main() {
 	var o options
 	flag.StringVar(&o.out, "out", "", "file of the report; empty: standard output")
-	flag.DurationVar(&o.seconds, "for", 2*time.Second, "how long each throughput is measured, behind two seconds to get under way")
+	flag.DurationVar(&o.seconds, "for", 2*time.Second, "duration of each throughput measurement, after two seconds of warm-up")
 	flag.IntVar(&o.repeat, "repeat", 5, "runs of each exposed time")
-	flag.Uint64Var(&o.seed, "seed", 1, "of the packets that are lost")
+	flag.Uint64Var(&o.seed, "seed", 1, "seed of the packet loss")
 	flag.StringVar(&o.only, "only", "", "part to measure: exposed or throughput; empty: both")
 	flag.Parse()
 	if o.only != "" && o.only != "exposed" && o.only != "throughput" {
@@ -71,7 +73,7 @@ func (o *options) bench(ctx context.Context) error {
 		err = errors.Join(err, o.throughput(ctx, &b))
 	}
 	if err != nil {
-		fmt.Fprint(os.Stderr, b.String()) // what there is of it
+		fmt.Fprint(os.Stderr, b.String()) // the part that has been measured
 		return err
 	}
 	if o.out == "" {
@@ -82,7 +84,7 @@ func (o *options) bench(ctx context.Context) error {
 }
 
 func readFile(name string) string {
-	b, _ := os.ReadFile(name) // what is not there is empty
+	b, _ := os.ReadFile(name) // empty if it cannot be read
 	return string(b)
 }
 

@@ -13,7 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer"
 )
 
-// network is kvtransfer's, within a place.
+// network is a kvtransfer.Network within a place.
 type network struct{ p *netlab.Place }
 
 func (n network) Listen(addr string) (net.Listener, error) { return n.p.Listen("tcp", addr) }
@@ -45,7 +45,7 @@ type pair struct {
 	pages  []int32
 }
 
-// newPair makes both, with room for nPages positions of each layer.
+// newPair returns a pair with room for nPages positions of each layer.
 func newPair(e *ends, layers, nPages int, change func(*kvtransfer.ReaderOptions, *kvtransfer.WriterOptions)) (*pair, error) {
 	p := &pair{layout: kvtransfer.Layout{Regions: layers, PageBytes: 32 << 10, Hash: 1}}
 	for i := range nPages {
@@ -71,7 +71,7 @@ func newPair(e *ends, layers, nPages int, change func(*kvtransfer.ReaderOptions,
 
 func (p *pair) close() error { return errors.Join(p.writer.Close(), p.reader.Close()) }
 
-// lease is how long a push may be silent.
+// lease is the time without progress after which a push expires.
 const lease = time.Minute
 
 func (p *pair) open(ctx context.Context, pages []int32) (*kvtransfer.Push, error) {
@@ -82,7 +82,8 @@ func (p *pair) open(ctx context.Context, pages []int32) (*kvtransfer.Push, error
 	return p.writer.Open(ctx, g.Wire, kvtransfer.PushOptions{})
 }
 
-// push sends pages of all layers, each after its time of computing, and returns how long the last one was waited for.
+// push sends pages of all layers, each after its computing time, and returns the wait after the
+// last layer.
 func (p *pair) push(ctx context.Context, pages []int32, compute time.Duration) (exposed time.Duration, err error) {
 	push, err := p.open(ctx, pages)
 	if err != nil {
@@ -102,7 +103,7 @@ func (p *pair) push(ctx context.Context, pages []int32, compute time.Duration) (
 	return time.Since(last), nil
 }
 
-// flood pushes pages again and again until ctx ends.
+// flood pushes pages repeatedly until ctx ends.
 func (p *pair) flood(ctx context.Context, pages []int32) error {
 	for {
 		if _, err := p.push(ctx, pages, 0); ctx.Err() != nil {

@@ -19,7 +19,7 @@ import (
 // gigabit is the links' rate in bytes a second.
 const gigabit = 125e6
 
-// links are those over which bytes are counted.
+// links are the links of the throughput measurement.
 var links = []struct {
 	name  string
 	shape netlab.Shape
@@ -29,10 +29,10 @@ var links = []struct {
 	{"and 1 % of packets lost", netlab.Shape{Rate: gigabit, Delay: 50 * time.Millisecond, Loss: 0.01}},
 }
 
-// underWay is how long a throughput is not counted.
+// underWay is the warm-up of a throughput measurement.
 const underWay = 2 * time.Second
 
-// way is how a pair moves pages.
+// way is a configuration of a pair.
 type way struct {
 	control     string // congestion control
 	connections int
@@ -83,7 +83,7 @@ func (o *options) throughput(ctx context.Context, b *strings.Builder) error {
 	return nil
 }
 
-// flood is what one way brings, in bytes a second.
+// flood returns the throughput of a configuration, in bytes a second.
 func (o *options) flood(ctx context.Context, e *ends, w way) (rate float64, err error) {
 	p, err := newPair(e, 16, 64, func(r *kvtransfer.ReaderOptions, wo *kvtransfer.WriterOptions) {
 		wo.Connections, wo.CongestionControl, wo.SocketBuffer, r.SocketBuffer = w.connections, w.control, w.buffer, w.buffer
@@ -93,7 +93,7 @@ func (o *options) flood(ctx context.Context, e *ends, w way) (rate float64, err 
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	floods := make(chan error)
-	const nFloods = 2 // so that the next one's bytes are there when one ends
+	const nFloods = 2 // so that bytes of the next push are available when one ends
 	for i := range nFloods {
 		n := len(p.pages) / nFloods
 		go func() { floods <- p.flood(ctx, p.pages[i*n:][:n]) }()
@@ -109,14 +109,14 @@ func (o *options) flood(ctx context.Context, e *ends, w way) (rate float64, err 
 	return rate, errors.Join(err, p.close())
 }
 
-// iperf is what iperf3 brings over two connections.
+// iperf returns the throughput of iperf3 over two connections.
 func (o *options) iperf(ctx context.Context, e *ends, control string) (float64, error) {
 	server := exec.CommandContext(ctx, "iperf3", "-s", "-1", "-B", e.to.String())
 	if err := e.reader.Within(server.Start); err != nil {
 		return 0, err
 	}
 	defer server.Wait()
-	time.Sleep(300 * time.Millisecond) // it tells nobody that it listens
+	time.Sleep(300 * time.Millisecond) // iperf3 does not report that it listens
 	var out strings.Builder
 	client := exec.CommandContext(ctx, "iperf3", "-c", e.to.String(), "-P2", "-J", "-C", control, "-O", strconv.Itoa(int(underWay.Seconds())), "-t", strconv.Itoa(int(o.seconds.Seconds())))
 	client.Stdout = &out
@@ -134,7 +134,7 @@ func (o *options) iperf(ctx context.Context, e *ends, control string) (float64, 
 		} `json:"end"`
 	}
 	if err := json.Unmarshal([]byte(out.String()), &r); err != nil || r.End.Received.Bits == 0 {
-		return 0, fmt.Errorf("iperf3 told nothing: %w", errors.Join(err))
+		return 0, fmt.Errorf("iperf3 printed no result: %w", errors.Join(err))
 	}
 	return r.End.Received.Bits / 8, nil
 }

@@ -8,19 +8,19 @@ import (
 	"time"
 )
 
-// ErrOption is behind every refusal of an option.
+// ErrOption is wrapped by every error about an option.
 var ErrOption = errors.New("load: bad option")
 
-// Arrivals says when requests come.
+// Arrivals describes when requests arrive.
 type Arrivals struct {
 	Rate       float64 // requests per second; +Inf: all at once
 	Burstiness float64 // shape of the gamma distributed gaps; 1: a Poisson process
-	Ramp       string  // "", "linear" or "exponential": the rate goes from From to To
+	Ramp       string  // "", "linear" or "exponential": the rate changes from From to To
 	From, To   float64 // requests per second
 	Seed       uint64
 }
 
-// Change is when a ramp's whole rate changed.
+// Change is the time at which a ramp's rate reached another integer.
 type Change struct {
 	RPS int
 	At  time.Duration // scheduled, since the start
@@ -40,7 +40,7 @@ func (a Arrivals) check() error {
 	return nil
 }
 
-// rate is that of request i of n.
+// rate returns the rate at request i of n.
 func (a Arrivals) rate(i, n int) float64 {
 	progress := float64(i) / float64(max(n-1, 1))
 	switch a.Ramp {
@@ -52,9 +52,9 @@ func (a Arrivals) rate(i, n int) float64 {
 	return a.Rate
 }
 
-// Times draws when each of n requests is to be sent, since the start. Without a
-// ramp the whole is stretched so that the last comes at n/Rate: the average rate
-// is exact and only the gaps are random.
+// Times draws the sending time of each of n requests, since the start. Without a ramp
+// the times are scaled so that the last request is sent at n/Rate: the average rate is
+// exact and only the gaps are random.
 func (a Arrivals) Times(n int) ([]time.Duration, []Change, error) {
 	if err := a.check(); err != nil {
 		return nil, nil, err
@@ -69,7 +69,7 @@ func (a Arrivals) Times(n int) ([]time.Duration, []Change, error) {
 	sum := 0.0
 	for i := range n {
 		rates[i] = a.rate(i, n)
-		if rates[i] > 0 { // a linear ramp may start at nothing: its first request comes at once
+		if rates[i] > 0 { // a linear ramp may start at 0: its first request is sent at once
 			sum += gamma(rng, a.Burstiness) / (rates[i] * a.Burstiness)
 		}
 		sums[i] = sum
@@ -94,9 +94,9 @@ func (a Arrivals) Times(n int) ([]time.Duration, []Change, error) {
 	return at, changes, nil
 }
 
-// gamma draws from the gamma distribution of this shape and scale 1: the method
-// of Marsaglia and Tsang, and for shapes below 1 theirs for one more, times
-// U^(1/shape). Of very large shapes nothing is left but the mean.
+// gamma draws from the gamma distribution of this shape and scale 1 by the method of
+// Marsaglia and Tsang. Shapes below 1 use shape+1 and the factor U^(1/shape). Very large
+// shapes return the mean.
 func gamma(rng *rand.Rand, shape float64) float64 {
 	if shape > 1e12 {
 		return shape

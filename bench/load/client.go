@@ -23,8 +23,8 @@ import (
 const (
 	dialTimeout  = 30 * time.Second
 	maxEvent     = 4 << 20  // bytes of one event
-	maxErrorBody = 4 << 10  // bytes of a refusal that are kept
-	maxText      = 16 << 20 // bytes of an answer's text that are kept
+	maxErrorBody = 4 << 10  // bytes kept of an error's body
+	maxText      = 16 << 20 // bytes kept of an answer's text
 	bufferBytes  = 8 << 10  // per direction of decoding and connection
 )
 
@@ -33,10 +33,10 @@ type Target struct {
 	URL      string // scheme, host and path
 	Chat     bool   // chunks are those of /v1/chat/completions
 	Header   http.Header
-	Insecure bool // no check of the server's certificate
-	KeepText bool // answers' texts are wanted
+	Insecure bool // do not verify the server's certificate
+	KeepText bool // keep the answers' texts
 
-	Dial func(ctx context.Context) (net.Conn, error) // instead of TCP to the URL's host; nil: that
+	Dial func(ctx context.Context) (net.Conn, error) // nil: TCP to the URL's host
 }
 
 // Client sends requests over its own HTTP/1.1 connections and reads streams.
@@ -44,7 +44,7 @@ type Client struct {
 	target Target
 	addr   string
 	tls    *tls.Config
-	head   []byte // of every request, up to its own headers
+	head   []byte // of every request, before its own headers
 	keys   [][]byte
 
 	mu   sync.Mutex
@@ -81,7 +81,7 @@ func NewClient(t Target) (*Client, error) {
 	return c, nil
 }
 
-// conn is one connection. The time of an event is when its last bytes came.
+// conn is one connection. The time of an event is when its last bytes arrived.
 type conn struct {
 	net.Conn
 	clock *Stamped
@@ -128,31 +128,31 @@ func (c *Client) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range c.idle {
-		_ = k.Close() // nothing is lost: nobody waits for its bytes
+		_ = k.Close() // no request uses it
 	}
 	c.idle = nil
 }
 
-// Outcome is what became of a request. Times are since the run's start.
+// Outcome is the result of a request. Times are since the run's start.
 type Outcome struct {
-	Scheduled time.Duration // when the arrival process wanted it sent
-	Ready     time.Duration // when --max-concurrency let it go; at least Scheduled
+	Scheduled time.Duration // sending time of the arrival process
+	Ready     time.Duration // when --max-concurrency admitted it; at least Scheduled
 	Sent      time.Duration
 	First     time.Duration   // first chunk with text
 	Last      time.Duration   // last chunk
 	ITL       []time.Duration // gaps between chunks with text
-	Late      time.Duration   // longest that bytes waited here to be read; 0 where the kernel does not tell when they came
-	Prompt    int             // tokens as the server counts; -1: not told
+	Late      time.Duration   // longest time between arrival of bytes and their Read; 0 if the kernel reports no arrival times
+	Prompt    int             // tokens by the server's count; -1: not reported
 	Output    int             // same
 	Chunks    int             // chunks with text
-	Text      []byte          // JSON string without quotes, when wanted
+	Text      []byte          // JSON string without quotes, if kept
 	Err       error
 }
 
-// TTFT is from sending to the first text.
+// TTFT returns the time from sending to the first text.
 func (o *Outcome) TTFT() time.Duration { return o.First - o.Sent }
 
-// Latency is from sending to the last chunk.
+// Latency returns the time from sending to the last chunk.
 func (o *Outcome) Latency() time.Duration { return o.Last - o.Sent }
 
 // Errors of a stream.
@@ -163,7 +163,7 @@ var (
 	ErrCut    = errors.New("the stream broke off")
 )
 
-// Do sends one request and reads its stream to the end; start is the run's.
+// Do sends one request and reads its stream to the end. start is the run's start.
 func (c *Client) Do(ctx context.Context, start time.Time, body []byte, id string, o *Outcome) {
 	o.Prompt, o.Output = -1, -1
 	o.Sent = time.Since(start)
@@ -174,7 +174,7 @@ func (c *Client) Do(ctx context.Context, start time.Time, body []byte, id string
 	}
 	reusable, err := c.exchange(ctx, k, start, body, id, o)
 	if err != nil && k.used && o.Chunks == 0 && (errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || isReset(err)) && ctx.Err() == nil {
-		// The server had closed an idle connection: that is no answer.
+		// The server had closed an idle connection, so that this is not an answer.
 		_ = k.Close()
 		if k, err = c.fresh(ctx); err != nil {
 			o.Err = err
@@ -198,7 +198,7 @@ func isReset(err error) bool {
 	return errors.As(err, &op)
 }
 
-// exchange is one request and its answer.
+// exchange sends one request and reads its answer.
 func (c *Client) exchange(ctx context.Context, k *conn, start time.Time, body []byte, id string, o *Outcome) (reusable bool, err error) {
 	stop := context.AfterFunc(ctx, func() { _ = k.Close() })
 	defer stop()
@@ -208,7 +208,7 @@ func (c *Client) exchange(ctx context.Context, k *conn, start time.Time, body []
 	}
 	k.out = fmt.Appendf(k.out, "Content-Length: %d\r\n\r\n", len(body))
 	k.out = append(k.out, body...)
-	o.Sent = time.Since(start) // with the connection there: reaching a server is not its answering
+	o.Sent = time.Since(start) // after dialing, because connecting is not part of the answer
 	if _, err := k.Write(k.out); err != nil {
 		return false, err
 	}
@@ -221,7 +221,7 @@ func (c *Client) exchange(ctx context.Context, k *conn, start time.Time, body []
 	}
 	defer r.Body.Close()
 	if r.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(r.Body, maxErrorBody)) // what came of it is enough
+		text, _ := io.ReadAll(io.LimitReader(r.Body, maxErrorBody)) // a part of the text is enough
 		return false, fmt.Errorf("%w: %s: %s", ErrStatus, r.Status, bytes.TrimSpace(text))
 	}
 	k.lines.Reset(r.Body)
@@ -252,7 +252,7 @@ func (c *Client) events(k *conn, start time.Time, o *Outcome) error {
 			done = true
 			continue
 		}
-		if err := c.take(data, k.clock.at.Sub(start), o); err != nil {
+		if err := c.addEvent(data, k.clock.at.Sub(start), o); err != nil {
 			return err
 		}
 	}
@@ -265,8 +265,8 @@ func (c *Client) events(k *conn, start time.Time, o *Outcome) error {
 	return nil
 }
 
-// take notes one event.
-func (c *Client) take(data []byte, at time.Duration, o *Outcome) error {
+// addEvent records one event.
+func (c *Client) addEvent(data []byte, at time.Duration, o *Outcome) error {
 	e := parse(data, c.keys)
 	if e.failed != nil {
 		return fmt.Errorf("%w: %.300s", ErrStream, e.failed)
@@ -299,8 +299,8 @@ func (c *Client) take(data []byte, at time.Duration, o *Outcome) error {
 	return nil
 }
 
-// line is the next line of the body without its end; it is valid until the next
-// call. At the end of the body it comes with io.EOF.
+// line returns the next line of the body without its end, valid until the next call. At
+// the end of the body it returns io.EOF with the last line.
 func (k *conn) line() ([]byte, error) {
 	k.long = k.long[:0]
 	for {
@@ -317,11 +317,11 @@ func (k *conn) line() ([]byte, error) {
 	}
 }
 
-// Decoded is the answer's text.
+// Decoded returns the answer's text.
 func (o *Outcome) Decoded() string {
 	var s string
 	if json.Unmarshal(append(append([]byte{'"'}, o.Text...), '"'), &s) != nil {
-		return string(o.Text) // the server's JSON is bad; show what it sent
+		return string(o.Text) // the server's JSON is invalid; return its bytes
 	}
 	return s
 }

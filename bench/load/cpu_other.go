@@ -4,5 +4,5 @@ package load
 
 import "time"
 
-// CPUTime is not known on this system.
+// CPUTime returns 0: it is not available on this system.
 func CPUTime() time.Duration { return 0 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// CPUTime is what this process has used, in user and system mode.
+// CPUTime returns the time that this process has used in user and system mode.
 func CPUTime() time.Duration {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

@@ -2,20 +2,20 @@ package load
 
 import "bytes"
 
-// event is what matters of one server-sent event, found without parsing its
-// JSON: a token costs a few searches for a key, not a tree of values.
+// event is the relevant part of one server-sent event, found without parsing its JSON: a
+// token costs a few searches for a key, not a tree of values.
 //
-// The search is sound because inside a JSON string every quote is escaped: the
-// bytes "key": with both quotes bare can only be a key.
+// The search is sound because every quote inside a JSON string is escaped, so that the
+// bytes "key": with both quotes unescaped can only be a key.
 type event struct {
 	choices    bool   // it has a choice
 	text       []byte // raw JSON string without its quotes; nil: none or empty
 	failed     []byte // the event is an error
-	prompt     int    // usage; -1: not told
+	prompt     int    // usage; -1: not reported
 	completion int
 }
 
-// Keys of text: the answer's and what a model thinks before it.
+// Keys of text: the answer's, and those of reasoning before it.
 var (
 	completionKeys = [][]byte{[]byte(`"text"`)}
 	chatKeys       = [][]byte{[]byte(`"content"`), []byte(`"reasoning_content"`), []byte(`"reasoning"`)}
@@ -27,7 +27,7 @@ var (
 	completionKey = []byte(`"completion_tokens"`)
 )
 
-// value is the bytes from the value of a key on, or nil.
+// value returns the bytes from the value of a key on, or nil.
 func value(data, key []byte) []byte {
 	for {
 		i := bytes.Index(data, key)
@@ -64,7 +64,7 @@ func parse(data []byte, keys [][]byte) event {
 	return e
 }
 
-// text is the first string of that key that is not empty.
+// text returns the first non-empty string of that key.
 func text(data, key []byte) []byte {
 	for {
 		v := value(data, key)
@@ -81,7 +81,7 @@ func text(data, key []byte) []byte {
 	}
 }
 
-// closing is where a string ends, or -1.
+// closing returns the index at which a string ends, or -1.
 func closing(s []byte) int {
 	for i := 0; i < len(s); {
 		j := bytes.IndexByte(s[i:], '"')
@@ -101,7 +101,7 @@ func closing(s []byte) int {
 	return -1
 }
 
-// number is the digits that data begins with; -1: none, or too many.
+// number returns the number at the start of data, or -1 if there is none or it is too long.
 func number(data []byte) int {
 	n, i := 0, 0
 	for ; i < len(data) && data[i] >= '0' && data[i] <= '9'; i++ {

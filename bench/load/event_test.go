@@ -47,7 +47,7 @@ func TestTokenAllocatesNothing(t *testing.T) {
 	o := &Outcome{ITL: make([]time.Duration, 0, 2000)}
 	data := []byte(`{"id":"x","choices":[{"index":0,"text":"word ","finish_reason":null}]}`)
 	if n := testing.AllocsPerRun(1000, func() {
-		if err := c.take(data, time.Second, o); err != nil {
+		if err := c.addEvent(data, time.Second, o); err != nil {
 			t.Fatal(err)
 		}
 	}); n != 0 {
@@ -99,7 +99,7 @@ func BenchmarkToken(b *testing.B) {
 	data := []byte(`{"id":"cmpl-73bfacedf8f81e7cfe9958178bbdd403","object":"text_completion","created":1795237191,"model":"index","system_fingerprint":"fp_590f30530d","choices":[{"index":0,"text":"169 ","logprobs":null,"finish_reason":null}]}`)
 	for b.Loop() {
 		o.ITL = o.ITL[:0]
-		if err := c.take(data, time.Second, o); err != nil {
+		if err := c.addEvent(data, time.Second, o); err != nil {
 			b.Fatal(err)
 		}
 	}

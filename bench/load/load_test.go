@@ -139,8 +139,8 @@ func TestArrivals(t *testing.T) {
 	}
 }
 
-// The client says that it was the limit only where a share of the requests, and not
-// one or two of them, left clearly late.
+// The client counts as the limit only if a share of the requests, and not one or two of
+// them, were sent clearly late.
 func TestLimitIsNotOneLateRequest(t *testing.T) {
 	run := func(n, late int, by time.Duration) Self {
 		r := &Record{Duration: 10 * time.Second, Outcomes: make([]Outcome, n)}
@@ -152,7 +152,7 @@ func TestLimitIsNotOneLateRequest(t *testing.T) {
 				o.Sent = o.Ready + by
 			}
 		}
-		return judge(r, time.Second, nil)
+		return judgeClient(r, time.Second, nil)
 	}
 	for _, c := range []struct {
 		n, late int
@@ -169,7 +169,7 @@ func TestLimitIsNotOneLateRequest(t *testing.T) {
 	timers := make([]time.Duration, 500)
 	for i := range 6 {
 		timers[len(timers)-1-i] = time.Second
-		s := judge(&Record{Duration: time.Second}, 0, timers)
+		s := judgeClient(&Record{Duration: time.Second}, 0, timers)
 		if (s.Overloaded != "") != (i == 5) {
 			t.Errorf("%d of 500 timers late: %q", i+1, s.Overloaded)
 		}

@@ -13,7 +13,7 @@ import (
 
 func itoa(i int) string { return strconv.Itoa(i) }
 
-// mock is a server that streams tokens at a pace, or breaks off as its mode says.
+// mock is a server that streams tokens at a pace, or fails according to its mode.
 type mock struct {
 	url     string
 	tokens  int

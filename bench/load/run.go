@@ -1,14 +1,14 @@
-// Package load sends requests at given times and notes when each piece of each
-// answer came.
+// Package load sends requests at given times and records when each chunk of each answer
+// arrived.
 //
-// It is an open loop: arrivals are drawn before the run and do not wait for
-// answers. A request that cannot leave in time because --max-concurrency is
-// reached, or because this process is slow, keeps its scheduled time, so that
-// waiting is seen (no coordinated omission) and told apart. Each stream has a
-// goroutine and a connection; an event is searched for its text, never parsed.
+// It is an open loop: arrivals are drawn before the run and do not wait for answers. A
+// request that cannot be sent in time, because --max-concurrency is reached or because
+// this process is slow, keeps its scheduled time. So waiting is measured (no coordinated
+// omission) and reported separately. Each stream has a goroutine and a connection. An
+// event is searched for its text and not parsed.
 //
-// Invariant: every request has exactly one outcome, an error or the times of its
-// chunks. The package knows no dataset and computes no statistics.
+// Invariant: every request has exactly one outcome, an error or the times of its chunks.
+// The package knows no dataset and computes no statistics.
 package load
 
 import (
@@ -22,16 +22,16 @@ import (
 	"time"
 )
 
-// Plan is one run.
+// Plan is the input of a run.
 type Plan struct {
-	At             []time.Duration    // when each request is to be sent
+	At             []time.Duration    // sending time of each request
 	Body           func(i int) []byte // its body; called in order from one goroutine
 	ID             func(i int) string // its X-Request-Id; nil: none
-	MaxConcurrency int                // 0: no bound but the number of requests
+	MaxConcurrency int                // 0: only bounded by the number of requests
 	Progress       func(done, failed, running int)
 }
 
-// Record is what happened.
+// Record is the result of a run.
 type Record struct {
 	Start    time.Time
 	Duration time.Duration // to the end of the last answer
@@ -39,19 +39,19 @@ type Record struct {
 	Self     Self
 }
 
-// Self is how the client itself did.
+// Self is the performance of the client itself.
 type Self struct {
 	Cores      float64       // CPU used, in cores
 	Available  int           // cores that Go may use
-	Lag        time.Duration // 99th percentile of sending after a request was ready
-	TimerLag   time.Duration // 99th percentile of a sleeping goroutine waking too late
+	Lag        time.Duration // 99th percentile of the time from ready to sent
+	TimerLag   time.Duration // 99th percentile of how late a sleeping goroutine wakes
 	Overloaded string        // why the client was the limit; empty: it was not
 }
 
-// Limits beyond which the client's figures say more of itself than of a server: it
-// used this share of its cores, or of its requests (its timers) more than 1 %, and
-// not just one or two, left (fired) this much too late. One late request of twenty is
-// 5 % of them, and still an accident.
+// Limits beyond which the client, not the server, determines the figures: the client used
+// this share of its cores, or more than 1 % of its requests (of its timers) were sent
+// (fired) this much too late. One or two late ones are not enough: one request of twenty
+// is 5 % of them, and still an accident.
 const (
 	maxShare    = 0.8 // of the cores
 	maxLag      = 10 * time.Millisecond
@@ -60,8 +60,8 @@ const (
 	leastLate   = 3
 )
 
-// late is how many of sorted delays are beyond a bound, or 0 where they are too few
-// to say that the client is slow.
+// late returns how many of the sorted delays exceed a bound, or 0 if they are too few to
+// conclude that the client is slow.
 func late(sorted []time.Duration, bound time.Duration) int {
 	at, _ := slices.BinarySearch(sorted, bound+1)
 	n := len(sorted) - at
@@ -71,16 +71,16 @@ func late(sorted []time.Duration, bound time.Duration) int {
 	return n
 }
 
-// Doer sends one request, waits for the end of its answer and fills its outcome;
-// times are since start.
+// Doer sends one request, waits for the end of its answer and fills its outcome. Times
+// are since start.
 type Doer interface {
 	Do(ctx context.Context, start time.Time, body []byte, id string, o *Outcome)
 }
 
-// Run carries the plan out over HTTP.
+// Run executes the plan over HTTP.
 func (c *Client) Run(ctx context.Context, p Plan) (*Record, error) { return Run(ctx, c, p) }
 
-// Run carries the plan out. It ends early only with ctx.
+// Run executes the plan. It ends early only with ctx.
 func Run(ctx context.Context, c Doer, p Plan) (*Record, error) {
 	r := &Record{Outcomes: make([]Outcome, len(p.At))}
 	slots := make(chan struct{}, max(1, p.MaxConcurrency))
@@ -101,7 +101,7 @@ func Run(ctx context.Context, c Doer, p Plan) (*Record, error) {
 		if err = sleep(ctx, time.Until(r.Start.Add(o.Scheduled))); err != nil {
 			break
 		}
-		o.Ready = max(o.Scheduled, freed) // one that waited for a slot keeps back those behind it
+		o.Ready = max(o.Scheduled, freed) // a request that waits for a slot delays those behind it
 		if p.MaxConcurrency > 0 {
 			select {
 			case slots <- struct{}{}:
@@ -145,7 +145,7 @@ func Run(ctx context.Context, c Doer, p Plan) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the run was stopped: %w", err)
 	}
-	r.Self = judge(r, CPUTime()-cpu, <-w)
+	r.Self = judgeClient(r, CPUTime()-cpu, <-w)
 	return r, nil
 }
 
@@ -166,12 +166,12 @@ func sleep(ctx context.Context, d time.Duration) error {
 // progressInterval is how often the progress line is drawn.
 const progressInterval = 500 * time.Millisecond
 
-// progress calls f now and then until its result is called.
+// progress calls f periodically until stop is called.
 func progress(f func(done, failed, running int), done, failed, running *atomic.Int64) (stop func()) {
 	if f == nil {
 		return func() {}
 	}
-	tell := func() { f(int(done.Load()), int(failed.Load()), int(running.Load())) }
+	report := func() { f(int(done.Load()), int(failed.Load()), int(running.Load())) }
 	quit, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -180,9 +180,9 @@ func progress(f func(done, failed, running int), done, failed, running *atomic.I
 		for {
 			select {
 			case <-t.C:
-				tell()
+				report()
 			case <-quit:
-				tell()
+				report()
 				return
 			}
 		}
@@ -190,14 +190,14 @@ func progress(f func(done, failed, running int), done, failed, running *atomic.I
 	return func() { close(quit); <-ended }
 }
 
-// Of the timer's lag, a sample is taken this often, and so many are kept.
+// Interval and number of samples of the timers' lag.
 const (
 	watchInterval = 20 * time.Millisecond
 	watchSamples  = 1 << 16
 )
 
-// watch sleeps again and again, and sends how late each waking was, in order of
-// size, when ctx ends.
+// watch sleeps repeatedly until ctx ends, and then sends how late each wake-up was, in
+// ascending order.
 func watch(ctx context.Context) <-chan []time.Duration {
 	out := make(chan []time.Duration, 1)
 	go func() {
@@ -220,7 +220,7 @@ func watch(ctx context.Context) <-chan []time.Duration {
 	return out
 }
 
-// p99 of sorted values; 0 of none.
+// p99 returns the 99th percentile of sorted values, or 0 if there are none.
 func p99(sorted []time.Duration) time.Duration {
 	if len(sorted) == 0 {
 		return 0
@@ -228,10 +228,10 @@ func p99(sorted []time.Duration) time.Duration {
 	return sorted[min(len(sorted)-1, int(math.Ceil(0.99*float64(len(sorted))))-1)]
 }
 
-// judge says whether the client kept up.
-func judge(r *Record, cpu time.Duration, timers []time.Duration) Self {
+// judgeClient determines whether the client kept up.
+func judgeClient(r *Record, cpu time.Duration, timers []time.Duration) Self {
 	var lags []time.Duration
-	burst := true // everything at once: being late by sending one after the other is no fault
+	burst := true // all at once: sending one after the other is not lateness
 	for i := range r.Outcomes {
 		o := &r.Outcomes[i]
 		lags = append(lags, o.Sent-o.Ready)

@@ -12,10 +12,10 @@ import (
 	"unsafe"
 )
 
-// kernel is what reading with recvmsg needs, made once per connection.
+// kernel is the state of reading with recvmsg, made once per connection.
 type kernel struct {
-	raw   syscall.RawConn // nil: no socket, or one that gives no times
-	p     []byte          // of the Read that runs
+	raw   syscall.RawConn // nil: not a socket, or one without timestamps
+	p     []byte          // buffer of the running Read
 	n     int
 	errno syscall.Errno
 	vec   syscall.Iovec
@@ -24,20 +24,19 @@ type kernel struct {
 	recv  func(fd uintptr) bool
 }
 
-// controlBytes holds the header and the timespec that come with a read, with room
-// to spare.
+// controlBytes holds the header and the timespec of a read, with room to spare.
 const controlBytes = 64
 
-// stamping has the kernel note arrivals for as long as this process runs. It does
-// so while any socket asks for it, and begins and ends a little after it was asked:
-// with connections alone, the first bytes of the first ones would have no time.
+// stamping makes the kernel record arrivals as long as this process runs. The kernel does
+// so while any socket requests it, and starts and stops a little later than requested.
+// With requests by connections only, the first bytes of the first ones would have no time.
 var stamping = sync.OnceFunc(func() {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return // then it is as late as it is
+		return // then arrival times are missing
 	}
 	if syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_TIMESTAMPNS, 1) != nil {
-		_ = syscall.Close(fd) // it is of no use
+		_ = syscall.Close(fd) // it is not needed
 	}
 })
 
@@ -63,7 +62,7 @@ func NewStamped(c net.Conn) *Stamped {
 	return s
 }
 
-// receive is one recvmsg; false: nothing is there yet.
+// receive calls recvmsg once. It returns false if there is nothing to read yet.
 func (s *Stamped) receive(fd uintptr) bool {
 	for {
 		s.vec.Base = &s.p[0]
@@ -83,7 +82,7 @@ func (s *Stamped) receive(fd uintptr) bool {
 	}
 }
 
-// Read notes the time.
+// Read reads and records the arrival time.
 func (s *Stamped) Read(p []byte) (int, error) {
 	if s.raw == nil || len(p) == 0 {
 		return s.readPlain(p)

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// What the kernel says of bytes' arrival is what counts: a client that is woken
-// late sees no later token, and says that it was late.
+// The kernel's time of arrival is recorded: a client that wakes up late reports no later
+// token, and reports that it was late.
 func TestBusyClientIsNotTheServer(t *testing.T) {
 	here, there := tcpPair(t)
 	s := NewStamped(here)

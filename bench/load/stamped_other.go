@@ -4,11 +4,11 @@ package load
 
 import "net"
 
-// kernel tells nothing on this system.
+// kernel has no state on this system.
 type kernel struct{}
 
 // NewStamped wraps a connection.
 func NewStamped(c net.Conn) *Stamped { return &Stamped{Conn: c} }
 
-// Read notes the time.
+// Read reads and records the time of its return.
 func (s *Stamped) Read(p []byte) (int, error) { return s.readPlain(p) }

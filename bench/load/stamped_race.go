@@ -4,6 +4,6 @@ package load
 
 import "syscall"
 
-// acquire tells the race detector what it knows of every read: what was done
-// before these bytes were sent happened before now.
-func acquire(fd uintptr) { _, _ = syscall.Read(int(fd), nil) } // of nothing, so that it cannot fail for want of bytes
+// acquire makes the race detector order the sends of these bytes before this read, as it
+// does for every read.
+func acquire(fd uintptr) { _, _ = syscall.Read(int(fd), nil) } // of zero bytes, so that it cannot fail for lack of data

@@ -1,14 +1,14 @@
-// Package native loads a decode node directly, as a gateway would: token ids go in
-// over the nodes' own protocol, and token ids come out. What a run over it and one
-// over the OpenAI API differ in is what the gateway adds.
+// Package native loads a decode node directly, as a gateway would: token ids are sent over
+// the protocol between nodes, and token ids come back. The difference to a run over the
+// OpenAI API is what the gateway adds.
 //
-// All requests share one connection, and a frame brings a step's tokens of all of
-// them; its tokens carry the time at which the connection's last bytes came to
-// this machine. Invariant: a request ends with one outcome, at its last token, at
-// the node's word, or with the connection.
+// All requests share one connection, and a frame has a step's tokens of all of them. Its
+// tokens have the time at which the connection's last bytes arrived at this machine.
+// Invariant: a request ends with one outcome, at its last token, when the node ends it, or
+// with the connection.
 //
-// The package does not resume a request elsewhere, gossips with nobody and is no
-// role: the node sees a gateway that knows only it.
+// The package does not resume a request on another node, does not join the gossip and is
+// not a role: to the node it is a gateway that knows only this node.
 package native
 
 import (
@@ -35,21 +35,21 @@ var (
 	ErrOrder = errors.New("native: the node sent a token out of order")
 )
 
-// bundleTimeout bounds the question for the model.
+// bundleTimeout bounds the request for the model's bundle.
 const bundleTimeout = 30 * time.Second
 
-// Options say where to connect.
+// Options are the settings of New.
 type Options struct {
 	Addr     string      // of the node's rpc port
-	TLS      *tls.Config // a node's; nil: plain, for tests
+	TLS      *tls.Config // of a node's certificate; nil: plain, for tests
 	Name     string      // of this client in the node's logs
-	KeepText bool        // answers' texts are wanted; Decode has to be set
+	KeepText bool        // keep the answers' texts; Decode must be set
 	Decode   func(ids []int32) string
 
 	Dial func(ctx context.Context, addr string) (net.Conn, error) // nil: TCP
 }
 
-// Client speaks to one node.
+// Client is the client of one node.
 type Client struct {
 	o    Options
 	pool *rpc.Pool
@@ -60,26 +60,26 @@ type Client struct {
 	bundle  chan *nodepb.Bundle
 }
 
-// stream is a request that runs. Its outcome is the reading goroutine's until
-// done is closed.
+// stream is a running request. The reading goroutine owns its outcome until done is
+// closed.
 type stream struct {
 	conn   *rpc.Conn
 	start  time.Time // of the run
 	next   uint32    // position of the next token
 	chunk  time.Time // of the last token
 	out    *load.Outcome
-	tokens []int32 // where texts are wanted
+	tokens []int32 // if texts are kept
 	done   chan struct{}
 }
 
-// New makes a client; it connects when it is first used.
+// New returns a client, which connects on first use.
 func New(o Options) *Client {
 	c := &Client{o: o, clocks: map[string]*load.Stamped{}, streams: map[uint64]*stream{}, bundle: make(chan *nodepb.Bundle, 1)}
 	c.pool = rpc.NewPool(rpc.Options{Hello: &nodepb.Hello{NodeId: o.Name, Role: "gateway"}, TLS: o.TLS, Dial: c.dial}, c)
 	return c
 }
 
-// dial opens the transport, and keeps its clock.
+// dial opens the transport and keeps its clock.
 func (c *Client) dial(ctx context.Context, addr string) (net.Conn, error) {
 	dial := c.o.Dial
 	if dial == nil {
@@ -94,15 +94,15 @@ func (c *Client) dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	s := load.NewStamped(raw)
 	c.mu.Lock()
-	c.clocks[addr] = s // there is one connection for each address
+	c.clocks[addr] = s // there is one connection per address
 	c.mu.Unlock()
 	return s, nil
 }
 
-// Close ends the connection; requests that run end with ErrLost.
+// Close closes the connection. Running requests end with ErrLost.
 func (c *Client) Close() { c.pool.Close() }
 
-// Bundle asks the node for its model: name, tokenizer, end-of-sequence tokens.
+// Bundle requests the node's model: name, tokenizer, end-of-sequence tokens.
 func (c *Client) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()
@@ -119,12 +119,12 @@ func (c *Client) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	case <-k.Done():
 		return nil, fmt.Errorf("%w: %w", ErrLost, k.Err())
 	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: it does not tell its model: %w", ErrLost, ctx.Err())
+		return nil, fmt.Errorf("%w: no answer to the request for its model: %w", ErrLost, ctx.Err())
 	}
 }
 
-// Do sends one request, whose body is an encoded Generate, and waits for its last
-// token; start is the run's.
+// Do sends one request, whose body is an encoded Generate, and waits for its last token.
+// start is the run's start.
 func (c *Client) Do(ctx context.Context, start time.Time, body []byte, id string, o *load.Outcome) {
 	o.Prompt, o.Output, o.Sent = -1, -1, time.Since(start)
 	var g nodepb.Generate
@@ -181,7 +181,7 @@ func (c *Client) endLocked(n uint64, err error) bool {
 	return true
 }
 
-// Frame takes what the node sent.
+// Frame handles a frame of the node.
 func (c *Client) Frame(k *rpc.Conn, t rpc.Type, n uint64, payload []byte) {
 	switch t {
 	case rpc.FrameTokens:
@@ -204,20 +204,20 @@ func (c *Client) Frame(k *rpc.Conn, t rpc.Type, n uint64, payload []byte) {
 		switch m := m.(type) {
 		case *nodepb.End:
 			if m.Code == nodepb.Code_CODE_FORBIDDEN {
-				k.Close(fmt.Errorf("%w: %s: %s", ErrNode, m.Code, m.Message)) // the BundleRequest, too
+				k.Close(fmt.Errorf("%w: %s: %s", ErrNode, m.Code, m.Message)) // fails the BundleRequest, too
 				return
 			}
 			c.end(n, fmt.Errorf("%w: %s: %s", ErrNode, m.Code, m.Message))
 		case *nodepb.Bundle:
 			select {
 			case c.bundle <- m:
-			default: // nobody asked twice
+			default: // a second answer is not expected
 			}
 		}
 	}
 }
 
-// token notes one token; the caller holds c.mu.
+// token records one token. The caller holds c.mu.
 func (c *Client) token(at time.Time, t rpc.Token) {
 	s := c.streams[t.Stream]
 	if s == nil {
@@ -229,16 +229,16 @@ func (c *Client) token(at time.Time, t rpc.Token) {
 			return
 		}
 		s.next++
-		s.take(at, t.ID, c.o.KeepText)
+		s.addToken(at, t.ID, c.o.KeepText)
 	}
 	if t.Finish != 0 {
 		c.endLocked(t.Stream, nil)
 	}
 }
 
-// take notes when a token came. Tokens of one frame are one chunk, as they would
-// be of one event.
-func (s *stream) take(at time.Time, id int32, keep bool) {
+// addToken records when a token arrived. Tokens of one frame are one chunk, as those of one
+// event would be.
+func (s *stream) addToken(at time.Time, id int32, keep bool) {
 	o := s.out
 	o.Output++
 	if keep {
@@ -257,7 +257,7 @@ func (s *stream) take(at time.Time, id int32, keep bool) {
 	o.Chunks++
 }
 
-// Closed ends what the connection carried.
+// Closed ends the requests of the connection.
 func (c *Client) Closed(k *rpc.Conn, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

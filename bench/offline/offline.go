@@ -1,11 +1,11 @@
-// Package offline measures the engine in this process, without a server: bench
-// throughput puts many requests in at once and times them all, bench latency times
-// one batch again and again. Flags, printed lines and JSON are vLLM's.
+// Package offline measures the engine in this process, without a server. bench throughput
+// submits many requests at once and times them all. bench latency times one batch
+// repeatedly. Flags, printed lines and JSON are vLLM's.
 //
-// Prompts go in as token ids and every output has exactly the length asked for, so
-// that two engines do the same work. Invariant: what is timed begins with the first
-// request's entry and ends with the last token, detokenized unless that is turned
-// off; loading the model and making prompts are outside.
+// Prompts are token ids and every output has exactly the requested length, so that two
+// engines do the same work. Invariant: the timed interval begins with the first request's
+// submission and ends with the last token, detokenized unless that is turned off. Loading
+// the model and making prompts are outside.
 //
 // The package knows no network and no roles.
 package offline
@@ -32,10 +32,10 @@ import (
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
 
-// ErrOption is behind every refusal of an option.
+// ErrOption is wrapped by every error about an option.
 var ErrOption = errors.New("offline: bad option")
 
-// Options are what both benchmarks have.
+// Options are the options of both benchmarks.
 type Options struct {
 	Load       engine.LoadOptions
 	N          int // outputs per prompt
@@ -48,7 +48,7 @@ type Options struct {
 // maxOutputs bounds the outputs of one call of generate.
 const maxOutputs = 1 << 20
 
-// bench is an engine that runs.
+// bench is a running engine.
 type bench struct {
 	Options
 	loaded *engine.Loaded
@@ -92,7 +92,7 @@ func (b *bench) close() error {
 	return b.loaded.Close()
 }
 
-// vocabulary is what prompts may be made of.
+// vocabulary returns the material of prompts.
 func (b *bench) vocabulary() dataset.Vocabulary {
 	v := dataset.Vocabulary{
 		Encode: func(text string) []int32 { return b.tok.Encode(text, false) },
@@ -106,15 +106,14 @@ func (b *bench) vocabulary() dataset.Vocabulary {
 	return v
 }
 
-// prompt is one to be answered with so many tokens.
+// prompt is a prompt and its output length.
 type prompt struct {
 	tokens []int32
 	output int
 }
 
-// generate puts all prompts in, N times each, waits for the last token and says
-// how long that took and how many tokens came. cached: what earlier calls left in
-// the prefix cache may be used.
+// generate submits all prompts, N times each, waits for the last token and returns the
+// time and the number of tokens. If cached is set, prompts may hit the prefix cache.
 func (b *bench) generate(ctx context.Context, prompts []prompt, cached bool) (took time.Duration, tokens int, err error) {
 	var wg sync.WaitGroup
 	outputs := make([][]int32, len(prompts)*b.N)
@@ -189,7 +188,7 @@ func save(path string, o report.Object) error {
 	return nil
 }
 
-// Throughput times all requests that make makes of a vocabulary.
+// Throughput times all requests that requests makes from a vocabulary.
 func Throughput(ctx context.Context, o Options, n int, requests func(dataset.Vocabulary) ([]dataset.Request, error)) error {
 	b, err := start(ctx, o, n*o.N)
 	if err != nil {
@@ -227,16 +226,16 @@ func (b *bench) throughput(ctx context.Context, requests func(dataset.Vocabulary
 	})
 }
 
-// LatencyOptions are those of bench latency alone.
+// LatencyOptions are the options of bench latency only.
 type LatencyOptions struct {
 	Input, Output, Batch, Warmups, Iterations int
 }
 
-// percentages are those that bench latency tells.
+// percentages are the percentiles that bench latency reports.
 var percentages = []float64{10, 25, 50, 75, 90, 99}
 
-// Latency times one batch of prompts of chance again and again. No iteration finds
-// the prompts of another in the prefix cache.
+// Latency times one batch of random prompts repeatedly. No iteration finds the prompts of
+// another in the prefix cache.
 func Latency(ctx context.Context, o Options, l LatencyOptions) error {
 	if l.Input < 1 || l.Output < 1 || l.Batch < 1 || l.Warmups < 0 || l.Iterations < 1 || l.Batch > maxOutputs {
 		return fmt.Errorf("%w: --input-len %d, --output-len %d, --batch-size %d, --num-iters-warmup %d, --num-iters %d: want at least one of each, warm-ups but for", ErrOption,
@@ -270,11 +269,11 @@ func (b *bench) latency(ctx context.Context, l LatencyOptions) error {
 			seconds = append(seconds, took.Seconds())
 		}
 	}
-	return b.tell(seconds)
+	return b.report(seconds)
 }
 
-// tell prints and saves what iterations took.
-func (b *bench) tell(seconds []float64) error {
+// report prints and saves the iterations' times.
+func (b *bench) report(seconds []float64) error {
 	sorted := slices.Sorted(slices.Values(seconds))
 	mean, std := 0.0, 0.0
 	for _, s := range seconds {

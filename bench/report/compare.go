@@ -14,19 +14,19 @@ import (
 	"strings"
 )
 
-// ErrFile is behind every refusal of a result's file.
+// ErrFile is wrapped by every error about a result file.
 var ErrFile = errors.New("report: bad result file")
 
-// maxResult bounds a result's file in bytes.
+// maxResult bounds a result file in bytes.
 const maxResult = 1 << 30
 
-// Run is a saved result, as far as comparisons need it.
+// Run is a saved result, with the fields that comparisons need.
 type Run struct {
 	RequestThroughput float64     `json:"request_throughput"`
 	OutputThroughput  float64     `json:"output_throughput"`
 	Goodput           *float64    `json:"request_goodput"`
 	OutputLens        []int       `json:"output_lens"`
-	TTFTs             []float64   `json:"ttfts"` // seconds, 0 for one that failed
+	TTFTs             []float64   `json:"ttfts"` // seconds, 0 for a failed request
 	ITLs              [][]float64 `json:"itls"`
 	Errors            []string    `json:"errors"`
 }
@@ -64,8 +64,8 @@ func Load(path string) ([]Run, error) {
 	return runs, nil
 }
 
-// Row is one figure of two sides. The interval is of the change B/A−1 and NaN
-// where there are too few samples for one.
+// Row is one figure of two sides. The interval is of the change B/A−1, and NaN if there
+// are too few samples.
 type Row struct {
 	Name      string
 	A, B      float64
@@ -73,17 +73,17 @@ type Row struct {
 	Low, High float64 // 95 % confidence
 }
 
-// Resolved says that chance alone would hardly give this change.
+// Resolved reports whether the interval excludes a change by chance.
 func (r Row) Resolved() bool { return r.Low > 0 || r.High < 0 }
 
 // resamples of the bootstrap: enough for two digits of a 95 % interval.
 const resamples = 1000
 
-// Compare holds two sides' figures against each other. Intervals come from a
-// bootstrap: of requests for latencies, which need --save-detailed, and of whole
-// runs for throughputs, which need a few runs on each side. Requests of one run
-// are not independent under load, so that latencies' intervals are rather too
-// narrow; several runs say more than one.
+// Compare compares two sides' figures. Intervals are bootstrapped: from requests for
+// latencies, which need --save-detailed, and from whole runs for throughputs, which need
+// a few runs on each side. Requests of one run are not independent under load, so that
+// the intervals of latencies are too narrow rather than too wide. Several runs are more
+// reliable than one.
 func Compare(a, b []Run, seed uint64) []Row {
 	var rows []Row
 	rng := rand.New(rand.NewPCG(seed, 0x636f6d70617265))
@@ -124,7 +124,7 @@ func Compare(a, b []Run, seed uint64) []Row {
 	return rows
 }
 
-// figure is one number of sorted samples, each taken so many times.
+// figure is one number of sorted samples. times is how often each sample is counted.
 type figure struct {
 	prefix string // of the row's name
 	of     func(sorted []float64, times []int) float64
@@ -137,7 +137,7 @@ var average = figure{"", func(sorted []float64, times []int) (mean float64) {
 	return mean / float64(len(sorted))
 }}
 
-// quantileOf is a percentile. As many samples are taken as there are.
+// quantileOf returns the figure of a percentile.
 func quantileOf(prefix string, percent float64) figure {
 	return figure{prefix, func(sorted []float64, times []int) float64 {
 		at := percent / 100 * float64(len(sorted)-1)
@@ -146,7 +146,7 @@ func quantileOf(prefix string, percent float64) figure {
 			if seen += times[i]; seen <= whole {
 				continue
 			}
-			next := i // where the sample after it is
+			next := i // index of the next sample
 			if seen == whole+1 {
 				for next++; next < len(sorted) && times[next] == 0; next++ {
 				}
@@ -160,7 +160,7 @@ func quantileOf(prefix string, percent float64) figure {
 	}}
 }
 
-// bootstrap is the rows of some figures of the same samples.
+// bootstrap returns the rows of some figures of the same samples.
 func bootstrap(rng *rand.Rand, name string, a, b []float64, figures []figure) []Row {
 	ta, tb := make([]int, len(a)), make([]int, len(b))
 	for i := range ta {
@@ -197,7 +197,7 @@ func bootstrap(rng *rand.Rand, name string, a, b []float64, figures []figure) []
 	return rows
 }
 
-// draw says how often each sample is in one resample.
+// draw sets how often each sample is in one resample.
 func draw(rng *rand.Rand, times []int) {
 	clear(times)
 	for range times {
@@ -236,7 +236,7 @@ func sum(v []float64) (s float64) {
 	return s
 }
 
-// PrintRows writes a table of the rows, and why there are no latencies among them.
+// PrintRows writes a table of the rows, with a note if it has no latencies.
 func PrintRows(w io.Writer, rows []Row) error {
 	b := bufio.NewWriter(w)
 	fmt.Fprintf(b, "%-34s %12s %12s %9s  %s\n", "", "A", "B", "change", "95 % interval")
@@ -253,7 +253,7 @@ func PrintRows(w io.Writer, rows []Row) error {
 		fmt.Fprintf(b, "%-34s %12.2f %12.2f %+8.1f%%  %s%s\n", r.Name, r.A, r.B, r.Change*100, interval, mark)
 	}
 	if !latencies {
-		fmt.Fprintln(b, "No latencies: they are compared where both sides were saved with --save-detailed.")
+		fmt.Fprintln(b, "No latencies: comparing them needs --save-detailed on both sides.")
 	}
 	return b.Flush()
 }

@@ -34,8 +34,8 @@ func row(t *testing.T, rows []Row, name string) Row {
 	return Row{}
 }
 
-// A true change is found and its interval holds the truth about as often as it
-// says; no change is called a change about one time in twenty.
+// A true change is found, and its interval contains the truth about as often as promised.
+// No change is reported as a change about one time in twenty.
 func TestCompareIntervals(t *testing.T) {
 	const tries = 40
 	held, found, false1 := 0, 0, 0

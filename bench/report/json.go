@@ -9,13 +9,13 @@ import (
 	"github.com/tandem-serving/tandem/bench/load"
 )
 
-// Field is one key of a JSON object whose keys have an order.
+// Field is one key of an Object.
 type Field struct {
 	Key   string
 	Value any
 }
 
-// Object is a JSON object in the order of its fields.
+// Object is a JSON object that keeps the order of its fields.
 type Object []Field
 
 // MarshalJSON writes the fields in order.
@@ -42,7 +42,7 @@ func (o Object) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// Head is what the JSON says of the run besides its figures.
+// Head is the part of the JSON other than figures.
 type Head struct {
 	Date                             time.Time
 	Backend, Label, Model, Tokenizer string
@@ -57,7 +57,7 @@ type Head struct {
 	Spec                             *Spec
 }
 
-// nullable is nil for the empty text.
+// nullable returns nil for an empty string.
 func nullable(s string) any {
 	if s == "" {
 		return nil
@@ -65,7 +65,7 @@ func nullable(s string) any {
 	return s
 }
 
-// rateValue is a number, or "inf".
+// rateValue returns a number, or "inf".
 func rateValue(r float64) any {
 	if math.IsInf(r, 1) {
 		return "inf"
@@ -73,7 +73,7 @@ func rateValue(r float64) any {
 	return r
 }
 
-// Result is the JSON of a run. detailed adds what each request saw.
+// Result returns the JSON of a run. detailed adds the figures of each request.
 func (s *Summary) Result(h *Head, detailed bool) Object {
 	var concurrency, goodput any
 	if s.Options.Concurrency > 0 {
@@ -131,8 +131,8 @@ func (s *Summary) Result(h *Head, detailed bool) Object {
 	return o
 }
 
-// waits are the lists that are always there, with one entry per request, in
-// seconds: 0 for one that failed.
+// waits returns the lists that are always included, with one entry per request, in
+// seconds: 0 for a failed request.
 func (s *Summary) waits() Object {
 	latencies, queues := make([]float64, len(s.Requests)), make([]float64, len(s.Requests))
 	for i, r := range s.Requests {
@@ -143,7 +143,7 @@ func (s *Summary) waits() Object {
 	return Object{{"latencies", latencies}, {"queue_times", queues}}
 }
 
-// details are lists with one entry per request, in seconds.
+// details returns lists with one entry per request, in seconds.
 func (s *Summary) details(start time.Time) Object {
 	n := len(s.Requests)
 	inputs, outputs := make([]int, n), make([]int, n)

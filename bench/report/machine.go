@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Machine names the processor and its cores, as far as the system tells.
+// Machine returns the processor's name, its cores and the system, as far as known.
 func Machine() string {
 	name := runtime.GOARCH
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {

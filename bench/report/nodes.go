@@ -2,7 +2,7 @@ package report
 
 import "time"
 
-// Sample is what a node's metrics said at a time.
+// Sample is a node's metrics at one time.
 type Sample struct {
 	At        time.Time
 	Fill      float64 // share of its KV blocks in use
@@ -14,17 +14,17 @@ type Sample struct {
 	Prompt    Total   // seconds from there to the prompt's end
 	Exposed   Total   // seconds of KV transfers after the prompt's end
 	Steps     Total   // seconds of the engine's steps
-	HasFill   bool    // it tells its fill
-	Generates bool    // it tells its tokens
+	HasFill   bool    // Fill is known
+	Generates bool    // Tokens is known
 }
 
-// Node is one process of the server and what it said during a run.
+// Node is one process of the server with its samples of a run.
 type Node struct {
 	Name    string
 	Samples []Sample
 }
 
-// Cores is the CPU that the node used on average; 0: it does not tell.
+// Cores returns the CPU cores that the node used on average; 0: unknown.
 func (n *Node) Cores() float64 {
 	if len(n.Samples) < 2 {
 		return 0
@@ -33,7 +33,7 @@ func (n *Node) Cores() float64 {
 	return (b.CPU - a.CPU) / b.At.Sub(a.At).Seconds()
 }
 
-// PeakFill is the largest share of KV blocks in use.
+// PeakFill returns the largest share of KV blocks in use.
 func (n *Node) PeakFill() (most float64) {
 	for _, s := range n.Samples {
 		most = max(most, s.Fill)
@@ -41,7 +41,7 @@ func (n *Node) PeakFill() (most float64) {
 	return most
 }
 
-// Generated is the tokens that the node made between its first and last sample.
+// Generated returns the tokens that the node generated between its first and last sample.
 func (n *Node) Generated() float64 {
 	if len(n.Samples) < 2 {
 		return 0
@@ -49,8 +49,8 @@ func (n *Node) Generated() float64 {
 	return n.Samples[len(n.Samples)-1].Tokens - n.Samples[0].Tokens
 }
 
-// rates are a node's tokens per second and its fill, halfway between each two
-// samples; intervals in which it made none are left out.
+// rates returns a node's tokens per second and its fill, halfway between each two samples.
+// Intervals without tokens are left out.
 func (n *Node) rates() (at []time.Time, fill, tokens []float64) {
 	for i := 1; i < len(n.Samples); i++ {
 		a, b := n.Samples[i-1], n.Samples[i]
@@ -65,8 +65,7 @@ func (n *Node) rates() (at []time.Time, fill, tokens []float64) {
 	return at, fill, tokens
 }
 
-// fillSeries is a point for each interval of each node: what its throughput was
-// at that fill, as a node's log tells the two side by side.
+// fillSeries returns a point for each interval of each node: its throughput and its fill.
 func fillSeries(p *Point) series {
 	s := series{name: p.Name(), dots: true}
 	for i := range p.Nodes {
@@ -76,7 +75,7 @@ func fillSeries(p *Point) series {
 	return s
 }
 
-// fillTimeline is the fill of the run's fullest generating node over time.
+// fillTimeline returns the fill over time of the generating node that got fullest.
 func fillTimeline(p *Point) series {
 	s := series{name: p.Name()}
 	best := -1

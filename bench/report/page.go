@@ -14,18 +14,18 @@ import (
 
 // Point is one run of a sweep.
 type Point struct {
-	Server      string  // which of the sweep's servers; empty: there is one only
+	Server      string  // server of the sweep; empty: the only one
 	Rate        float64 // requests per second, +Inf: all at once
 	Concurrency int     // 0: no bound
 	Repetition  int     // of this load, from 0
 	Summary     *Summary
 	Limited     string // why the client was the limit; empty: it was not
 	Start       time.Time
-	Nodes       []Node  // what the server's processes told meanwhile
+	Nodes       []Node  // the server's processes and their samples
 	Client      float64 // cores that the client used on average
 }
 
-// Load says what was sent.
+// Load returns the load's name.
 func (p *Point) Load() string {
 	n := "rate inf"
 	if !math.IsInf(p.Rate, 1) {
@@ -37,7 +37,7 @@ func (p *Point) Load() string {
 	return n
 }
 
-// Name says which run it is.
+// Name returns the run's name.
 func (p *Point) Name() string {
 	if p.Server == "" {
 		return p.Load()
@@ -45,8 +45,8 @@ func (p *Point) Name() string {
 	return p.Server + ": " + p.Load()
 }
 
-// sweepColumns are the columns of the table and the CSV. better is the sign of
-// what is wanted of a figure, 0 where that says nothing.
+// sweepColumns are the columns of the table and the CSV. better is 1 if larger figures
+// are better, -1 if smaller ones are, and 0 if neither.
 var sweepColumns = []struct {
 	name   string
 	better int
@@ -65,7 +65,7 @@ var sweepColumns = []struct {
 	{"p99_e2el_including_client_queue_ms", -1, func(s *Summary) float64 { return s.quantile("e2el_including_client_queue", 99) }},
 }
 
-// Figure is a column of the run by its name in the CSV; NaN: there is none.
+// Figure returns a column of the run by its name in the CSV; NaN: there is none.
 func (p *Point) Figure(name string) float64 {
 	for _, c := range sweepColumns {
 		if c.name == name {
@@ -105,7 +105,7 @@ func WriteCSV(w io.Writer, points []Point) error {
 	return c.Error()
 }
 
-// peakFill is the fullest that a node that generates was.
+// peakFill returns the largest fill of the nodes that generate.
 func (p *Point) peakFill() (most float64) {
 	for i := range p.Nodes {
 		if p.Nodes[i].Generated() > 0 {
@@ -115,14 +115,14 @@ func (p *Point) peakFill() (most float64) {
 	return most
 }
 
-// curvePoints is how many points a distribution is drawn with, and timelinePoints
-// how many requests a timeline shows at most, evenly chosen.
+// curvePoints is the number of points of a distribution, and timelinePoints the most
+// requests of a timeline, evenly chosen.
 const (
 	curvePoints    = 100
 	timelinePoints = 300
 )
 
-// distribution is the share of values up to x, as a line.
+// distribution returns the share of values up to x, as a line.
 func distribution(name string, v []float64) series {
 	slices.Sort(v)
 	s := series{name: name}
@@ -133,7 +133,7 @@ func distribution(name string, v []float64) series {
 	return s
 }
 
-// timeline is each request's TTFT at its sending.
+// timeline returns each request's TTFT at its sending time.
 func timeline(p *Point) series {
 	s := series{name: p.Name(), dots: true}
 	step := len(p.Summary.Requests)/timelinePoints + 1
@@ -145,7 +145,7 @@ func timeline(p *Point) series {
 	return s
 }
 
-// tokenTimeline is the chunks that came in each second.
+// tokenTimeline returns the chunks of each second.
 func tokenTimeline(p *Point) series {
 	s := series{name: p.Name()}
 	for i, n := range p.Summary.perSecondOfRun() {
@@ -154,7 +154,7 @@ func tokenTimeline(p *Point) series {
 	return s
 }
 
-// groups are the indices of the points of each server, in order.
+// groups returns the points of each server, in order.
 func groups(points []Point) (servers []string, of map[string][]*Point) {
 	of = map[string][]*Point{}
 	for i := range points {
@@ -167,7 +167,7 @@ func groups(points []Point) (servers []string, of map[string][]*Point) {
 	return servers, of
 }
 
-// prefixed is a series' name among those of other servers.
+// prefixed returns a series' name, unique among those of other servers.
 func prefixed(server, name string) string {
 	if server == "" {
 		return name
@@ -175,12 +175,12 @@ func prefixed(server, name string) string {
 	return server + ": " + name
 }
 
-// kneeShare is the share of completed requests that has to meet the objectives
-// for a rate to be called served.
+// kneeShare is the share of completed requests that must meet the objectives for a rate
+// to count as served.
 const kneeShare = 0.9
 
-// Knee is the highest offered rate at which a server served so in every run, and
-// whether any was.
+// Knee returns the highest offered rate that a server served in every run, and whether
+// there is one.
 func Knee(points []*Point) (rate float64, found bool) {
 	short := func(p *Point) bool {
 		s := p.Summary
@@ -194,7 +194,7 @@ func Knee(points []*Point) (rate float64, found bool) {
 	return rate, found
 }
 
-// curves are the plots with a line per server.
+// curves returns the plots with a line per server.
 func curves(points []Point, objectives bool) []plotted {
 	ttft := plotted{title: "Time to first token against throughput", x: "output tokens/s", y: "ms"}
 	tpot := plotted{title: "Time per output token against throughput", x: "output tokens/s", y: "ms"}
@@ -224,7 +224,7 @@ func curves(points []Point, objectives bool) []plotted {
 		add(&good, "completed", rate, func(p *Point) float64 { return p.Summary.RequestThroughput() })
 		if objectives {
 			add(&good, "met every objective", rate, func(p *Point) float64 { return p.Summary.Goodput() })
-			knee := "its knee is below every rate here"
+			knee := "its knee is below every rate of the sweep"
 			if r, found := Knee(of[server]); found {
 				knee = fmt.Sprintf("knee at %g requests/s", r)
 			}
@@ -232,12 +232,12 @@ func curves(points []Point, objectives bool) []plotted {
 		}
 	}
 	if objectives {
-		good.note += fmt.Sprintf("The knee is the highest rate here at which %.0f %% of the requests meet every objective.", 100*kneeShare)
+		good.note += fmt.Sprintf("The knee is the highest rate of the sweep at which %.0f %% of the requests meet every objective.", 100*kneeShare)
 	}
 	return []plotted{ttft, tpot, good}
 }
 
-// runPlots are the plots with a line per run.
+// runPlots returns the plots with a line per run.
 func runPlots(points []Point) []plotted {
 	ps := []plotted{
 		{title: "Distribution of time to first token", x: "ms", y: "% of requests", logX: true},
@@ -247,17 +247,17 @@ func runPlots(points []Point) []plotted {
 		{title: "Throughput against KV fill", x: "% of the node's KV blocks in use", y: "tokens/s of the node"},
 		{title: "KV fill over the run", x: "s since the run's start", y: "% of KV blocks in use"},
 	}
-	told := false
+	hasFill := false
 	for i := range points {
 		p := &points[i]
 		for n, s := range []series{distribution(p.Name(), p.Summary.Samples("ttft")), distribution(p.Name(), p.Summary.Samples("itl")), timeline(p), tokenTimeline(p), fillSeries(p), fillTimeline(p)} {
 			ps[n].all = append(ps[n].all, s)
 		}
-		told = told || len(ps[4].all[i].x) > 0
+		hasFill = hasFill || len(ps[4].all[i].x) > 0
 	}
 	ps[4].note = "Each point is half a second of a node. Where the load is below what the node can do, it shows the load."
-	if !told {
-		ps[4].note = "The server does not tell vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
+	if !hasFill {
+		ps[4].note = "The server does not export vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
 	}
 	return ps
 }
@@ -282,7 +282,7 @@ func WritePage(w io.Writer, title string, facts []string, points []Point) error 
 	writeNodes(&b, points)
 	b.WriteString("<main>\n")
 	objectives := len(points) > 0 && len(points[0].Summary.Options.Goodput) > 0
-	for _, p := range append(curves(points, objectives), runPlots(middles(points))...) {
+	for _, p := range append(curves(points, objectives), runPlots(representatives(points))...) {
 		b.WriteString(p.svg())
 	}
 	b.WriteString("</main></html>\n")
@@ -290,7 +290,7 @@ func WritePage(w io.Writer, title string, facts []string, points []Point) error 
 	return err
 }
 
-// writeRuns is the table of all runs.
+// writeRuns writes the table of all runs.
 func writeRuns(b *strings.Builder, points []Point) {
 	b.WriteString("<table><tr><th>run</th>")
 	for _, c := range sweepColumns {
@@ -314,24 +314,24 @@ func writeRuns(b *strings.Builder, points []Point) {
 	}
 	b.WriteString("</table>\n")
 	if most > 1 {
-		fmt.Fprintf(b, "<p>Each load was run %d times: medians, and below them the least and the most. Plots by throughput or load show medians, all others the run of the middle median TTFT.</p>\n", most)
+		fmt.Fprintf(b, "<p>Each load was run %d times. The table has medians, with minimum and maximum below. Plots by throughput or load show medians; all others show the run with the middle median TTFT.</p>\n", most)
 	}
 }
 
-// clearly is by how much two servers' figures have to differ to be called ahead or
-// behind: the noise of single runs is of this size. Where runs were repeated, all of
-// one have to be on the same side of all of the other, too.
-const clearly = 0.05
+// leastDifference is the least relative difference of two servers' figures that counts, because
+// the noise of single runs is of this size. If runs were repeated, all runs of one server
+// must also be on the same side of all runs of the other.
+const leastDifference = 0.05
 
-// writeContest holds the first server against each other one under equal load.
+// writeContest compares the first server with each other one under equal load.
 func writeContest(b *strings.Builder, points []Point) {
 	servers, of := groups(points)
 	if len(servers) < 2 {
 		return
 	}
 	for _, server := range servers[1:] {
-		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>What %s has, for each of the other's 100 %%; green: better by more than %.0f %%, red: worse.</p>\n<table><tr><th>load</th>",
-			html.EscapeString(servers[0]), html.EscapeString(server), html.EscapeString(servers[0]), 100*clearly)
+		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>Figures of %s as a share of the other's. Green: better by more than %.0f %%; red: worse.</p>\n<table><tr><th>load</th>",
+			html.EscapeString(servers[0]), html.EscapeString(server), html.EscapeString(servers[0]), 100*leastDifference)
 		for _, c := range sweepColumns {
 			if c.better != 0 {
 				fmt.Fprintf(b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
@@ -353,11 +353,11 @@ func writeContest(b *strings.Builder, points []Point) {
 			b.WriteString("</tr>\n")
 		}
 		b.WriteString("</table>\n")
-		writeWhys(b, loads(of[servers[0]]), others)
+		writeCauses(b, loads(of[servers[0]]), others)
 	}
 }
 
-// sameLoad are the runs under the load that r had; nil: there are none.
+// sameLoad returns the runs under the load of r, or nil.
 func sameLoad(all []repeated, r repeated) repeated {
 	i := slices.IndexFunc(all, func(q repeated) bool { return q[0].Rate == r[0].Rate && q[0].Concurrency == r[0].Concurrency })
 	if i < 0 {
@@ -366,7 +366,7 @@ func sameLoad(all []repeated, r repeated) repeated {
 	return all[i]
 }
 
-// contestCell is one figure of two servers as a share.
+// contestCell returns one figure of two servers as a share.
 func contestCell(mine, others repeated, of func(*Point) float64, better int) string {
 	a, least, most := mine.figure(of)
 	other, otherLeast, otherMost := others.figure(of)
@@ -380,21 +380,21 @@ func contestCell(mine, others repeated, of func(*Point) float64, better int) str
 	class := ""
 	switch d := (a/other - 1) * float64(better); {
 	case !apart:
-	case d > clearly:
+	case d > leastDifference:
 		class = ` class="ahead"`
-	case d < -clearly:
+	case d < -leastDifference:
 		class = ` class="behind"`
 	}
 	return fmt.Sprintf("<td%s>%.0f %%</td>", class, 100*a/other)
 }
 
-// writeNodes is the table of what the server's processes used.
+// writeNodes writes the table of what the server's processes used.
 func writeNodes(b *strings.Builder, points []Point) {
 	if !slices.ContainsFunc(points, func(p Point) bool { return len(p.Nodes) > 0 }) {
 		return
 	}
 	b.WriteString("<h2>What the server's processes and the client used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>prompt tokens computed</th><th>requests in its steps</th><th>a step, ms</th><th>queue, ms</th><th>prompt, ms</th><th>KV exposed, ms</th><th>peak KV fill</th></tr>\n")
-	for _, p := range middles(points) {
+	for _, p := range representatives(points) {
 		for k := range p.Nodes {
 			n := &p.Nodes[k]
 			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.0f</td><td>%.1f</td>",

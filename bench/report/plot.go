@@ -14,7 +14,7 @@ type series struct {
 	dots bool // no line between the points
 }
 
-// plotted is a plot. Its axes begin at 0, but for a logarithmic one.
+// plotted is a plot. Its axes begin at 0, except for a logarithmic one.
 type plotted struct {
 	title, x, y, note string
 	logX              bool
@@ -35,7 +35,7 @@ type axis struct {
 	log       bool
 }
 
-// newAxis spans all values.
+// newAxis returns an axis that spans all values.
 func newAxis(log bool, of func(*series) []float64, all []series) axis {
 	a := axis{log: log, low: math.Inf(1)}
 	for i := range all {
@@ -60,7 +60,7 @@ func newAxis(log bool, of func(*series) []float64, all []series) axis {
 	return a
 }
 
-// place is a value's in [0, 1].
+// place returns a value's position in [0, 1].
 func (a axis) place(v float64) float64 {
 	if !a.log {
 		return v / a.high
@@ -68,7 +68,7 @@ func (a axis) place(v float64) float64 {
 	return math.Log(max(v, a.low)/a.low) / math.Log(a.high/a.low)
 }
 
-// ticks are the values with a label.
+// ticks returns the values with a label.
 func (a axis) ticks() (ts []float64) {
 	if a.log {
 		for t := a.low; t < a.high*1.001; t *= 10 {
@@ -82,7 +82,7 @@ func (a axis) ticks() (ts []float64) {
 	return ts
 }
 
-// svg draws the plot.
+// svg returns the plot as SVG.
 func (p *plotted) svg() string {
 	ax := newAxis(p.logX, func(s *series) []float64 { return s.x }, p.all)
 	ay := newAxis(false, func(s *series) []float64 { return s.y }, p.all)
@@ -110,7 +110,7 @@ func (p *plotted) svg() string {
 			b.WriteString(`"/>`)
 		}
 		if s.dots || len(s.x) <= 24 {
-			// One path for all of them, each a line of no length with round ends.
+			// One path for all of them: each is a line of length 0 with round ends.
 			fmt.Fprintf(&b, `<path class="dots" stroke="%s" d="`, colour)
 			for i := range s.x {
 				fmt.Fprintf(&b, "M%.1f %.1fh0", px(s.x[i]), py(s.y[i]))

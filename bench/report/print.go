@@ -12,13 +12,13 @@ import (
 // width of the printed block.
 const width = 50
 
-// centred is a title between fill characters; an odd one goes to the right.
+// centred returns a title between fill characters, with an odd one at the right.
 func centred(title string, fill string) string {
 	n := width - len(title)
 	return strings.Repeat(fill, max(0, n/2)) + title + strings.Repeat(fill, max(0, n-n/2))
 }
 
-// Probe is what requests beside the load saw.
+// Probe is the result of the probe requests.
 type Probe struct {
 	Completed, Failed int
 	Median, P99, Max  float64 // end-to-end, milliseconds
@@ -76,7 +76,7 @@ func (s *Summary) Print(w io.Writer, probe *Probe, spec *Spec) error {
 	return b.Flush()
 }
 
-// shown says whether a latency is wanted and means something in this run.
+// shown reports whether a latency is requested and meaningful in this run.
 func (s *Summary) shown(key string) bool {
 	switch {
 	case !slices.Contains(s.Options.Metrics, key):

@@ -6,10 +6,10 @@ import (
 	"slices"
 )
 
-// repeated are the runs of one load of one server.
+// repeated is the runs of one load of one server.
 type repeated []*Point
 
-// loads gathers the runs of each load, in the order of their first.
+// loads groups the runs by load, in the order of their first run.
 func loads(points []*Point) (all []repeated) {
 	for _, p := range points {
 		i := slices.IndexFunc(all, func(r repeated) bool { return r[0].Name() == p.Name() })
@@ -22,7 +22,7 @@ func loads(points []*Point) (all []repeated) {
 	return all
 }
 
-// figure is the median of a figure over the runs, and the least and the most of them.
+// figure returns the median, minimum and maximum of a figure over the runs.
 func (r repeated) figure(of func(*Point) float64) (median, low, high float64) {
 	v := make([]float64, len(r))
 	for i, p := range r {
@@ -32,9 +32,9 @@ func (r repeated) figure(of func(*Point) float64) (median, low, high float64) {
 	return Quantile(v, 50), v[0], v[len(v)-1]
 }
 
-// middle is the run that stands for all where one has to: that of the middle
-// median TTFT.
-func (r repeated) middle() *Point {
+// representative returns the run with the median TTFT in the middle, which represents all runs in
+// plots of one.
+func (r repeated) representative() *Point {
 	byTTFT := slices.Clone(r)
 	slices.SortStableFunc(byTTFT, func(a, b *Point) int {
 		return cmp.Compare(a.Summary.quantile("ttft", 50), b.Summary.quantile("ttft", 50))
@@ -42,7 +42,7 @@ func (r repeated) middle() *Point {
 	return byTTFT[(len(byTTFT)-1)/2]
 }
 
-// cell is a figure as text: the median, and from where to where the runs spread.
+// cell formats a figure: the median and the range of the runs.
 func (r repeated) cell(of func(*Point) float64) string {
 	median, low, high := r.figure(of)
 	if len(r) == 1 {
@@ -51,11 +51,11 @@ func (r repeated) cell(of func(*Point) float64) string {
 	return fmt.Sprintf("%.5g<br><small>%.4g – %.4g</small>", median, low, high)
 }
 
-// middles are the runs that stand for their loads.
-func middles(points []Point) []Point {
+// representatives returns the representative run of each load.
+func representatives(points []Point) []Point {
 	var out []Point
 	for _, r := range loads(pointers(points)) {
-		out = append(out, *r.middle())
+		out = append(out, *r.representative())
 	}
 	return out
 }

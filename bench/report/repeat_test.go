@@ -16,8 +16,8 @@ func pointOf(server string, rate float64, d time.Duration) Point {
 	return Point{Server: server, Rate: rate, Summary: s}
 }
 
-// Repeated runs are told as their median and spread, stand apart only where all of
-// one side do, and the middle one stands for them.
+// Repeated runs are reported as their median and range. They differ clearly only if all
+// runs of one side do, and the middle one represents them.
 func TestRepeatedRuns(t *testing.T) {
 	ttft := func(p *Point) float64 { return p.Summary.quantile("ttft", 50) }
 	var points []Point
@@ -32,7 +32,7 @@ func TestRepeatedRuns(t *testing.T) {
 	if median, low, high := all[0].figure(ttft); median != 20 || low != 10 || high != 30 {
 		t.Errorf("%g, %g to %g", median, low, high)
 	}
-	if p := all[0].middle(); p != all[0][2] {
+	if p := all[0].representative(); p != all[0][2] {
 		t.Errorf("the middle one is %+v", p)
 	}
 	if cell := all[0].cell(ttft); cell != "20<br><small>10 – 30</small>" {

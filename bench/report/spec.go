@@ -2,16 +2,16 @@ package report
 
 import "fmt"
 
-// Spec is what a server says of speculative decoding during a run.
+// Spec is a server's counters of speculative decoding during a run.
 type Spec struct {
 	Drafts, DraftTokens, Accepted float64
 	PerPosition                   []float64 // accepted tokens by their place in a draft
 }
 
-// Rate is the accepted share of the drafted tokens, in percent.
+// Rate returns the accepted share of the drafted tokens, in percent.
 func (s *Spec) Rate() float64 { return 100 * ratio(s.Accepted, s.DraftTokens) }
 
-// Length is the tokens that a step gave on average, its own one included.
+// Length returns the mean tokens per step, including the one that is not a draft.
 func (s *Spec) Length() float64 { return 1 + ratio(s.Accepted, s.Drafts) }
 
 func ratio(a, b float64) float64 {
@@ -21,7 +21,7 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// print writes its part of the block.
+// print writes the section of the block.
 func (s *Spec) print(title func(string), count func(string, int), value func(string, float64), line func(string)) {
 	title("Speculative Decoding")
 	value("Acceptance rate (%):", s.Rate())
@@ -37,7 +37,7 @@ func (s *Spec) print(title func(string), count func(string, int), value func(str
 	}
 }
 
-// json is its keys.
+// json returns the keys of the JSON.
 func (s *Spec) json() Object {
 	positions := make([]float64, len(s.PerPosition))
 	for i, n := range s.PerPosition {

@@ -1,10 +1,10 @@
-// Package report turns what a load test saw into figures: the printed block, the
-// JSON with the names that other tools read, comparisons of runs, and the page of
-// a sweep.
+// Package report turns the outcomes of a load test into figures: the printed block, the
+// JSON with the names that other tools read, comparisons of runs, and the page of a
+// sweep.
 //
-// Invariant: every figure is a plain function of the outcomes; nothing is
-// smoothed, and nothing is left out but what the definitions leave out. The
-// package sends nothing and reads no clock.
+// Invariant: every figure is a plain function of the outcomes. Nothing is smoothed, and
+// nothing is left out that the definitions include. The package sends nothing and reads
+// no clock.
 package report
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/load"
 )
 
-// Options say which figures are wanted.
+// Options are the requested figures.
 type Options struct {
 	Metrics     []string           // of metricTable, those to print
 	Percentiles []float64          // e.g. 99
@@ -40,7 +40,7 @@ var metricTable = []metric{
 	{"e2el_including_client_queue", "E2EL incl. Client Queue", "Queue-inclusive End-to-end Latency"},
 }
 
-// MetricNames are the names that --percentile-metrics takes.
+// MetricNames returns the names that --percentile-metrics accepts.
 func MetricNames() (names []string) {
 	for _, m := range metricTable {
 		names = append(names, m.key)
@@ -48,7 +48,7 @@ func MetricNames() (names []string) {
 	return names
 }
 
-// MetricName is what the printed block calls a latency.
+// MetricName returns a latency's name in the printed block.
 func MetricName(key string) string {
 	for _, m := range metricTable {
 		if m.key == key {
@@ -64,13 +64,13 @@ type Stats struct {
 	Percentiles       []float64 // as Options.Percentiles
 }
 
-// Request is one request as counted.
+// Request is one request with its counts.
 type Request struct {
 	Outcome       *load.Outcome
-	Input, Output int // tokens; 0 output for one that failed
+	Input, Output int // tokens; output is 0 for a failed request
 }
 
-// Summary is a run in figures.
+// Summary is the figures of a run.
 type Summary struct {
 	Options           Options
 	Completed, Failed int
@@ -83,10 +83,10 @@ type Summary struct {
 	Requests          []Request
 }
 
-// ms is a duration in milliseconds.
+// ms converts a duration to milliseconds.
 func ms(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
-// tpot is the time per output token after the first, in milliseconds.
+// tpot returns the time per output token after the first, in milliseconds.
 func (r *Request) tpot() float64 {
 	if r.Output < 2 {
 		return 0
@@ -94,7 +94,7 @@ func (r *Request) tpot() float64 {
 	return ms(r.Outcome.Latency()-r.Outcome.TTFT()) / float64(r.Output-1)
 }
 
-// Samples are all values of a latency in milliseconds, of requests that succeeded.
+// Samples returns all values of a latency in milliseconds, of requests that succeeded.
 func (s *Summary) Samples(key string) []float64 {
 	var v []float64
 	for i := range s.Requests {
@@ -127,8 +127,8 @@ func (s *Summary) Samples(key string) []float64 {
 	return v
 }
 
-// Summarize computes the figures. input and output are the tokens of request i
-// of the record.
+// Summarize computes the figures. input and output return the tokens of request i of the
+// record.
 func Summarize(r *load.Record, o Options, input, output func(i int) int) *Summary {
 	s := &Summary{Options: o, Duration: r.Duration, Stats: map[string]Stats{}}
 	for i := range r.Outcomes {
@@ -154,7 +154,7 @@ func Summarize(r *load.Record, o Options, input, output func(i int) int) *Summar
 	return s
 }
 
-// good says that a request met every SLO.
+// good reports whether a request met every SLO.
 func (r *Request) good(slo map[string]float64) bool {
 	for key, most := range slo {
 		v := ms(r.Outcome.Latency())
@@ -171,7 +171,7 @@ func (r *Request) good(slo map[string]float64) bool {
 	return true
 }
 
-// peaks fills seconds, counted from the first sending, with chunks and requests.
+// peaks counts the chunks and requests of each second from the first sending on.
 func (s *Summary) peaks() {
 	first, last := time.Duration(math.MaxInt64), time.Duration(0)
 	for _, r := range s.Requests {
@@ -195,7 +195,7 @@ func (s *Summary) peaks() {
 	s.PeakTokens, s.PeakConcurrent = slices.Max(tokens), slices.Max(running)
 }
 
-// chunks counts those that came in each second from first to last.
+// chunks counts the chunks of each second from first to last.
 func (s *Summary) chunks(first, last time.Duration) []int {
 	n := make([]int, int((last-first)/time.Second)+1)
 	for _, r := range s.Requests {
@@ -211,7 +211,7 @@ func (s *Summary) chunks(first, last time.Duration) []int {
 	return n
 }
 
-// perSecondOfRun is the chunks of each second since the run's start.
+// perSecondOfRun returns the chunks of each second since the run's start.
 func (s *Summary) perSecondOfRun() []int {
 	last := time.Duration(0)
 	for _, r := range s.Requests {
@@ -220,7 +220,7 @@ func (s *Summary) perSecondOfRun() []int {
 	return s.chunks(0, last)
 }
 
-// stats of values; all 0 of none.
+// stats computes the figures of values; all are 0 if there are none.
 func stats(v []float64, percentiles []float64) Stats {
 	s := Stats{Percentiles: make([]float64, len(percentiles))}
 	if len(v) == 0 {
@@ -241,7 +241,7 @@ func stats(v []float64, percentiles []float64) Stats {
 	return s
 }
 
-// Quantile is a percentile of sorted values, between neighbours in proportion.
+// Quantile returns a percentile of sorted values, interpolated between neighbours.
 func Quantile(sorted []float64, percent float64) float64 {
 	if len(sorted) == 0 {
 		return 0
@@ -254,7 +254,7 @@ func Quantile(sorted []float64, percent float64) float64 {
 	return sorted[i] + (sorted[i+1]-sorted[i])*(at-float64(i))
 }
 
-// perSecond is a count per second of the run.
+// perSecond returns a count per second of the run.
 func (s *Summary) perSecond(n int) float64 {
 	if s.Duration <= 0 {
 		return 0
@@ -262,19 +262,19 @@ func (s *Summary) perSecond(n int) float64 {
 	return float64(n) / s.Duration.Seconds()
 }
 
-// Throughput is output tokens per second.
+// Throughput returns the output tokens per second.
 func (s *Summary) Throughput() float64 { return s.perSecond(s.Output) }
 
-// RequestThroughput is completed requests per second.
+// RequestThroughput returns the completed requests per second.
 func (s *Summary) RequestThroughput() float64 { return s.perSecond(s.Completed) }
 
-// Goodput is requests per second that met every SLO.
+// Goodput returns the requests per second that met every SLO.
 func (s *Summary) Goodput() float64 { return s.perSecond(s.Good) }
 
-// percentName is a percentile in a name: 99, 99.9.
+// percentName formats a percentile for a name: 99, 99.9.
 func percentName(p float64) string { return strconv.FormatFloat(p, 'f', -1, 64) }
 
-// CheckMetrics refuses unknown names.
+// CheckMetrics returns an error for unknown names.
 func CheckMetrics(names []string) error {
 	for _, n := range names {
 		if !slices.Contains(MetricNames(), n) {

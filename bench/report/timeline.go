@@ -24,9 +24,8 @@ const (
 	highColour = "#c62828"
 )
 
-// WriteTimeline draws each request as a row from its sending to its last chunk:
-// grey until the first token, then its gaps, green below low, red from high on and
-// orange between.
+// WriteTimeline draws each request as a row from its sending to its last chunk: grey until
+// the first token, then its gaps: green below low, red from high on and orange between.
 func WriteTimeline(w io.Writer, s *Summary, low, high time.Duration) error {
 	last := time.Duration(1)
 	for _, r := range s.Requests {
@@ -75,10 +74,10 @@ func WriteTimeline(w io.Writer, s *Summary, low, high time.Duration) error {
 	return err
 }
 
-// lengthBins is how many bars the lengths are put in.
+// lengthBins is the number of bins of the lengths.
 const lengthBins = 40
 
-// WriteLengths draws how long prompts and outputs were.
+// WriteLengths draws the lengths of prompts and outputs.
 func WriteLengths(w io.Writer, s *Summary) error {
 	histogram := func(title string, of func(*Request) int) plotted {
 		p := plotted{title: title, x: "tokens", y: "requests"}

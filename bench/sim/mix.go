@@ -10,16 +10,16 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// Kind is requests of one size in a mixed load.
+// Kind is one kind of request in a mixed load.
 type Kind struct {
 	Share          float64 // of the requests, relative to the other kinds'
 	Prompt, Output int     // tokens
 }
 
-// ErrMix reports a description of a mixed load that does not parse.
+// ErrMix means that a description of a mixed load does not parse.
 var ErrMix = errors.New("sim: bad mix")
 
-// ParseMix reads kinds such as "0.8:64:96,0.2:1024:16": share, prompt tokens and answer
+// ParseMix parses kinds such as "0.8:64:96,0.2:1024:16": share, prompt tokens and answer
 // tokens of each.
 func ParseMix(text string) (kinds []Kind, err error) {
 	for part := range strings.SplitSeq(text, ",") {

@@ -1,21 +1,19 @@
-// Package sim runs the real router over a simulated fleet of prefill nodes in
-// virtual time: what a policy does to hit rates and to the time to the first
-// token, in seconds instead of days.
+// Package sim runs the real router over a simulated fleet of prefill nodes in virtual
+// time. It shows the effect of a policy on hit rates and on the time to the first token,
+// in seconds instead of days.
 //
-// A node computes one prompt after the other, in order of arrival, at a fixed
-// rate, without what its cache held when it began; then the prompt's blocks are
-// in its cache, the least recently used leave, and the router hears of both. The
-// router knows what a gateway knows: blocks that nodes have told of, and the
-// tokens that it has sent and that have not been computed. Of what others have
-// sent, where there are several gateways, it knows what the nodes' last heartbeats
-// said; requests come to them by turns.
+// A node computes one prompt after the other, in order of arrival, at a fixed rate,
+// without the blocks that its cache held when it began. Then the prompt's blocks enter
+// its cache, the least recently used ones leave, and gateways receive both as events. A
+// gateway knows what a real one knows: the blocks in received events, and the tokens that
+// it has sent and that have not been computed. With several gateways it knows the tokens
+// of the others from the nodes' last heartbeats. Requests arrive at the gateways in turn.
 //
-// Invariant: the same trace, options and seed give the same result; every
-// request is served once, and the tokens computed and found add up to those
-// asked.
+// Invariant: the same trace, options and seed give the same result. Every request is
+// served once, and the tokens computed and found add up to those of the trace.
 //
-// It does not model decoding, transfers, batches, or failures: bench/sim/fleet
-// does all but the last.
+// The package does not model decoding, transfers, batches, or failures. bench/sim/fleet
+// models all but the last.
 package sim
 
 import (
@@ -34,11 +32,11 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// Request is one of a trace.
+// Request is a request of a trace.
 type Request struct {
 	At     time.Duration
 	Tokens int            // of the prompt
-	Output int            // tokens of the answer; 0: not told
+	Output int            // tokens of the answer; 0: unknown
 	Blocks []kvcache.Hash // of the prompt, each chained to those before it
 }
 
@@ -48,11 +46,11 @@ var (
 	errOptions = errors.New("sim: bad options")
 )
 
-// BlockTokens is the number of prompt tokens that an id of a Mooncake trace names.
+// BlockTokens is the number of prompt tokens per hash id of a Mooncake trace.
 const BlockTokens = 512
 
-// ReadTrace reads lines {timestamp (ms), input_length, output_length, hash_ids}, as
-// the Mooncake traces have them.
+// ReadTrace reads lines {timestamp (ms), input_length, output_length, hash_ids}, the
+// format of the Mooncake traces.
 func ReadTrace(r io.Reader) ([]Request, error) {
 	var trace []Request
 	lines := bufio.NewScanner(r)
@@ -98,13 +96,13 @@ type Options struct {
 	Stretch     float64 // factor on the times between arrivals
 	Seed        uint64
 	Gateways    int           // 0: one
-	Heartbeat   time.Duration // between two of a node; 0: none
-	// NewsDelay is how long it takes until a gateway hears of a node's blocks;
-	// each further gateway hears of them later by as much.
-	NewsDelay time.Duration
+	Heartbeat   time.Duration // between two reports of a node; 0: none
+	// EventDelay is the delay of block events to the first gateway. Each further gateway
+	// receives them later by the same time.
+	EventDelay time.Duration
 }
 
-// Result is what came out.
+// Result is the outcome of a run.
 type Result struct {
 	Hit      float64 // share of prompt tokens found in a cache
 	Computed int64   // prompt tokens that were not
@@ -128,18 +126,18 @@ type fleet struct {
 	alike    int
 }
 
-// gateway is what one of them knows.
+// gateway is the state of one gateway.
 type gateway struct {
-	view  route.View
-	index *route.Index
-	match []int32
-	own   []route.State // Load and Queued: what it has sent
-	told  []route.State // the same, of the nodes' last heartbeats
-	news  []news        // under way, in order of arrival
+	view     route.View
+	index    *route.Index
+	match    []int32
+	own      []route.State // Load and Queued: what it has sent
+	reported []route.State // the same, from the nodes' last heartbeats
+	events   []blockEvent  // in flight, in order of arrival
 }
 
-// news is a change of a node's cache that a gateway hears of.
-type news struct {
+// blockEvent is a change of a node's cache on its way to a gateway.
+type blockEvent struct {
 	at    time.Duration
 	node  int
 	block kvcache.Hash
@@ -157,11 +155,11 @@ type job struct {
 	*Request
 	node    int
 	by      *gateway
-	claimed int // tokens the router expects to be computed
+	claimed int // tokens that the router expects to be computed
 	end     time.Duration
 }
 
-// ends are the jobs being computed, by their end and then their node.
+// ends is the jobs being computed, by their end and then their node.
 type ends []*job
 
 func (e ends) Len() int { return len(e) }
@@ -180,7 +178,7 @@ func (e *ends) Pop() any {
 	return last
 }
 
-// Run plays a trace, which is in order of arrival.
+// Run plays a trace, which must be in order of arrival.
 func Run(trace []Request, o Options) (Result, error) {
 	if o.Nodes < 1 || o.BlockTokens < 1 || o.CacheBlocks < 1 || !(o.Rate > 0) || !(o.Stretch > 0) || len(trace) == 0 {
 		return Result{}, fmt.Errorf("%w: %+v and %d requests", errOptions, o, len(trace))
@@ -231,7 +229,7 @@ func newFleet(o Options) *fleet {
 	}
 	f.table = route.New([]route.Node{{Name: "decode"}}, names)
 	for range max(1, o.Gateways) {
-		g := &gateway{index: route.NewIndex(), match: make([]int32, o.Nodes), own: make([]route.State, o.Nodes), told: make([]route.State, o.Nodes)}
+		g := &gateway{index: route.NewIndex(), match: make([]int32, o.Nodes), own: make([]route.State, o.Nodes), reported: make([]route.State, o.Nodes)}
 		g.index.Grow(o.Nodes)
 		g.view = route.View{Decode: []route.State{{Usable: true}}, Prefill: make([]route.State, o.Nodes)}
 		f.gateways = append(f.gateways, g)
@@ -239,36 +237,36 @@ func newFleet(o Options) *fleet {
 	return f
 }
 
-// heartbeat has the node whose turn it is tell every gateway how much it has to do.
+// heartbeat reports the load of the next node to every gateway.
 func (f *fleet) heartbeat() {
 	var s route.State
 	for _, g := range f.gateways {
 		s.Load, s.Queued = s.Load+g.own[f.beat].Load, s.Queued+g.own[f.beat].Queued
 	}
 	for _, g := range f.gateways {
-		g.told[f.beat] = s
+		g.reported[f.beat] = s
 	}
 	f.beat = (f.beat + 1) % len(f.nodes)
 	f.beatAt += f.o.Heartbeat / time.Duration(len(f.nodes))
 }
 
-// hear takes what news has arrived by now.
-func (g *gateway) hear(now time.Duration) {
+// applyEvents applies the events that have arrived by now.
+func (g *gateway) applyEvents(now time.Duration) {
 	arrived := 0
-	for ; arrived < len(g.news) && g.news[arrived].at <= now; arrived++ {
-		if n := &g.news[arrived]; n.gone {
+	for ; arrived < len(g.events) && g.events[arrived].at <= now; arrived++ {
+		if n := &g.events[arrived]; n.gone {
 			g.index.Remove(n.node, n.block)
 		} else {
 			g.index.Add(n.node, n.block)
 		}
 	}
-	g.news = g.news[arrived:]
+	g.events = g.events[arrived:]
 }
 
-// tell sends news of a node's cache to every gateway.
-func (f *fleet) tell(now time.Duration, node int, block kvcache.Hash, gone bool) {
+// publish sends a change of a node's cache to every gateway.
+func (f *fleet) publish(now time.Duration, node int, block kvcache.Hash, gone bool) {
 	for i, g := range f.gateways {
-		g.news = append(g.news, news{now + time.Duration(i+1)*f.o.NewsDelay, node, block, gone})
+		g.events = append(g.events, blockEvent{now + time.Duration(i+1)*f.o.EventDelay, node, block, gone})
 	}
 }
 
@@ -276,15 +274,15 @@ func (f *fleet) arrival(q *Request) time.Duration {
 	return time.Duration(float64(q.At) * f.o.Stretch)
 }
 
-// pick is where a gateway sends a request, or would.
+// pick returns where a gateway sends a request, or would send it.
 func (f *fleet) pick(g *gateway, q *Request, draw uint64) (node, claimed int) {
-	g.hear(f.arrival(q))
+	g.applyEvents(f.arrival(q))
 	clear(g.match)
 	g.index.Match(q.Blocks, g.match)
 	for i, n := range g.match {
 		g.view.Prefill[i] = route.State{
 			Usable: true, Rate: f.o.Rate, Held: min(int(n)*f.o.BlockTokens, q.Tokens-1),
-			Load: max(g.own[i].Load, g.told[i].Load), Queued: max(g.own[i].Queued, g.told[i].Queued),
+			Load: max(g.own[i].Load, g.reported[i].Load), Queued: max(g.own[i].Queued, g.reported[i].Queued),
 		}
 	}
 	d := f.table.Pick(route.Request{Policy: f.o.Policy, Key: q.Blocks[0], Uncached: q.Tokens, MinRemote: 1, Turn: f.turn, Draw: draw, Shared: len(f.gateways) > 1}, g.view, f.dst[:0])
@@ -300,7 +298,7 @@ func (f *fleet) send(q *Request) {
 	j.node, j.claimed = f.pick(g, q, draw)
 	alike := true
 	for _, other := range f.gateways {
-		if other != g { // which draws for itself
+		if other != g { // each draws its own random number
 			at, _ := f.pick(other, q, f.draw.Uint64())
 			alike = alike && at == j.node
 		}
@@ -316,7 +314,7 @@ func (f *fleet) send(q *Request) {
 	}
 }
 
-// missing is how many of the prompt's tokens the node's cache lacks.
+// missing returns how many of the prompt's tokens the node's cache lacks.
 func (f *fleet) missing(j *job) int {
 	n, have := &f.nodes[j.node], 0
 	for have < len(j.Blocks) && n.at[j.Blocks[have]] != nil {
@@ -333,7 +331,7 @@ func (f *fleet) begin(j *job, now time.Duration) {
 
 // done ends a job and returns the tokens that it computed.
 func (f *fleet) done(j *job) int64 {
-	computed := f.missing(j) // its node has done nothing else meanwhile
+	computed := f.missing(j) // the node's cache has not changed since the job began
 	f.keep(j)
 	s := &j.by.own[j.node]
 	s.Load--
@@ -346,8 +344,8 @@ func (f *fleet) done(j *job) int64 {
 	return int64(computed)
 }
 
-// keep puts a prompt's blocks into the node's cache, its first block as the
-// last used, and tells the router.
+// keep puts a prompt's blocks into the node's cache, with the first block as the most
+// recently used, and publishes the changes.
 func (f *fleet) keep(j *job) {
 	n := &f.nodes[j.node]
 	for _, h := range slices.Backward(j.Blocks) {
@@ -356,17 +354,17 @@ func (f *fleet) keep(j *job) {
 			continue
 		}
 		n.at[h] = n.lru.PushFront(h)
-		f.tell(j.end, j.node, h, false)
+		f.publish(j.end, j.node, h, false)
 	}
 	for n.lru.Len() > f.o.CacheBlocks {
 		h := n.lru.Remove(n.lru.Back()).(kvcache.Hash)
 		delete(n.at, h)
-		f.tell(j.end, j.node, h, true)
+		f.publish(j.end, j.node, h, true)
 	}
 }
 
-// OneCache is the share of prompt tokens that a single cache of so many blocks,
-// of all nodes together, would have found.
+// OneCache returns the share of prompt tokens that a single cache of so many blocks, as
+// large as those of all nodes together, would have found.
 func OneCache(trace []Request, blocks, blockTokens int) float64 {
 	f := newFleet(Options{Nodes: 1, BlockTokens: blockTokens, CacheBlocks: blocks, Rate: 1, Stretch: 1})
 	var asked, computed int64
@@ -379,12 +377,12 @@ func OneCache(trace []Request, blocks, blockTokens int) float64 {
 	return 1 - float64(computed)/float64(asked)
 }
 
-// Stretch finds the factor at which the nodes are busy for a share of the time
-// under round robin: 1 is its saturation.
+// Stretch returns the factor on arrival times at which the nodes are busy for the share
+// load of the time under round robin; load 1 is saturation.
 func Stretch(trace []Request, o Options, load float64) (float64, error) {
 	o.Policy, o.Stretch = route.RoundRobin, 1
 	span := (trace[len(trace)-1].At - trace[0].At).Seconds()
-	for range 4 { // what it computes depends a little on the pace
+	for range 4 { // Computed depends a little on the factor
 		r, err := Run(trace, o)
 		if err != nil {
 			return 0, err

@@ -63,8 +63,8 @@ func TestPrefixOnMooncake(t *testing.T) {
 	}
 }
 
-// Two gateways before one fleet, each of which knows of the other's requests what
-// nodes tell twice a second, send a request to the same node.
+// Two gateways of one fleet send a request to the same node. Each knows the other's
+// requests from the nodes' reports twice a second.
 func TestGatewaysChooseAlike(t *testing.T) {
 	trace := mooncake(t)
 	for _, load := range []float64{0.5, 0.7, 0.9} {
@@ -77,7 +77,7 @@ func TestGatewaysChooseAlike(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Gateways, o.Heartbeat, o.NewsDelay = 2, 100*time.Millisecond, 20*time.Millisecond
+		o.Gateways, o.Heartbeat, o.EventDelay = 2, 100*time.Millisecond, 20*time.Millisecond
 		two, err := Run(trace, o)
 		if err != nil {
 			t.Fatal(err)

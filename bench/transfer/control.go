@@ -12,26 +12,26 @@ import (
 // maxLine bounds a message: a grant of a million pages in base64.
 const maxLine = 8 << 20
 
-// request is a line from the peer: exactly one of these.
+// request is a line from the peer: exactly one of the fields is set.
 type request struct {
 	Setup  *setup `json:"setup,omitempty"`
 	Grant  *round `json:"grant,omitempty"`  // pages for a round
 	Verify *round `json:"verify,omitempty"` // a round that was pushed
 }
 
-// round names pages, which both sides draw alike.
+// round names pages. Both sides draw the same.
 type round struct {
 	N         uint64 `json:"n"`
 	Positions int    `json:"positions"`
 }
 
-// reply answers each request.
+// reply is the answer to a request.
 type reply struct {
 	Error   string  `json:"error,omitempty"`
 	Machine string  `json:"machine,omitempty"` // to setup
 	Wire    []byte  `json:"wire,omitempty"`    // to grant
-	CPU     float64 `json:"cpu_seconds"`       // to verify: of the listener from the grant to the arrival
-	Path    string  `json:"path,omitempty"`    // to verify: how the pages came
+	CPU     float64 `json:"cpu_seconds"`       // to verify: the listener's, from the grant to the arrival
+	Path    string  `json:"path,omitempty"`    // to verify: the transport that was used
 }
 
 // lines sends and reads messages on one connection.
@@ -51,12 +51,12 @@ func (l *lines) send(v any) error {
 	if err != nil {
 		return err
 	}
-	_ = l.conn.SetWriteDeadline(time.Now().Add(stepTimeout)) // the write tells of a dead connection
+	_ = l.conn.SetWriteDeadline(time.Now().Add(stepTimeout)) // the write reports a dead connection
 	_, err = l.conn.Write(append(b, '\n'))
 	return err
 }
 
-// read waits for a message; a patient one may take for ever.
+// read waits for a message, without a time limit if patient.
 func (l *lines) read(v any, patient bool) error {
 	deadline := time.Now().Add(stepTimeout)
 	if patient {
@@ -79,7 +79,7 @@ func (l *lines) ask(r request) (reply, error) {
 		return a, fmt.Errorf("answer of %v: %w", l.conn.RemoteAddr(), err)
 	}
 	if a.Error != "" {
-		return a, fmt.Errorf("%v says: %s", l.conn.RemoteAddr(), a.Error)
+		return a, fmt.Errorf("%v: %s", l.conn.RemoteAddr(), a.Error)
 	}
 	return a, nil
 }

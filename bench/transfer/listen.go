@@ -49,16 +49,16 @@ type side struct {
 	setup
 	mem    *memory
 	reader *kvtransfer.Reader
-	fabric *fabric.Device // nil: not asked for
+	fabric *fabric.Device // nil: not requested
 	events chan kvtransfer.Event
-	ended  chan struct{} // nobody takes events any more
+	ended  chan struct{} // closed when events are no longer received
 
 	granted  round
-	began    float64 // CPU seconds when it was granted
+	began    float64 // CPU seconds at the grant
 	src, dst []int32
 }
 
-// serve does what one peer asks.
+// serve handles one peer's requests.
 func (o *Options) serve(l *lines) error {
 	var r request
 	if err := l.read(&r, true); err != nil {
@@ -69,7 +69,7 @@ func (o *Options) serve(l *lines) error {
 	}
 	s, err := o.open(l, r.Setup)
 	if err != nil {
-		_ = l.send(reply{Error: err.Error()}) // the error is this function's too
+		_ = l.send(reply{Error: err.Error()}) // this function returns the error, too
 		return err
 	}
 	defer s.close()
@@ -97,7 +97,7 @@ func (o *Options) serve(l *lines) error {
 	return err
 }
 
-// open sets memory aside and listens for its pages.
+// open allocates memory and listens for its pages.
 func (o *Options) open(l *lines, s *setup) (*side, error) {
 	if err := s.check(o.MemoryBytes); err != nil {
 		return nil, err
@@ -143,7 +143,7 @@ func (o *Options) open(l *lines, s *setup) (*side, error) {
 
 func (d *side) close() {
 	close(d.ended)
-	_ = errors.Join(d.reader.Close(), d.closeFabric(), d.mem.free()) // the process goes on to the next peer, or ends
+	_ = errors.Join(d.reader.Close(), d.closeFabric(), d.mem.free()) // the process serves the next peer, or ends
 }
 
 func (d *side) closeFabric() error {
@@ -168,7 +168,7 @@ func (d *side) grant(r round) ([]byte, error) {
 	return g.Wire, nil
 }
 
-// verify looks at the round that was granted last.
+// verify checks the round that was granted last.
 func (d *side) verify(r round) (reply, error) {
 	if d.src == nil || r != d.granted {
 		return reply{}, fmt.Errorf("%w: round %d was not granted last", ErrOption, r.N)
@@ -176,7 +176,7 @@ func (d *side) verify(r round) (reply, error) {
 	a := reply{CPU: load.CPUTime().Seconds() - d.began}
 	var e kvtransfer.Event
 	select {
-	case e = <-d.events: // the writer has the confirmation, so it has come or is about to
+	case e = <-d.events: // the writer has the confirmation, so the event follows at once
 	case <-time.After(stepTimeout):
 		return a, fmt.Errorf("round %d: %w", r.N, kvtransfer.ErrTimeout)
 	}

@@ -11,14 +11,14 @@ import (
 // wordBytes is the grain of the pattern.
 const wordBytes = 8
 
-// poison fills pages that nothing has landed in.
+// poison fills pages before anything lands in them.
 const poison = 0xa5a5a5a5a5a5a5a5
 
 // memory is one side's registered memory.
 type memory struct {
 	s       *setup
 	regions [][]byte           // [layer] positions × page bytes
-	shared  *kvtransfer.Shared // where they lie, or nil
+	shared  *kvtransfer.Shared // contains the regions; nil: private memory
 }
 
 func (m *memory) page(layer int, page int32) []byte {
@@ -26,10 +26,11 @@ func (m *memory) page(layer int, page int32) []byte {
 	return m.regions[layer][at : at+m.s.PageBytes]
 }
 
-// Region is a layer's, for kvtransfer.
+// Region returns a layer's memory, for kvtransfer.
 func (m *memory) Region(i int) []byte { return m.regions[i] }
 
-// newMemory sets a side's memory aside; a writer's that readers on its host may map lies in a file.
+// newMemory allocates a side's memory. With shared, it is in a file that readers on this host can
+// map.
 func newMemory(s *setup, shared bool) (*memory, error) {
 	m := &memory{s: s}
 	for range s.Layers {
@@ -58,7 +59,7 @@ func (m *memory) free() error {
 	return m.shared.Close()
 }
 
-// base of a source page's pattern: word i of it is (base+i)·odd.
+// base returns the base of a source page's pattern: word i is (base+i)·odd.
 func (s *setup) base(layer int, page int32) uint64 {
 	x := s.Seed + uint64(layer)<<40 + uint64(page)<<8
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -81,7 +82,7 @@ func (m *memory) fill() {
 	}
 }
 
-// spoil overwrites pages.
+// spoil overwrites pages with poison.
 func (m *memory) spoil(pages []int32) {
 	for layer := range m.regions {
 		for _, page := range pages {
@@ -93,7 +94,7 @@ func (m *memory) spoil(pages []int32) {
 	}
 }
 
-// compare holds dst's pages against the patterns of src's.
+// compare compares dst's pages with the patterns of src's.
 func (m *memory) compare(src, dst []int32) error {
 	var wrong []error
 	n := 0

@@ -40,7 +40,7 @@ func Push(ctx context.Context, o Options) error {
 	if o.ClientTLS != nil {
 		c := o.ClientTLS.Clone()
 		if c.ServerName == "" {
-			c.ServerName, _, _ = net.SplitHostPort(o.Peer) // it was just dialed
+			c.ServerName, _, _ = net.SplitHostPort(o.Peer) // valid: it was just dialed
 		}
 		conn = tls.Client(conn, c)
 	}
@@ -85,7 +85,7 @@ func (p *pusher) measure(ctx context.Context, o Options) (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		if i > 0 { // the first one dials and touches memory
+		if i > 0 { // the first round dials and touches memory
 			r.Rounds = append(r.Rounds, x)
 		}
 	}
@@ -112,7 +112,7 @@ func (p *pusher) measure(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// round moves pages once and has the listener compare them.
+// round moves pages once and asks the listener to compare them.
 func (p *pusher) round(ctx context.Context, positions int) (Round, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()

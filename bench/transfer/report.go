@@ -13,7 +13,7 @@ type Round struct {
 	ReaderCPU float64 `json:"reader_cpu_seconds"`
 }
 
-// Report is what a peer measured. Every byte of every round was compared.
+// Report is the result of a measurement. Every byte of every round was compared.
 type Report struct {
 	Transport string    `json:"transport"`
 	Machines  [2]string `json:"machines"` // writer's, reader's
@@ -38,7 +38,7 @@ type Report struct {
 // percentiles of small transfers' latencies.
 var percentiles = []float64{0, 0.5, 0.9, 0.99, 1}
 
-// sum fills in what follows from the rounds.
+// sum computes the figures that depend on the rounds.
 func (r *Report) sum() {
 	var seconds []float64
 	for _, x := range r.Rounds {
@@ -64,7 +64,7 @@ func (r *Report) sum() {
 	}
 }
 
-// quantile of sorted values, between two of them where need be.
+// quantile returns a quantile of sorted values, interpolated.
 func quantile(sorted []float64, q float64) float64 {
 	at := q * float64(len(sorted)-1)
 	i := min(int(at), len(sorted)-1)

@@ -1,13 +1,15 @@
-// Package transfer measures KV transfer between two machines, or two processes of one: one side listens and owns the
-// memory where pages land, the other pushes scattered pages to it, through the same kvtransfer.Reader and Writer that decode
-// and prefill nodes use, with leases, checksums and all.
+// Package transfer measures KV transfer between two machines, or two processes of one. One side
+// listens and owns the memory where pages land. The other side pushes scattered pages to it. Both
+// use kvtransfer.Reader and Writer as decode and prefill nodes do, with leases and checksums.
 //
-// A round grants random pages, pushes random pages to them and is timed at the writer from opening the push until the reader
-// has confirmed the last byte. Then the reader compares every byte with what the writer was to hold, and overwrites them all, so that
-// nothing a former round left can pass for this one's. Invariant: a figure is reported only of rounds whose every byte was right.
+// A round grants random pages and pushes random pages to them. The writer times it from opening the
+// push until the reader has confirmed the last byte. Then the reader compares every byte with the
+// writer's pattern and overwrites its pages, so that the contents of an earlier round cannot pass
+// for this one's. Invariant: only rounds whose every byte was right have figures.
 //
-// The two sides talk over a connection of their own, a line of JSON at a time (control.go); no KV travels on it. The package
-// knows neither models nor engines, and compares with nobody: bench/kvtransfer does.
+// The two sides exchange lines of JSON on a control connection (control.go), which carries no KV.
+// The package knows neither models nor engines, and does not compare programs: bench/kvtransfer
+// does.
 package transfer
 
 import (
@@ -23,18 +25,18 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
-// ErrOption is behind every refusal of an option; ErrWrong says that bytes arrived that were not sent.
+// ErrOption is wrapped by errors about options. ErrWrong means that wrong bytes arrived.
 var (
 	ErrOption = errors.New("transfer: bad option")
 	ErrWrong  = errors.New("transfer: wrong bytes")
 )
 
-// Options say what to measure. Those of the peer hold; the listener takes them from it, within its own bounds.
+// Options describe a measurement. The listener takes them from the peer, within its own bounds.
 type Options struct {
-	Listen      string // host:port where the reader's side waits for peers
-	Peer        string // host:port of it, for the writer's side
+	Listen      string // host:port on which the reader's side listens
+	Peer        string // host:port of the listener, for the writer's side
 	KVPort      int    // listener: port of the pages' connections; 0: any
-	MemoryBytes int64  // listener: the most that a peer may ask it to set aside
+	MemoryBytes int64  // listener: bound on the memory that a peer may request
 
 	Transport  string // one of kvtransfer.Transports
 	Pages      int    // pages of a round, over all layers
@@ -43,10 +45,10 @@ type Options struct {
 	Streams    int // data connections
 	Rounds     int
 	SmallPages int    // pages of a small transfer, whose latency is measured
-	Smalls     int    // how many of those
-	NoChecksum bool   // CRC32C is left out
+	Smalls     int    // number of small transfers
+	NoChecksum bool   // omit CRC32C
 	Provider   string // libfabric's, for --transport rdma
-	Address    string // either side: of that provider's interface here; empty: that of the connection beside
+	Address    string // address of that provider's interface on this side; empty: the control connection's
 	Seed       uint64
 
 	ServerTLS, ClientTLS *tls.Config // nil: plain
@@ -54,18 +56,18 @@ type Options struct {
 	Out                  io.Writer
 }
 
-// Bounds of what a peer may ask.
+// Bounds on a peer's requests.
 const (
 	maxLayers  = 1 << 10
 	maxStreams = 16
 	maxRounds  = 1_000_000
-	// leaseDuration is how long a round may be silent.
+	// leaseDuration is the time without progress after which a round fails.
 	leaseDuration = 10 * time.Second
-	// stepTimeout bounds each answer on the connection beside; a round's push has it too.
+	// stepTimeout bounds each answer on the control connection, and a round's push.
 	stepTimeout = 2 * time.Minute
 )
 
-// setup is what both sides must agree on, as the peer tells it.
+// setup is what both sides must agree on, as the peer sends it.
 type setup struct {
 	Version    int    `json:"version"`
 	Transport  string `json:"transport"`
@@ -77,7 +79,7 @@ type setup struct {
 	Seed       uint64 `json:"seed"`
 }
 
-// version of what travels on the connection beside.
+// version is the version of the control connection's protocol.
 const version = 1
 
 func (o *Options) setup() (setup, error) {
@@ -101,7 +103,7 @@ func (o *Options) setup() (setup, error) {
 	}, nil
 }
 
-// fabric opens a libfabric provider on the interface of a connection, or the one that was named.
+// fabric opens a libfabric provider on the interface of a connection, or on o.Address.
 func (o *Options) fabric(provider string, on net.Addr) (*fabric.Device, error) {
 	address := o.Address
 	if address == "" && provider != "shm" {
@@ -114,7 +116,7 @@ func (o *Options) fabric(provider string, on net.Addr) (*fabric.Device, error) {
 	return d, nil
 }
 
-// check is the listener's look at what a peer asks.
+// check checks a peer's setup against the listener's bounds.
 func (s *setup) check(memory int64) error {
 	most := memory / int64(max(s.PageBytes, 1)) / int64(max(s.Layers, 1))
 	switch {
@@ -133,7 +135,7 @@ func (s *setup) layout() kvtransfer.Layout {
 	return kvtransfer.Layout{Regions: s.Layers, PageBytes: s.PageBytes, Hash: 0x62656e6368}
 }
 
-// pages draws which pages a round moves: n of each side, scattered over the whole memory.
+// pages draws the pages of a round: n of each side, scattered over the whole memory.
 func (s *setup) pages(round uint64, n int) (src, dst []int32) {
 	rng := rand.New(rand.NewPCG(s.Seed, round))
 	for _, to := range []*[]int32{&src, &dst} {

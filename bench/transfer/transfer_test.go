@@ -85,7 +85,8 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestRefusals: what cannot be measured is said, with the value, and the listener serves the next peer.
+// TestRefusals: what cannot be measured is said, with the value, and the listener serves the next
+// peer.
 func TestRefusals(t *testing.T) {
 	addr := listen(t, 1<<20)
 	c, err := net.Dial("tcp", addr)
@@ -125,7 +126,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestWrongBytesAreSeen: one byte of one page, a page in another's place, and a page that did not come.
+// TestWrongBytesAreSeen: one byte of one page, a page in another's place, and a page that did not
+// come.
 func TestWrongBytesAreSeen(t *testing.T) {
 	s := &setup{Layers: 2, Positions: 8, PageBytes: 64, Seed: 3}
 	from, err := newMemory(s, false)

@@ -23,27 +23,26 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// ErrWrong is returned when a load tester's figures are not the truth, or cost
-// more than they may.
+// ErrWrong means that a load tester's figures are wrong, or cost too much CPU.
 var ErrWrong = errors.New("truth: the figures do not hold")
 
-// Options say what to check.
+// Options are the settings of Check.
 type Options struct {
 	Binary   string        // tandem, which serves the mock in a process of its own
-	Streams  []int         // at the same time, one run each
-	MaxCores float64       // of the client at each of them
-	Guidellm string        // the program; empty: this client alone
-	Runs     []string      // which: some of Runs; guidellm's needs its program
+	Streams  []int         // concurrent streams, one run for each number
+	MaxCores float64       // CPU bound of the client at each of them
+	Guidellm string        // the program; empty: only this client
+	Runs     []string      // some of Runs; guidellm's needs its program
 	Stall    time.Duration // of the runs with a stall
 	Out      io.Writer     // the report, as Markdown
 	ErrOut   io.Writer     // progress
 }
 
-// Runs are the names of the runs that each number of streams has.
+// Runs are the names of the runs for each number of streams.
 var Runs = []string{"steady", "stall", "guidellm"}
 
-// Of one run: each stream is a request of so many tokens, ten a second, followed
-// by so many others in the same place.
+// Parameters of a run. Each stream is a request of tokensPerStream tokens at
+// tokensPerSecond, followed by requestsPerPlace-1 others in the same place.
 const (
 	tokensPerStream  = 100
 	requestsPerPlace = 2
@@ -51,9 +50,9 @@ const (
 	stallTokens      = 20 // shorter answers, so that many requests arrive in the stall
 )
 
-// What a stall may last: of the 20 s in which requests arrive, those of a shorter one
-// are too few to be seen in the slowest 1 %, and those of a longer one reach the
-// median, against which the tail is held.
+// Bounds of a stall. Requests arrive for 20 s. Those in a shorter stall are too few to be
+// seen in the slowest 1 %; those in a longer one reach the median, with which the tail is
+// compared.
 const shortestStall, longestStall = 1500 * time.Millisecond, 8 * time.Second
 
 // millis is the slack of small times.
@@ -98,7 +97,7 @@ func (s *server) stop() error {
 	err := s.cmd.Wait()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && !exit.Exited() {
-		return nil // by our signal, before it listened for it
+		return nil // our signal ended it before it handled signals
 	}
 	return err
 }
@@ -116,7 +115,7 @@ func (s *server) get(ctx context.Context, path string, v any) error {
 	return json.NewDecoder(a.Body).Decode(v)
 }
 
-// postNothing gives the status of an empty POST.
+// postNothing returns the status of an empty POST.
 func postNothing(ctx context.Context, url string) (int, error) {
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
 	if err != nil {
@@ -129,13 +128,13 @@ func postNothing(ctx context.Context, url string) (int, error) {
 	return a.StatusCode, a.Body.Close()
 }
 
-// measured is one run of bench serve, and what was true.
+// measured is one run of bench serve, and the truth.
 type measured struct {
 	got, truth *report.Summary
 	self       load.Self
 }
 
-// cpuPerToken is the client's CPU time for one token.
+// cpuPerToken returns the client's CPU time per token.
 func (m *measured) cpuPerToken() time.Duration {
 	return time.Duration(m.self.Cores * float64(m.got.Duration) / float64(max(1, m.got.Output)))
 }
@@ -165,7 +164,7 @@ func measure(ctx context.Context, s *server, args ...string) (*measured, error) 
 		func(i int) int { return rec.Outcomes[i].Prompt }, func(i int) int { return rec.Outcomes[i].Output }), res.Self}, nil
 }
 
-// Check makes all runs and writes the report; its error says what did not hold.
+// Check makes all runs and writes the report. Its error lists the checks that failed.
 func Check(ctx context.Context, o Options) error {
 	if o.Stall < shortestStall || o.Stall > longestStall {
 		return fmt.Errorf("%w: --stall %v: want %v to %v: a shorter one is not in the slowest 1 %% of the requests, a longer one is in their median", bench.ErrOption, o.Stall, shortestStall, longestStall)
@@ -190,12 +189,12 @@ func Check(ctx context.Context, o Options) error {
 		}
 		return err
 	}
-	if err := o.alone(ctx, keep); err != nil {
+	if err := o.runTandem(ctx, keep); err != nil {
 		return err
 	}
 	if o.Guidellm != "" && slices.Contains(o.Runs, "guidellm") {
 		for _, n := range o.Streams {
-			if err := keep(o.beside(ctx, n)); err != nil {
+			if err := keep(o.compareGuidellm(ctx, n)); err != nil {
 				return err
 			}
 		}
@@ -203,9 +202,9 @@ func Check(ctx context.Context, o Options) error {
 	return errors.Join(wrong...)
 }
 
-// alone makes the runs without guidellm, where some are wanted; keep takes what does
-// not hold from their errors.
-func (o *Options) alone(ctx context.Context, keep func(error) error) error {
+// runTandem makes the runs without guidellm, if requested. keep collects the failed checks
+// from their errors.
+func (o *Options) runTandem(ctx context.Context, keep func(error) error) error {
 	if !slices.ContainsFunc(o.Runs, func(r string) bool { return r != "guidellm" }) {
 		return nil
 	}
@@ -216,7 +215,7 @@ func (o *Options) alone(ctx context.Context, keep func(error) error) error {
 				continue
 			}
 			fmt.Fprintf(o.ErrOut, "%d streams, stall: %v\n", n, stall)
-			if err := keep(o.one(ctx, n, stall)); err != nil {
+			if err := keep(o.runStreams(ctx, n, stall)); err != nil {
 				return err
 			}
 		}
@@ -224,14 +223,14 @@ func (o *Options) alone(ctx context.Context, keep func(error) error) error {
 	return nil
 }
 
-// one is a run with so many streams.
-func (o *Options) one(ctx context.Context, n int, stall bool) error {
+// runStreams makes a run with n streams.
+func (o *Options) runStreams(ctx context.Context, n int, stall bool) error {
 	args := []string{"--random-output-len", strconv.Itoa(tokensPerStream), "--num-prompts", strconv.Itoa(n * requestsPerPlace),
 		"--max-concurrency", strconv.Itoa(n), "--request-rate", strconv.Itoa(n)}
 	var pace []string
 	name := "steady"
 	if stall {
-		// Arrivals that no bound on concurrency keeps back from the stall.
+		// Without a bound on concurrency, the stall does not delay arrivals.
 		seconds := stallTokens / tokensPerSecond
 		args = []string{"--random-output-len", strconv.Itoa(stallTokens), "--num-prompts", strconv.Itoa(10 * n), "--request-rate", fmt.Sprint(float64(n) / float64(seconds))}
 		pace = []string{"--stall-after", "8s", "--stall", o.Stall.String()}
@@ -253,13 +252,13 @@ func (o *Options) one(ctx context.Context, n int, stall bool) error {
 			right++
 			continue
 		}
-		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: %s is told as %.3f and was %.3f", ErrWrong, n, name, r.Name, r.Got, r.Truth))
+		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: %s is reported as %.3f and was %.3f", ErrWrong, n, name, r.Name, r.Got, r.Truth))
 	}
 	w := Worst(rows)
 	fmt.Fprintf(o.Out, "| %d | %s | %d | %.0f | %d of %d | %s | %.2f | %.2f | %.3f | %v | %v |\n", n, name, m.got.Output, m.got.Throughput(), right, len(rows),
 		w.Name, w.Got, w.Truth, m.self.Cores, m.cpuPerToken().Round(100*time.Nanosecond), m.self.Lag.Round(10*time.Microsecond))
 	if cores := m.cpuPerToken().Seconds() * float64(n) * tokensPerSecond; o.MaxCores > 0 && max(cores, m.self.Cores) > o.MaxCores {
-		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: the client takes %.2f cores, want at most %.2f", ErrWrong, n, name, cores, o.MaxCores))
+		wrong = append(wrong, fmt.Errorf("%w: %d streams, %s: the client uses %.2f cores, want at most %.2f", ErrWrong, n, name, cores, o.MaxCores))
 	}
 	if stall {
 		for _, key := range []string{"ttft", "e2el"} {
@@ -273,5 +272,5 @@ func (o *Options) one(ctx context.Context, n int, stall bool) error {
 	return errors.Join(wrong...)
 }
 
-// share is a deviation in percent.
+// share returns a deviation in percent.
 func share(a, b float64) float64 { return 100 * math.Abs(a-b) / b }

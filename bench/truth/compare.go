@@ -11,14 +11,14 @@ import (
 	"github.com/tandem-serving/tandem/bench/report"
 )
 
-// Row is one figure as reported and as it was.
+// Row is one figure with its reported and its true value.
 type Row struct {
 	Name       string
 	Got, Truth float64
-	Slack      float64 // by how much the two may differ
+	Slack      float64 // allowed difference
 }
 
-// Deviation is the difference in units of the slack: up to 1 is right.
+// Deviation returns the difference in units of the slack. Up to 1 is right.
 func (r Row) Deviation() float64 {
 	d := math.Abs(r.Got - r.Truth)
 	if d == 0 {
@@ -27,9 +27,9 @@ func (r Row) Deviation() float64 {
 	return d / r.Slack
 }
 
-// Record is what a perfect observer at the server would have seen of the
-// requests of got, in their order. mockStart is where the streams' times begin.
-// Only the schedule, which the server cannot know, is taken from got.
+// Record returns what a perfect observer at the server would have recorded of the requests
+// of got, in their order. mockStart is the origin of the streams' times. Only the
+// schedule, which the server cannot know, is copied from got.
 func Record(got *load.Record, streams []*Stream, mockStart time.Time, id func(i int) string) (*load.Record, error) {
 	byID := make(map[string]*Stream, len(streams))
 	for _, s := range streams {
@@ -53,15 +53,15 @@ func Record(got *load.Record, streams []*Stream, mockStart time.Time, id func(i 
 	return r, nil
 }
 
-// A figure is right within 1 %, or within as many milliseconds or, for the two
-// that are counts within whole seconds, one more or less at a second's edge.
+// A figure is right within 1 %, or within millis milliseconds. The two figures that are
+// counts within whole seconds may differ by one, at the edge of a second.
 const (
 	tolerance = 0.01
 	oneMore   = 1
 )
 
-// Compare holds every figure of two summaries against each other. millis is the
-// slack of times that are below 100 of it.
+// Compare compares every figure of two summaries. millis is the slack of times below
+// 100·millis.
 func Compare(got, truth *report.Summary, millis float64) []Row {
 	var rows []Row
 	add := func(name string, g, t, least float64) {
@@ -88,7 +88,7 @@ func Compare(got, truth *report.Summary, millis float64) []Row {
 	return rows
 }
 
-// Worst is the row with the largest deviation.
+// Worst returns the row with the largest deviation.
 func Worst(rows []Row) Row {
 	return slices.MaxFunc(rows, func(a, b Row) int { return cmp.Compare(a.Deviation(), b.Deviation()) })
 }

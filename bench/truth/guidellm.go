@@ -18,8 +18,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/builtin"
 )
 
-// By how much guidellm's figures may differ from ours, in percent, and how many
-// times our CPU per token it has to use.
+// Largest difference between guidellm's figures and ours, in percent, and the least factor
+// between guidellm's CPU per token and ours.
 const (
 	maxApart    = 5.0
 	leastFactor = 3.0
@@ -34,28 +34,28 @@ type guidellmDist struct {
 	} `json:"successful"`
 }
 
-// guidellmReport is what is read of guidellm's JSON.
+// guidellmReport is the part of guidellm's JSON that is read.
 type guidellmReport struct {
 	Benchmarks []struct {
 		Metrics struct {
 			Requests guidellmDist `json:"requests_per_second"`
 			Tokens   guidellmDist `json:"output_tokens_per_second"`
 			TTFT     guidellmDist `json:"time_to_first_token_ms"`
-			ITL      guidellmDist `json:"inter_token_latency_ms"` // per request, first to last: our TPOT
+			ITL      guidellmDist `json:"inter_token_latency_ms"` // per request, first to last token: our TPOT
 			Latency  guidellmDist `json:"request_latency"`        // seconds
 		} `json:"metrics"`
 	} `json:"benchmarks"`
 }
 
-// beside loads one mock with this client and then with guidellm: as many streams
-// each, the same number of requests and tokens, all at once and then one for each
-// that ends.
-func (o *Options) beside(ctx context.Context, n int) error {
+// compareGuidellm loads one mock with this client and then with guidellm. Both use the same number
+// of streams, requests and tokens; all streams start at once, and each request that ends
+// is followed by another.
+func (o *Options) compareGuidellm(ctx context.Context, n int) error {
 	s, err := serve(ctx, o.Binary)
 	if err != nil {
 		return err
 	}
-	defer s.stop() //nolint:errcheck // it served what it was there for
+	defer s.stop() //nolint:errcheck // all runs have ended
 	fmt.Fprintf(o.ErrOut, "%d streams, this client and guidellm\n", n)
 	requests := requestsPerPlace * n
 	ours, err := measure(ctx, s, "--backend", "openai-chat", "--random-output-len", strconv.Itoa(tokensPerStream), "--num-prompts", strconv.Itoa(requests), "--max-concurrency", strconv.Itoa(n))
@@ -63,7 +63,7 @@ func (o *Options) beside(ctx context.Context, n int) error {
 		return err
 	}
 	if a, err := postNothing(ctx, s.url+"/truth/forget"); err != nil || a != 200 {
-		return fmt.Errorf("the mock does not forget: status %d: %w", a, err)
+		return fmt.Errorf("the mock's record cannot be cleared: status %d: %w", a, err)
 	}
 	theirs, cpu, err := o.runGuidellm(ctx, s, n, requests)
 	if err != nil {
@@ -80,15 +80,15 @@ func (o *Options) beside(ctx context.Context, n int) error {
 	if len(streams) < requests {
 		return fmt.Errorf("guidellm sent %d of %d requests", len(streams), requests)
 	}
-	return o.tellBeside(n, ours, theirs, cpu/time.Duration(tokens))
+	return o.reportGuidellm(n, ours, theirs, cpu/time.Duration(tokens))
 }
 
-// tellBeside writes the figures of both and judges them.
-func (o *Options) tellBeside(n int, ours *measured, theirs *guidellmReport, cpu time.Duration) error {
+// reportGuidellm writes and checks the figures of both.
+func (o *Options) reportGuidellm(n int, ours *measured, theirs *guidellmReport, cpu time.Duration) error {
 	m := &theirs.Benchmarks[0].Metrics
 	st := func(key string) report.Stats { return ours.got.Stats[key] }
 	var wrong []error
-	fmt.Fprintf(o.Out, "\n| %d streams | tandem bench serve | truth of its run | guidellm | apart |\n|---|---|---|---|---|\n", n)
+	fmt.Fprintf(o.Out, "\n| %d streams | tandem bench serve | truth of its run | guidellm | difference |\n|---|---|---|---|---|\n", n)
 	for _, r := range []struct {
 		name            string
 		a, truth, other float64
@@ -118,8 +118,8 @@ func (o *Options) tellBeside(n int, ours *measured, theirs *guidellmReport, cpu 
 	return errors.Join(wrong...)
 }
 
-// runGuidellm gives its report, and the CPU that it and its workers used from
-// the first request to the last token.
+// runGuidellm returns its report, and the CPU time that it and its workers used from the
+// first request to the last token.
 func (o *Options) runGuidellm(ctx context.Context, s *server, n, requests int) (*guidellmReport, time.Duration, error) {
 	dir, err := os.MkdirTemp("", "tandem-guidellm-")
 	if err != nil {
@@ -168,11 +168,11 @@ func (o *Options) runGuidellm(ctx context.Context, s *server, n, requests int) (
 	return &r, used, nil
 }
 
-// watchInterval is how often a program's CPU is read.
+// watchInterval is how often a program's CPU time is read.
 const watchInterval = 100 * time.Millisecond
 
-// watchCPU follows a process tree's CPU. The result waits until it is over: what
-// was used between the first request's arrival and the last answer's end.
+// watchCPU follows a process tree's CPU time. The returned function waits for its end and
+// returns the time used between the first request's arrival and the last answer's end.
 func watchCPU(ctx context.Context, s *server, pid, requests int) func() (time.Duration, error) {
 	var mu sync.Mutex
 	var from, to time.Duration
@@ -189,7 +189,7 @@ func watchCPU(ctx context.Context, s *server, pid, requests int) func() (time.Du
 			if count.Began == 0 {
 				from = used
 			}
-			to = max(to, used) // less: some have ended
+			to = max(to, used) // used shrinks when processes end
 			mu.Unlock()
 			if err != nil || !alive || count.Ended >= requests {
 				return
@@ -205,8 +205,8 @@ func watchCPU(ctx context.Context, s *server, pid, requests int) func() (time.Du
 	}
 }
 
-// treeCPU is the CPU of a process and all below it, by Linux's /proc, and whether
-// it is still there.
+// treeCPU returns the CPU time of a process and its descendants, by Linux's /proc, and
+// whether the process still exists.
 func treeCPU(root int) (sum time.Duration, alive bool) {
 	parents, cpu := map[int]int{}, map[int]time.Duration{}
 	entries, err := os.ReadDir("/proc")
@@ -222,8 +222,8 @@ func treeCPU(root int) (sum time.Duration, alive bool) {
 		if err != nil {
 			continue
 		}
-		// After the name, which ends with the last parenthesis: state, parent, …,
-		// and from the twelfth on user and system time, in hundredths of a second.
+		// After the name, which ends with the last parenthesis: state, parent, …, and from
+		// the twelfth field on user and system time, in hundredths of a second.
 		_, rest, _ := strings.Cut(string(data[strings.LastIndexByte(string(data), ')'):]), " ")
 		f := strings.Fields(rest)
 		if len(f) < 13 {

@@ -1,15 +1,14 @@
-// Package truth checks load testers. Its mock server speaks just enough of the
-// OpenAI API to be loaded, sends tokens at a given pace, and writes down when
-// each request came and each token left; Compare holds the figures that a load
-// tester reports against those that follow from this record.
+// Package truth checks load testers. Its mock server implements enough of the OpenAI API
+// to be loaded, sends tokens at a given pace, and records when each request arrived and
+// each token was sent. Compare compares the figures of a load tester with those that
+// follow from this record.
 //
-// A stream's tokens are due at fixed times after its arrival, so that a late one
-// does not delay the next; a stall holds back everything that is due while it
-// lasts. Invariant: a token's time is noted immediately before the one system
-// call that sends it, so that no client can have seen it earlier.
+// A stream's tokens are due at fixed times after its arrival, so that a late token does
+// not delay the next one. A stall delays everything that is due while it lasts. Invariant:
+// a token's time is recorded immediately before the one system call that sends it, so
+// that no client can have received it earlier.
 //
-// The package generates no text worth reading and knows no load tester from
-// inside.
+// The package generates no meaningful text and uses no internals of any load tester.
 package truth
 
 import (
@@ -37,7 +36,7 @@ const (
 	maxTokens = 1 << 20  // of an answer
 )
 
-// Pace says when tokens leave. Zero jitter and spread make every stream alike.
+// Pace is when tokens are sent. With zero jitter and spread all streams are alike.
 type Pace struct {
 	First  time.Duration // from arrival to the first token, at least
 	Spread time.Duration // the first token comes up to this much later, evenly distributed
@@ -45,10 +44,10 @@ type Pace struct {
 	Jitter time.Duration // each later token is due up to this much late, evenly distributed
 
 	StallAfter time.Duration // from the first request on
-	Stall      time.Duration // nothing leaves for so long
+	Stall      time.Duration // time in which nothing is sent
 }
 
-// Stream is one request as the server knows it. Times are since the mock's start.
+// Stream is one request as recorded by the server. Times are since the mock's start.
 type Stream struct {
 	ID     string          `json:"id"` // X-Request-Id
 	Prompt int             `json:"prompt_tokens"`
@@ -63,15 +62,15 @@ type Mock struct {
 
 	mu      sync.Mutex
 	streams []*Stream
-	ended   int           // of them
+	ended   int           // of streams, those whose answers have ended
 	first   time.Duration // arrival of the first request
 }
 
-// NewMock makes a mock that tells times since start.
+// NewMock returns a mock whose times are since start.
 func NewMock(p Pace, start time.Time) *Mock { return &Mock{pace: p, start: start} }
 
-// Streams are the requests so far whose answers have ended, in order of arrival.
-// It must not be called while requests run.
+// Streams returns the requests so far whose answers have ended, in order of arrival. It
+// must not be called while requests run.
 func (m *Mock) Streams() []*Stream {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,8 +79,8 @@ func (m *Mock) Streams() []*Stream {
 	return all
 }
 
-// Forget drops the record; the next request is again the first.
-func (m *Mock) Forget() {
+// Clear drops the record. The next request is the first again.
+func (m *Mock) Clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.streams, m.ended = nil, 0
@@ -108,7 +107,7 @@ func (m *Mock) Conn(c net.Conn) {
 	in := bufio.NewReader(clock)
 	for {
 		if _, err := in.Peek(1); err != nil {
-			return // closed, or idle for good
+			return // closed, or idle for too long
 		}
 		came := clock.At().Sub(m.start)
 		r, err := http.ReadRequest(in)
@@ -121,7 +120,7 @@ func (m *Mock) Conn(c net.Conn) {
 	}
 }
 
-// answer is one request and its answer.
+// answer reads one request and sends its answer.
 func (m *Mock) answer(c net.Conn, r *http.Request, came time.Duration) error {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
@@ -146,7 +145,7 @@ func (m *Mock) answer(c net.Conn, r *http.Request, came time.Duration) error {
 	case "GET /truth/start":
 		return plain(c, 200, strconv.FormatInt(m.start.UnixNano(), 10))
 	case "POST /truth/forget":
-		m.Forget()
+		m.Clear()
 		return plain(c, 200, `{}`)
 	case "POST /tokenize":
 		return plain(c, 200, `{"count":3,"max_model_len":1048576,"tokens":[1,2,3]}`)
@@ -162,7 +161,7 @@ func plain(c net.Conn, status int, body string) error {
 	return err
 }
 
-// question is what the mock reads of a request.
+// question is the part of a request that the mock reads.
 type question struct {
 	Prompt   json.RawMessage `json:"prompt"`
 	Messages json.RawMessage `json:"messages"`
@@ -171,7 +170,7 @@ type question struct {
 	MaxChat  int             `json:"max_completion_tokens"`
 }
 
-// promptTokens counts ids, or words of text.
+// promptTokens returns the number of token ids, or of words of text.
 func (q *question) promptTokens() int {
 	var ids []int32
 	if json.Unmarshal(q.Prompt, &ids) == nil {
@@ -180,13 +179,13 @@ func (q *question) promptTokens() int {
 	return len(bytes.Fields(q.Prompt)) + len(bytes.Fields(q.Messages))
 }
 
-// event is an event of a stream in one HTTP chunk.
+// event appends an event of a stream as one HTTP chunk.
 func event(b []byte, data string) []byte {
 	b = strconv.AppendInt(b, int64(len(data)+8), 16)
 	return append(append(append(b, "\r\ndata: "...), data...), "\n\n\r\n"...)
 }
 
-// Events as vLLM writes them.
+// Events in vLLM's format.
 const (
 	completionEvent = `{"id":"cmpl-mock","object":"text_completion","created":1700000000,"model":"mock","choices":[{"index":0,"text":" tok","logprobs":null,"finish_reason":%s,"stop_reason":null,"token_ids":null}],"usage":null}`
 	chatEvent       = `{"id":"chatcmpl-mock","object":"chat.completion.chunk","created":1700000000,"model":"mock","choices":[{"index":0,"delta":{"content":" tok"},"logprobs":null,"finish_reason":%s,"token_ids":null}]}`

@@ -1,5 +1,5 @@
-// Command build makes the shared objects of cuda/: the one for GPUs, by the nvcc
-// that it is given, or with -twin the host twin, by the C++ compiler.
+// Command build builds the shared objects of cuda/: the one for GPUs, with the given nvcc,
+// or with -twin the host twin, with the C++ compiler.
 package main
 
 import (
@@ -31,7 +31,7 @@ func run() error {
 	case *twin:
 		path, err = cuda.Twin(".", "")
 	case *nvcc == "":
-		return errors.New("build: -nvcc (or TANDEM_NVCC) must say where nvcc 13.0 is; `make cuda` installs it")
+		return errors.New("build: -nvcc (or TANDEM_NVCC) must be the path of nvcc 13.0; `make cuda` installs it")
 	default:
 		path, used, err = cuda.GPU(".", *nvcc)
 	}
@@ -50,7 +50,7 @@ func run() error {
 	if err := os.MkdirAll(filepath.Dir(*out), 0o755); err != nil {
 		return err
 	}
-	// Whole or not at all: a program may have the old one open.
+	// Replace the file atomically: a program may have the old one open.
 	if err := os.WriteFile(*out+".new", object, 0o755); err != nil {
 		return err
 	}

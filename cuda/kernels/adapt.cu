@@ -6,7 +6,7 @@
 
 void run_adapt(const Run &r, const td_op &o) {
   int down = (r.rows(o) + kAdaptRows - 1) / kAdaptRows, matrices = 1, widest = o.n;
-  if (down == 0) return;  // of a plan without outputs
+  if (down == 0) return;  // a plan without outputs
   for (const td_joined &m : o.more) {
     matrices += m.n > 0;
     widest = std::max(widest, int(m.n));

@@ -1,20 +1,20 @@
-// Low-rank adapters: dst[row] += B·(A·a[row]), A and B those of the row's own
-// adapter, in two kernels with the few numbers between them in memory. Rows that
-// stand together and go through one adapter are looked at together, so that its
-// matrices are read once for all of them; sums go by a row's columns alone, so that
-// its bits do not depend on who stands beside it. Of a place's rank what its adapter
-// does not use is not read, and rows without an adapter are left as they are.
+// Low-rank adapters: dst[row] += B·(A·a[row]), with A and B of the row's adapter, in two
+// kernels that pass the few numbers between them through memory. Consecutive rows with the
+// same adapter are processed together, so that its matrices are read once for all of them.
+// Sums depend on a row's columns only, so that a row's bits do not depend on its neighbours.
+// The part of a place's rank that its adapter does not use is not read. Rows without an
+// adapter are not changed.
 #pragma once
 #include "common.cuh"
 
-constexpr int kAdaptRows = 8;     // that are looked at together
+constexpr int kAdaptRows = 8;     // rows processed together
 constexpr int kShrinkThreads = 128;
 constexpr int kExpandThreads = 128;
 
-// adapt_header is the bytes in front of a matrix's A: the rank of each place.
+// adapt_header returns the bytes before a matrix's A: the rank of each place.
 TD_HOST_DEVICE int64_t adapt_header(int places) { return (int64_t(places) * 4 + 255) / 256 * 256; }
 
-// Adapted is one of the matrices that are joined.
+// Adapted is one of the joined matrices.
 struct Adapted {
   const int32_t *ranks;  // [places]
   const float *a;        // [places, dim, k]
@@ -39,17 +39,17 @@ TD_DEVICE Adapted adapted(const td_op &o, int i) {
           at<float>(o.extra) + int64_t(i) * o.from * o.dim, at<float>(dst), n};
 }
 
-// place_of is a row's adapter, from 1 on; 0: none.
+// place_of returns the place of a row's adapter, from 1; 0: none.
 TD_DEVICE int place_of(const td_op &o, const Step &s, int row) { return s.adapters[o.outputs ? s.out_rows[row] : row]; }
 
-// run_of is how many rows from first on go through one adapter, up to end.
+// run_of returns the number of rows from first, up to end, that have the same adapter.
 TD_DEVICE int run_of(const td_op &o, const Step &s, int first, int end, int place) {
   int n = 1;
   while (first + n < end && place_of(o, s, first + n) == place) n++;
   return n;
 }
 
-// shrink makes low = A·a: a warp one number of each of its rows.
+// shrink computes low = A·a. A warp computes one number of each of its rows.
 TD_KERNEL(kShrinkThreads) shrink(td_op o, Step s) {
   Adapted m = adapted(o, block_z());
   int r = block_y() * (kShrinkThreads / 32) + thread_id() / 32, lane = lane_id();
@@ -86,7 +86,7 @@ TD_KERNEL(kShrinkThreads) shrink(td_op o, Step s) {
   }
 }
 
-// expand makes dst += B·low: a thread one column of each of its rows.
+// expand computes dst += B·low. A thread computes one column of each of its rows.
 TD_KERNEL(kExpandThreads) expand(td_op o, Step s) {
   Adapted m = adapted(o, block_z());
   int col = block_y() * kExpandThreads + thread_id();

@@ -8,17 +8,17 @@ template <int kDim>
 static void run_decode(const Run &r, const td_op &o) {
   int group = o.heads / o.kv_heads, packs = (group + kTile - 1) / kTile, rows = r.rows(o);
   int64_t each = int64_t(o.heads) * kParts * (kDim + 2) * 4;
-  int most = int(std::max<int64_t>(r.workspace_bytes / each, 1));  // rows whose parts fit
+  int most = int(std::max<int64_t>(r.workspace_bytes / each, 1));  // rows whose parts fit into the workspace
   for (int from = 0; from < rows; from += most) {
     int n = std::min(most, rows - from);
-    // As many blocks as the device runs at a time; each takes every so many parts.
+    // As many blocks as the device runs at a time; each processes every n-th part.
     int z = std::clamp(4 * r.processors / (n * o.kv_heads * packs), 1, kParts);
     TD_LAUNCH(r.stream, n, o.kv_heads * packs, z, kMmaThreads, sizeof(DecodeMemory<kDim>), attend_decode<kDim>, o, r.step, from, r.workspace);
     TD_LAUNCH(r.stream, n, o.heads, 1, kMmaThreads, 0, attend_join, o, r.step, from, (const float *)r.workspace);
   }
 }
 
-// run_mma is for sizes whose chunks have a kernel of their own, and others.
+// run_mma launches attention for sizes with a kernel for chunks, and for other sizes.
 template <int kDim>
 static void run_mma(const Run &r, const td_op &o) {
   int rows = r.rows(o);
@@ -29,7 +29,7 @@ static void run_mma(const Run &r, const td_op &o) {
 }
 
 void run_attention(const Run &r, const td_op &o) {
-  if (o.type == TD_BF16 && o.v_at != 0) {
+  if (o.type == TD_BF16 && o.v_at != 0 && o.cap == 0) {
     switch (o.dim) {
       case 64: return run_mma<64>(r, o);
       case 128: return run_mma<128>(r, o);

@@ -4,10 +4,10 @@
 #pragma once
 #include "common.cuh"
 
-// in_chunk says that attend_chunk has the row.
+// in_chunk reports whether attend_chunk processes the row.
 TD_DEVICE bool in_chunk(const Step &s, int row) { return s.row_span[row] & TD_IN_CHUNK; }
 
-// Context is what a row sees: positions [first, end) through its block table.
+// Context is the part of the KV that a row attends to: positions [first, end) of its block table.
 struct Context {
   const int32_t *table;
   int first, end;
@@ -21,18 +21,18 @@ TD_DEVICE Context context(const td_op &o, const Step &s, int row) {
   return c;
 }
 
-// place is where K of a position and a head begins, in elements; V is v_at behind.
+// place returns the offset of K of a position and a head, in elements; V is v_at further.
 TD_DEVICE const char *page_of(const td_op &o, const Context &c, int position) {
   return at<const char>(o.kv) + int64_t(c.table[position / o.block_tokens]) * o.page_bytes;
 }
 
 constexpr int kPlainThreads = 128;
 
-// attend_plain serves every type and size: a block for a row's head, a thread for
-// one of 128 positions at a time. The tiles lie at fixed absolute positions, so
-// the sums depend on neither batch nor chunk.
+// attend_plain supports every type and size: one block for each head of a row, one thread for
+// one of 128 positions at a time. Tiles begin at fixed absolute positions, so that sums
+// depend neither on the batch nor on the chunk.
 TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
-  float *scratch = reinterpret_cast<float *>(shared_memory());  // [4] and its like
+  float *scratch = reinterpret_cast<float *>(shared_memory());  // [8]
   float *p = scratch + 8, *q = p + kPlainThreads;                // [128], [dim]
   int row = block_x(), head = block_y(), tid = thread_id();
   if (row >= live(s, o)) return;
@@ -53,6 +53,7 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
       for (int d = 0; d < o.dim; d++)
         sum = fuse(q[d], o.type == TD_BF16 ? bf16_float(reinterpret_cast<const uint16_t *>(page)[k + d]) : reinterpret_cast<const float *>(page)[k + d], sum);
       score = sum * o.scale;
+      if (o.cap > 0) score = o.cap * tanhf(score / o.cap);
     }
     float best = warp_max(score);
     if (lane_id() == 0) scratch[tid / 32] = best;
@@ -76,7 +77,7 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
       }
       out[j] = out[j] * keep + sum;
     }
-    // Before p is written again all threads meet at the first barrier above.
+    // All threads meet at the first barrier above before p is written again.
   }
 #pragma unroll
   for (int j = 0; j < 4; j++) {

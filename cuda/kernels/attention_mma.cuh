@@ -1,20 +1,20 @@
-// Attention on tensor cores over bf16 KV. A warp multiplies sixteen rows with
-// sixteen positions at a time: of one token the query heads that share a KV head,
-// or of one head neighbouring tokens. Queries and weights go as two bf16 each, which
-// keeps 16 bits of them; keys and values are what they are.
+// Attention on tensor cores over bf16 KV. A warp multiplies sixteen rows with sixteen
+// positions at a time. The rows are the query heads of one token that share a KV head, or
+// consecutive tokens of one head. Queries and weights are split into two bf16 each, which
+// keeps 16 bits of them; keys and values are used as stored.
 #pragma once
 #include "attention.cuh"
 
 constexpr int kTile = 16;          // positions of a tile
 constexpr int kMmaThreads = 128;
 constexpr int kMmaWarps = kMmaThreads / 32;
-constexpr int kPad = 8;            // bf16 behind each row, so that lanes read from different banks
+constexpr int kPad = 8;            // bf16 after each row, so that lanes read from different banks
 
-// kChunked are the sizes for which attend_chunk takes the rows that are marked.
+// kChunked is true for sizes for which attend_chunk processes the marked rows.
 template <int kDim>
 constexpr bool kChunked = kDim <= 128;
 
-// A team of warps shares a tile: each has a slice of the columns.
+// A team of warps shares a tile. Each warp has a slice of the columns.
 template <int kDim>
 struct Shape {
   static constexpr int kSlice = kDim < 128 ? kDim : 128;
@@ -27,14 +27,14 @@ struct Shape {
 template <int kDim>
 struct DecodeMemory {
   using S = Shape<kDim>;
-  alignas(16) uint16_t q[2][kTile * S::kStride];                           // most and rest
+  alignas(16) uint16_t q[2][kTile * S::kStride];                           // high and low part
   alignas(16) uint16_t kv[2][kMmaWarps][kTile * S::kTileStride];           // K, V of each warp's slice
   float scores[kMmaWarps][kTile * kTile];                                  // parts of a team's products
   float most[kMmaWarps][kTile], total[kMmaWarps][kTile];                   // of each team
 };
 
-// fetch starts the copies of a warp's slice of sixteen positions from position on.
-// Those outside [c.first, c.end) become zero.
+// fetch starts the copies of a warp's slice of sixteen positions, starting at position.
+// Positions outside [c.first, c.end) become zero.
 template <int kDim>
 TD_DEVICE void fetch_tile(uint16_t *to, const td_op &o, const Context &c, int position, int kv_head, int slice, int64_t offset) {
   using S = Shape<kDim>;
@@ -48,10 +48,10 @@ TD_DEVICE void fetch_tile(uint16_t *to, const td_op &o, const Context &c, int po
   }
 }
 
-// load_pair is two neighbouring bf16.
+// load_pair loads two neighbouring bf16.
 TD_DEVICE uint32_t load_pair(const uint16_t *p) { return *reinterpret_cast<const uint32_t *>(p); }
 
-// scores_of adds this slice's part of sixteen queries' products with sixteen keys:
+// scores_of adds this slice's part of the products of sixteen queries with sixteen keys:
 // s[n] is the fragment of keys 8n to 8n+7.
 template <int kDim, int kSlice>
 TD_DEVICE void scores_of(float s[2][4], const uint16_t *q_most, const uint16_t *q_rest, const uint16_t *k, int slice) {
@@ -90,7 +90,7 @@ TD_DEVICE void add_values(float out[][4], const float w[2][4], const uint16_t *v
     a[0][i] = bf16_pack(x, y);
     a[1][i] = bf16_pack(x - bf16_low(a[0][i]), y - bf16_high(a[0][i]));
   }
-  // Four matrices of 8 positions by 8 columns: positions 0-7 and 8-15 of two columns' eights.
+  // Four matrices of 8 positions by 8 columns: positions 0-7 and 8-15 of two groups of columns.
   const uint16_t *row = v + (lane_id() % 16) * kTileStride + lane_id() / 16 * 8;
 #pragma unroll
   for (int d = 0; d < kSlice; d += 16) {
@@ -104,13 +104,13 @@ TD_DEVICE void add_values(float out[][4], const float w[2][4], const uint16_t *v
   }
 }
 
-// Softmax is what a lane keeps of its two rows, g and g+8, as tiles come.
+// Softmax is a lane's running state for its two rows, g and g+8.
 struct Softmax {
   float most[2], total[2];
 };
 
-// weigh turns a tile's scores into weights and says by how much what was before
-// shrinks. Rows without any position keep nothing.
+// weigh converts a tile's scores to weights, and returns the factor by which earlier sums
+// shrink. Rows without any position stay empty.
 TD_DEVICE void weigh(Softmax &m, float s[2][4], float keep[2]) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -136,17 +136,17 @@ TD_DEVICE void weigh(Softmax &m, float s[2][4], float keep[2]) {
 
 constexpr float kLog2E = 1.4426950408889634f;
 
-// Part of a context, by positions: long ones are cut where it is a multiple of
-// kPart, whatever shares the step.
+// Part is a range of positions of a context. Long contexts are cut at multiples of kPart,
+// independent of the other rows of the step.
 constexpr int kPart = 512;
-constexpr int kParts = 32;  // the most; longer contexts have longer parts
+constexpr int kParts = 32;  // bound on the parts; longer contexts have longer parts
 
 TD_HOST_DEVICE int part_size(int end) {
   int size = (end + kParts - 1) / kParts;
   return size <= kPart ? kPart : (size + kPart - 1) / kPart * kPart;
 }
 
-// decode_part is positions [from, to) of what attend_decode does.
+// decode_part is attend_decode for positions [from, to).
 template <int kDim>
 TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context &c, int from, int to, int kv_head, float *parts, int heads) {
   using S = Shape<kDim>;
@@ -158,7 +158,7 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
   if (first < to) fetch_tile<kDim>(k, o, c, first, kv_head, slice, 0);
   copy_commit();
   sync();
-  // Warps of a team meet within the loop, so all go round as often.
+  // Warps of a team meet within the loop, so that all of them need the same number of iterations.
   for (int base = from / kTile * kTile; base < to; base += step) {
     int t = base + team * kTile;
     if (t < to) fetch_tile<kDim>(v, o, c, t, kv_head, slice, o.v_at);
@@ -168,7 +168,7 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
     float w[2][4] = {};
     if (t < to) scores_of<kDim, S::kSlice>(w, m.q[0], m.q[1], k, slice);
     if constexpr (S::kTeam > 1) {
-      sync();  // the parts of the round before have been read
+      sync();  // the parts of the previous iteration have been read
 #pragma unroll
       for (int n = 0; n < 2; n++)
 #pragma unroll
@@ -195,7 +195,7 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
     if (t + step < to) fetch_tile<kDim>(k, o, c, t + step, kv_head, slice, 0);
     copy_commit();
     copy_wait<1>();
-    order_warp();  // V of all lanes has landed, which meet when they read it
+    order_warp();  // V of all lanes has arrived; the lanes meet when they read it
 #pragma unroll
     for (int n = 0; n < S::kSlice / 8; n++)
 #pragma unroll
@@ -203,7 +203,7 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
     if (t < to) add_values<S::kSlice>(out, w, v);
     order_warp();  // all lanes have read V
   }
-  // The teams' parts are joined in order, through the memory of K and V.
+  // The teams' parts are joined in order, in the memory of K and V.
   int g = lane_id() / 4, two = lane_id() % 4 * 2;
   if (slice == 0 && two == 0)
     for (int r = 0; r < 2; r++) {
@@ -232,7 +232,7 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
     if (i + 1 < S::kTeams) sync();
   }
   sync();
-  // [head, part]: the numbers of the part, then its most and its total.
+  // [head, part]: the numbers of the part, then its maximum and its total.
   for (int i = tid; i < heads * kDim; i += kMmaThreads) parts[int64_t(i / kDim) * kParts * (kDim + 2) + i % kDim] = joined[i];
   if (warp == 0 && two == 0)
     for (int r = 0; r < 2; r++)
@@ -244,9 +244,9 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
   sync();  // joined has been read
 }
 
-// attend_decode is for rows by themselves: a block has a row, up to sixteen heads of
-// one KV head, and every so many parts of the context. It writes a part's output, not
-// divided, and for each head the greatest score (to base two) and the sum of weights.
+// attend_decode processes single rows. A block has a row, up to sixteen heads of one KV
+// head, and every n-th part of the context. It writes a part's output before division, and
+// for each head the greatest score (to base two) and the sum of weights.
 template <int kDim>
 TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, float *parts) {
   using S = Shape<kDim>;
@@ -272,7 +272,7 @@ TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, float *parts
     if (to > c.first) decode_part<kDim>(m, o, c, from > c.first ? from : c.first / kTile * kTile, to, kv_head, parts + ((int64_t(block_x()) * o.heads + head) * kParts + part) * (kDim + 2), heads);
   }
 }
-// attend_join adds up the parts of a row's head, in order, and the sink.
+// attend_join adds the parts of a row's head, in order, and the sink.
 TD_KERNEL(kMmaThreads) attend_join(td_op o, Step s, int row_from, const float *parts) {
   int row = row_from + block_x(), head = block_y();
   if (row >= live(s, o) || (o.dim <= 128 && in_chunk(s, row))) return;
@@ -290,8 +290,8 @@ TD_KERNEL(kMmaThreads) attend_join(td_op o, Step s, int row_from, const float *p
   }
 }
 
-// attend_chunk is for neighbouring tokens of one sequence: a block has kChunkRows rows
-// of a head, a warp sixteen of them, and all share the tiles of K and V.
+// attend_chunk processes consecutive tokens of one sequence. A block has kChunkRows rows of
+// a head, a warp sixteen of them, and all share the tiles of K and V.
 constexpr int kChunkRows = TD_CHUNK_ROWS;
 constexpr int kChunkTile = 32;  // positions of a tile
 
@@ -321,8 +321,8 @@ TD_DEVICE void chunk_span(ChunkMemory<kDim> &m, const td_op &o, const Step &s, i
   int kv_head = head / (o.heads / o.kv_heads), mine = warp * 16;
   Context c = context(o, s, row), last = context(o, s, row + n - 1);
   int start = c.end - 1;  // position of the first row
-  c.end = last.end;       // what any of the rows sees
-  sync();                 // the span before has read q
+  c.end = last.end;       // the end of the positions of all rows
+  sync();                 // the previous span has read q
   for (int i = tid * 2; i < kChunkRows * kDim; i += kMmaThreads * 2) {
     int r = i / kDim, d = i % kDim;
     const float *q = at<const float>(o.a) + (int64_t(row + (r < n ? r : 0)) * o.heads + head) * kDim + d;
@@ -338,7 +338,7 @@ TD_DEVICE void chunk_span(ChunkMemory<kDim> &m, const td_op &o, const Step &s, i
   copy_commit();
   for (int turn = 0; tile < c.end; tile += kChunkTile, turn ^= 1) {
     copy_wait<0>();
-    sync();  // the tile is there, and the one before has been read
+    sync();  // the tile has arrived, and the previous one has been read
     if (tile + kChunkTile < c.end) {
       fetch_chunk<kDim>(m.kv[0][turn ^ 1], o, c, tile + kChunkTile, kv_head, 0);
       fetch_chunk<kDim>(m.kv[1][turn ^ 1], o, c, tile + kChunkTile, kv_head, o.v_at);
@@ -346,7 +346,7 @@ TD_DEVICE void chunk_span(ChunkMemory<kDim> &m, const td_op &o, const Step &s, i
     copy_commit();
 #pragma unroll 1
     for (int half = 0; half < kChunkTile; half += 16) {
-      // Nobody of this warp sees positions behind its last row.
+      // No row of this warp attends to positions after its last row.
       if (mine >= n || tile + half > start + mine + 15) continue;
       float w[2][4] = {}, keep[2];
       scores_of<kDim, kDim>(w, m.q[0] + mine * (kDim + kPad), m.q[1] + mine * (kDim + kPad), m.kv[0][turn] + half * (kDim + kPad), 0);

@@ -1,32 +1,32 @@
-// What kernels share: how they see a step, and reductions over a block.
+// The common parts of kernels: their view of a step, and reductions over a block.
 #pragma once
 
 #include "../api.h"
 #include "ptx.cuh"
 
-// Step is the device's copy of td_step. Kernels read from it what varies, so that
-// a graph recorded once serves every step of its bucket.
+// Step is the device's copy of td_step. Kernels read everything that changes between steps
+// from it, so that a graph recorded once serves every step of its bucket.
 struct Step {
   const int32_t *counts, *ids, *positions, *row_span, *adapters, *out_rows, *slots, *tables;
   const td_draw *draws;
   const uint64_t *rules;
-  int32_t *drawn;    // two of [outputs], the draws of even and odd steps, for those that follow
-  int32_t *sampled;  // of the host: two of [outputs], of even and odd steps
-  td_probs *probs;   // of the host, two as well
-  uint32_t *done;    // of the host
-  int32_t outputs;   // most of them
+  int32_t *drawn;    // two of [outputs], the draws of even and odd steps, for the next step
+  int32_t *sampled;  // host memory: two of [outputs], of even and odd steps
+  td_probs *probs;   // host memory: two of [outputs]
+  uint32_t *done;    // host memory
+  int32_t outputs;   // capacity
   int32_t tokens, seqs, blocks;  // strides
 };
 
-constexpr int kSpanSlots = 64;  // the most slots of one span of an expert's
+constexpr int kSpanSlots = 64;  // bound on the slots of one span of an expert
 
-// live is how many rows of an operation there are in this step.
+// live returns the number of rows of an operation in this step.
 TD_DEVICE int live(const Step &s, const td_op &o) { return s.counts[o.outputs] * (o.slots > 0 ? o.slots : 1); }
 
-// drawn_of is what step number draws, or has drawn.
+// drawn_of returns the draws of a step by its sequence number.
 TD_DEVICE int32_t *drawn_of(const Step &s, int number) { return s.drawn + (number & 1) * s.outputs; }
 
-// token_id is a row's token: the host's, or one that the step before has drawn.
+// token_id returns a row's token: the host's, or one that the previous step has drawn.
 TD_DEVICE int token_id(const Step &s, int row) {
   int id = s.ids[row];
   return id < 0 ? drawn_of(s, s.counts[3] - 1)[-1 - id] : id;
@@ -37,8 +37,8 @@ TD_HOST_DEVICE T *at(td_address a) {
   return reinterpret_cast<T *>(a);
 }
 
-// block_sum gives every thread the sum over all; scratch is a float per warp, which
-// the caller does not use again before another barrier.
+// block_sum returns the sum over all threads to each of them. scratch is a float per warp,
+// which the caller must not reuse before another barrier.
 template <int kThreads>
 TD_DEVICE float block_sum(float v, float *scratch) {
   v = warp_sum(v);
@@ -49,22 +49,22 @@ TD_DEVICE float block_sum(float v, float *scratch) {
   return total;
 }
 
-// fp4_value is one of MXFP4's sixteen numbers.
+// fp4_value returns one of MXFP4's sixteen numbers.
 TD_DEVICE float fp4_value(unsigned code) {
   unsigned e = code >> 1 & 3, m = code & 1, sign = (code & 8) << 28;
-  // e 0 is 0 or a half; else 2^(e-1)·(1+m/2).
+  // With e 0: 0 or a half; otherwise 2^(e-1)·(1+m/2).
   return bits_float(sign | (e ? (126 + e) << 23 | m << 22 : m ? 126u << 23 : 0));
 }
 
-// e8m0 is 2^(code-127).
+// e8m0 returns 2^(code-127).
 TD_DEVICE float e8m0(unsigned code) { return bits_float(code ? code << 23 : 1u << 22); }
 
-// row_length is how many numbers a matrix's rows have with what fills them up.
+// row_length returns the length of a matrix's rows with their padding.
 TD_HOST_DEVICE int64_t row_length(int type, int64_t in) {
   return type == TD_FP8 ? (in + 15) / 16 * 16 : type == TD_INT8 || type == TD_INT4 ? (in + 63) / 64 * 64 : in;
 }
 
-// fp8_scale and group_scale are what is behind the numbers of a matrix, for one of them.
+// fp8_scale and group_scale return the scale of one number of a matrix, stored after the numbers.
 TD_DEVICE float fp8_scale(const char *w, td_scales s, int64_t out, int64_t in, int64_t row, int64_t col) {
   const float *scales = reinterpret_cast<const float *>(w + out * row_length(TD_FP8, in));
   return scales[(row >> s.rows) * (((in - 1) >> s.cols) + 1) + (col >> s.cols)];
@@ -74,7 +74,7 @@ TD_DEVICE float group_scale(const char *w, int type, int64_t out, int64_t in, in
   return bf16_float(reinterpret_cast<const uint16_t *>(w + (type == TD_INT8 ? all : all / 2))[i / 32]);
 }
 
-// element is one number of a matrix [out, in] of any type.
+// element returns one number of a matrix [out, in] of any type.
 TD_DEVICE float element(const char *w, int type, td_scales s, int64_t out, int64_t in, int64_t row, int64_t col) {
   int64_t i = row * in + col;
   if (type == TD_F32) return reinterpret_cast<const float *>(w)[i];
@@ -96,7 +96,7 @@ TD_DEVICE float element(const char *w, int type, td_scales s, int64_t out, int64
   return fp4_value(byte >> (i & 1) * 4 & 15) * e8m0(scale);
 }
 
-// activate is what a gated MLP does to a gate and what it lets through.
+// activate returns a gated MLP's result for a gate and the number that it gates.
 TD_DEVICE float activate(int act, float g, float u) {
   switch (act) {
     case 1: return g * 0.5f * (1 + tanhf(0.7978845608028654f * (g + 0.044715f * g * g * g))) * u;

@@ -1,20 +1,19 @@
-// CRC32C (Castagnoli) of pages, as kvtransfer has it, where the pages are.
+// CRC32C (Castagnoli) of pages in device memory, as kvtransfer computes it.
 //
-// A checksum that begins with zero is linear: that of a page is the sum (xor) of
-// what each thread makes of its slice, moved on by as many bytes as stand behind the
-// slice, which is a product in the field of the polynomial. Numbers are reflected:
-// bit 31 is x^0.
+// A checksum with initial value zero is linear. That of a page is the sum (xor) of the
+// threads' checksums of their slices, each shifted by the number of bytes after the slice,
+// which is a product in the field of the polynomial. Numbers are reflected: bit 31 is x^0.
 #pragma once
 #include "common.cuh"
 
 constexpr uint32_t kCastagnoli = 0x82f63b78;
-constexpr int kPiecesAtOnce = 128;  // what a launch's arguments have room for
+constexpr int kPiecesAtOnce = 128;  // as many as fit into a launch's arguments
 
 struct Pieces {
   td_piece at[kPiecesAtOnce];
 };
 
-// field_product is a·b.
+// field_product returns a·b.
 TD_DEVICE uint32_t field_product(uint32_t a, uint32_t b) {
   uint32_t sum = 0;
   for (int i = 0; i < 32; i++) {
@@ -25,7 +24,7 @@ TD_DEVICE uint32_t field_product(uint32_t a, uint32_t b) {
   return sum;
 }
 
-// field_power is x to so many bytes' bits.
+// field_power returns x to the power of the bits of the given bytes.
 TD_DEVICE uint32_t field_power(int64_t bytes) {
   uint32_t power = 0x80000000u, square = 0x00800000u;
   for (; bytes > 0; bytes >>= 1) {
@@ -35,8 +34,8 @@ TD_DEVICE uint32_t field_power(int64_t bytes) {
   return power;
 }
 
-// digest is of a piece, whose bytes are a multiple of four, a warp's work; it is
-// written to the host.
+// digest computes the checksum of a piece, whose bytes are a multiple of four, in one warp,
+// and writes it to the host.
 TD_KERNEL(32) digest(Pieces all) {
   const td_piece &p = all.at[block_x()];
   int64_t words = p.bytes / 4, each = (words + 31) / 32, first = each * lane_id(), end = first + each;

@@ -4,11 +4,12 @@
 
 #include "../runtime/plan.h"
 
-// kGemvRows is the most rows for which reading each activation by itself is
+// kGemvRows is the largest number of rows for which reading each activation separately is
 // cheaper than a tile of them.
 constexpr int kGemvRows = 4;
 
-// blocks are as many as the outputs of all matrices need, each of which begins a new one.
+// blocks returns the number of blocks for the outputs of all matrices. Each matrix begins a new
+// block.
 static int blocks(const td_op &o, int each) {
   int n = (o.n + each - 1) / each;
   for (const td_joined &m : o.more) n += (m.n + each - 1) / each;
@@ -33,7 +34,7 @@ static void run_gemm(const Run &r, const td_op &o, int rows, int spans) {
   int outs = blocks(o, kTileOut), all = all_outputs(o), tiles = (o.k + kDepth - 1) / kDepth;
   int down = o.table ? spans : (rows + kTileRows - 1) / kTileRows, splits = 1;
   if (!o.table) {
-    // Enough blocks for the device, each with enough to do, all parts in memory.
+    // Enough blocks for the device, each with enough work, and all parts within the workspace.
     int64_t part = int64_t(rows) * all * 4;
     splits = std::min({(2 * r.processors + outs * down - 1) / (outs * down), tiles / 8, int(std::min<int64_t>(r.workspace_bytes / part, 16))});
     splits = r.one_order ? 1 : std::max(splits, 1);
@@ -50,7 +51,7 @@ static const uint16_t *run_widen(const Run &r, const td_op &o) {
   return r.blas->widened;
 }
 
-// wide is where a matrix lies in bf16.
+// wide returns the address of a matrix in bf16.
 static const uint16_t *wide(const Run &r, const td_op &o) {
   switch (o.type) {
     case TD_FP8: return run_widen<TD_FP8>(r, o);
@@ -60,8 +61,8 @@ static const uint16_t *wide(const Run &r, const td_op &o) {
   }
 }
 
-// run_blas narrows the activations, unless the operation before has, puts the bias
-// where the product is added to, and leaves the rest to cuBLASLt.
+// run_blas narrows the activations, unless the previous operation has, stores the bias in
+// the output, and calls cuBLASLt to add the product.
 static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p) {
   int64_t in = int64_t(rows) * o.k, out = int64_t(rows) * o.n;
   if (r.narrowed != o.a) TD_LAUNCH(r.stream, int((in / 2 + 255) / 256), 1, 1, 256, 0, narrow, o, r.step, r.blas->narrowed, in);
@@ -69,7 +70,7 @@ static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p)
   if (o.bias) TD_LAUNCH(r.stream, int((out + 255) / 256), 1, 1, 256, 0, spread, o, out);
   Stream *s = &r.stream;
   Blas *b = r.blas;
-  const uint16_t *x = b->narrowed, *w = wide(r, o);  // they move when a larger plan is recorded
+  const uint16_t *x = b->narrowed, *w = wide(r, o);  // reallocated when a larger plan is recorded
   device_call(r.stream, [s, b, p, o, x, w](void *stream) {
     float one = 1, beta = o.bias ? 1 : 0;
     float *dst = at<float>(o.dst);
@@ -79,7 +80,8 @@ static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p)
   });
 }
 
-// run_gated is a gate, what it lets through and what comes of both, one after the other.
+// run_gated computes a gate, the matrix that it gates, and the activation of both, one after the
+// other.
 static void run_gated(const Run &r, const td_op &o) {
   td_op products = o, act = o;
   products.act = 0;
@@ -99,7 +101,7 @@ static void run_either(const Run &r, const td_op &o, bool few, int rows, int eac
 
 void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
-  if (rows == 0) return;  // of a plan without outputs
+  if (rows == 0) return;  // a plan without outputs
   if (r.blas && o.act && blas_fits(o, rows)) return run_gated(r, o);
   if (r.blas && o.more[0].n && blas_fits(o, rows)) {
     for (int i = 0; i < 3; i++)
@@ -109,7 +111,7 @@ void run_linear(const Run &r, const td_op &o) {
   if (r.blas && blas_fits(o, rows))
     if (blaslt::Product *p = r.blas->find(rows, o.n, o.k)) return run_blas(r, o, rows, p);
   if (o.table) {
-    spans = std::min(rows, o.experts) + rows / kSpanSlots;  // of rows of heads: as many for each
+    spans = std::min(rows, o.experts) + rows / kSpanSlots;  // of rows of heads: the same number for each
     each = (rows + o.experts - 1) / o.experts;
     if (rows == o.slots) each = 1;  // a row's experts differ
   }

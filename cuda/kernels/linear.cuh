@@ -1,21 +1,21 @@
-// Products with weights, dst[row] = a[row]·wᵀ + bias, of all rows or, for experts,
-// of spans of slots that share a matrix. Few rows: gemv, a warp for some outputs,
-// bound by the weights' bytes. More: gemm on tensor cores, in which the weights
-// stand on the sixteen-row side and each activation goes as the sum of three bf16,
-// which loses nothing: the weights' bytes are the limit, not the products.
+// Products with weights, dst[row] = a[row]·wᵀ + bias, of all rows or, for experts, of spans of
+// slots that share a matrix. For few rows: gemv, a warp for some outputs, bound by the
+// weights' bytes. For more: gemm on tensor cores, with the weights on the sixteen-row side.
+// Each activation is split into three bf16 whose sum is exact. That costs nothing, because
+// the weights' bytes are the limit and not the products.
 #pragma once
 #include "common.cuh"
 
-// Target is the matrix that a block works on, of those that are joined: blocks go
-// through one after the other.
+// Target is the matrix that a block works on, of those that are joined. Blocks process
+// one matrix after the other.
 struct Target {
   td_address w, bias, dst;  // w: of experts, their table
   int n;                    // outputs
   int block;                // of this matrix
-  int before;               // outputs of the matrices in front
+  int before;               // outputs of the previous matrices
 };
 
-// whole is the first of them, whose blocks are all.
+// whole returns the first matrix as the target of all blocks.
 TD_DEVICE Target whole(const td_op &o) { return {o.table ? o.table : o.w, o.bias, o.dst, o.n, block_x(), 0}; }
 
 TD_DEVICE Target target(const td_op &o, int each) {
@@ -32,7 +32,7 @@ TD_DEVICE Target target(const td_op &o, int each) {
 
 TD_HOST_DEVICE int all_outputs(const td_op &o) { return o.n + o.more[0].n + o.more[1].n; }
 
-// Part is the rows that a block works on, and with which matrix.
+// Part is the rows that a block works on, and their matrix.
 struct Part {
   const char *w;
   const float *bias;
@@ -40,7 +40,7 @@ struct Part {
   td_scales scales;
 };
 
-// part is span i of an operation on experts, or all rows.
+// part returns span i of an operation on experts, or all rows.
 TD_DEVICE Part part(const td_op &o, const Target &t, const Step &s, int i) {
   if (!o.table) return {at<const char>(t.w), at<const float>(t.bias), 0, s.counts[o.outputs], o.scales};
   const int32_t *list = at<const int32_t>(o.list);
@@ -51,12 +51,12 @@ TD_DEVICE Part part(const td_op &o, const Target &t, const Step &s, int i) {
 
 constexpr int kGemvThreads = 128;
 
-// Narrow numbers have a scale that takes a product of its own.
+// Narrow types have scales that need a multiplication of their own.
 TD_HOST_DEVICE constexpr bool scaled(int type) { return type == TD_FP8 || type == TD_INT8 || type == TD_INT4; }
 
 TD_HOST_DEVICE constexpr int gemv_outputs(int type, int rows) { return rows == 1 || type == TD_MXFP4 ? 2 : 4; }
 
-// Lane is what a lane reads of a matrix's row at once, widened.
+// Lane is the part of a matrix's row that a lane reads at once, widened.
 template <int kType>
 struct Lane {
   static constexpr int kWidth = kType == TD_MXFP4 || kType == TD_INT4 ? 32 : kType == TD_FP8 || kType == TD_INT8 ? 16 : 8;
@@ -85,9 +85,9 @@ TD_DEVICE void lane_load(Lane<kType> &l, const char *w, td_scales s, int64_t out
   }
 }
 
-// int8_pair are numbers 2i and 2i + 1 of a word's four, and int4_pair of its eight,
-// times a scale of bf16, which rounds nothing: the numbers are made 128, or 8, larger,
-// and put where a float, or a bf16, counts by ones.
+// int8_pair returns numbers 2i and 2i + 1 of a word's four, and int4_pair of its eight, times
+// a scale of bf16, without rounding. The stored numbers are 128, or 8, larger, and become
+// the low bits of a float, or a bf16, whose unit in the last place is one.
 TD_DEVICE void int8_pair(float v[2], uint32_t word, int i, float scale) {
   word ^= 0x80808080u;
   float less = scale * -(32768.0f + 128);
@@ -101,8 +101,7 @@ TD_DEVICE void int4_pair(float v[2], uint32_t word, int i, float scale) {
   v[1] = fuse(bf16_high(two), scale, less);
 }
 
-// lane_values are eight of them, those from 8·part on, without MXFP4's common
-// factor.
+// lane_values returns eight numbers of a Lane, from 8·part on, without MXFP4's common factor.
 template <int kType>
 TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
   if constexpr (kType == TD_FP8) {
@@ -127,8 +126,8 @@ TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
   }
 }
 
-// gemv, where kGated is 1, makes outputs of a gate and of what it lets through, the
-// matrix that is joined, and writes only what comes of both.
+// gemv with kGated 1 computes outputs of a gate and of the joined matrix that it gates, and
+// writes only the activation of both.
 template <int kType, int kRows, int kGated>
 TD_KERNEL_OF(kGemvThreads, kRows > 1 && (kType == TD_MXFP4 || kType == TD_INT8 || kType == TD_INT4) ? 3 : 4) gemv(td_op o, Step s) {
   constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth, kEach = kGated ? kOut / 2 : kOut;
@@ -137,7 +136,7 @@ TD_KERNEL_OF(kGemvThreads, kRows > 1 && (kType == TD_MXFP4 || kType == TD_INT8 |
   if constexpr (kGated) q = part(o, {o.more[0].w, o.more[0].bias, 0, o.n, 0, 0}, s, block_y());
   int out = (t.block * (kGemvThreads / 32) + thread_id() / 32) * kEach, lane = lane_id();
   if (out >= t.n) return;
-  bool aligned = o.k % (kType == TD_BF16 ? 8 : 4) == 0;  // MXFP4 has multiples of 32, narrow rows are filled up
+  bool aligned = o.k % (kType == TD_BF16 ? 8 : 4) == 0;  // MXFP4 has multiples of 32; other narrow rows are padded
   int whole = aligned ? o.k / kWidth * kWidth : 0;
   for (int row = 0; row < p.count; row += kRows) {
     float sum[kOut][kRows] = {};
@@ -193,7 +192,7 @@ TD_KERNEL_OF(kGemvThreads, kRows > 1 && (kType == TD_MXFP4 || kType == TD_INT8 |
   }
 }
 
-// gemm: a block makes kTileOut outputs of kTileRows rows, a warp 16 of the outputs.
+// gemm: a block computes kTileOut outputs of kTileRows rows, a warp 16 of the outputs.
 constexpr int kGemmThreads = 128;
 constexpr int kTileOut = 64;
 constexpr int kTileRows = 64;
@@ -201,7 +200,7 @@ constexpr int kDepth = 32;   // of a stage
 constexpr int kStages = 3;
 constexpr int kPadded = kDepth + 8;  // so that lanes read from different banks
 
-// A row's bytes of a stage, and where the next one begins: so that lanes read from different banks.
+// A row's bytes of a stage, and the stride of rows, such that lanes read from different banks.
 TD_HOST_DEVICE constexpr int stage_bytes(int type) { return type == TD_BF16 ? kDepth * 2 : type == TD_FP8 || type == TD_INT8 ? kDepth : kDepth / 2; }
 TD_HOST_DEVICE constexpr int stage_stride(int type) { return stage_bytes(type) + (stage_bytes(type) > 16 ? 16 : 0); }
 
@@ -229,8 +228,8 @@ TD_DEVICE void gemm_fetch(GemmStage<kType> &st, const td_op &o, const Part &p, i
   }
 }
 
-// gemm_weights are a fragment of 16 outputs and 16 columns from k of the stage; narrow
-// numbers have no scale yet, so that each is a bf16.
+// gemm_weights returns a fragment of 16 outputs and 16 columns, from column k of the stage.
+// Narrow numbers are not scaled yet, so that each is a bf16.
 template <int kType>
 TD_DEVICE void gemm_weights(uint32_t a[4], const GemmStage<kType> &st, int k, float low, float high) {
   int g = thread_id() / 32 * 16 + lane_id() / 4, q = lane_id() % 4;
@@ -257,7 +256,7 @@ TD_DEVICE void gemm_weights(uint32_t a[4], const GemmStage<kType> &st, int k, fl
   }
 }
 
-// gemm_scale is what a stage's numbers of an output, from column col on, are multiplied by.
+// gemm_scale returns the scale of a stage's numbers of an output, from column col on.
 template <int kType>
 TD_DEVICE float gemm_scale(const Part &p, int64_t n, int64_t in, int row, int col) {
   if (row >= n || col >= in) return 0;
@@ -266,7 +265,7 @@ TD_DEVICE float gemm_scale(const Part &p, int64_t n, int64_t in, int row, int co
   else return e8m0(static_cast<unsigned char>(p.w[n * in / 2 + row * (in / 32) + col / 32]));
 }
 
-// split_pair makes of two numbers three bf16 each whose sum they are.
+// split_pair splits each of two numbers into three bf16 whose sum is the number.
 TD_DEVICE void split_pair(float a, float b, uint32_t to[3]) {
 #pragma unroll
   for (int i = 0; i < 3; i++) {
@@ -294,7 +293,7 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
     copy_commit();
   }
   for (int t = from; t < to; t++) {
-    float scale[kDepth / 16][2];  // of lane/4 and 8 further; those of groups of 32 are the same twice
+    float scale[kDepth / 16][2];  // of rows lane/4 and lane/4 + 8; twice the same for groups of 32
     if constexpr (kType != TD_BF16)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -318,7 +317,7 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
         uint32_t low[3], high[3];
         split_pair(x[0], x[1], low);
         split_pair(x[8], x[9], high);
-        float own[4] = {};  // of narrow numbers, before their scale
+        float own[4] = {};  // sums of narrow numbers, before scaling
 #pragma unroll
         for (int part = 2; part >= 0; part--) {
           uint32_t b[2] = {low[part], high[part]};
@@ -342,7 +341,7 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
     }
 }
 
-// split_sum adds the parts of products that were cut along their columns, in order.
+// split_sum adds the parts of products that were split along their columns, in order.
 TD_KERNEL(256) split_sum(td_op o, Step s, int splits, const float *partial, int partial_rows) {
   int64_t i = int64_t(block_x()) * 256 + thread_id(), all = all_outputs(o);
   if (i >= int64_t(live(s, o)) * all) return;
@@ -362,7 +361,7 @@ TD_KERNEL(256) split_sum(td_op o, Step s, int splits, const float *partial, int 
   at<float>(dst)[row * n + col] = sum + (bias ? at<const float>(bias)[col] : 0);
 }
 
-// narrow is rows of activations in bf16; rows that are not live are zeros, so that
+// narrow converts rows of activations to bf16. Rows that are not live become zeros, so that
 // they stay finite.
 TD_KERNEL(256) narrow(td_op o, Step s, uint16_t *to, int64_t all) {
   int64_t i = (int64_t(block_x()) * 256 + thread_id()) * 2;
@@ -372,7 +371,7 @@ TD_KERNEL(256) narrow(td_op o, Step s, uint16_t *to, int64_t all) {
   reinterpret_cast<uint32_t *>(to)[i / 2] = there ? bf16_pack(from[0], from[1]) : 0;
 }
 
-// widen is a matrix of narrow numbers in bf16, each rounded once.
+// widen converts a matrix of narrow numbers to bf16, with one rounding each.
 template <int kType>
 TD_KERNEL(256) widen(td_op o, uint16_t *to) {
   constexpr int kWidth = Lane<kType>::kWidth;
@@ -395,7 +394,7 @@ TD_KERNEL(256) widen(td_op o, uint16_t *to) {
   }
 }
 
-// spread puts the bias into every row.
+// spread stores the bias in every row.
 TD_KERNEL(256) spread(td_op o, int64_t all) {
   int64_t i = int64_t(block_x()) * 256 + thread_id();
   if (i < all) at<float>(o.dst)[i] = at<const float>(o.bias)[i % o.n];

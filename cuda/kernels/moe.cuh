@@ -1,7 +1,7 @@
-// Mixtures of experts: which experts a row uses, and the order in which products
-// are made. A choice, row and rank, has a slot; slots are sorted by expert, and
-// within one by row and rank, so that an expert's matrices are read once for all
-// its rows and every run has the same order.
+// Mixtures of experts: the experts that a row uses, and the order of the products. A choice,
+// row and rank, has a slot. Slots are sorted by expert, and within an expert by row and rank,
+// so that an expert's matrices are read once for all its rows, and the order is always the
+// same.
 #pragma once
 #include "common.cuh"
 
@@ -9,9 +9,9 @@ constexpr int kRouteThreads = 32;
 constexpr int kGroupThreads = 1024;
 
 
-// best_expert is the one of the largest score and, of equals, of the lowest number,
-// without the j that are chosen and those of dropped groups of size neighbours. A
-// score that is not a number comes after all that are.
+// best_expert returns the expert with the largest score, of equals the one with the lowest
+// number, except the j chosen ones and those of dropped groups of size neighbours. A NaN
+// ranks after all numbers.
 TD_DEVICE int best_expert(const float *score, int experts, const int32_t *chosen, int j, const int32_t *dropped, int size) {
   float v = 0;
   int best = -1;
@@ -36,7 +36,7 @@ TD_DEVICE int best_expert(const float *score, int experts, const int32_t *chosen
   return best;
 }
 
-// route picks a row's experts, of equals the first, and weighs them; a warp a row.
+// route selects a row's experts, of equals the first, and weighs them, with a warp per row.
 TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
   float *score = reinterpret_cast<float *>(shared_memory());  // [experts]
   int row = block_x(), lane = lane_id();
@@ -70,8 +70,9 @@ TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
     for (int j = 0; j < o.top_k; j++) weights[j] *= by * (o.extra ? at<const float>(o.extra)[chosen[j]] : 1);
 }
 
-// route_groups is route for experts in groups of neighbours: of the groups whose two
-// best are the most together only some take part, and scores are σ(a) + bias.
+// route_groups is route for groups of neighbouring experts. Only the groups with the largest
+// sum of their two best scores take part, and scores are σ(a) + bias. Without a bias the scores
+// are the softmax of a, and a group's score is that of its best expert.
 TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
   float *p = reinterpret_cast<float *>(shared_memory());  // [experts] σ
   float *score = p + o.experts;                            // [experts]
@@ -82,9 +83,16 @@ TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
   const float *from = at<const float>(o.a) + int64_t(row) * o.experts;
   int32_t *chosen = at<int32_t>(o.chosen) + int64_t(row) * o.top_k;
   float *weights = at<float>(o.weights) + int64_t(row) * o.top_k;
+  float most = -INFINITY, total = 0;
+  if (!o.bias) {
+    for (int e = lane; e < o.experts; e += 32) most = fmaxf(most, from[e]);
+    most = warp_max(most);
+    for (int e = lane; e < o.experts; e += 32) total += expf(from[e] - most);
+    total = warp_sum(total);
+  }
   for (int e = lane; e < o.experts; e += 32) {
-    p[e] = 1 / (1 + expf(-from[e]));
-    score[e] = p[e] + at<const float>(o.bias)[e];
+    p[e] = o.bias ? 1 / (1 + expf(-from[e])) : expf(from[e] - most) / total;
+    score[e] = p[e] + (o.bias ? at<const float>(o.bias)[e] : 0);
   }
   sync_warp();
   for (int g = lane; g < o.heads; g += 32) {
@@ -98,7 +106,7 @@ TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
         second = v;
       }
     }
-    together[g] = size > 1 ? first + second : first;
+    together[g] = size > 1 && o.bias ? first + second : first;
     dropped[g] = 1;
   }
   sync_warp();
@@ -125,8 +133,8 @@ TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
     for (int j = 0; j < o.top_k; j++) weights[j] *= by;
 }
 
-// group gives every choice its slot and lists the spans: how many, then expert,
-// first slot and slots of each. One block; thread e looks after expert e.
+// group assigns every choice its slot and lists the spans: their number, then expert, first
+// slot and slots of each. It runs in one block; thread e handles expert e.
 TD_KERNEL(kGroupThreads) group(td_op o, Step s) {
   int32_t *first = reinterpret_cast<int32_t *>(shared_memory());  // [experts] counts, then first slots
   int32_t *spans = first + kGroupThreads;                         // [experts]
@@ -166,7 +174,7 @@ TD_KERNEL(256) scatter(td_op o, Step s) {
   }
 }
 
-// combine sums a row's slots in the order of their ranks.
+// combine adds a row's slots in the order of their ranks.
 TD_KERNEL(256) combine(td_op o, Step s) {
   int row = block_x();
   if (row >= s.counts[o.outputs]) return;
@@ -180,8 +188,8 @@ TD_KERNEL(256) combine(td_op o, Step s) {
   }
 }
 
-// split copies the first dim columns of a row's heads to their slots, which lie head
-// by head, and lists the spans: each head has as many.
+// split copies the first dim columns of a row's heads to their slots, which are grouped by
+// head, and lists the spans: the same number for each head.
 TD_KERNEL(256) split(td_op o, Step s) {
   int row = block_x(), rows = s.counts[o.outputs], each = (rows + kSpanSlots - 1) / kSpanSlots;
   if (row == 0) {
@@ -201,7 +209,7 @@ TD_KERNEL(256) split(td_op o, Step s) {
   }
 }
 
-// join puts a row's heads together from their slots and what split left.
+// join concatenates a row's heads, from their slots and the columns that split did not copy.
 TD_KERNEL(256) join(td_op o, Step s) {
   int row = block_x(), rows = s.counts[o.outputs], width = o.n / o.heads, left = width - o.dim;
   if (row >= rows) return;

@@ -1,7 +1,7 @@
-// The words that kernels are written in. Each stands for an intrinsic or a PTX
-// instruction of the device, and for what the host twin does in its place
-// (TD_TWIN, simt/simt.h); no other file has either. Blocks are of one dimension,
-// shared memory is dynamic, and every lane named by a mask must call.
+// The vocabulary of kernels. Each function is an intrinsic or a PTX instruction on the
+// device, and its emulation on the host twin (TD_TWIN, simt/simt.h). No other file uses
+// either. Blocks have one dimension, shared memory is dynamic, and every lane named by a
+// mask must call.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 #define TD_PASS site
 #else
 #define TD_KERNEL(threads) __global__ void __launch_bounds__(threads, 1)
-#define TD_KERNEL_OF(threads, blocks) __global__ void __launch_bounds__(threads, blocks)  // so many at once
+#define TD_KERNEL_OF(threads, blocks) __global__ void __launch_bounds__(threads, blocks)  // blocks: resident on a multiprocessor
 #define TD_DEVICE static __device__ __forceinline__
 #define TD_HOST_DEVICE static __host__ __device__ __forceinline__
 #define TD_CONSTANT(type, name) static __device__ const type name
@@ -59,7 +59,7 @@ TD_HOST_DEVICE uint32_t float_bits(float f) {
 #endif
 }
 
-// bf16: two in a word, the first in the low half.
+// bf16: two in a word, the first one in the low half.
 TD_DEVICE float bf16_low(uint32_t pair) { return bits_float(pair << 16); }
 TD_DEVICE float bf16_high(uint32_t pair) { return bits_float(pair & 0xffff0000u); }
 TD_DEVICE float bf16_float(uint16_t v) { return bits_float(uint32_t(v) << 16); }
@@ -84,8 +84,8 @@ TD_DEVICE char *shared_memory() { return simt::shared(); }
 TD_DEVICE void sync(TD_SITE) { simt::barrier(site); }
 TD_DEVICE void sync_warp(unsigned mask = kAll TD_SITE_COMMA) { simt::warp_barrier(mask, site); }
 
-// order_warp makes what lanes wrote visible to the others of their warp, where they
-// have met already: so the twin has nothing to do.
+// order_warp makes writes of lanes visible to the other lanes of their warp, at a point
+// where the lanes have met. So the twin does nothing.
 TD_DEVICE void order_warp() {}
 
 template <class T>
@@ -119,8 +119,8 @@ TD_DEVICE unsigned ballot(bool p, unsigned mask = kAll) {
   return got;
 }
 
-// warp_sum and warp_max are butterflies: on the twin one meeting, with the
-// additions in the device's order.
+// warp_sum and warp_max are butterflies. On the twin they are one meeting, with the additions
+// in the device's order.
 TD_DEVICE float warp_sum(float v) {
   float got;
   simt::meet(kAll, 4, &v, 4, &got, 4, [](unsigned, const char *in, char *out) {
@@ -181,8 +181,8 @@ TD_DEVICE void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
   });
 }
 
-// Four 8x8 matrices of bf16, transposed: lanes 8i to 8i+7 give the rows of matrix
-// i, 16 bytes each; r[i] is column lane/4, rows lane%4*2 and the next.
+// Four 8x8 matrices of bf16, transposed. Lanes 8i to 8i+7 pass the rows of matrix i, 16 bytes
+// each; r[i] is column lane/4, rows lane%4*2 and the next.
 TD_DEVICE void load_transposed(uint32_t r[4], const void *row) {
   simt::meet(kAll, 7, &row, sizeof row, r, 16, [](unsigned, const char *in, char *out) {
     auto *rows = reinterpret_cast<const char *const *>(in);
@@ -192,8 +192,8 @@ TD_DEVICE void load_transposed(uint32_t r[4], const void *row) {
   });
 }
 
-// copy_async fetches 16 bytes into shared memory, of which those beyond valid
-// become zero. Wait is for all but the newest groups of the calling thread.
+// copy_async copies 16 bytes to shared memory; bytes beyond valid become zero. The wait is
+// for all but the newest groups of the calling thread.
 TD_DEVICE void copy_async(void *dst, const void *src, int valid = 16) { simt::copy_async(dst, src, valid, 16); }
 TD_DEVICE void copy_commit() { simt::copy_commit(); }
 template <int kNewest>
@@ -201,7 +201,7 @@ void copy_wait(TD_SITE) { simt::copy_wait(kNewest, site); }
 
 TD_DEVICE Vec4 load_once(const Vec4 *p) { return *p; }
 TD_DEVICE float exp2_fast(float x) { return exp2f(x); }
-TD_DEVICE float fuse(float a, float b, float c) { return a * b + c; }  // rounded twice
+TD_DEVICE float fuse(float a, float b, float c) { return a * b + c; }  // with two roundings
 TD_DEVICE int atomic_add(int *p, int v) { int old = *p; *p += v; return old; }
 TD_DEVICE uint64_t atomic_add64(uint64_t *p, uint64_t v) { uint64_t old = *p; *p += v; return old; }
 TD_DEVICE void publish(volatile uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
@@ -212,11 +212,11 @@ TD_DEVICE float add_rn(float a, float b) { volatile float r = a + b; return r; }
 TD_DEVICE uint32_t mul_high(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 TD_DEVICE double bits_double(uint64_t u) { double d; memcpy(&d, &u, 8); return d; }
 
-// fp8_four are four E4M3, the first in the lowest byte.
+// fp8_four converts four E4M3, the first one in the lowest byte.
 TD_DEVICE void fp8_four(uint32_t word, float v[4]) {
   for (int i = 0; i < 4; i++, word >>= 8) v[i] = bits_float((word & 0x80) << 24 | (word & 0x7f) << 20) * 0x1p120f;
 }
-// bytes_of puts bytes of a and b together: each four bits of which name one, 0 to 3 of a, 4 to 7 of b.
+// bytes_of combines bytes of a and b: each four bits of which select one, 0 to 3 of a, 4 to 7 of b.
 TD_DEVICE uint32_t bytes_of(uint32_t a, uint32_t b, uint32_t which) {
   uint32_t r = 0;
   for (int i = 0; i < 4; i++) r |= uint32_t((uint64_t(b) << 32 | a) >> (which >> i * 4 & 7) * 8 & 0xff) << i * 8;
@@ -284,7 +284,7 @@ TD_DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory
 template <int kNewest>
 static __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(kNewest) : "memory"); }
 
-// load_once reads what nobody reads again: weights.
+// load_once reads data that is read once, such as weights, without allocating it in L1.
 TD_DEVICE Vec4 load_once(const Vec4 *p) {
   Vec4 r;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p));

@@ -25,7 +25,7 @@ void run_rows(const Run &r, const td_op &o) {
     }
     default: {
       td_op op = o;
-      if (o.kind == TD_UNPACK) op.k = rows;  // a is as of all rows, whichever live
+      if (o.kind == TD_UNPACK) op.k = rows;  // a has space for all rows, whether live or not
       int64_t n = int64_t(rows) * o.n;
       TD_LAUNCH(r.stream, int((n + kRowThreads - 1) / kRowThreads), 1, 1, kRowThreads, 0, flat, op, r.step);
     }

@@ -14,7 +14,7 @@ TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
     dst[i] = here ? element(at<const char>(o.w), o.type, o.scales, o.from, o.n, id, i) : 0;
 }
 
-// norm is of whole rows: first a += b where there is b, then dst = norm(a)·w.
+// norm processes whole rows: first a += b if there is b, then dst = norm(a)·w.
 TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
   float *scratch = reinterpret_cast<float *>(shared_memory());
   int row = block_x(), n = o.n;
@@ -31,7 +31,7 @@ TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
   for (int i = thread_id(); i < n; i += kRowThreads) dst[i] = x[i] * inverse * (w ? w[i] : 1);
 }
 
-// head_norm is of each head of a row, a warp a head.
+// head_norm processes each head of a row, with a warp per head.
 TD_KERNEL(kRowThreads) head_norm(td_op o, Step s) {
   int64_t head = int64_t(block_x()) * (kRowThreads / 32) + thread_id() / 32;
   if (head >= int64_t(live(s, o)) * (o.n / o.dim)) return;
@@ -42,20 +42,22 @@ TD_KERNEL(kRowThreads) head_norm(td_op o, Step s) {
   for (int i = lane_id(); i < o.dim; i += 32) dst[i] = x[i] * inverse * (w ? w[i] : 1);
 }
 
-// angles is once a step what all layers of one rotation turn by: cosines, then
-// sines. The angle is rounded to float first, as in the reference implementations.
+// angles computes, once a step, the angles of all layers with the same rotation: cosines,
+// then sines. The angle is rounded to float first, as in the reference implementations.
 TD_KERNEL(kRowThreads) angles(td_op o, Step s) {
   int row = block_x(), half = o.dim / 2;
   if (row >= live(s, o)) return;
   float *dst = at<float>(o.dst) + int64_t(row) * o.dim;
+  float scale = o.scale;
+  if (o.cap != 0) scale *= 1 + o.cap * logf(float(1 + s.positions[row] / o.from));
   for (int i = thread_id(); i < half; i += kRowThreads) {
     float angle = float(s.positions[row]) * at<const float>(o.w)[i];
-    dst[i] = cosf(angle) * o.scale;
-    dst[half + i] = sinf(angle) * o.scale;
+    dst[i] = cosf(angle) * scale;
+    dst[half + i] = sinf(angle) * scale;
   }
 }
 
-// turn is pair i of a head.
+// turn rotates pair i of a head.
 TD_DEVICE void turn(float *x, const float *angle, int i, int half) {
   float a = x[i], b = x[i + half], c = angle[i], d = angle[i + half];
   x[i] = mul_rn(a, c) - mul_rn(b, d);
@@ -101,9 +103,9 @@ TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) {
   }
 }
 
-// place makes of a row's products what attention reads, a warp a head: queries and keys
-// are normed, where there are norms, and turned; keys and values go to their slot. It
-// stands for two of head_norm, two of rope and store_kv, and gives their bits.
+// place computes the input of attention from a row's products, with a warp per head. It
+// norms queries and keys if there are norms, rotates them, and stores keys and values in
+// their slot. It replaces two head_norm, two rope and store_kv, with the same bits.
 TD_KERNEL(kRowThreads) place(td_op o, Step s) {
   int all = o.heads + 2 * o.kv_heads;
   int64_t item = int64_t(block_x()) * (kRowThreads / 32) + thread_id() / 32;
@@ -144,7 +146,7 @@ TD_KERNEL(kRowThreads) place(td_op o, Step s) {
   }
 }
 
-// flat is for what treats numbers one by one.
+// flat runs operations that process numbers one by one.
 TD_KERNEL(kRowThreads) flat(td_op o, Step s) {
   int64_t i = int64_t(block_x()) * kRowThreads + thread_id();
   if (i >= int64_t(live(s, o)) * o.n) return;

@@ -9,7 +9,7 @@ void run_sample(const Run &r, const td_op &o) {
 
 void run_finish(const Run &r) { TD_LAUNCH(r.stream, 1, 1, 1, 32, 0, finish, r.step); }
 
-void run_tell(Stream &s, uint32_t *to, uint32_t number) { TD_LAUNCH(s, 1, 1, 1, 32, 0, tell, to, number); }
+void run_write_host(Stream &s, uint32_t *to, uint32_t number) { TD_LAUNCH(s, 1, 1, 1, 32, 0, write_host, to, number); }
 
 void run_op(const Run &r, const td_op &o) {
   switch (o.kind) {

@@ -1,17 +1,17 @@
-// Draws tokens from logits as engine/sample defines it, bit for bit: a block of
-// threads for an output. What a request's own rules change (masks, bias, penalties) is
-// changed in a copy.
+// Draws tokens from logits as engine/sample defines it, bit for bit, with a block of threads
+// per output. A request's rules (masks, bias, penalties) are applied to a copy of its
+// logits.
 #pragma once
 #include "common.cuh"
 
 constexpr int kSampleThreads = 256;
 constexpr int kDigits = 2048;
 constexpr double kLog2E = 1.4426950408889634;
-constexpr int kSumTokens = 512;                       // with one sum: engine/sample's Block
-constexpr int kSumLanes = 16;                         // partial sums of them
-constexpr int kSumBlocks = kSampleThreads / kSumLanes;  // that are summed at once
+constexpr int kSumTokens = 512;                       // tokens of one sum: engine/sample's Block
+constexpr int kSumLanes = 16;                         // partial sums of a sum
+constexpr int kSumBlocks = kSampleThreads / kSumLanes;  // sums computed at once
 
-// Sums are those of some blocks, twice, so that one barrier per turn is enough.
+// The sums of some blocks, double-buffered, so that one barrier per turn is enough.
 struct Sums {
   double sums[2][kSumBlocks];
   int ties[2][kSumBlocks];
@@ -20,7 +20,7 @@ struct Sums {
 struct SampleMemory {
   alignas(16) uint64_t mass[kDigits];   // per digit: tokens, or their weights in units of 2^-40
   Sums sums;
-  float weights[kSumTokens];            // of the block that the draw falls into
+  float weights[kSumTokens];            // of the block that contains the draw
   float best[kSampleThreads / 32];
   int at[kSampleThreads / 32];
   uint32_t prefix;
@@ -46,8 +46,8 @@ TD_DEVICE uint32_t order_key(float v) {
   return b ^ (uint32_t(int32_t(b) >> 31) | 1u << 31);
 }
 
-// block_argmax is the largest logit and its place, of several the first; 0 where
-// there is none.
+// block_argmax returns the largest logit and its index, the first of equals; 0 if there is
+// none.
 TD_DEVICE int block_argmax(const float *logits, int n, SampleMemory &m) {
   float best = -INFINITY;
   int where = n;
@@ -77,14 +77,14 @@ TD_DEVICE int block_argmax(const float *logits, int n, SampleMemory &m) {
   return where < n ? where : 0;
 }
 
-// Draw is what a row's tokens are weighed by.
+// Draw holds the parameters of a row's weights.
 struct Draw {
   const float *logits;
   int n;
   float max, scale, lowest, min_p;
 };
 
-// token_weight is 2^((logit - max) * scale), or zero.
+// token_weight returns 2^((logit - max) * scale), or zero.
 TD_DEVICE float token_weight(const Draw &d, int i) {
   float v = d.logits[i], x = mul_rn(add_rn(v, -d.max), d.scale);
   if (!(x >= -90.0f) || !(v >= d.lowest)) return 0;
@@ -99,8 +99,8 @@ TD_DEVICE float token_weight(const Draw &d, int i) {
   return p >= d.min_p ? p : 0;
 }
 
-// Kept is which tokens top_p leaves: those whose weight is above least, and those of
-// least up to token last.
+// Kept is the set of tokens that top_p keeps: those whose weight is above least, and those
+// with weight least up to token last.
 struct Kept {
   float least;
   int last;
@@ -111,8 +111,8 @@ TD_DEVICE float kept_weight(const Draw &d, const Kept &k, int i) {
   return w > k.least || (w == k.least && i <= k.last) ? w : 0;
 }
 
-// block_sums writes to m the sums of kSumBlocks blocks from first on, and how many of
-// their weights are k.least. Turns alternate between calls.
+// block_sums writes to m the sums of kSumBlocks blocks, from first on, and how many of their
+// weights equal k.least. Turns alternate between calls.
 TD_DEVICE void block_sums(const Draw &d, const Kept &k, int first, int turn, Sums &m) {
   int part = thread_id() / kSumLanes, from = (first + part) * kSumTokens + thread_id() % kSumLanes;
   int end = (first + part + 1) * kSumTokens < d.n ? (first + part + 1) * kSumTokens : d.n, ties = 0;
@@ -134,7 +134,7 @@ TD_DEVICE void block_sums(const Draw &d, const Kept &k, int first, int turn, Sum
   sync();
 }
 
-// row_sum is the sum of the blocks in order, and the number of weights that are k.least.
+// row_sum returns the sum of the blocks, in order, and the number of weights equal to k.least.
 TD_DEVICE double row_sum(const Draw &d, const Kept &k, int &ties, int &turn, Sums &m) {
   double total = 0;
   ties = 0;
@@ -142,7 +142,7 @@ TD_DEVICE double row_sum(const Draw &d, const Kept &k, int &ties, int &turn, Sum
   for (int first = 0; first * kSumTokens < d.n; first += kSumBlocks) {
     turn ^= 1;
     block_sums(d, k, first, turn, m);
-    for (int i = 0; i < kSumBlocks; i++) {  // beyond the last block they are zero
+    for (int i = 0; i < kSumBlocks; i++) {  // sums after the last block are zero
       total = add_rn(total, m.sums[turn][i]);
       ties += m.ties[turn][i];
     }
@@ -150,12 +150,12 @@ TD_DEVICE double row_sum(const Draw &d, const Kept &k, int &ties, int &turn, Sum
   return total;
 }
 
-constexpr double kUnits = 1099511627776.0;  // of a weight of one: 2^40
+constexpr double kUnits = 1099511627776.0;  // units of a weight of one: 2^40
 
-// select finds the key at which what lies above it and its own reach target, by
-// eleven bits a pass: tokens are counted by their logits or, where d is given, weighed
-// by their weights. It leaves the key in m.prefix and what lies above it in m.before. Who calls it again has a
-// barrier between reading those and that.
+// select finds the key at which the count of the larger keys plus its own reaches target, with
+// eleven bits a pass. It counts tokens by their logits or, if d is given, their weights. The
+// results are the key in m.prefix and the count of the larger keys in m.before. A caller needs
+// a barrier between reading the results and another call.
 TD_DEVICE void select(const float *logits, int n, const Draw *d, uint64_t target, SampleMemory &m) {
   if (thread_id() == 0) {
     m.prefix = 0;
@@ -184,7 +184,7 @@ TD_DEVICE void select(const float *logits, int n, const Draw *d, uint64_t target
           if (before + m.mass[digit] >= target) break;
           before += m.mass[digit];
         }
-        if (digit == 0) {  // there is less than the target
+        if (digit == 0) {  // the total is less than the target
           before -= m.mass[lowest];
           digit = lowest;
           break;
@@ -197,8 +197,8 @@ TD_DEVICE void select(const float *logits, int n, const Draw *d, uint64_t target
   }
 }
 
-// top_p is engine/sample's: it finds the threshold by units of 2^-40, looks whether it
-// is the one that the sums of blocks have, and if not searches by halves.
+// top_p is engine/sample's. It finds the threshold in units of 2^-40, checks it against the
+// sums of blocks, and if it differs searches by bisection.
 TD_DEVICE Kept top_p(const Draw &d, double share, int &turn, SampleMemory &m) {
   int ties = 0, count;
   double total = row_sum(d, {0, d.n}, count, turn, m.sums), target = mul_rn(share, total), above = 0;
@@ -237,8 +237,8 @@ TD_DEVICE Kept top_p(const Draw &d, double share, int &turn, SampleMemory &m) {
   }
 }
 
-// draw_token walks the blocks in order to the first whose sum exceeds what those
-// before it leave of the draw, and then its tokens. Only thread 0 returns the token.
+// draw_token searches the blocks, in order, for the first whose sum exceeds the rest of the
+// draw, and then its tokens. Only thread 0 returns the token.
 TD_DEVICE int draw_token(const Draw &d, const Kept &k, double u, int best, int &turn, SampleMemory &m) {
   int ties, last = 0, at = -1;
   double rest = mul_rn(u, row_sum(d, k, ties, turn, m.sums));
@@ -256,7 +256,7 @@ TD_DEVICE int draw_token(const Draw &d, const Kept &k, double u, int best, int &
       if (sum > 0) last = first + b;
     }
   }
-  if (at < 0) {  // rounding left the draw at the very end
+  if (at < 0) {  // rounding moved the draw past the end
     at = last;
     rest = INFINITY;
   }
@@ -275,7 +275,7 @@ TD_DEVICE int draw_token(const Draw &d, const Kept &k, double u, int best, int &
   return best;
 }
 
-// marked is a logit as its token's mark has it: engine/sample's, bit for bit.
+// marked returns a logit with its token's mark applied, as engine/sample does, bit for bit.
 TD_DEVICE float marked(float v, const td_rules &r, const td_mark &k) {
   v = add_rn(v, k.bias);
   if (k.seen) v = v > 0 ? v / r.repetition : mul_rn(v, r.repetition);
@@ -283,21 +283,21 @@ TD_DEVICE float marked(float v, const td_rules &r, const td_mark &k) {
   return v;
 }
 
-// last_mark is the mark of a token that the marks know nothing of yet, with what there
-// is in them.
+// last_mark returns the mark of the token that the marks do not include yet, combined with
+// its mark if there is one.
 TD_DEVICE td_mark last_mark(td_mark k, const td_rules &r) {
   if (r.follows & 1) k.seen = 1;
   if (r.follows & 2) k.count++;
   return k;
 }
 
-// allowed_logit is token i's, where the bitmap of words behind the rules has it.
+// allowed_logit returns token i's logit, or -Inf if the bitmap after the rules excludes it.
 TD_DEVICE float allowed_logit(const float *logits, const td_rules &r, const uint64_t *allowed, int i) {
   return r.allowed < 0 || (i / 64 < r.allowed && (allowed[i / 64] >> i % 64 & 1)) ? logits[i] : -INFINITY;
 }
 
-// rule writes to what rules make of n logits: all, then again those with marks, which
-// are of different tokens, then those that are banned, whatever their mark.
+// rule writes n logits with the rules applied to to: all of them, then again those with marks,
+// which are of different tokens, then banned ones, whatever their mark.
 TD_DEVICE void rule(const float *logits, float *to, int n, const td_rules &r, const Step &s) {
   const uint64_t *allowed = reinterpret_cast<const uint64_t *>(&r + 1);
   const td_ban *bans = reinterpret_cast<const td_ban *>(allowed + (r.allowed > 0 ? r.allowed : 0));
@@ -359,11 +359,11 @@ struct ProbsMemory {
   int rank[kSampleThreads / 32];
 };
 
-// Better says whether token i with value v comes before j with w.
+// Better reports whether token i with value v ranks before j with w.
 TD_DEVICE bool better(float v, int i, float w, int j) { return v > w || (v == w && i < j); }
 
-// block_best is the best token of those that are behind (after, behind), by
-// log-probability as it is told: rounded, so that ties are the ones that a client sees.
+// block_best returns the best token of those that rank after (after, behind), by the rounded
+// log-probability, so that ties are the ones that a client sees.
 TD_DEVICE int block_best(const float *logits, int n, double norm, float after, int behind, float &best, ProbsMemory &m) {
   int where = n;
   best = -INFINITY;
@@ -396,7 +396,7 @@ TD_DEVICE int block_best(const float *logits, int n, double norm, float after, i
   return where;
 }
 
-// logprobs is what engine/sample's LogProbs tells of the drawn token.
+// logprobs computes engine/sample's LogProbs of the drawn token.
 TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
   ProbsMemory &m = *reinterpret_cast<ProbsMemory *>(shared_memory());
   int row = block_x(), n = o.n, warp = thread_id() / 32;
@@ -406,10 +406,10 @@ TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
   int token = drawn_of(s, s.counts[3])[row], wanted = s.draws[row].probs - 1;
   float most;
   block_best(logits, n, 0, INFINITY, -1, most, m);
-  if (!(most - most == 0)) {  // nothing to compare, or one that is infinitely likely
+  if (!(most - most == 0)) {  // nothing to compare, or an infinite logit
     if (thread_id() == 0) {
       to->own = -INFINITY;
-      to->rank = -1;  // the host looks for itself
+      to->rank = -1;  // the host computes them
     }
     return;
   }
@@ -423,7 +423,7 @@ TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
   if (lane_id() == 0) m.rank[warp] = rank;
   int ties, turn = 0;
   Draw d = {logits, n, most, float(kLog2E), -INFINITY, 0};
-  double sum = row_sum(d, {0, n}, ties, turn, m.sums);  // whose barrier is behind the ranks, too
+  double sum = row_sum(d, {0, n}, ties, turn, m.sums);  // its barrier also follows the ranks
   rank = 1;
   for (int w = 0; w < kSampleThreads / 32; w++) rank += m.rank[w];
   double norm = add_rn(double(most), log(sum));
@@ -444,12 +444,12 @@ TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
   }
 }
 
-// finish tells the host that the step with this number has ended.
+// finish reports to the host that the step with this number has ended.
 TD_KERNEL(32) finish(Step s) {
   if (thread_id() == 0) publish(s.done, uint32_t(s.counts[3]));
 }
 
-// tell writes a number to the host.
-TD_KERNEL(32) tell(uint32_t *to, uint32_t number) {
+// write_host writes a number to host memory.
+TD_KERNEL(32) write_host(uint32_t *to, uint32_t number) {
   if (thread_id() == 0) publish(to, number);
 }

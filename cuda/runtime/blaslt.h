@@ -1,6 +1,6 @@
-// The part of cuBLASLt that a product of many rows needs, opened at run time: the
-// library is 500 MB, and GPUs' machines have it. Types and numbers are those of
-// cublasLt.h of its versions 12 and 13.
+// The part of cuBLASLt that products of many rows need, opened at run time because the
+// library is 500 MB and GPU machines have it. Types and numbers are those of cublasLt.h
+// of its versions 12 and 13.
 #pragma once
 #include <dlfcn.h>
 
@@ -41,8 +41,8 @@ struct Library {
   int (*matmul)(Handle, Object desc, const void *alpha, const void *a, Object, const void *b, Object, const void *beta, const void *c, Object, void *d, Object,
                 const Algorithm *, void *workspace, size_t, void *stream) = nullptr;
 
-  // open returns what is wrong, or an empty string. Without a path it looks for the
-  // library where programs do.
+  // open returns an error, or an empty string. Without a path it searches for the library
+  // where programs do.
   std::string open(const char *path) {
     const char *names[] = {path, "libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"};
     for (const char *name : names)
@@ -66,7 +66,7 @@ struct Library {
 };
 
 // Product is dst [rows, out] = x [rows, in]·wᵀ + beta·dst of one shape, with the
-// algorithm that was chosen for it.
+// algorithm chosen for it.
 struct Product {
   int rows, out, in;
   bool usable = false;
@@ -74,8 +74,8 @@ struct Product {
   Heuristic chosen{};
 };
 
-// make describes a product and asks for an algorithm. To the library, which counts
-// columns first, it is dst [out, rows] = wᵀ [in, out]ᵀ·x [in, rows].
+// make describes a product and requests an algorithm. In the library's column-major
+// order, it is dst [out, rows] = wᵀ [in, out]ᵀ·x [in, rows].
 inline void make(Library &l, Handle h, Product &p, size_t workspace) {
   int transposed = kTransposed, got = 0;
   uint64_t most = workspace;

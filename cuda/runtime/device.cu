@@ -18,9 +18,9 @@
 namespace {
 constexpr int64_t kStaging = 16 << 20;    // bytes of each of two pinned buffers
 constexpr int64_t kWorkspace = 64 << 20;  // bytes for parts of products
-constexpr int kBlasProducts = 4096;       // shapes that cuBLASLt is asked about
+constexpr int kBlasProducts = 4096;       // bound on the shapes that cuBLASLt is asked for
 
-// carve takes n elements from a block of memory laid out one array behind the other.
+// carve returns n elements of a block of memory that holds one array after the other.
 template <class T>
 T *carve(char *base, int64_t &used, int64_t n) {
   T *p = reinterpret_cast<T *>(base + used);
@@ -37,19 +37,19 @@ struct td_device {
   std::vector<void *> memory, host;
   std::vector<std::unique_ptr<td_plan>> plans;
 
-  td_step steps[2] = {};       // of the host
+  td_step steps[2] = {};       // host memory
   Step on_device{};
   char *step_host[2] = {}, *step_device = nullptr;
-  int64_t step_bytes = 0;      // that go to the device at the start of a step
-  int32_t *tables_device = nullptr, *tables_going[2] = {};  // pinned, on their way
+  int64_t step_bytes = 0;      // copied to the device at the start of a step
+  int32_t *tables_device = nullptr, *tables_going[2] = {};  // tables_going: pinned, being copied
   std::vector<int32_t> tables;
   int32_t *drawn = nullptr;
   uint64_t *rules = nullptr, *rules_host[2] = {};
   int groups = 0;
 
-  Stream copies;               // beside the steps
+  Stream copies;               // runs concurrently with the steps
   device::Event stepped, landed;
-  bool landing = false;        // copies to the device that the next step waits for
+  bool landing = false;        // the next step must wait for copies to the device
   uint32_t copied = 0, *copied_host = nullptr;
   std::vector<void *> registered;
   Nccl nccl;
@@ -91,8 +91,8 @@ struct td_device {
     return static_cast<char *>(p);
   }
 
-  // lay gives a step's arrays their places behind base, or only counts the bytes.
-  int64_t lay(char *base, td_step &s) const {
+  // layout assigns a step's arrays their addresses after base, or only counts the bytes.
+  int64_t layout(char *base, td_step &s) const {
     int64_t used = 0;
     s.counts = carve<int32_t>(base, used, 5);
     s.ids = carve<int32_t>(base, used, limits.tokens);
@@ -107,17 +107,17 @@ struct td_device {
 
   bool lay_step() {
     td_step there{};
-    step_bytes = lay(nullptr, there);
+    step_bytes = layout(nullptr, there);
     int64_t places = int64_t(groups) * limits.seqs * limits.blocks;
     step_device = static_cast<char *>(alloc(step_bytes));
     if (!step_device) return false;
-    lay(step_device, there);
+    layout(step_device, there);
     tables.assign(size_t(places), 0);
     if (groups > 0 && !(tables_device = static_cast<int32_t *>(alloc(places * 4)))) return false;
     for (int i = 0; i < 2; i++) {
       step_host[i] = pinned(step_bytes);
       if (!step_host[i]) return false;
-      lay(step_host[i], steps[i]);
+      layout(step_host[i], steps[i]);
       steps[i].tables = tables.data();
       if (groups > 0 && !(tables_going[i] = reinterpret_cast<int32_t *>(pinned(places * 4)))) return false;
     }
@@ -146,7 +146,7 @@ struct td_device {
     return true;
   }
 
-  // choose asks cuBLASLt for algorithms for what a plan multiplies.
+  // choose requests algorithms from cuBLASLt for a plan's products.
   bool choose(const td_plan &p) {
     Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false};
     std::vector<td_op> each;
@@ -157,7 +157,7 @@ struct td_device {
       int rows = r.rows(o);
       if (!blas_fits(o, rows)) continue;
       if (int64_t need = int64_t(rows) * o.k; need > blas->room) {
-        blas->narrowed = static_cast<uint16_t *>(alloc(need * 2));  // plans before this one keep what they had
+        blas->narrowed = static_cast<uint16_t *>(alloc(need * 2));  // earlier plans keep their buffer
         if (!blas->narrowed) return false;
         blas->room = need;
       }
@@ -272,7 +272,7 @@ void *td_host(td_device *d, void *memory, int64_t bytes) {
 
 int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes) {
   if (!device::use(d->stream, d->ordinal)) return 0;
-  // One buffer is filled while the other is on its way.
+  // One buffer is filled while the other is being copied.
   for (int64_t at = 0, i = 0; at < bytes; at += kStaging, i ^= 1) {
     int64_t n = std::min(kStaging, bytes - at);
     d->staged[i].wait(d->stream);
@@ -342,7 +342,7 @@ int td_run(td_device *d, td_plan *p, int which, int from, int to) {
 
 int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
   if (!device::use(d->stream, d->ordinal)) return 0;
-  // In both directions: what is copied to the device may still be read by a step.
+  // In both directions: a step may still read the memory that is the target of a copy to the device.
   d->stepped.mark(d->stream);
   d->stepped.follow(d->copies);
   for (int i = 0; i < n; i++) {
@@ -354,7 +354,7 @@ int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
     d->landed.mark(d->copies);
     d->landing = true;
   }
-  run_tell(d->copies, d->copied_host, ++d->copied);
+  run_write_host(d->copies, d->copied_host, ++d->copied);
   return d->stream.error.empty() && d->copies.error.empty();
 }
 

@@ -1,5 +1,5 @@
-// The little that differs between a GPU and its twin below api.h: memory, a
-// stream, launches, graphs.
+// The differences between a GPU and its twin below api.h: memory, streams, launches,
+// graphs.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -17,22 +17,22 @@
 #include "../simt/simt.h"
 
 namespace device {
-// late, where not 0, is a seed by which a stream does what it was told some time
-// after it was told, when it is asked how it is getting on. It is TANDEM_TWIN_LATE
-// of the environment when a device is opened.
+// late, unless 0, is a seed that delays a stream's work: the stream executes work some
+// time after it was enqueued, when it is queried. It is TANDEM_TWIN_LATE of the
+// environment when a device is opened.
 inline uint64_t late = 0;
 }  // namespace device
 
 struct Stream {
-  // Place is one in a stream's work, which another stream may wait for.
+  // Place is a position in a stream's work, which another stream may wait for.
   struct Place {
     Stream *of;
     bool reached;
   };
   struct Told {
     std::function<void()> what;
-    std::shared_ptr<Place> after;  // before which it does not begin
-    std::shared_ptr<Place> place;  // that it is, also when something has failed
+    std::shared_ptr<Place> after;  // the place to wait for before the work
+    std::shared_ptr<Place> place;  // the place to set after the work, also on failure
   };
   bool recording = false;
   std::vector<std::function<void()>> recorded;
@@ -56,7 +56,7 @@ struct Stream {
     if (device::late == 0) drain();
   }
   bool blocked() const { return !told.empty() && told.front().after && !told.front().after->reached; }
-  // advance does at most n pieces, and ends where it would have to wait.
+  // advance executes at most n pieces of work, and stops where it would have to wait.
   void advance(size_t n) {
     for (; n > 0 && !told.empty() && !blocked(); n--) {
       Told t = std::move(told.front());
@@ -65,7 +65,7 @@ struct Stream {
       if (t.place) t.place->reached = true;
     }
   }
-  // one is the next piece, or the next of who it waits for.
+  // one executes the next piece of work, or the next of the stream that it waits for.
   void one() {
     if (blocked()) told.front().after->of->one();
     else advance(1);
@@ -86,7 +86,7 @@ void launch(Stream &s, int x, int y, int z, int threads, size_t shared, void (*k
   });
 }
 
-// device_call calls a library that takes a stream.
+// device_call calls a library function that takes a stream.
 template <class F>
 void device_call(Stream &s, F f) {
   s.run([=] { f(nullptr); });

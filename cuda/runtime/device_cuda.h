@@ -1,5 +1,5 @@
-// Memory, streams and graphs of a GPU. libcuda is opened by the statically linked
-// runtime when the first function is called.
+// Memory, streams and graphs of a GPU. The statically linked runtime opens libcuda when
+// its first function is called.
 #pragma once
 #include "device.h"
 
@@ -16,7 +16,7 @@ inline int count(std::string &error) {
 inline bool open(Stream &s, int ordinal) {
   return s.ok(cudaSetDevice(ordinal), "cudaSetDevice") && s.ok(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), "cudaStreamCreate");
 }
-// use is first in every call: the current device belongs to the calling thread.
+// use starts every call, because the current device is a property of the calling thread.
 inline bool use(Stream &s, int ordinal) { return s.ok(cudaSetDevice(ordinal), "cudaSetDevice"); }
 inline void close(Stream &s) {
   if (s.stream) cudaStreamDestroy(s.stream);
@@ -28,7 +28,7 @@ inline void *alloc(Stream &s, int64_t n) {
 }
 inline void release(void *p) { cudaFree(p); }
 
-// pinned memory has the same address on the device.
+// Pinned memory has the same address on the device.
 inline void *pinned(Stream &s, int64_t n) {
   void *p = nullptr;
   if (!s.ok(cudaHostAlloc(&p, size_t(n), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc")) return nullptr;
@@ -37,7 +37,7 @@ inline void *pinned(Stream &s, int64_t n) {
 }
 inline void unpin(void *p) { cudaFreeHost(p); }
 
-// enroll makes memory of the host's own known to the device, until unregister.
+// enroll registers existing host memory with the device, until unregister.
 inline bool enroll(Stream &s, void *p, int64_t n) { return s.ok(cudaHostRegister(p, size_t(n), cudaHostRegisterPortable), "cudaHostRegister"); }
 inline void unregister(void *p) { cudaHostUnregister(p); }
 
@@ -47,7 +47,7 @@ inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
 inline void download(Stream &s, void *dst, const void *src, int64_t n) {
   s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyDeviceToHost, s.stream), "copy from the device");
 }
-// outside has f start something on the stream; it returns what went wrong.
+// outside lets f enqueue work on the stream, and returns its error.
 template <class F>
 void outside(Stream &s, F f) {
   std::string bad = f(static_cast<void *>(s.stream));
@@ -86,7 +86,7 @@ inline void describe(Stream &s, int ordinal, td_info *info) {
   snprintf(info->name, sizeof info->name, "%s", prop.name);
 }
 
-// Event is a place in the stream's work that the host can wait for.
+// Event is a position in the stream's work that the host can wait for.
 struct Event {
   cudaEvent_t event = nullptr;
 
@@ -96,7 +96,7 @@ struct Event {
   void wait(Stream &s) {
     if (event) s.ok(cudaEventSynchronize(event), "cudaEventSynchronize");
   }
-  // follow has what the stream is told next wait for the last mark.
+  // follow makes the stream's later work wait for the last mark.
   void follow(Stream &s) {
     if (event) s.ok(cudaStreamWaitEvent(s.stream, event, 0), "cudaStreamWaitEvent");
   }

@@ -1,11 +1,11 @@
-// Memory, streams and graphs of the host twin. Memory begins as NaN. What a stream
-// is told runs at once or, by a seed, late: a part of it whenever the stream is asked.
+// Memory, streams and graphs of the host twin. Memory is initialized to NaN. A stream
+// executes work at once or, with a seed, late: a part of it at each query.
 #pragma once
 #include "device.h"
 
 namespace device {
 
-constexpr int64_t kTwinMemory = int64_t(4) << 30;  // what the twin says it has
+constexpr int64_t kTwinMemory = int64_t(4) << 30;  // the memory that the twin reports
 
 inline int count(std::string &) { return 1; }
 inline bool open(Stream &, int) {
@@ -19,7 +19,7 @@ inline void close(Stream &) {}
 inline void *alloc(Stream &s, int64_t n) {
   void *p = n < kTwinMemory ? aligned_alloc(256, size_t(n + 255) / 256 * 256) : nullptr;
   if (!p) s.error = "cudaMalloc: out of memory";
-  else if (n < 64 << 20) memset(p, 0xff, size_t(n));  // large ones are left untouched
+  else if (n < 64 << 20) memset(p, 0xff, size_t(n));  // large blocks are not initialized
   return p;
 }
 inline void release(void *p) { free(p); }
@@ -33,7 +33,7 @@ inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
   s.run([=] { memcpy(dst, src, size_t(n)); });
 }
 inline void download(Stream &s, void *dst, const void *src, int64_t n) { upload(s, dst, src, n); }
-// outside has f called in the stream's order; it returns what went wrong.
+// outside calls f in the stream's order, and returns its error.
 template <class F>
 void outside(Stream &s, F f) {
   Stream *to = &s;

@@ -1,6 +1,6 @@
-// NCCL, opened at run time: what ranks of one model bring is summed and gathered by
-// it, in the stream's order, and so recorded into graphs. Only what is called is
-// declared; the numbers are those of nccl.h, which promises them.
+// NCCL, opened at run time. It sums and gathers the data of a model's ranks, in the
+// stream's order, so that graphs include it. Only the functions in use are declared; the
+// numbers are those of nccl.h, which guarantees them.
 #pragma once
 #include <dlfcn.h>
 
@@ -21,7 +21,7 @@ struct Nccl {
   const char *(*words)(int) = nullptr;
   void *comm = nullptr;
 
-  // open finds the functions, or says what is wrong.
+  // open looks up the functions, and returns an error or an empty string.
   std::string open(const char *path) {
     void *h = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!h) return dlerror();
@@ -35,7 +35,7 @@ struct Nccl {
     return std::string(path) + " lacks functions of NCCL";
   }
 
-  // close ends what runs, too: a rank that is gone is waited for in vain.
+  // close also aborts operations in progress, because they would wait for a dead rank.
   void close() {
     if (comm) abort(comm);
     comm = nullptr;

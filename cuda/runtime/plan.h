@@ -1,4 +1,4 @@
-// A plan, and how its operations become launches.
+// A plan, and the launches of its operations.
 #pragma once
 #include "../kernels/common.cuh"
 #include "blaslt.h"
@@ -7,22 +7,22 @@
 
 struct td_plan {
   std::vector<td_op> ops;
-  int tokens = 0, outputs = 0;  // the most rows that it serves
+  int tokens = 0, outputs = 0;  // bounds on the rows of its steps
   Graph graph{};
 };
 
-// Blas is cuBLASLt, where it was found, and what was chosen before plans were recorded.
+// Blas is cuBLASLt, if it was found, and the algorithms chosen before plans were recorded.
 struct Blas {
   blaslt::Library library;
   blaslt::Handle handle = nullptr;
   std::vector<blaslt::Product> products;
   char *workspace = nullptr;
   uint16_t *narrowed = nullptr;  // activations in bf16
-  int64_t room = 0;              // of them, in numbers
-  uint16_t *widened = nullptr;   // a matrix that is of narrower numbers, in bf16
-  int64_t widest = 0;            // of them, in numbers
+  int64_t room = 0;              // capacity of narrowed, in numbers
+  uint16_t *widened = nullptr;   // a matrix of a narrower type, in bf16
+  int64_t widest = 0;            // capacity of widened, in numbers
 
-  // find is the product of a shape, if there is one that can be used.
+  // find returns the product of a shape, or null if cuBLASLt has none.
   blaslt::Product *find(int rows, int out, int in) {
     for (auto &p : products)
       if (p.rows == rows && p.out == out && p.in == in) return p.usable ? &p : nullptr;
@@ -30,17 +30,17 @@ struct Blas {
   }
 };
 constexpr int64_t kBlasWorkspace = 32 << 20;
-constexpr int kBlasRows = 65;  // the fewest for which it is asked
+constexpr int kBlasRows = 65;  // the fewest rows for which cuBLASLt is used
 
-// blas_fits says whether an operation over so many rows is one for cuBLASLt. Matrices
-// of narrow numbers are widened for it each time, but those of a vocabulary, whose
-// rows are outputs.
+// blas_fits reports whether cuBLASLt computes an operation over the given number of rows.
+// Matrices of narrow types are widened for it each time, except those of a vocabulary,
+// whose rows are outputs.
 inline bool blas_fits(const td_op &o, int rows) {
   bool narrow = !o.outputs && (o.type == TD_FP8 || o.type == TD_INT8 || o.type == TD_INT4);
   return o.kind == TD_LINEAR && (o.type == TD_BF16 || narrow) && !o.table && o.slots <= 1 && rows >= kBlasRows && o.k % 8 == 0 && o.n % 8 == 0;
 }
 
-// alone is matrix i of those that are joined; n is 0 where there is none.
+// alone returns matrix i of the joined ones; n is 0 if there is none.
 inline td_op alone(const td_op &o, int i) {
   td_op one = o;
   for (td_joined &m : one.more) m = td_joined{};
@@ -53,7 +53,7 @@ inline td_op alone(const td_op &o, int i) {
   return one;
 }
 
-// Run is what a launch needs to know.
+// Run holds the parameters of a launch.
 struct Run {
   Stream &stream;
   const Step &step;
@@ -62,8 +62,8 @@ struct Run {
   int64_t workspace_bytes;
   const Nccl &nccl;
   Blas *blas;       // null: none
-  bool one_order;   // of sums, whatever the number of rows
-  mutable td_address narrowed = 0;  // whose rows blas->narrowed has
+  bool one_order;   // the order of sums does not depend on the number of rows
+  mutable td_address narrowed = 0;  // the activations that blas->narrowed holds
 
   int rows(const td_op &o) const { return (o.outputs ? outputs : tokens) * (o.slots > 0 ? o.slots : 1); }
 };
@@ -71,10 +71,10 @@ struct Run {
 void run_op(const Run &r, const td_op &o);
 void run_finish(const Run &r);
 void run_ranks(const Run &r, const td_op &o);
-void run_tell(Stream &s, uint32_t *to, uint32_t number);
+void run_write_host(Stream &s, uint32_t *to, uint32_t number);
 void run_digest(Stream &s, const td_piece *pieces, int n);
 
-// By file of kernels.
+// Launch functions, by file of kernels.
 void run_rows(const Run &r, const td_op &o);
 void run_linear(const Run &r, const td_op &o);
 void run_attention(const Run &r, const td_op &o);

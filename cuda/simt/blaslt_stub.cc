@@ -1,5 +1,5 @@
-// A stand-in for cuBLASLt on the CPU: what blaslt.h calls of it, for bf16 times bf16
-// into fp32. Built as a library of its own, which tests have the twin open.
+// An emulation of cuBLASLt on the CPU: the functions that blaslt.h calls, for bf16 times
+// bf16 into fp32. It is a library of its own, which tests make the twin open.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -89,7 +89,7 @@ API int cublasLtMatmul(void *, void *, const void *alpha, const void *a, void *a
                        const Algorithm *algorithm, void *workspace, size_t bytes, void *) {
   auto *w = static_cast<Layout *>(al), *x = static_cast<Layout *>(bl), *dst = static_cast<Layout *>(dl);
   if (algorithm->data[0] != kMagic || algorithm->data[1] != x->cols || bytes < 4096) return kInvalid;
-  memset(workspace, 0xff, 4096);  // whoever keeps something there finds out
+  memset(workspace, 0xff, 4096);  // exposes callers that keep data there
   float one = *static_cast<const float *>(alpha), old = *static_cast<const float *>(beta);
   for (uint64_t row = 0; row < dst->cols; row++)
     for (uint64_t out = 0; out < dst->rows; out++) {
@@ -100,5 +100,5 @@ API int cublasLtMatmul(void *, void *, const void *alpha, const void *a, void *a
     }
   return kOk;
 }
-// What the real one does not have.
+// Functions that the real library does not have.
 API int tandem_stub_alive() { return alive; }

@@ -24,7 +24,7 @@ namespace simt {
 namespace {
 
 constexpr size_t kStack = 96 << 10;
-constexpr int kBytes = 64;  // the most that a lane brings to a meeting, or takes
+constexpr int kBytes = 64;  // bound on a lane's input and output of meet
 
 #if defined(__x86_64__)
 struct Context {
@@ -58,7 +58,7 @@ void jump(Context &from, Context &to) { simt_switch(&from.sp, to.sp); }
 void prepare(Context &c, char *stack, void (*entry)()) {
   auto top = reinterpret_cast<uintptr_t>(stack + kStack) & ~uintptr_t(15);
   auto **sp = reinterpret_cast<void **>(top);
-  *--sp = nullptr;  // where entry would return to, and the alignment of a call
+  *--sp = nullptr;  // the return address of entry, and the alignment of a call
   *--sp = reinterpret_cast<void *>(entry);
   for (int i = 0; i < 6; i++) *--sp = nullptr;
   c.sp = sp;
@@ -86,13 +86,13 @@ struct Copy {
 struct Fiber {
   Context context;
   int id = 0;
-  const char *waits = nullptr;  // for what, of the error message; null: runs or may
+  const char *waits = nullptr;  // what the fiber waits for, for error messages; null: it can run
   bool done = false;
   std::vector<std::vector<Copy>> groups;  // committed, oldest first
   std::vector<Copy> open;
 };
 
-// A meeting of a warp's lanes, named by the lowest lane of its mask.
+// A meeting of a warp's lanes, identified by the lowest lane of its mask.
 struct Meeting {
   unsigned mask = 0, arrived = 0;
   int kind = 0, bytes = 0;
@@ -102,15 +102,15 @@ struct Meeting {
 
 struct Machine {
   Config config;
-  std::map<std::pair<const char *, int>, bool> known;  // sites met, and whether they are left out
+  std::map<std::pair<const char *, int>, bool> known;  // sites executed, and whether they are skipped
   std::set<std::string> sites;
   char *stacks = nullptr;
   Context scheduler;
   std::vector<Fiber> fibers{kMaxThreads};
   std::vector<Meeting> meetings{kMaxThreads};
   std::vector<unsigned> open = std::vector<unsigned>(kMaxThreads / kWarp);  // lanes in a meeting, by warp
-  unsigned ready[kMaxThreads / kWarp];  // lanes that may run, by warp
-  unsigned awake = 0;                   // warps that have some
+  unsigned ready[kMaxThreads / kWarp];  // lanes that can run, by warp
+  unsigned awake = 0;                   // warps with such lanes
   Fiber *now = nullptr;
   int threads = 0, arrived = 0;
   const char *barrier_file = nullptr;
@@ -124,7 +124,7 @@ struct Machine {
 
 Machine *const machine = new Machine;
 inline Machine &m() { return *machine; }
-std::mutex one;  // launches take turns
+std::mutex one;  // serializes launches
 
 uint64_t draw() {
   uint64_t &s = m().random;
@@ -142,7 +142,7 @@ void entry() {
   abort();  // an ended fiber is never resumed
 }
 
-// wait gives the processor to others until somebody makes this fiber ready.
+// wait runs other fibers until one of them makes this fiber ready.
 void wait(const char *what) {
   Fiber *f = m().now;
   f->waits = what;
@@ -161,7 +161,7 @@ std::string name(Site at) {
   return std::string(slash ? slash + 1 : at.file) + ":" + std::to_string(at.line);
 }
 
-// skipped notes a site and says whether this run leaves it out.
+// skipped records a site and reports whether this run skips it.
 bool skipped(Site at) {
   auto [seen, first] = m().known.try_emplace({at.file, at.line}, false);
   if (first) {
@@ -192,13 +192,13 @@ std::string describe() {
          " for lanes of their warp, " + std::to_string(ended) + " of " + std::to_string(m().threads) + " have ended";
 }
 
-// some is a bit that is set in mask, drawn at random; those behind gaps come more often.
+// some returns a bit that is set in mask, drawn at random; bits after gaps are more likely.
 int some(unsigned mask) {
   int from = int(draw() >> 32 & 31);
   return (__builtin_ctz(mask >> from | mask << (-from & 31)) + from) & 31;
 }
 
-// last is the warp that comes last of those in awake, counted from turn on.
+// last returns the last warp of awake in the order that starts with turn.
 int last(unsigned awake, int turn, int warps) {
   int at = turn;
   do at = (at ? at : warps) - 1;
@@ -230,7 +230,7 @@ void run_block() {
       k.error = describe();
       return;
     }
-    // In a hurry one warp runs as far ahead of the others as barriers let it.
+    // In a hurry, one warp runs as far ahead of the others as barriers allow.
     int warp = hurry ? last(k.awake, turn, warps) : some(k.awake), lane = some(k.ready[warp]);
     if (!(k.ready[warp] &= ~(1u << lane))) k.awake &= ~(1u << warp);
     k.now = &k.fibers[warp * kWarp + lane];
@@ -268,7 +268,7 @@ std::string launch(Dim grid, int threads, size_t shared, const std::function<voi
   k.kernel = &kernel;
   k.error.clear();
   k.random = k.config.seed * 0x9E3779B97F4A7C15ull + 1;
-  // Exactly as much as asked for, so that a sanitizer sees a byte too many.
+  // Exactly the requested bytes, so that a sanitizer detects an access beyond them.
   std::unique_ptr<char, decltype(&free)> memory(static_cast<char *>(aligned_alloc(128, (shared + 127) / 128 * 128 + 128)), &free);
   k.shared = memory.get();
   uint64_t total = uint64_t(grid.x) * grid.y * grid.z;
@@ -280,8 +280,8 @@ std::string launch(Dim grid, int threads, size_t shared, const std::function<voi
     run_block();
   }
   k.shared = nullptr;
-  // Fibers that a fault left where they were did not leave their functions, and
-  // what a sanitizer marked around their variables is still marked.
+  // Fibers that a fault stopped did not leave their functions, so that a sanitizer's marks
+  // around their variables remain.
   if (!k.error.empty()) ASAN_UNPOISON_MEMORY_REGION(k.stacks, kStack * kMaxThreads);
   return k.error;
 }

@@ -1,8 +1,8 @@
-// Package course decides where the KV of a held request comes from: from which prefill
-// node, in the order in which the gateway ranked them, or from the decode node itself.
+// Package course decides where the KV of a held request comes from: from which prefill node, in the
+// order in which the gateway ranked them, or from the decode node itself.
 //
-// Invariant: a course asks each node at most once, in order, and ends either with the KV
-// delivered, with the decode node's own computing, or with the request.
+// Invariant: a course asks each node at most once, in order, and ends either with the KV delivered,
+// with the decode node's own computing, or with the request.
 //
 // The package sends nothing, keeps no time and knows no node but by its place.
 package course
@@ -12,7 +12,7 @@ import (
 	"fmt"
 )
 
-// ErrBroken says that a course is inconsistent.
+// ErrBroken reports an inconsistent course.
 var ErrBroken = errors.New("course: state is inconsistent")
 
 // Prompt is what a decode node knows of a held request.
@@ -20,30 +20,29 @@ type Prompt struct {
 	UpTo   int  // leading tokens that a prefill node would deliver
 	Cached int  // of them, tokens in the cache
 	Block  int  // tokens of a block
-	Moved  bool // a short prompt whose KV has come from a prefill node before
+	Moved  bool // a short prompt whose KV was transferred before
 	Nodes  int  // prefill nodes that may be asked
 }
 
-// Short reports whether the prompt leaves nothing that a later request could find in the
-// cache.
+// Short reports whether the prompt leaves nothing that a later request could find in the cache.
 func (p Prompt) Short() bool { return p.UpTo < p.Block }
 
-// worth reports whether the transfer is worth its round trip. What a hit leaves may be
-// less than a block, and the decode node computes a token in any case. A short prompt
-// that was moved before would be moved every time.
+// worth reports whether the transfer is worth its round trip. The part that a hit leaves may be
+// less than a block, and the decode node computes a token in any case. A short prompt that was
+// transferred before would be transferred each time.
 func (p Prompt) worth() bool {
 	return p.UpTo > p.Cached && (p.Cached == 0 || p.UpTo-p.Cached >= p.Block) && !(p.Short() && p.Moved)
 }
 
-// Outcome is what came of asking a node.
+// Outcome is the result of asking a node.
 type Outcome uint8
 
 // Outcomes.
 const (
 	Delivered Outcome = iota // all of the KV has arrived
-	Failed                   // the node did not deliver, for whatever reason
+	Failed                   // the node did not deliver
 	Skipped                  // the node was not asked, because it failed too often before
-	Useless                  // no prefill node can help: the cache has the KV by now, or the pool can never take it
+	Useless                  // no prefill node can help: the cache has the KV by now, or the pool can never hold it
 	Over                     // the request has ended
 )
 
@@ -57,7 +56,7 @@ const (
 	Stop                // there is nothing left to do
 )
 
-// Course is one request's. Make it with New.
+// Course is the course of one request. Make it with New.
 type Course struct {
 	nodes int
 	next  int // node to ask
@@ -72,7 +71,7 @@ func New(p Prompt) Course {
 	return Course{nodes: p.Nodes}
 }
 
-// Next returns the next step, and the node where that is Ask. Report follows an Ask.
+// Next returns the next step, and the node if that is Ask. Report follows an Ask.
 func (c *Course) Next() (step Step, node int) {
 	if c.last == Ask && c.next == c.nodes {
 		c.last = Compute
@@ -88,7 +87,7 @@ func (c *Course) Next() (step Step, node int) {
 	return step, 0
 }
 
-// Report says what came of the last Ask.
+// Report records the outcome of the last Ask.
 func (c *Course) Report(o Outcome) {
 	switch o {
 	case Delivered, Over:

@@ -23,6 +23,9 @@ type file struct {
 	mode int64
 }
 
+// unitFiles are the patterns of deploy/systemd's files for users.
+var unitFiles = []string{"*.service", "*.socket", "*.target", "*.sysusers", "*.tmpfiles"}
+
 // archive writes tandem-VERSION-linux-ARCH.tar.gz: the program, its manual page, completions, units
 // and licence in one folder.
 func (r *release) archive(_ context.Context, arch string) error {
@@ -36,12 +39,14 @@ func (r *release) archive(_ context.Context, arch string) error {
 	for _, p := range pages {
 		files = append(files, file{"share/" + p.file, filepath.Join(r.work, p.file), 0o644})
 	}
-	units, err := filepath.Glob(filepath.Join(r.root, "deploy/systemd/*"))
-	if err != nil {
-		return err
-	}
-	for _, u := range units {
-		files = append(files, file{"systemd/" + filepath.Base(u), u, 0o644})
+	for _, glob := range unitFiles {
+		units, err := filepath.Glob(filepath.Join(r.root, "deploy/systemd", glob))
+		if err != nil {
+			return err
+		}
+		for _, u := range units {
+			files = append(files, file{"systemd/" + filepath.Base(u), u, 0o644})
+		}
 	}
 	for i := range files {
 		files[i].name = path.Join(top, files[i].name)

@@ -5,7 +5,6 @@ import (
 	"debug/elf"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -60,36 +59,26 @@ func checkGlibc(path string) error {
 	return nil
 }
 
-// runnable returns the command line that runs a binary here: itself, or an emulator for another
-// architecture.
-func (r *release) runnable(arch string) []string {
-	if arch == runtime.GOARCH {
-		return []string{r.path(arch, "tandem")}
-	}
-	return []string{targets[arch].qemu, r.path(arch, "tandem")}
-}
-
-// host returns an architecture of this run whose binary runs here.
-func (r *release) host() (string, error) {
+// program returns the path of a binary that runs here: one of this run, or one without C that is
+// built for this purpose.
+func (r *release) program(ctx context.Context) (string, error) {
 	if slices.Contains(r.arches, runtime.GOARCH) {
-		return runtime.GOARCH, nil
+		return r.path(runtime.GOARCH, "tandem"), nil
 	}
-	if _, err := exec.LookPath(targets[r.arches[0]].qemu); err != nil {
-		return "", fmt.Errorf("-arch %s: no binary of this run can run here; add %s", strings.Join(r.arches, ","), runtime.GOARCH)
-	}
-	return r.arches[0], nil
+	out := r.path("host", "tandem")
+	_, err := command(ctx, r.root, []string{"CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off"}, "go", "build", "-ldflags", "-X main.version="+r.version, "-o", out, ".")
+	return out, err
 }
 
 // pages writes the manual page and the completions, which the program itself prints. They are the
 // same for each architecture.
 func (r *release) pages(ctx context.Context, _ string) error {
-	arch, err := r.host()
+	program, err := r.program(ctx)
 	if err != nil {
 		return err
 	}
-	program := r.runnable(arch)
 	for _, p := range pages {
-		text, err := command(ctx, r.work, []string{"SOURCE_DATE_EPOCH=" + fmt.Sprint(r.epoch.Unix())}, program[0], append(program[1:], p.args...)...)
+		text, err := command(ctx, r.work, []string{"SOURCE_DATE_EPOCH=" + fmt.Sprint(r.epoch.Unix())}, program, p.args...)
 		if err != nil {
 			return err
 		}

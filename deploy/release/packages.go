@@ -84,14 +84,16 @@ func (r *release) contents(format, arch string) (files.Contents, error) {
 		}
 		all = append(all, add(src, dst, 0o644))
 	}
-	for _, dir := range []struct{ from, glob, to string }{
-		{"deploy/systemd", "*.service", "/usr/lib/systemd/system"},
-		{"deploy/systemd", "*.socket", "/usr/lib/systemd/system"},
-		{"deploy/systemd", "*.target", "/usr/lib/systemd/system"},
-		{"deploy/systemd", "*.sysusers", "/usr/lib/sysusers.d"},
-		{"deploy/systemd", "*.tmpfiles", "/usr/lib/tmpfiles.d"},
-		{"deploy/packages", "*.yaml", "/etc/tandem"},
-	} {
+	type folder struct{ from, glob, to string }
+	folders := []folder{{"deploy/packages", "*.yaml", "/etc/tandem"}}
+	for _, glob := range unitFiles {
+		to, ok := map[string]string{"*.sysusers": "/usr/lib/sysusers.d", "*.tmpfiles": "/usr/lib/tmpfiles.d"}[glob]
+		if !ok {
+			to = "/usr/lib/systemd/system"
+		}
+		folders = append(folders, folder{"deploy/systemd", glob, to})
+	}
+	for _, dir := range folders {
 		found, err := filepath.Glob(filepath.Join(r.root, dir.from, dir.glob))
 		if err != nil {
 			return nil, err

@@ -1,18 +1,19 @@
-// Package backend is the seam between model files and the device that runs
-// them: about a dozen coarse operations over buffers that are allocated once,
+// Package backend is the interface between model files and the device that runs
+// them. It has about a dozen coarse operations over buffers that are allocated once,
 // and Replay, which records a forward pass the first time and repeats it after.
 //
-// Invariant: what an operation computes for one row depends on that row, the
-// weights and the KV of its own sequence alone. It depends neither on which
-// other rows share the step nor on how a prompt was cut into chunks, so the
-// same token at the same position gives the same bits on every path.
+// Invariant: what an operation computes for one row depends only on that row, the
+// weights and the KV of its own sequence. It depends neither on the other rows of the
+// step nor on the chunks of a prompt. So the same token at the same position gives the
+// same bits on every path.
 //
-// The package decides nothing and computes nothing: it holds the interface and
-// the plain types that cross it. backend/cpu is the CPU implementation.
+// The package decides nothing and computes nothing. It holds the interface and the
+// plain types of its calls. backend/cpu is the CPU implementation.
 package backend
 
 import (
 	"errors"
+	"math"
 
 	"github.com/tandem-serving/tandem/engine/sample"
 )
@@ -24,25 +25,24 @@ type DType uint8
 const (
 	F32 DType = iota + 1
 	BF16
-	// MXFP4 is of weights alone: groups of 32 inputs share a power of two. The
-	// data of a matrix is [out, in/32, 16] bytes, the first of each two inputs in
-	// the low half, then [out, in/32] exponents, 127 more than they say.
+	// MXFP4 is a type of weights: groups of 32 inputs share a power of two. The data
+	// of a matrix is [out, in/32, 16] bytes, the first of each two inputs in the low
+	// half, then [out, in/32] exponents with a bias of 127.
 	MXFP4
-	// INT8 and INT4 are of weights alone, which a backend makes at Load (Tensor.As):
-	// whole numbers with a scale for each group of 32 inputs.
+	// INT8 and INT4 are types of weights that a backend makes at Load (Tensor.As):
+	// integers with a scale for each group of 32 inputs.
 	INT8
 	INT4
-	// FP8 is of matrices alone: E4M3, a byte each, and Tensor.Scales, which they are
-	// multiplied by.
+	// FP8 is a type of matrices: one E4M3 byte each, multiplied by Tensor.Scales.
 	FP8
 )
 
-// Quantized says whether the type is one that is made at Load.
+// Quantized reports whether weights of the type are made at Load.
 func (d DType) Quantized() bool { return d == INT8 || d == INT4 }
 
-// MatrixBytes is the size of a matrix [out, in], of FP8 without its scales.
+// MatrixBytes returns the size of a matrix [out, in], for FP8 without its scales.
 func (d DType) MatrixBytes(out, in int) int {
-	groups := 2 * ((in + 63) / 64) // an even number, the last ones filled up
+	groups := 2 * ((in + 63) / 64) // an even number, the last ones padded
 	switch d {
 	case MXFP4:
 		return out * in / 32 * 17
@@ -54,7 +54,7 @@ func (d DType) MatrixBytes(out, in int) int {
 	return out * in * d.Size()
 }
 
-// Size is the number of bytes of one element of F32, BF16 or FP8.
+// Size returns the bytes of one element of F32, BF16 or FP8.
 func (d DType) Size() int {
 	switch d {
 	case BF16:
@@ -65,7 +65,7 @@ func (d DType) Size() int {
 	return 4
 }
 
-// String is the name used by flags and logs.
+// String returns the name used by flags and logs.
 func (d DType) String() string {
 	switch d {
 	case F32:
@@ -89,10 +89,10 @@ var (
 	ErrShape    = errors.New("backend: shapes do not fit")
 	ErrMemory   = errors.New("backend: out of memory")
 	ErrNoDevice = errors.New("backend: device not available")
-	ErrDigest   = errors.New("backend: a page is not what was sent")
+	ErrDigest   = errors.New("backend: page checksum mismatch")
 )
 
-// Rows says how many rows of a buffer are live in a step.
+// Rows is a set of rows of a buffer that are live in a step.
 type Rows uint8
 
 // Row sets.
@@ -105,15 +105,15 @@ const (
 // backend that allocated it. Rows beyond the step's live rows hold garbage.
 type Buf int32
 
-// Weight is a parameter on the device, in whatever layout the backend likes.
+// Weight is a parameter on the device, in a layout that the backend chooses.
 type Weight int32
 
-// NoWeight stands for an absent optional weight, such as a bias.
+// NoWeight is an absent optional weight, such as a bias.
 const NoWeight Weight = -1
 
-// Tensor is a weight as the checkpoint holds it. Data is row-major and little
-// endian; it is only borrowed during Load unless the backend is told that it
-// stays mapped (Options of the implementation).
+// Tensor is a weight as the checkpoint holds it. Data is row-major and little endian.
+// It is borrowed only during Load, unless an option of the implementation declares that
+// it stays mapped.
 type Tensor struct {
 	Name  string
 	DType DType
@@ -122,10 +122,10 @@ type Tensor struct {
 
 	Scales *Scales // of FP8, else nil
 
-	As DType // INT8 or INT4: what a matrix of F32 or BF16 is to be turned into; else 0
+	As DType // INT8 or INT4: the type to convert an F32 or BF16 matrix to; else 0
 
-	// First and Of say that these are rows [First, First+Shape[0]) of Of; Of 0 is
-	// all of them. Embed has zeros for rows that are not there.
+	// First and Of declare that these are rows [First, First+Shape[0]) of Of rows; Of 0
+	// means all. Embed returns zeros for rows that are not in the tensor.
 	First, Of int
 }
 
@@ -140,15 +140,15 @@ type Limits struct {
 // Span is one sequence's part of a step.
 type Span struct {
 	Row    int32 // its first token row
-	Tokens int32 // how many token rows, consecutive positions
+	Tokens int32 // number of token rows, at consecutive positions
 	Start  int32 // position of its first token row
 
-	// Adapter is the place of the adapter that its rows go through; 0: none.
+	// Adapter is the place of the adapter of its rows; 0: none.
 	Adapter int32
 
-	// Tables are the block tables for positions [0, Start+Tokens), one per KV
-	// group. At places that lie before the window of every row of the span a
-	// number may be negative: there is no block any more.
+	// Tables are the block tables for positions [0, Start+Tokens), one per KV group.
+	// Places before the window of every row of the span may hold a negative number,
+	// which is no block.
 	Tables [][]int32
 }
 
@@ -158,16 +158,15 @@ type Output struct {
 	Position int32 // position of the token being drawn; keys the generator
 	Params   sample.Params
 
-	// Probs is 1 and how many best tokens are wanted with the one that is drawn, of a
-	// Scorer; else 0.
-	Probs int
+	// LogProbs is 1 plus the number of best tokens to return with the sampled one, for
+	// a Scorer; 0 for none.
+	LogProbs int
 }
 
-// Step is all that varies from one step to the next. The backend copies it
-// before Replay returns control to the recorded plan. A plan that uses KV wants
-// Spans to cover the token rows in order, and each row's position to be that
-// which its span says; Replay checks it. StoreKV writes where the span's table
-// has the position.
+// Step is the input that varies from one step to the next. Replay copies it before it
+// runs the recorded plan. A plan that uses KV requires that Spans cover the token rows
+// in order, and that each row's position matches its span; Replay checks both. StoreKV
+// writes to the block that the span's table has for the position.
 type Step struct {
 	Tokens    []int32 // [T] token ids
 	Positions []int32 // [T]
@@ -175,21 +174,33 @@ type Step struct {
 	Outputs   []Output
 	Sampled   []int32 // [len(Outputs)], written by Sample
 
-	// Fetch are blocks, per KV group, whose pages somebody will look at in
-	// KVRegion: of a backend that computes elsewhere each layer's are copied there
-	// before onMark hears of it.
+	// Fetch are blocks, per KV group, whose pages will be read in KVRegion. A backend
+	// with memory of its own copies each layer's pages there before it calls onMark.
 	Fetch [][]int32
-	// Digest are such blocks whose pages somebody will read in the device's own
-	// memory: see Direct.
+	// Digest are such blocks whose pages will be read in the device's own memory: see
+	// Direct.
 	Digest [][]int32
 }
 
 // Rope is a rotation table: inverse frequencies, one per pair of columns, and the
-// factor on cosine and sine (1 unless the scaling says otherwise). Half-split
-// pairs; where there are fewer than a head has, its last columns turn.
+// factor on cosine and sine (1 unless the scaling sets another). Pairs are half-split.
+// If there are fewer pairs than a head has, the head's last columns rotate.
 type Rope struct {
 	InvFreq []float32
 	Scale   float32
+
+	// Growth, where not 0, multiplies cosine and sine at position p in addition by
+	// 1 + Growth·ln(1 + floor(p/Span)).
+	Growth float32
+	Span   int
+}
+
+// At returns the factor on cosine and sine at a position.
+func (r *Rope) At(position int32) float32 {
+	if r.Growth == 0 {
+		return r.Scale
+	}
+	return r.Scale * (1 + r.Growth*float32(math.Log(float64(1+int(position)/r.Span))))
 }
 
 // AttentionSpec is one layer's attention.
@@ -198,19 +209,22 @@ type AttentionSpec struct {
 	Heads   int
 	KVHeads int
 	HeadDim int     // of queries and keys; values of a latent have Latent columns
-	Scale   float32 // on the scores, usually HeadDim^-0.5
+	Scale   float32 // of the scores, usually HeadDim^-0.5
 
-	// Window is how many positions a token sees, its own included; 0 is all. A
-	// layer with a window reads no block that lies before it, and no place of the
-	// table either. It must not be longer than that of the layer's KV group.
+	// Softcap, if not 0, bounds the scaled scores: s becomes Softcap·tanh(s/Softcap).
+	Softcap float32
+
+	// Window is how many positions a token attends to, its own included; 0 is all. A
+	// layer with a window reads no block before it, and no place of the table for such
+	// a block. It must not be longer than the window of the layer's KV group.
 	Window int
 
-	// Sinks is a vector [heads] of learned scores that stand beside those of the
-	// keys in the softmax and add nothing to the output; nil: none.
+	// Sinks is a vector [heads] of learned scores. They take part in the softmax like
+	// those of keys and add nothing to the output; nil: none.
 	Sinks *Weight
 }
 
-// Act is what a gated MLP does to its gate, g, before it multiplies up, u.
+// Act is the function of a gated MLP's gate, g, and up, u.
 type Act uint8
 
 // Activations. The logistic function is σ.
@@ -221,13 +235,13 @@ const (
 	ClampedSwish
 )
 
-// MoESpec is one layer's experts: gated MLPs of which each row uses the TopK
-// that its router scores highest, the first of equals. Their outputs, weighted
-// by the softmax over all scores, are summed from the best to the last, one
-// chain per row, whichever rows share the step.
+// MoESpec is one layer's experts: gated MLPs of which each row uses the TopK with the
+// highest router scores, the first of equals. Their outputs, weighted by the softmax
+// over all scores, are summed from the best to the last. Each row has a chain of sums
+// of its own, whichever rows share the step.
 type MoESpec struct {
 	TopK      int
-	Normalize bool // the weights of the chosen are divided by their sum
+	Normalize bool // the weights of the selected experts are divided by their sum
 
 	Act Act
 
@@ -237,24 +251,28 @@ type MoESpec struct {
 	// Biases of each expert's products; nil: none.
 	GateBias, UpBias, DownBias []Weight
 
-	// Sigmoid, where set, chooses by other scores than the softmax.
+	// Sigmoid, if set, replaces the softmax for the selection.
 	Sigmoid *SigmoidRouter
 
-	// Scale is a vector [experts] that multiplies the chosen ones' weights in the
-	// end; nil: none.
+	// Scale is a vector [experts] of factors on the weights of the selected experts,
+	// applied last; nil: none.
 	Scale *Weight
 
-	// Scratch of the model's, of the same row set: TopK rows in one. Hidden is
+	// Scratch of the model, of the same row set, with TopK rows in one. Hidden is
 	// [TopK*hidden], Inner and InnerUp are [TopK*inner].
 	Hidden, Inner, InnerUp Buf
 }
 
-// SigmoidRouter chooses experts by σ(score) + bias: of as many groups of
-// neighbouring experts as Groups says those Keep whose two best are the most
-// together, of these the TopK best. Their weights are σ(score), divided by their
-// sum where Normalize says so, times Factor.
+// SigmoidRouter selects experts by σ(score) + bias. Groups is the number of groups of
+// neighbouring experts. It keeps the Keep groups with the largest sum of their two best
+// experts, and selects the TopK best of these. Their weights are σ(score), divided by
+// their sum if Normalize is set, times Factor.
+//
+// With Softmax the scores are the softmax over all experts, without a bias, and a group's score is
+// that of its best expert.
 type SigmoidRouter struct {
-	Bias         Weight // a vector [experts]
+	Softmax      bool
+	Bias         Weight // a vector [experts]; NoWeight with Softmax
 	Groups, Keep int
 	Factor       float32
 }
@@ -263,12 +281,12 @@ type SigmoidRouter struct {
 type HeadSpec struct {
 	Weights []Weight // [heads] of [out, in]
 
-	In, Out Buf // scratch of the model's, of the same row set: [heads*in], [heads*out]
+	In, Out Buf // scratch of the model, of the same row set: [heads*in], [heads*out]
 }
 
-// Backend runs forward passes. One goroutine uses it; it is not safe for more.
-// Operations panic when shapes disagree with what was allocated: that is a
-// fault of the model file, found by its first test.
+// Backend runs forward passes. It is not safe for concurrent use. Operations panic if
+// shapes disagree with what was allocated: that is a bug of the model file, which its
+// first test finds.
 type Backend interface {
 	// Variant names device, instruction set and kernel version, as in
 	// "cpu-avx512-amd64-1": the part of the numerics class that the backend owns.
@@ -277,8 +295,8 @@ type Backend interface {
 	Alloc(rows Rows, cols int) (Buf, error)
 	Load(t Tensor) (Weight, error)
 	AllocKV(spec KVSpec) error
-	// KVRegion is the memory of one region's pages, [Blocks][PageBytes] bytes,
-	// for kvtransfer to register. Pages are opaque to everybody else.
+	// KVRegion returns the memory of one region's pages, [Blocks][PageBytes] bytes,
+	// which kvtransfer registers. The layout of pages is private to the backend.
 	KVRegion(region int) []byte
 	// Download copies the live rows of a buffer of the last step to dst.
 	Download(dst []float32, src Buf) []float32
@@ -286,7 +304,7 @@ type Backend interface {
 
 	Embed(dst Buf, table Weight)
 	Linear(dst, x Buf, w, bias Weight)                              // dst = x·Wᵀ + bias
-	HeadLinear(dst, x Buf, s HeadSpec)                              // each head's first columns by its matrix, the others as they are
+	HeadLinear(dst, x Buf, s HeadSpec)                              // each head's first columns times its matrix, the others copied
 	RMSNorm(dst, x Buf, w Weight, eps float32)                      // w may be NoWeight, as in HeadNorm
 	AddRMSNorm(dst, x, add Buf, w Weight, eps float32)              // x += add; dst = norm(x)
 	HeadNorm(dst, x Buf, heads, headDim int, w Weight, eps float32) // RMSNorm of each head; w is [headDim]
@@ -298,58 +316,58 @@ type Backend interface {
 	Scale(x Buf, by float32)           // x *= by
 	Softcap(x Buf, limit float32)      // x = limit·tanh(x/limit)
 	Columns(dst, src Buf, from int)    // dst = src's columns from from on, as many as dst has
-	MoE(dst, x, router Buf, m MoESpec) // dst = the chosen experts of x; router is the scores [experts]
+	MoE(dst, x, router Buf, m MoESpec) // dst = the selected experts of x; router is the scores [experts]
 	Rows(dst, src Buf)                 // dst[i] = src[Outputs[i].Row]
-	AllReduce(x Buf)                   // x = the sum of all ranks' x; see Ranks
-	AllGather(dst, src Buf)            // dst = all ranks' src, side by side
-	Sample(logits Buf)                 // Step.Sampled; of rank 0 alone
-	Mark(layer int)                    // all KV of this layer has been stored, by every rank
+	AllReduce(x Buf)                   // x = the sum of all workers' x; see WorkerGroup
+	AllGather(dst, src Buf)            // dst = all workers' src, side by side
+	Sample(logits Buf)                 // Step.Sampled; on rank 0 only
+	Mark(layer int)                    // all KV of this layer has been stored, by every worker
 
-	// Replay runs a step. The first time it sees key it calls record, which
-	// issues the operations, and keeps them; after that it repeats them
-	// without calling record. A step that does not fit is refused with ErrShape
-	// before anything runs. onMark, when set, is called for each Mark in
-	// order, on the caller's goroutine, while the step runs; the KV stored
-	// before that mark may be read from then on. A nil error means that
-	// Sampled is written.
+	// Replay runs a step. The first time it gets key it calls record, which issues
+	// the operations, and keeps them. After that it repeats them without calling
+	// record. It returns ErrShape before anything runs if the step does not fit.
+	// onMark, if set, is called for each Mark in order, on the caller's goroutine,
+	// while the step runs; the KV stored before that mark may be read from then on. If
+	// the error is nil, Sampled is written.
 	Replay(key Key, step *Step, record func(), onMark func(layer int)) error
 }
 
-// Capturer is a backend whose plans are worth recording before they are needed.
+// Capturer is a backend that can record plans before they are needed.
 type Capturer interface {
-	// Capture records plans, as Replay would at their first step. It returns how
-	// many of them are graphs that the device runs by itself.
+	// Capture records plans, as Replay would at their first step. It returns how many
+	// of them are graphs that the device runs by itself.
 	Capture(keys []Key, record func()) (graphs int, err error)
 }
 
-// Ahead is a backend that takes a step while another one runs.
+// Ahead is a backend that accepts a step while another one runs.
 type Ahead interface {
-	// Start is Replay that does not wait. A token of -1-i in the step is what output
-	// i of the step that was started last draws, which need not have ended. At most
-	// two steps are started and not finished, and until they are there is no
-	// Replay. Of the step nothing is kept. An output may have Controls only of a Ruler;
-	// they know nothing yet of a token of -1-i in its row, and it draws as they will be
-	// behind that one.
+	// Start is Replay that does not wait. A token of -1-i in the step is what output i
+	// of the step started last samples; that step need not have ended. At most two
+	// steps are started and not finished, and meanwhile Replay must not be called.
+	// Start keeps nothing of step. Only outputs of a Ruler may have Controls. In a row
+	// whose token is -1-i they do not know that token yet; Start samples as they will
+	// be after it.
 	Start(key Key, step *Step, record func()) error
-	// Finish waits for the oldest step that was started and writes what its outputs
-	// drew.
+	// Finish waits for the oldest started step and writes the tokens that its outputs
+	// sampled.
 	Finish(sampled []int32) error
 }
 
-// Ruler is a backend that draws by a request's rules where it computes.
+// Ruler is a backend that applies a request's rules on the device.
 type Ruler interface {
-	// Rules says whether it does so by these, also when so many more tokens have
-	// followed. Those that it refuses once it refuses ever after; of them it has the
-	// host draw, and tells no log-probabilities.
+	// Rules reports whether the device applies these rules, also after more further
+	// tokens. Once it returns false for some Controls, it always does. Then the host
+	// samples, and the device returns no log-probabilities.
 	Rules(c *sample.Controls, more int) bool
 }
 
-// Scorer is a backend that tells log-probabilities of what it draws.
+// Scorer is a backend that computes log-probabilities of what it samples.
 type Scorer interface {
-	// MostProbs is the largest Output.Probs.
-	MostProbs() int
-	// LogProbs appends to top what sample.LogProbs tells of an output's token, of the
-	// step that has ended last. False: its logits have to be looked at.
+	// MaxLogProbs returns the largest Output.LogProbs.
+	MaxLogProbs() int
+	// LogProbs appends to top the best tokens of an output of the last step, and returns
+	// the results of sample.LogProbs for its token. ok is false if the caller has to
+	// compute them from the logits.
 	LogProbs(output int, top []sample.Top) (own float32, rank int, all []sample.Top, ok bool)
 }
 
@@ -360,36 +378,37 @@ type RowReader interface {
 	// They are valid until the next step and must not be changed.
 	View(src Buf) []float32
 	// EachRow calls look(row) once for each row below n, on several threads, and
-	// returns when all calls have. It must not run during a step.
+	// returns after the last call. It must not run during a step.
 	EachRow(n int, look func(row int))
 	// Kernels returns the loops over a row of logits that are fastest here.
 	Kernels() sample.Kernels
 }
 
-// Mirror is a backend whose KVRegion may be a copy of memory that others cannot
+// Mirror is a backend whose KVRegion may be a copy of memory that the network cannot
 // reach. Blocks are per KV group.
 type Mirror interface {
-	// Mirrored says whether it is one.
+	// Mirrored reports whether KVRegion is a copy.
 	Mirrored() bool
 	// Fetch copies pages of all layers to KVRegion, and waits.
 	Fetch(blocks [][]int32) error
-	// Land copies them from KVRegion, before any step that is started later.
+	// Land copies pages from KVRegion, before any step that is started later.
 	Land(blocks [][]int32) error
 }
 
-// Direct is a Mirror whose own memory others can reach who are told where it is. They
-// do without KVRegion; since the host then does not see the pages, the device makes
-// their CRC32C.
+// Direct is a Mirror whose own memory the network can reach at KVAddress. Such
+// transfers do not use KVRegion. The host does not see their pages, so that the device
+// computes their CRC32C.
 type Direct interface {
-	// KVAddress is where a region's pages lie, [Blocks][PageBytes] bytes, and in which
-	// GPU; negative: the host's memory stands in for one's.
+	// KVAddress returns the address of a region's pages, [Blocks][PageBytes] bytes, and
+	// the number of the GPU. A negative number means that host memory emulates a GPU's.
 	KVAddress(region int) (at uintptr, gpu int)
-	// Digest makes the checksums of pages of all layers, and waits. Blocks are per KV
-	// group. Step.Digest has a step do so.
+	// Digest computes the checksums of pages of all layers, and waits. Blocks are per
+	// KV group. Step.Digest does the same within a step.
 	Digest(blocks [][]int32) error
-	// KVDigest is what was made of a page last.
+	// KVDigest returns the last checksum of a page.
 	KVDigest(region int, block int32) uint32
-	// Verify holds pages that others have written against theirs: ErrDigest.
+	// Verify compares pages that others have written with their checksums. It returns
+	// ErrDigest if one differs.
 	Verify(pages []PageDigest) error
 }
 
@@ -400,7 +419,7 @@ type PageDigest struct {
 	CRC    uint32
 }
 
-// Key names a recorded plan: the largest numbers of rows it must serve.
+// Key identifies a recorded plan by the largest numbers of rows that it must serve.
 type Key struct {
 	Tokens  int
 	Outputs int

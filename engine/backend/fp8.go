@@ -6,31 +6,30 @@ import (
 	"math"
 )
 
-// Scales are what the values of an FP8 matrix are multiplied by: one factor for
-// each block of rows and columns. The matrix may be cut out of a larger one, so
-// that the first of its blocks is not whole.
+// Scales are the factors of an FP8 matrix, one for each block of rows and columns. The
+// matrix may be a part of a larger one, so that its first block may be incomplete.
 type Scales struct {
 	Values     []float32 // [blocks down, blocks across]
 	Rows, Cols int       // of a block
-	Row, Col   int       // of the first block, how many come before the matrix
+	Row, Col   int       // rows and columns of the first block that are before the matrix
 }
 
-// Across is how many blocks lie side by side in a matrix of so many inputs.
+// Across returns the number of blocks in a row of in inputs.
 func (s *Scales) Across(in int) int { return (s.Col+in-1)/s.Cols + 1 }
 
-// Of are the factors of a row, a block each.
+// Of returns the factors of a row, one per block.
 func (s *Scales) Of(row, in int) []float32 {
 	across, at := s.Across(in), (s.Row+row)/s.Rows
 	return s.Values[at*across : (at+1)*across]
 }
 
-// Fit says whether they are those of a matrix [out, in].
+// Fit reports whether the scales are those of a matrix [out, in].
 func (s *Scales) Fit(out, in int) bool {
 	return s != nil && out > 0 && in > 0 && s.Rows > 0 && s.Cols > 0 && s.Row >= 0 && s.Row < s.Rows && s.Col >= 0 && s.Col < s.Cols &&
 		len(s.Values) == ((s.Row+out-1)/s.Rows+1)*s.Across(in)
 }
 
-// E4M3 are the values of FP8's bytes: no infinity, and one NaN of either sign.
+// E4M3 has the values of FP8's bytes: no infinity, and one NaN of either sign.
 var E4M3 = func() (t [256]float32) {
 	for i := range t {
 		exponent, mantissa := i>>3&15, float64(i&7)
@@ -44,8 +43,8 @@ var E4M3 = func() (t [256]float32) {
 	return t
 }()
 
-// Finite says whether a matrix of FP8 holds numbers alone, which is all that
-// backends compute with.
+// Finite reports whether an FP8 matrix and its scales hold only finite numbers.
+// Backends compute with nothing else.
 func (t *Tensor) Finite() bool {
 	for _, v := range t.Scales.Values {
 		if v-v != 0 {
@@ -55,7 +54,7 @@ func (t *Tensor) Finite() bool {
 	return bytes.IndexByte(t.Data, 0x7f) < 0 && bytes.IndexByte(t.Data, 0xff) < 0
 }
 
-// Row writes row i of a matrix of FP8, multiplied by its scales.
+// Row writes row i of an FP8 matrix to dst, multiplied by its scales.
 func (t *Tensor) Row(dst []float32, i int) {
 	in, s := t.Shape[1], t.Scales
 	data, scales := t.Data[i*in:(i+1)*in], s.Of(i, in)
@@ -67,7 +66,7 @@ func (t *Tensor) Row(dst []float32, i int) {
 	}
 }
 
-// Expand is a matrix of FP8 as F32, or as BF16, rounded to nearest even.
+// Expand returns an FP8 matrix as F32, or as BF16 rounded to nearest even.
 func (t *Tensor) Expand(to DType) Tensor {
 	wide := *t
 	out, in := t.Shape[0], t.Shape[1]

@@ -2,16 +2,16 @@ package backend
 
 import "slices"
 
-// KVSpec is the shape of the paged KV store. Layers of one attention kind and
-// one shape form a group; all groups share one pool of equal blocks. A block is
-// one page in each region, and a group's layers take a region each, so a layer's
-// pages are those of its region that its group's block tables name.
+// KVSpec is the shape of the paged KV store. Layers of one attention kind and one
+// shape form a group, and all groups share one pool of equal blocks. A block is one
+// page in each region. Each layer of a group uses another region, and its pages are
+// those of its region that the group's block tables name.
 type KVSpec struct {
 	Blocks    int       // pages per region
 	Regions   int       // the most layers of a group
 	PageBytes int       // of one page: room for BlockTokens of every group
 	Groups    []KVGroup // by number
-	Layers    []KVPlace // where each KV layer lies
+	Layers    []KVPlace // group and region of each KV layer
 	DType     DType
 }
 
@@ -21,26 +21,26 @@ type KVGroup struct {
 	KVHeads     int
 	HeadDim     int
 	Latent      int // see KVShape
-	Window      int // positions that a token of its layers sees, 0 all
-	Layers      int // how many; at most KVSpec.Regions
+	Window      int // positions that a token attends to; 0: all
+	Layers      int // number of layers, at most KVSpec.Regions
 }
 
 // KVShape is what one KV layer of a model stores, and how much of it is read.
 type KVShape struct {
-	Window  int // positions that a token sees, its own included; 0 all
+	Window  int // positions that a token attends to, its own included; 0: all
 	KVHeads int
 	HeadDim int
 
-	// Latent, if not 0, says that values are the first Latent columns of the keys,
+	// Latent, if not 0, means that values are the first Latent columns of the keys,
 	// which are stored once, for a single head.
 	Latent int
 }
 
-// KVPlace is where a KV layer lies.
+// KVPlace is the group and the region of a KV layer.
 type KVPlace struct{ Group, Region int }
 
-// TokenBytes is what one layer of the group stores of a token, K and V, or the
-// latent that both are made of.
+// TokenBytes returns the bytes that one layer of the group stores of a token: K and V,
+// or the latent that both are made of.
 func (g KVGroup) TokenBytes(t DType) int {
 	if g.Latent > 0 {
 		return g.HeadDim * t.Size()
@@ -48,7 +48,7 @@ func (g KVGroup) TokenBytes(t DType) int {
 	return 2 * g.KVHeads * g.HeadDim * t.Size()
 }
 
-// ValueDim is the width of a head's values.
+// ValueDim returns the width of a head's values.
 func (g KVGroup) ValueDim() int {
 	if g.Latent > 0 {
 		return g.Latent
@@ -56,11 +56,11 @@ func (g KVGroup) ValueDim() int {
 	return g.HeadDim
 }
 
-// BlockBytes is the size of one block over all regions.
+// BlockBytes returns the bytes of one block over all regions.
 func (s KVSpec) BlockBytes() int { return s.Regions * s.PageBytes }
 
-// UniformKV is the store of a model whose layers are all of one kind: a single
-// group, a region per layer.
+// UniformKV returns the store of a model whose layers are all of one kind: a single
+// group, and a region per layer.
 func UniformKV(layers, blocks, blockTokens, kvHeads, headDim int, dtype DType) KVSpec {
 	g := KVGroup{BlockTokens: blockTokens, KVHeads: kvHeads, HeadDim: headDim, Layers: layers}
 	s := KVSpec{Blocks: blocks, Regions: layers, PageBytes: blockTokens * g.TokenBytes(dtype), Groups: []KVGroup{g}, DType: dtype}
@@ -70,7 +70,7 @@ func UniformKV(layers, blocks, blockTokens, kvHeads, headDim int, dtype DType) K
 	return s
 }
 
-// Valid says whether the numbers of a spec fit together.
+// Valid reports whether the numbers of a spec fit together.
 func (s KVSpec) Valid() bool {
 	if s.Blocks < 1 || s.Regions < 1 || s.PageBytes < 1 || len(s.Layers) < 1 || s.DType != F32 && s.DType != BF16 {
 		return false

@@ -2,18 +2,18 @@ package backend
 
 import "math"
 
-// QuantGroup is how many inputs of a matrix of INT8 or INT4 share a scale.
+// QuantGroup is the number of inputs of an INT8 or INT4 matrix that share a scale.
 const QuantGroup = 32
 
-// roundMagic is 1.5·2^23: a small number added to it is rounded to a whole one,
-// which its low bits then are.
+// roundMagic is 1.5·2^23: adding it rounds a small number to an integer, which is then
+// in the low bits.
 const roundMagic = 12582912
 
-// RoundBits rounds to a whole number of at most 8 bits.
+// RoundBits rounds to an integer of at most 8 bits.
 func RoundBits(f float32) byte { return byte(math.Float32bits(f + roundMagic)) }
 
-// bf16Scale rounds a scale to bf16, away from zero when up, so that nothing is
-// cut off; it is 0 where it would be of no use.
+// bf16Scale rounds a scale to bf16, away from zero if up is set, so that no weight is
+// cut off. It returns 0 for scales that are too small to be of use.
 func bf16Scale(f float32, up bool) float32 {
 	u := math.Float32bits(f)
 	if up {
@@ -27,8 +27,8 @@ func bf16Scale(f float32, up bool) float32 {
 	return 0
 }
 
-// QuantizeGroup turns a group of weights into numbers of INT8 or INT4, a byte each,
-// and gives their scale, which bf16 holds. Every backend makes them so.
+// QuantizeGroup converts a group of weights to INT8 or INT4 numbers, one byte each, and
+// returns their scale, which is a bf16 value. All backends use it.
 func QuantizeGroup(dst []byte, w []float32, as DType) (scale float32) {
 	most, signed := float32(0), float32(0)
 	for _, v := range w {

@@ -75,7 +75,7 @@ func shapes(c config) map[string][]int {
 	return all
 }
 
-// checkWeights says what keeps a safetensors file from being exactly the wanted tensors in bf16, back to back.
+// checkWeights returns why a safetensors file is not exactly the wanted tensors in bf16, back to back.
 func checkWeights(file []byte, want map[string][]int) error {
 	if len(file) < 8 || binary.LittleEndian.Uint64(file) > uint64(len(file)-8) {
 		return errors.New("no safetensors header")

@@ -6,7 +6,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// attach starts a sequence behind the longest cached prefix of its certain tokens.
+// attach adds the longest cached prefix of a new sequence's certain tokens.
 func (d *Drafter) attach(s *sequence, tokens []int32) {
 	d.pool.Extend(&s.chain, tokens)
 	n := d.pool.Match(&s.chain, len(tokens))
@@ -26,8 +26,8 @@ func (d *Drafter) attach(s *sequence, tokens []int32) {
 	s.tokens, s.certain = append(s.tokens, tokens[:n]...), n
 }
 
-// store puts the complete blocks of certain tokens into the prefix cache. Where the
-// cache has one already, the sequence takes that.
+// store puts the complete blocks of certain tokens into the prefix cache. If the
+// cache has the same content already, the sequence uses that block.
 func (d *Drafter) store(s *sequence) {
 	d.pool.Extend(&s.chain, s.tokens[:s.certain])
 	for g, spec := range d.groups {
@@ -43,8 +43,8 @@ func (d *Drafter) store(s *sequence) {
 	}
 }
 
-// drop lets go of a table's blocks before a place, last to first.
-func (d *Drafter) drop(t *table, before int) {
+// freeBefore frees a table's blocks before a place, last to first.
+func (d *Drafter) freeBefore(t *table, before int) {
 	for place := before - 1; place >= t.gone; place-- {
 		d.pool.Unref(t.blocks[place])
 		t.blocks[place] = kvcache.NoBlock
@@ -52,9 +52,9 @@ func (d *Drafter) drop(t *table, before int) {
 	t.gone, t.hashed = max(t.gone, before), max(t.hashed, before)
 }
 
-// lengthen gives a sequence blocks for n tokens, if need be those of sequences that
-// are not asked for in this turn, the longest ago first.
-func (d *Drafter) lengthen(s *sequence, n int) bool {
+// allocBlocks allocates blocks for n tokens of a sequence. If the pool is empty, it
+// evicts sequences that this call of Draft does not use, least recently used first.
+func (d *Drafter) allocBlocks(s *sequence, n int) bool {
 	for g, spec := range d.groups {
 		t := &s.tables[g]
 		for len(t.blocks) < spec.End(n) {
@@ -71,7 +71,7 @@ func (d *Drafter) lengthen(s *sequence, n int) bool {
 	return true
 }
 
-// evict forgets the sequence that was asked for the longest ago.
+// evict forgets the least recently used sequence.
 func (d *Drafter) evict() bool {
 	oldest, turn := uint64(0), d.turn
 	for id, s := range d.byID {
@@ -82,15 +82,15 @@ func (d *Drafter) evict() bool {
 	if turn == d.turn {
 		return false
 	}
-	d.Forget(oldest)
+	d.Remove(oldest)
 	return true
 }
 
-// Usage counts the blocks.
+// Usage returns the pool's counts of blocks.
 func (d *Drafter) Usage() kvcache.Usage { return d.pool.Usage() }
 
-// Check verifies that each block is held once per table that has it, that private
-// ones are in one table only, and the pool's own laws.
+// Check verifies that a block's references are the tables that hold it, that a
+// private block is in one table only, and the pool's own laws.
 func (d *Drafter) Check() error {
 	held := make([]int, d.pool.Usage().Blocks)
 	for id, s := range d.byID {

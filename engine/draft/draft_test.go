@@ -132,10 +132,10 @@ func TestGuessesAreTheModels(t *testing.T) {
 				next++
 				live[next] = append(slices.Clone(stem[:1+rng.IntN(len(stem))]), randomTokens(rng, rng.IntN(8))...)
 			}
-			var asks []Ask
+			var asks []Request
 			for id := range next + 1 {
 				if tokens := live[id]; tokens != nil && rng.IntN(4) > 0 {
-					asks = append(asks, Ask{ID: id, Root: kvcache.Hash(id % 2), Tokens: slices.Clone(tokens), Most: rng.IntN(6), Sampling: sample.Params{Seed: id % 3}})
+					asks = append(asks, Request{ID: id, Root: kvcache.Hash(id % 2), Tokens: slices.Clone(tokens), MaxDrafts: rng.IntN(6), Sampling: sample.Params{Seed: id % 3}})
 				}
 			}
 			known := len(d.byID)
@@ -148,8 +148,8 @@ func TestGuessesAreTheModels(t *testing.T) {
 			}
 			for _, a := range asks {
 				n := len(live[a.ID])
-				if !slices.Equal(a.Tokens[:n], live[a.ID]) || len(a.Tokens)-n > a.Most || len(a.Tokens) > 80 {
-					t.Fatalf("seed %d: %v became %v, at most %d guesses", seed, live[a.ID], a.Tokens, a.Most)
+				if !slices.Equal(a.Tokens[:n], live[a.ID]) || len(a.Tokens)-n > a.MaxDrafts || len(a.Tokens) > 80 {
+					t.Fatalf("seed %d: %v became %v, at most %d guesses", seed, live[a.ID], a.Tokens, a.MaxDrafts)
 				}
 				for i := n; i < len(a.Tokens); i++ {
 					if want := dev.follows(a.Tokens[:i], a.Sampling.Seed); a.Tokens[i] != want {
@@ -161,13 +161,13 @@ func TestGuessesAreTheModels(t *testing.T) {
 				live[a.ID] = append(slices.Clone(a.Tokens[:kept]), int32(rng.IntN(vocab)))
 				if len(live[a.ID]) >= 78 || rng.IntN(12) == 0 {
 					delete(live, a.ID)
-					d.Forget(a.ID)
+					d.Remove(a.ID)
 				}
 			}
 		}
 		cached += d.Usage().Cached
 		for id := range live {
-			d.Forget(id)
+			d.Remove(id)
 		}
 		if u := d.Usage(); u.Used != 0 {
 			t.Fatalf("seed %d: %+v when all are gone", seed, u)
@@ -189,15 +189,15 @@ func randomTokens(rng *rand.Rand, n int) []int32 {
 	return ts
 }
 
-// A long prompt catches up a chunk per call, and whoever is nearly there is guessed
-// for meanwhile; a second sequence with the same prompt starts from its blocks.
+// A long prompt catches up a chunk per call, and sequences that are nearly complete get
+// drafts meanwhile. A second sequence with the same prompt starts from its blocks.
 func TestLongPromptsCatchUpBesideOthers(t *testing.T) {
 	d, dev := newDrafter(t, kvcache.Config{Blocks: 200}, 16, 400)
 	rng := rand.New(rand.NewPCG(1, 7))
 	long, short := randomTokens(rng, 100), randomTokens(rng, 3)
 	calls := 0
 	for calls < 20 {
-		asks := []Ask{{ID: 1, Tokens: slices.Clone(long), Most: 2}, {ID: 2, Tokens: slices.Clone(short), Most: 2}}
+		asks := []Request{{ID: 1, Tokens: slices.Clone(long), MaxDrafts: 2}, {ID: 2, Tokens: slices.Clone(short), MaxDrafts: 2}}
 		if err := d.Draft(asks); err != nil {
 			t.Fatal(err)
 		}
@@ -212,8 +212,8 @@ func TestLongPromptsCatchUpBesideOthers(t *testing.T) {
 	if calls < 7 || calls > 9 || dev.widest > 16 {
 		t.Errorf("100 tokens caught up in %d calls of at most 16 tokens, the widest of %d", calls, dev.widest)
 	}
-	again := []Ask{{ID: 3, Tokens: append(slices.Clone(long), 5), Most: 1}}
-	d.Forget(1)
+	again := []Request{{ID: 3, Tokens: append(slices.Clone(long), 5), MaxDrafts: 1}}
+	d.Remove(1)
 	if err := d.Draft(again[:1]); err != nil || len(again[0].Tokens) != len(long)+2 {
 		t.Errorf("%d tokens, %v: the prompt was not found in the cache", len(again[0].Tokens), err)
 	}
@@ -222,7 +222,7 @@ func TestLongPromptsCatchUpBesideOthers(t *testing.T) {
 // A step that fails costs guesses, and nothing that it computed is used.
 func TestFailedSteps(t *testing.T) {
 	d, dev := newDrafter(t, kvcache.Config{Blocks: 50}, 16, 100)
-	asks := []Ask{{ID: 1, Tokens: []int32{1, 2, 3, 4, 5, 6}, Most: 3}}
+	asks := []Request{{ID: 1, Tokens: []int32{1, 2, 3, 4, 5, 6}, MaxDrafts: 3}}
 	dev.fail = true
 	if err := d.Draft(asks); !errors.Is(err, ErrStep) || len(asks[0].Tokens) != 6 {
 		t.Errorf("%v, %v", err, asks[0].Tokens)

@@ -5,12 +5,12 @@ import (
 	"fmt"
 )
 
-// ErrBroken says that a conservation law of the pool does not hold.
+// ErrBroken means that a conservation law of the pool does not hold.
 var ErrBroken = errors.New("kvcache: pool is inconsistent")
 
-// Check verifies the pool's conservation laws in time proportional to its
-// size: every block is in exactly the list that its counts ask for, every hashed
-// block is in the index exactly once, and no two hold the same content.
+// Check verifies the pool's conservation laws in time proportional to its size.
+// Every block is in the list that its counts determine. Every hashed block is in the
+// index exactly once, and no two hold the same content.
 func (p *Pool) Check() error {
 	if err := p.checkLists(); err != nil {
 		return err

@@ -1,6 +1,6 @@
 package kvcache
 
-// EventKind says what happened to a hash.
+// EventKind is the kind of a change of the prefix cache.
 type EventKind uint8
 
 // The kinds of Event.
@@ -9,8 +9,8 @@ const (
 	Removed                      // no block with this hash is left
 )
 
-// Event tells routers what a node has cached of a group. Parent is the hash of
-// the block before, or the root.
+// Event is a change of a group's cached blocks, published for routers. Parent is the
+// hash of the block before, or the root.
 type Event struct {
 	Kind         EventKind
 	Group        int
@@ -35,9 +35,9 @@ func (r *eventRing) push(e Event) {
 	r.n++
 }
 
-// Events appends what happened since the last call to dst, oldest first, and
-// forgets it. gap says that events before these were dropped because nobody
-// came for them; the reader then needs a snapshot (AppendHashed).
+// Events appends the events since the last call to dst, oldest first, and removes them
+// from the pool. gap means that older events were dropped because the ring was full.
+// The reader then needs a snapshot (AppendHashed).
 func (p *Pool) Events(dst []Event) (events []Event, gap bool) {
 	r := &p.events
 	for ; r.n > 0; r.n-- {
@@ -48,8 +48,8 @@ func (p *Pool) Events(dst []Event) (events []Event, gap bool) {
 	return dst, gap
 }
 
-// AppendHashed appends a Stored event for every hashed block, in block order:
-// the snapshot from which events go on. A hash that two blocks of a group share comes twice.
+// AppendHashed appends a Stored event for every hashed block, in block order. Later
+// events continue this snapshot. A hash that two blocks of a group share comes twice.
 func (p *Pool) AppendHashed(dst []Event) []Event {
 	for i := range p.blocks {
 		if b := &p.blocks[i]; b.hashed {

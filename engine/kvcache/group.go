@@ -2,18 +2,18 @@ package kvcache
 
 import "fmt"
 
-// Group is layers of one attention kind and one KV shape: they share block
-// tables. A place is a block's index in a table; it holds the KV of tokens
+// Group is the layers of one attention kind and one KV shape, which share block
+// tables. A place is a block's index in a table. The block holds the KV of tokens
 // [place × BlockTokens, (place+1) × BlockTokens).
 type Group struct {
-	// BlockTokens is a multiple of Config.BlockTokens, which 0 stands for: a page
-	// holds more tokens of the layers that need fewer bytes for one.
+	// BlockTokens is a multiple of Config.BlockTokens; 0 means Config.BlockTokens. A
+	// page holds more tokens of layers that need fewer bytes for one.
 	BlockTokens int
-	// Window is how many positions a token sees, its own included; 0 is all.
+	// Window is how many positions a token attends to, its own included; 0 is all.
 	Window int
 }
 
-// First is the first place that is still read once tokens [0, computed) have
+// First returns the first place that is still read once tokens [0, computed) have
 // their KV. The places before it have fallen out of the window.
 func (g Group) First(computed int) int {
 	if g.Window == 0 {
@@ -22,10 +22,10 @@ func (g Group) First(computed int) int {
 	return max(0, computed-g.Window+1) / g.BlockTokens
 }
 
-// End is the number of places that n tokens take.
+// End returns the number of places that nTokens tokens take.
 func (g Group) End(nTokens int) int { return (nTokens + g.BlockTokens - 1) / g.BlockTokens }
 
-// Touched is the most blocks that a run of n tokens can lie in, wherever it
+// Touched returns the most blocks that a run of n tokens can occupy, wherever it
 // begins within a block.
 func (g Group) Touched(n int) int {
 	if n < 2 {
@@ -34,9 +34,9 @@ func (g Group) Touched(n int) int {
 	return (n-2)/g.BlockTokens + 2
 }
 
-// Peak is the most blocks that a sequence holds at once while it is computed
-// from its first token to nTokens in steps of at most chunk tokens: a window
-// keeps what the next step reads and what that writes.
+// Peak returns the most blocks that a sequence holds at once while it is computed
+// from its first token to nTokens in steps of at most chunk tokens. A window keeps
+// what the next step reads and what that step writes.
 func (g Group) Peak(nTokens, chunk int) int {
 	if g.Window == 0 {
 		return g.End(nTokens)
@@ -44,7 +44,7 @@ func (g Group) Peak(nTokens, chunk int) int {
 	return min(g.End(nTokens), g.Touched(g.Window-1+min(nTokens, chunk)))
 }
 
-// Peak is the most blocks of all groups together.
+// Peak returns the most blocks of all groups together.
 func Peak(groups []Group, nTokens, chunk int) int {
 	sum := 0
 	for _, g := range groups {

@@ -7,25 +7,25 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Hash names the content of one full block and of everything before it: the
-// xxhash64 of the block's tokens, seeded with the hash of the block before
-// (or with a root). It is a name, not a proof: see Pool.Match.
+// Hash identifies the content of one full block and of everything before it. It is
+// the xxhash64 of the block's tokens, seeded with the hash of the block before, or
+// with a root. Different contents can share a hash: see Pool.Match.
 type Hash uint64
 
-// DefaultBlockTokens is the number of tokens per block: small enough that
-// little of a shared prefix is lost to rounding, large enough that block tables
-// and transfer headers stay short. Gateways and nodes have to agree on it.
+// DefaultBlockTokens is the number of tokens per block. It is small enough that
+// rounding loses little of a shared prefix, and large enough that block tables and
+// transfer headers stay short. Gateways and nodes must agree on it.
 const DefaultBlockTokens = 16
 
-// Root is where the chain of block hashes starts. Requests share cached blocks
-// only when model, adapter and salt are all equal.
+// Root returns the start of a chain of block hashes. Requests share cached blocks
+// only if model, adapter and salt are all equal.
 func Root(model, adapter, salt string) Hash {
 	return Hash(xxhash.Sum64(rootFields(model, adapter, salt)))
 }
 
-// RootDigest is the first half of the SHA-256 of what Root hashes. Digests of blocks
-// start from it, because clients choose the salt and can find salts whose Root is that
-// of another model, adapter or salt.
+// RootDigest is the first half of the SHA-256 of Root's input. Digests of blocks
+// start from it, because clients choose the salt and can find salts whose Root equals
+// that of another model, adapter or salt.
 type RootDigest [16]byte
 
 // DigestRoot returns the RootDigest of model, adapter and salt.
@@ -34,15 +34,15 @@ func DigestRoot(model, adapter, salt string) RootDigest {
 	return RootDigest(sum[:16])
 }
 
-// ParseRootDigest reads a digest that another process sent. No bytes are the zero
-// digest; any number of them other than 0 and 16 is not ok.
+// ParseRootDigest reads a digest that another process sent. Zero bytes are the zero
+// digest. ok is false if the length is neither 0 nor 16.
 func ParseRootDigest(b []byte) (d RootDigest, ok bool) {
 	copy(d[:], b)
 	return d, len(b) == 0 || len(b) == len(d)
 }
 
-// rootFields joins the fields, each with its length in front: so ("ab", "c") and
-// ("a", "bc") stay apart.
+// rootFields joins the fields, each after its length, so that ("ab", "c") and
+// ("a", "bc") differ.
 func rootFields(fields ...string) (joined []byte) {
 	for _, field := range fields {
 		joined = binary.LittleEndian.AppendUint64(joined, uint64(len(field)))
@@ -78,6 +78,6 @@ func chain(parent Hash, tokens []int32) Hash {
 	return Hash(d.Sum64())
 }
 
-// In is what a hash is called outside of the node where groups share names: the
-// first group's as it is, another one's apart.
+// In returns the hash of a block of a group for use outside of the node, where all
+// groups share one namespace. Hashes of group 0 are unchanged.
 func (h Hash) In(group int) Hash { return h + Hash(group)*0x9e3779b97f4a7c15 }

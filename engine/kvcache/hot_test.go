@@ -106,8 +106,8 @@ func TestHotPrefixesOnTheMooncakeTrace(t *testing.T) {
 	}
 }
 
-// mooncake is the prompts of a trace, a number for each 512 tokens that tells all
-// before them too.
+// mooncake returns the prompts of a trace, as a number for each 512 tokens that also
+// identifies all tokens before them.
 func mooncake(t *testing.T) (prompts [][]int32) {
 	t.Helper()
 	f, err := os.Open("../../bench/sim/testdata/mooncake_synthetic.jsonl.gz")

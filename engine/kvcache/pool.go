@@ -1,29 +1,29 @@
-// Package kvcache decides which block of KV memory holds what: it hands out
-// equal-sized blocks, counts who uses them, finds cached prefixes and evicts
-// the least recently used of what nobody needs.
+// Package kvcache manages the blocks of KV memory. It allocates blocks of equal size,
+// counts their references, finds cached prefixes and evicts the least recently used
+// blocks that are not in use.
 //
-// Layers of one attention kind and KV shape form a group with block tables of
-// its own; all groups draw on one pool, and any block can serve any of them. A
-// group with a window lets blocks go that no later token reads.
+// Layers of one attention kind and KV shape form a group with block tables of its
+// own. All groups share one pool, and any block can serve any group. A group with a
+// window frees the blocks that no later token reads.
 //
-// A block has a reference count (block tables and reservations that contain
-// it), a hashed flag (it can be found by its content) and transfer pins in two
-// directions. Content is named by a chained digest of every token from the root
-// to the block's end, so a hit has equal tokens after equal parents; the public
-// hashes only say where to look. A block that nobody references or pins is free
-// when it is not hashed and cached when it is; cached blocks wait in LRU lists until
-// memory runs out. There are two: what was found again since it was stored is hot,
-// and goes only when nothing else is left. So a prompt that comes once, however
-// long, pushes out no prefix that many share. Hot blocks are a bounded part of the
-// pool: the one that was used the longest ago cools down when another needs its
-// place. (Segmented LRU: Karedla, Love, Wherry, 1994.)
+// A block has a reference count (block tables and reservations that contain it), a
+// hashed flag (it can be found by its content) and transfer pins in two directions.
+// Content is identified by a chained digest of every token from the root to the
+// block's end, so that a hit has equal tokens after equal parents. The public hashes
+// only select a bucket of the index. A block without references and pins is free if
+// it is not hashed, and cached if it is.
 //
-// The invariant: a block is handed out only with no references and no pins.
-// An incoming pin belongs to the network and is never removed by this package
-// on its own.
+// Cached blocks wait in two LRU lists until memory runs out. A block that was found
+// again since it was stored is hot, and is evicted only when nothing else is left. So
+// a prompt that comes once, however long, evicts no prefix that many requests share.
+// Hot blocks are a bounded part of the pool: when another needs the place, the least
+// recently used one becomes cold. (Segmented LRU: Karedla, Love, Wherry, 1994.)
 //
-// The package does not know requests, does not touch KV memory, and does not
-// decide who has to give blocks back; that is the scheduler's.
+// Invariant: a block is allocated only if it has no references and no pins. An
+// incoming pin belongs to the network, and this package never removes it on its own.
+//
+// The package does not know requests, does not touch KV memory, and does not decide
+// which request is preempted; the scheduler does.
 package kvcache
 
 import (
@@ -31,73 +31,73 @@ import (
 	"fmt"
 )
 
-// BlockID is a block's place in the pool: 0 ≤ id < Config.Blocks.
+// BlockID is a block's index in the pool: 0 ≤ id < Config.Blocks.
 type BlockID int32
 
-// NoBlock stands where a block table has none: before a window, or not found.
+// NoBlock marks a place of a block table without a block, and a block that was not found.
 const NoBlock BlockID = -1
 
-// DefaultMaxEvents bounds the events kept for a reader that is slow or absent.
-// 64 Ki events are 1.5 MiB and several seconds of prefill on any node we know;
-// a reader that is later than that asks for a snapshot anyway.
+// DefaultMaxEvents bounds the events kept for a reader that is slow or absent. 64 Ki
+// events are 1.5 MiB and several seconds of prefill on any node measured so far. A
+// reader that is later than that requests a snapshot anyway.
 const DefaultMaxEvents = 1 << 16
 
-// DefaultHotFraction leaves half the pool to prefixes that are new, so that they
-// can become hot: the best on the Mooncake trace, for pools of every size
+// DefaultHotFraction leaves half the pool to new prefixes, so that they can become
+// hot. It is the best value on the Mooncake trace for pools of every size
 // (TestHotPrefixesOnTheMooncakeTrace).
 const DefaultHotFraction = 0.5
 
 // MaxGroups bounds the block tables of a sequence.
 const MaxGroups = 64
 
-// ErrConfig says that a Config cannot make a pool.
+// ErrConfig means that a Config cannot make a pool.
 var ErrConfig = errors.New("kvcache: bad config")
 
 // Config sizes a pool.
 type Config struct {
 	Blocks      int // number of blocks
-	BlockTokens int // tokens that one hash names; 0 means DefaultBlockTokens
+	BlockTokens int // tokens per hash; 0 means DefaultBlockTokens
 	MaxEvents   int // events kept until drained; 0 means DefaultMaxEvents
 
 	// HotFraction is the part of the blocks that may be hot at once; 0 means
-	// DefaultHotFraction, less than a block is none: plain LRU.
+	// DefaultHotFraction. Less than a block means none: plain LRU.
 	HotFraction float64
 
-	// Groups that share the blocks; none means one without a window.
+	// Groups share the blocks. Empty means one group without a window.
 	Groups []Group
 
 	// Hash replaces the chained xxhash64, so that tests can force collisions.
-	// nil, as everywhere else, means the hashes AppendHashes gives.
+	// nil means the hashes of AppendHashes.
 	Hash func(parent Hash, tokens []int32) Hash
 }
 
-// state is what references, pins and the hashed flag make of a block.
+// state is determined by a block's references, pins and hashed flag.
 type state uint8
 
 const (
-	stateFree   state = iota // nobody needs it, its content is garbage
-	stateCached              // nobody needs it, its content can be found
-	stateHot                 // stateCached, and was found since it was stored
+	stateFree   state = iota // unused, its content is garbage
+	stateCached              // unused, its content can be found
+	stateHot                 // stateCached, and found since it was stored
 	stateUsed                // referenced
-	statePinned              // only a transfer needs it
+	statePinned              // pinned by a transfer only
 	nStates
 )
 
-// reusable says whether blocks of a state can be handed out; they are in a list.
+// reusable reports whether blocks of a state can be allocated. Such blocks are in a list.
 func (s state) reusable() bool { return s == stateFree || s == stateCached || s == stateHot }
 
 type block struct {
 	refs   int32 // block tables and reservations that contain it
 	pinIn  int32 // transfers that may write it
 	pinOut int32 // transfers that may read it
-	state  state // the list and the counter it is in
+	state  state // determines its list and its counter
 
 	hashed bool
 	hot    bool   // found since it was stored
-	group  uint8  // whose content it is, when hashed
-	hash   Hash   // public name of the content
-	parent Hash   // that of the place before, or the root at the start of a chain
-	digest digest // proof of the content and of all before it
+	group  uint8  // group of the content, if hashed
+	hash   Hash   // public hash of the content
+	parent Hash   // hash of the place before, or the root at the start of a chain
+	digest digest // identifies the content and all before it
 
 	prev, next BlockID // free or LRU list
 	bucketNext BlockID // next block in the same hash bucket
@@ -106,29 +106,29 @@ type block struct {
 // list is a doubly linked list through blocks' prev and next.
 type list struct{ head, tail BlockID }
 
-// Pool is the state machine. It is not safe for concurrent use: the engine's
-// one goroutine owns it.
+// Pool is the state machine. It is not safe for concurrent use: the step goroutine of
+// the engine owns it.
 type Pool struct {
 	blockTokens int
 	groups      []Group
 	align       int // tokens after which blocks of all groups end together
 	blocks      []block
 	buckets     []BlockID     // hash index: heads of the chains through bucketNext
-	lists       [nStates]list // only those of blocks that can be handed out are used
+	lists       [nStates]list // only those of reusable states are used
 	maxHot      int           // blocks in stateHot
 	counts      [nStates]int  // blocks per state
 	arriving    int           // blocks with an incoming pin
 	leaving     int           // blocks with an outgoing pin
 	events      eventRing
 	hash        func(Hash, []int32) Hash
-	broken      fault // which rule a test left out; zero otherwise
+	fault       fault // rule that a test switches off; zero otherwise
 }
 
-// fault leaves out one rule, so that tests can show that they would notice.
+// fault switches off one rule, so that tests can prove that they would notice.
 type fault uint8
 
 const (
-	faultHitByHash   fault = iota + 1 // a hit does not look at the digest
+	faultHitByHash   fault = iota + 1 // a hit does not compare digests
 	faultPinsIgnored                  // a pinned block is reusable
 )
 
@@ -189,24 +189,24 @@ func NewPool(cfg Config) (*Pool, error) {
 	return p, nil
 }
 
-// BlockTokens is the number of tokens that one hash names.
+// BlockTokens returns the number of tokens per hash.
 func (p *Pool) BlockTokens() int { return p.blockTokens }
 
-// Groups are those that share the blocks, defaults filled in; not to be changed.
+// Groups returns the groups, defaults filled in. They must not be changed.
 func (p *Pool) Groups() []Group { return p.groups }
 
-// Align is the least number of tokens at which blocks of all groups end
-// together: prefix hits are multiples of it.
+// Align returns the least number of tokens at which blocks of all groups end
+// together. Prefix hits are multiples of it.
 func (p *Pool) Align() int { return p.align }
 
-// Available is the number of blocks that Alloc can still hand out.
+// Available returns the number of blocks that Alloc can still allocate.
 func (p *Pool) Available() int {
 	return p.counts[stateFree] + p.counts[stateCached] + p.counts[stateHot]
 }
 
-// Alloc hands out a block with one reference and unknown content: a free one,
-// else the least recently used cached one, a hot one only when all are hot. False means that every block is
-// referenced or pinned.
+// Alloc returns a block with one reference and unknown content: a free one, else the
+// least recently used cached one, and a hot one only if all are hot. It returns false
+// if every block is referenced or pinned.
 func (p *Pool) Alloc() (BlockID, bool) {
 	id := p.lists[stateFree].head
 	if id == NoBlock {
@@ -216,14 +216,14 @@ func (p *Pool) Alloc() (BlockID, bool) {
 		if id == NoBlock {
 			return NoBlock, false
 		}
-		p.forget(id)
+		p.uncache(id)
 	}
 	p.blocks[id].refs++
-	p.settle(id)
+	p.updateState(id)
 	return id, true
 }
 
-// Ref adds a reference to a block that is referenced or hashed: it was found.
+// Ref adds a reference to a block that is referenced or hashed.
 func (p *Pool) Ref(id BlockID) {
 	b := &p.blocks[id]
 	if b.refs == 0 && !b.hashed {
@@ -231,21 +231,21 @@ func (p *Pool) Ref(id BlockID) {
 	}
 	b.refs++
 	b.hot = b.hashed
-	p.settle(id)
+	p.updateState(id)
 }
 
-// Unref takes a reference back. Callers release a block table from its end,
-// so that in the LRU list a block always comes before its parent.
+// Unref releases a reference. Callers release a block table from its end, so that a
+// block always comes before its parent in the LRU list.
 func (p *Pool) Unref(id BlockID) {
 	b := &p.blocks[id]
 	if b.refs == 0 {
 		panic(fmt.Sprintf("kvcache: Unref of block %d, which has no reference", id))
 	}
 	b.refs--
-	p.settle(id)
+	p.updateState(id)
 }
 
-// PinIn says that the network may write the block from now on.
+// PinIn marks the block as one that the network may write from now on.
 func (p *Pool) PinIn(id BlockID) {
 	b := &p.blocks[id]
 	if b.refs == 0 || b.hashed {
@@ -255,10 +255,10 @@ func (p *Pool) PinIn(id BlockID) {
 	if b.pinIn++; b.pinIn == 1 {
 		p.arriving++
 	}
-	p.settle(id)
+	p.updateState(id)
 }
 
-// UnpinIn says that this transfer will never write the block again.
+// UnpinIn ends PinIn: this transfer never writes the block again.
 func (p *Pool) UnpinIn(id BlockID) {
 	b := &p.blocks[id]
 	if b.pinIn == 0 {
@@ -267,7 +267,7 @@ func (p *Pool) UnpinIn(id BlockID) {
 	if b.pinIn--; b.pinIn == 0 {
 		p.arriving--
 	}
-	p.settle(id)
+	p.updateState(id)
 }
 
 // PinOut keeps a block's content while a transfer reads it.
@@ -279,7 +279,7 @@ func (p *Pool) PinOut(id BlockID) {
 	if b.pinOut++; b.pinOut == 1 {
 		p.leaving++
 	}
-	p.settle(id)
+	p.updateState(id)
 }
 
 // UnpinOut ends PinOut.
@@ -291,7 +291,7 @@ func (p *Pool) UnpinOut(id BlockID) {
 	if b.pinOut--; b.pinOut == 0 {
 		p.leaving--
 	}
-	p.settle(id)
+	p.updateState(id)
 }
 
 // Usage counts blocks. Free + Cached + Used + Pinned = Blocks; Arriving and
@@ -319,12 +319,12 @@ func (p *Pool) Usage() Usage {
 	}
 }
 
-// Info is one block's state, for those who verify or display the pool.
+// Info is one block's state, for checks and displays.
 type Info struct {
 	Refs, PinsIn, PinsOut int
 	Hashed                bool
 	Hash                  Hash // valid when Hashed
-	Reusable              bool // Alloc may hand it out
+	Reusable              bool // Alloc may return it
 }
 
 // Info returns the state of one block.
@@ -337,13 +337,13 @@ func (p *Pool) Info(id BlockID) Info {
 	}
 }
 
-// settle moves a block to the list that its references, pins and flag ask for.
-func (p *Pool) settle(id BlockID) {
+// updateState moves a block to the list of the state that its references, pins and flags determine.
+func (p *Pool) updateState(id BlockID) {
 	b := &p.blocks[id]
 	to := stateUsed
 	if b.refs == 0 {
 		switch {
-		case b.pinIn+b.pinOut > 0 && p.broken != faultPinsIgnored:
+		case b.pinIn+b.pinOut > 0 && p.fault != faultPinsIgnored:
 			to = statePinned
 		case b.hashed && b.hot && p.maxHot > 0:
 			to = stateHot
@@ -372,7 +372,7 @@ func (p *Pool) settle(id BlockID) {
 		if p.counts[stateHot] > p.maxHot {
 			coldest := p.lists[stateHot].head
 			p.blocks[coldest].hot = false
-			p.settle(coldest)
+			p.updateState(coldest)
 		}
 	}
 }

@@ -225,7 +225,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// A full ring keeps the newest events, in order, wherever its oldest lies.
+// A full ring keeps the newest events, in order, wherever its oldest event is.
 func TestEventsOverflow(t *testing.T) {
 	for n := range 12 {
 		r := eventRing{buf: make([]Event, 4)}
@@ -316,7 +316,7 @@ func TestMisuseIsCaught(t *testing.T) {
 	}
 }
 
-// Check finds what it says it verifies.
+// Check detects every violation that it promises to detect.
 func TestCheckFinds(t *testing.T) {
 	for name, damage := range map[string]func(p *Pool, table []BlockID){
 		"a lost reference":     func(p *Pool, table []BlockID) { p.blocks[table[2]].refs = 0 },
@@ -454,7 +454,7 @@ func BenchmarkAppendHashes(b *testing.B) {
 	}
 }
 
-// No block has the number that stands for none.
+// No block has the number NoBlock.
 func TestNoBlockIsNoBlock(t *testing.T) {
 	p, err := NewPool(Config{Blocks: 3})
 	if err != nil {

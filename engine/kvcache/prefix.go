@@ -6,37 +6,37 @@ import (
 	"fmt"
 )
 
-// digest stands for every token from the root to the end of a block: SHA-256,
-// chained, of which half is kept. Nobody can make two prefixes that share one,
-// so equal digests are equal tokens after equal parents.
+// digest identifies every token from the root to the end of a block: chained SHA-256,
+// of which half is kept. Finding two prefixes with the same digest is infeasible, so
+// that equal digests are equal tokens after equal parents.
 type digest [16]byte
 
 // link is one unit of a chain.
 type link struct {
-	hash   Hash // its public name
+	hash   Hash // public
 	digest digest
 }
 
-// Chain is the names of a sequence's leading tokens, one link per
-// Config.BlockTokens of them. It grows with the sequence, so that nothing is
-// hashed twice. The zero Chain has no root; make it with NewChain.
+// Chain holds the hashes and digests of a sequence's leading tokens, one link per
+// Config.BlockTokens tokens. It grows with the sequence, so that no token is hashed
+// twice. The zero Chain has no root; NewChain makes one.
 type Chain struct {
 	root  Hash
 	start RootDigest // zero: made from root
 	links []link
 }
 
-// NewChain starts a chain at root, with room for nTokens.
+// NewChain returns a chain that starts at root, with room for nTokens.
 func (p *Pool) NewChain(root Hash, nTokens int) Chain {
 	return Chain{root: root, links: make([]link, 0, nTokens/p.blockTokens)}
 }
 
-// StartAt makes the digests of a chain without links start from d. The zero d keeps
-// that of NewChain, which is made from the 64-bit root.
+// StartAt sets the digest that the links of an empty chain start from. The zero d
+// keeps the one of NewChain, which is made from the 64-bit root.
 func (c *Chain) StartAt(d RootDigest) { c.start = d }
 
-// Extend adds the links of tokens, the whole sequence so far, that the chain
-// does not have yet; tokens after the last whole unit have none.
+// Extend adds the links that the chain lacks. tokens is the whole sequence so far;
+// tokens after the last whole unit have no link.
 func (p *Pool) Extend(c *Chain, tokens []int32) {
 	last := link{hash: c.root}
 	if n := len(c.links); n > 0 {
@@ -70,8 +70,8 @@ func (d digest) next(tokens []int32) (out digest) {
 	}
 }
 
-// at is the link that ends a group's place, and the hash of the place before.
-func (p *Pool) at(group int, c *Chain, place int) (l *link, parent Hash) {
+// linkAt returns the link at the end of a group's place, and the hash of the place before.
+func (p *Pool) linkAt(group int, c *Chain, place int) (l *link, parent Hash) {
 	units := p.groups[group].BlockTokens / p.blockTokens
 	parent = c.root
 	if place > 0 {
@@ -80,18 +80,18 @@ func (p *Pool) at(group int, c *Chain, place int) (l *link, parent Hash) {
 	return &c.links[(place+1)*units-1], parent
 }
 
-// Find returns the cached block that holds a group's place of a chain, which
-// must reach to the place's end, or NoBlock.
+// Find returns the cached block for a group's place of a chain, or NoBlock. The chain
+// must reach to the end of the place.
 func (p *Pool) Find(group int, c *Chain, place int) BlockID {
-	l, _ := p.at(group, c, place)
+	l, _ := p.linkAt(group, c, place)
 	return p.find(group, l)
 }
 
-// Match is the length of the longest cached prefix of a chain, at most limit
-// tokens: the largest n at which blocks of all groups end, for which every group
-// without a window holds [0, n) and every other one its last Window-1 tokens
-// before n. It takes no references and changes nothing: callers Find and Ref
-// what they keep before the next Alloc.
+// Match returns the length of the longest cached prefix of a chain, at most limit
+// tokens. That is the largest n at which blocks of all groups end and the cache has
+// what a request at n reads: [0, n) for groups without a window, the last Window-1
+// tokens before n for the others. It takes no references and changes nothing: callers
+// Find and Ref what they keep before the next Alloc.
 func (p *Pool) Match(c *Chain, limit int) (nTokens int) {
 	n := min(limit, len(c.links)*p.blockTokens) / p.align * p.align
 	for g, spec := range p.groups {
@@ -104,21 +104,21 @@ func (p *Pool) Match(c *Chain, limit int) (nTokens int) {
 		}
 		n = place * spec.BlockTokens / p.align * p.align
 	}
-	// From the right: a missing block moves the end to before it, and what lay
-	// between can be no end either.
-	for again := true; again && n > 0; {
-		again = false
+	// From the right: a missing block moves the end to before it, because no n between
+	// can be an end either.
+	for moved := true; moved && n > 0; {
+		moved = false
 		for g, spec := range p.groups {
 			if spec.Window == 0 {
 				continue
 			}
-			for place := n/spec.BlockTokens - 1; place >= spec.First(n) && !again; place-- {
+			for place := n/spec.BlockTokens - 1; place >= spec.First(n) && !moved; place-- {
 				if p.Find(g, c, place) == NoBlock {
 					n = place * spec.BlockTokens / p.align * p.align
-					again = true
+					moved = true
 				}
 			}
-			if again {
+			if moved {
 				break
 			}
 		}
@@ -126,31 +126,31 @@ func (p *Pool) Match(c *Chain, limit int) (nTokens int) {
 	return n
 }
 
-// find looks for the hashed block of a group with this content. Equal hashes
-// are not enough: they only say where to look.
+// find returns the hashed block of a group with this content. It compares digests,
+// because equal hashes are not enough.
 func (p *Pool) find(group int, l *link) BlockID {
 	for id := p.buckets[p.bucket(group, l.hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
 		b := &p.blocks[id]
-		if b.hash == l.hash && int(b.group) == group && (b.digest == l.digest || p.broken == faultHitByHash) {
+		if b.hash == l.hash && int(b.group) == group && (b.digest == l.digest || p.fault == faultHitByHash) {
 			return id
 		}
 	}
 	return NoBlock
 }
 
-// Store puts a complete, verified block into the prefix cache: id holds a
-// group's place of a chain. The caller has a reference to it.
+// Store puts a complete, verified block into the prefix cache as a group's place of a
+// chain. The caller has a reference to it.
 //
-// When the same content is already there, nothing changes and the block that
-// has it is returned: the caller takes a reference to that one, and puts it in
-// its block table in place of its own. So one content is kept once.
+// If the same content is already cached, nothing changes and that block is returned.
+// The caller takes a reference to it and puts it into its block table in place of its
+// own, so that each content is kept once.
 func (p *Pool) Store(id BlockID, group int, c *Chain, place int) BlockID {
 	b := &p.blocks[id]
 	if b.refs == 0 || b.pinIn > 0 || b.hashed {
 		panic(fmt.Sprintf("kvcache: Store of block %d: references %d, incoming pins %d, hashed %v",
 			id, b.refs, b.pinIn, b.hashed))
 	}
-	l, parent := p.at(group, c, place)
+	l, parent := p.linkAt(group, c, place)
 	if have := p.find(group, l); have != NoBlock {
 		return have
 	}
@@ -165,8 +165,8 @@ func (p *Pool) Store(id BlockID, group int, c *Chain, place int) BlockID {
 	return id
 }
 
-// forget takes a block out of the prefix cache.
-func (p *Pool) forget(id BlockID) {
+// uncache removes a block from the prefix cache.
+func (p *Pool) uncache(id BlockID) {
 	b := &p.blocks[id]
 	group, hash, parent := int(b.group), b.hash, b.parent
 	at := &p.buckets[p.bucket(group, hash)]
@@ -175,14 +175,14 @@ func (p *Pool) forget(id BlockID) {
 	}
 	*at = b.bucketNext
 	b.hashed, b.hot, b.hash, b.parent, b.digest, b.group, b.bucketNext = false, false, 0, 0, digest{}, 0, NoBlock
-	p.settle(id)
+	p.updateState(id)
 	if !p.hasHash(group, hash) {
 		p.events.push(Event{Kind: Removed, Group: group, Hash: hash, Parent: parent})
 	}
 }
 
-// hasHash says whether any hashed block of a group has this hash. Events name
-// hashes, so only the first block that has one and the last that had it are news.
+// hasHash reports whether any hashed block of a group has this hash. Events name
+// hashes, so that only the first and the last block of a hash cause events.
 func (p *Pool) hasHash(group int, hash Hash) bool {
 	for id := p.buckets[p.bucket(group, hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
 		if b := &p.blocks[id]; b.hash == hash && int(b.group) == group {

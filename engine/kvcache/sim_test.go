@@ -42,10 +42,9 @@ type sim struct {
 	n       map[string]int
 }
 
-// simulate lets random block tables share a pool, and holds every answer
-// against the naive model: a hit has the content that was asked for, the longest
-// there is; a block handed out belongs to nobody and is the least
-// recently used, a hot one only when all are.
+// simulate lets random block tables share a pool, and compares every answer with the naive
+// model. A hit has the requested content and is the longest possible. An allocated block is
+// unused and the least recently used one, a hot one only if all are hot.
 func simulate(seed uint64, broken fault, n map[string]int) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -70,7 +69,7 @@ func simulate(seed uint64, broken fault, n map[string]int) (err error) {
 	if err != nil {
 		return err
 	}
-	p.broken = broken
+	p.fault = broken
 	s := &sim{
 		rng: rng, p: p, n: n,
 		roots:   []Hash{Root("m", "", ""), Root("m", "", "salt"), Root("m", "a", "")},
@@ -266,7 +265,7 @@ func (s *sim) unref(id BlockID) {
 	s.settled(id)
 }
 
-// settled notes since when nobody needs a block.
+// settled records since when a block is unused.
 func (s *sim) settled(id BlockID) {
 	if sh := &s.shelves[id]; sh.refs+sh.pinIn+sh.pinOut == 0 {
 		sh.cachedAt = s.op
@@ -285,7 +284,7 @@ func (s *sim) settled(id BlockID) {
 	}
 }
 
-// worth is the order in which blocks that nobody needs are handed out.
+// worth is the order in which unused blocks are allocated.
 func (s *shelf) worth() int {
 	switch {
 	case !s.hashed:

@@ -9,13 +9,13 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// kind is the layers that store the same shape and see equally far.
+// kind is the layers that store the same shape and have the same window.
 type kind struct {
 	backend.KVShape
 	layers []int // by number
 }
 
-// kinds sorts layers: those without a window first, then in order of appearance.
+// kinds groups layers: those without a window first, then in order of appearance.
 func kinds(layers []backend.KVShape) []kind {
 	var all []kind
 	for i, l := range layers {
@@ -33,16 +33,16 @@ func kinds(layers []backend.KVShape) []kind {
 const (
 	maxBlockTokens = 256  // of any group: one attention segment of the kernels
 	maxAlign       = 512  // tokens at which blocks of all groups end together: prefix hits are multiples
-	maxScale       = 4    // blocks of the largest shape hold up to so many times Need.BlockTokens
-	pricedStep     = 2048 // tokens of a step, for the price alone
-	slack          = 100  // an arrangement with fewer groups may cost a hundredth more
+	maxScale       = 4    // blocks of the largest shape hold up to this many times Need.BlockTokens
+	pricedStep     = 2048 // tokens of a step, only for the price
+	slack          = 100  // an arrangement with fewer groups may cost one part in slack more
 )
 
-// Arrange lays a model's KV layers out over equal blocks: how many layers share
-// a block table, and how many tokens a page holds of each shape. Every way to do
-// it is priced by the bytes that one sequence of Context tokens holds at its
-// peak; of the cheapest the one with the fewest block tables is taken. Nothing
-// that may differ between nodes of one model goes into it.
+// Arrange lays a model's KV layers out over equal blocks: how many layers share a
+// block table, and how many tokens a page holds of each shape. The price of an
+// arrangement is the bytes that one sequence of Context tokens holds at its peak.
+// Arrange returns the cheapest arrangement, and of nearly equal ones that with the
+// fewest block tables. It uses no input that may differ between nodes of one model.
 func Arrange(n Need) (best backend.KVSpec) {
 	all := kinds(n.Layers)
 	most := 0
@@ -78,10 +78,10 @@ func Arrange(n Need) (best backend.KVSpec) {
 	return best
 }
 
-// arrange makes blocks of so many regions, whose pages hold scale times
-// BlockTokens of the shape that needs the most bytes for a token, and of others
-// as many as fit: a power of two times as many if pow2, so that blocks of all
-// groups end together soon.
+// arrange makes blocks of so many regions. Their pages hold scale times BlockTokens
+// of the shape that needs the most bytes for a token, and as many tokens of other
+// shapes as fit. With pow2 that is a power of two times BlockTokens, so that blocks
+// of all groups end together after few tokens.
 func arrange(all []kind, n Need, regions, scale int, pow2 bool) (s backend.KVSpec, ok bool) {
 	s = backend.KVSpec{Regions: regions, Layers: make([]backend.KVPlace, len(n.Layers)), DType: n.DType}
 	for _, k := range all {
@@ -115,7 +115,7 @@ func shape(k kind) backend.KVGroup {
 	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Latent: k.Latent, Window: k.Window}
 }
 
-// Groups are a store's groups as the block pool sees them.
+// Groups returns a store's groups for the block pool.
 func Groups(s backend.KVSpec) []kvcache.Group {
 	groups := make([]kvcache.Group, len(s.Groups))
 	for i, g := range s.Groups {
@@ -124,10 +124,10 @@ func Groups(s backend.KVSpec) []kvcache.Group {
 	return groups
 }
 
-// usual is the arrangement of vLLM's hybrid manager: as many layers to a group
-// as the rarest kind has, unless the kinds are nearly of one size; every group
-// padded to that; blocks of the largest shape hold BlockTokens.
-func usual(n Need) (backend.KVSpec, bool) {
+// vllmArrangement returns the arrangement of vLLM's hybrid manager. A group has as many layers
+// as the rarest kind, unless the kinds have nearly the same size. Every group is padded
+// to that, and blocks of the largest shape hold BlockTokens.
+func vllmArrangement(n Need) (backend.KVSpec, bool) {
 	all := kinds(n.Layers)
 	least, most := len(n.Layers), 0
 	for _, k := range all {

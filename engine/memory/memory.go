@@ -1,10 +1,10 @@
 // Package memory computes how many KV blocks fit in a budget, and how a model's
-// layers share them: what the budget leaves after weights and step buffers,
-// divided by the bytes of a block. It returns the derivation as text, so that an
-// operator can check every number.
+// layers share them. Blocks get what the budget leaves after weights and step
+// buffers, divided by the bytes of a block. The package returns the derivation as
+// text, so that an operator can check every number.
 //
 // Invariant: weights, step buffers and the blocks of a Plan never exceed the
-// budget, and one block more would, unless a named cap was reached first.
+// budget. One block more would, unless a named cap was reached first.
 //
 // The package does not measure memory and does not allocate it.
 package memory
@@ -19,7 +19,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// ErrBudget says that the budget does not hold what it must.
+// ErrBudget means that the budget is too small for what it must hold.
 var ErrBudget = errors.New("memory: budget too small")
 
 // Need is what has to fit. Sizes are in bytes.
@@ -32,21 +32,22 @@ type Need struct {
 	BlockTokens int               // tokens per block of the shape that needs the most bytes
 	DType       backend.DType     // of the KV
 
-	// Context prices arrangements: the tokens that the model was made for, so that
-	// all nodes arrange alike whatever their own bounds are; 0: MaxModelLen.
+	// Context is the number of tokens that the model was made for. It prices
+	// arrangements, so that all nodes arrange alike whatever their own bounds are. 0
+	// means MaxModelLen.
 	Context int
 
 	MaxModelLen      int // tokens of the longest sequence, which must fit alone
 	MaxBatchedTokens int // tokens of a step: a window holds what the step writes too
-	MaxBlocks        int // more are of no use; 0: no cap
+	MaxBlocks        int // cap on the blocks; 0: none
 }
 
 // Plan is how the budget is spent.
 type Plan struct {
-	KV          backend.KVSpec // with the blocks that fit
-	Tokens      int            // that the blocks hold when every group gets as many
+	KV          backend.KVSpec // with the number of blocks that fit
+	Tokens      int            // tokens that the blocks hold if every group gets as many
 	Peak        int            // blocks of one sequence of MaxModelLen tokens
-	Concurrency float64        // such sequences at once
+	Concurrency float64        // number of such sequences at once
 	Bytes       int64          // of all blocks
 	Lines       []string       // the derivation
 }
@@ -58,7 +59,7 @@ func (n *Need) check() error {
 		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1 || l.Latent < 0 || l.Latent > l.HeadDim
 	}
 	if bad {
-		return fmt.Errorf("%w: a need without sizes: %+v", ErrBudget, *n)
+		return fmt.Errorf("%w: missing or invalid sizes: %+v", ErrBudget, *n)
 	}
 	return nil
 }
@@ -81,7 +82,7 @@ func Fit(n Need) (Plan, error) {
 	return p, nil
 }
 
-// fit is how many blocks there will be, and which cap was reached.
+// fit returns the number of blocks, and which cap was reached.
 func (p *Plan) fit(n *Need, left int64) (fit int64, capped string, err error) {
 	blockBytes := int64(p.KV.BlockBytes())
 	groups := Groups(p.KV)
@@ -104,14 +105,14 @@ func (p *Plan) fit(n *Need, left int64) (fit int64, capped string, err error) {
 	return fit, capped, nil
 }
 
-// count says what the blocks hold, as vLLM counts: tokens if every group had an
-// equal share, and sequences by what one of them holds at its peak.
+// count computes the capacity as vLLM does: tokens if every group has an equal share,
+// and sequences by what one of them holds at its peak.
 func (p *Plan) count(n *Need) {
 	p.Tokens = p.KV.Blocks / len(p.KV.Groups) * p.unit()
 	p.Concurrency = float64(p.KV.Blocks) / float64(p.Peak)
 }
 
-// unit is the tokens of the smallest block.
+// unit returns the tokens of the smallest block.
 func (p *Plan) unit() int {
 	unit := maxBlockTokens
 	for _, g := range p.KV.Groups {
@@ -122,15 +123,15 @@ func (p *Plan) unit() int {
 
 // explain writes the derivation.
 func (p *Plan) explain(n *Need, left int64, capped string) {
-	say := func(what, format string, args ...any) {
+	line := func(what, format string, args ...any) {
 		p.Lines = append(p.Lines, fmt.Sprintf("%-14s", what)+fmt.Sprintf(format, args...))
 	}
 	if n.Weights > 0 || n.Step > 0 {
-		say("budget", "%s", Bytes(n.Budget))
-		say("weights", "-%s", Bytes(n.Weights))
-		say("step buffers", "-%s", Bytes(n.Step))
+		line("budget", "%s", Bytes(n.Budget))
+		line("weights", "-%s", Bytes(n.Weights))
+		line("step buffers", "-%s", Bytes(n.Step))
 	}
-	say("left for KV", "%s", Bytes(left))
+	line("left for KV", "%s", Bytes(left))
 	for i, same := 0, 0; i < len(p.KV.Groups); i += same {
 		g, name := p.KV.Groups[i], fmt.Sprintf("group %d", i)
 		for same = 1; i+same < len(p.KV.Groups) && p.KV.Groups[i+same] == g; same++ {
@@ -144,21 +145,21 @@ func (p *Plan) explain(n *Need, left int64, capped string) {
 		if g.Latent > 0 {
 			what = fmt.Sprintf("a latent of %d and %d rotated", g.Latent, g.HeadDim-g.Latent)
 		}
-		say(name, "%s layers%s: %s x %d bytes (%s) x %d tokens = %s a page%s", layers, window(g.Window),
+		line(name, "%s layers%s: %s x %d bytes (%s) x %d tokens = %s a page%s", layers, window(g.Window),
 			what, p.KV.DType.Size(), p.KV.DType, g.BlockTokens, Bytes(int64(page)), p.unused(g, page))
 	}
-	say("one block", "%d pages of %s = %s", p.KV.Regions, Bytes(int64(p.KV.PageBytes)), Bytes(int64(p.KV.BlockBytes())))
-	say("blocks", "%s / %s = %d fit", Bytes(left), Bytes(int64(p.KV.BlockBytes())), left/int64(p.KV.BlockBytes()))
+	line("one block", "%d pages of %s = %s", p.KV.Regions, Bytes(int64(p.KV.PageBytes)), Bytes(int64(p.KV.BlockBytes())))
+	line("blocks", "%s / %s = %d fit", Bytes(left), Bytes(int64(p.KV.BlockBytes())), left/int64(p.KV.BlockBytes()))
 	if capped != "" {
-		say("", "%s", capped)
+		line("", "%s", capped)
 	}
-	say("KV cache", "%d blocks (%s) / %d %s x %d tokens = %s tokens", p.KV.Blocks, Bytes(p.Bytes), len(p.KV.Groups), plural(len(p.KV.Groups), "group"), p.unit(), thousands(p.Tokens))
-	say("one sequence", "of %s tokens: %s = %d blocks at most", thousands(n.MaxModelLen), p.sequence(n), p.Peak)
-	say("at once", "%d / %d = %.2fx of %s tokens", p.KV.Blocks, p.Peak, p.Concurrency, thousands(n.MaxModelLen))
-	p.compare(n, left, say)
+	line("KV cache", "%d blocks (%s) / %d %s x %d tokens = %s tokens", p.KV.Blocks, Bytes(p.Bytes), len(p.KV.Groups), plural(len(p.KV.Groups), "group"), p.unit(), thousands(p.Tokens))
+	line("one sequence", "of %s tokens: %s = %d blocks at most", thousands(n.MaxModelLen), p.sequence(n), p.Peak)
+	line("at once", "%d / %d = %.2fx of %s tokens", p.KV.Blocks, p.Peak, p.Concurrency, thousands(n.MaxModelLen))
+	p.compare(n, left, line)
 }
 
-// unused says what a group leaves empty in each block.
+// unused returns the part of a block that a group leaves empty, as text.
 func (p *Plan) unused(g backend.KVGroup, page int) string {
 	empty := p.KV.BlockBytes() - g.Layers*page
 	if empty == 0 {
@@ -167,7 +168,7 @@ func (p *Plan) unused(g backend.KVGroup, page int) string {
 	return fmt.Sprintf(", %s of a block stay empty", Bytes(int64(empty)))
 }
 
-// sequence is the blocks of the longest one, summed over equal groups.
+// sequence returns the blocks of the longest sequence as text, summed over equal groups.
 func (p *Plan) sequence(n *Need) string {
 	var parts []string
 	groups := Groups(p.KV)
@@ -191,15 +192,15 @@ func (p *Plan) sequence(n *Need) string {
 	return strings.Join(parts, " + ")
 }
 
-// compare puts beside a model of several kinds of layers what vLLM's hybrid
-// manager makes of the same memory.
-func (p *Plan) compare(n *Need, left int64, say func(what, format string, args ...any)) {
+// compare adds what vLLM's hybrid manager makes of the same memory, if the model has
+// several kinds of layers.
+func (p *Plan) compare(n *Need, left int64, line func(what, format string, args ...any)) {
 	if len(p.KV.Groups) == 1 {
 		return
 	}
-	spec, ok := usual(*n)
+	spec, ok := vllmArrangement(*n)
 	if !ok {
-		say("vLLM", "pads the pages of these layers, whose sizes do not divide each other, or refuses them")
+		line("vLLM", "pads the pages of these layers, whose sizes do not divide each other, or refuses them")
 		return
 	}
 	blocks := left / int64(spec.BlockBytes())
@@ -211,16 +212,16 @@ func (p *Plan) compare(n *Need, left int64, say func(what, format string, args .
 		}
 		peak += most
 	}
-	say("vLLM", "%d blocks of %d pages, %d groups: %s tokens, %.2fx", blocks, spec.Regions, len(spec.Groups),
+	line("vLLM", "%d blocks of %d pages, %d groups: %s tokens, %.2fx", blocks, spec.Regions, len(spec.Groups),
 		thousands(int(blocks)/len(spec.Groups)*n.BlockTokens), float64(blocks)/float64(peak))
 	ours, theirs := int64(p.Peak)*int64(p.KV.BlockBytes()), peak*int64(spec.BlockBytes())
 	switch {
 	case ours == theirs:
-		say("", "the same: both give each group %d layers and leave nothing of a block empty", spec.Regions)
+		line("", "the same: both give each group %d layers and leave nothing of a block empty", spec.Regions)
 	case spec.Regions == p.KV.Regions && spec.PageBytes == p.KV.PageBytes:
-		say("", "%s instead of %s for one sequence: a window's run of tokens is counted as the blocks it can touch, not as one more than it fills", Bytes(ours), Bytes(theirs))
+		line("", "%s instead of %s for one sequence: a window's run of tokens is counted as the blocks it can touch, not as one more than it fills", Bytes(ours), Bytes(theirs))
 	default:
-		say("", "%s instead of %s for one sequence: groups of %d layers instead of %d leave less of a block empty", Bytes(ours), Bytes(theirs), p.KV.Regions, spec.Regions)
+		line("", "%s instead of %s for one sequence: groups of %d layers instead of %d leave less of a block empty", Bytes(ours), Bytes(theirs), p.KV.Regions, spec.Regions)
 	}
 }
 
@@ -238,7 +239,7 @@ func plural(n int, what string) string {
 	return what + "s"
 }
 
-// thousands writes 131072 as 131,072.
+// thousands formats 131072 as 131,072.
 func thousands(n int) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -247,8 +248,8 @@ func thousands(n int) string {
 	return s
 }
 
-// Bytes writes a size with the unit in which it has at most four digits before
-// the point; whole numbers stay whole.
+// Bytes formats a size with the unit that leaves at most four digits before the point.
+// Whole numbers have no decimals.
 func Bytes(n int64) string {
 	units := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"}
 	v, unit := float64(n), 0

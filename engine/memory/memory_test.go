@@ -139,7 +139,7 @@ func TestArrangeWastesLess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec, _ := usual(n)
+	spec, _ := vllmArrangement(n)
 	ours, theirs := p.Peak*p.KV.BlockBytes(), kvcache.Peak(Groups(spec), n.MaxModelLen, n.MaxBatchedTokens)*spec.BlockBytes()
 	if float64(ours) > 0.9*float64(theirs) {
 		t.Errorf("one sequence takes %s, with groups of 7 layers %s\n%s", Bytes(int64(ours)), Bytes(int64(theirs)), strings.Join(p.Lines, "\n"))
@@ -313,7 +313,7 @@ func TestKindsInOrder(t *testing.T) {
 // one size (less than a quarter apart), and else as many as the rarest has.
 func TestUsualGroups(t *testing.T) {
 	for full, want := range map[int]int{10: 10, 12: 12, 13: 10, 20: 10} {
-		spec, ok := usual(Need{Layers: layers(10, 128, 8, 64, layers(full, 0, 8, 64)...), BlockTokens: 16, DType: backend.BF16})
+		spec, ok := vllmArrangement(Need{Layers: layers(10, 128, 8, 64, layers(full, 0, 8, 64)...), BlockTokens: 16, DType: backend.BF16})
 		if !ok || spec.Regions != want {
 			t.Errorf("10 layers with a window and %d without: groups of %d, %t: want %d", full, spec.Regions, ok, want)
 		}

@@ -18,6 +18,9 @@ type binding struct {
 	shape  []int  // of the checkpoint
 	parts  []part // of shape's dimensions, what is loaded
 	out    string // the name of shape's first dimension
+
+	rows []int   // of the tensor, in the order in which they are loaded; nil: those of parts[0]
+	plus float32 // is added to each number
 }
 
 // in is the part of a matrix's inputs, one place of a vector's.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
+
+	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
 
 // Bundle is what a gateway needs to serve a model whose files it does not have.
@@ -70,6 +72,11 @@ func (s *Source) text(b *Bundle) (err error) {
 	if b.TokenizerJSON, err = s.optional("tokenizer.json"); err != nil {
 		return err
 	}
+	if b.TokenizerJSON != nil {
+		if b.TokenizerJSON, err = s.asClass(b.TokenizerJSON); err != nil {
+			return err
+		}
+	}
 	// What tokenizer_config.json leaves out, special_tokens_map.json may have.
 	for _, file := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
 		if err := s.tokens(b, file); err != nil {
@@ -81,6 +88,20 @@ func (s *Source) text(b *Bundle) (err error) {
 		b.ChatTemplate = string(template)
 	}
 	return err
+}
+
+// asClass returns tokenizer.json as transformers reads it for the class that
+// tokenizer_config.json names.
+func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
+	text, err := s.optional("tokenizer_config.json")
+	if err != nil || text == nil {
+		return tokenizerJSON, err
+	}
+	var l tokenizer.Llama
+	if json.Unmarshal(text, &l) != nil { // tokens reports what is wrong with the file
+		return tokenizerJSON, nil
+	}
+	return l.Apply(tokenizerJSON)
 }
 
 func (s *Source) tokens(b *Bundle, file string) error {

@@ -36,10 +36,11 @@ type Config struct {
 	Window       int    // positions that a token sees, its own included; 0: all
 	FullLayers   []bool // layers without the window; nil: none
 	MoE          MoEConfig
+	Features     Features
+	Latent       *latentConfig // attention over latents; nil: over heads
 	Gemma4       *gemma4Config // what only Gemma 4 has
-	Deepseek     *deepseekConfig
-	MXFP4        bool       // experts are stored in four bits
-	FP8          *fp8Config // matrices are stored in floats of 8 bits
+	MXFP4        bool          // experts are stored in four bits
+	FP8          *fp8Config    // matrices are stored in floats of 8 bits
 
 	// Wrapped says that the checkpoint has more than the text model, whose weights
 	// have a longer prefix.
@@ -59,7 +60,9 @@ type rawConfig struct {
 	text []byte // all of it
 
 	Architectures []string `json:"architectures"`
-	Wrapped       bool     `json:"-"`
+	ModelType     string   `json:"model_type"`
+	arch          *architecture
+	Wrapped       bool `json:"-"`
 
 	VocabSize        int      `json:"vocab_size"`
 	HiddenSize       int      `json:"hidden_size"`
@@ -69,27 +72,31 @@ type rawConfig struct {
 	HeadDim          *int     `json:"head_dim"`
 	IntermediateSize int      `json:"intermediate_size"`
 	RMSNormEps       *float64 `json:"rms_norm_eps"`
-	TieWordEmbedding bool     `json:"tie_word_embeddings"`
+	TieWordEmbedding *bool    `json:"tie_word_embeddings"`
 	HiddenAct        *string  `json:"hidden_act"`
 	MaxPositions     *int     `json:"max_position_embeddings"`
+
+	PartialRotary     *float64 `json:"partial_rotary_factor"`
+	OriginalPositions *float64 `json:"original_max_position_embeddings"`
 
 	RopeTheta      *float64                   `json:"rope_theta"`
 	RopeScaling    map[string]json.RawMessage `json:"rope_scaling"`
 	RopeParameters map[string]json.RawMessage `json:"rope_parameters"`
 
-	AttentionBias bool            `json:"attention_bias"`
+	AttentionBias *bool           `json:"attention_bias"`
 	MLPBias       bool            `json:"mlp_bias"`
 	Quantization  json.RawMessage `json:"quantization_config"`
 
 	SlidingWindow    json.RawMessage `json:"sliding_window"`
 	UseSlidingWindow bool            `json:"use_sliding_window"`
+	MaxWindowLayers  *int            `json:"max_window_layers"`
 	LayerTypes       []string        `json:"layer_types"`
 
 	NumExperts    *int     `json:"num_experts"`
 	LocalExperts  *int     `json:"num_local_experts"` // num_experts, as transformers saves it since version 5
 	TopK          *int     `json:"num_experts_per_tok"`
 	MoEFFN        *int     `json:"moe_intermediate_size"`
-	NormTopK      bool     `json:"norm_topk_prob"`
+	NormTopK      *bool    `json:"norm_topk_prob"`
 	SparseStep    *int     `json:"decoder_sparse_step"`
 	MLPOnlyLayers []int    `json:"mlp_only_layers"`
 	SwigluLimit   *float64 `json:"swiglu_limit"`
@@ -132,6 +139,9 @@ func parseConfig(text, generation []byte) (Config, error) {
 		return Config{}, fmt.Errorf("%w: config.json: %w", ErrConfig, err)
 	}
 	raw.text, raw.Wrapped = text, wrapped
+	if err := raw.name(); err != nil {
+		return Config{}, err
+	}
 	if err := raw.supported(); err != nil {
 		return Config{}, err
 	}
@@ -144,7 +154,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 		KVHeads:      or(raw.NumKVHeads, raw.NumHeads),
 		FFN:          raw.IntermediateSize,
 		Eps:          float32(or(raw.RMSNormEps, 1e-6)),
-		TieEmbedding: raw.TieWordEmbedding,
+		TieEmbedding: or(raw.TieWordEmbedding, false),
 		MaxPositions: or(raw.MaxPositions, 2048),
 		DType:        strings.TrimPrefix(raw.TorchDType, "torch."),
 		BOS:          -1,
@@ -166,14 +176,14 @@ func parseConfig(text, generation []byte) (Config, error) {
 			return Config{}, err
 		}
 	}
-	if extra := architectures[c.Architecture].config; extra != nil {
+	if extra := raw.arch.config; extra != nil {
 		if err := extra(&raw, &c); err != nil {
 			return Config{}, err
 		}
 	}
-	if !raw.gemma4() { // which has two
+	if c.Rope.Type == "" { // some architectures have read it
 		var err error
-		if c.Rope, err = raw.rope(); err != nil {
+		if c.Rope, err = raw.rope(&c); err != nil {
 			return Config{}, err
 		}
 	}
@@ -219,20 +229,11 @@ func (r *rawConfig) supported() error {
 	}
 	if name := r.Architectures[0]; strings.HasSuffix(name, "ForConditionalGeneration") {
 		return refuse("architectures", name, "of models that see or hear only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
-	} else if architectures[name].network == nil {
+	} else if r.arch == nil {
 		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
 	}
 	oss := r.Architectures[0] == gptOSSName
-	if r.AttentionBias != oss {
-		if oss {
-			return refuse("attention_bias", false, "true")
-		}
-		return refuse("attention_bias", true, "false")
-	}
-	if r.MLPBias {
-		return refuse("mlp_bias", true, "false")
-	}
-	if act := or(r.HiddenAct, "silu"); act != "silu" && !r.gemma4() {
+	if act := or(r.HiddenAct, "silu"); act != "silu" && !r.arch.gelu {
 		return refuse("hidden_act", act, "silu")
 	}
 	if len(r.Quantization) > 0 && !bytes.Equal(r.Quantization, []byte("null")) {
@@ -304,61 +305,4 @@ func (c *Config) endTokens(generation []byte) error {
 		c.EOS = g.EOS
 	}
 	return nil
-}
-
-// yarn says whether the architecture stretches its rotation so.
-func (r *rawConfig) yarn() bool {
-	return r.Architectures[0] == gptOSSName || r.Architectures[0] == deepseekName
-}
-
-// rope reads the rotation in either spelling: rope_parameters, or rope_theta
-// with rope_scaling.
-func (r *rawConfig) rope() (RopeConfig, error) {
-	key, params := "rope_scaling", r.RopeScaling
-	if r.RopeParameters != nil {
-		key, params = "rope_parameters", r.RopeParameters
-	}
-	c := RopeConfig{Theta: or(r.RopeTheta, 10000), Type: "default", BetaFast: 32, BetaSlow: 1, Whole: true}
-	partial := 1.0
-	var attention *float64
-	targets := map[string]any{
-		"rope_type": &c.Type, "rope_theta": &c.Theta, "factor": &c.Factor,
-		"low_freq_factor": &c.LowFreq, "high_freq_factor": &c.HighFreq,
-		"original_max_position_embeddings": &c.Original, "partial_rotary_factor": &partial,
-	}
-	if r.yarn() {
-		maps.Copy(targets, map[string]any{
-			"beta_fast": &c.BetaFast, "beta_slow": &c.BetaSlow, "truncate": &c.Whole, "attention_factor": &attention,
-			"mscale": &c.MScale, "mscale_all_dim": &c.MScaleAll,
-		})
-	}
-	for _, name := range slices.Sorted(maps.Keys(params)) {
-		target := targets[name]
-		if name == "type" { // rope_type's older name
-			if _, both := params["rope_type"]; both {
-				continue
-			}
-			target = &c.Type
-		}
-		if target == nil {
-			return c, fmt.Errorf("%w: config.json: %s has %q", ErrUnsupported, key, name)
-		}
-		if err := json.Unmarshal(params[name], target); err != nil {
-			return c, fmt.Errorf("%w: config.json: %s: %s: %w", ErrConfig, key, name, err)
-		}
-	}
-	c.Attention = or(attention, 0)
-	switch {
-	case c.Type == "yarn" && !r.yarn():
-		return c, fmt.Errorf("config.json: %s: %w: rope_type is %q; supported: default, llama3", key, ErrUnsupported, c.Type)
-	case c.Type != "yarn":
-		c.BetaFast, c.BetaSlow, c.Whole = 0, 0, false
-	}
-	if partial != 1 {
-		return c, fmt.Errorf("%w: config.json: %s: partial_rotary_factor is %v; supported: 1", ErrUnsupported, key, partial)
-	}
-	if err := c.check(); err != nil {
-		return c, fmt.Errorf("config.json: %s: %w", key, err)
-	}
-	return c, nil
 }

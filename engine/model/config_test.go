@@ -60,11 +60,11 @@ func TestConfigSpellings(t *testing.T) {
 		"rope_parameters, twice":  {"rope_theta": 1.5, "rope_scaling": nil, "rope_parameters": scaling(map[string]any{"rope_theta": 500000.0})},
 		"whole rotation, spelled": {"rope_theta": 500000.0, "rope_scaling": scaling(map[string]any{"partial_rotary_factor": 1.0})},
 	} {
-		if got := parse(keys, "").Rope; got != want {
+		if got := parse(keys, "").Rope; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
 	}
-	if got := parse(map[string]any{"rope_scaling": nil, "rope_theta": 7000.0}, "").Rope; got != (RopeConfig{Theta: 7000, Type: "default"}) {
+	if got := parse(map[string]any{"rope_scaling": nil, "rope_theta": 7000.0}, "").Rope; !reflect.DeepEqual(got, RopeConfig{Theta: 7000, Type: "default"}) {
 		t.Errorf("null rope_scaling: %+v", got)
 	}
 	for name, c := range map[string]struct {
@@ -102,42 +102,42 @@ func TestConfigRefuses(t *testing.T) {
 		keys map[string]any
 		want error
 	}{
-		`architectures is MambaForCausalLM; supported: DeepseekV3ForCausalLM, Gemma4ForCausalLM, GptOssForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM`: {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
-		`architectures is Llama4ForConditionalGeneration; supported: of models that see or hear only the text part of Gemma4ForConditionalGeneration`:                                            {map[string]any{"architectures": []string{"Llama4ForConditionalGeneration"}}, ErrUnsupported},
-		`Gemma4ForConditionalGeneration without a text_config`:             {map[string]any{"architectures": []string{"Gemma4ForConditionalGeneration"}}, ErrConfig},
-		`scoring_func is softmax; supported: sigmoid`:                      {map[string]any{"architectures": []string{deepseekName}, "scoring_func": "softmax"}, ErrUnsupported},
-		`num_experts_per_tok 8 out of the best topk_group 1 of n_group 64`: {map[string]any{"architectures": []string{deepseekName}, "topk_group": 1, "n_group": 64}, ErrConfig},
-		`n_group 7, of 256 experts`:                                        {map[string]any{"architectures": []string{deepseekName}, "n_group": 7}, ErrConfig},
-		`qk_rope_head_dim 5 is odd`:                                        {map[string]any{"architectures": []string{deepseekName}, "qk_rope_head_dim": 5}, ErrConfig},
-		`kv_lora_rank is 0`:                                                {map[string]any{"architectures": []string{deepseekName}, "kv_lora_rank": 0}, ErrConfig},
-		`architectures is []`:                                              {map[string]any{"architectures": absent}, ErrConfig},
-		`attention_bias is true`:                                           {map[string]any{"attention_bias": true}, ErrUnsupported},
-		`mlp_bias is true`:                                                 {map[string]any{"mlp_bias": true}, ErrUnsupported},
-		`hidden_act is gelu; supported: silu`:                              {map[string]any{"hidden_act": "gelu"}, ErrUnsupported},
-		`quantization_config is awq`:                                       {map[string]any{"quantization_config": map[string]any{"quant_method": "awq", "bits": 4}}, ErrUnsupported},
-		`quantization_config is {"bits":4}`:                                {map[string]any{"quantization_config": map[string]any{"bits": 4}}, ErrUnsupported},
-		`rope_type is "yarn"; supported`:                                   {rope("rope_type", "yarn"), ErrUnsupported},
-		`rope_scaling has "beta_fast"`:                                     {rope("beta_fast", 32), ErrUnsupported},
-		`rope_parameters has "full_attention"`:                             {map[string]any{"rope_parameters": map[string]any{"full_attention": map[string]any{}}}, ErrUnsupported},
-		`partial_rotary_factor is 0.5`:                                     {rope("partial_rotary_factor", 0.5), ErrUnsupported},
-		`high_freq_factor 0.5`:                                             {rope("high_freq_factor", 0.5), ErrConfig},
-		`factor 0,`:                                                        {rope("factor", 0), ErrConfig},
-		`rope_theta is -1`:                                                 {map[string]any{"rope_theta": -1}, ErrConfig},
-		`factor: json`:                                                     {rope("factor", "eight"), ErrConfig},
-		`vocab_size is 0`:                                                  {map[string]any{"vocab_size": absent}, ErrConfig},
-		`hidden_size is -32`:                                               {map[string]any{"hidden_size": -32}, ErrConfig},
-		`intermediate_size is 1099511627776`:                               {map[string]any{"intermediate_size": 1 << 40}, ErrConfig},
-		`num_hidden_layers is 100000, at most`:                             {map[string]any{"num_hidden_layers": 100000}, ErrConfig},
-		`head_dim is 0`:                                                    {map[string]any{"head_dim": 0}, ErrConfig},
-		`head_dim 7 is odd`:                                                {map[string]any{"head_dim": 7}, ErrConfig},
-		`hidden_size 33 is no multiple`:                                    {map[string]any{"hidden_size": 33}, ErrConfig},
-		`is no multiple of num_key_value_heads 3`:                          {map[string]any{"num_key_value_heads": 3}, ErrConfig},
-		`num_attention_heads is 0`:                                         {map[string]any{"num_attention_heads": 0}, ErrConfig},
-		`rms_norm_eps is 0`:                                                {map[string]any{"rms_norm_eps": 0}, ErrConfig},
-		`token id 100 is outside the vocabulary`:                           {map[string]any{"eos_token_id": 100}, ErrConfig},
-		`token id 1000 is outside the vocabulary`:                          {map[string]any{"bos_token_id": 1000}, ErrConfig},
-		`cannot unmarshal string`:                                          {map[string]any{"eos_token_id": "</s>"}, ErrConfig},
-		`cannot unmarshal string into Go struct field`:                     {map[string]any{"vocab_size": "many"}, ErrConfig},
+		`architectures is MambaForCausalLM; supported: DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Gemma`:                                                   {map[string]any{"architectures": []string{"MambaForCausalLM"}}, ErrUnsupported},
+		`architectures is Llama4ForConditionalGeneration; supported: of models that see or hear only the text part of Gemma3ForConditionalGeneration, Gemma4`: {map[string]any{"architectures": []string{"Llama4ForConditionalGeneration"}}, ErrUnsupported},
+		`Gemma4ForConditionalGeneration without a text_config`:                                                                                                {map[string]any{"architectures": []string{"Gemma4ForConditionalGeneration"}}, ErrConfig},
+		`scoring_func is softmax; supported: sigmoid`:                                                                                                         {map[string]any{"architectures": []string{deepseekName}, "scoring_func": "softmax"}, ErrUnsupported},
+		`num_experts_per_tok 8 out of the best topk_group 1 of n_group 64`:                                                                                    {map[string]any{"architectures": []string{deepseekName}, "topk_group": 1, "n_group": 64}, ErrConfig},
+		`n_group 7, of 256 experts`:                                      {map[string]any{"architectures": []string{deepseekName}, "n_group": 7}, ErrConfig},
+		`qk_rope_head_dim 5 is odd`:                                      {map[string]any{"architectures": []string{deepseekName}, "qk_rope_head_dim": 5}, ErrConfig},
+		`kv_lora_rank is 0`:                                              {map[string]any{"architectures": []string{deepseekName}, "kv_lora_rank": 0}, ErrConfig},
+		`architectures is []`:                                            {map[string]any{"architectures": absent}, ErrConfig},
+		`hidden_act is gelu; supported: silu`:                            {map[string]any{"hidden_act": "gelu"}, ErrUnsupported},
+		`quantization_config is awq`:                                     {map[string]any{"quantization_config": map[string]any{"quant_method": "awq", "bits": 4}}, ErrUnsupported},
+		`quantization_config is {"bits":4}`:                              {map[string]any{"quantization_config": map[string]any{"bits": 4}}, ErrUnsupported},
+		`rope_type is "ntk"; supported: default, dynamic`:                {rope("rope_type", "ntk"), ErrUnsupported},
+		`rope_scaling has "high_freq_factor", which rope_type yarn does`: {rope("rope_type", "yarn"), ErrUnsupported},
+		`model_type is mamba; supported: without architectures`:          {map[string]any{"architectures": absent, "model_type": "mamba"}, ErrUnsupported},
+		`rope_scaling has "beta_fast"`:                                   {rope("beta_fast", 32), ErrUnsupported},
+		`rope_parameters has "full_attention"`:                           {map[string]any{"rope_parameters": map[string]any{"full_attention": map[string]any{}}}, ErrUnsupported},
+		`partial_rotary_factor is 0.5`:                                   {rope("partial_rotary_factor", 0.5), ErrUnsupported},
+		`high_freq_factor 0.5`:                                           {rope("high_freq_factor", 0.5), ErrConfig},
+		`factor 0,`:                                                      {rope("factor", 0), ErrConfig},
+		`rope_theta is -1`:                                               {map[string]any{"rope_theta": -1}, ErrConfig},
+		`factor: json`:                                                   {rope("factor", "eight"), ErrConfig},
+		`vocab_size is 0`:                                                {map[string]any{"vocab_size": absent}, ErrConfig},
+		`hidden_size is -32`:                                             {map[string]any{"hidden_size": -32}, ErrConfig},
+		`intermediate_size is 1099511627776`:                             {map[string]any{"intermediate_size": 1 << 40}, ErrConfig},
+		`num_hidden_layers is 100000, at most`:                           {map[string]any{"num_hidden_layers": 100000}, ErrConfig},
+		`head_dim is 0`:                                                  {map[string]any{"head_dim": 0}, ErrConfig},
+		`head_dim 7 is odd`:                                              {map[string]any{"head_dim": 7}, ErrConfig},
+		`hidden_size 33 is no multiple`:                                  {map[string]any{"hidden_size": 33}, ErrConfig},
+		`is no multiple of num_key_value_heads 3`:                        {map[string]any{"num_key_value_heads": 3}, ErrConfig},
+		`num_attention_heads is 0`:                                       {map[string]any{"num_attention_heads": 0}, ErrConfig},
+		`rms_norm_eps is 0`:                                              {map[string]any{"rms_norm_eps": 0}, ErrConfig},
+		`token id 100 is outside the vocabulary`:                         {map[string]any{"eos_token_id": 100}, ErrConfig},
+		`token id 1000 is outside the vocabulary`:                        {map[string]any{"bos_token_id": 1000}, ErrConfig},
+		`cannot unmarshal string`:                                        {map[string]any{"eos_token_id": "</s>"}, ErrConfig},
+		`cannot unmarshal string into Go struct field`:                   {map[string]any{"vocab_size": "many"}, ErrConfig},
 	} {
 		_, err := parseConfig(withKeys(t, []byte(tinyConfig), c.keys), nil)
 		if !errors.Is(err, c.want) || !strings.Contains(err.Error(), says) {
@@ -166,11 +166,19 @@ func TestConfigArchitectures(t *testing.T) {
 		keys         map[string]any
 		want         func(c *Config) bool
 	}{
-		"mistral, default":  {"MistralForCausalLM", nil, func(c *Config) bool { return c.Window == 4096 && c.KVHeads == 8 && c.HeadDim == 2 }},
-		"mistral, null":     {"MistralForCausalLM", map[string]any{"sliding_window": nil}, func(c *Config) bool { return c.Window == 0 }},
-		"mistral, window":   {"MistralForCausalLM", map[string]any{"sliding_window": 7}, func(c *Config) bool { return c.Window == 7 }},
-		"llama has none":    {"LlamaForCausalLM", map[string]any{"sliding_window": 7}, func(c *Config) bool { return c.Window == 0 }},
-		"qwen3":             {"Qwen3ForCausalLM", map[string]any{"sliding_window": 7}, func(c *Config) bool { return c.Window == 0 && c.HeadDim == 128 && c.KVHeads == 32 }},
+		"mistral, default": {"MistralForCausalLM", nil, func(c *Config) bool { return c.Window == 4096 && c.KVHeads == 8 && c.HeadDim == 2 }},
+		"mistral, null":    {"MistralForCausalLM", map[string]any{"sliding_window": nil}, func(c *Config) bool { return c.Window == 0 }},
+		"mistral, window":  {"MistralForCausalLM", map[string]any{"sliding_window": 7}, func(c *Config) bool { return c.Window == 7 }},
+		"llama has none":   {"LlamaForCausalLM", map[string]any{"sliding_window": 7}, func(c *Config) bool { return c.Window == 0 }},
+		"qwen3":            {"Qwen3ForCausalLM", map[string]any{"sliding_window": 7}, func(c *Config) bool { return c.Window == 0 && c.HeadDim == 128 && c.KVHeads == 32 }},
+		"qwen3, windows":   {"Qwen3ForCausalLM", map[string]any{"sliding_window": 7, "use_sliding_window": true, "max_window_layers": 1}, func(c *Config) bool { return c.window(0) == 0 && c.window(1) == 7 }},
+		"qwen3, yarn":      {"Qwen3ForCausalLM", map[string]any{"max_position_embeddings": 1000, "rope_scaling": map[string]any{"rope_type": "yarn", "factor": 4.0}}, func(c *Config) bool { return c.MaxPositions == 4000 && c.Rope.Original == 1000 }},
+		"linear":           {"LlamaForCausalLM", map[string]any{"rope_scaling": map[string]any{"type": "linear", "factor": 2.0}}, func(c *Config) bool { return c.MaxPositions == 4096 && c.Rope.Type == "linear" }},
+		"dynamic":          {"LlamaForCausalLM", map[string]any{"rope_scaling": map[string]any{"type": "dynamic", "factor": 2.0}}, func(c *Config) bool { return c.MaxPositions == 4096 && c.Rope.Stretched && c.Rope.Original == 2048 }},
+		"llama, biases": {"LlamaForCausalLM", map[string]any{"attention_bias": true, "mlp_bias": true}, func(c *Config) bool {
+			return reflect.DeepEqual(c.Features, Features{QKVBias: true, OutputBias: true, MLPBias: true})
+		}},
+		"model_type alone":  {"", map[string]any{"architectures": absent, "model_type": "qwen2"}, func(c *Config) bool { return c.Architecture == "Qwen2ForCausalLM" }},
 		"qwen3, layers":     {"Qwen3ForCausalLM", map[string]any{"layer_types": []string{"full_attention", "full_attention"}}, func(c *Config) bool { return c.MoE.Experts == 0 }},
 		"qwen3-moe":         {"Qwen3MoeForCausalLM", nil, func(c *Config) bool { return reflect.DeepEqual(c.MoE, moe) && c.KVHeads == 4 }},
 		"qwen3-moe, new":    {"Qwen3MoeForCausalLM", map[string]any{"num_local_experts": 16}, func(c *Config) bool { return c.MoE.Experts == 16 }},
@@ -188,10 +196,10 @@ func TestConfigArchitectures(t *testing.T) {
 	}{
 		`sliding_window is 0`:               {"MistralForCausalLM", map[string]any{"sliding_window": 0}, ErrConfig},
 		`sliding_window: json`:              {"MistralForCausalLM", map[string]any{"sliding_window": "all"}, ErrConfig},
-		`layer_types is [full_attention]`:   {"MistralForCausalLM", map[string]any{"layer_types": []string{"full_attention"}}, ErrUnsupported},
-		`use_sliding_window is true`:        {"Qwen3ForCausalLM", map[string]any{"use_sliding_window": true}, ErrUnsupported},
+		`1 layer_types for 2 layers`:        {"MistralForCausalLM", map[string]any{"layer_types": []string{"full_attention"}}, ErrConfig},
+		`sliding_window is -1, not`:         {"Qwen3ForCausalLM", map[string]any{"use_sliding_window": true, "sliding_window": -1}, ErrConfig},
 		`supported: full_attention`:         {"Qwen3MoeForCausalLM", map[string]any{"layer_types": []string{"sliding_attention"}}, ErrUnsupported},
-		`rope_type is "yarn"`:               {"Qwen3ForCausalLM", map[string]any{"rope_scaling": map[string]any{"rope_type": "yarn", "factor": 4.0}}, ErrUnsupported},
+		`yarn with factor 0.5`:              {"Qwen3ForCausalLM", map[string]any{"rope_scaling": map[string]any{"rope_type": "yarn", "factor": 0.5}}, ErrConfig},
 		`num_experts_per_tok is 9`:          {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 8, "num_experts_per_tok": 9}, ErrConfig},
 		`num_experts 1000000`:               {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 1000000}, ErrConfig},
 		`moe_intermediate_size is 0`:        {"Qwen3MoeForCausalLM", map[string]any{"moe_intermediate_size": 0}, ErrConfig},

@@ -3,28 +3,103 @@ package model
 import (
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// decoder is what the architectures of pre-norm blocks share: the two ends of
-// the model, the buffers between, and attention with rotated positions over
-// grouped heads, without biases. An architecture embeds it and adds its layers.
+// decoder is the network of every architecture but Gemma 4: blocks of attention and a gated MLP
+// around a residual stream. Config.Features, Config.MoE and Config.Latent say what its blocks do.
+// The tags hold Llama's names of tensors; the architecture's table entry has the names that differ.
 type decoder struct {
-	Embed backend.Weight `hf:"model.embed_tokens.weight" shape:"vocab,hidden"`
-	Norm  backend.Weight `hf:"model.norm.weight" shape:"hidden"`
-	Head  backend.Weight `hf:"lm_head.weight" shape:"vocab,hidden"`
+	Embed  backend.Weight `hf:"model.embed_tokens.weight" shape:"vocab,hidden"`
+	Norm   backend.Weight `hf:"model.norm.weight" shape:"hidden"`
+	Head   backend.Weight `hf:"lm_head.weight" shape:"vocab,hidden"`
+	Layers []decoderLayer `hf:"model.layers"`
 
-	cfg  *Config
-	rope backend.Rope
+	cfg         *Config
+	arch        *architecture
+	rope, local backend.Rope // of all layers; of those with a window, where that differs
+	query       backend.Rope // of queries, where they grow with the position
 
 	tokens  rowBuffers  // one row per token
-	outputs rowBuffers  // one row per output: behind the last attention only these matter
+	outputs rowBuffers  // one row per output: behind the last attention only these are read
 	q       backend.Buf // [heads*headDim] per token
 	k, v    backend.Buf // [kvHeads*headDim] per token
+	latent  latentBuffers
 	scores  backend.Buf // [vocab] per output
 	share   backend.Buf // [this rank's part of the vocabulary] per output; scores where that is all
+}
+
+// decoderLayer is a block. Weights that the architecture does not have are nil.
+type decoderLayer struct {
+	InputNorm *norm         `hf:"input_layernorm"`
+	Heads     *headWeights  `hf:"self_attn"` // nil where attention stores latents
+	Latent    *latentLayer  `hf:"self_attn"`
+	AttnNorm  *norm         `hf:"post_self_attn_layernorm"`
+	MLPNorm   *norm         `hf:"post_attention_layernorm"`
+	MLP       *gatedMLP     `hf:"mlp"` // nil in a layer of experts
+	MoE       *expertsLayer `hf:"mlp"` // nil in a dense layer
+	OutNorm   *norm         `hf:"post_mlp_layernorm"`
+}
+
+// norm is the weight of an RMS norm over the hidden dimension.
+type norm struct {
+	Weight backend.Weight `hf:"weight" shape:"hidden"`
+}
+
+// headWeights are a layer's projections around attention over grouped heads.
+type headWeights struct {
+	Q        backend.Weight `hf:"q_proj.weight" shape:"q,hidden"`
+	K        backend.Weight `hf:"k_proj.weight" shape:"kv,hidden"`
+	V        backend.Weight `hf:"v_proj.weight" shape:"kv,hidden"`
+	O        backend.Weight `hf:"o_proj.weight" shape:"hidden,q"`
+	Bias     *qkvBias       `hf:""`
+	OBias    *outputBias    `hf:""`
+	Norms    *headNorms     `hf:""`
+	AllNorms *allHeadNorms  `hf:""`
+	Sinks    *sinks         `hf:""`
+}
+
+type qkvBias struct {
+	Q backend.Weight `hf:"q_proj.bias" shape:"q"`
+	K backend.Weight `hf:"k_proj.bias" shape:"kv"`
+	V backend.Weight `hf:"v_proj.bias" shape:"kv"`
+}
+
+type outputBias struct {
+	O backend.Weight `hf:"o_proj.bias" shape:"hidden"`
+}
+
+// headNorms are the norms of each query and key head before the rotation.
+type headNorms struct {
+	Q backend.Weight `hf:"q_norm.weight" shape:"head"`
+	K backend.Weight `hf:"k_norm.weight" shape:"head"`
+}
+
+// allHeadNorms are the norms of all query heads and all key heads of a token.
+type allHeadNorms struct {
+	Q backend.Weight `hf:"q_norm.weight" shape:"q"`
+	K backend.Weight `hf:"k_norm.weight" shape:"kv"`
+}
+
+type sinks struct {
+	Sinks backend.Weight `hf:"sinks" shape:"heads"`
+}
+
+// gatedMLP is down(act(gate x)·up x).
+type gatedMLP struct {
+	Gate backend.Weight `hf:"gate_proj.weight" shape:"ffn,hidden"`
+	Up   backend.Weight `hf:"up_proj.weight" shape:"ffn,hidden"`
+	Down backend.Weight `hf:"down_proj.weight" shape:"hidden,ffn"`
+	Bias *mlpBias       `hf:""`
+}
+
+type mlpBias struct {
+	Gate backend.Weight `hf:"gate_proj.bias" shape:"ffn"`
+	Up   backend.Weight `hf:"up_proj.bias" shape:"ffn"`
+	Down backend.Weight `hf:"down_proj.bias" shape:"hidden"`
 }
 
 // rowBuffers are the buffers that a block works in, all of one row set.
@@ -35,130 +110,269 @@ type rowBuffers struct {
 	delta  backend.Buf // [hidden] what attention or MLP adds to x
 	gate   backend.Buf // [ffn]
 	up     backend.Buf // [ffn]
+
+	experts moeBuffers
+	latent  latentRows
 }
 
-// attentionWeights are a layer's projections around attention.
-type attentionWeights struct {
-	Q backend.Weight `hf:"self_attn.q_proj.weight" shape:"q,hidden"`
-	K backend.Weight `hf:"self_attn.k_proj.weight" shape:"kv,hidden"`
-	V backend.Weight `hf:"self_attn.v_proj.weight" shape:"kv,hidden"`
-	O backend.Weight `hf:"self_attn.o_proj.weight" shape:"hidden,q"`
+func newDecoder(c *Config) network {
+	f := &c.Features
+	d := &decoder{cfg: c, arch: architectures[c.Architecture], Layers: make([]decoderLayer, c.Layers)}
+	d.rope = c.Rope.table(c.rotary())
+	if f.QueryGrowth != 0 {
+		d.query = d.rope
+		d.query.Growth, d.query.Span = f.QueryGrowth, f.QueryGrowthSpan
+	}
+	if f.LocalRope.Type != "" {
+		d.local = f.LocalRope.table(c.rotary())
+	}
+	optional := func(have bool) *norm {
+		if have {
+			return &norm{}
+		}
+		return nil
+	}
+	for i := range d.Layers {
+		l := &d.Layers[i]
+		l.InputNorm, l.MLPNorm = optional(f.Norms != normsBehind), optional(f.Norms != normsBehind)
+		l.AttnNorm, l.OutNorm = optional(f.Norms != normsBefore), optional(f.Norms != normsBefore)
+		if c.Latent != nil {
+			l.Latent = newLatentLayer(c)
+		} else {
+			l.Heads = newHeads(f)
+		}
+		if c.MoE.layer(i) {
+			l.MoE = newExperts(c, d.arch)
+		} else if l.MLP = (&gatedMLP{}); f.MLPBias {
+			l.MLP.Bias = &mlpBias{}
+		}
+	}
+	return d
 }
 
-// headNorms are the norms of each query and key head before the rotation.
-type headNorms struct {
-	Q backend.Weight `hf:"self_attn.q_norm.weight" shape:"head"`
-	K backend.Weight `hf:"self_attn.k_norm.weight" shape:"head"`
+func newHeads(f *Features) *headWeights {
+	w := &headWeights{}
+	if f.QKVBias {
+		w.Bias = &qkvBias{}
+	}
+	if f.OutputBias {
+		w.OBias = &outputBias{}
+	}
+	switch f.HeadNorms {
+	case eachHeadNorm:
+		w.Norms = &headNorms{}
+	case allHeadsNorms:
+		w.AllNorms = &allHeadNorms{}
+	}
+	if f.Sinks {
+		w.Sinks = &sinks{}
+	}
+	return w
 }
 
-// gatedMLP is down(silu(gate x)·up x).
-type gatedMLP struct {
-	Gate backend.Weight `hf:"gate_proj.weight" shape:"ffn,hidden"`
-	Up   backend.Weight `hf:"up_proj.weight" shape:"ffn,hidden"`
-	Down backend.Weight `hf:"down_proj.weight" shape:"hidden,ffn"`
+// rotary returns how many columns of a head rotate.
+func (c *Config) rotary() int {
+	switch {
+	case c.Latent != nil:
+		return c.Latent.Rope
+	case c.Features.RotaryDim > 0:
+		return c.Features.RotaryDim
+	}
+	return c.HeadDim
 }
 
-func newDecoder(c *Config) decoder { return decoder{cfg: c, rope: c.Rope.table(c.HeadDim)} }
-
-// bind lists the weights of the architecture that embeds d.
-func (d *decoder) bind(model any) []binding {
+func (d *decoder) weights() []binding {
 	c, p := d.cfg, d.cfg.dims()
-	return d.untied(bindings(model, "", map[string]part{
+	dims := map[string]part{
 		"vocab": p.vocab, "hidden": whole(c.Hidden), "ffn": p.ffn, "q": p.heads.times(c.HeadDim), "kv": p.kvHeads.times(c.HeadDim),
-		"head": whole(c.HeadDim), "heads": p.heads, "experts": whole(c.MoE.Experts), "expert": p.expert,
-	}))
-}
-
-// untied leaves out the output projection where the embedding is that.
-func (d *decoder) untied(all []binding) []binding {
-	if d.cfg.TieEmbedding {
+		"head": whole(c.HeadDim), "heads": p.heads, "experts": whole(c.MoE.Experts), "expert": p.expert, "shared": p.shared,
+	}
+	if l := c.Latent; l != nil {
+		dims["latent"], dims["waist"], dims["values"] = whole(l.Latent), whole(l.QueryRank), p.heads.times(l.Value)
+	}
+	all := bindings(d, "", dims)
+	if c.TieEmbedding {
 		all = slices.DeleteFunc(all, func(b binding) bool { return b.target == &d.Head })
 	}
-	return all
+	for i := range all {
+		all[i].reorder(c)
+	}
+	return d.arch.place(all)
 }
 
-// ignore: rotation tables that old checkpoints carry and nobody reads, and the
-// second copy of a tied embedding.
+// ignore reports whether a tensor is of no use: rotation tables of old checkpoints, the second
+// copy of a tied embedding, and layers behind the last one, which guess the token after next.
 func (d *decoder) ignore(name string) bool {
+	if rest, ok := strings.CutPrefix(name, "model.layers."); ok {
+		number, _, _ := strings.Cut(rest, ".")
+		if n, err := strconv.Atoi(number); err == nil && n >= d.cfg.Layers && d.arch.extraLayers {
+			return true
+		}
+	}
 	return strings.HasSuffix(name, ".rotary_emb.inv_freq") || d.cfg.TieEmbedding && name == "lm_head.weight"
 }
 
-func (d *decoder) tie() {
+func (d *decoder) alloc(to memory) error {
 	if d.cfg.TieEmbedding {
 		d.Head = d.Embed
 	}
-}
-
-func (d *decoder) alloc(to memory) error {
-	d.tie()
 	c := d.cfg
 	a := allocator{to: to}
-	rows := func(r backend.Rows) rowBuffers {
-		return rowBuffers{
-			x: a.alloc(r, c.Hidden), normed: a.alloc(r, c.Hidden), attn: a.alloc(r, c.Heads*c.HeadDim),
-			delta: a.alloc(r, c.Hidden), gate: a.alloc(r, c.FFN), up: a.alloc(r, c.FFN),
+	rows := func(r backend.Rows) (b rowBuffers) {
+		b.x, b.normed, b.delta = a.alloc(r, c.Hidden), a.alloc(r, c.Hidden), a.alloc(r, c.Hidden)
+		b.gate, b.up = a.alloc(r, c.FFN), a.alloc(r, c.FFN)
+		if c.Latent != nil {
+			b.latent = allocLatentRows(&a, c, r)
+		} else {
+			b.attn = a.alloc(r, c.Heads*c.HeadDim)
 		}
+		if c.MoE.Experts > 0 {
+			b.experts = allocMoE(&a, c, r)
+		}
+		return b
 	}
 	d.tokens, d.outputs = rows(backend.TokenRows), rows(backend.OutputRows)
-	d.q = a.alloc(backend.TokenRows, c.Heads*c.HeadDim)
-	d.k, d.v = a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim), a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim)
+	if c.Latent != nil {
+		d.latent = allocLatent(&a, c)
+	} else {
+		d.q = a.alloc(backend.TokenRows, c.Heads*c.HeadDim)
+		d.k, d.v = a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim), a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim)
+	}
 	d.scores, d.share = a.logits(c)
 	return a.err
 }
 
 func (d *decoder) logits() backend.Buf { return d.scores }
 
-// begin embeds the tokens and leaves the first layer's input in normed.
-func (d *decoder) begin(b backend.Backend, norm backend.Weight) *rowBuffers {
+func (d *decoder) forward(b backend.Backend) {
 	r := &d.tokens
 	b.Embed(r.x, d.Embed)
 	b.AllReduce(r.x)
-	b.RMSNorm(r.normed, r.x, norm, d.cfg.Eps)
-	return r
+	if s := d.cfg.Features.EmbedScale; s != 0 {
+		b.Scale(r.x, s)
+	}
+	if first := d.Layers[0].InputNorm; first != nil {
+		b.RMSNorm(r.normed, r.x, first.Weight, d.cfg.Eps)
+	}
+	for i := range d.Layers {
+		l, next := &d.Layers[i], &norm{d.Norm}
+		if i+1 < len(d.Layers) {
+			next = d.Layers[i+1].InputNorm
+		}
+		r = d.attend(b, i, r)
+		d.add(b, r, l.AttnNorm, l.MLPNorm)
+		if l.MoE != nil {
+			d.experts(b, r, l)
+		} else {
+			d.mlp(b, r, l)
+		}
+		d.add(b, r, l.OutNorm, next)
+	}
+	d.end(b, r)
 }
 
-// attend is layer i's attention, from normed to delta; norms may be nil. Behind
-// the last layer's heads nothing reads other rows than the outputs': it returns
-// the buffers to go on with.
-func (d *decoder) attend(b backend.Backend, i int, r *rowBuffers, w *attentionWeights, norms *headNorms) *rowBuffers {
-	c := d.cfg
-	b.Linear(d.q, r.normed, w.Q, backend.NoWeight)
-	b.Linear(d.k, r.normed, w.K, backend.NoWeight)
-	b.Linear(d.v, r.normed, w.V, backend.NoWeight)
-	if norms != nil {
-		b.HeadNorm(d.q, d.q, c.Heads, c.HeadDim, norms.Q, c.Eps)
-		b.HeadNorm(d.k, d.k, c.KVHeads, c.HeadDim, norms.K, c.Eps)
+// input returns what a block's half reads: the residual stream, or its norm.
+func (r *rowBuffers) input(n *norm) backend.Buf {
+	if n == nil {
+		return r.x
 	}
-	b.Rope(d.q, c.Heads, c.HeadDim, &d.rope)
-	b.Rope(d.k, c.KVHeads, c.HeadDim, &d.rope)
+	return r.normed
+}
+
+// add adds delta, behind its own norm and factor, to the residual stream, and leaves the norm of
+// the sum in normed. Either norm may be nil.
+func (d *decoder) add(b backend.Backend, r *rowBuffers, own, next *norm) {
+	if own != nil {
+		b.RMSNorm(r.delta, r.delta, own.Weight, d.cfg.Eps)
+	}
+	if s := d.cfg.Features.ResidualScale; s != 0 {
+		b.Scale(r.delta, s)
+	}
+	if next == nil {
+		b.Add(r.x, r.delta, backend.NoWeight)
+		return
+	}
+	b.AddRMSNorm(r.normed, r.x, r.delta, next.Weight, d.cfg.Eps)
+}
+
+// attend is layer i's attention, into delta. Behind the last layer's heads only the outputs' rows
+// are read: attend returns the buffers to continue with.
+func (d *decoder) attend(b backend.Backend, i int, r *rowBuffers) *rowBuffers {
+	c, f, l := d.cfg, &d.cfg.Features, &d.Layers[i]
+	in := r.input(l.InputNorm)
+	if l.Latent != nil {
+		return d.attendLatent(b, i, r, in)
+	}
+	w := l.Heads
+	bias := qkvBias{backend.NoWeight, backend.NoWeight, backend.NoWeight}
+	if w.Bias != nil {
+		bias = *w.Bias
+	}
+	b.Linear(d.q, in, w.Q, bias.Q)
+	b.Linear(d.k, in, w.K, bias.K)
+	b.Linear(d.v, in, w.V, bias.V)
+	switch {
+	case w.Norms != nil:
+		b.HeadNorm(d.q, d.q, c.Heads, c.HeadDim, w.Norms.Q, c.Eps)
+		b.HeadNorm(d.k, d.k, c.KVHeads, c.HeadDim, w.Norms.K, c.Eps)
+	case w.AllNorms != nil:
+		b.RMSNorm(d.q, d.q, w.AllNorms.Q, c.Eps)
+		b.RMSNorm(d.k, d.k, w.AllNorms.K, c.Eps)
+	}
+	if len(f.NoRope) == 0 || !f.NoRope[i] {
+		rope := &d.rope
+		if d.local.InvFreq != nil && c.window(i) > 0 {
+			rope = &d.local
+		}
+		query := rope
+		if d.query.InvFreq != nil {
+			query = &d.query
+		}
+		b.Rope(d.q, c.Heads, c.HeadDim, query)
+		b.Rope(d.k, c.KVHeads, c.HeadDim, rope)
+	}
 	b.StoreKV(i, d.k, d.v)
 	b.Mark(i)
-	b.Attention(r.attn, d.q, backend.AttentionSpec{
-		Layer: i, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim,
-		Scale: float32(1 / math.Sqrt(float64(c.HeadDim))), Window: c.window(i),
-	})
-	r = d.onlyOutputs(b, i, r)
-	b.Linear(r.delta, r.attn, w.O, backend.NoWeight)
+	spec := backend.AttentionSpec{
+		Layer: i, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Scale: c.attentionScale(), Softcap: f.ScoreSoftcap, Window: c.window(i),
+	}
+	if w.Sinks != nil {
+		spec.Sinks = &w.Sinks.Sinks
+	}
+	b.Attention(r.attn, d.q, spec)
+	if i+1 == c.Layers {
+		b.Rows(d.outputs.attn, r.attn)
+		b.Rows(d.outputs.x, r.x)
+		r = &d.outputs
+	}
+	out := backend.NoWeight
+	if w.OBias != nil {
+		out = c.once(w.OBias.O)
+	}
+	b.Linear(r.delta, r.attn, w.O, out)
 	b.AllReduce(r.delta)
 	return r
 }
 
-// onlyOutputs goes on with the outputs' rows behind the last layer's heads.
-func (d *decoder) onlyOutputs(b backend.Backend, i int, r *rowBuffers) *rowBuffers {
-	if i+1 < d.cfg.Layers {
-		return r
+func (c *Config) attentionScale() float32 {
+	if c.Features.AttentionScale != 0 {
+		return c.Features.AttentionScale
 	}
-	b.Rows(d.outputs.attn, r.attn)
-	b.Rows(d.outputs.x, r.x)
-	return &d.outputs
+	return float32(1 / math.Sqrt(float64(c.HeadDim)))
 }
 
-// mlp is a dense MLP, from normed to delta.
-func (d *decoder) mlp(b backend.Backend, r *rowBuffers, w *gatedMLP) {
-	b.Linear(r.gate, r.normed, w.Gate, backend.NoWeight)
-	b.Linear(r.up, r.normed, w.Up, backend.NoWeight)
-	b.GatedAct(r.gate, r.gate, r.up, backend.SiLU)
-	b.Linear(r.delta, r.gate, w.Down, backend.NoWeight)
+// mlp is a dense MLP, into delta.
+func (d *decoder) mlp(b backend.Backend, r *rowBuffers, l *decoderLayer) {
+	w, in := l.MLP, r.input(l.MLPNorm)
+	bias := mlpBias{backend.NoWeight, backend.NoWeight, backend.NoWeight}
+	if w.Bias != nil {
+		bias = *w.Bias
+		bias.Down = d.cfg.once(bias.Down)
+	}
+	b.Linear(r.gate, in, w.Gate, bias.Gate)
+	b.Linear(r.up, in, w.Up, bias.Up)
+	b.GatedAct(r.gate, r.gate, r.up, d.cfg.Features.act())
+	b.Linear(r.delta, r.gate, w.Down, bias.Down)
 	b.AllReduce(r.delta)
 }
 
@@ -166,5 +380,11 @@ func (d *decoder) mlp(b backend.Backend, r *rowBuffers, w *gatedMLP) {
 func (d *decoder) end(b backend.Backend, r *rowBuffers) {
 	b.Linear(d.share, r.normed, d.Head, backend.NoWeight)
 	b.AllGather(d.scores, d.share)
+	if s := d.cfg.Features.LogitScale; s != 0 {
+		b.Scale(d.scores, s)
+	}
+	if s := d.cfg.Features.LogitSoftcap; s > 0 {
+		b.Softcap(d.scores, s)
+	}
 	b.Sample(d.scores)
 }

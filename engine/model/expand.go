@@ -191,14 +191,26 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 	for _, p := range b.parts {
 		t.Shape = append(t.Shape, p.n)
 	}
-	if len(b.parts) == 2 {
+	if b.out == "vocab" || b.out == "plevocab" {
 		t.First, t.Of = rows.from, rows.of
 	}
-	if t.DType == 0 {
-		s.expand(&t, rows, cols)
+	if t.DType == 0 || b.plus != 0 {
+		list := b.rows
+		if list == nil {
+			list = span(rows.from, rows.n)
+		}
+		s.expand(&t, list, cols, b.plus)
 		return t
 	}
 	row := cols.of * t.DType.Size()
+	if b.rows != nil {
+		t.Data = appendRows(nil, s.Data, b.rows, row, 0, row)
+		if t.DType == backend.FP8 {
+			t.Scales = s.pickScales(b.rows, false)
+			return s.widen(t)
+		}
+		return t
+	}
 	t.Data = s.Data[rows.from*row : (rows.from+rows.n)*row]
 	if !cols.whole() {
 		t.Data = appendRows(nil, t.Data, span(0, rows.n), row, cols.from*t.DType.Size(), cols.n*t.DType.Size())
@@ -257,16 +269,16 @@ func (s *stored) widen(t backend.Tensor) backend.Tensor {
 func (s *stored) whole() backend.Tensor {
 	t := backend.Tensor{Name: s.Name, Shape: s.Shape}
 	cols := s.Shape[len(s.Shape)-1]
-	s.expand(&t, whole(len(s.Data)/widths[s.DType]/cols), whole(cols))
+	s.expand(&t, span(0, len(s.Data)/widths[s.DType]/cols), whole(cols), 0)
 	return t
 }
 
-// expand fills a tensor with a part of a weight in half precision, as float32.
-func (s *stored) expand(t *backend.Tensor, rows, cols part) {
+// expand fills a tensor with rows of a weight as float32, and adds plus to each number.
+func (s *stored) expand(t *backend.Tensor, rows []int, cols part, plus float32) {
 	t.DType = backend.F32
-	t.Data = make([]byte, rows.n*cols.n*t.DType.Size())
-	for i := range rows.n * cols.n {
-		v := number(s.Data, (rows.from+i/cols.n)*cols.of+cols.from+i%cols.n, s.DType)
-		binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v))
+	t.Data = make([]byte, len(rows)*cols.n*t.DType.Size())
+	for i := range len(rows) * cols.n {
+		v := number(s.Data, rows[i/cols.n]*cols.of+cols.from+i%cols.n, s.DType)
+		binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v+plus))
 	}
 }

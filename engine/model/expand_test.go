@@ -283,7 +283,7 @@ func TestFP8Refuses(t *testing.T) {
 			x.Data = slices.Repeat([]byte{0x7f}, len(x.Data))
 			all[name] = x
 			all[name+"_scale_inv"] = safetensors.Tensor{DType: "F32", Shape: []int{1}, Data: []byte{0, 0, 128, 63}}
-		}, name + ": fp8 with a value or a scale that is no finite number"},
+		}, name + ": fp8 with a value or a scale that is not finite"},
 		"unexplained": {nil, nil, "which config.json's quantization_config does not explain"},
 		"scale's shape": {fp8, func(all map[string]safetensors.Tensor) {
 			all[name+"_scale_inv"] = safetensors.Tensor{DType: "F32", Shape: []int{2, 2}, Data: make([]byte, 16)}

@@ -36,8 +36,11 @@ func (s *Source) Fingerprint() (uint64, error) {
 	if c.Gemma4 != nil {
 		_, _ = fmt.Fprintf(h, "%+v\n", *c.Gemma4)
 	}
-	if c.Deepseek != nil {
-		_, _ = fmt.Fprintf(h, "%+v\n", *c.Deepseek)
+	if c.Latent != nil {
+		_, _ = fmt.Fprintf(h, "%+v\n", *c.Latent)
+	}
+	if !c.Features.zero() {
+		_, _ = fmt.Fprintf(h, "%+v\n", c.Features)
 	}
 	if c.FullLayers != nil {
 		_, _ = fmt.Fprintf(h, "without a window %v\n", c.FullLayers)

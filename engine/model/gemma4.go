@@ -110,7 +110,7 @@ func (c *Config) shape(i int) backend.KVShape {
 	if c.Gemma4 != nil && c.window(i) == 0 {
 		return backend.KVShape{KVHeads: c.Gemma4.FullKVHeads, HeadDim: c.Gemma4.FullHeadDim}
 	}
-	if d := c.Deepseek; d != nil {
+	if d := c.Latent; d != nil {
 		return backend.KVShape{KVHeads: 1, HeadDim: d.Latent + d.Rope, Latent: d.Latent}
 	}
 	return backend.KVShape{Window: c.window(i), KVHeads: c.KVHeads, HeadDim: c.HeadDim}
@@ -224,7 +224,7 @@ func (m *gemma4) alloc(to memory) error {
 	}
 	m.scores, m.share = a.logits(c)
 	if c.MoE.Experts > 0 {
-		m.tokens.moe, m.outputs.moe, a.err = allocMoE(to, c, a.err)
+		m.tokens.moe, m.outputs.moe = allocMoE(&a, c, backend.TokenRows), allocMoE(&a, c, backend.OutputRows)
 	}
 	return a.err
 }

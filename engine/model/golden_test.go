@@ -314,7 +314,7 @@ func (s *sequence) greedy(t testing.TB, g *golden, next int32) int {
 // as it was before the last norm.
 type noLastNorm struct {
 	backend.Backend
-	net *llama
+	net *decoder
 }
 
 func (b *noLastNorm) Linear(dst, x backend.Buf, w, bias backend.Weight) {
@@ -479,7 +479,7 @@ func TestGoldensSeeFaults(t *testing.T) {
 		"experts of all groups":        {deepseeks, sigmoid(func(s *backend.SigmoidRouter) { s.Keep = s.Groups })},
 		"experts in other groups":      {deepseeks, sigmoid(func(s *backend.SigmoidRouter) { s.Groups, s.Keep = 2, 1 })},
 		"another normalisation":        {deepseeks, config(func(c *Config) { c.MoE.Normalize = !c.MoE.Normalize })},
-		"pairs that turn otherwise":    {deepseeks, config(func(c *Config) { c.Deepseek.Interleaved = !c.Deepseek.Interleaved })},
+		"pairs that turn otherwise":    {deepseeks, config(func(c *Config) { c.Latent.Interleaved = !c.Latent.Interleaved })},
 		"scores less sharp":            {deepseeks, drop(dropping{attention: func(a *backend.AttentionSpec) { a.Scale *= 0.9 }})},
 		"no factor on scores":          {deepseeks[:1], drop(dropping{attention: func(a *backend.AttentionSpec) { a.Scale = float32(1 / math.Sqrt(24)) }})},
 		"no quotient on cosines":       {deepseeks[:1], config(func(c *Config) { c.Rope.Attention = 1 })},
@@ -491,9 +491,9 @@ func TestGoldensSeeFaults(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, l := range m.net.(*deepseek).Layers {
+			for _, l := range m.net.(*decoder).Layers {
 				if l.MoE != nil {
-					l.MoE.Bias = none
+					l.MoE.Choice.Bias = none
 				}
 			}
 			return m
@@ -520,24 +520,24 @@ func TestGoldensSeeFaults(t *testing.T) {
 		"no stretch":           {oss, config(func(c *Config) { c.Rope.Factor = 1 })},
 		"experts swapped": {[]string{"qwen3-moe"}, func(t *testing.T, src *Source) *Model {
 			m := load(t, src, cpu.Variants()[0], nil)
-			e := m.net.(*qwen3MoE).Layers[0].MoE.Experts
+			e := m.net.(*decoder).Layers[0].MoE.Experts
 			e[0], e[1] = e[1], e[0]
 			return m
 		}},
 		"no last norm": {llamas, func(t *testing.T, src *Source) *Model {
 			a := &noLastNorm{}
 			m := load(t, src, cpu.Variants()[0], func(b backend.Backend) backend.Backend { a.Backend = b; return a })
-			a.net = m.net.(*llama)
+			a.net = m.net.(*decoder)
 			return m
 		}},
 		"last norm without weight": {llamas, func(t *testing.T, src *Source) *Model {
 			m := load(t, src, cpu.Variants()[0], nil)
-			m.net.(*llama).Norm = ones(t, m, src.Config.Hidden)
+			m.net.(*decoder).Norm = ones(t, m, src.Config.Hidden)
 			return m
 		}},
 		"layers swapped": {llamas, func(t *testing.T, src *Source) *Model {
 			m := load(t, src, cpu.Variants()[0], nil)
-			layers := m.net.(*llama).Layers
+			layers := m.net.(*decoder).Layers
 			layers[0].MLP.Down, layers[1].MLP.Down = layers[1].MLP.Down, layers[0].MLP.Down
 			return m
 		}},

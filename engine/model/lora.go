@@ -257,6 +257,18 @@ func (a *Adapter) read(w *safetensors.Checkpoint, c *adapterConfig) error {
 	return nil
 }
 
+// rowsOf returns the rows of B that a binding loads of its tensor.
+func (p *adapterPart) rowsOf(b *binding) []float32 {
+	if b.rows == nil {
+		return p.b[b.parts[0].from*p.rank : (b.parts[0].from+b.parts[0].n)*p.rank]
+	}
+	out := make([]float32, 0, len(b.rows)*p.rank)
+	for _, row := range b.rows {
+		out = append(out, p.b[row*p.rank:(row+1)*p.rank]...)
+	}
+	return out
+}
+
 // side names one of the two matrices of a part.
 func side(a bool) string {
 	if a {
@@ -313,9 +325,9 @@ func adaptable(b *binding) bool {
 
 // AdapterBytes is the memory of so many places for adapters of such a rank.
 func (c *Config) AdapterBytes(places, rank int) (n int64) {
-	for _, b := range architectures[c.Architecture].network(c).weights() {
+	for _, b := range c.network().weights() {
 		if adaptable(&b) {
-			n += int64(places) * backend.AdapterBytes(rank, b.shape[0], b.shape[1])
+			n += int64(places) * backend.AdapterBytes(rank, b.parts[0].n, b.shape[1])
 		}
 	}
 	return n
@@ -331,11 +343,11 @@ func (m *Model) Adapters(places, rank int) (bytes int64, err error) {
 	if !ok {
 		return 0, fmt.Errorf("%w: %s has no adapters", ErrUnsupported, m.backend.Variant())
 	}
-	m.adapt = map[string]*binding{}
+	m.adapt = map[string][]*binding{}
 	var targets []backend.Weight
 	for _, b := range m.net.weights() {
 		if adaptable(&b) {
-			m.adapt[b.name] = &b
+			m.adapt[b.name] = append(m.adapt[b.name], &b)
 			targets = append(targets, *b.target)
 		}
 	}
@@ -349,14 +361,16 @@ func (m *Model) LoadAdapter(place int, a *Adapter) error {
 	var parts []backend.AdapterPart
 	for name, p := range a.parts {
 		name, ok := m.config.weightName(name)
-		b := m.adapt[name]
-		if !ok || b == nil {
+		targets := m.adapt[name]
+		if !ok || targets == nil {
 			return fmt.Errorf("%w: it adapts %s; adapters of %s may adapt attention and dense MLP projections", ErrAdapter, strings.TrimSuffix(name, ".weight"), m.config.Architecture)
 		}
-		if p.out != b.shape[0] || p.in != b.shape[1] {
-			return fmt.Errorf("%w: %s is [%d, %d] in the model, [%d, %d] in the adapter", ErrAdapter, name, b.shape[0], b.shape[1], p.out, p.in)
+		if shape := targets[0].shape; p.out != shape[0] || p.in != shape[1] {
+			return fmt.Errorf("%w: %s is [%d, %d] in the model, [%d, %d] in the adapter", ErrAdapter, name, shape[0], shape[1], p.out, p.in)
 		}
-		parts = append(parts, backend.AdapterPart{Target: *b.target, Rank: p.rank, A: p.a, B: p.b})
+		for _, b := range targets {
+			parts = append(parts, backend.AdapterPart{Target: *b.target, Rank: p.rank, A: p.a, B: p.rowsOf(b)})
+		}
 	}
 	if err := m.backend.(backend.Adapters).LoadAdapter(place, parts); err != nil {
 		return fmt.Errorf("%w: %w", ErrAdapter, err)

@@ -7,24 +7,6 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// architectures is every model this package knows, by the name in config.json.
-var architectures = map[string]architecture{
-	"LlamaForCausalLM":    {newLlama, nil},
-	"MistralForCausalLM":  {newLlama, configMistral},
-	"Qwen3ForCausalLM":    {newQwen3, configQwen3Dense},
-	"Qwen3MoeForCausalLM": {newQwen3MoE, configQwen3MoE},
-	gptOSSName:            {newGPTOSS, configGPTOSS},
-	gemma4Name:            {newGemma4, configGemma4},
-	deepseekName:          {newDeepseek, configDeepseek},
-}
-
-// architecture makes the network of a config; config, where set, first reads
-// what the architecture's config.json has beside the common keys.
-type architecture struct {
-	network func(*Config) network
-	config  func(*rawConfig, *Config) error
-}
-
 // network is one architecture: weights to bind, buffers to allocate, a forward
 // pass to record.
 type network interface {
@@ -59,8 +41,8 @@ type Model struct {
 	backend backend.Backend
 	limits  backend.Limits
 	net     network
-	record  func()              // Forward, bound once so that a step does not allocate
-	adapt   map[string]*binding // matrices that adapters may have parts for; nil without adapters
+	record  func()                // Forward, bound once so that a step does not allocate
+	adapt   map[string][]*binding // matrices, by the names of their tensors, that adapters may have parts for; nil without adapters
 }
 
 // Load checks the checkpoint's tensors against its config, moves them to the
@@ -75,7 +57,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
 	m := &Model{config: config, backend: b, limits: limits}
-	m.net = architectures[m.config.Architecture].network(&m.config)
+	m.net = m.config.network()
 	m.record = m.Forward
 	checkpoint, err := src.weights()
 	if err != nil {
@@ -91,8 +73,13 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}
 	done, total := int64(0), stackBytes(stacked)
-	for _, t := range tensors {
-		total += int64(len(t.Data))
+	counted := map[string]bool{} // several weights may be parts of one tensor
+	for i := range tensors {
+		if counted[tensors[i].Name] {
+			continue
+		}
+		counted[tensors[i].Name] = true
+		total += int64(len(tensors[i].Data))
 	}
 	progress := func(n int64) {
 		done += n
@@ -105,7 +92,10 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		if *targets[i].target, err = b.Load(t.part(&targets[i], o.Quantization.of(&targets[i]))); err != nil {
 			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
-		progress(int64(len(t.Data)))
+		if counted[t.Name] {
+			counted[t.Name] = false
+			progress(int64(len(t.Data)))
+		}
 	}
 	for i := range stacked {
 		if err := stacked[i].load(b, o.Quantization); err != nil {
@@ -239,7 +229,7 @@ func (c *Config) KVLayers() []backend.KVShape {
 // StepBytes is the memory of a step's buffers within limits.
 func (c *Config) StepBytes(limits backend.Limits) int64 {
 	count := counter{limits: limits}
-	_ = architectures[c.Architecture].network(c).alloc(&count) // the counter refuses nothing
+	_ = c.network().alloc(&count) // the counter refuses nothing
 	return count.bytes
 }
 

@@ -53,7 +53,7 @@ func (q Quantization) of(b *binding) backend.DType {
 // LargestMatrix is how many numbers the largest matrix has that no vocabulary and no
 // experts have a part of.
 func (c *Config) LargestMatrix() (n int64) {
-	net := architectures[c.Architecture].network(c)
+	net := c.network()
 	for _, b := range net.weights() {
 		if len(b.shape) == 2 && b.out != "experts" && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens") {
 			n = max(n, int64(b.parts[0].n)*int64(b.in().n))
@@ -80,10 +80,13 @@ func (c *Config) WeightBytes(q Quantization) int64 {
 // weightBytes asks what a weight is stored as; a matrix that words are looked up in,
 // or experts chosen by, is none.
 func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) stored) (n int64) {
-	net := architectures[c.Architecture].network(c)
+	net := c.network()
 	for _, b := range net.weights() {
 		matrix := len(b.shape) == 2 && b.out != "experts" && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens")
 		s := as(b.name, matrix)
+		if b.plus != 0 {
+			s.DType = "F32"
+		}
 		n += s.memory(q.of(&b), b.parts[0].n, b.in().n)
 	}
 	if s, ok := net.(stacker); ok {

@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 )
@@ -11,7 +12,7 @@ import (
 // the types that have them alone.
 type RopeConfig struct {
 	Theta    float64
-	Type     string  // default, llama3 or yarn
+	Type     string  // a key of ropeKeys, or proportional
 	Factor   float64 // by how much low frequencies are stretched
 	LowFreq  float64 // wavelengths above Original/LowFreq are stretched
 	HighFreq float64 // wavelengths below Original/HighFreq are left
@@ -22,6 +23,17 @@ type RopeConfig struct {
 	Attention          float64 // of yarn: on cosine and sine; 0: 0.1 ln(Factor) + 1
 	Partial            float64 // of proportional: the share of pairs that turn
 	MScale, MScaleAll  float64 // of yarn: instead of Attention, the quotient of two such; 0: not
+
+	Short, Long []float64 // of longrope: what the wavelength of each pair is multiplied by
+	Stretched   bool      // of longrope and dynamic: the context served is longer than Original
+}
+
+// setContext sets how many positions are served. Transformers takes longrope's long factors, and
+// dynamic's larger base, for sequences that are longer than Original. A cached key would then mean
+// something else as its sequence grows. So the rotation is that of the longest sequence that is
+// served, for all, as in vLLM.
+func (c *RopeConfig) setContext(positions int) {
+	c.Stretched = (c.Type == "longrope" || c.Type == "dynamic") && float64(positions) > c.Original
 }
 
 func (c *RopeConfig) check() error {
@@ -30,6 +42,21 @@ func (c *RopeConfig) check() error {
 	}
 	switch c.Type {
 	case "default":
+		return nil
+	case "linear":
+		if !(c.Factor >= 1) {
+			return fmt.Errorf("%w: linear with factor %v", ErrConfig, c.Factor)
+		}
+		return nil
+	case "dynamic":
+		if !(c.Factor >= 1 && c.Original >= 1) {
+			return fmt.Errorf("%w: dynamic with factor %v, max_position_embeddings %v", ErrConfig, c.Factor, c.Original)
+		}
+		return nil
+	case "longrope":
+		if !(c.Factor > 0 && c.Original > 1 && c.Attention >= 0) || slices.ContainsFunc(slices.Concat(c.Short, c.Long), func(f float64) bool { return !(f > 0) }) {
+			return fmt.Errorf("%w: longrope with factor %v, original_max_position_embeddings %v, attention_factor %v", ErrConfig, c.Factor, c.Original, c.Attention)
+		}
 		return nil
 	case "llama3":
 		if !(c.Factor >= 1 && c.LowFreq > 0 && c.HighFreq > c.LowFreq && c.Original >= 1) {
@@ -49,7 +76,7 @@ func (c *RopeConfig) check() error {
 		}
 		return nil
 	}
-	return fmt.Errorf("%w: rope_type is %q; supported: default, llama3, yarn", ErrUnsupported, c.Type)
+	return fmt.Errorf("%w: rope_type is %q; supported: %s", ErrUnsupported, c.Type, ropeTypes)
 }
 
 // table returns the rotation of a head: one inverse frequency per pair of halves.
@@ -59,12 +86,23 @@ func (c *RopeConfig) check() error {
 // conversions keep the compiler from fusing a product with a sum.
 func (c *RopeConfig) table(headDim int) backend.Rope {
 	inv := make([]float32, headDim/2)
-	factor := float32(c.Factor)
+	factor, theta := float32(c.Factor), c.Theta
+	if c.Type == "dynamic" && c.Stretched && headDim > 2 { // for a sequence of Original*Factor positions
+		theta *= math.Pow(c.Factor*c.Factor-(c.Factor-1), float64(headDim)/float64(headDim-2))
+	}
+	longrope := c.Short
+	if c.Stretched {
+		longrope = c.Long
+	}
 	for i := range inv {
 		exponent := float32(2*i) / float32(headDim)
-		power := float32(math.Pow(float64(float32(c.Theta)), float64(exponent)))
+		power := float32(math.Pow(float64(float32(theta)), float64(exponent)))
 		inv[i] = 1 / power
 		switch c.Type {
+		case "linear":
+			inv[i] /= factor
+		case "longrope":
+			inv[i] = 1 / (float32(longrope[i]) * power)
 		case "llama3":
 			inv[i] = c.stretch(inv[i])
 		case "proportional":
@@ -101,10 +139,14 @@ func (c *RopeConfig) ramp(i, headDim int) float32 {
 // scale is on cosine and sine: a longer context wants sharper scores.
 func (c *RopeConfig) scale() float64 {
 	switch {
-	case c.Type != "yarn":
+	case c.Type != "yarn" && c.Type != "longrope":
 		return 1
 	case c.Attention > 0:
 		return c.Attention
+	case c.Type == "longrope" && c.Factor <= 1:
+		return 1
+	case c.Type == "longrope":
+		return math.Sqrt(1 + math.Log(c.Factor)/math.Log(c.Original))
 	case c.MScale > 0 && c.MScaleAll > 0:
 		return mscale(c.Factor, c.MScale) / mscale(c.Factor, c.MScaleAll)
 	}

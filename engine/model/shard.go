@@ -24,7 +24,7 @@ func (p part) times(k int) part { return part{p.of * k, p.from * k, p.n * k} }
 // parts are the dimensions that ranks share.
 type parts struct {
 	heads, kvHeads, fullKVHeads part // full: of Gemma's layers without a window
-	ffn, expert                 part
+	ffn, expert, shared         part
 	vocab, pleVocab             part
 }
 
@@ -33,7 +33,7 @@ func (c *Config) dims() parts {
 	if c.parts != nil {
 		return *c.parts
 	}
-	p := parts{heads: whole(c.Heads), kvHeads: whole(c.KVHeads), ffn: whole(c.FFN), expert: whole(c.MoE.FFN), vocab: whole(c.Vocab)}
+	p := parts{heads: whole(c.Heads), kvHeads: whole(c.KVHeads), ffn: whole(c.FFN), expert: whole(c.MoE.FFN), shared: whole(c.MoE.Shared), vocab: whole(c.Vocab)}
 	if c.Gemma4 != nil {
 		p.fullKVHeads, p.pleVocab = whole(c.Gemma4.FullKVHeads), whole(c.Gemma4.PLEVocab)
 	}
@@ -51,6 +51,9 @@ func (s Shard) Of(c *Config) (Config, error) {
 		return local, fmt.Errorf("%w: rank %d of %d", ErrConfig, s.Rank, s.Ranks)
 	}
 	p := c.dims()
+	if c.Features.HeadNorms == allHeadsNorms {
+		return local, fmt.Errorf("%w: %s norms all heads of a token together, which %d ranks cannot share", ErrUnsupported, c.Architecture, s.Ranks)
+	}
 	if c.Heads%s.Ranks != 0 {
 		return local, fmt.Errorf("%w: %d attention heads (num_attention_heads) cannot be shared by %d ranks", ErrUnsupported, c.Heads, s.Ranks)
 	}
@@ -63,9 +66,10 @@ func (s Shard) Of(c *Config) (Config, error) {
 	cut(&p.heads, 1, "num_attention_heads")
 	cut(&p.ffn, s.unit(c, c.FFN), "intermediate_size")
 	cut(&p.expert, s.unit(c, c.MoE.FFN), "moe_intermediate_size")
+	cut(&p.shared, s.unit(c, c.MoE.Shared), "the width of the shared experts")
 	cut(&p.vocab, 1, "vocab_size")
 	cut(&p.pleVocab, 1, "vocab_size_per_layer_input")
-	if c.Deepseek == nil && err == nil { // whose one latent all heads read
+	if c.Latent == nil && err == nil { // whose one latent all heads read
 		if p.kvHeads, err = s.kvHeads(c.KVHeads); err == nil && c.Gemma4 != nil {
 			p.fullKVHeads, err = s.kvHeads(c.Gemma4.FullKVHeads)
 		}
@@ -74,7 +78,7 @@ func (s Shard) Of(c *Config) (Config, error) {
 		return local, err
 	}
 	local.parts, local.shard = &p, s
-	local.Heads, local.KVHeads, local.FFN, local.MoE.FFN = p.heads.n, p.kvHeads.n, p.ffn.n, p.expert.n
+	local.Heads, local.KVHeads, local.FFN, local.MoE.FFN, local.MoE.Shared = p.heads.n, p.kvHeads.n, p.ffn.n, p.expert.n, p.shared.n
 	if c.Gemma4 != nil {
 		g := *c.Gemma4
 		g.FullKVHeads, g.PLEVocab = p.fullKVHeads.n, p.pleVocab.n

@@ -12,7 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
-	"github.com/tandem-serving/tandem/engine/ranks"
+	"github.com/tandem-serving/tandem/engine/workers"
 )
 
 // sharded is a model on as many backends as there are ranks, each on a goroutine
@@ -25,27 +25,32 @@ type sharded struct {
 // loadSharded loads a checkpoint in parts.
 func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantization) *sharded {
 	t.Helper()
-	mailbox := ranks.Mailbox(testLimits, 4)
-	f, err := ranks.NewFile(n, mailbox)
+	return loadShardedWithin(t, src, n, kernels, q, testLimits)
+}
+
+func loadShardedWithin(t testing.TB, src *Source, n int, kernels string, q Quantization, limits backend.Limits) *sharded {
+	t.Helper()
+	mailbox := workers.Mailbox(limits, 4)
+	f, err := workers.NewFile(n, mailbox)
 	if err != nil {
 		t.Skip(err) // only Linux has such memory
 	}
 	s := &sharded{}
 	ended := make(chan error, n)
 	for r := range n {
-		g, err := ranks.Open(f, r, n, mailbox, 30*time.Second)
+		g, err := workers.Open(f, r, n, mailbox, 30*time.Second)
 		if err != nil {
 			t.Fatal(err)
 		}
-		dev, err := cpu.New(cpu.Options{Threads: 1, Limits: testLimits, Kernels: kernels, Mapped: true, Ranks: g})
+		dev, err := cpu.New(cpu.Options{Threads: 1, Limits: limits, Kernels: kernels, Mapped: true, Group: g})
 		if err != nil {
 			t.Fatal(err)
 		}
-		m, err := Load(src, dev, testLimits, Options{Quantization: q, Shard: Shard{r, n}})
+		m, err := Load(src, dev, limits, Options{Quantization: q, Shard: Shard{r, n}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.kv = append(s.kv, testKV(&m.config))
+		s.kv = append(s.kv, kvWithin(&m.config, limits))
 		if err := dev.AllocKV(s.kv[r]); err != nil {
 			t.Fatal(err)
 		}
@@ -54,7 +59,7 @@ func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantizatio
 			t.Cleanup(func() {
 				g.End()
 				for range n - 1 {
-					if err := <-ended; err != ranks.ErrClosed {
+					if err := <-ended; err != workers.ErrClosed {
 						t.Error(err)
 					}
 				}
@@ -67,7 +72,7 @@ func loadSharded(t testing.TB, src *Source, n int, kernels string, q Quantizatio
 			err := g.Next(&step)
 			for ; err == nil; err = g.Next(&step) {
 				if err := m.Step(&step, nil); err != nil {
-					g.Lose(r, err.Error())
+					g.MarkLost(r, err.Error())
 				}
 			}
 			closeAll(t, dev, g)
@@ -163,10 +168,10 @@ func TestShardsAreParts(t *testing.T) {
 			if len(locals) < n {
 				continue
 			}
-			full := architectures[src.Config.Architecture].network(&src.Config).weights()
+			full := src.Config.network().weights()
 			var parts [][]binding
 			for r := range locals {
-				parts = append(parts, architectures[src.Config.Architecture].network(&locals[r]).weights())
+				parts = append(parts, locals[r].network().weights())
 			}
 			for i, b := range full {
 				seen := make([]int, b.shape[0]*b.parts[len(b.parts)-1].of)

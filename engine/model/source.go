@@ -200,6 +200,11 @@ func (s *Source) ExpandFP8() {
 	}
 }
 
+// SetContext sets how many positions the longest sequence has that is served, which decides the
+// frequencies of some rotations. Without it that is Config.MaxPositions. It precedes Load and
+// Fingerprint.
+func (s *Source) SetContext(positions int) { s.Config.Rope.setContext(positions) }
+
 // Close unmaps the weights. A backend that was told that they stay mapped must
 // be closed before.
 func (s *Source) Close() error { return s.close() }

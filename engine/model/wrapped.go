@@ -3,44 +3,77 @@ package model
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
-// wrappers are the models that see or hear, by the text model that they wrap.
-// That alone is served: what they see with is neither loaded nor counted.
-var wrappers = map[string]string{
-	"Gemma4ForConditionalGeneration": gemma4Name,
+// wrappers are models that see or hear, with the text model of each. Only the text model is
+// served: what they see with is neither loaded nor counted.
+var wrappers = map[string]wrapper{
+	"Gemma3ForConditionalGeneration":     {text: "Gemma3ForCausalLM"},
+	"Gemma4ForConditionalGeneration":     {text: gemma4Name},
+	"Mistral3ForConditionalGeneration":   {text: "MistralForCausalLM"},
+	"Qwen2_5_VLForConditionalGeneration": {text: "Qwen2ForCausalLM", flat: true},
+	"Qwen3VLForConditionalGeneration":    {text: "Qwen3ForCausalLM"},
 }
 
-// unwrap is the config.json of the text model, where one wraps it: text_config,
-// with what only the wrapper's says of tokens and types.
+type wrapper struct {
+	text string // the architecture where text_config has no model_type that is known
+	flat bool   // older files have the text model's keys next to the wrapper's
+}
+
+// unwrap returns the config.json of the text model, where one wraps it: text_config, with the
+// tokens and types that only the wrapper has.
 func unwrap(text []byte) (inner []byte, wrapped bool, err error) {
 	var outer map[string]json.RawMessage
 	var names []string
-	if json.Unmarshal(text, &outer) != nil || json.Unmarshal(outer["architectures"], &names) != nil || len(names) != 1 || wrappers[names[0]] == "" {
-		return text, false, nil // parsing says what is wrong with it
+	if json.Unmarshal(text, &outer) != nil || json.Unmarshal(outer["architectures"], &names) != nil || len(names) != 1 {
+		return text, false, nil // parsing reports what is wrong with it
+	}
+	w, ok := wrappers[names[0]]
+	if !ok {
+		return text, false, nil
 	}
 	var config map[string]json.RawMessage
 	if err := json.Unmarshal(outer["text_config"], &config); err != nil || config == nil {
-		return nil, false, fmt.Errorf("%w: config.json: %s without a text_config", ErrConfig, names[0])
+		if outer["text_config"] != nil || !w.flat {
+			return nil, false, fmt.Errorf("%w: config.json: %s without a text_config", ErrConfig, names[0])
+		}
+		config = outer
 	}
-	for _, key := range []string{"bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config"} {
+	for _, key := range []string{"bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"} {
 		if value, ok := outer[key]; ok && string(config[key]) == "" {
 			config[key] = value
 		}
 	}
-	config["architectures"], _ = json.Marshal([]string{wrappers[names[0]]}) // strings always marshal
+	var kind string
+	_ = json.Unmarshal(config["model_type"], &kind) // absent or of another type: the wrapper's own
+	for name, a := range architectures {
+		if slices.Contains(a.types, kind) {
+			w.text = name
+		}
+	}
+	config["architectures"], _ = json.Marshal([]string{w.text}) // strings always marshal
 	inner, err = json.Marshal(config)
 	return inner, true, err
 }
 
-// weightName is what a tensor of the files is called here; false: it is of no use.
+// textPrefixes are what the names of a wrapped text model's tensors begin with in the files, and
+// without the wrapper.
+var textPrefixes = [][2]string{
+	{"model.language_model.", "model."}, {"language_model.model.", "model."}, {"language_model.lm_head.", "lm_head."},
+	{"lm_head.", "lm_head."}, {"model.layers.", "model.layers."}, {"model.embed_tokens.", "model.embed_tokens."}, {"model.norm.", "model.norm."},
+}
+
+// weightName returns the name of a file's tensor here; false: it is not the text model's.
 func (c *Config) weightName(file string) (string, bool) {
 	if !c.Wrapped {
 		return file, true
 	}
-	if name, ok := strings.CutPrefix(file, "model.language_model."); ok {
-		return "model." + name, true
+	for _, p := range textPrefixes {
+		if name, ok := strings.CutPrefix(file, p[0]); ok {
+			return p[1] + name, true
+		}
 	}
-	return file, file == "lm_head.weight"
+	return file, false
 }

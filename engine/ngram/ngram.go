@@ -1,33 +1,32 @@
-// Package ngram guesses what tokens follow from what followed the same words
-// before: it finds the last place where the end of the tokens occurred already,
-// by its longest part of Min to Max tokens, and repeats what stood behind it. A
-// text that quotes its prompt, or itself, is guessed right for long runs.
-// (Prompt lookup, as vLLM's method ngram; Yang et al., "Inference with
-// reference", 2023.)
+// Package ngram drafts tokens from earlier text: it finds the last place where the
+// end of the tokens has occurred before, by its longest part of Min to Max tokens,
+// and repeats what followed there. A text that quotes its prompt, or itself, is
+// drafted right for long runs. (Prompt lookup, as vLLM's method ngram; Yang et al.,
+// "Inference with reference", 2023.)
 //
-// Invariant: a guess is a function of the tokens alone, so that the same request
-// is guessed alike on every path.
+// Invariant: the drafts are a function of the tokens alone, so that the same request
+// gets the same drafts on every path.
 //
-// The package keeps no state and knows no model: whether a guess is right is for
-// the model to say.
+// The package keeps no state and does not know a model. The model decides which
+// drafts are accepted.
 package ngram
 
-// maxLook is how many tokens back a match may end. It bounds the time of a guess,
-// which is taken for each running request in each step.
+// maxLook bounds how many tokens back a match may end, and so the time of a draft,
+// which is spent for each running request in each step.
 const maxLook = 1 << 15
 
-// Lookup says how long the part is that has to occur again, in tokens.
+// Lookup is the length of the part that has to occur again, in tokens.
 type Lookup struct {
 	Min, Max int // 1 <= Min <= Max
 }
 
-// Draft appends at most n guesses to tokens; none where nothing occurs again.
+// Draft appends at most n drafts to tokens, and none if nothing occurs again.
 func (l Lookup) Draft(tokens []int32, n int) []int32 {
 	at := l.match(tokens)
 	if at == 0 {
 		return tokens
 	}
-	// What is repeated may reach into what has just been appended.
+	// The repeated part may reach into the tokens just appended.
 	for range n {
 		tokens = append(tokens, tokens[at])
 		at++
@@ -35,16 +34,15 @@ func (l Lookup) Draft(tokens []int32, n int) []int32 {
 	return tokens
 }
 
-// match is where the longest match ends, the last of several; 0 where there is
-// none.
+// match returns the index after the longest match, the last of several, or 0 if
+// there is none.
 func (l Lookup) match(tokens []int32) (at int) {
 	last := len(tokens) - 1
 	best := l.Min - 1 // tokens of the longest match so far
 	if last < best {
 		return 0
 	}
-	// A longer match has this token in this place; most places are passed over
-	// for want of it.
+	// A longer match has this token in this place, which rules most places out.
 	needed := tokens[last-best]
 	for end := last - 1; end >= max(best, last-maxLook); end-- {
 		if tokens[end-best] != needed {

@@ -13,13 +13,13 @@ type Bias struct {
 	Value float32
 }
 
-// Rules are what a request asks of its logits. The zero value asks nothing.
-// Orders and formulas are vLLM's: masks first (allowed tokens, bad words, stop
-// tokens before MinTokens), then bias, then penalties.
+// Rules are a request's rules for its logits. The zero value changes nothing. Order
+// and formulas are vLLM's: masks first (allowed tokens, bad words, stop tokens before
+// MinTokens), then bias, then penalties.
 type Rules struct {
-	Allowed  []int32   // only these; nil: all
+	Allowed  []int32   // the only tokens that may be sampled; nil: all
 	BadWords [][]int32 // token sequences that must not be completed
-	Bias     []Bias    // several of one token are added up first
+	Bias     []Bias    // several entries of one token are added up
 
 	// Repetition divides the positive logits and multiplies the negative ones
 	// of tokens in prompt or output; 0 and 1: off. (Keskar et al., CTRL, 2019.)
@@ -31,7 +31,7 @@ type Rules struct {
 	Stops     []int32 // stop and end-of-sequence tokens
 }
 
-// empty says whether the rules change nothing.
+// empty reports whether the rules change nothing.
 func (r *Rules) empty() bool {
 	return r.Allowed == nil && len(r.BadWords) == 0 && len(r.Bias) == 0 && !r.penalizes() && r.MinTokens == 0
 }
@@ -42,20 +42,19 @@ func (r *Rules) counts() bool { return r.Presence != 0 || r.Frequency != 0 }
 
 func (r *Rules) repeats() bool { return r.Repetition != 0 && r.Repetition != 1 }
 
-// Mark is what is known of one token that may change its logit at every step.
+// Mark is the state of one token whose logit may change at every step.
 type Mark struct {
 	Token int32
-	Count int32   // how often it is in the output; 0 where no rule counts
+	Count int32   // occurrences in the output; 0 if no rule counts them
 	Bias  float32 // added first; 0: none
-	Seen  int32   // 1: in prompt or output, where a rule looks at that
+	Seen  int32   // 1: in prompt or output, if a rule uses that
 }
 
-// Ban is a token that must not be drawn where the one before it is After; -1:
-// wherever.
+// Ban is a token that must not be sampled after the token After; -1 is after any token.
 type Ban struct{ Token, After int32 }
 
-// Controls are a choice's rules together with the tokens they look at. They are
-// owned by whoever calls Add; Pick only reads them.
+// Controls are a choice's rules together with its tokens. The caller of Add owns them;
+// Pick only reads them.
 type Controls struct {
 	rules   Rules
 	allowed []uint64 // [vocab/64+1] bitmap; nil: all
@@ -63,9 +62,8 @@ type Controls struct {
 	output  []int32  // kept for BadWords and MinTokens
 }
 
-// NewControls starts from a prompt and the output so far, which may come from
-// another node: the state is rebuilt from it. It returns nil for rules that
-// change nothing.
+// NewControls builds the state from a prompt and the output so far, which may come
+// from another node. It returns nil for rules that change nothing.
 func NewControls(r Rules, prompt, output []int32) *Controls {
 	if r.empty() {
 		return nil
@@ -90,7 +88,7 @@ func NewControls(r Rules, prompt, output []int32) *Controls {
 	}
 	if r.penalizes() {
 		for _, t := range output {
-			c.marks = append(c.marks, c.drawn(t))
+			c.marks = append(c.marks, c.outputMark(t))
 		}
 	}
 	slices.SortStableFunc(c.marks, func(a, b Mark) int { return cmp.Compare(a.Token, b.Token) })
@@ -98,12 +96,12 @@ func NewControls(r Rules, prompt, output []int32) *Controls {
 	return c
 }
 
-// merge makes one of neighbouring marks of the same token.
+// merge combines neighbouring marks of the same token.
 func merge(marks []Mark) []Mark {
 	kept := marks[:0]
 	for _, m := range marks {
 		if n := len(kept); n > 0 && kept[n-1].Token == m.Token {
-			kept[n-1] = kept[n-1].and(m)
+			kept[n-1] = kept[n-1].merge(m)
 			continue
 		}
 		kept = append(kept, m)
@@ -111,13 +109,13 @@ func merge(marks []Mark) []Mark {
 	return kept
 }
 
-// and is what two marks of a token come to.
-func (m Mark) and(o Mark) Mark {
+// merge returns the combination of two marks of a token.
+func (m Mark) merge(o Mark) Mark {
 	return Mark{m.Token, m.Count + o.Count, m.Bias + o.Bias, max(m.Seen, o.Seen)}
 }
 
-// drawn is the mark that a token of the output leaves.
-func (c *Controls) drawn(token int32) Mark {
+// outputMark returns the mark of a token that enters the output.
+func (c *Controls) outputMark(token int32) Mark {
 	m := Mark{Token: token}
 	if c.rules.repeats() {
 		m.Seen = 1
@@ -128,7 +126,7 @@ func (c *Controls) drawn(token int32) Mark {
 	return m
 }
 
-// Add follows the output by one token.
+// Add appends a token to the output.
 func (c *Controls) Add(token int32) {
 	c.output = append(c.output, token)
 	if !c.rules.penalizes() {
@@ -136,13 +134,13 @@ func (c *Controls) Add(token int32) {
 	}
 	at, found := slices.BinarySearchFunc(c.marks, token, func(m Mark, t int32) int { return cmp.Compare(m.Token, t) })
 	if found {
-		c.marks[at] = c.marks[at].and(c.drawn(token))
+		c.marks[at] = c.marks[at].merge(c.outputMark(token))
 	} else {
-		c.marks = slices.Insert(c.marks, at, c.drawn(token))
+		c.marks = slices.Insert(c.marks, at, c.outputMark(token))
 	}
 }
 
-// After is c as it will be when these tokens have followed; c stays as it is.
+// After returns c as it will be after tokens. c does not change.
 func (c *Controls) After(tokens []int32) *Controls {
 	if len(tokens) == 0 {
 		return c
@@ -155,25 +153,25 @@ func (c *Controls) After(tokens []int32) *Controls {
 	return &n
 }
 
-// Allowed is the bitmap of the tokens that may be drawn, those beyond it not; nil:
-// all may. It is not to be written to.
+// Allowed returns the bitmap of the tokens that may be sampled; nil: all may. Tokens
+// beyond the bitmap may not. It is read-only.
 func (c *Controls) Allowed() []uint64 { return c.allowed }
 
-// Marks are those of all tokens that have one, by token. They are not to be written
-// to, and stay as they are until Add.
+// Marks returns the marks of all tokens that have one, by token. They are read-only and
+// valid until Add.
 func (c *Controls) Marks() []Mark { return c.marks }
 
-// Penalties are those of Rules, a repetition of 0 as the 1 that it means, with what
-// the mark of the next token will be.
+// Penalties returns those of Rules, with a repetition of 0 as 1, and the mark that the
+// next token will leave.
 func (c *Controls) Penalties() (repetition, presence, frequency float32, next Mark) {
-	return cmp.Or(c.rules.Repetition, 1), c.rules.Presence, c.rules.Frequency, c.drawn(-1)
+	return cmp.Or(c.rules.Repetition, 1), c.rules.Presence, c.rules.Frequency, c.outputMark(-1)
 }
 
-// MostBans is how many there can be.
-func (c *Controls) MostBans() int { return len(c.rules.BadWords) + len(c.rules.Stops) }
+// MaxBans returns the largest number of entries that Bans can yield.
+func (c *Controls) MaxBans() int { return len(c.rules.BadWords) + len(c.rules.Stops) }
 
-// Bans are the tokens that must not be drawn next or, where one token is on its way
-// that nobody knows yet, after that one.
+// Bans yields the tokens that must not be sampled next. If onItsWay is set, they are
+// those for the position after a token that is being sampled and not yet known.
 func (c *Controls) Bans(onItsWay bool) iter.Seq[Ban] {
 	return func(yield func(Ban) bool) {
 		length := len(c.output)
@@ -181,7 +179,7 @@ func (c *Controls) Bans(onItsWay bool) iter.Seq[Ban] {
 			length++
 		}
 		for _, w := range c.rules.BadWords {
-			n := len(w) - 1 // that have to stand before
+			n := len(w) - 1 // tokens that have to come before
 			if n < 0 || length < n {
 				continue
 			}
@@ -203,9 +201,8 @@ func (c *Controls) Bans(onItsWay bool) iter.Seq[Ban] {
 	}
 }
 
-// apply changes logits [vocab] in place. Tokens beyond the vocabulary are
-// passed over. Each logit is changed by its own token's rules alone, so the
-// order in which tokens are visited decides nothing.
+// apply changes logits [vocab] in place. It ignores tokens beyond the vocabulary. Only
+// a token's own rules change its logit, so that the order of tokens does not matter.
 func (c *Controls) apply(logits []float32) {
 	if c.allowed != nil {
 		for i := range logits {
@@ -221,14 +218,14 @@ func (c *Controls) apply(logits []float32) {
 	}
 	for i := range c.marks {
 		if m := &c.marks[i]; inside(logits, m.Token) {
-			logits[m.Token] = c.rules.marked(logits[m.Token], m)
+			logits[m.Token] = c.rules.apply(logits[m.Token], m)
 		}
 	}
 }
 
-// marked is a logit as its token's mark has it. Every product is rounded before it
-// is added to, so that the bits are the same on every machine.
-func (r *Rules) marked(v float32, m *Mark) float32 {
+// apply returns a logit changed by its token's mark. Every product is rounded before
+// it is added, so that the bits are the same on every machine.
+func (r *Rules) apply(v float32, m *Mark) float32 {
 	v += m.Bias
 	if m.Seen != 0 {
 		if v > 0 {

@@ -153,14 +153,14 @@ func TestControlsBehindATokenOnItsWay(t *testing.T) {
 					got[b.Token] = true
 				}
 			}
-			if !maps.Equal(got, want) || n > c.MostBans() {
+			if !maps.Equal(got, want) || n > c.MaxBans() {
 				t.Fatalf("seed %d: behind %d %v are banned, want %v, under %+v", seed, last, got, want, r)
 			}
 			_, _, _, next := c.Penalties()
 			next.Token = last
 			for _, m := range c.Marks() {
 				if m.Token == last {
-					next = next.and(m)
+					next = next.merge(m)
 				}
 			}
 			marked := slices.DeleteFunc(slices.Clone(after.Marks()), func(m Mark) bool { return m.Token != last })

@@ -2,10 +2,10 @@ package sample
 
 import "math"
 
-// Constants of the definition. A change of any of them changes draws, so that
-// kernelVersion of both backends has to rise.
+// Constants of the definition. A change of one of them changes samples, so that
+// kernelVersion of both backends must change with it.
 const (
-	// Block is the number of tokens whose weights have one sum.
+	// Block is the number of tokens per partial sum of weights.
 	Block = 512
 
 	// lanes is the number of partial sums of a block: lane j adds the weights of
@@ -36,8 +36,8 @@ const (
 	exp2c6 float32 = 0.0001545316294214853
 )
 
-// Weighing says how logits become weights: 2^((logit - Max) * Scale), and zero for
-// logits below Lowest, for weights below MinP and for NaN.
+// Weighing defines how logits become weights: 2^((logit - Max) * Scale). The weight is
+// zero for logits below Lowest, for weights below MinP and for NaN.
 type Weighing struct {
 	Max    float32 // largest logit, finite
 	Scale  float32 // log2(e) / temperature, finite and not negative
@@ -68,10 +68,10 @@ func (w *Weighing) weight(logit float32) float32 {
 }
 
 // Kernels are the loops over whole rows of logits and weights. Implementations
-// return the bits of Portable. Several goroutines may call them at once.
+// return the bits of Portable. They are safe for concurrent use.
 type Kernels interface {
 	// Argmax returns the index of the largest logit, the lowest of several. It
-	// passes over NaN, and returns 0 where no logit is above -Inf.
+	// ignores NaN, and returns 0 if no logit is above -Inf.
 	Argmax(logits []float32) int32
 	// Weigh writes the sum of the weights of each block of logits to sums, and the
 	// weights themselves to weights unless that is nil.
@@ -79,8 +79,8 @@ type Kernels interface {
 	// Mass writes to sums the sum of each block's weights that are at least least.
 	Mass(sums []float64, weights []float32, least float32)
 	// Between copies the weights in [least, limit) to dst, in order, and returns
-	// their number. To counts it writes how many they are in each block, and to above
-	// the sum of each block's weights that are at least limit, unless these are nil. dst
+	// their number. It writes to counts their number in each block, and to above the
+	// sum of each block's weights that are at least limit, unless these are nil. dst
 	// may be weights.
 	Between(dst []float32, counts []int32, above []float64, weights []float32, least, limit float32) int
 	// Above returns the first index from from on whose value is larger than x, or
@@ -90,7 +90,7 @@ type Kernels interface {
 	Count(values []float32, x float32) int
 }
 
-// Portable is Kernels in Go: the definition of what the others compute.
+// Portable implements Kernels in Go. It is the definition of their results.
 type Portable struct{}
 
 // Argmax implements Kernels.
@@ -184,10 +184,10 @@ func (Portable) Count(values []float32, x float32) int {
 	return n
 }
 
-// blocks is the number of blocks of n tokens.
+// blocks returns the number of blocks of n tokens.
 func blocks(n int) int { return (n + Block - 1) / Block }
 
-// inOrder is the sum of the blocks' sums, from the first to the last.
+// inOrder returns the sum of the blocks' sums, added from the first to the last.
 func inOrder(sums []float64) float64 {
 	total := 0.0
 	for _, s := range sums {

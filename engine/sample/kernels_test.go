@@ -10,8 +10,8 @@ import (
 // bound is what the package promises of a weight: the relative error at 2^x.
 func bound(x float64) float64 { return 1.2e-7 + 1.3e-7*math.Abs(x) }
 
-// TestWeight: weights are the powers that they stand for within the promised error, and
-// zero where they have to be.
+// TestWeight: weights are the correct powers within the promised error, and zero where
+// specified.
 func TestWeight(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 9))
 	exact := Weighing{Scale: 1, Lowest: lowest}
@@ -50,7 +50,7 @@ func TestWeight(t *testing.T) {
 	}
 }
 
-// plainDraw is Pick as the package comment has it: sorted, and every sum made anew.
+// plainDraw is Pick as in the package comment: sorted, and every sum computed again.
 func plainDraw(logits []float32, p Params, position int32) int32 {
 	best := Portable{}.Argmax(logits)
 	w := Weighing{Max: logits[best], Scale: float32(log2e / float64(p.Temperature)), Lowest: lowest, MinP: p.MinP}
@@ -221,8 +221,8 @@ func TestTopPOfLargeRows(t *testing.T) {
 	}
 }
 
-// TestSearchFromAnywhere: whatever number search looks at first, and wherever the weights
-// lie that were looked at, what it returns and leaves is the same.
+// TestSearchFromAnywhere: the result does not depend on the number that search tries first,
+// nor on the range of weights in near.
 func TestSearchFromAnywhere(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 8))
@@ -242,7 +242,7 @@ func TestSearchFromAnywhere(t *testing.T) {
 			copy(s.sums, all)
 			at := math.Float32bits(s.weights[r.IntN(n)])
 			low := at - min(at, uint32(r.IntN(1<<r.IntN(24))))
-			s.look(Portable{}, low, at+1+uint32(r.IntN(1<<r.IntN(24))))
+			s.fillNear(Portable{}, low, at+1+uint32(r.IntN(1<<r.IntN(24))))
 			if t2, above2, ties2 := s.search(Portable{}, target, min(at+uint32(r.IntN(3))-1, one)); t2 != threshold || above2 != above || ties2 != ties || !slices.Equal(s.sums, sums) {
 				t.Fatalf("seed %d: from the bits %#x on: %v, %v, %d, %v, want %v, %v, %d, %v", seed, at, t2, above2, ties2, s.sums, threshold, above, ties, sums)
 			}

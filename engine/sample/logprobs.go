@@ -12,10 +12,10 @@ type Top struct {
 	LogProb float32
 }
 
-// LogProbs is what a client sees of a token: its log-probability and rank (1 is
-// the best) under the model's own distribution, before temperature, masks and
-// penalties, and the n best tokens, best first, or those that only names where it
-// is not empty. They are appended to dst; tokens beyond the vocabulary have -Inf.
+// LogProbs returns a token's log-probability and rank (1 is the best) under the
+// model's own distribution, before temperature, masks and penalties. It appends to
+// dst the n best tokens, best first, or the tokens of only if that is not empty.
+// Tokens beyond the vocabulary have -Inf.
 func LogProbs(k Kernels, logits []float32, token int32, n int, only []int32, dst []Top) (logProb float32, rank int, top []Top) {
 	norm, largest := logSumExp(k, logits)
 	at := func(t int32) float32 {
@@ -41,10 +41,10 @@ func LogProbs(k Kernels, logits []float32, token int32, n int, only []int32, dst
 	return at(token), rankOf(k, logits, token), dst
 }
 
-// rankOf is 1 and the number of tokens that are better than token, ties by id.
+// rankOf returns 1 plus the number of tokens that are better than token, ties by id.
 func rankOf(k Kernels, logits []float32, token int32) int {
 	own := logits[token]
-	if finite(own) == math.Inf(-1) { // every number is better, and so are others of these that come first
+	if finite(own) == math.Inf(-1) { // every number is better, and so are earlier tokens of -Inf
 		rank := 1 + k.Count(logits, lowest)
 		for _, v := range logits[:token] {
 			if finite(v) == math.Inf(-1) {
@@ -57,8 +57,9 @@ func rankOf(k Kernels, logits []float32, token int32) int {
 	return 1 + k.Count(logits[:token], below) + k.Count(logits[token+1:], own)
 }
 
-// logSumExp is the logarithm of the sum of e^logit, -Inf when there is nothing to
-// sum, and the first of the largest logits. The sum has the same bits on every machine.
+// logSumExp returns the logarithm of the sum of e^logit, or -Inf if there is nothing to
+// sum, and the index of the first of the largest logits. The sum has the same bits on
+// every machine.
 func logSumExp(k Kernels, logits []float32) (sum float64, largest int32) {
 	if len(logits) == 0 {
 		return math.Inf(-1), 0
@@ -83,8 +84,8 @@ func logSumExp(k Kernels, logits []float32) (sum float64, largest int32) {
 	return float64(most) + math.Log(total), largest
 }
 
-// best appends the n largest, of equals the first. Tokens are compared by what a
-// client sees, so that those whose log-probabilities round to the same number tie.
+// best appends the n largest, of equals the first. It compares log-probabilities as a
+// client receives them, so that those which round to the same number tie.
 func best(k Kernels, logits []float32, norm float64, n int, dst []Top) []Top {
 	if n <= 0 {
 		return dst
@@ -94,7 +95,7 @@ func best(k Kernels, logits []float32, norm float64, n int, dst []Top) []Top {
 		dst = insert(dst, start, Top{int32(i), float32(finite(logits[i]) - norm)})
 	}
 	for len(dst)-start == n {
-		// What is not above the logit of the last one kept cannot round to more.
+		// A logit not above that of the last token kept cannot round to more.
 		last := dst[len(dst)-1]
 		if i = k.Above(logits, i, float32(finite(logits[last.Token]))); i == len(logits) {
 			break
@@ -107,13 +108,13 @@ func best(k Kernels, logits []float32, norm float64, n int, dst []Top) []Top {
 	return dst
 }
 
-// insert puts t behind those of dst from start on that are not less.
+// insert inserts t into dst[start:] after the entries that are not less.
 func insert(dst []Top, start int, t Top) []Top {
 	at := start + sort.Search(len(dst)-start, func(k int) bool { return dst[start+k].LogProb < t.LogProb })
 	return slices.Insert(dst, at, t)
 }
 
-// finite reads NaN as -Inf, as Pick does.
+// finite returns v as float64, with NaN as -Inf, as Pick reads it.
 func finite(v float32) float64 {
 	if v != v {
 		return math.Inf(-1)

@@ -12,8 +12,8 @@ const (
 	philoxRounds = 10
 )
 
-// philox is the bijection of the paper: a block of four random words for a
-// counter under a key. It has no state, so any draw can be made again anywhere.
+// philox is the bijection of the paper: it maps a counter under a key to four random
+// words. It has no state, so that any node can repeat any draw.
 func philox(key [2]uint32, ctr [4]uint32) [4]uint32 {
 	for range philoxRounds {
 		hi0, lo0 := bits.Mul32(philoxM0, ctr[0])
@@ -25,9 +25,9 @@ func philox(key [2]uint32, ctr [4]uint32) [4]uint32 {
 	return ctr
 }
 
-// uniform is the number in [0, 1), a multiple of 2^-53, that decides the token
-// of a choice at a position. The other two counter words stay zero; they are
-// free for draws of another purpose.
+// uniform returns the number in [0, 1), a multiple of 2^-53, that decides the token of a
+// choice at a position. The other two counter words stay zero; they are free for draws
+// of another purpose.
 func uniform(seed uint64, choice uint32, position int32) float64 {
 	r := philox([2]uint32{uint32(seed), uint32(seed >> 32)}, [4]uint32{choice, uint32(position), 0, 0})
 	n := uint64(r[0]>>5)<<26 | uint64(r[1]>>6)

@@ -18,7 +18,7 @@
 //   - min_p keeps weights of at least min_p.
 //   - top_p keeps the smallest set of largest weights whose sum is at least top_p of
 //     the whole: by a threshold, see topP. Of the tokens whose weight is the
-//     threshold, those with lower ids stay: as many as the exact quotient asks for.
+//     threshold, those with lower ids stay: as many as the exact quotient requires.
 //   - The draw is u times the sum of what is kept. It goes to the first block whose
 //     sum is larger than what the blocks before it leave of the draw, and in the
 //     block to the first token whose weight is larger than what the tokens before
@@ -28,40 +28,40 @@
 // Log-probabilities are logit - largest - ln(sum), where the sum is of weights at
 // temperature 1 by the same rules: within 4e-6 before it is rounded to float32.
 //
-// Invariant: the token depends on (logits, Params, position) alone. There is no
-// state between calls, and no arithmetic whose bits vary with the machine, so a
-// request draws the same tokens alone, batched, resumed or moved. Portable, the C
-// kernels of engine/backend/cpu and those of cuda/ return the same bits.
+// Invariant: the token depends on (logits, Params, position) alone. There is no state
+// between calls, and no arithmetic whose bits vary with the machine, so that a request
+// samples the same tokens alone, batched, resumed or moved. Portable, the C kernels of
+// engine/backend/cpu and those of cuda/ return the same bits.
 //
-// A request's Controls (penalties, bias, masks) change a copy of the logits
-// before that; they are made from its tokens alone, so they too are the same on
-// every path.
+// A request's Controls (penalties, bias, masks) change a copy of the logits before
+// that. They are made from its tokens alone, so that they too are the same on every
+// path.
 //
 // The package does not know what a request is or when it ends.
 package sample
 
 import "math"
 
-// Scratch is the working memory of Pick. It may be reused for any logits; it
-// carries nothing from one call to the next. One goroutine uses it at a time.
+// Scratch is the working memory of Pick. It may be reused for any logits, because no
+// result depends on its contents. One goroutine uses it at a time.
 type Scratch struct {
 	Kernels Kernels // nil: Portable
 
-	heap       []float32 // [top_k] the best logits seen
-	sums       []float64 // [blocks] of the weights that may be drawn
+	heap       []float32 // [top_k] the best logits so far
+	sums       []float64 // [blocks] of the weights that may be sampled
 	others     []float64 // [blocks] of the weights above the threshold of top_p
 	weights    []float32 // [vocab], or of one block
 	near       near      // weights near the threshold of top_p
-	list       []float32 // of them, those nearer to it
-	sample     []float32 // of the weights
+	list       []float32 // those of near that are nearer to it
+	sample     []float32 // a sample of the weights
 	weighing   Weighing
 	controlled []float32 // [vocab] the logits under Controls
 }
 
-// Pick draws the token of a position. A NaN logit counts as -Inf; when there is
-// a +Inf it is picked, the first of several; when nothing is left, token 0 is.
-// top_k keeps every token that ties with the k-th, as vLLM does; at the edge of
-// top_p, of tokens that tie, those with lower ids stay.
+// Pick samples the token of a position. A NaN logit counts as -Inf. If there is a +Inf,
+// the first one is picked; if no logit is left, token 0 is. top_k keeps every token
+// that ties with the k-th, as vLLM does. Of tokens that tie at the edge of top_p, those
+// with lower ids stay.
 func Pick(logits []float32, p *Params, position int32, s *Scratch) int32 {
 	k := s.Kernels
 	if k == nil {
@@ -105,9 +105,9 @@ func Pick(logits []float32, p *Params, position int32, s *Scratch) int32 {
 	return draw(s.weights[b*Block:min(len(logits), (b+1)*Block)], rest, least, b*Block, best)
 }
 
-// locate returns the first block whose sum exceeds what those before it leave of
-// rest, and what they leave. Where rounding left rest at the very end that is the last
-// block which has a weight, and everything of it.
+// locate returns the first block whose sum exceeds what the blocks before it leave of
+// rest, and that remainder. If rounding leaves a remainder after the last block, it
+// returns the last block that has a weight, and +Inf.
 func locate(sums []float64, rest float64) (int, float64) {
 	last := 0
 	for b, sum := range sums {
@@ -122,9 +122,9 @@ func locate(sums []float64, rest float64) (int, float64) {
 	return last, math.Inf(1)
 }
 
-// draw returns the first token whose weight exceeds what those before it leave of
-// rest, of the weights that are at least least; where there is none, the last that has a
-// weight, or best. first is the token of the first weight.
+// draw returns the first token whose weight exceeds what those before it leave of rest,
+// of the weights that are at least least. If there is none, it returns the last token
+// that has a weight, or best. first is the token of the first weight.
 func draw(weights []float32, rest float64, least float32, first int, best int32) int32 {
 	for i, w := range weights {
 		if w < least || w == 0 {
@@ -139,9 +139,9 @@ func draw(weights []float32, rest float64, least float32, first int, best int32)
 	return best
 }
 
-// kthLargest is the k-th largest logit, ties counted one by one, or -Inf when
-// there are fewer numbers than that. The k best so far form a heap with the
-// least of them on top, so that most logits cost one comparison.
+// kthLargest returns the k-th largest logit, ties counted one by one, or -Inf if there
+// are fewer numbers. The k best so far form a heap with the least of them on top, so
+// that most logits cost one comparison.
 func kthLargest(kernels Kernels, logits []float32, k int, s *Scratch) float32 {
 	h := s.heap[:0]
 	at := 0

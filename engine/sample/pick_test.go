@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// reference is Pick in float64 with a full sort, one token at a time. tight says that
-// the outcome hangs on the order of a sum. The rounding of weights decides in about one
-// of 10^6 draws, and for none of the seeds here.
+// reference is Pick in float64 with a full sort, one token at a time. tight means that the
+// outcome depends on the order of a sum. The rounding of weights decides in about one of
+// 10^6 draws, and for none of the seeds here.
 func reference(logits []float32, p Params, position int32) (token int32, tight bool) {
 	const slack = 1e-11
 	clean := make([]float64, len(logits))

@@ -8,15 +8,15 @@ import (
 // one is the bits of the best token's weight, the largest there is.
 var one = math.Float32bits(1)
 
-// topP keeps of the weights of s the smallest set of best ones that holds target:
-// those above a threshold, and of those equal to the threshold as many as are
-// needed, lower ids first. It sets the others of that threshold to zero, leaves the
-// blocks' sums of what it keeps in s.sums, and returns the threshold.
+// topP keeps the smallest set of largest weights of s whose sum is at least target:
+// those above a threshold, and of those equal to the threshold as many as are needed,
+// lower ids first. It sets the other weights equal to the threshold to zero, stores the
+// blocks' sums of the kept weights in s.sums, and returns the threshold.
 //
-// The threshold is the largest number t for which the weights that are at least t
-// sum up to target or more: by blocks, and the blocks in order. Rounding is
-// monotone, so the sum never grows with t and there is one such t, whatever order it
-// is searched in.
+// The threshold is the largest number t for which the weights that are at least t sum
+// up to target or more: by blocks, and the blocks in order. Rounding is monotone, so
+// that the sum never grows with t. So there is one such t, whatever the order of the
+// search.
 func (s *Scratch) topP(k Kernels, target float64) float32 {
 	threshold, above, ties := s.search(k, target, s.guess(k, target))
 	if stay := math.Ceil((target - above) / float64(threshold)); stay < float64(ties) {
@@ -26,11 +26,11 @@ func (s *Scratch) topP(k Kernels, target float64) float32 {
 	return threshold
 }
 
-// search returns the threshold, the sum of the weights above it and how many are
-// equal to it, and leaves in s.sums the blocks' sums of the weights that are at least
-// the threshold. It looks at the number with the bits probe first.
+// search returns the threshold, the sum of the weights above it and how many are equal
+// to it. It stores the blocks' sums of the weights that are at least the threshold in
+// s.sums. It tries the number with the bits probe first.
 func (s *Scratch) search(k Kernels, target float64, probe uint32) (threshold float32, above float64, ties int) {
-	low, high := uint32(0), one+1 // bits of numbers: what is kept reaches target from low on, not from high on
+	low, high := uint32(0), one+1 // bits: the sum reaches target at thresholds up to low, not from high on
 	for ; ; probe = low + (high-low)/2 {
 		threshold = math.Float32frombits(probe)
 		ties = s.split(k, threshold)
@@ -45,12 +45,12 @@ func (s *Scratch) search(k Kernels, target float64, probe uint32) (threshold flo
 	}
 }
 
-// exact is a number from which on weights have exact sums in float64, in any order: they are
-// multiples of 2^-43, and a block's weights are at most 512 together.
+// exact is the number from which on sums of weights are exact in float64, in any order.
+// Such weights are multiples of 2^-43, and a block's weights add up to at most 512.
 const exact = 0x1p-20
 
-// split leaves in s.sums the blocks' sums of the weights that are at least w, in s.others those
-// of the weights above it, and returns how many are equal to it.
+// split stores the blocks' sums of the weights that are at least w in s.sums, and those of
+// the weights above it in s.others. It returns how many are equal to it.
 func (s *Scratch) split(k Kernels, w float32) (ties int) {
 	s.others = grow(s.others, len(s.sums))
 	if n := &s.near; w < exact || math.Float32bits(w) < n.low || math.Float32bits(w) >= n.high {
@@ -63,7 +63,7 @@ func (s *Scratch) split(k Kernels, w float32) (ties int) {
 		equal := 0
 		block := rest[:s.near.counts[b]]
 		rest = rest[len(block):]
-		for _, v := range block { // without branches, which nobody could predict
+		for _, v := range block { // without branches, because they would be mispredicted
 			v := math.Float32bits(v)
 			larger := uint32(int32(edge-v) >> 31)
 			above += float64(math.Float32frombits(v & larger))
@@ -75,7 +75,7 @@ func (s *Scratch) split(k Kernels, w float32) (ties int) {
 	return ties
 }
 
-// dropTies sets all weights equal to w to zero but for the first so many.
+// dropTies sets all weights equal to w to zero except the first stay of them.
 func (s *Scratch) dropTies(w float32, stay int) {
 	for i, v := range s.weights {
 		if v != w {
@@ -89,8 +89,8 @@ func (s *Scratch) dropTies(w float32, stay int) {
 	}
 }
 
-// near are the weights whose bits are in [low, high), in order, with their number and the sum
-// of the weights from high on for each block.
+// near holds the weights whose bits are in [low, high), in order. For each block it has
+// their number and the sum of the weights from high on.
 type near struct {
 	low, high uint32
 	weights   []float32
@@ -98,26 +98,26 @@ type near struct {
 	above     []float64
 }
 
-// look fills s.near.
-func (s *Scratch) look(k Kernels, low, high uint32) {
+// fillNear fills s.near.
+func (s *Scratch) fillNear(k Kernels, low, high uint32) {
 	n := &s.near
 	n.low, n.high = low, high
 	n.weights, n.counts, n.above = grow(n.weights, len(s.weights)), grow(n.counts, len(s.sums)), grow(n.above, len(s.sums))
 	n.weights = n.weights[:k.Between(n.weights, n.counts, n.above, s.weights, math.Float32frombits(low), math.Float32frombits(high))]
 }
 
-// guess returns the bits of the threshold of top_p as sums in another order have it:
-// almost always the right one, and search checks it.
+// guess returns the bits of the threshold of top_p computed with sums in another order.
+// It is almost always right, and search checks it.
 func (s *Scratch) guess(k Kernels, target float64) uint32 {
-	// All weights below this number together are no more than what may be left out.
+	// All weights below this number together are at most what may be left out.
 	least := float32((inOrder(s.sums) - target) / float64(len(s.weights)))
 	floor := max(1, min(math.Float32bits(least), one))
 	low, high := s.bracket(target, floor)
 	for {
-		s.look(k, low, high)
+		s.fillNear(k, low, high)
 		above := inOrder(s.near.above)
 		all := low <= floor && high > one
-		if above >= target && !all { // it is not below high
+		if above >= target && !all { // the threshold is at or above high
 			low, high = high, one+1
 			continue
 		}
@@ -130,19 +130,18 @@ func (s *Scratch) guess(k Kernels, target float64) uint32 {
 }
 
 const (
-	// sampleSize is about how many weights of a large vocabulary bracket looks at.
+	// sampleSize is about how many weights of a large vocabulary bracket samples.
 	sampleSize = 2048
 
-	// sampleDigits is how many intervals bracket tells apart, digits how many refine does at a
-	// time.
+	// sampleDigits is the number of intervals of bracket's histogram, digits that of
+	// refine's.
 	sampleDigits = 1024
 	digits       = 256
 )
 
-// bracket returns bits between which the threshold of top_p probably is, from a
-// sample of the weights and not below floor: three standard deviations to either
-// side. Of the two parts that the threshold makes of the weights it estimates the
-// smaller one.
+// bracket returns bits between which the threshold of top_p probably is, at or above
+// floor: three standard deviations to either side, from a sample of the weights. The
+// threshold divides the weights into two parts; bracket estimates the smaller one.
 func (s *Scratch) bracket(target float64, floor uint32) (low, high uint32) {
 	stride := len(s.weights) / sampleSize
 	if stride < 4 {
@@ -169,7 +168,7 @@ func (s *Scratch) bracket(target float64, floor uint32) (low, high uint32) {
 	for _, w := range s.sample {
 		mass[(math.Float32bits(w)-least)>>shift%sampleDigits] += float64(w)
 	}
-	// from is the first bits of the interval in which the sample reaches a share.
+	// from returns the first bits of the interval in which the sample reaches a share.
 	from := func(share float64) uint32 {
 		digit := sampleDigits - 1
 		for ; digit > 0 && mass[digit] < share; digit-- {
@@ -177,8 +176,8 @@ func (s *Scratch) bracket(target float64, floor uint32) (low, high uint32) {
 		}
 		return least + uint32(digit)<<shift
 	}
-	// The weights of the part are at most the threshold below it, and about as large
-	// as that above it where it is the smaller one.
+	// The weights of the part are at most the threshold below it, and if the part above
+	// is the smaller one, about as large as the threshold.
 	margin := 3 * math.Sqrt(part/float64(stride)*float64(math.Float32frombits(from(share))))
 	low, high = floor, one+1
 	if share+margin < total {
@@ -190,8 +189,8 @@ func (s *Scratch) bracket(target float64, floor uint32) (low, high uint32) {
 	return low, high
 }
 
-// refine returns the bits of the weight of s.near at which those from the largest on
-// reach target, and whether they do.
+// refine returns the bits of the weight of s.near at which the sum from the largest on
+// reaches target, and whether it does.
 func (s *Scratch) refine(k Kernels, target float64) (at uint32, found bool) {
 	var mass [digits]float64
 	low, high, list := s.near.low, s.near.high, s.near.weights
@@ -217,7 +216,7 @@ func (s *Scratch) refine(k Kernels, target float64) (at uint32, found bool) {
 	return low, found && len(list) > 0
 }
 
-// grow returns a slice of n elements, s where it has room. Contents are undefined.
+// grow returns a slice of n elements, reusing s if it has room. Contents are undefined.
 func grow[T any](s []T, n int) []T {
 	if cap(s) < n {
 		return make([]T, n)

@@ -2,20 +2,20 @@ package scheduler
 
 import "github.com/tandem-serving/tandem/engine/kvcache"
 
-// Unknown stands in a batch for a token that the running step samples.
+// Unknown replaces a token in a batch that the running step samples.
 const Unknown = -1
 
 // Next is what is known of a request before its running step has ended.
 type Next uint8
 
-// Answers to Ahead.
+// Values that the function of Ahead returns.
 const (
 	Continues Next = iota // unless the token that is being sampled ends it
-	Ends                  // that token is its last, whichever it is
+	Ends                  // that token is its last, whatever it is
 	Waits                 // its next step cannot begin before that token is known
 )
 
-// ahead is a step that has been given out while another one runs.
+// ahead is a step that the device has received while another one runs.
 type ahead struct {
 	inStep []*request
 	batch  Batch
@@ -24,22 +24,23 @@ type ahead struct {
 
 var unknown = []int32{Unknown}
 
-// Ahead makes the batch that follows the running one before that one's tokens are
-// known: each of its requests, in the running step's order, computes the Unknown
-// token that the running step samples for it. Update then ends the running step,
-// and a second Update this one. Who turns out to have finished, or is aborted,
-// still has its row in it, and keeps its blocks until then; its result is ignored.
+// Ahead returns the batch that follows the running one before the tokens of the
+// running one are known. Each of its requests, in the running step's order,
+// computes the Unknown token that the running step samples for it. Update then
+// ends the running step, and a second Update ends this one. A request that turns
+// out to be finished, or is aborted, keeps its row in this step and its blocks
+// until then; its result is ignored.
 //
-// There is none, and nothing changes, when anything else could be done than to
-// decode: a request waits and may run, has a chunk to compute, has guesses or
-// rows to score, must wait, or memory is short. So nobody is preempted
-// by it, and the step after it sees what it would have seen, one step later.
+// It returns false and changes nothing if the next step could do anything but
+// decode: a request waits and may run, has a chunk to compute, has drafts or rows
+// to score, must wait, or memory is short. So it preempts no request, and the
+// step after it has the input that it would have had, one step later.
 func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
-	if !s.stepping || len(s.then.inStep) > 0 || s.cfg.Draft != nil || s.cfg.DraftAll != nil || len(s.batch.Completed) > 0 ||
+	if !s.stepping || len(s.next.inStep) > 0 || s.cfg.Draft != nil || s.cfg.DraftAll != nil || len(s.batch.Completed) > 0 ||
 		len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
 		return Batch{}, false
 	}
-	inStep, need := s.then.inStep[:0], 0
+	inStep, need := s.next.inStep[:0], 0
 	for _, r := range s.running {
 		if !r.inStep || !r.samples || r.extra > 0 {
 			return Batch{}, false
@@ -59,17 +60,17 @@ func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
 			continue
 		}
 		inStep = append(inStep, r)
-		need += s.ending(r, len(r.tokens))
+		need += s.fullTables(r, len(r.tokens))
 	}
 	if len(inStep) == 0 || s.pool.Available()-need < s.watermark {
 		return Batch{}, false
 	}
-	a := &s.then
+	a := &s.next
 	a.inStep, a.views = inStep, a.views[:0]
 	a.batch = Batch{Seqs: a.batch.Seqs[:0], Tokens: len(inStep)}
 	for _, r := range inStep {
-		if s.ending(r, len(r.tokens)) > 0 && !s.lengthen(r, len(r.tokens)) {
-			panic("scheduler: pool has fewer blocks than it says")
+		if s.fullTables(r, len(r.tokens)) > 0 && !s.allocBlocks(r, len(r.tokens)) {
+			panic("scheduler: pool has fewer blocks than Available returned")
 		}
 		r.ahead = true
 	}
@@ -82,18 +83,19 @@ func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
 	return a.batch, true
 }
 
-// advance makes the step that was given out ahead the running one, if there is one.
+// advance makes the step ahead the running one, if there is one.
 func (s *Scheduler) advance() {
-	if s.stepping = len(s.then.inStep) > 0; !s.stepping {
+	if s.stepping = len(s.next.inStep) > 0; !s.stepping {
 		return
 	}
-	s.inStep, s.then.inStep = s.then.inStep, s.inStep[:0]
-	s.batch, s.then.batch = s.then.batch, s.batch
-	s.views, s.then.views = s.then.views, s.views
+	s.inStep, s.next.inStep = s.next.inStep, s.inStep[:0]
+	s.batch, s.next.batch = s.next.batch, s.batch
+	s.views, s.next.views = s.next.views, s.views
 }
 
-// enter is r's turn in the step that was given out ahead; false where it has none.
-func (r *request) enter() bool {
+// advance moves r from the step ahead to the running step. It returns false if r is not in the
+// step ahead.
+func (r *request) advance() bool {
 	if !r.ahead {
 		return false
 	}
@@ -101,8 +103,8 @@ func (r *request) enter() bool {
 	return true
 }
 
-// settle gives back the blocks that a step which has ended might have read.
-func (s *Scheduler) settle() {
-	s.unref(s.doubles)
-	s.doubles = s.doubles[:0]
+// freeDuplicates frees the duplicate blocks that the ended step might have read.
+func (s *Scheduler) freeDuplicates() {
+	s.unref(s.duplicates)
+	s.duplicates = s.duplicates[:0]
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// ErrBroken says that a conservation law of the scheduler does not hold.
+// ErrBroken means that a conservation law of the scheduler does not hold.
 var ErrBroken = errors.New("scheduler: state is inconsistent")
 
-// Check verifies the scheduler's conservation laws, and the pool's: every
-// request is in one queue, in order; every block's references are the tables and
-// live reservations that contain it, its incoming pins the reservations; what a
-// request will write next is its own. It takes time proportional to the pool
-// and all tables.
+// Check verifies the conservation laws of the scheduler and of the pool. Every
+// request is in one queue, in order. A block's references are the tables and live
+// reservations that contain it; its incoming pins are the reservations. The
+// blocks that a request writes next are its own. The time is proportional to the
+// pool and all tables.
 func (s *Scheduler) Check() error {
 	if err := s.pool.Check(); err != nil {
 		return err
@@ -54,7 +54,7 @@ func (s *Scheduler) Check() error {
 	if err := s.checkReservations(&owners); err != nil {
 		return err
 	}
-	for _, id := range s.doubles {
+	for _, id := range s.duplicates {
 		owners.refs[id]++
 	}
 	for i := range n {
@@ -67,19 +67,19 @@ func (s *Scheduler) Check() error {
 	return nil
 }
 
-// owned counts, per block, who says to have it.
+// owned counts the references and incoming pins of each block by its owners.
 type owned struct{ refs, pinsIn []int }
 
 func (s *Scheduler) checkRequest(r *request, owners *owned) error {
-	end := r.computed + r.scheduled + r.guesses
+	end := r.computed + r.scheduled + r.drafts
 	switch {
-	case r.computed < 0 || end > len(r.tokens)+r.guesses || r.scored > r.score || len(r.tokens) > s.cfg.MaxModelLen:
+	case r.computed < 0 || end > len(r.tokens)+r.drafts || r.scored > r.score || len(r.tokens) > s.cfg.MaxModelLen:
 		return fmt.Errorf("%w: request %d has %d computed, %d scheduled of %d tokens",
 			ErrBroken, r.id, r.computed, r.scheduled, len(r.tokens))
 	case r.ahead && !(r.inStep && r.samples):
 		return fmt.Errorf("%w: request %d is given out ahead, in step %v", ErrBroken, r.id, r.inStep)
-	case r.guesses+r.extra > 0 && r.scheduled == 0:
-		return fmt.Errorf("%w: request %d has %d guesses and %d more rows with nothing scheduled", ErrBroken, r.id, r.guesses, r.extra)
+	case r.drafts+r.extra > 0 && r.scheduled == 0:
+		return fmt.Errorf("%w: request %d has %d drafts and %d more rows with nothing scheduled", ErrBroken, r.id, r.drafts, r.extra)
 	case r.scheduled > 0 && !(s.stepping && r.inStep), r.inStep && !s.stepping:
 		return fmt.Errorf("%w: request %d has %d tokens scheduled, in step %v", ErrBroken, r.id, r.scheduled, r.inStep)
 	case r.reservation != nil && r.state != stateHeld:
@@ -93,11 +93,11 @@ func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 	return nil
 }
 
-// checkTable verifies that a table has just the places that its tokens need:
-// none before the window, blocks from there to the end of the step, of which
-// the complete ones are in the cache and the others the request's alone.
+// checkTable verifies that a table has exactly the places that its tokens need.
+// Places before the window are empty. The others hold blocks up to the end of the
+// step: complete blocks are in the cache, and the rest are the request's alone.
 func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
-	t, spec, end := &r.tables[g], s.groups[g], r.computed+r.scheduled+r.guesses
+	t, spec, end := &r.tables[g], s.groups[g], r.computed+r.scheduled+r.drafts
 	if r.ahead {
 		end++
 	}
@@ -126,8 +126,8 @@ func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
 }
 
 func (s *Scheduler) checkReservations(owners *owned) error {
-	for i, a := range s.awaiting {
-		if s.awaits(a.r) != i {
+	for i, a := range s.roomQueue {
+		if s.roomIndex(a.r) != i {
 			return fmt.Errorf("%w: request %d waits for room twice", ErrBroken, a.r.id)
 		}
 	}

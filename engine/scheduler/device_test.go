@@ -7,8 +7,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// cell is the fake device's KV of one position: the token itself, where it
-// stands, and a hash of everything up to it, as a model's KV depends on it.
+// cell is the fake device's KV of one position: the token itself, its position, and a hash of
+// everything up to it, as a model's KV depends on it.
 type cell struct {
 	token int32
 	pos   int32
@@ -37,8 +37,8 @@ func (c cell) of(group int) cell {
 	return c
 }
 
-// sample is what the model says after n tokens: it depends on every cell that
-// some group's window lets the last token see.
+// sample returns what the model samples after n tokens. It depends on every cell that the
+// last token attends to in some group's window.
 func sample(groups []kvcache.Group, n int, at func(group, pos int) cell) (token int32, stop bool) {
 	var h uint64
 	for g, spec := range groups {
@@ -94,7 +94,7 @@ type device struct {
 	mem    []cell // [blocks, stride]
 }
 
-// at panics where a table has no block: nobody may read there.
+// at panics if a table has no block, because no token may read there.
 func (d *device) at(g int, table []kvcache.BlockID, pos int) *cell {
 	bt := d.groups[g].BlockTokens
 	return &d.mem[int(table[pos/bt])*d.stride+pos%bt]

@@ -8,12 +8,12 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// A prefill node has nothing but jobs, and none of them ever loses what it has
-// computed, whatever is pinned, shared, aborted or of a better priority: a job is
-// let in when all of it fits beside what those that run still need, or alone. So no
-// job runs out. By arrival a step leaves at most one job in its middle; a random order
-// leaves more, and a job that found no block behind its cached prefix may lose the prefix
-// to one that ranks before it. The same load with output does preempt.
+// A prefill node only has jobs, and none of them ever loses what it has computed, whatever is
+// pinned, shared, aborted or of a better priority. A job is admitted if all of it fits in
+// addition to what running jobs still need, or if it is alone. So no job runs out of blocks.
+// By arrival a step leaves at most one job incomplete. A random order leaves more, and a job
+// that found no block after its cached prefix may lose the prefix to one that ranks before
+// it. The same load with output does preempt.
 func TestJobsAloneLoseNothing(t *testing.T) {
 	const seeds = 120
 	lost := map[bool]uint64{}
@@ -48,7 +48,7 @@ func TestJobsAloneLoseNothing(t *testing.T) {
 				}
 				middle := 0
 				for _, r := range m.s.running {
-					if r.holds() > 0 {
+					if r.nBlocks() > 0 {
 						middle++
 					}
 				}

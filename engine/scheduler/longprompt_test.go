@@ -9,11 +9,10 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// One prompt of 32k tokens and 255 short requests that grow, with blocks for the
-// prompt and about one in ten of the others: all that run together have to make
-// room for each other again and again. Each still says what it says alone, from
-// KV that the fake device stored and nobody else wrote; what the scheduler holds
-// stays within the pool and the requests themselves.
+// One prompt of 32k tokens and 255 short requests that grow share a pool with blocks for the
+// prompt and about one in ten of the others, so that they preempt each other repeatedly. Each
+// still gets the output that it gets alone, from KV that only the fake device wrote. The
+// scheduler's memory stays within the pool and the requests themselves.
 func TestLongPromptAmong256InAShortPool(t *testing.T) {
 	const seeds = 3
 	for seed := range uint64(seeds) {
@@ -47,7 +46,7 @@ const (
 	crowdPrompt = 32 << 10 // tokens of the long one
 )
 
-// crowd adds the requests, the long one at a random place among them.
+// crowd adds the requests, with the long one at a random place among them.
 func crowd(seed uint64, n counts) (*sim, error) {
 	rng := rand.New(rand.NewPCG(seed, 0x32c0ffee))
 	const blockTokens = 4
@@ -93,7 +92,7 @@ func crowd(seed uint64, n counts) (*sim, error) {
 	return m, nil
 }
 
-// bounded says whether the scheduler holds more than it has to.
+// bounded returns an error if the scheduler holds more than it has to.
 func (m *sim) bounded() error {
 	s := m.s
 	if len(s.byID) != len(m.live) || len(s.running)+len(s.waiting) != len(m.live) {

@@ -9,14 +9,15 @@ type Work struct {
 	r      *request
 }
 
-// OrderBy has f rank the requests of each step, instead of their arrival and priority: f
-// sorts work, best first. Waiting requests that rank before a running one start before
-// that one gets more of the step. It is for nodes that have ComputeOnly requests alone.
-// However they are ranked, none that runs gives way, because each starts when all of its
-// tokens fit beside what the running ones still need, or alone.
+// OrderBy sets f to rank the requests of each step, instead of their arrival and
+// priority: f sorts work, best first. A waiting request that ranks before a running one
+// starts before the running one gets more of the step. It is for nodes that only have
+// ComputeOnly requests. No order preempts a running request. A request starts only if
+// it is alone, or if all of its tokens fit in addition to what the running ones still
+// need.
 func (s *Scheduler) OrderBy(f func(work []Work)) { s.order = f }
 
-// rerank puts running and waiting requests into the order of OrderBy.
+// rerank sorts running and waiting requests by OrderBy's function.
 func (s *Scheduler) rerank() {
 	s.work = s.work[:0]
 	for _, queue := range [...][]*request{s.running, s.waiting} {

@@ -2,22 +2,23 @@ package scheduler
 
 import "math"
 
-// maxCandidates bounds how many of a queue are weighed against each other, the
-// last ones by rank: their tables are looked through.
+// maxCandidates bounds how many requests of a queue are compared, the last ones by
+// rank, because weighing one reads its whole tables.
 const maxCandidates = 8
 
-// candidate is a request that may give way.
+// candidate is a request that may be preempted.
 type candidate struct {
-	level  int // priority: a higher number gives way first
-	tokens int // that it would have to compute again
-	blocks int // that come free
-	times  int // that it gave way before
+	level  int // priority: a higher number is preempted first
+	tokens int // tokens that it would have to compute again
+	blocks int // blocks that it would free
+	times  int // times that it was preempted before
 }
 
-// cheapest says who gives way so that need blocks come free, or -1 for nobody: of
-// the lowest priority, among those that free as many or else among all, who loses
-// the least. Each time that a request gave way already doubles what it would lose,
-// so that the same one is not taken again and again. Of equals the first goes.
+// cheapest returns the index of the request to preempt so that need blocks become
+// free, or -1 if there is none. Of the lowest priority it prefers requests that
+// free need blocks alone, and of these the one that loses the least. Each earlier
+// preemption doubles a request's loss, so that the same one is not preempted
+// repeatedly. The first of equals is returned.
 func cheapest(all []candidate, need int) int {
 	best, least, enough := -1, math.Inf(1), false
 	for i, c := range all {
@@ -28,12 +29,12 @@ func cheapest(all []candidate, need int) int {
 			best, least, enough = -1, math.Inf(1), false
 		}
 		cost := math.Ldexp(float64(c.tokens), min(c.times, 30))
-		if c.blocks < need { // then others have to follow: what counts is the price of a block
+		if c.blocks < need { // others have to follow: compare the price of a block
 			if enough {
 				continue
 			}
 			if c.blocks == 0 {
-				cost = (1 + cost) * 1e200 // one that frees nothing goes when there is nobody else
+				cost = (1 + cost) * 1e200 // it frees nothing: only if there is no other
 			} else {
 				cost /= float64(c.blocks)
 			}
@@ -47,10 +48,10 @@ func cheapest(all []candidate, need int) int {
 	return best
 }
 
-// reclaim has a request give its blocks back, so that need come free for r: one
-// that ranks behind r, or else any that waits or is held, since they may wait for
-// room that r has. So the first of the running requests can take everything but
-// pinned blocks, and always gets on.
+// reclaim preempts a request so that need blocks become free for r. It takes one
+// that ranks after r. If there is none, it takes any that waits or is held,
+// because that one may wait for room that r has. So the first running request can
+// get all but pinned blocks, and always advances.
 func (s *Scheduler) reclaim(r *request, need int) bool {
 	s.candidates, s.victims = s.candidates[:0], s.victims[:0]
 	for i := len(s.running) - 1; i >= 0 && len(s.victims) < maxCandidates && r.rank.before(s.running[i].rank); i-- {
@@ -59,7 +60,7 @@ func (s *Scheduler) reclaim(r *request, need int) bool {
 	for _, behind := range [...]bool{true, false} {
 		for _, queue := range [...][]*request{s.waiting, s.held} {
 			for i, n := len(queue)-1, 0; i >= 0 && n < maxCandidates; i-- {
-				if q := queue[i]; q != r && q.holds() > 0 && r.rank.before(q.rank) == behind {
+				if q := queue[i]; q != r && q.nBlocks() > 0 && r.rank.before(q.rank) == behind {
 					s.weigh(q)
 					n++
 				}
@@ -70,7 +71,7 @@ func (s *Scheduler) reclaim(r *request, need int) bool {
 		}
 	}
 	victim := 0
-	if s.broken == faultPreemptByRank {
+	if s.fault == faultPreemptByRank {
 		for i, q := range s.victims {
 			if s.victims[victim].rank.before(q.rank) {
 				victim = i
@@ -86,9 +87,9 @@ func (s *Scheduler) reclaim(r *request, need int) bool {
 	return true
 }
 
-// weigh adds a request to those that may give way. Blocks that others have too, or
-// transfers read, stay where they are: they free nothing, and what leads to the
-// request's end in them is not lost.
+// weigh adds a request to the candidates. Blocks that are shared or pinned by
+// transfers free nothing, and the tokens in a leading run of such blocks are not
+// lost.
 func (s *Scheduler) weigh(q *request) {
 	c := candidate{level: q.level, tokens: q.computed, times: q.preempted}
 	for g := range q.tables {

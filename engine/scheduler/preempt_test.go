@@ -40,7 +40,7 @@ func shortPool(t *testing.T, seed uint64, long int, broken fault) (computed, ste
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 0x9c057))
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 160, BlockTokens: 16}, MaxSeqs: 24, MaxBatchedTokens: 256, Watermark: 1e-6})
-	s.broken = broken
+	s.fault = broken
 	type life struct{ left, start int }
 	lives := map[RequestID]*life{}
 	next := RequestID(0)
@@ -78,9 +78,9 @@ func shortPool(t *testing.T, seed uint64, long int, broken fault) (computed, ste
 	return computed, steps, longest
 }
 
-// Where single prompts are a large part of the pool, giving way by cost takes fewer
-// steps, and less is computed again, than when the last by rank gives way; where
-// they are not, it is as good within some percent. Nobody waits longer for it.
+// If single prompts are a large part of the pool, preemption by cost takes fewer steps, and
+// recomputes less, than preemption of the last by rank. Otherwise it is as good within some
+// percent. No request waits longer for it.
 func TestPreemptionByCost(t *testing.T) {
 	for _, c := range []struct {
 		long int        // tokens of one prompt in six, of a pool of 2,560, and up to twice as many

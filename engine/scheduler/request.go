@@ -14,11 +14,11 @@ type requestState uint8
 const (
 	stateHeld    requestState = iota // waits for KV from another node
 	stateWaiting                     // may run when there is room
-	stateRunning                     // is in every step, memory permitting
-	stateGone                        // finished or aborted; only a step or a reservation still knows it
+	stateRunning                     // is in every step if memory allows
+	stateGone                        // finished or aborted; only a step or a reservation still references it
 )
 
-// rank orders requests: the lower one goes first and is preempted last. No two
+// rank orders requests: the lower one is placed first and preempted last. No two
 // are equal.
 type rank struct {
 	due     time.Duration // arrival, moved by the priority's head start
@@ -37,33 +37,33 @@ type request struct {
 	ticket      uint64
 	rank        rank
 	level       int // its priority
-	preempted   int // times that it gave its blocks back
+	preempted   int // times that it was preempted
 	queuedAt    time.Duration
 	state       requestState
 
 	tables   []table       // [groups] covers [0, computed), and the step's tokens while it runs
 	computed int           // tokens whose KV is in the tables
-	chain    kvcache.Chain // names of its tokens, as far as anybody asked
+	chain    kvcache.Chain // hashes of its tokens, extended on demand
 
-	credit int // bounds its guesses of Config.Draft per step; see learn
+	credit int // bounds its drafts of Config.Draft per step; see learn
 
-	score  int // leading tokens behind which the logits are wanted
-	scored int // of these, behind which they have been computed
+	score  int // leading tokens whose following logits are wanted
+	scored int // of these, tokens whose logits have been computed
 
-	scheduled int  // tokens the step computes
-	guesses   int  // tokens that stand behind them, beyond len(tokens) in the same array
-	hints     int  // guesses behind those that the step does not compute, 0 or 1
-	extra     int  // rows of logits beyond the first that the step makes for it
-	inStep    bool // in the batch (or its Completed) between Schedule and Update
-	samples   bool // its Seq samples
-	ahead     bool // also in the step that follows it
+	scheduled  int  // tokens that the step computes
+	drafts     int  // draft tokens after them, beyond len(tokens) in the same array
+	uncomputed int  // drafts after those that the step does not compute, 0 or 1
+	extra      int  // rows of logits beyond the first that the step makes for it
+	inStep     bool // in the batch (or its Completed) between Schedule and Update
+	samples    bool // its Seq samples
+	ahead      bool // also in the step ahead
 
-	reservation *reservation // the live one
-	lacks       int          // blocks that the last Reserve asked for
-	looked      bool         // counted in prefixQueries
-	asked       bool         // counted in externalQueries
-	admitted    bool         // counted in admitted
-	arrived     int          // of computed, tokens whose KV came from another node
+	reservation     *reservation // the live one
+	reserveBlocks   int          // blocks that the last Reserve needed
+	prefixCounted   bool         // counted in prefixQueries
+	externalCounted bool         // counted in externalQueries
+	admitted        bool         // counted in admitted
+	arrived         int          // of computed, tokens whose KV came from another node
 }
 
 // table is a request's blocks of one group, one reference each. The first gone
@@ -74,10 +74,10 @@ type table struct {
 	hashed int // leading places that are gone or in the prefix cache
 }
 
-// holds is how many blocks a table has.
-func (t *table) holds() int { return len(t.blocks) - t.gone }
+// nBlocks returns the number of blocks in a table.
+func (t *table) nBlocks() int { return len(t.blocks) - t.gone }
 
-// newRequest copies q, with buffers for as many tokens as it says it may get.
+// newRequest copies q, with buffers for the tokens that it may get.
 func (s *Scheduler) newRequest(q Request) *request {
 	n := len(q.Tokens)
 	room := min(n+min(max(q.MaxNew, 0), maxHint), s.cfg.MaxModelLen)
@@ -137,15 +137,15 @@ func (s *Scheduler) heldRequest(id RequestID, tried string) (*request, error) {
 	return r, nil
 }
 
-// unhold lets a held request wait for its turn.
+// unhold moves a held request to the waiting queue.
 func (s *Scheduler) unhold(r *request) {
 	s.held = remove(s.held, r)
 	s.waiting = insert(s.waiting, r)
 	r.state = stateWaiting
 }
 
-// leave takes a request out of its queue and its name; its blocks stay.
-func (s *Scheduler) leave(r *request) {
+// remove removes a request from its queue and its ID from the index. It keeps its blocks.
+func (s *Scheduler) remove(r *request) {
 	switch r.state {
 	case stateHeld:
 		s.held = remove(s.held, r)
@@ -158,21 +158,21 @@ func (s *Scheduler) leave(r *request) {
 	delete(s.byID, r.id)
 }
 
-// holds is how many blocks r has.
-func (r *request) holds() (n int) {
+// nBlocks returns the number of blocks that r has.
+func (r *request) nBlocks() (n int) {
 	for g := range r.tables {
-		n += r.tables[g].holds()
+		n += r.tables[g].nBlocks()
 	}
 	return n
 }
 
-// lacks is how many more blocks r may come to hold at once until it has the KV
-// of all its tokens, when it starts at n: at r.computed, or behind a hit.
-func (s *Scheduler) lacks(r *request, n int) int {
+// blocksNeeded returns the most blocks that r still needs at once until it has the KV of
+// all its tokens, if it starts at token n: at r.computed, or after a hit.
+func (s *Scheduler) blocksNeeded(r *request, n int) int {
 	sum := 0
 	for g, spec := range s.groups {
 		t := &r.tables[g]
-		gone, holds := t.gone, t.holds()
+		gone, holds := t.gone, t.nBlocks()
 		if n > r.computed {
 			gone, holds = spec.First(n), spec.End(n)-spec.First(n)
 		}
@@ -185,11 +185,10 @@ func (s *Scheduler) lacks(r *request, n int) int {
 	return sum
 }
 
-// lookup returns how many leading tokens of r the cache would give it; what it
-// has already counts when there is no more. A hit covers at most n-1 of n
-// tokens: the last one has to be computed to be sampled from, and it may not be
-// written into a block that others read. Nor does it cover what is still to be
-// scored.
+// lookup returns how many leading tokens of r would be in its table after a cache
+// hit, at least r.computed. A hit covers at most n-1 of n tokens: the last one has
+// to be computed for its logits, and it must not be written into a block that
+// others read. Nor does a hit cover tokens that are still to be scored.
 func (s *Scheduler) lookup(r *request) (nTokens int) {
 	if r.noCacheRead {
 		return r.computed
@@ -200,19 +199,19 @@ func (s *Scheduler) lookup(r *request) (nTokens int) {
 		}
 	}
 	limit := len(r.tokens)
-	if !r.computeOnly && s.broken != faultSharedWritten {
+	if !r.computeOnly && s.fault != faultSharedWritten {
 		limit--
 	}
-	if r.scored < r.score && s.broken != faultScoreHits {
+	if r.scored < r.score && s.fault != faultScoreHits {
 		limit = r.scored
 	}
 	s.pool.Extend(&r.chain, r.tokens)
 	return max(r.computed, s.pool.Match(&r.chain, limit))
 }
 
-// hit calls visit for each cached block that r lacks to start after n tokens,
-// which lookup has found: its group, its place, the block.
-func (s *Scheduler) hit(r *request, n int, visit func(group, place int, id kvcache.BlockID)) {
+// eachHit calls visit with the group, the place and the cached block of each block
+// that r lacks to start after n tokens. lookup has found that they are cached.
+func (s *Scheduler) eachHit(r *request, n int, visit func(group, place int, id kvcache.BlockID)) {
 	for g, spec := range s.groups {
 		for place := max(len(r.tables[g].blocks), spec.First(n)); place < spec.End(n); place++ {
 			visit(g, place, s.pool.Find(g, &r.chain, place))
@@ -223,32 +222,32 @@ func (s *Scheduler) hit(r *request, n int, visit func(group, place int, id kvcac
 // attach moves r's start to the end of the longest cached prefix.
 func (s *Scheduler) attach(r *request) {
 	if n := s.lookup(r); n > r.computed {
-		s.hit(r, n, func(g, place int, id kvcache.BlockID) {
+		s.eachHit(r, n, func(g, place int, id kvcache.BlockID) {
 			s.pool.Ref(id)
-			s.put(&r.tables[g], place, id)
+			s.appendBlock(&r.tables[g], place, id)
 		})
 		r.computed = n
 		for g := range r.tables {
-			s.put(&r.tables[g], s.groups[g].First(n), kvcache.NoBlock)
+			s.appendBlock(&r.tables[g], s.groups[g].First(n), kvcache.NoBlock)
 			r.tables[g].hashed = len(r.tables[g].blocks)
 		}
-		s.trim(r)
+		s.freeOutsideWindow(r)
 	}
-	if s.broken == faultSharedWritten && !r.computeOnly {
+	if s.fault == faultSharedWritten && !r.computeOnly {
 		r.computed = min(r.computed, len(r.tokens)-1)
 	}
-	if !r.looked && !r.noCacheRead {
-		r.looked = true
+	if !r.prefixCounted && !r.noCacheRead {
+		r.prefixCounted = true
 		s.counters.prefixQueries += uint64(len(r.tokens))
 		s.counters.prefixHits += uint64(r.computed)
 	}
 }
 
-// put adds a block at a place at or after a table's end. What lies between has
-// fallen out of the window before it was here; NoBlock adds nothing else.
-func (s *Scheduler) put(t *table, place int, id kvcache.BlockID) {
+// appendBlock adds a block at a place at or after a table's end. The places between are
+// outside the window and hold no block. It adds only those if id is NoBlock.
+func (s *Scheduler) appendBlock(t *table, place int, id kvcache.BlockID) {
 	if len(t.blocks) < place {
-		s.drop(t, len(t.blocks))
+		s.freeBefore(t, len(t.blocks))
 		for len(t.blocks) < place {
 			t.blocks = append(t.blocks, kvcache.NoBlock)
 		}
@@ -259,21 +258,21 @@ func (s *Scheduler) put(t *table, place int, id kvcache.BlockID) {
 	}
 }
 
-// trim lets go of blocks that fell out of their group's window.
-func (s *Scheduler) trim(r *request) {
+// freeOutsideWindow frees the blocks that fell out of their group's window.
+func (s *Scheduler) freeOutsideWindow(r *request) {
 	for g, spec := range s.groups {
-		if spec.Window > 0 && s.broken != faultWindowKept {
+		if spec.Window > 0 && s.fault != faultWindowKept {
 			first := spec.First(r.computed)
-			if s.broken == faultWindowShort {
+			if s.fault == faultWindowShort {
 				first = max(0, r.computed-spec.Window+2) / spec.BlockTokens
 			}
-			s.drop(&r.tables[g], min(first, len(r.tables[g].blocks)))
+			s.freeBefore(&r.tables[g], min(first, len(r.tables[g].blocks)))
 		}
 	}
 }
 
-// drop lets go of the blocks before a place, last to first.
-func (s *Scheduler) drop(t *table, before int) {
+// freeBefore frees the blocks before a place, last to first.
+func (s *Scheduler) freeBefore(t *table, before int) {
 	for place := before - 1; place >= t.gone; place-- {
 		s.pool.Unref(t.blocks[place])
 		t.blocks[place] = kvcache.NoBlock
@@ -282,8 +281,8 @@ func (s *Scheduler) drop(t *table, before int) {
 	t.hashed = max(t.hashed, t.gone)
 }
 
-// store puts r's complete blocks into the prefix cache. Where the cache has the
-// content already, the table takes that block and r's own copy returns.
+// store puts r's complete blocks into the prefix cache. If the cache has the
+// content already, the table takes that block and r's own copy is freed.
 func (s *Scheduler) store(r *request) {
 	for g, spec := range s.groups {
 		t := &r.tables[g]
@@ -297,8 +296,8 @@ func (s *Scheduler) store(r *request) {
 			if kept != own {
 				s.pool.Ref(kept)
 				t.blocks[t.hashed] = kept
-				if r.inStep && s.broken != faultDoublesFree {
-					s.doubles = append(s.doubles, own)
+				if r.inStep && s.fault != faultDoublesFree {
+					s.duplicates = append(s.duplicates, own)
 				} else {
 					s.pool.Unref(own)
 				}
@@ -307,7 +306,7 @@ func (s *Scheduler) store(r *request) {
 	}
 }
 
-// release gives all of r's blocks back.
+// release frees all of r's blocks.
 func (s *Scheduler) release(r *request) {
 	for g := range r.tables {
 		t := &r.tables[g]
@@ -317,8 +316,8 @@ func (s *Scheduler) release(r *request) {
 	r.computed, r.arrived = 0, 0
 }
 
-// unref releases blocks last to first: the cache evicts in that order, and a
-// prefix is worth more than what follows it.
+// unref releases blocks last to first, because the cache evicts in that order and
+// a prefix is worth more than what follows it.
 func (s *Scheduler) unref(blocks []kvcache.BlockID) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		s.pool.Unref(blocks[i])

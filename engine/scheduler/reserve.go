@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// ReservationID names a reservation; IDs are not used twice.
+// ReservationID identifies a reservation. IDs are not reused.
 type ReservationID uint64
 
 // Reservation is a range of a held request's tokens that another node computes,
@@ -20,8 +20,8 @@ type Reservation struct {
 	From    int // first token; blocks of all groups begin there
 	UpTo    int // token after the last one
 
-	// Groups receive what will be read of tokens [From, UpTo): one entry per KV
-	// group, not to be changed. A group's window may leave out the earlier ones.
+	// Groups receive what will be read of tokens [From, UpTo), one entry per KV
+	// group. They must not be changed. A window may leave out the earlier tokens.
 	Groups []Reserved
 }
 
@@ -31,22 +31,22 @@ type Reserved struct {
 	Blocks []kvcache.BlockID
 }
 
-// reservation owns its blocks, one reference each while it is live and one
-// incoming pin each until the lease has ended. They are in no block table, so
-// that nothing a request goes through can reach them.
+// reservation owns its blocks: one reference each while it is live, and one
+// incoming pin each until the lease has ended. They are in no block table, so that
+// preemption and Abort of the request cannot free them.
 type reservation struct {
 	Reservation
 	r    *request
 	live bool // not given up
 }
 
-// Places are those of a group that hold what is read of tokens [from, upTo)
-// from upTo on.
+// Places returns the places of a group for tokens [from, upTo) that tokens from
+// upTo on can read.
 func Places(g kvcache.Group, from, upTo int) (first, end int) {
 	return min(max(from/g.BlockTokens, g.First(upTo)), g.End(upTo)), g.End(upTo)
 }
 
-// size is how many blocks a reservation has.
+// size returns the number of blocks of a reservation.
 func (res *Reservation) size() (n int) {
 	for _, g := range res.Groups {
 		n += len(g.Blocks)
@@ -56,8 +56,8 @@ func (res *Reservation) size() (n int) {
 
 // Reserve gives a held request the blocks for what it lacks of its first upTo
 // tokens, at most n-1 of n. From is where its cached prefix ends now. The blocks
-// are pinned: until Arrived, or Release after the lease's fenced end, nobody
-// else gets them, whatever happens to the request.
+// are pinned until Arrived, or until Release after the fenced end of the lease. No
+// other request gets them before, whatever happens to this one.
 func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 	r, err := s.reservable(id, upTo)
 	if err != nil {
@@ -66,7 +66,7 @@ func (s *Scheduler) Reserve(id RequestID, upTo int) (Reservation, error) {
 	return s.reserve(r, upTo)
 }
 
-// reservable finds a held request that may have blocks reserved.
+// reservable returns the held request that may reserve blocks up to upTo.
 func (s *Scheduler) reservable(id RequestID, upTo int) (*request, error) {
 	r, err := s.heldRequest(id, "reserve")
 	switch {
@@ -92,7 +92,7 @@ func (s *Scheduler) reserve(r *request, upTo int) (Reservation, error) {
 		first, end := Places(g, from, upTo)
 		nBlocks += end - first
 	}
-	r.lacks = nBlocks
+	r.reserveBlocks = nBlocks
 	if nBlocks > s.maxArriving {
 		return Reservation{}, fmt.Errorf("%w: %w: request %d needs %d blocks, at most %d may ever arrive at once",
 			ErrNoRoom, ErrNeverFits, id, nBlocks, s.maxArriving)
@@ -113,56 +113,58 @@ func (s *Scheduler) reserve(r *request, upTo int) (Reservation, error) {
 	}
 	r.reservation = res
 	s.reservations = append(s.reservations, res)
-	if !r.asked {
-		r.asked = true
+	if !r.externalCounted {
+		r.externalCounted = true
 		s.counters.externalQueries += uint64(upTo - from)
 	}
 	return res.Reservation, nil
 }
 
-// roomFor says whether so many blocks may be reserved now.
+// roomFor reports whether nBlocks blocks may be reserved now.
 func (s *Scheduler) roomFor(nBlocks int) bool {
 	return s.pool.Usage().Arriving+nBlocks <= s.maxArriving && s.pool.Available()-nBlocks >= s.watermark
 }
 
-// ReserveInTurn is Reserve, but behind the requests that wait for room already. Where
-// it returns ErrNoRoom without ErrNeverFits, the request waits from now on: NextReserved
-// returns its reservation when there is room, StopWaiting ends the wait.
+// ReserveInTurn is Reserve after the requests that already wait for room. If it
+// returns ErrNoRoom without ErrNeverFits, the request waits from now on.
+// NextReserved returns its reservation when there is room; StopWaiting ends the
+// wait.
 func (s *Scheduler) ReserveInTurn(id RequestID, upTo int) (Reservation, error) {
 	r, err := s.reservable(id, upTo)
 	if err != nil {
 		return Reservation{}, err
 	}
-	if s.awaits(r) >= 0 {
+	if s.roomIndex(r) >= 0 {
 		return Reservation{}, fmt.Errorf("%w: request %d waits for room already", ErrReserved, id)
 	}
-	if n := len(s.awaiting); n > 0 {
-		r.lacks = 0 // counted when its turn comes
-		s.awaiting = append(s.awaiting, awaited{r, upTo})
+	if n := len(s.roomQueue); n > 0 {
+		r.reserveBlocks = 0 // counted when its turn comes
+		s.roomQueue = append(s.roomQueue, roomWaiter{r, upTo})
 		return Reservation{}, fmt.Errorf("%w: request %d waits behind %d others", ErrNoRoom, id, n)
 	}
 	res, err := s.reserve(r, upTo)
 	if errors.Is(err, ErrNoRoom) && !errors.Is(err, ErrNeverFits) {
-		s.awaiting = append(s.awaiting, awaited{r, upTo})
+		s.roomQueue = append(s.roomQueue, roomWaiter{r, upTo})
 	}
 	return res, err
 }
 
-// NextReserved reserves for the request that waits longest, once there is room for it.
-// False: none waits, or there is no room. An error ends the wait of that request alone.
-// It costs little while there is no room, so that it may be called after each step.
+// NextReserved reserves for the request that has waited longest, if there is room
+// for it. It returns false if none waits or there is no room. An error ends the
+// wait of that request only. It is cheap while there is no room, so that it may be
+// called after each step.
 func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok bool) {
-	if len(s.awaiting) == 0 {
+	if len(s.roomQueue) == 0 {
 		return 0, Reservation{}, nil, false
 	}
-	next := s.awaiting[0]
+	next := s.roomQueue[0]
 	r := next.r
 	switch {
 	case s.byID[r.id] != r || r.state != stateHeld:
-		err = fmt.Errorf("%w: request %d went on without it", ErrNotHeld, r.id)
+		err = fmt.Errorf("%w: request %d proceeded without the reservation", ErrNotHeld, r.id)
 	case r.reservation != nil:
 		err = fmt.Errorf("%w: request %d, reservation %d", ErrReserved, r.id, r.reservation.ID)
-	case !s.roomFor(r.lacks):
+	case !s.roomFor(r.reserveBlocks):
 		return 0, Reservation{}, nil, false
 	default:
 		res, err = s.reserve(r, next.upTo)
@@ -170,39 +172,39 @@ func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok
 			return 0, Reservation{}, nil, false
 		}
 	}
-	s.awaiting = slices.Delete(s.awaiting, 0, 1)
+	s.roomQueue = slices.Delete(s.roomQueue, 0, 1)
 	return r.id, res, err, true
 }
 
-// StopWaiting ends a request's wait for room, and says whether it waited. Of requests
-// that had the id in turn it is the one that has it now, if there is one.
+// StopWaiting ends a request's wait for room and reports whether it waited. If
+// several requests had the ID in turn, it is the current one, if any.
 func (s *Scheduler) StopWaiting(id RequestID) bool {
 	r := s.byID[id]
-	at := slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r == r || r == nil && a.r.id == id })
+	at := slices.IndexFunc(s.roomQueue, func(a roomWaiter) bool { return a.r == r || r == nil && a.r.id == id })
 	if at < 0 {
 		return false
 	}
-	s.awaiting = slices.Delete(s.awaiting, at, at+1)
+	s.roomQueue = slices.Delete(s.roomQueue, at, at+1)
 	return true
 }
 
-// awaits is a request's place among those that wait for room; -1: none.
-func (s *Scheduler) awaits(r *request) int {
-	return slices.IndexFunc(s.awaiting, func(a awaited) bool { return a.r == r })
+// roomIndex returns a request's index among those that wait for room, or -1.
+func (s *Scheduler) roomIndex(r *request) int {
+	return slices.IndexFunc(s.roomQueue, func(a roomWaiter) bool { return a.r == r })
 }
 
-// awaited is a request that waits for room for its first upTo tokens.
-type awaited struct {
+// roomWaiter is a request that waits for room for its first upTo tokens.
+type roomWaiter struct {
 	r    *request
 	upTo int
 }
 
-// arriving takes n blocks for the network to write.
+// arriving allocates n blocks that the network may write.
 func (s *Scheduler) arriving(n int) (blocks []kvcache.BlockID) {
 	for range n {
 		b, ok := s.pool.Alloc()
 		if !ok {
-			panic("scheduler: pool has fewer blocks than it says")
+			panic("scheduler: pool has fewer blocks than Available returned")
 		}
 		s.pool.PinIn(b)
 		blocks = append(blocks, b)
@@ -210,18 +212,18 @@ func (s *Scheduler) arriving(n int) (blocks []kvcache.BlockID) {
 	return blocks
 }
 
-// Reservation returns one that is live.
+// Reservation returns a live reservation.
 func (s *Scheduler) Reservation(id ReservationID) (Reservation, bool) {
-	at, err := s.findReservation(id, "look at")
+	at, err := s.findReservation(id, "look up")
 	if err != nil || !s.reservations[at].live {
 		return Reservation{}, false
 	}
 	return s.reservations[at].Reservation, true
 }
 
-// Arrived says that all bytes of a reservation have landed and are verified.
-// Its full blocks enter the prefix cache and its request may run from UpTo. If
-// the request is gone the cache keeps the blocks as long as it can.
+// Arrived reports that all bytes of a reservation have landed and are verified.
+// Its full blocks enter the prefix cache, and its request may run from UpTo. If
+// the request is gone, the blocks stay in the cache until they are evicted.
 func (s *Scheduler) Arrived(id ReservationID) error {
 	at, err := s.findReservation(id, "arrived")
 	if err != nil {
@@ -236,9 +238,9 @@ func (s *Scheduler) Arrived(id ReservationID) error {
 	r := res.r
 	r.reservation = nil
 	s.attach(r)
-	s.take(r, res)
+	s.appendArrived(r, res)
 	s.store(r)
-	s.trim(r)
+	s.freeOutsideWindow(r)
 	if r.state == stateGone {
 		s.release(r)
 		return nil
@@ -247,12 +249,11 @@ func (s *Scheduler) Arrived(id ReservationID) error {
 	return nil
 }
 
-// take appends arrived blocks to r's tables. The prefix before them may be
-// longer than it was, then some of them are not needed; or it was reclaimed and
-// evicted, then none of them can be used.
-func (s *Scheduler) take(r *request, res *reservation) {
+// appendArrived appends arrived blocks to r's tables. If the cached prefix has grown
+// meanwhile, some of them are not needed. If it was evicted, none can be used.
+func (s *Scheduler) appendArrived(r *request, res *reservation) {
 	if r.computed < res.From || r.computed >= res.UpTo {
-		res.unref(s)
+		res.release(s)
 		return
 	}
 	for g := range res.Groups {
@@ -260,7 +261,7 @@ func (s *Scheduler) take(r *request, res *reservation) {
 		drop := min(max(0, len(t.blocks)-got.First), len(got.Blocks))
 		s.unref(got.Blocks[:drop])
 		for i, id := range got.Blocks[drop:] {
-			s.put(t, got.First+drop+i, id)
+			s.appendBlock(t, got.First+drop+i, id)
 		}
 	}
 	r.arrived = res.UpTo - r.computed
@@ -270,16 +271,16 @@ func (s *Scheduler) take(r *request, res *reservation) {
 	}
 }
 
-// unref gives a reservation's references back.
-func (res *reservation) unref(s *Scheduler) {
+// release releases the references of a reservation.
+func (res *reservation) release(s *Scheduler) {
 	for _, g := range res.Groups {
 		s.unref(g.Blocks)
 	}
 }
 
-// Lost says that a transfer is given up. The request lets go of the blocks and
-// stays held: it may Reserve again, or Proceed. The network may still write
-// them, so they stay pinned until Release.
+// Lost gives a transfer up. The request loses the blocks and stays held: it may
+// call Reserve again, or Proceed. The blocks stay pinned until Release, because the
+// network may still write them.
 func (s *Scheduler) Lost(id ReservationID) error {
 	at, err := s.findReservation(id, "lost")
 	if err != nil {
@@ -293,8 +294,8 @@ func (s *Scheduler) Lost(id ReservationID) error {
 	return nil
 }
 
-// Release is the fenced end of a lease: nothing will write these blocks any
-// more. A live reservation is given up first.
+// Release is the fenced end of a lease: nothing writes these blocks any more. A
+// live reservation is given up first.
 func (s *Scheduler) Release(id ReservationID) error {
 	at, err := s.findReservation(id, "release")
 	if err != nil {
@@ -318,12 +319,12 @@ func (s *Scheduler) findReservation(id ReservationID, tried string) (at int, err
 	return at, nil
 }
 
-// giveUp takes a live reservation's references; the pins stay.
+// giveUp releases a live reservation's references and keeps its pins.
 func (s *Scheduler) giveUp(res *reservation) {
 	res.live = false
 	res.r.reservation = nil
-	res.unref(s)
-	if s.broken == faultLostFrees {
+	res.release(s)
+	if s.fault == faultLostFrees {
 		s.unpin(res)
 		res.Groups = nil
 	}

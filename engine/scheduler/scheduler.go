@@ -1,34 +1,35 @@
 // Package scheduler decides, step by step, which tokens of which requests the
-// model computes and in which blocks their KV lies.
+// model computes, and which blocks hold their KV.
 //
-// There are no phases. A request is a list of tokens of which the first
-// `computed` have their KV in its block table, and it catches up within the
-// step's token budget: first every request that lacks one token (decoding),
-// then longer gaps in chunks, then waiting requests are admitted, all in rank
-// order. Prefix hits, chunks, preemption and KV from another node
-// only move `computed`. When memory runs out a request of a lower rank gives its
-// blocks back, of the lowest priority the one that loses the least, and later
-// recomputes what the cache has not kept. Guessed tokens
-// (Config.Draft) fill what the step has left, as many for each request as its own
-// acceptance is worth; the device samples behind each, and
-// those that it would have sampled itself stay. Rank is arrival time,
-// moved by a fixed head start per priority level: a total order in which every
-// request is some day the first, so nothing starves.
+// There are no phases. A request is a list of tokens. The KV of its first
+// `computed` tokens is in its block table, and the request catches up within the
+// step's token budget. Each step first places every request that lacks one token
+// (decoding), then chunks of longer gaps, then admits waiting requests, all in
+// rank order. Prefix hits, chunks, preemption and KV from another node only move
+// `computed`.
 //
-// A request has a block table per KV group of the model. A group with a window
-// gives blocks back as they fall out of it, so what a request holds is bounded by
-// its windows and its step, however long it gets; only groups without one grow.
+// When memory runs out, a request of a lower rank is preempted: of the lowest
+// priority, the one that loses the least. It later recomputes what the cache has
+// not kept. Draft tokens (Config.Draft) use what the step has left. Each request
+// gets as many as its own acceptance justifies. The device samples after each of
+// them and keeps those that it would have sampled without drafts. Rank is arrival
+// time, moved by a fixed head start per priority level. It is a total order in
+// which every request eventually comes first, so that none starves.
 //
-// The invariant: positions at and after `computed` lie in blocks that belong to
-// this request alone and are not in the prefix cache, so a step writes nothing
-// that anybody else can read, and a block that the network may write is in no
-// block table.
+// A request has a block table for each KV group of the model. A group with a
+// window frees the blocks that fall out of it. Only groups without a window grow
+// with the length of the request.
+//
+// Invariant: positions at and after `computed` are in blocks that belong to this
+// request alone and are not in the prefix cache. So a step writes nothing that
+// another request can read. A block that the network may write is in no block
+// table.
 //
 // The package does not sample, does not know when a request is finished, has no
 // clock and no goroutine, and touches no KV memory. It is not safe for
-// concurrent use. Between Schedule and Update every other call is legal, since
-// the world goes on while a step runs. A second step may be given out by Ahead,
-// when it only decodes; of others there is one at a time.
+// concurrent use. Every other call is legal between Schedule and Update, because
+// requests arrive and end while a step runs. Ahead may return a second step while
+// one runs, if that second step only decodes.
 package scheduler
 
 import (
@@ -41,112 +42,112 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// Bounds for a Config that names none.
+// Defaults and bounds of a Config.
 const (
-	// DefaultMaxBatchedTokens keeps a step with a full chunk short enough that
-	// decoding requests beside it do not visibly stutter.
+	// DefaultMaxBatchedTokens keeps a step with a full chunk short, so that
+	// requests that decode in the same step do not visibly stutter.
 	DefaultMaxBatchedTokens = 2048
 	// DefaultMaxSeqs is where batching has gained most of what it can gain.
 	DefaultMaxSeqs = 256
-	// DefaultMaxQueued is four full batches: who would wait longer than that is
+	// DefaultMaxQueued is four full batches. A request that would wait longer is
 	// better served by another node.
 	DefaultMaxQueued = 4 * DefaultMaxSeqs
-	// DefaultArrivingFraction leaves half the pool to what already runs, however
+	// DefaultArrivingFraction leaves half the pool to running requests, however
 	// many prompts arrive at once.
 	DefaultArrivingFraction = 0.5
-	// DefaultWatermark is the part of the pool that admission and reservations
-	// leave alone, so that running requests can grow for some steps before
-	// anybody has to be preempted.
+	// DefaultWatermark is the part of the pool that admission and reservations leave free.
+	// Running requests can then grow for some steps before one of them is preempted.
 	DefaultWatermark = 0.01
 	// DefaultPriorityHeadStart is how much earlier one priority level makes a
-	// request look. Longer than usual queues, so priorities are strict in
-	// practice; finite, so the lowest one is not starved.
+	// request rank. It is longer than usual queues, so that priorities are strict
+	// in practice, and finite, so that the lowest priority is not starved.
 	DefaultPriorityHeadStart = 30 * time.Second
 
 	// maxPriority bounds |Priority|, so that a head start cannot overflow.
 	maxPriority = 1 << 16
-	// maxHint bounds how many tokens of room Request.MaxNew reserves up front.
+	// maxHint bounds the number of tokens that Request.MaxNew allocates up front.
 	maxHint = 4096
 )
 
-// What a call can be refused for. None of these changes anything.
+// Errors of the package. A call that returns one of them has changed nothing.
 var (
 	ErrConfig             = errors.New("scheduler: bad config")
 	ErrQueueFull          = errors.New("scheduler: queue is full")
 	ErrTooLong            = errors.New("scheduler: request is too long")
 	ErrEmpty              = errors.New("scheduler: request has no tokens")
-	ErrDuplicate          = errors.New("scheduler: request is already here")
+	ErrDuplicate          = errors.New("scheduler: duplicate request")
 	ErrUnknownRequest     = errors.New("scheduler: no such request")
 	ErrUnknownReservation = errors.New("scheduler: no such reservation")
 	ErrNotHeld            = errors.New("scheduler: request is not held")
 	ErrReserved           = errors.New("scheduler: request has a live reservation")
 	ErrLost               = errors.New("scheduler: reservation was given up")
 	ErrNoRoom             = errors.New("scheduler: no room for arriving blocks")
-	ErrNeverFits          = errors.New("scheduler: more than may arrive at once")
+	ErrNeverFits          = errors.New("scheduler: more blocks than may ever arrive at once")
 	ErrNothingMissing     = errors.New("scheduler: nothing is missing")
 	ErrRange              = errors.New("scheduler: reservation is out of range")
 	ErrScore              = errors.New("scheduler: request cannot be scored")
 )
 
-// RequestID names a request among those that are here.
+// RequestID identifies a request among those in the scheduler.
 type RequestID uint64
 
-// Request is what Add takes.
+// Request is the argument of Add.
 type Request struct {
 	ID          RequestID
 	Root        kvcache.Hash       // where its block hashes start
-	RootDigest  kvcache.RootDigest // where their digests start; zero: at Root
-	Tokens      []int32            // prompt, and output so far when it resumes; copied
+	RootDigest  kvcache.RootDigest // where its digests start; zero: at Root
+	Tokens      []int32            // prompt, and output so far if it resumes; copied
 	ComputeOnly bool               // a prefill job: compute the KV of all Tokens, sample nothing, then finish
 	Hold        bool               // KV is expected from another node: not scheduled until Arrived or Proceed
-	NoCacheRead bool               // compute everything; what it computes is still cached
+	NoCacheRead bool               // read nothing from the cache; computed blocks still enter it
 	Priority    int                // lower goes first; clamped to ±65536
-	Ticket      uint64             // names the request to the function of OrderBy
-	MaxNew      int                // tokens it may still sample; only a hint that sizes buffers, 0 is fine
+	Ticket      uint64             // identifies the request to the function of OrderBy
+	MaxNew      int                // tokens that it may still sample; only a hint that sizes buffers, 0 is valid
 
-	// Score leading tokens, fewer than all, have the logits after each of them
-	// looked at: these are computed, in order and each row once, whatever the
-	// cache holds. Hold and ComputeOnly exclude it.
+	// Score is the number of leading tokens, fewer than all, whose following
+	// logits are wanted. These tokens are computed in order, each row once,
+	// whatever the cache holds. It excludes Hold and ComputeOnly.
 	Score int
 }
 
-// Config sizes a scheduler. Zero means the default of the same name.
+// Config sizes a scheduler. A zero field means the default of the same name.
 type Config struct {
 	Pool              kvcache.Config
 	MaxBatchedTokens  int           // tokens per step, at least MaxSeqs so that decoding never waits for chunks
 	MaxSeqs           int           // running requests
 	MaxOutputs        int           // rows of logits per step; 0 means MaxSeqs, one for each running request
-	MaxQueued         int           // held and waiting requests; preempted ones may come on top
+	MaxQueued         int           // held and waiting requests; preemption may exceed it
 	MaxModelLen       int           // tokens per request, output included; 0 means what the pool holds
 	ArrivingFraction  float64       // part of the pool that may have incoming pins, (0, 1]
 	Watermark         float64       // part of the pool kept for running requests, [0, 1); less than a block is none
-	PriorityHeadStart time.Duration // how much earlier one priority level makes a request look
+	PriorityHeadStart time.Duration // how much earlier one priority level makes a request rank
 
-	// Draft, where set, guesses what follows tokens: it appends at most n guesses
-	// to them. It has to be a function of tokens alone, and cheap beside a row of the
-	// step. A request gets at most MaxDrafts guesses, fewer where few of its own were
-	// right, and none where the step has no room. One more is asked for and not computed.
+	// Draft, if set, appends at most n draft tokens to tokens. It must be a
+	// function of tokens alone, and cheap compared with a row of the step. A
+	// request gets at most MaxDrafts draft tokens: fewer if few of its earlier
+	// ones were accepted, none if the step has no room. One more is requested than
+	// the step computes.
 	Draft     func(tokens []int32, n int) []int32
 	MaxDrafts int
-	// DraftAll, instead of Draft, guesses for a step's sequences at once. It need
-	// not give one any guess, and is not asked for what samples for the first time.
-	// The number of guesses does not adapt: each costs DraftAll a run of its model, so
-	// that none is free to be compared with what is drawn.
-	DraftAll func(asks []Ask)
+	// DraftAll, if set, replaces Draft and drafts for all sequences of a step at
+	// once. It may leave a request without drafts. It is not called for a request's
+	// first sample. The number of drafts does not adapt, because each draft costs a
+	// run of DraftAll's model and none is free to be compared with the samples.
+	DraftAll func(requests []DraftRequest)
 }
 
-// Ask is a request that may be guessed ahead: at most Most guesses are to be
-// appended to Tokens, which are all that it has.
-type Ask struct {
-	ID     RequestID
-	Tokens []int32
-	Most   int
+// DraftRequest is a request that may get draft tokens: at most MaxDrafts of them are to be
+// appended to Tokens, which are all tokens of the request.
+type DraftRequest struct {
+	ID        RequestID
+	Tokens    []int32
+	MaxDrafts int
 }
 
-// DraftLimit bounds MaxDrafts: what is guessed so far ahead is wrong.
+// DraftLimit bounds MaxDrafts: drafts further ahead are almost never accepted.
 const DraftLimit = 16
 
-// Scheduler is the state machine. One goroutine owns it.
+// Scheduler is the state machine. It is owned by one goroutine.
 type Scheduler struct {
 	cfg         Config
 	pool        *kvcache.Pool
@@ -155,28 +156,28 @@ type Scheduler struct {
 	watermark   int // blocks
 
 	byID         map[RequestID]*request // never ranged over
-	held         []*request             // by rank, best first, as the next two
+	held         []*request             // by rank, best first; so are waiting and running
 	waiting      []*request
 	running      []*request
 	reservations []*reservation // by ID, live and lost
-	awaiting     []awaited      // for room, in order
+	roomQueue    []roomWaiter   // requests that wait for room, in order
 	lastID       ReservationID
 	arrivals     uint64 // requests added so far
 
 	// The step between Schedule and Update; the slices are reused.
-	stepping   bool
-	budget     int        // tokens left while a batch is made
-	spare      int        // rows of logits left beside one for each request
-	scoreRows  int        // prompt rows that may still be scored in this step
-	placed     []*request // in batch order, victims of preemption included
-	inStep     []*request // those of the batch, then those of Completed
-	batch      Batch
-	candidates []candidate // who may give way, and who that is
-	victims    []*request
-	asks       []Ask
-	asking     []*request // whose asks they are
-	done       []RequestID
-	views      [][]kvcache.BlockID // block tables of Batch, [placed × groups]
+	stepping      bool
+	budget        int        // tokens left while a batch is made
+	spareRows     int        // rows of logits left after one for each request
+	scoreRows     int        // prompt rows that may still be scored in this step
+	placed        []*request // in batch order, preempted ones included
+	inStep        []*request // requests of the batch, then those of Completed
+	batch         Batch
+	candidates    []candidate // requests that may be preempted
+	victims       []*request  // the requests of candidates
+	draftRequests []DraftRequest
+	drafting      []*request // the requests of draftRequests
+	done          []RequestID
+	views         [][]kvcache.BlockID // block tables of Batch, [placed × groups]
 
 	maxScores int // of LimitScores; 0: none
 	maxTokens int // of LimitTokens; 0: none
@@ -184,11 +185,11 @@ type Scheduler struct {
 	order func([]Work) // of OrderBy; nil: by arrival
 	work  []Work       // reused
 
-	then    ahead             // the step after it, where Ahead has given it out
-	doubles []kvcache.BlockID // blocks that tables have no more, and that step may read
+	next       ahead             // the step after it, if Ahead has returned one
+	duplicates []kvcache.BlockID // duplicates removed from tables, which the step ahead may read
 
 	counters counters
-	broken   fault // which rule a test left out; zero otherwise
+	fault    fault // rule that a test switches off; zero otherwise
 }
 
 // counters only grow.
@@ -200,12 +201,12 @@ type counters struct {
 	queueFull                     uint64
 	admitted                      uint64
 	queueTime                     time.Duration
-	drafts                        uint64             // Seqs that had guesses
+	drafts                        uint64             // Seqs that had draft tokens
 	drafted                       uint64             // tokens
-	accepted                      [DraftLimit]uint64 // tokens, by their place among the guesses
+	accepted                      [DraftLimit]uint64 // tokens, by their place among the drafts
 }
 
-// fault leaves out one rule, so that tests can show that they would notice.
+// fault switches off one rule, so that tests can prove that they would notice.
 type fault uint8
 
 const (
@@ -214,12 +215,12 @@ const (
 	faultSharedWritten                         // a hit covers the last token too, which is then recomputed in place
 	faultAbortFrees                            // Abort frees blocks that the running step writes
 	faultScoreHits                             // a hit covers tokens that are still to be scored
-	faultDraftsKept                            // KV of a refused guess counts as that of the token in its place
-	faultWindowShort                           // a block goes while one token of it is still in the window
+	faultDraftsKept                            // KV of a rejected draft counts as that of the token in its place
+	faultWindowShort                           // a block is freed while one of its tokens is still in the window
 	faultWindowKept                            // blocks that fell out of the window are kept
-	faultPreemptByRank                         // the last by rank gives way, whatever it loses
-	faultAheadFrees                            // who has finished gives blocks back that the step ahead writes
-	faultDoublesFree                           // a block that the step ahead reads is given back where the cache has its like
+	faultPreemptByRank                         // the last request by rank is preempted, whatever it loses
+	faultAheadFrees                            // a finished request frees blocks that the step ahead writes
+	faultDoublesFree                           // a duplicate block that the step ahead reads is freed
 )
 
 // New returns a scheduler with an empty pool.
@@ -268,8 +269,8 @@ func New(cfg Config) (*Scheduler, error) {
 	}, nil
 }
 
-// LongestFit is the most tokens that a sequence may have so that a pool of
-// nBlocks holds it alone, computed in steps of at most chunk tokens.
+// LongestFit returns the largest number of tokens of a sequence that a pool of
+// nBlocks can hold alone, if it is computed in steps of at most chunk tokens.
 func LongestFit(groups []kvcache.Group, nBlocks, chunk int) int {
 	most := 0
 	for _, g := range groups {
@@ -287,11 +288,11 @@ func setDefault[T int | float64 | time.Duration](v *T, d T) {
 	}
 }
 
-// Add accepts a request, and says how many of its tokens are cached: whole
-// blocks, at most n-1 tokens of n unless it is ComputeOnly. For a request on
-// hold those blocks are kept from now on (a request that runs may still take
-// them when memory runs out; Reserve then starts further left). For others it
-// is a forecast.
+// Add accepts a request and returns how many of its tokens are cached: whole
+// blocks, at most n-1 of n tokens unless it is ComputeOnly. A request on hold
+// references these blocks from now on. A running request may still take them when
+// memory runs out; Reserve then starts further left. For other requests the
+// number is a forecast.
 func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
 	n := len(q.Tokens)
 	longest := s.cfg.MaxModelLen
@@ -332,8 +333,8 @@ func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
 	return r.computed, nil
 }
 
-// Proceed ends a hold: the request computes here what is not cached. A live
-// reservation is given up as by Lost.
+// Proceed ends a hold: this node computes what is not cached. A live reservation
+// is given up as by Lost.
 func (s *Scheduler) Proceed(id RequestID) error {
 	r, err := s.heldRequest(id, "proceed")
 	if err != nil {
@@ -346,53 +347,54 @@ func (s *Scheduler) Proceed(id RequestID) error {
 	return nil
 }
 
-// Abort ends a request in any state. Blocks that the running step writes return
-// with Update, which ignores the request's result; blocks of a reservation with
-// Arrived or Release. The ID can be used again at once; in the running batch it
-// still means the old request.
+// Abort ends a request in any state. Blocks that the running step writes are
+// freed by Update, which ignores the request's result. Blocks of a reservation
+// are freed after Arrived or Release. The ID can be reused at once; in the
+// running batch it still means the old request.
 func (s *Scheduler) Abort(id RequestID) error {
 	r := s.byID[id]
 	if r == nil {
 		return fmt.Errorf("%w: abort %d", ErrUnknownRequest, id)
 	}
-	s.leave(r)
+	s.remove(r)
 	if r.inStep {
-		if s.broken != faultAbortFrees {
+		if s.fault != faultAbortFrees {
 			return nil
 		}
-		r.scheduled, r.guesses, r.extra = 0, 0, 0
+		r.scheduled, r.drafts, r.extra = 0, 0, 0
 	}
 	s.release(r)
 	return nil
 }
 
-// PinOut keeps the content of blocks while a push reads them, also when their
-// request ends. A block can be pinned while a block table has it.
+// PinOut keeps the content of blocks while a push reads them, even after their
+// request ends. Only a block in a block table can be pinned.
 func (s *Scheduler) PinOut(blocks []kvcache.BlockID) {
 	for _, id := range blocks {
 		s.pool.PinOut(id)
 	}
 }
 
-// UnpinOut ends PinOut; last to first, so that a prefix outlives what follows it.
+// UnpinOut ends PinOut. It unpins the last block first, so that the cache evicts a
+// prefix after what follows it.
 func (s *Scheduler) UnpinOut(blocks []kvcache.BlockID) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		s.pool.UnpinOut(blocks[i])
 	}
 }
 
-// Cached is the length in tokens of the longest cached prefix; whole blocks.
-// It changes nothing.
+// Cached returns the length of the longest cached prefix in tokens, whole blocks
+// only. It changes nothing.
 func (s *Scheduler) Cached(root kvcache.Hash, tokens []int32) int {
 	chain := s.pool.NewChain(root, len(tokens))
 	s.pool.Extend(&chain, tokens)
 	return s.pool.Match(&chain, len(tokens))
 }
 
-// Tables are a request's current block tables, one per group, nil when it is
-// not here: kvcache.NoBlock stands at places before the group's window. They are
-// valid until the next call, to be read only. A held request's tables have its
-// cached prefix, without reserved blocks.
+// Tables returns a request's current block tables, one per group, or nil if the
+// request is unknown. Places before a group's window hold kvcache.NoBlock. The
+// tables are read-only and valid until the next call. Those of a held request
+// hold its cached prefix, without reserved blocks.
 func (s *Scheduler) Tables(id RequestID) [][]kvcache.BlockID {
 	r := s.byID[id]
 	if r == nil {
@@ -401,46 +403,46 @@ func (s *Scheduler) Tables(id RequestID) [][]kvcache.BlockID {
 	return r.appendTables(nil)
 }
 
-// Align is the pool's: see kvcache.Pool.Align.
+// Align returns the pool's alignment; see kvcache.Pool.Align.
 func (s *Scheduler) Align() int { return s.pool.Align() }
 
-// Groups are the pool's, defaults filled in; not to be changed.
+// Groups returns the pool's groups, defaults filled in. They must not be changed.
 func (s *Scheduler) Groups() []kvcache.Group { return s.groups }
 
-// Events appends what entered and left the prefix cache since the last call;
-// see kvcache.Pool.Events.
+// Events appends the changes of the prefix cache since the last call; see
+// kvcache.Pool.Events.
 func (s *Scheduler) Events(dst []kvcache.Event) (events []kvcache.Event, gap bool) {
 	return s.pool.Events(dst)
 }
 
-// AppendHashed appends a snapshot of the prefix cache, from which Events go on.
+// AppendHashed appends a snapshot of the prefix cache. Later Events continue it.
 func (s *Scheduler) AppendHashed(dst []kvcache.Event) []kvcache.Event {
 	return s.pool.AppendHashed(dst)
 }
 
-// Stats are gauges of now and counters since New.
+// Stats are current gauges, and counters since New.
 type Stats struct {
 	Running, Waiting, Held int
-	Pending                int                // tokens to compute before the running and waiting requests can go on by one
+	Pending                int                // tokens to compute before the running and waiting requests can advance by one
 	Wanted                 int                // blocks that requests lack for the tokens that they have
 	StepTokens             int                // most tokens of a step
 	Reservations           int                // live, and lost but not yet released
 	Blocks                 kvcache.Usage      // by state
 	PrefixQueries          uint64             // tokens that were looked up, once per request
 	PrefixHits             uint64             // of these, tokens that were cached
-	ExternalQueries        uint64             // tokens that another node was asked for, once per request
-	ExternalHits           uint64             // tokens that arrived and were taken into a request's table
+	ExternalQueries        uint64             // tokens that were requested from another node, once per request
+	ExternalHits           uint64             // tokens that arrived and entered a request's table
 	Fetching               int                // held requests with a live reservation
 	Fetched                int                // waiting requests with KV that arrived
 	ArrivingLimit          int                // blocks that may be arriving at once
 	Preemptions            uint64             // requests that lost computed or arrived KV
-	Reclaimed              uint64             // held requests that lost hold of their cached prefix
+	Reclaimed              uint64             // held requests that lost their cached prefix
 	QueueFull              uint64             // requests refused because the queue was full
 	Admitted               uint64             // requests that started to run, once each
 	QueueTime              time.Duration      // sum over Admitted from Add to the first step
-	Drafts                 uint64             // times that tokens were guessed for a request
-	Drafted                uint64             // tokens that were guessed
-	Accepted               [DraftLimit]uint64 // of these, tokens that stayed, by their place
+	Drafts                 uint64             // times that tokens were drafted for a request
+	Drafted                uint64             // tokens that were drafted
+	Accepted               [DraftLimit]uint64 // of these, accepted tokens, by their place
 }
 
 // Stats returns the current numbers.
@@ -470,7 +472,7 @@ func (s *Scheduler) Stats() Stats {
 	}
 }
 
-// pending counts the tokens that are behind, besides the one that each step adds.
+// pending returns the number of tokens to compute, without the one that each step adds.
 func (s *Scheduler) pending() (n int) {
 	for _, r := range s.running {
 		n += max(0, r.missing()-1)
@@ -481,20 +483,20 @@ func (s *Scheduler) pending() (n int) {
 	return n
 }
 
-// wanted counts the blocks that the requests which are here lack for the tokens that
-// they have. Live reservations have theirs.
+// wanted returns the number of blocks that the requests lack for the tokens that
+// they have. Requests with a live reservation lack none.
 func (s *Scheduler) wanted() (n int) {
 	for _, queue := range [...][]*request{s.running, s.waiting, s.held} {
 		for _, r := range queue {
 			if r.reservation == nil {
-				n += s.lacks(r, r.computed)
+				n += s.blocksNeeded(r, r.computed)
 			}
 		}
 	}
 	return n
 }
 
-// fetching counts the held requests whose KV is on its way.
+// fetching returns the number of held requests whose KV is being transferred.
 func (s *Scheduler) fetching() (n int) {
 	for _, res := range s.reservations {
 		if res.live && res.r.state == stateHeld {
@@ -504,7 +506,7 @@ func (s *Scheduler) fetching() (n int) {
 	return n
 }
 
-// fetched counts the waiting requests whose KV has arrived.
+// fetched returns the number of waiting requests whose KV has arrived.
 func (s *Scheduler) fetched() (n int) {
 	for _, r := range s.waiting {
 		if r.arrived > 0 {

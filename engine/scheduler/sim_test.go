@@ -16,7 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// counts says how often each path ran, by name.
+// counts is how often each path ran, by name.
 type counts map[string]int
 
 // paths are those that a campaign has to have run.
@@ -76,7 +76,7 @@ type push struct {
 	want   []cell
 }
 
-// name is a cached block as events tell it.
+// name identifies a cached block in events.
 type name struct {
 	group int
 	hash  kvcache.Hash
@@ -165,7 +165,7 @@ func newSim(seed uint64, broken fault, n counts) (*sim, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.broken = broken
+	s.fault = broken
 	m := &sim{
 		device: device{groups: s.groups, stride: 3 * blockTokens, mem: make([]cell, blocks*3*blockTokens)},
 		rng:    rng, s: s, cfg: cfg, n: n,
@@ -256,8 +256,7 @@ func (m *sim) event() error {
 	return m.after(name)
 }
 
-// after checks the laws, and overwrites the content of every block that nobody
-// may expect to find as it was.
+// after checks the laws, and overwrites the content of every block that no request may read.
 func (m *sim) after(op string) error {
 	if err := m.s.Check(); err != nil {
 		return fmt.Errorf("after %s: %w", op, err)
@@ -285,7 +284,7 @@ func (m *sim) after(op string) error {
 			all(r)
 		}
 	}
-	for _, id := range m.s.doubles {
+	for _, id := range m.s.duplicates {
 		owners[id] = m.owners[id] // the step ahead may read it
 	}
 	for _, res := range m.s.reservations {
@@ -311,10 +310,10 @@ func (m *sim) after(op string) error {
 }
 
 // guessAll guesses for all, but for every third not as much as it may.
-func guessAll(asks []Ask) {
+func guessAll(asks []DraftRequest) {
 	for i := range asks {
 		a := &asks[i]
-		a.Tokens = guess(a.Tokens, max(0, a.Most-int(a.ID)%3))
+		a.Tokens = guess(a.Tokens, max(0, a.MaxDrafts-int(a.ID)%3))
 	}
 }
 
@@ -601,7 +600,7 @@ func (m *sim) unpin(p *push) {
 	}
 }
 
-// events drains them, and holds what they tell against what is there.
+// events drains the events and compares them with the cache.
 func (m *sim) events() error {
 	events, gap := m.s.Events(nil)
 	m.n["events"] += len(events)

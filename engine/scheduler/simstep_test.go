@@ -15,7 +15,7 @@ func (m *sim) step() error {
 	held := map[*request]bool{}
 	for i, q := range m.live {
 		where[i] = q.r.state
-		if q.r.state == stateHeld && q.r.holds() > 0 {
+		if q.r.state == stateHeld && q.r.nBlocks() > 0 {
 			held[q.r] = true
 		}
 	}
@@ -28,7 +28,7 @@ func (m *sim) step() error {
 	m.stepping = true
 	m.batch, m.completed = nil, nil
 	for _, q := range m.live {
-		if held[q.r] && q.r.holds() == 0 {
+		if held[q.r] && q.r.nBlocks() == 0 {
 			m.n["reclaimed-held"]++
 			if q.r.reservation != nil {
 				m.n["reclaimed-held-reserved"]++
@@ -277,7 +277,7 @@ func (m *sim) run(b Batch) (results []Result, err error) {
 	return results, nil
 }
 
-// draw samples after the last token, and goes on while a guess was right.
+// draw samples after the last token, and continues while a draft is accepted.
 func (m *sim) draw(q *simRequest, seq Seq) (r Result) {
 	guesses := seq.Tokens[len(seq.Tokens)-seq.Drafts:]
 	for at := seq.Start + len(seq.Tokens) - seq.Drafts; ; at++ {
@@ -482,8 +482,8 @@ func (m *sim) takeTurns() error {
 	}
 	// What the one whose turn it is lacks is more than there is.
 	r, u := m.waits[0].q.r, m.s.Stats().Blocks
-	if limit := int(m.cfg.ArrivingFraction * float64(u.Blocks)); r.state != stateHeld || r.reservation != nil || u.Arriving+r.lacks <= limit && m.s.pool.Available()-r.lacks >= m.s.watermark {
-		return fmt.Errorf("request %d waits for %d blocks and nothing: %+v", r.id, r.lacks, u)
+	if limit := int(m.cfg.ArrivingFraction * float64(u.Blocks)); r.state != stateHeld || r.reservation != nil || u.Arriving+r.reserveBlocks <= limit && m.s.pool.Available()-r.reserveBlocks >= m.s.watermark {
+		return fmt.Errorf("request %d waits for %d blocks and nothing: %+v", r.id, r.reserveBlocks, u)
 	}
 	return nil
 }
@@ -518,8 +518,8 @@ func (m *sim) reserved(q *simRequest, upTo, arriving int, res Reservation) error
 	return nil
 }
 
-// network moves one transfer: bytes in any order, right ones and torn ones,
-// also when nobody waits for them any more, until the lease has ended.
+// network moves one transfer: bytes in any order, correct and incomplete ones, also after the
+// request is gone, until the lease has ended.
 func (m *sim) network() error {
 	if len(m.transfers) == 0 {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// Seq is one request's part of a step: compute the KV of Tokens, which stand at
-// positions Start, Start+1, …, and sample after the last one if Sample is set.
+// Seq is one request's part of a step: compute the KV of Tokens at positions
+// Start, Start+1, …, and sample after the last one if Sample is set.
 type Seq struct {
 	ID     RequestID
 	Start  int
@@ -18,49 +18,51 @@ type Seq struct {
 	Sample bool
 
 	// Tables are the block tables, one per group, for positions [0,
-	// Start+len(Tokens)). At places that no token of this step reads because
-	// they lie before the group's window there is kvcache.NoBlock.
+	// Start+len(Tokens)). Places before the group's window, which no token of this
+	// step reads, hold kvcache.NoBlock.
 	Tables [][]kvcache.BlockID
-	// The last Drafts of Tokens are guesses. The device samples before the first
-	// and after each of them, 1+Drafts times.
+	// Drafts is how many of the last Tokens are drafts. The device samples before
+	// the first and after each of them, 1+Drafts times.
 	Drafts int
-	// The logits after the tokens at positions ScoreFrom to before ScoreTo are
-	// wanted, beside those that are sampled from.
+	// The logits after the tokens at positions [ScoreFrom, ScoreTo) are wanted in
+	// addition to those that are sampled from.
 	ScoreFrom, ScoreTo int
 }
 
-// Batch is one step. Everything in it is valid until Update, to be read only.
+// Batch is one step. It is read-only and valid until Update.
 type Batch struct {
 	Seqs      []Seq       // single tokens first, then chunks, each by rank
 	Tokens    int         // sum over Seqs
-	Preempted []RequestID // lost their KV and wait again; nothing to do but to count them
-	Completed []RequestID // ComputeOnly requests that were wholly cached: no Seq, listed by Update as done, Tables until then
-	Admitted  []Admission // requests that run for the first time, Completed ones among them
+	Preempted []RequestID // lost their KV and wait again; only to be counted
+	// Completed are ComputeOnly requests that were wholly cached. They have no Seq. Update
+	// returns them, and Tables is valid until then.
+	Completed []RequestID
+	Admitted  []Admission // requests that run for the first time, Completed ones included
 }
 
-// Admission is a request's first turn: what it did not have to compute.
+// Admission is a request's first step: the tokens that it did not have to compute.
 type Admission struct {
 	ID      RequestID
 	Cached  int // leading tokens found in the prefix cache
 	Arrived int // tokens after those whose KV came from another node
 }
 
-// Result is what came of a Seq with Sample: at least one token. Each but the
-// last is one of the Seq's drafts, from the first on.
+// Result is the outcome of a Seq with Sample: at least one token. All but the
+// last are the Seq's first drafts.
 type Result struct {
 	Tokens   []int32
 	Finished bool // the request ends with the last of them
 }
 
-// Schedule makes the next step's batch. Update has to follow it, also when the
-// batch has no Seqs.
+// Schedule returns the next step's batch. Update must follow it, even if the batch
+// has no Seqs.
 func (s *Scheduler) Schedule(now time.Duration) Batch {
 	if s.stepping {
 		panic("scheduler: Schedule before the last batch's Update")
 	}
 	s.stepping = true
 	s.budget = s.stepTokens()
-	s.spare = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
+	s.spareRows = s.cfg.MaxOutputs - min(s.cfg.MaxSeqs, len(s.running)+len(s.waiting))
 	s.scoreRows = cmp.Or(s.maxScores, s.cfg.MaxOutputs)
 	s.placed, s.inStep, s.views = s.placed[:0], s.inStep[:0], s.views[:0]
 	if s.order != nil {
@@ -68,13 +70,13 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 	}
 	s.batch = Batch{Seqs: s.batch.Seqs[:0], Preempted: s.batch.Preempted[:0], Completed: s.batch.Completed[:0], Admitted: s.batch.Admitted[:0]}
 
-	// Preemption removes requests from the end of running only, behind i.
+	// Preemption removes requests only from the end of running, after i.
 	for i := 0; i < len(s.running); i++ {
 		if r := s.running[i]; r.missing() == 1 {
 			s.grow(r)
 		}
 	}
-	s.admit(now, 1, nil) // whose KV has arrived starts to decode without waiting for others' chunks
+	s.admit(now, 1, nil) // a request whose KV has arrived decodes before the chunks of others
 	for i := 0; i < len(s.running) && s.budget > 0; i++ {
 		r := s.running[i]
 		if r.missing() <= 1 {
@@ -83,7 +85,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 		if s.order != nil {
 			s.admit(now, s.cfg.MaxModelLen, r)
 			if i = slices.Index(s.running, r); i < 0 {
-				break // it gave way
+				break // r was preempted
 			}
 		}
 		s.grow(r)
@@ -96,7 +98,7 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 			r.samples = r.computed+r.scheduled == len(r.tokens) && !r.computeOnly
 		}
 	}
-	s.guess()
+	s.draft()
 	s.views = slices.Grow(s.views, len(s.placed)*len(s.groups)) // so that no append moves them
 	for _, r := range s.placed {
 		if r.scheduled == 0 {
@@ -104,8 +106,8 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 		}
 		end := r.computed + r.scheduled
 		q := Seq{
-			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.guesses], Tables: s.view(r),
-			Sample: r.samples, Drafts: r.guesses,
+			ID: r.id, Start: r.computed, Tokens: r.tokens[r.computed : end+r.drafts], Tables: s.tablesOf(r),
+			Sample: r.samples, Drafts: r.drafts,
 		}
 		if from, to := max(r.computed, r.scored), min(end, r.score); from < to {
 			q.ScoreFrom, q.ScoreTo = from, to
@@ -123,146 +125,146 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 }
 
 // grow places as many of r's missing tokens as budget and memory allow, and
-// reports how many. With none it stays as it is and tries again next step.
+// returns how many. If none fits, r is unchanged and tries again in the next step.
 func (s *Scheduler) grow(r *request) int {
-	want := r.computed + s.rows(r, s.share(r))
-	end := s.covered(r)
-	for end < want && s.lengthen(r, end) {
-		end = s.covered(r)
+	want := r.computed + s.limitRows(r, s.share(r))
+	end := s.capacity(r)
+	for end < want && s.allocBlocks(r, end) {
+		end = s.capacity(r)
 	}
 	n := min(want, end) - r.computed
 	if n > 0 {
 		r.scheduled = n
-		r.extra = r.scores()
+		r.extra = r.scoredRows()
 		s.scoreRows -= r.extra
 		if r.computed+n < len(r.tokens) {
-			r.extra = max(0, r.extra-1) // it samples nothing, so that its own row is free
+			r.extra = max(0, r.extra-1) // it samples nothing, so that its first row is free
 		}
 		s.budget = max(0, s.budget-n)
-		s.spare -= r.extra
+		s.spareRows -= r.extra
 		s.placed = append(s.placed, r)
 	}
 	return n
 }
 
-// share is how many of r's missing tokens the step has for it.
+// share returns how many of r's missing tokens the step may compute.
 func (s *Scheduler) share(r *request) int {
 	n, most := r.missing(), min(s.maxTokens, s.cfg.MaxBatchedTokens)
 	switch {
 	case n <= s.budget || s.maxTokens == 0:
-	case s.budget == most && n <= min(2*most, s.cfg.MaxBatchedTokens): // the first: two steps would take as long
+	case s.budget == most && n <= min(2*most, s.cfg.MaxBatchedTokens): // r is first: two steps would take as long
 		return n
-	case s.budget <= most/2: // what the step completes does not wait for more
+	case s.budget <= most/2: // the requests that this step completes do not wait for a chunk of r
 		return 0
 	}
 	return min(n, s.budget)
 }
 
-// LimitTokens bounds the tokens of each later step below MaxBatchedTokens. A request of
-// up to twice as many tokens that comes first is computed in one step all the same; and a
-// step that has half of the tokens is not filled up with a part of a request. It is for
-// nodes that have ComputeOnly requests alone: requests that decode may have to wait for
-// their turns. 0: no bound but MaxBatchedTokens.
+// LimitTokens bounds the tokens of each later step below MaxBatchedTokens. The
+// first request is computed in one step even if it has up to twice as many tokens.
+// A step that has half of the tokens is not filled with a part of a request.
+// LimitTokens is for nodes that only have ComputeOnly requests, because a request
+// that decodes may have to wait for its turn. 0 means MaxBatchedTokens.
 func (s *Scheduler) LimitTokens(tokens int) { s.maxTokens = max(0, tokens) }
 
 func (s *Scheduler) stepTokens() int {
 	return min(cmp.Or(s.maxTokens, s.cfg.MaxBatchedTokens), s.cfg.MaxBatchedTokens)
 }
 
-// LimitScores bounds the prompt rows that are scored in each later step. Requests
-// that run wait for their turn by rank; one that is admitted may score one row
-// beyond the bound. 0: no bound but MaxOutputs.
+// LimitScores bounds the prompt rows that are scored in each later step. Running
+// requests wait for their turn by rank. A request that is admitted may score one
+// row beyond the bound. 0 means MaxOutputs.
 func (s *Scheduler) LimitScores(rows int) { s.maxScores = max(0, rows) }
 
-// rows shortens a chunk of n of r's tokens to what there are rows of logits for.
-// One row is r's own: so a single token always has its row.
-func (s *Scheduler) rows(r *request, n int) int {
+// limitRows reduces a chunk of n of r's tokens to the rows of logits that are left. One
+// row is r's own, so that a single token always has its row.
+func (s *Scheduler) limitRows(r *request, n int) int {
 	from := max(r.computed, r.scored)
 	if from >= r.score {
 		return n
 	}
 	most := max(0, s.scoreRows)
 	if r.state == stateWaiting {
-		most = max(1, most) // or requests behind it in the queue would wait as well
+		most = max(1, most) // else requests behind it in the queue would wait as well
 	}
-	if r.score-from > min(most, s.spare) {
-		n = min(n, from+min(most, 1+s.spare)-r.computed)
+	if r.score-from > min(most, s.spareRows) {
+		n = min(n, from+min(most, 1+s.spareRows)-r.computed)
 	}
 	return n
 }
 
-// scores returns the number of prompt rows that r scores in this step.
-func (r *request) scores() int {
+// scoredRows returns the number of prompt rows of r that this step scores.
+func (r *request) scoredRows() int {
 	return max(0, min(r.computed+r.scheduled, r.score)-max(r.computed, r.scored))
 }
 
-// guess has tokens guessed for the requests that sample in this step, from what
-// budget, rows and free memory are left: nobody gives way to a guess.
-func (s *Scheduler) guess() {
+// draft adds draft tokens for the requests that sample in this step. It uses only
+// the budget, rows and free memory that are left and preempts no request.
+func (s *Scheduler) draft() {
 	switch {
 	case s.cfg.DraftAll != nil:
-		s.guessAll()
+		s.draftAll()
 	case s.cfg.Draft != nil:
 		for _, r := range s.placed {
-			if most := s.mostGuesses(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
+			if most := s.maxDrafts(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
 				most = min(most, r.credit)
-				s.draft(r, s.cfg.Draft(r.tokens, most+1), most) // one more, for learn
+				s.placeDrafts(r, s.cfg.Draft(r.tokens, most+1), most) // one more than computed, for learn
 			}
 		}
 	}
 }
 
-// guessAll asks for all decoding requests at once, for each as many as its share of
-// what is left: a sequence's first guess is worth more than another's last.
-func (s *Scheduler) guessAll() {
-	s.asks, s.asking = s.asks[:0], s.asking[:0]
+// draftAll drafts for all decoding requests at once. Each gets an equal share of
+// what is left, because a sequence's first draft is worth more than another's last.
+func (s *Scheduler) draftAll() {
+	s.draftRequests, s.drafting = s.draftRequests[:0], s.drafting[:0]
 	for _, r := range s.placed {
 		if r.inStep && r.samples && r.scheduled == 1 {
-			s.asking = append(s.asking, r)
+			s.drafting = append(s.drafting, r)
 		}
 	}
-	left := min(s.budget, s.spare)
-	if len(s.asking) == 0 || left < 1 || s.cfg.MaxDrafts < 1 {
+	left := min(s.budget, s.spareRows)
+	if len(s.drafting) == 0 || left < 1 || s.cfg.MaxDrafts < 1 {
 		return
 	}
-	share := max(1, left/len(s.asking))
-	for _, r := range s.asking {
-		most := s.mostGuesses(r, min(share, left, s.cfg.MaxDrafts))
-		s.asks = append(s.asks, Ask{ID: r.id, Tokens: r.tokens, Most: max(0, most)})
+	share := max(1, left/len(s.drafting))
+	for _, r := range s.drafting {
+		most := s.maxDrafts(r, min(share, left, s.cfg.MaxDrafts))
+		s.draftRequests = append(s.draftRequests, DraftRequest{ID: r.id, Tokens: r.tokens, MaxDrafts: max(0, most)})
 		left -= max(0, most)
 	}
-	s.cfg.DraftAll(s.asks)
-	for i, r := range s.asking {
-		s.draft(r, s.asks[i].Tokens, s.asks[i].Most)
+	s.cfg.DraftAll(s.draftRequests)
+	for i, r := range s.drafting {
+		s.placeDrafts(r, s.draftRequests[i].Tokens, s.draftRequests[i].MaxDrafts)
 	}
 }
 
-// mostGuesses is how many r may have of n.
-func (s *Scheduler) mostGuesses(r *request, n int) int {
-	return min(n, s.budget, s.spare, s.cfg.MaxModelLen-len(r.tokens)-1)
+// maxDrafts returns how many of n drafts r may have.
+func (s *Scheduler) maxDrafts(r *request, n int) int {
+	return min(n, s.budget, s.spareRows, s.cfg.MaxModelLen-len(r.tokens)-1)
 }
 
-// draft takes what was guessed behind r's tokens, as far as free memory goes.
-func (s *Scheduler) draft(r *request, all []int32, most int) {
+// placeDrafts places the drafts that follow r's tokens in all, as far as free memory allows.
+func (s *Scheduler) placeDrafts(r *request, all []int32, most int) {
 	n := len(r.tokens)
 	r.tokens = all[:n]
-	guesses := min(len(all)-n, most)
-	end := s.covered(r)
-	for end < n+guesses && s.pool.Available()-s.ending(r, end) >= s.watermark && s.lengthen(r, end) {
-		end = s.covered(r)
+	nDrafts := min(len(all)-n, most)
+	end := s.capacity(r)
+	for end < n+nDrafts && s.pool.Available()-s.fullTables(r, end) >= s.watermark && s.allocBlocks(r, end) {
+		end = s.capacity(r)
 	}
-	r.guesses = max(0, min(guesses, end-n))
-	r.hints = min(1, len(all)-n-r.guesses)
-	s.budget -= r.guesses
-	s.spare -= r.guesses
-	if r.guesses > 0 {
+	r.drafts = max(0, min(nDrafts, end-n))
+	r.uncomputed = min(1, len(all)-n-r.drafts)
+	s.budget -= r.drafts
+	s.spareRows -= r.drafts
+	if r.drafts > 0 {
 		s.counters.drafts++
-		s.counters.drafted += uint64(r.guesses)
+		s.counters.drafted += uint64(r.drafts)
 	}
 }
 
-// view is r's block tables as a batch shows them.
-func (s *Scheduler) view(r *request) [][]kvcache.BlockID {
+// tablesOf returns r's block tables as the batch's Seq has them.
+func (s *Scheduler) tablesOf(r *request) [][]kvcache.BlockID {
 	at := len(s.views)
 	s.views = r.appendTables(s.views)
 	return s.views[at:len(s.views):len(s.views)]
@@ -275,8 +277,8 @@ func (r *request) appendTables(dst [][]kvcache.BlockID) [][]kvcache.BlockID {
 	return dst
 }
 
-// covered is how many tokens r's tables have places for, in every group.
-func (s *Scheduler) covered(r *request) int {
+// capacity returns how many tokens r's tables have places for, in every group.
+func (s *Scheduler) capacity(r *request) int {
 	least := len(r.tables[0].blocks) * s.groups[0].BlockTokens
 	for g, spec := range s.groups[1:] {
 		least = min(least, len(r.tables[g+1].blocks)*spec.BlockTokens)
@@ -284,8 +286,8 @@ func (s *Scheduler) covered(r *request) int {
 	return least
 }
 
-// ending is how many of r's tables end at token end.
-func (s *Scheduler) ending(r *request, end int) (n int) {
+// fullTables returns how many of r's tables end at token end.
+func (s *Scheduler) fullTables(r *request, end int) (n int) {
 	for g, spec := range s.groups {
 		if len(r.tables[g].blocks)*spec.BlockTokens == end {
 			n++
@@ -294,10 +296,10 @@ func (s *Scheduler) ending(r *request, end int) (n int) {
 	return n
 }
 
-// lengthen gives a block to each of r's tables that end at token end, or to
-// none when memory does not suffice for all.
-func (s *Scheduler) lengthen(r *request, end int) bool {
-	need := s.ending(r, end)
+// allocBlocks adds a block to each of r's tables that end at token end. It adds to
+// none and returns false if memory does not suffice for all.
+func (s *Scheduler) allocBlocks(r *request, end int) bool {
+	need := s.fullTables(r, end)
 	for s.pool.Available() < need {
 		if !s.reclaim(r, need-s.pool.Available()) {
 			return false
@@ -307,7 +309,7 @@ func (s *Scheduler) lengthen(r *request, end int) bool {
 		if t := &r.tables[g]; len(t.blocks)*spec.BlockTokens == end {
 			id, ok := s.pool.Alloc()
 			if !ok {
-				panic("scheduler: pool has fewer blocks than it says")
+				panic("scheduler: pool has fewer blocks than Available returned")
 			}
 			t.blocks = append(t.blocks, id)
 		}
@@ -315,13 +317,13 @@ func (s *Scheduler) lengthen(r *request, end int) bool {
 	return true
 }
 
-// preempt takes all blocks of r's table. What is hashed stays cached while
-// memory lasts; the rest r computes again. Reserved blocks are not r's to give.
+// preempt frees all blocks of r's tables. Hashed blocks stay cached until they are
+// evicted; r recomputes the rest. Blocks of a reservation are not in the tables.
 func (s *Scheduler) preempt(r *request) {
 	s.release(r)
-	if s.broken == faultPreemptFreesArriving && r.reservation != nil {
+	if s.fault == faultPreemptFreesArriving && r.reservation != nil {
 		s.unpin(r.reservation)
-		r.reservation.unref(s)
+		r.reservation.release(s)
 		r.reservation.Groups = nil
 	}
 	if r.state == stateHeld {
@@ -331,15 +333,15 @@ func (s *Scheduler) preempt(r *request) {
 	r.preempted++
 	s.counters.preemptions++
 	s.batch.Preempted = append(s.batch.Preempted, r.id)
-	// A job that was wholly cached may have completed in this very step: it has
-	// nothing any more that could be told of as done.
+	// A job that was wholly cached may have completed in this very step. It has no
+	// KV any more, so that Update must not return it.
 	if i := slices.Index(s.batch.Completed, r.id); i >= 0 {
 		s.batch.Completed = slices.Delete(s.batch.Completed, i, i+1)
 	}
 	if r.state == stateRunning {
 		s.budget += r.scheduled
-		s.spare += r.extra
-		s.scoreRows += r.scores()
+		s.spareRows += r.extra
+		s.scoreRows += r.scoredRows()
 		r.scheduled, r.extra = 0, 0
 		s.running = remove(s.running, r)
 		s.waiting = insert(s.waiting, r)
@@ -348,21 +350,21 @@ func (s *Scheduler) preempt(r *request) {
 }
 
 // admit starts waiting requests that lack at most longest tokens, in rank order
-// and none before its turn, while slots and budget last and the whole of their
-// tokens fits beside what running requests still need. When nothing runs the
-// first one may have all there is, so that it gets on. Where before is not nil, only
+// and none out of turn, while slots and budget last. All of a request's tokens
+// must fit in addition to what the running requests still need. If none runs, the
+// first one may take all blocks, so that it advances. If before is not nil, only
 // requests that rank before it start.
 func (s *Scheduler) admit(now time.Duration, longest int, before *request) {
 	if s.budget == 0 || len(s.waiting) == 0 || len(s.running) == s.cfg.MaxSeqs {
-		return // without a look at who runs: this is most steps
+		return // most steps: return before the loop over running
 	}
 	claimed := 0 // blocks that running requests need for the tokens they have
 	for _, r := range s.running {
-		claimed += s.lacks(r, r.computed)
+		claimed += s.blocksNeeded(r, r.computed)
 	}
 	for s.budget > 0 && len(s.waiting) > 0 && len(s.running) < s.cfg.MaxSeqs {
 		if len(s.batch.Preempted) > 0 {
-			return // memory is short, and who gave way cannot be in this batch a second time
+			return // memory is short, and a preempted request cannot be in this batch twice
 		}
 		r := s.waiting[0]
 		if r.missing() > longest || before != nil && !r.rank.before(before.rank) || len(s.running) > 0 && !s.fits(r, claimed) {
@@ -383,27 +385,27 @@ func (s *Scheduler) admit(now time.Duration, longest int, before *request) {
 			s.counters.queueTime += now - r.queuedAt
 			s.batch.Admitted = append(s.batch.Admitted, Admission{ID: r.id, Cached: r.computed - r.arrived, Arrived: r.arrived})
 		}
-		claimed += s.lacks(r, r.computed)
+		claimed += s.blocksNeeded(r, r.computed)
 	}
 }
 
-// fits says whether r's tokens fit above the watermark, besides claimed blocks.
+// fits reports whether r's tokens fit above the watermark, in addition to claimed blocks.
 func (s *Scheduler) fits(r *request, claimed int) bool {
 	n := s.lookup(r)
-	need := s.lacks(r, n)
+	need := s.blocksNeeded(r, n)
 	if n > r.computed {
-		s.hit(r, n, func(_, _ int, id kvcache.BlockID) {
+		s.eachHit(r, n, func(_, _ int, id kvcache.BlockID) {
 			if s.pool.Info(id).Reusable {
-				need++ // cached and unreferenced: taking it leaves one less available
+				need++ // cached and unreferenced: a reference makes one less available
 			}
 		})
 	}
 	return s.pool.Available()-claimed-need >= s.watermark
 }
 
-// Update ends the step of batch b: its tokens are computed, results (one per
-// Seq with Sample, in order) are appended, and complete blocks enter the prefix
-// cache. It returns the requests that left: finished ones, those that reached
+// Update ends the step of batch b. Its tokens are computed, results (one per Seq
+// with Sample, in order) are appended, and complete blocks enter the prefix cache.
+// It returns the requests that left: finished ones, those that reached
 // MaxModelLen, and ComputeOnly ones that have all their KV. Requests that were
 // aborted during the step are not listed and their results are ignored. The
 // slice is valid until the next Update.
@@ -412,16 +414,16 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 		panic(fmt.Sprintf("scheduler: Update of a batch of %d, the step has %d", len(b.Seqs)+len(b.Completed), len(s.inStep)))
 	}
 	s.done = s.done[:0]
-	s.settle()
+	s.freeDuplicates()
 	used := 0 // results so far
 	for _, r := range s.inStep {
-		hinted := r.tokens[len(r.tokens) : len(r.tokens)+r.guesses+r.hints]
-		guesses := hinted[:r.guesses]
+		drafted := r.tokens[len(r.tokens) : len(r.tokens)+r.drafts+r.uncomputed]
+		drafts := drafted[:r.drafts]
 		r.computed += r.scheduled
 		r.scored = max(r.scored, min(r.computed, r.score))
-		r.scheduled, r.guesses, r.hints, r.extra, r.inStep = 0, 0, 0, 0, false
+		r.scheduled, r.drafts, r.uncomputed, r.extra, r.inStep = 0, 0, 0, 0, false
 		finished := r.computeOnly && r.missing() == 0
-		again := r.enter()
+		ahead := r.advance()
 		if r.samples {
 			if used == len(results) {
 				panic(fmt.Sprintf("scheduler: Update with %d results, request %d has none", len(results), r.id))
@@ -429,24 +431,24 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 			result := results[used]
 			used++
 			if r.state != stateGone {
-				s.learn(r, hinted, result.Tokens)
-				s.extend(r, guesses, result.Tokens)
+				s.learn(r, drafted, result.Tokens)
+				s.extend(r, drafts, result.Tokens)
 				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
-			} else if again {
-				s.extend(r, guesses, result.Tokens) // which the step ahead computes
+			} else if ahead {
+				s.extend(r, drafts, result.Tokens) // the step ahead computes it
 			}
 		}
-		if len(guesses) > 0 {
-			s.shorten(r)
+		if len(drafts) > 0 {
+			s.freeRejected(r)
 		}
 		s.store(r)
-		s.trim(r)
-		again = again && s.broken != faultAheadFrees
+		s.freeOutsideWindow(r)
+		ahead = ahead && s.fault != faultAheadFrees
 		if finished && r.state != stateGone {
-			s.leave(r)
+			s.remove(r)
 			s.done = append(s.done, r.id)
 		}
-		if r.state == stateGone && !again {
+		if r.state == stateGone && !ahead {
 			s.release(r)
 		}
 	}
@@ -457,13 +459,14 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 	return s.done
 }
 
-// learn updates r's credit by what the model drew where tokens were guessed: one more for each right
-// guess, half for a wrong one. The guess that the step did not compute counts as well, so that a
-// request without credit gains some once its text repeats itself. The bound keeps all guesses of a
-// long quote after a single wrong one.
-func (s *Scheduler) learn(r *request, guesses, sampled []int32) {
-	for i := range min(len(guesses), len(sampled)) {
-		if guesses[i] == sampled[i] {
+// learn updates r's credit by what the model sampled where tokens were drafted. An
+// accepted draft adds one, a rejected one halves it. The draft that the step did
+// not compute counts as well, so that a request without credit gains some once its
+// text repeats itself. The bound keeps all drafts of a long quote after a single
+// rejected one.
+func (s *Scheduler) learn(r *request, drafts, sampled []int32) {
+	for i := range min(len(drafts), len(sampled)) {
+		if drafts[i] == sampled[i] {
 			r.credit = min(r.credit+1, 2*s.cfg.MaxDrafts)
 		} else {
 			r.credit /= 2
@@ -471,24 +474,24 @@ func (s *Scheduler) learn(r *request, guesses, sampled []int32) {
 	}
 }
 
-// extend appends what was sampled. The KV of guesses that it confirms stands.
-func (s *Scheduler) extend(r *request, guesses, sampled []int32) {
+// extend appends the sampled tokens. The KV of accepted drafts is kept.
+func (s *Scheduler) extend(r *request, drafts, sampled []int32) {
 	kept := len(sampled) - 1
-	if kept < 0 || kept > len(guesses) || !slices.Equal(sampled[:kept], guesses[:kept]) {
-		panic(fmt.Sprintf("scheduler: Update of request %d with %v after guesses %v", r.id, sampled, guesses))
+	if kept < 0 || kept > len(drafts) || !slices.Equal(sampled[:kept], drafts[:kept]) {
+		panic(fmt.Sprintf("scheduler: Update of request %d with %v after drafts %v", r.id, sampled, drafts))
 	}
 	for i := range kept {
 		s.counters.accepted[i]++
 	}
 	r.tokens = append(r.tokens, sampled...)
 	r.computed += kept
-	if s.broken == faultDraftsKept && kept < len(guesses) {
+	if s.fault == faultDraftsKept && kept < len(drafts) {
 		r.computed++
 	}
 }
 
-// shorten gives back the blocks of guesses that were refused.
-func (s *Scheduler) shorten(r *request) {
+// freeRejected frees the blocks of rejected drafts.
+func (s *Scheduler) freeRejected(r *request) {
 	for g, spec := range s.groups {
 		t, need := &r.tables[g], spec.End(r.computed)
 		s.unref(t.blocks[need:])
@@ -496,11 +499,10 @@ func (s *Scheduler) shorten(r *request) {
 	}
 }
 
-// Discard ends the step of batch b as failed, and one that was given out ahead
-// with it: what it wrote is not trusted, no
-// block enters the prefix cache, and every request in it leaves. It returns
-// those that had not been aborted before; the slice is valid until the next
-// Update or Discard.
+// Discard ends the step of batch b as failed, together with the step ahead. What
+// the step wrote is not trusted: no block enters the prefix cache, and every
+// request in it leaves. It returns the requests that had not been aborted before.
+// The slice is valid until the next Update or Discard.
 func (s *Scheduler) Discard(b Batch) (gone []RequestID) {
 	if !s.stepping || len(b.Seqs)+len(b.Completed) != len(s.inStep) {
 		panic(fmt.Sprintf("scheduler: Discard of a batch of %d, the step has %d", len(b.Seqs)+len(b.Completed), len(s.inStep)))
@@ -508,14 +510,14 @@ func (s *Scheduler) Discard(b Batch) (gone []RequestID) {
 	s.stepping = false
 	s.done = s.done[:0]
 	for _, r := range s.inStep {
-		r.scheduled, r.guesses, r.hints, r.extra, r.inStep, r.ahead = 0, 0, 0, 0, false, false
+		r.scheduled, r.drafts, r.uncomputed, r.extra, r.inStep, r.ahead = 0, 0, 0, 0, false, false
 		if r.state != stateGone {
-			s.leave(r)
+			s.remove(r)
 			s.done = append(s.done, r.id)
 		}
 		s.release(r)
 	}
-	s.then.inStep = s.then.inStep[:0] // they were all in b
-	s.settle()
+	s.next.inStep = s.next.inStep[:0] // all of them were in b
+	s.freeDuplicates()
 	return s.done
 }

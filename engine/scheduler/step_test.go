@@ -76,7 +76,7 @@ func want(t testing.TB, b Batch, spansWanted ...string) {
 	}
 }
 
-// What can never arrive is told apart from what has to wait.
+// A reservation that can never fit returns another error than one that has to wait.
 func TestReserveNeverFits(t *testing.T) {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 10, BlockTokens: 1}, ArrivingFraction: 0.4})
 	add(t, s, Request{ID: 1, Tokens: text(1, 6), Hold: true}, 0)
@@ -340,7 +340,7 @@ func TestUpdateCountsResults(t *testing.T) {
 func TestGuessesOnlyWithRoom(t *testing.T) {
 	for budget, want := range map[int]bool{2: false, 3: true} {
 		asked := false
-		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}, MaxSeqs: 2, MaxOutputs: 6, MaxBatchedTokens: budget, MaxDrafts: 2, DraftAll: func([]Ask) { asked = true }})
+		s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}, MaxSeqs: 2, MaxOutputs: 6, MaxBatchedTokens: budget, MaxDrafts: 2, DraftAll: func([]DraftRequest) { asked = true }})
 		add(t, s, Request{ID: 1, Tokens: text(1, 1)}, 0)
 		add(t, s, Request{ID: 2, Tokens: text(2, 1)}, 0)
 		for range 3 {
@@ -415,8 +415,8 @@ func TestRemotePrefill(t *testing.T) {
 	}
 }
 
-// A transfer that is given up is given up once: the second time says so and
-// takes nothing from what follows it.
+// A transfer is given up once: the second time returns an error and affects nothing that
+// follows it.
 func TestLostOnce(t *testing.T) {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
 	add(t, s, Request{ID: 1, Tokens: text(1, 50), Hold: true}, 0)
@@ -442,8 +442,8 @@ func TestLostOnce(t *testing.T) {
 	}
 }
 
-// Check finds what it says it verifies, in a scheduler with requests of every
-// kind.
+// Check detects every violation that it promises to detect, in a scheduler with requests of
+// every kind.
 func TestCheckFindsDamage(t *testing.T) {
 	for name, damage := range map[string]func(*Scheduler){
 		"order":             func(s *Scheduler) { s.running[0], s.running[1] = s.running[1], s.running[0] },
@@ -563,8 +563,8 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// A prompt that is scored takes the rows of logits that nobody else needs, and
-// one always; a guess takes what is left of everything.
+// A scored prompt takes the rows of logits that no other request needs, and always at least
+// one. Drafts take what is left.
 func TestRowsOfLogits(t *testing.T) {
 	guesses := func(tokens []int32, n int) []int32 { return append(tokens, make([]int32, n)...) }
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 64}, MaxSeqs: 3, MaxOutputs: 6, MaxBatchedTokens: 20, Draft: guesses, MaxDrafts: 4})
@@ -703,7 +703,7 @@ func TestLimitScores(t *testing.T) {
 	}
 }
 
-// Where nobody waits for room, ReserveInTurn reserves at once.
+// If no request waits for room, ReserveInTurn reserves at once.
 func TestReserveInTurnAtOnce(t *testing.T) {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
 	add(t, s, Request{ID: 1, Tokens: text(1, 50), Hold: true}, 0)
@@ -716,7 +716,7 @@ func TestReserveInTurnAtOnce(t *testing.T) {
 	}
 }
 
-// A reservation that nobody has is refused, and takes nothing from those that exist.
+// An unknown reservation is refused, and existing ones are not affected.
 func TestUnknownReservation(t *testing.T) {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 16}})
 	add(t, s, Request{ID: 1, Tokens: text(1, 50), Hold: true}, 0)

@@ -32,8 +32,8 @@ func asByte(token string) (byte, bool) {
 	return byte(v), err == nil
 }
 
-// loadSplits reads the pre-tokenizers of a vocabulary of characters: none, or
-// cuts behind a literal text.
+// loadSplits reads the pre-tokenizers of a vocabulary of characters: none, cuts
+// behind a literal text, or Metaspace.
 func (t *Tokenizer) loadSplits(raw json.RawMessage) error {
 	t.fallback = new(fallback)
 	if isNull(raw) {
@@ -44,6 +44,12 @@ func (t *Tokenizer) loadSplits(raw json.RawMessage) error {
 		return err
 	}
 	for _, c := range flat {
+		if c.Type == "Metaspace" {
+			if err := t.loadMetaspace(&c); err != nil {
+				return err
+			}
+			continue
+		}
 		if c.Type != "Split" {
 			return &UnsupportedError{"pre_tokenizer with model.byte_fallback", c.Type}
 		}

@@ -91,7 +91,10 @@ func naiveStream(tok *Tokenizer, ids []int32, skipSpecial bool) string {
 		out = append(out, tok.TokenBytes(id)...)
 	}
 	end()
-	return strings.TrimPrefix(string(out), " ")
+	if tok.fallback.stripMax > 0 {
+		return strings.TrimPrefix(string(out), " ")
+	}
+	return string(out)
 }
 
 // TestFallbackStream: a Stream gives whole characters only, equals the naive
@@ -145,7 +148,8 @@ func TestFallbackRefusesByName(t *testing.T) {
 		{`"pre_tokenizer":null`, `"pre_tokenizer":{"type":"ByteLevel"}`, "ByteLevel"},
 		{`"pre_tokenizer":null`, `"pre_tokenizer":{"type":"Split","pattern":{"Regex":" "},"behavior":"MergedWithPrevious"}`, "Regex"},
 		{`"pre_tokenizer":null`, `"pre_tokenizer":{"type":"Split","pattern":{"String":" "},"behavior":"Removed"}`, "Removed"},
-		{`"pre_tokenizer":null`, `"pre_tokenizer":{"type":"Metaspace"}`, "Metaspace"},
+		{`"pre_tokenizer":null`, `"pre_tokenizer":{"type":"Whitespace"}`, "Whitespace"},
+		{`"pre_tokenizer":null`, `"pre_tokenizer":{"type":"Metaspace","replacement":"▁","prepend_scheme":"last"}`, "last"},
 		{`"String":" "`, `"Regex":" +"`, "Regex"},
 		{`"String":" "`, `"String":""`, "String"},
 		{`{"type":"ByteFallback"},`, ``, "Fuse"},

@@ -127,8 +127,12 @@ func TestDecodeEqualsReference(t *testing.T) {
 			if got := tok.Decode(c.ids, false); got != c.decoded {
 				t.Errorf("random case %d: Decode(%v)\n got %q\nwant %q", i, c.ids, got, c.decoded)
 			}
-			if got := streamAll(tok, c.ids, false); got != c.decoded {
-				t.Errorf("random case %d: Stream of %v\n got %q\nwant %q", i, c.ids, got, c.decoded)
+			want := c.decoded
+			if tok.fallback != nil { // whose Streams give characters before a run of bytes has ended
+				want = naiveStream(tok, c.ids, false)
+			}
+			if got := streamAll(tok, c.ids, false); got != want {
+				t.Errorf("random case %d: Stream of %v\n got %q\nwant %q", i, c.ids, got, want)
 			}
 		}
 	})

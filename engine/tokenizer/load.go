@@ -43,6 +43,9 @@ type component struct {
 	AddPrefixSpace   *bool           `json:"add_prefix_space"`
 	UseRegex         *bool           `json:"use_regex"`
 	IndividualDigits bool            `json:"individual_digits"`
+	Replacement      string          `json:"replacement"` // of Metaspace, as are the next two
+	PrependScheme    string          `json:"prepend_scheme"`
+	Split            *bool           `json:"split"`
 
 	Single        []templatePiece          `json:"single"`
 	SpecialTokens map[string]templateToken `json:"special_tokens"`

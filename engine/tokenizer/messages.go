@@ -49,6 +49,8 @@ type message struct {
 	hash uint64
 	text string
 	ids  []int32
+
+	begins bool // a prompt begins with the text
 }
 
 func (m *message) size() int { return len(m.text) + 4*len(m.ids) + messageOverhead }
@@ -91,13 +93,13 @@ func (c *MessageCache) EncodeWithin(text string, addSpecial bool, take func(byte
 			break
 		}
 		if from = end; c.cuts[token] && end-start >= minMessage {
-			if dst, ok = c.appendMessage(dst, text[start:end], take); !ok {
+			if dst, ok = c.appendMessage(dst, text[start:end], start == 0, take); !ok {
 				return nil, false
 			}
 			start = end
 		}
 	}
-	if dst, ok = c.t.appendWithin(dst, text[start:], false, take); !ok {
+	if dst, ok = c.t.appendWithin(dst, text[start:], false, start == 0, take); !ok {
 		return nil, false
 	}
 	if addSpecial {
@@ -107,15 +109,19 @@ func (c *MessageCache) EncodeWithin(text string, addSpecial bool, take func(byte
 }
 
 // appendMessage appends the tokens of a text that ends with a cut. take and ok are as
-// in EncodeWithin.
-func (c *MessageCache) appendMessage(dst []int32, text string, take func(bytes int) bool) (ids []int32, ok bool) {
+// in EncodeWithin. begins is whether the prompt begins with the text.
+func (c *MessageCache) appendMessage(dst []int32, text string, begins bool, take func(bytes int) bool) (ids []int32, ok bool) {
+	begins = begins && c.t.firstOnly // else the ids are those of the text anywhere
 	hash := maphash.String(c.seed, text)
-	if m := c.get(hash); m != nil && m.text == text {
+	if begins {
+		hash = ^hash
+	}
+	if m := c.get(hash); m != nil && m.text == text && m.begins == begins {
 		return append(dst, m.ids...), true
 	}
 	n := len(dst)
-	if dst, ok = c.t.appendWithin(dst, text, false, take); ok {
-		c.put(&message{hash: hash, text: text, ids: dst[n:]})
+	if dst, ok = c.t.appendWithin(dst, text, false, begins, take); ok {
+		c.put(&message{hash: hash, text: text, begins: begins, ids: dst[n:]})
 	}
 	return dst, ok
 }
@@ -140,7 +146,7 @@ func (c *MessageCache) put(m *message) {
 	if m.size() > c.maxSize/maxMessageShare {
 		return
 	}
-	m = &message{hash: m.hash, text: strings.Clone(m.text), ids: append([]int32(nil), m.ids...)}
+	m = &message{hash: m.hash, text: strings.Clone(m.text), begins: m.begins, ids: append([]int32(nil), m.ids...)}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e := c.entries[m.hash]; e != nil {

@@ -12,6 +12,7 @@ type scanner func(t *charTable, s string, i int) int
 type stage struct {
 	scan        scanner // nil: the piece stays whole
 	prefixSpace bool    // a piece that does not begin with a space gets one
+	meta        *metaspace
 }
 
 // pattern is a regular expression that this package has a scanner for.

@@ -21,6 +21,7 @@ type Tokenizer struct {
 	ids         map[string]int32 // token as written in the file → id
 	bytes       tokenBytes
 	special     []bool    // by id
+	firstOnly   bool      // the beginning of a prompt is encoded otherwise than what follows
 	fallback    *fallback // nil: a byte-level vocabulary
 	cache       *cache
 	scratch     sync.Pool // of *scratch
@@ -75,7 +76,7 @@ func (t *Tokenizer) Encode(text string, addSpecial bool) []int32 {
 // AppendEncode is Encode into dst, which it returns extended. With enough room
 // in dst it does not allocate for words that were seen lately.
 func (t *Tokenizer) AppendEncode(dst []int32, text string, addSpecial bool) []int32 {
-	dst, _ = t.appendWithin(dst, text, addSpecial, nil)
+	dst, _ = t.appendWithin(dst, text, addSpecial, true, nil)
 	return dst
 }
 
@@ -86,13 +87,14 @@ const wordBytes = 40
 // appendWithin is AppendEncode for a caller that counts memory. take is called with
 // bytes that are about to be allocated: for words longer than maxScratch, for longer
 // normalized texts than that, and for ids beyond the capacity of dst. When it returns
-// false the encoding ends, and ok is false. nil: no count.
-func (t *Tokenizer) appendWithin(dst []int32, text string, addSpecial bool, take func(bytes int) bool) (ids []int32, ok bool) {
+// false the encoding ends, and ok is false. nil: no count. begins is whether a prompt
+// begins with text, which is else the rest of one behind an added token.
+func (t *Tokenizer) appendWithin(dst []int32, text string, addSpecial, begins bool, take func(bytes int) bool) (ids []int32, ok bool) {
 	if addSpecial {
 		dst = append(dst, t.prefix...)
 	}
 	w := t.scratch.Get().(*scratch)
-	e := encoding{t: t, w: w, dst: dst, take: take, nIDs: max(cap(dst), maxScratch)}
+	e := encoding{t: t, w: w, dst: dst, take: take, nIDs: max(cap(dst), maxScratch), begins: begins}
 	t.raw.split(t.chars, text, e.gap, e.token)
 	if cap(w.ids) <= maxScratch {
 		t.scratch.Put(w)
@@ -112,6 +114,8 @@ type encoding struct {
 	full bool                 // take has returned false
 	word int                  // bytes of the longest word that take has counted
 	nIDs int                  // ids that there is room for
+
+	begins bool // no piece and no added token of the prompt has been encoded
 }
 
 // room counts what a word is about to take, and reports whether to go on.
@@ -130,7 +134,10 @@ func (e *encoding) room(s string) bool {
 	return !e.full
 }
 
-func (e *encoding) token(a *addedToken) { e.dst = append(e.dst, e.t.ids[a.Content]) }
+func (e *encoding) token(a *addedToken) {
+	e.dst = append(e.dst, e.t.ids[a.Content])
+	e.begins = false
+}
 
 // gap encodes text between the added tokens that are looked for first.
 func (e *encoding) gap(s string) {
@@ -145,7 +152,10 @@ func (e *encoding) gap(s string) {
 	e.t.normalized.split(e.t.chars, s, e.piece, e.token)
 }
 
-func (e *encoding) piece(s string) { e.split(s, 0) }
+func (e *encoding) piece(s string) {
+	e.split(s, 0)
+	e.begins = false
+}
 
 // split cuts s by the stages from the given one on and encodes the words.
 func (e *encoding) split(s string, at int) {
@@ -157,6 +167,11 @@ func (e *encoding) split(s string, at int) {
 		return
 	}
 	st := e.t.stages[at]
+	if st.meta != nil {
+		if s = st.meta.apply(s, e.begins); e.take != nil && len(s) > maxScratch {
+			e.full = !e.take(len(s))
+		}
+	}
 	if st.prefixSpace && !strings.HasPrefix(s, " ") {
 		s = " " + s
 	}

@@ -1,29 +1,30 @@
-// Package admit decides which of the requests that wait for the fleet goes next,
-// which have to be turned away, and how long a new one would wait.
+// Package admit decides which of the waiting requests is admitted next, which requests are refused,
+// and how long a new one would wait.
 //
-// Algorithm: requests of a better priority (a lower number) go first. Among those of
-// one priority the flows, one for each API key, share by start-time fair queueing:
-// each has a virtual time that grows by the tokens it is served, prompt and answer,
-// over its weight, and the flow that is least advanced goes next; within a flow it
-// is first come, first served. A flow that comes back joins at the virtual time of
-// those that are there: what it has not used while it was away is gone, and so is
-// what it used while nobody had to wait. Every Skip-th turn belongs to the request of a worse
-// priority that has waited longest. While the fleet has no room for the request whose turn it
-// is, shorter ones of the best priority may pass it, until their tokens are PassTokens more
-// than its own: they fit into KV memory that it does not, and prefill nodes compute short
-// prompts first. Of those that go to nodes which it does not wait for, any number may pass
-// (EASY backfilling; Lifka, The ANL/IBM SP Scheduling System, 1995).
+// Algorithm: requests of a better priority (a lower number) go first. Within a priority, the flows,
+// one for each API key, share by start-time fair queueing. Each flow has a virtual time, which
+// grows by its served tokens, of prompts and answers, divided by its weight. The flow with the
+// least virtual time goes next; within a flow, the oldest request. A flow that becomes active again
+// gets at least the current virtual time of its priority: neither its unused share nor its use
+// while no request waited counts. Every Skip-th turn goes to the longest waiting request of a worse
+// priority.
 //
-// A full queue gives up the newest request of the worst priority there, and within one
-// priority of the flow that holds most of it for its weight, so that nobody fills it
-// against the others.
+// While the fleet has no room for the next request, shorter requests of the best priority may pass
+// it, because they fit into less KV memory and prefill nodes compute short prompts first. Together
+// they may have PassTokens more than the tokens of the next request. Requests that go to nodes for
+// which the next request does not wait may pass in any number (EASY backfilling; Lifka, The ANL/IBM
+// SP Scheduling System, 1995).
 //
-// Invariant: whoever waits gets its turn after a bounded number of turns, or is
-// evicted, or removed by its owner; requests and tokens that wait never exceed the
-// Limits, but for a single request that is larger than they are.
+// A full queue evicts the newest request of the worst priority. Within a priority it evicts from
+// the flow that holds most tokens for its weight, so that no flow fills the queue at the expense of
+// others.
 //
-// The package does not know whether the fleet has room, reads no clock, and has no
-// goroutine: events and the time go in, decisions come out. One caller at a time.
+// Invariant: each waiting request is admitted after a bounded number of turns, evicted, or removed
+// by its owner. Waiting requests and tokens never exceed the Limits, except for a single request
+// that is larger.
+//
+// The package does not know whether the fleet has room. It reads no clock and starts no goroutine:
+// events and the time are arguments, decisions are results. It is not safe for concurrent use.
 package admit
 
 import (
@@ -38,19 +39,18 @@ import (
 
 // Defaults of Limits.
 const (
-	// DefaultSkip: a sixteenth of all turns keeps the worst priority moving, and
-	// costs the best 6 %.
+	// DefaultSkip gives a sixteenth of all turns to worse priorities, which costs the best priority
+	// 6 %.
 	DefaultSkip = 16
-	// PassTokens is how many tokens of shorter prompts may pass a request, beside as many
-	// as it has itself: what a prefill node's line (prefill/line) allows, too.
+	// PassTokens is the number of tokens by which shorter prompts that pass a request may exceed its
+	// own tokens. A prefill node's queue (prefill/line) has the same bound.
 	PassTokens = 2048
-	// maxClasses is how many priorities without a waiting request are remembered
-	// with the virtual times of their flows.
+	// maxClasses is the number of priorities that are kept, with the virtual times of their flows.
 	maxClasses = 64
 )
 
-// sizes are the most tokens of a prompt of each size; one that is longer has the last
-// size. Requests pass those of larger sizes alone.
+// sizes has the largest number of tokens of each size of prompts. A request passes only requests of
+// larger sizes.
 var sizes = [...]int{64, 256, 1024, 4096, 16384, math.MaxInt}
 
 func sizeOf(tokens int) int {
@@ -59,21 +59,20 @@ func sizeOf(tokens int) int {
 
 // Limits of a Queue.
 type Limits struct {
-	Requests int // that may wait
+	Requests int // that wait
 	Tokens   int // of their prompts
-	Skip     int // of so many turns in a row one is a worse priority's; 0: DefaultSkip
+	Skip     int // one of so many turns goes to a worse priority; 0: DefaultSkip
 }
 
-// Flow is one of those that share the fleet. Make it with NewFlow; it belongs to
-// one Queue.
+// Flow is one of the shares of the fleet. Make it with NewFlow. It belongs to one Queue.
 type Flow struct {
 	weight float64
-	epoch  uint64 // of the Queue that shares are of
+	epoch  uint64 // the Queue's epoch in which shares were made
 	shares []*share
 }
 
-// NewFlow makes a flow; of two that always wait, one with twice the weight is
-// served twice the tokens.
+// NewFlow makes a flow. Of two flows that always have waiting requests, one with twice the weight
+// is served twice the tokens.
 func NewFlow(weight float64) *Flow { return &Flow{weight: weight} }
 
 // Item is one waiting request.
@@ -81,42 +80,42 @@ type Item struct {
 	Flow     *Flow
 	Priority int32 // lower goes first
 	Tokens   int   // of its prompts
-	Owner    any   // the caller's
+	Owner    any   // for the caller
 
 	share   *share
-	seq     uint64 // of its arrival
+	seq     uint64 // order of arrival
 	inShare *list.Element
 	inClass *list.Element
 	inSize  *list.Element
 }
 
-// Waiting says that the item is in a queue.
+// Waiting reports whether the item is in a queue.
 func (i *Item) Waiting() bool { return i.share != nil }
 
 // class is one priority.
 type class struct {
 	priority int32
 	v        float64               // virtual time of the last turn
-	flows    flowHeap              // that wait, the least advanced first
+	flows    flowHeap              // flows with items, the least virtual time first
 	items    list.List             // of *Item, in the order of arrival
 	bySize   [len(sizes)]list.List // the same
 	tokens   int                   // of items
 	weight   float64               // of flows
 }
 
-// share is what a flow has in a class.
+// share is the part of a flow in a class.
 type share struct {
 	flow   *Flow
 	class  *class
 	vt     float64   // virtual time: tokens served over the weight
 	items  list.List // of *Item, in the order of arrival
 	tokens int       // of items
-	at     int       // in class.flows; -1: none waits
+	at     int       // index in class.flows; -1: it has no items
 }
 
 func (s *share) head() *Item { return s.items.Front().Value.(*Item) }
 
-// last is the newest request but for those at the end that have so many tokens.
+// last returns the newest request before those at the end that have nTokens together.
 func (s *share) last(nTokens int) *Item {
 	e := s.items.Back()
 	for ; nTokens > 0; e = e.Prev() {
@@ -125,7 +124,7 @@ func (s *share) last(nTokens int) *Item {
 	return e.Value.(*Item)
 }
 
-// flowHeap is a heap by virtual time; ties go to who has waited longest.
+// flowHeap is a heap by virtual time. Of equal ones, the flow with the oldest request is first.
 type flowHeap []*share
 
 func (h flowHeap) Len() int { return len(h) }
@@ -152,16 +151,16 @@ func (h *flowHeap) Pop() any {
 	return s
 }
 
-// Queue is the requests that wait. Make it with New.
+// Queue has the waiting requests. Make it with New.
 type Queue struct {
 	limits  Limits
 	classes []*class // by priority, best first; some may be empty
 	nItems  int
 	nTokens int
 	seq     uint64
-	epoch   uint64 // grows whenever nobody waits any more
+	epoch   uint64 // grows whenever the queue becomes empty
 	row     int    // turns in a row of the best priority, while a worse one waited
-	passed  int    // tokens that have passed since the last turn
+	passed  int    // tokens of requests that passed since the last turn
 	pace    pace
 }
 
@@ -173,7 +172,7 @@ func New(l Limits) *Queue {
 	return &Queue{limits: l}
 }
 
-// SetLimits changes the limits; what waits stays.
+// SetLimits changes the limits. Waiting requests stay.
 func (q *Queue) SetLimits(l Limits) {
 	if l.Skip == 0 {
 		l.Skip = DefaultSkip
@@ -181,33 +180,33 @@ func (q *Queue) SetLimits(l Limits) {
 	q.limits = l
 }
 
-// Len is how many requests wait.
+// Len returns the number of waiting requests.
 func (q *Queue) Len() int { return q.nItems }
 
-// Tokens is how many tokens their prompts have.
+// Tokens returns the number of tokens of their prompts.
 func (q *Queue) Tokens() int { return q.nTokens }
 
-// Reason is why a request may not wait.
+// Reason is the reason of a Refusal.
 type Reason uint8
 
-// Why a request may not wait.
+// Reasons.
 const (
-	Full    Reason = iota + 1 // Limits.Requests
-	TooMany                   // Limits.Tokens
-	Late                      // it would wait longer than it can
+	Full    Reason = iota + 1 // Limits.Requests is reached
+	TooMany                   // Limits.Tokens is reached
+	Late                      // it would wait longer than its patience
 )
 
-// Refusal says why a request may not wait.
+// Refusal is the result for a request that may not wait.
 type Refusal struct {
 	Reason Reason
-	// Wait is how long the request would wait, where it is Late, and else until
-	// there is a place for it; 0: not known.
+	// Wait is the predicted wait of a Late request, and otherwise the time until the queue has room;
+	// 0: not known.
 	Wait time.Duration
 }
 
-// Push has a request wait, for at most patience. It is refused if it would wait
-// longer than that, as far as can be told, or if there is no place for it and none
-// can be made. Who had to make a place for it is returned as evicted.
+// Push adds a request that waits for at most patience. It returns a refusal if the predicted wait
+// is longer, or if the queue is full and no other request can be evicted for it. The evicted
+// requests are returned.
 func (q *Queue) Push(now time.Time, i *Item, patience time.Duration) (evicted []*Item, no *Refusal) {
 	i.Tokens = max(1, i.Tokens)
 	if wait, known := q.Predict(now, i.Flow, i.Priority); known && wait > patience {
@@ -241,10 +240,10 @@ func (q *Queue) Push(now time.Time, i *Item, patience time.Duration) (evicted []
 	return victims, nil
 }
 
-// victims are who makes a place for the request.
+// victims returns the requests that have to be evicted for a request.
 func (q *Queue) victims(now time.Time, i *Item) (out []*Item, no *Refusal) {
 	nItems, nTokens := q.nItems, q.nTokens
-	taken := map[*share]int{} // tokens of victims; only looked up
+	taken := map[*share]int{} // tokens of victims; never iterated
 	full := func() bool {
 		return nItems > 0 && (nItems+1 > q.limits.Requests || nTokens+i.Tokens > q.limits.Tokens)
 	}
@@ -265,10 +264,10 @@ func (q *Queue) victims(now time.Time, i *Item) (out []*Item, no *Refusal) {
 	return out, nil
 }
 
-// victim is who makes a place for the request first, past those already taken from
-// the end of each share: in the worst class, if that is worse than the request's,
-// or else in its own, of a flow that holds more there for its weight than the
-// request's would. nil: nobody has to.
+// victim returns the next request to evict for a request, before those already taken from the end
+// of each share. It is of the worst class, if that is worse than the request's. Otherwise it is of
+// the same class, of a flow that holds more for its weight than the request's flow would. nil:
+// there is none.
 func (q *Queue) victim(i *Item, taken map[*share]int) *Item {
 	for n := len(q.classes) - 1; n >= 0; n-- {
 		c := q.classes[n]
@@ -303,7 +302,7 @@ func (q *Queue) victim(i *Item, taken map[*share]int) *Item {
 	return nil
 }
 
-// share finds or makes what a flow has in a class.
+// share returns the share of a flow in a class.
 func (q *Queue) share(f *Flow, priority int32) *share {
 	if f.epoch != q.epoch {
 		f.epoch, f.shares = q.epoch, nil
@@ -321,7 +320,7 @@ func (q *Queue) share(f *Flow, priority int32) *share {
 	return s
 }
 
-// has says that a class has not been forgotten.
+// has reports whether the queue still has a class.
 func (q *Queue) has(c *class) bool {
 	at, found := q.find(c.priority)
 	return found && q.classes[at] == c
@@ -331,7 +330,7 @@ func (q *Queue) find(priority int32) (int, bool) {
 	return slices.BinarySearchFunc(q.classes, priority, func(c *class, p int32) int { return cmp.Compare(c.priority, p) })
 }
 
-// class finds or makes one; where there are too many, one without requests goes.
+// class returns the class of a priority. If there are too many, it drops one without requests.
 func (q *Queue) class(priority int32) *class {
 	at, found := q.find(priority)
 	if found {
@@ -348,8 +347,8 @@ func (q *Queue) class(priority int32) *class {
 	return c
 }
 
-// turn finds the best class with requests, and, of those behind it, the request
-// that has waited longest; nil: there is none.
+// turn returns the best class with requests, and the longest waiting request of the other classes,
+// or nil.
 func (q *Queue) turn() (best *class, oldest *Item) {
 	for _, c := range q.classes {
 		if c.items.Len() == 0 {
@@ -366,7 +365,7 @@ func (q *Queue) turn() (best *class, oldest *Item) {
 	return best, oldest
 }
 
-// Next is whose turn it is; nil: nobody waits.
+// Next returns the request that is admitted next, or nil if none waits.
 func (q *Queue) Next() *Item {
 	best, oldest := q.turn()
 	switch {
@@ -378,7 +377,7 @@ func (q *Queue) Next() *Item {
 	return best.flows[0].head()
 }
 
-// Take gives Next its turn: it waits no more, and its prompt is charged.
+// Take removes Next from the queue and charges its prompt.
 func (q *Queue) Take(now time.Time) *Item {
 	i := q.Next()
 	if i == nil {
@@ -397,25 +396,23 @@ func (q *Queue) Take(now time.Time) *Item {
 	}
 	q.passed = 0
 	s.vt += float64(i.Tokens) / s.flow.weight
-	q.pace.took(now, i.Tokens)
+	q.pace.count(now, i.Tokens)
 	q.Remove(now, i)
 	return i
 }
 
-// NextShorter is a request that may pass Next, of those for which there is room: the
-// first to arrive of the smallest size that has one; nil: none may. It may take room that
-// Next waits for.
+// NextShorter returns a request that fits and may pass Next: the oldest of the smallest size that
+// has one. It may take room for which Next waits. nil: there is none.
 func (q *Queue) NextShorter(fits func(*Item) bool) *Item {
 	return q.shorter(func(next, i *Item) bool { return q.passed+i.Tokens <= PassTokens+next.Tokens && fits(i) })
 }
 
-// NextElsewhere is NextShorter of requests for which there is room that Next does not
-// wait for.
+// NextElsewhere is NextShorter for requests that fit into room for which Next does not wait.
 func (q *Queue) NextElsewhere(fits func(*Item) bool) *Item {
 	return q.shorter(func(_, i *Item) bool { return fits(i) })
 }
 
-// shorter is the first to arrive of the smallest size that has one which may pass next.
+// shorter returns the oldest request of the smallest size whose oldest request may pass next.
 func (q *Queue) shorter(may func(next, i *Item) bool) *Item {
 	next := q.Next()
 	if next == nil {
@@ -430,8 +427,7 @@ func (q *Queue) shorter(may func(next, i *Item) bool) *Item {
 	return nil
 }
 
-// Pass lets a request go that NextShorter returned: it waits no more, and its prompt is
-// charged.
+// Pass removes a request that NextShorter returned, and charges its prompt.
 func (q *Queue) Pass(now time.Time, i *Item) {
 	q.passed += i.Tokens
 	q.PassElsewhere(now, i)
@@ -440,11 +436,11 @@ func (q *Queue) Pass(now time.Time, i *Item) {
 // PassElsewhere is Pass of a request that NextElsewhere returned.
 func (q *Queue) PassElsewhere(now time.Time, i *Item) {
 	i.share.vt += float64(i.Tokens) / i.share.flow.weight
-	q.pace.took(now, i.Tokens)
+	q.pace.count(now, i.Tokens)
 	q.Remove(now, i)
 }
 
-// Remove takes a request out that waits no longer; it may be out already.
+// Remove removes a request, if it is still in the queue.
 func (q *Queue) Remove(now time.Time, i *Item) {
 	if i.share == nil {
 		return
@@ -472,7 +468,7 @@ func (q *Queue) remove(i *Item) {
 		heap.Fix(&s.class.flows, s.at)
 		return
 	}
-	// Its head, by which ties are broken, is gone: it leaves from the end.
+	// The heap compares heads of shares, and this share has none: move it to the end and remove it.
 	h := &s.class.flows
 	last := len(*h) - 1
 	if at := s.at; at != last {
@@ -487,8 +483,8 @@ func (q *Queue) remove(i *Item) {
 	}
 }
 
-// Charge counts tokens that a flow is served at a priority, such as those of its
-// answers; while nobody waits they are free. What is negative is given back.
+// Charge adds tokens that a flow was served at a priority, such as those of its answers; negative
+// ones are refunded. While no request waits, tokens are free.
 func (q *Queue) Charge(f *Flow, priority int32, nTokens int) {
 	if q.nItems == 0 {
 		return
@@ -512,8 +508,8 @@ func (q *Queue) SetWeight(f *Flow, weight float64) {
 	f.weight = weight
 }
 
-// Predict is how long a request that comes now would wait; false: there is no
-// telling yet.
+// Predict returns how long a request that arrives now would wait. It returns false while that is
+// not known.
 func (q *Queue) Predict(now time.Time, f *Flow, priority int32) (time.Duration, bool) {
 	rate, known := q.pace.rate(now)
 	if q.nItems == 0 {
@@ -542,7 +538,7 @@ func (q *Queue) Predict(now time.Time, f *Flow, priority int32) (time.Duration, 
 	return time.Duration(ahead / rate * float64(time.Second)), true
 }
 
-// String says what waits, for logs.
+// String describes the queue for logs.
 func (q *Queue) String() string {
 	return fmt.Sprintf("%d requests with %d tokens in %d priorities", q.nItems, q.nTokens, len(q.classes))
 }

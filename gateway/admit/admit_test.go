@@ -603,7 +603,7 @@ func TestPaceForgets(t *testing.T) {
 	for _, tokens := range []int{10, 100} {
 		for range 120 {
 			now = now.Add(time.Second)
-			p.took(now, tokens)
+			p.count(now, tokens)
 		}
 	}
 	if rate, known := p.rate(now); !known || rate < 90 {

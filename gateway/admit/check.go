@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// ErrBroken is Check's.
-var ErrBroken = errors.New("admit: the queue's accounts do not hold")
+// ErrBroken reports a violation that Check found.
+var ErrBroken = errors.New("admit: invariant violated")
 
-// Check verifies the queue's laws: its sums are those of its requests, every flow
-// that waits is in its class's heap in order and no less advanced than the class,
-// requests of one size are in order of arrival, and the limits hold.
+// Check verifies that the queue's sums are those of its requests, that every flow with requests is
+// in its class's heap in order and not behind the class's virtual time, that requests of one size
+// are in order of arrival, and that the limits hold.
 func (q *Queue) Check() error {
 	nItems, nTokens := 0, 0
 	for n, c := range q.classes {
@@ -32,7 +32,7 @@ func (q *Queue) Check() error {
 	case nItems > 1 && (nItems > q.limits.Requests || nTokens > q.limits.Tokens):
 		return fmt.Errorf("%w: %d requests with %d tokens wait, %d with %d may", ErrBroken, nItems, nTokens, q.limits.Requests, q.limits.Tokens)
 	case nItems == 0 && (len(q.classes) > 0 || !q.pace.since.IsZero()):
-		return fmt.Errorf("%w: nobody waits and %d priorities are remembered", ErrBroken, len(q.classes))
+		return fmt.Errorf("%w: no request waits and %d priorities are kept", ErrBroken, len(q.classes))
 	}
 	return nil
 }

@@ -3,18 +3,18 @@ package admit
 import "time"
 
 const (
-	// minBusy and minTurns are what a prediction needs to have seen.
+	// minBusy and minTurns are the least time and number of turns for a prediction.
 	minBusy  = time.Second
 	minTurns = 8
-	// forget halves what is remembered when it is of so much time, and of enough
-	// turns that there is something to go by afterwards.
+	// forget is the time after which the sums are halved, if half of the turns are enough for a
+	// prediction.
 	forget = 30 * time.Second
 )
 
-// pace measures how fast requests get their turn, in prompt tokens, over the time
-// in which somebody waits: only then is it the fleet that sets it.
+// pace measures how fast requests are admitted, in prompt tokens, over the time in which requests
+// wait: only then does the fleet determine it.
 type pace struct {
-	since  time.Time // up to which busy counts; zero: nobody waits
+	since  time.Time // the end of busy; zero: no request waits
 	busy   time.Duration
 	tokens float64
 	turns  float64
@@ -40,13 +40,13 @@ func (p *pace) advance(now time.Time) {
 	}
 }
 
-func (p *pace) took(now time.Time, nTokens int) {
+func (p *pace) count(now time.Time, nTokens int) {
 	p.advance(now)
 	p.tokens += float64(nTokens)
 	p.turns++
 }
 
-// rate is in tokens per second; false: too little has been seen.
+// rate returns tokens per second, or false if too few turns were counted.
 func (p *pace) rate(now time.Time) (float64, bool) {
 	p.advance(now)
 	if p.busy < minBusy || p.turns < minTurns {
@@ -55,7 +55,7 @@ func (p *pace) rate(now time.Time) (float64, bool) {
 	return p.tokens / p.busy.Seconds(), true
 }
 
-// after is how long so many tokens take; 0: not known.
+// after returns the time that nTokens take; 0: not known.
 func (p *pace) after(now time.Time, nTokens float64) time.Duration {
 	rate, known := p.rate(now)
 	if !known {

@@ -1,11 +1,10 @@
-// Package auth holds the API keys of clients: which are valid, what the owner of each may
-// use, and what it has used.
+// Package auth has the API keys of clients, with the limits and the use of each.
 //
-// Keys come from options, without limits, and from a file that is read again when it
-// changes. Only their hashes are kept, and errors never show a key.
+// Keys come from options, without limits, and from a file that is read again when it changes. Only
+// their hashes are kept, and errors never contain a key.
 //
-// Invariant: a request that LetIn took is counted until Done, also when its key's line in
-// the file has changed or gone meanwhile.
+// Invariant: a request that Acquire accepted is counted until Release, even if its key's line in
+// the file was changed or removed meanwhile.
 package auth
 
 import (
@@ -32,53 +31,53 @@ import (
 
 // Bounds of keys.
 const (
-	retryAfter = 1           // seconds; what refused requests are told
-	filePoll   = time.Second // how often the file is looked at
+	retryAfter = 1           // Retry-After of refused requests, in seconds
+	filePoll   = time.Second // between reads of the file
 	maxFile    = 4 << 20     // bytes: some 30,000 keys
-	burstSecs  = 10          // seconds' worth of tokens that a key may take at once
+	burstSecs  = 10          // seconds of a key's tokens per second that it may use at once
 	minWeight  = 0.001
 	maxWeight  = 1000.0
 )
 
-// ErrFile says what is wrong with a file of keys.
+// ErrFile reports an error in a file of keys.
 var ErrFile = errors.New("gateway: bad file of API keys")
 
-// Key is one API key with what its owner may use and uses. Its methods are nil-safe.
+// Key is one API key with its limits and its use. Its methods accept nil, which has no limits.
 type Key struct {
-	hash   [sha256.Size]byte // comparing hashes takes the same time whatever was sent
+	hash   [sha256.Size]byte // hashes are compared in constant time
 	Name   string            // for logs; empty: none
 	Limits Limits
-	Admin  bool          // may change the gateway itself and see the fleet
+	Admin  bool          // may use the operators' routes
 	tokens *rate.Limiter // nil: no limit
-	use    *use          // outlives a change of the file
+	use    *use          // kept when the file changes
 }
 
 // Limits of a key; 0: none.
 type Limits struct {
 	Concurrency     int     // requests at once
 	TokensPerSecond float64 // of prompts and answers
-	Weight          float64 // of its share, where requests wait
-	Priority        int32   // the best that its requests may have
+	Weight          float64 // of its share while requests wait
+	Priority        int32   // the best priority of its requests
 }
 
 type use struct {
 	running atomic.Int64
-	flow    *admit.Flow // its share of the fleet
+	flow    *admit.Flow // the key's share of the fleet
 }
 
 func newKey(hash [sha256.Size]byte) *Key {
 	return &Key{hash: hash, Limits: Limits{Weight: 1}, use: &use{flow: admit.NewFlow(1)}}
 }
 
-// Keyring is the keys that are valid now; empty: open to all.
+// Keyring has the valid keys. Without keys, all requests are allowed.
 type Keyring struct {
 	now   atomic.Pointer[[]*Key]
 	plain []string
 	path  string // of the file; empty: there is none
-	file  string // what the file said when it was last taken; owned by Watch
+	file  string // the file's text when it was last loaded; owned by Watch
 }
 
-// New takes plain keys, without limits, and those of a file, if any.
+// New returns a keyring of plain keys, without limits, and of a file's keys; file may be empty.
 func New(plain []string, file string) (*Keyring, error) {
 	r := &Keyring{plain: plain, path: file}
 	var keys []*Key
@@ -96,7 +95,8 @@ func New(plain []string, file string) (*Keyring, error) {
 	return r, nil
 }
 
-// withPlain adds the plain keys that a file does not have: its limits hold.
+// withPlain adds the plain keys that are not in the file. For keys in both, the file's limits
+// apply.
 func withPlain(keys []*Key, plain []string) []*Key {
 	for _, p := range plain {
 		hash := sha256.Sum256([]byte(p))
@@ -117,9 +117,9 @@ func readFile(file string) (string, error) {
 	return string(text), nil
 }
 
-// parse reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N]
-// [weight=N] [priority=N] [admin=yes]"; KEY may be sha256:HEX, the hash of one. Empty lines and those that begin with # are
-// nothing. Errors never show a key.
+// parse reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N] [weight=N] [priority=N]
+// [admin=yes]". KEY may be sha256:HEX, the hash of a key. Empty lines and lines that begin with #
+// are skipped. Errors never contain a key.
 func parse(text string) ([]*Key, error) {
 	var keys []*Key
 	seen := map[[sha256.Size]byte]int{}
@@ -187,10 +187,10 @@ func (k *Key) set(field string) error {
 	return nil
 }
 
-// Len is how many keys there are.
+// Len returns the number of keys.
 func (r *Keyring) Len() int { return len(*r.now.Load()) }
 
-// Find is the key of an Authorization header; nil: none is right.
+// Find returns the key of an Authorization header, or nil if it has no valid one.
 func (r *Keyring) Find(header []byte) (found *Key) {
 	const scheme = "bearer "
 	if len(header) < len(scheme) || !strings.EqualFold(string(header[:len(scheme)]), scheme) {
@@ -205,14 +205,13 @@ func (r *Keyring) Find(header []byte) (found *Key) {
 	return found
 }
 
-// Allow says whether a request with that key, nil for none, may come in.
+// Allow reports whether a request with that key, or nil, is allowed.
 func (r *Keyring) Allow(k *Key) bool { return k != nil || r.Len() == 0 }
 
-// Flow is the key's share of the fleet, the same as long as its key is in the file.
+// Flow returns the key's share of the fleet. It stays the same while the key is in the file.
 func (k *Key) Flow() *admit.Flow { return k.use.flow }
 
-// renew takes new keys; those that were there keep what they have used. kept is called
-// with each of them.
+// renew replaces the keys. Keys that stay keep their use; kept is called with each of them.
 func (r *Keyring) renew(keys []*Key, kept func(*Key)) {
 	for _, k := range keys {
 		for _, old := range *r.now.Load() {
@@ -229,9 +228,8 @@ func (r *Keyring) renew(keys []*Key, kept func(*Key)) {
 	r.now.Store(&keys)
 }
 
-// Watch reads the file of keys again when it has changed, until ctx ends. A bad file
-// changes nothing but bad, which is 1 while it is there. kept is called with each new key
-// that was there before.
+// Watch loads the file of keys whenever it has changed, until ctx ends. An invalid file only sets
+// bad to 1, until the file is valid. kept is called with each key that stays.
 func (r *Keyring) Watch(ctx context.Context, log *slog.Logger, bad *metrics.Value, kept func(*Key)) {
 	tick := time.NewTicker(filePoll)
 	defer tick.Stop()
@@ -252,7 +250,7 @@ func (r *Keyring) Watch(ctx context.Context, log *slog.Logger, bad *metrics.Valu
 		}
 		if err != nil {
 			if bad.Get() == 0 {
-				log.Error("the file of API keys is not taken", "file", r.path, "error", err)
+				log.Error("cannot reload API keys", "file", r.path, "error", err)
 			}
 			bad.Set(1)
 			continue
@@ -261,25 +259,25 @@ func (r *Keyring) Watch(ctx context.Context, log *slog.Logger, bad *metrics.Valu
 		keys = withPlain(keys, r.plain)
 		r.renew(keys, kept)
 		bad.Set(0)
-		log.Info("API keys read anew", "file", r.path, "keys", len(keys))
+		log.Info("API keys reloaded", "file", r.path, "keys", len(keys))
 	}
 }
 
-// Refusal says which limit of its key a request is beyond.
+// Refusal reports the limit of its key that a request exceeds.
 type Refusal struct {
-	Limit      string // value of the label of GatewayRefused
+	Limit      string // label of metrics.GatewayRefused
 	RetryAfter int    // seconds
 	Message    string
 }
 
-// LetIn counts a request with so many prompt tokens until Done, or refuses it.
-func (k *Key) LetIn(nTokens int) *Refusal {
+// Acquire counts a request with nTokens prompt tokens until Release, or refuses it.
+func (k *Key) Acquire(nTokens int) *Refusal {
 	if k == nil {
 		return nil
 	}
 	if n, limit := k.use.running.Add(1), k.Limits.Concurrency; limit > 0 && n > int64(limit) {
 		k.use.running.Add(-1)
-		return &Refusal{"concurrency", retryAfter, fmt.Sprintf("this API key has %d requests running, as many as it may", limit)}
+		return &Refusal{"concurrency", retryAfter, fmt.Sprintf("this API key has %d running requests, which is its limit", limit)}
 	}
 	if k.tokens == nil {
 		return nil
@@ -294,8 +292,8 @@ func (k *Key) LetIn(nTokens int) *Refusal {
 	return nil
 }
 
-// charge takes tokens from the key's budget, which may end below zero: what has
-// been admitted is not cut, what comes next waits.
+// charge subtracts tokens from the key's budget. The budget may become negative: running requests
+// continue, and later ones are refused.
 func (k *Key) charge(now time.Time, n int) {
 	for n > 0 && k.tokens != nil {
 		part := min(n, k.tokens.Burst())
@@ -304,8 +302,8 @@ func (k *Key) charge(now time.Time, n int) {
 	}
 }
 
-// Done gives back what a request held, and charges for its answer.
-func (k *Key) Done(nOutput int) {
+// Release ends a request, and charges the tokens of its answer.
+func (k *Key) Release(nOutput int) {
 	if k != nil {
 		k.use.running.Add(-1)
 		k.charge(time.Now(), nOutput)

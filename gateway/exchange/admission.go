@@ -15,80 +15,77 @@ import (
 )
 
 const (
-	// shortTokens is the longest prompt that prefill nodes compute before others for sure,
-	// shortShare the part of the room for prompt tokens, 1/shortShare, that such prompts may
-	// have beside all others.
+	// Prompts of at most shortTokens are computed before others by prefill nodes. Up to
+	// 1/shortShare of the room for prompt tokens is theirs in addition to what others use.
 	shortTokens = 256
 	shortShare  = 8
-	// chargeTokens is after how many tokens of an answer its flow is charged.
+	// chargeTokens is the number of tokens of an answer after which its flow is charged.
 	chargeTokens = 32
 )
 
-// Admission lets requests through to the fleet while it has room for them, and
-// has the others wait here, where their order can still be chosen. While nobody
-// waits that takes a few atomic operations and no lock.
+// Admission admits requests while the fleet has room, and queues the others, whose order it can
+// still choose. While the queue is empty that takes a few atomic operations and no lock.
 type Admission struct {
-	room      atomic.Int64 // requests that may be on nodes
-	tokenRoom atomic.Int64 // prompt tokens that may be there uncomputed
-	running   atomic.Int64 // requests let through and not done, each choice counted
-	tokens    atomic.Int64 // their prompt tokens that are not computed, as far as is known
-	short     atomic.Int64 // of these, tokens of prompts of at most shortTokens
+	room      atomic.Int64 // choices that may run at once
+	tokenRoom atomic.Int64 // prompt tokens that may wait on nodes
+	running   atomic.Int64 // choices that were admitted and have not ended
+	tokens    atomic.Int64 // of their prompts, not yet computed as far as is known
+	short     atomic.Int64 // of these, those of prompts of at most shortTokens
 	waiting   atomic.Int64 // len of q
-	blocks    atomic.Int64 // KV blocks of requests let through whose attempts have not begun
+	blocks    atomic.Int64 // KV blocks of admitted requests without an attempt
 
 	answersMu sync.Mutex
-	answers   route.Answers // of the model
+	answers   route.Answers // lengths of the model's answers
 
-	mu     sync.Mutex // of q and flows' shares in it
+	mu     sync.Mutex // guards q and the flows' shares in it
 	q      *admit.Queue
 	anyone *admit.Flow                 // of requests without a key
-	flows  map[*admit.Flow]*admit.Flow // of those with one, in queues of upstreams' models
+	flows  map[*admit.Flow]*admit.Flow // by the key's own flow; only in queues other than Service.Queue
 }
 
-// waiter is a request that waits.
+// waiter is a queued request.
 type waiter struct {
 	item    admit.Item
 	choices int64
 	tokens  int64
 	room    Room
-	avoid   any           // node; another request waits for its room; set before ready is closed
-	evicted bool          // likewise
-	ready   chan struct{} // closed when it waits no more
+	avoid   any           // node that a request ahead waits for; set before ready is closed
+	evicted bool          // set before ready is closed
+	ready   chan struct{} // closed when the request is admitted or evicted
 }
 
+// NewAdmission returns a queue with unlimited room.
 func NewAdmission(l admit.Limits) *Admission {
 	a := &Admission{q: admit.New(l), anyone: admit.NewFlow(1)}
 	a.SetRoom(math.MaxInt64, math.MaxInt64)
 	return a
 }
 
-// SetRoom takes the fleet's room and fills it.
+// SetRoom sets the fleet's room, and admits what fits.
 func (a *Admission) SetRoom(requests, tokens int64) {
 	a.room.Store(requests)
 	a.tokenRoom.Store(tokens)
 	a.fill()
 }
 
-// Room is what a request asks of the nodes' KV memory. The zero value asks
-// nothing.
+// Room is a request's demand for KV memory. The zero value is no demand.
 type Room struct {
-	Blocks int64 // that it is expected to take
-	// On reports whether a node other than avoid has room next to pending blocks, and, where
-	// none has, which may have it first. Nodes are values that can be compared; nil is none.
+	Blocks int64 // expected
+	// On reports whether a node other than avoid has room in addition to pending blocks. If none
+	// has, most is the node that probably has room first. Nodes are comparable values; nil is none.
 	On func(pending int64, avoid any) (has bool, most any)
 }
 
-// Waiting is the number of requests that wait.
+// Waiting returns the number of queued requests.
 func (a *Admission) Waiting() int64 { return a.waiting.Load() }
 
-// Running is the number of choices that were let through and are not done.
+// Running returns the number of choices that were admitted and have not ended.
 func (a *Admission) Running() int64 { return a.running.Load() }
 
-// Room is the number of choices that the fleet takes at once.
+// Room returns the number of choices that the fleet runs at once.
 func (a *Admission) Room() int64 { return a.room.Load() }
 
-// fits says that there is room for a request of so many prompt tokens, on a node that is not
-// to be avoided.
+// fits reports whether a node other than avoid has room for a request with so many prompt tokens.
 func (a *Admission) fits(tokens int64, kv Room, avoid any) bool {
 	if !a.mayGo(tokens) {
 		return false
@@ -100,15 +97,14 @@ func (a *Admission) fits(tokens int64, kv Room, avoid any) bool {
 	return has
 }
 
-// mayGo says that a request of so many prompt tokens may go as soon as a node has KV memory
-// for it. It may take more than is left of the room for tokens, so that none is too large
-// to ever get through. Long prompts that fill the room do not keep short ones away, which
-// prefill nodes compute first.
+// mayGo reports whether a request with so many prompt tokens lacks at most KV memory. The request
+// may exceed what is left of the room for tokens, so that every prompt is admitted at some time.
+// Long prompts that fill the room do not block short ones, which prefill nodes compute first.
 func (a *Admission) mayGo(tokens int64) bool {
 	return a.running.Load() < a.room.Load() && (a.tokens.Load() < a.tokenRoom.Load() || a.passes(tokens))
 }
 
-// passes says that a prompt is short, and that few short ones are before the nodes.
+// passes reports whether a prompt is short and within the share of short prompts.
 func (a *Admission) passes(tokens int64) bool {
 	return tokens <= shortTokens && a.short.Load()+tokens <= a.tokenRoom.Load()/shortShare
 }
@@ -123,7 +119,7 @@ func (a *Admission) add(prompt, tokens int64) {
 	}
 }
 
-// pass lets a request through if nobody waits and there is room.
+// pass admits a request if the queue is empty and there is room.
 func (a *Admission) pass(choices, tokens int64, kv Room) bool {
 	if a.waiting.Load() > 0 || !a.fits(tokens, kv, nil) {
 		return false
@@ -137,8 +133,7 @@ func (a *Admission) pass(choices, tokens int64, kv Room) bool {
 	return true
 }
 
-// Routed returns the KV blocks of a request that are counted until its attempts
-// begin.
+// Routed releases the KV blocks of a request whose attempts count their own.
 func (a *Admission) Routed(blocks int64) {
 	a.blocks.Add(-blocks)
 	if blocks > 0 && a.waiting.Load() > 0 {
@@ -146,21 +141,21 @@ func (a *Admission) Routed(blocks int64) {
 	}
 }
 
-// Answered counts the length of an answer.
+// Answered records the length of an answer.
 func (a *Admission) Answered(tokens int) {
 	a.answersMu.Lock()
 	defer a.answersMu.Unlock()
 	a.answers.Add(tokens)
 }
 
-// Expect is the length that an answer is expected to have.
+// Expect returns the expected length of an answer of at most maxTokens.
 func (a *Admission) Expect(maxTokens int) int {
 	a.answersMu.Lock()
 	defer a.answersMu.Unlock()
 	return a.answers.Expect(maxTokens)
 }
 
-// Leave tells that choices are done.
+// Leave releases the places of choices that have ended.
 func (a *Admission) Leave(choices int64) {
 	a.running.Add(-choices)
 	if a.waiting.Load() > 0 {
@@ -168,8 +163,7 @@ func (a *Admission) Leave(choices int64) {
 	}
 }
 
-// Computed tells that the tokens of a prompt that was counted are on nobody's list any
-// more.
+// Computed releases the tokens of a prompt that Count added, because they are computed or dropped.
 func (a *Admission) Computed(tokens int64) {
 	a.add(tokens, -tokens)
 	if a.waiting.Load() > 0 {
@@ -177,7 +171,7 @@ func (a *Admission) Computed(tokens int64) {
 	}
 }
 
-// fill lets those through whose turn it is, while there is room.
+// fill admits queued requests while there is room.
 func (a *Admission) fill() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -206,8 +200,8 @@ func (a *Admission) fillLocked(now time.Time) {
 	a.waiting.Store(int64(a.q.Len()))
 }
 
-// waitsFor is the node that will probably have KV memory first for the request whose turn
-// it is; nil: it waits for something else, or for nobody in particular.
+// waitsFor returns the node that probably has KV memory first for the request at the head of the
+// queue; nil: it waits for something else, or for any node.
 func (a *Admission) waitsFor() any {
 	next := a.q.Next()
 	if next == nil {
@@ -226,7 +220,7 @@ func (a *Admission) fitsItem(i *admit.Item) bool {
 	return a.fits(w.tokens, w.room, nil)
 }
 
-// let counts a request whose turn has come.
+// let admits a queued request.
 func (a *Admission) let(i *admit.Item) {
 	w := i.Owner.(*waiter)
 	a.running.Add(w.choices)
@@ -235,7 +229,7 @@ func (a *Admission) let(i *admit.Item) {
 	close(w.ready)
 }
 
-// push has a request wait, for patience at most.
+// push queues a request for at most patience.
 func (a *Admission) push(w *waiter, patience time.Duration) *admit.Refusal {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -246,14 +240,14 @@ func (a *Admission) push(w *waiter, patience time.Duration) *admit.Refusal {
 		v.evicted = true
 		close(v.ready)
 	}
-	// Whoever leaves from here on sees that somebody waits; who left before has
-	// made room, which is looked for now.
+	// Publish the queue's length before filling: a concurrent Leave either sees a waiter or has
+	// already released its places.
 	a.waiting.Store(int64(a.q.Len()))
 	a.fillLocked(now)
 	return no
 }
 
-// withdraw takes a waiter out; false: it waits no more.
+// withdraw removes a waiter. It returns false if the waiter was admitted or evicted before.
 func (a *Admission) withdraw(w *waiter) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -265,7 +259,7 @@ func (a *Admission) withdraw(w *waiter) bool {
 	return true
 }
 
-// charge counts tokens that a flow is served, while somebody waits.
+// charge counts tokens that a flow is served, while the queue is not empty.
 func (a *Admission) charge(f *admit.Flow, priority int32, tokens int) {
 	if f == nil || tokens == 0 || a.waiting.Load() == 0 {
 		return
@@ -275,29 +269,31 @@ func (a *Admission) charge(f *admit.Flow, priority int32, tokens int) {
 	a.q.Charge(f, priority, tokens)
 }
 
+// SetLimits changes the bounds of the queue.
 func (a *Admission) SetLimits(l admit.Limits) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.q.SetLimits(l)
 }
 
+// SetWeight changes a flow's weight.
 func (a *Admission) SetWeight(f *admit.Flow, weight float64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.q.SetWeight(f, weight)
 }
 
-// Queued is what waits.
+// Queued returns the number of queued requests and of their prompt tokens.
 func (a *Admission) Queued() (requests, tokens int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.q.Len(), a.q.Tokens()
 }
 
-// Idle says that nothing is counted.
+// Idle reports whether no request is admitted or queued.
 func (a *Admission) Idle() bool { return a.running.Load() == 0 && a.waiting.Load() == 0 }
 
-// Check verifies the accounts; idle: no request is being answered.
+// Check verifies the counts. idle: no request is in flight.
 func (a *Admission) Check(idle bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -311,74 +307,70 @@ func (a *Admission) Check(idle bool) error {
 	return nil
 }
 
-// Claim is a request that asks for room.
+// Claim is a request's demand for admission, and what it holds after that.
 type Claim struct {
-	Queue    *Admission // nil: nothing is asked
+	Queue    *Admission // nil: none, the request is admitted at once
 	Priority int32
-	Choices  int64
-	Tokens   int64 // of all prompts
-	Room     Room
+	Choices  int64 // that have not ended
+	Tokens   int64 // of all prompts, until attempts count their own
+	Room     Room  // likewise
 
-	flow            *admit.Flow
-	start, deadline time.Time
-	queued          bool            // it waits, or has waited
-	avoid           any             // set by waitForRoom: another request waits for that node
-	gone            <-chan struct{} // the client has gone; nil: nobody looks
+	served int  // tokens that are not charged to the key's flow yet
+	queued bool // the request waits or has waited
+	avoid  any  // node that a request ahead waits for; nil: none
 }
 
-// waitForRoom has a claim wait for its turn. cause is of metrics.StreamAborts,
-// where something other than a limit ended that.
-func (s *Service) waitForRoom(c *Claim) (fault *openai.Error, cause string) {
+// waitForRoom waits for the claim's turn. The error is the reason why the request is refused.
+func (x *Exchange) waitForRoom(c *Claim) *openai.Error {
 	a := c.Queue
 	w := &waiter{choices: c.Choices, tokens: c.Tokens, room: c.Room, ready: make(chan struct{})}
-	w.item = admit.Item{Flow: c.flow, Priority: c.Priority, Tokens: int(c.Tokens), Owner: w}
+	w.item = admit.Item{Flow: x.flow(a), Priority: c.Priority, Tokens: int(c.Tokens), Owner: w}
 	began := time.Now()
-	patience := min(s.Limits().QueueTimeout, c.deadline.Sub(began))
+	patience := min(x.S.Limits().QueueTimeout, x.Deadline.Sub(began))
 	if no := a.push(w, patience); no != nil {
-		return s.noPlace(c, no, patience), ""
+		return x.S.noPlace(c, no, patience)
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	if fault, cause = s.turnOf(c, w, timer.C, patience); fault == nil {
-		c.avoid = w.avoid
-	}
-	if fault != nil && !a.withdraw(w) && !w.evicted { // its turn came in the same moment
+	fault := x.turnOf(c, w, timer.C, patience)
+	if fault == nil {
+		c.queued, c.avoid = true, w.avoid
+	} else if !a.withdraw(w) && !w.evicted { // its turn came in the same moment
 		a.Computed(c.Tokens)
 		a.Routed(c.Room.Blocks)
 		a.Leave(c.Choices)
 	}
-	s.Meters.QueueTime.Observe(time.Since(began).Seconds())
-	return fault, cause
+	x.S.Meters.QueueTime.Observe(time.Since(began).Seconds())
+	return fault
 }
 
-// turnOf waits for a claim's turn, or for the end of its patience.
-func (s *Service) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience time.Duration) (fault *openai.Error, cause string) {
+// turnOf waits until a claim is admitted or evicted, its client has gone, or its patience is over.
+func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience time.Duration) *openai.Error {
+	var gone <-chan struct{}
+	if x.Watch != nil {
+		gone = x.Watch.Gone
+	}
 	select {
 	case <-w.ready:
 		if w.evicted {
-			s.Refused("evicted")
-			return openai.TooMany(c.retryAfter(), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it"), ""
+			x.S.Refused("evicted")
+			return openai.TooMany(c.Queue.retryAfter(&w.item), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it")
 		}
-		return nil, ""
-	case <-c.gone:
-		return ErrGone, CauseClientGone
-	case <-s.Cut:
-		return errShutdown, CauseShutdown
+		return nil
+	case <-gone:
+		return x.CutOff(CauseClientGone)
+	case <-x.S.Cut:
+		return x.CutOff(CauseShutdown)
 	case <-over:
-		if !time.Now().Before(c.deadline) {
-			return tooLate(c.start, c.deadline), CauseDeadline
+		if !time.Now().Before(x.Deadline) {
+			return x.CutOff(CauseDeadline)
 		}
-		s.Refused("timeout")
-		return openai.TooMany(c.retryAfter(), "the fleet had no room for this request within %v", patience.Round(time.Millisecond)), ""
+		x.S.Refused("timeout")
+		return openai.TooMany(c.Queue.retryAfter(&w.item), "the fleet had no room for this request within %v", patience.Round(time.Millisecond))
 	}
 }
 
-// tooLate is the end of a request whose deadline has passed.
-func tooLate(start, deadline time.Time) *openai.Error {
-	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", deadline.Sub(start))}
-}
-
-// noPlace is what a request is told that may not wait.
+// noPlace returns the answer to a request that may not queue.
 func (s *Service) noPlace(c *Claim, no *admit.Refusal, patience time.Duration) *openai.Error {
 	switch no.Reason {
 	case admit.Late:
@@ -395,29 +387,55 @@ func (s *Service) noPlace(c *Claim, no *admit.Refusal, patience time.Duration) *
 	return openai.TooMany(seconds(no.Wait), "%d requests wait for the fleet, as many as may", requests)
 }
 
-// RetryAfter is in how many seconds a request like this one would have its turn
-// at once, as far as can be told.
-func (c *Claim) retryAfter() int {
-	c.Queue.mu.Lock()
-	defer c.Queue.mu.Unlock()
-	wait, _ := c.Queue.q.Predict(time.Now(), c.flow, c.Priority)
+// retryAfter returns the predicted seconds after which a request like this one would be admitted at
+// once.
+func (a *Admission) retryAfter(i *admit.Item) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	wait, _ := a.q.Predict(time.Now(), i.Flow, i.Priority)
 	return seconds(wait)
 }
 
-// maxRetryAfter is the longest time that a client is told to stay away.
+// maxRetryAfter bounds the Retry-After of answers.
 const maxRetryAfter = time.Hour
 
-// seconds is a time to wait as Retry-After has it.
+// seconds rounds a wait up to a Retry-After.
 func seconds(d time.Duration) int {
 	d = min(max(d, RetryAfter*time.Second), maxRetryAfter)
 	return int(math.Ceil(d.Seconds()))
 }
 
-// refused counts a refusal.
+// Refused counts a refusal because of a limit.
 func (s *Service) Refused(limit string) { s.Meters.Set.Counter(metrics.GatewayRefused, limit).Inc() }
 
-// flowOf is whom a key's requests are charged to in a queue that is not the native
-// nodes': flows belong to one queue.
+// QueueOf returns the queue of key. It makes the queue, with room for so many requests, if there is
+// none.
+func (s *Service) QueueOf(key any, room int64) *Admission {
+	if a, ok := s.queues.Load(key); ok {
+		return a.(*Admission)
+	}
+	a := NewAdmission(s.queueLimits())
+	a.SetRoom(room, math.MaxInt64)
+	first, _ := s.queues.LoadOrStore(key, a)
+	return first.(*Admission)
+}
+
+// DropQueue removes the queue of key.
+func (s *Service) DropQueue(key any) { s.queues.Delete(key) }
+
+// EachQueue calls f with each queue and its key. The key of Service.Queue is nil.
+func (s *Service) EachQueue(f func(key any, a *Admission)) {
+	if s.Queue != nil {
+		f(nil, s.Queue)
+	}
+	s.queues.Range(func(key, a any) bool {
+		f(key, a.(*Admission))
+		return true
+	})
+}
+
+// flowOf returns the flow of a key in a queue other than Service.Queue, because a flow belongs to
+// one queue.
 func (a *Admission) flowOf(k *auth.Key) *admit.Flow {
 	if k == nil {
 		return a.anyone
@@ -429,7 +447,7 @@ func (a *Admission) flowOf(k *auth.Key) *admit.Flow {
 	}
 	f := a.flows[k.Flow()]
 	if f == nil {
-		if len(a.flows) >= maxFlows && a.q.Len() == 0 { // of keys that may be gone
+		if len(a.flows) >= maxFlows && a.q.Len() == 0 {
 			clear(a.flows)
 		}
 		f = admit.NewFlow(k.Limits.Weight)
@@ -439,5 +457,5 @@ func (a *Admission) flowOf(k *auth.Key) *admit.Flow {
 	return f
 }
 
-// maxFlows is from how many keys on those that do not wait are forgotten.
+// maxFlows is the number of flows beyond which those of an empty queue are dropped.
 const maxFlows = 64 << 10

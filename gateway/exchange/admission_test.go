@@ -204,9 +204,10 @@ func TestLateRequestsAreRefused(t *testing.T) {
 		}
 	}
 	now := time.Now()
-	fault, cause := s.waitForRoom(&Claim{Queue: a, Choices: 1, Tokens: 1, flow: a.anyone, start: now, deadline: now.Add(2 * time.Second)})
-	if fault == nil || fault.Status != 429 || fault.RetryAfter < 2 || cause != "" || !strings.Contains(fault.Message, "and may wait 2s") {
-		t.Fatalf("%+v, %q", fault, cause)
+	x := &Exchange{S: s, Start: now, Deadline: now.Add(2 * time.Second)}
+	fault := x.waitForRoom(&Claim{Queue: a, Choices: 1, Tokens: 1})
+	if fault == nil || fault.Status != 429 || fault.RetryAfter < 2 || x.Cause != "" || !strings.Contains(fault.Message, "and may wait 2s") {
+		t.Fatalf("%+v, %q", fault, x.Cause)
 	}
 	refused := func(limit string) float64 { return set.Counter(metrics.GatewayRefused, limit).Get() }
 	if n := refused("late"); n != 1 {

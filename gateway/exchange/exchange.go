@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"runtime/debug"
 	"time"
@@ -17,86 +18,75 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// Backend answers one request. It embeds an Exchange, which calls its methods in the order
-// in which they stand here, each at most once; the last three in any case.
+// Backend answers one request. It embeds an Exchange, which calls the methods in the order below,
+// each at most once, and the last three in any case.
 type Backend interface {
 	Base() *Exchange
-	// Prepare reads the request. Of what it takes only the key's place (LetIn) outlives it.
+	// Prepare reads the request. Of what it acquires, only the place of the key (LetIn) outlives an
+	// error.
 	Prepare() *openai.Error
-	// Claim says what the request asks of which queue; without a queue nothing is asked.
+	// Claim returns what the request asks of an admission queue. Without a queue the request is
+	// admitted at once.
 	Claim() (Claim, *openai.Error)
-	// Run makes attempts until the answer has begun: all of it is there, or the first part
-	// of a stream is.
+	// Run makes attempts until the whole answer is there, or the first part of a stream.
 	Run() *openai.Error
-	// Respond gives the response. If it streams, its body's Close calls CloseBody.
+	// Respond sets the response. If it streams, Close of its body calls CloseBody.
 	Respond() (streams bool)
 
-	// ClientGone is called from another goroutine when a watched client has gone, up to the
-	// end of Stop.
+	// ClientGone is called from another goroutine when a watched client has closed its connection,
+	// until Stop returns.
 	ClientGone()
-	// Stop ends the attempts that still run, and counts how the answers ended.
+	// Stop cancels the attempts that still run, and counts how the answers ended.
 	Stop()
-	// Ending says what came of the request, after Stop.
+	// Ending returns the result of the request, after Stop.
 	Ending() Ending
-	// Free gives back memory; the backend is not used after it.
+	// Free returns memory to its pools. The backend is not used after it.
 	Free()
 }
 
-// Exchange is one request from its head to its end, whoever answers it. The goroutine of
-// its client's connection owns it.
+// Exchange is one request from its head to its end, with any backend. The goroutine of the client's
+// connection owns it.
 type Exchange struct {
 	S        *Service
 	Ctx      *fasthttp.RequestCtx
-	Path     string // where it was asked
+	Path     string // as requested
 	On       openai.Endpoint
 	ID       []byte     // of the request
-	Hints    RouteHints // how a node or server is chosen
+	Hints    RouteHints // for the choice of a node or server
 	Start    time.Time
 	Deadline time.Time
 	Span     span
-	Watch    *httpserver.Watch // on the client; nil: it is not watched
+	Watch    *httpserver.Watch // of the client's connection; nil: it is not watched
 	Admitted bool
-	Cause    string // of metrics.StreamAborts, when it did not end well
+	Cause    string // of metrics.StreamAborts; empty: the request ended well
 	Status   int    // of the answer; 0: 200
 
 	b      Backend
-	key    *auth.Key // of the client; nil: there are none, or it was not let in
-	slot   slot
+	key    *auth.Key // of the client; nil: there are no keys, or none was admitted
+	claim  Claim     // what the request holds of its queue; zero: nothing
 	closed bool
 }
 
-// slot is a request's place among those that an admission queue has let through.
-type slot struct {
-	a        *Admission // nil: none is held
-	priority int32
-	choices  int64 // not given back
-	tokens   int64 // of all prompts, counted until its attempts count their own
-	blocks   int64 // KV blocks, likewise
-	owed     int   // tokens served and not charged to the key's flow
-	queued   bool  // it has waited for its turn
-	avoid    any   // node that another request waits for, which it has passed; nil: none
-}
-
-// Ending is what came of a request, for its span and its log line.
+// Ending is the result of a request, for its span and its log line.
 type Ending struct {
-	Model     string // empty: it was not found
-	Node      string // that answered, or was asked last; empty: the request reached none
-	Finish    string // why its last choice ended; empty: none did
+	Model     string // empty: not found
+	Node      string // that answered, or was tried last; empty: none was
+	Finish    string // of the last choice that finished; empty: none did
 	Prompt    int    // tokens; 0: not known
-	Cached    int    // of them
+	Cached    int    // tokens of the prompt
 	Output    int
 	Choices   int
 	MaxTokens int // of each choice; 0: not known
 	Stream    bool
 	First     time.Time // token
-	Text      string    // of the prompt, as much as is to be logged
-	Unserved  int       // prompt tokens that the key was charged for and nothing was served for
+	Text      string    // of the prompt, clipped for the log
+	Unserved  int       // prompt tokens that the key was charged for although it got no answer
 }
 
-// Base is x itself: what embeds it implements this method of Backend.
+// Base returns x. Types that embed an Exchange get this method of Backend from it.
 func (x *Exchange) Base() *Exchange { return x }
 
-// Answer has b answer the request.
+// Answer lets b answer the request.
 func (s *Service) Answer(ctx *fasthttp.RequestCtx, path string, on openai.Endpoint, b Backend) {
 	x := b.Base()
 	x.S, x.b, x.Ctx, x.Path, x.On, x.Start = s, b, ctx, path, on, time.Now()
@@ -129,7 +119,7 @@ func (s *Service) Answer(ctx *fasthttp.RequestCtx, path string, on openai.Endpoi
 	streams = b.Respond()
 }
 
-// Enter counts a request as being answered, if there is room for it.
+// Enter counts a request in flight, or refuses it because the limit is reached.
 func (s *Service) Enter() *openai.Error {
 	if n := s.InFlight.Add(1); n > int64(s.Limits().MaxInFlight) {
 		s.InFlight.Add(-1)
@@ -139,7 +129,7 @@ func (s *Service) Enter() *openai.Error {
 	return nil
 }
 
-// ReadHeaders reads how the request is routed and how long it may take.
+// ReadHeaders reads the routing hints and the timeout of the request.
 func (x *Exchange) ReadHeaders() (fault *openai.Error) {
 	if x.Hints, fault = x.S.Routing(&x.Ctx.Request.Header); fault != nil {
 		return fault
@@ -149,10 +139,10 @@ func (x *Exchange) ReadHeaders() (fault *openai.Error) {
 	return fault
 }
 
-// LetIn takes a place of the client's key for a request with so many prompt tokens.
+// LetIn takes a place of the client's key for a request with nTokens prompt tokens.
 func (x *Exchange) LetIn(nTokens int) *openai.Error {
 	k := x.S.KeyOf(x.Ctx)
-	if no := k.LetIn(nTokens); no != nil {
+	if no := k.Acquire(nTokens); no != nil {
 		x.S.Refused(no.Limit)
 		return openai.TooMany(no.RetryAfter, "%s", no.Message)
 	}
@@ -160,7 +150,8 @@ func (x *Exchange) LetIn(nTokens int) *openai.Error {
 	return nil
 }
 
-// Priority is that of a request which asks for one: a key has a best one.
+// Priority returns the priority that is asked for, or the best one of the client's key if that is
+// lower.
 func (x *Exchange) Priority(asked int32) int32 {
 	if x.key == nil {
 		return asked
@@ -168,44 +159,31 @@ func (x *Exchange) Priority(asked int32) int32 {
 	return max(asked, x.key.Limits.Priority)
 }
 
-// WatchClient has the connection watched for its client's end, if nothing watches it yet.
+// WatchClient starts watching the client's connection, unless it is watched already.
 func (x *Exchange) WatchClient() {
 	if c, ok := x.Ctx.Conn().(*httpserver.Conn); ok && x.Watch == nil {
 		x.Watch = c.Watch(x.b)
 	}
 }
 
-// admit waits until the queue that the request asks has room for it. The error says why
-// it is turned away.
+// admit waits until the queue of the request's claim has room. The error is the reason why the
+// request is refused.
 func (x *Exchange) admit() *openai.Error {
 	c, fault := x.b.Claim()
 	if fault != nil {
 		return fault
 	}
-	x.Admitted = c.Queue == nil || c.Queue.pass(c.Choices, c.Tokens, c.Room)
-	if !x.Admitted {
+	if c.Queue != nil && !c.Queue.pass(c.Choices, c.Tokens, c.Room) {
 		x.WatchClient()
-		if fault := x.queue(&c); fault != nil {
+		if fault := x.waitForRoom(&c); fault != nil {
 			return fault
 		}
-		x.Admitted = true
 	}
-	x.slot = slot{a: c.Queue, priority: c.Priority, choices: c.Choices, tokens: c.Tokens, blocks: c.Room.Blocks, queued: c.queued, avoid: c.avoid}
+	x.Admitted, x.claim = true, c
 	return nil
 }
 
-// queue has a claim wait for its turn.
-func (x *Exchange) queue(c *Claim) *openai.Error {
-	c.flow, c.start, c.deadline, c.queued = x.flow(c.Queue), x.Start, x.Deadline, true
-	if x.Watch != nil {
-		c.gone = x.Watch.Gone
-	}
-	fault, cause := x.S.waitForRoom(c)
-	x.Cause = cause
-	return fault
-}
-
-// flow is charged for the request's tokens in a queue.
+// flow returns the flow that is charged for the request's tokens in a queue.
 func (x *Exchange) flow(a *Admission) *admit.Flow {
 	if x.key != nil && a == x.S.Queue {
 		return x.key.Flow()
@@ -213,29 +191,39 @@ func (x *Exchange) flow(a *Admission) *admit.Flow {
 	return a.flowOf(x.key)
 }
 
-// Attempted gives back the tokens and blocks that were counted before the request's
-// attempts counted theirs.
+// Attempted releases the tokens and blocks that were counted for the request until its attempts
+// count their own.
 func (x *Exchange) Attempted() {
-	if s := &x.slot; s.tokens > 0 {
-		s.a.Computed(s.tokens)
-		s.a.Routed(s.blocks)
-		s.tokens, s.blocks = 0, 0
+	if c := &x.claim; c.Tokens > 0 {
+		c.Queue.Computed(c.Tokens)
+		c.Queue.Routed(c.Room.Blocks)
+		c.Tokens, c.Room = 0, Room{}
 	}
 }
 
-// Avoid is the node that another request waits for, which this one has passed; nil: none.
-func (x *Exchange) Avoid() any { return x.slot.avoid }
+// Avoid returns the node that a request ahead of this one waits for; nil: none.
+func (x *Exchange) Avoid() any { return x.claim.avoid }
 
-// AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or
-// "upstream".
+// Begin counts an attempt of c that is about to be sent to a node, and starts its span.
+func Begin[N comparable](x *Exchange, c *fsm.Choice[N], node string, at time.Time) trace.Span {
+	number := c.Begin()
+	x.S.Meters.Attempts.Inc()
+	s := x.Span.Child("attempt", trace.Client, at)
+	if s.On() {
+		s.Set(trace.Peer.String(node), trace.Attempt.Int(int(number)))
+	}
+	return s
+}
+
+// AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or "upstream".
 func (x *Exchange) AttemptFailed(f *Failure, s *trace.Span, who, name string) {
 	FailSpan(s, f)
 	x.S.Meters.Set.Counter(metrics.GatewayAttemptFailures, f.Kind).Inc()
 	x.S.Log.Warn("attempt failed", "request", string(x.ID), who, name, "error", f.Err)
 }
 
-// Next says what follows a failed attempt of c at node, within the limits of attempts and
-// the budget of retries of all requests.
+// Next returns what follows a failed attempt of c at node, within the limits of attempts and the
+// retry budget of all requests.
 func Next[N comparable](x *Exchange, c *fsm.Choice[N], node N, f *Failure) fsm.Action {
 	a := c.Failed(node, f.Failure, time.Now(), x.S.ChoiceLimits())
 	if a == fsm.Retry && !x.S.Budget.Allow() {
@@ -244,13 +232,29 @@ func Next[N comparable](x *Exchange, c *fsm.Choice[N], node N, f *Failure) fsm.A
 	return a
 }
 
-// ChoiceLimits bound a choice's attempts.
+// NoAttempt returns the answer to a request of which a choice cannot be attempted again. f is the
+// failure of the last attempt; nil: no server of the kind who was available. started reports that
+// the choice has tokens.
+func (x *Exchange) NoAttempt(f *Failure, who, model string, started bool) *openai.Error {
+	switch {
+	case f != nil && f.Late: // the node's timer was first
+		x.Cause = CauseDeadline
+	case started:
+		x.Cause = CauseUpstream
+	}
+	if f == nil {
+		return openai.Unavailable(RetryAfter, "no %s is available for model %q", who, openai.Clip(model, 200))
+	}
+	return f.Fault()
+}
+
+// ChoiceLimits returns the bounds of a choice's attempts.
 func (s *Service) ChoiceLimits() fsm.Limits {
 	l := s.Limits()
 	return fsm.Limits{MaxAttempts: l.MaxAttempts, ResumeTimeout: l.ResumeTimeout}
 }
 
-// Causes of ends, of metrics.StreamAborts.
+// Causes of aborted requests, of metrics.StreamAborts.
 const (
 	CauseClientGone = "client_gone"
 	CauseSlowClient = "slow_client"
@@ -259,7 +263,7 @@ const (
 	CauseUpstream   = "upstream"
 )
 
-// CutOff ends the request for a cause that is not its backend's.
+// CutOff records a cause that is not the backend's, and returns the answer for it.
 func (x *Exchange) CutOff(cause string) *openai.Error {
 	switch x.Cause = cause; cause {
 	case CauseClientGone:
@@ -267,18 +271,18 @@ func (x *Exchange) CutOff(cause string) *openai.Error {
 	case CauseShutdown:
 		return errShutdown
 	}
-	return tooLate(x.Start, x.Deadline)
+	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", x.Deadline.Sub(x.Start))}
 }
 
-// Unread reports whether nobody reads the answer.
+// Unread reports whether the client no longer reads the answer.
 func (x *Exchange) Unread() bool { return x.Cause == CauseClientGone || x.Cause == CauseSlowClient }
 
-// Timing is when the first and the last tokens of an answer came; zero: none has.
+// Timing is when the first and the last tokens of an answer arrived; zero: none has.
 type Timing struct{ First, Last time.Time }
 
-// Came counts n tokens of an answer that came at once, and reports whether they are its
+// CountTokens counts n tokens of an answer that arrived together, and reports whether they are its
 // first.
-func (x *Exchange) Came(t *Timing, n int, at time.Time) (first bool) {
+func (x *Exchange) CountTokens(t *Timing, n int, at time.Time) (first bool) {
 	m := &x.S.Meters
 	m.Tokens.Add(float64(n))
 	if first = t.First.IsZero(); first {
@@ -288,13 +292,12 @@ func (x *Exchange) Came(t *Timing, n int, at time.Time) (first bool) {
 		m.InterToken.Observe(at.Sub(t.Last).Seconds())
 	}
 	t.Last = at
-	x.served(n)
+	x.charged(n)
 	return first
 }
 
-// Whole counts an answer that came to its end; -1: it is not known how many tokens the
-// prompt, or the answer, has.
-func (x *Exchange) Whole(t *Timing, prompt, output int) {
+// CountAnswer counts an answer that is complete. A negative number of tokens is not known.
+func (x *Exchange) CountAnswer(t *Timing, prompt, output int) {
 	m := &x.S.Meters
 	m.E2E.Observe(time.Since(x.Start).Seconds())
 	if prompt >= 0 {
@@ -313,14 +316,14 @@ func (x *Exchange) Whole(t *Timing, prompt, output int) {
 	}
 }
 
-// Finished counts n answers that ended for a reason.
-func (x *Exchange) Finished(reason string, n int) {
+// CountFinished counts n answers that ended for a reason.
+func (x *Exchange) CountFinished(reason string, n int) {
 	if n > 0 {
 		x.S.Meters.Set.Counter(metrics.RequestSuccess, reason).Add(float64(n))
 	}
 }
 
-// Broken is the reason of an answer that did not come to its end.
+// Broken returns the finish reason of an answer that is not complete.
 func (x *Exchange) Broken() string {
 	if x.Unread() {
 		return metrics.ReasonAbort
@@ -328,52 +331,53 @@ func (x *Exchange) Broken() string {
 	return metrics.ReasonError
 }
 
-// served charges the key for tokens of an answer.
-func (x *Exchange) served(tokens int) {
-	if x.key == nil || x.slot.a == nil {
+// charged charges the key for tokens of an answer, some at a time.
+func (x *Exchange) charged(tokens int) {
+	c := &x.claim
+	if x.key == nil || c.Queue == nil {
 		return
 	}
-	if x.slot.owed += tokens; x.slot.owed >= chargeTokens {
-		x.charge(x.slot.owed)
+	if c.served += tokens; c.served >= chargeTokens {
+		x.charge(c.served)
 	}
 }
 
-// charge counts tokens that the key was served; negative ones are given back.
+// charge counts tokens that the key was served. Negative tokens are given back.
 func (x *Exchange) charge(tokens int) {
-	s := &x.slot
-	if s.owed = 0; tokens != 0 && s.a.waiting.Load() > 0 {
-		s.a.charge(x.flow(s.a), s.priority, tokens)
+	c := &x.claim
+	if c.served = 0; tokens != 0 && c.Queue.Waiting() > 0 {
+		c.Queue.charge(x.flow(c.Queue), c.Priority, tokens)
 	}
 }
 
-// Release gives back the place of one choice, which has ended.
+// Release returns the place of one choice, which has ended, to the queue.
 func (x *Exchange) Release() {
-	if s := &x.slot; s.choices > 0 {
-		s.choices--
-		s.a.Leave(1)
+	if c := &x.claim; c.Choices > 0 {
+		c.Choices--
+		c.Queue.Leave(1)
 	}
 }
 
-// depart ends what the request has with its queue.
+// depart returns to the queue all that the request holds of it.
 func (x *Exchange) depart(unserved int) {
-	s := &x.slot
-	if s.a == nil {
+	c := &x.claim
+	if c.Queue == nil {
 		return
 	}
 	x.Attempted()
 	if x.key != nil {
-		if x.charge(s.owed); s.queued {
+		if x.charge(c.served); c.queued {
 			x.charge(-unserved)
 		}
 	}
-	if s.choices > 0 {
-		s.a.Leave(s.choices)
+	if c.Choices > 0 {
+		c.Queue.Leave(c.Choices)
 	}
-	*s = slot{}
+	*c = Claim{}
 }
 
-// close ends the request: attempts that still run are cancelled, and the connection is the
-// server's again.
+// close ends the request. It cancels attempts that still run and returns the connection to the
+// server.
 func (x *Exchange) close() {
 	if x.closed {
 		return
@@ -393,13 +397,13 @@ func (x *Exchange) close() {
 	if x.Cause != "" {
 		x.S.Meters.Set.Counter(metrics.GatewayStreamsAborted, x.Cause).Inc()
 	}
-	x.key.Done(e.Output)
+	x.key.Release(e.Output)
 	x.S.InFlight.Add(-1)
 	x.b.Free()
 }
 
-// CloseBody ends the request of a streamed answer. err is why its body could not be
-// written to its end, or nil; ended says that the body had come to its end, or was cut.
+// CloseBody ends the request of a streamed answer. err is why its body could not be written
+// completely; nil: it was. ended reports that the body was complete or had been cut before.
 func (x *Exchange) CloseBody(err error, ended bool) {
 	if x.closed {
 		return
@@ -419,15 +423,16 @@ func (x *Exchange) CloseBody(err error, ended bool) {
 	s.Count(path, status)
 }
 
-// Caught turns a panic while a streamed answer is read into its cut. It is deferred.
-func (x *Exchange) Caught(n *int, err *error) {
+// RecoverRead turns a panic in the Read of a streamed answer into a cut answer. It must be
+// deferred.
+func (x *Exchange) RecoverRead(n *int, err *error) {
 	if r := recover(); r != nil {
 		x.S.Log.Error("panic while streaming", "request", string(x.ID), "panic", r, "stack", string(debug.Stack()))
 		*n, *err = 0, ErrCut
 	}
 }
 
-// log tells of the request's end, where requests are logged.
+// log writes the line of the request's end, if requests are logged.
 func (x *Exchange) log(e *Ending) {
 	if !x.S.LogRequests {
 		return
@@ -458,7 +463,7 @@ func (x *Exchange) log(e *Ending) {
 	x.S.Log.Info("request ended", attrs...)
 }
 
-// LogRefusal is log of a request that reached no node.
+// LogRefusal writes the log line of a request that reached no node, if requests are logged.
 func (s *Service) LogRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
 	if !s.LogRequests {
 		return
@@ -471,13 +476,13 @@ func (s *Service) LogRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
 	s.Log.Info("request refused", attrs...)
 }
 
-// Why requests are cut.
+// Answers to requests that are cut.
 var (
 	ErrGone     = &openai.Error{Status: 499, Type: "ClientClosedRequest", Message: "the client closed the connection"}
 	errShutdown = &openai.Error{Status: 503, Type: openai.TypeUnavailable, RetryAfter: RetryAfter,
 		Message: "the gateway is shutting down: send the request again"}
 )
 
-// ErrCut ends a body without its last chunk: the server then closes the
-// connection, and the client sees that the answer is not whole.
+// ErrCut ends a body without its last chunk. The server then aborts the connection, so that the
+// client sees that the answer is not complete.
 var ErrCut = errors.New("gateway: answer cut")

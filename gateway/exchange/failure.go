@@ -5,20 +5,20 @@ import (
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 )
 
-// Failure is the error of one attempt, which its backend has classified.
+// Failure is the error of one attempt. The backend classifies it once.
 type Failure struct {
 	Err  error
-	Kind string // value of the label code of GatewayAttemptFailures
+	Kind string // label code of GatewayAttemptFailures
 
 	fsm.Failure
 	Late bool // the request's deadline has passed
 
-	Status  int    // of the answer to the client, where no other attempt follows
-	Prefix  string // of its message
-	Message string // the rest, without a bound on its length
+	Status  int    // of the answer to the client, if no other attempt follows
+	Prefix  string // of the answer's message
+	Message string // the rest of it, of any length
 }
 
-// Fault is the answer to a client whose request has no further attempt.
+// Fault returns the answer to a client whose request has no further attempt.
 func (f *Failure) Fault() *openai.Error {
 	message := f.Prefix + openai.Clip(f.Message, 300)
 	switch f.Status {

@@ -3,6 +3,7 @@ package exchange
 import (
 	"bytes"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
@@ -14,20 +15,32 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// Headers by which a request says how it is to be routed.
+// Headers with routing hints.
 const (
 	PolicyHeader  = "X-Tandem-Policy"
 	sessionHeader = "X-Session-Id"
 )
 
-// RouteHints say how a request is routed.
+// RouteHints are the routing hints of a request.
 type RouteHints struct {
 	Policy  route.Policy
-	Session kvcache.Hash // of its session's name; 0: none
-	Turn    uint64       // grows with each request
+	Session kvcache.Hash // of the session's name; 0: none
+	Turn    uint64       // number of the request in this gateway
 }
 
-// Routing reads how a request is to be routed.
+// Request returns the router's input for a prompt with a key.
+func (h *RouteHints) Request(key kvcache.Hash) route.Request {
+	r := route.Request{Policy: h.Policy, Key: key, Turn: h.Turn}
+	switch {
+	case h.Policy == route.Session && h.Session != 0:
+		r.Key = h.Session
+	case h.Policy == route.PowerOfTwo:
+		r.Draw = rand.Uint64()
+	}
+	return r
+}
+
+// Routing reads the routing hints of a request.
 func (s *Service) Routing(h *fasthttp.RequestHeader) (RouteHints, *openai.Error) {
 	b := RouteHints{Policy: s.Policy, Turn: s.turn.Add(1)}
 	if name := h.Peek(PolicyHeader); len(name) > 0 {
@@ -43,11 +56,10 @@ func (s *Service) Routing(h *fasthttp.RequestHeader) (RouteHints, *openai.Error)
 	return b, nil
 }
 
-// timeoutHeader says how long a client gives its whole request, in seconds or as
-// in 1m30s.
+// timeoutHeader is the client's limit for the whole request, in seconds or in the form 1m30s.
 const timeoutHeader = "X-Tandem-Timeout"
 
-// timeout is how long a request may take.
+// timeout returns how long a request may take.
 func (s *Service) timeout(h *fasthttp.RequestHeader) (time.Duration, *openai.Error) {
 	given := h.Peek(timeoutHeader)
 	if len(given) == 0 {
@@ -63,12 +75,12 @@ func (s *Service) timeout(h *fasthttp.RequestHeader) (time.Duration, *openai.Err
 	return min(d, s.Limits().RequestTimeout), nil
 }
 
-// maxTimeout keeps a header's number within what a duration holds.
+// maxTimeout keeps a header's number within the range of a duration.
 const maxTimeout = 365 * 24 * time.Hour
 
-// CheckJSON refuses a body that says that it is not JSON. Besides being clearer
-// than a complaint about its syntax, that keeps web pages from posting to a
-// gateway on the reader's machine: a browser asks before it sends JSON.
+// CheckJSON refuses a body whose Content-Type is not JSON. Besides giving a clearer error than the
+// parser, this keeps web pages from posting to a gateway on the reader's machine, because browsers
+// send a preflight before they send JSON.
 func CheckJSON(h *fasthttp.RequestHeader) *openai.Error {
 	refuse := func(format string, what []byte) *openai.Error {
 		return &openai.Error{Status: 415, Type: openai.TypeMedia, Message: fmt.Sprintf(format, openai.Clip(string(what), 100))}

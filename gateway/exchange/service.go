@@ -1,21 +1,20 @@
-// Package exchange leads one request through its life: it reads how the request is routed
-// and how long it may take, lets its client's key in, has it wait for room, has a Backend
-// answer it, and counts, traces and logs what came of it.
+// Package exchange runs one request from its head to its end. It reads routing hints and timeouts,
+// admits the request under its client's key and an admission queue, lets a Backend answer it, and
+// counts, traces and logs the result.
 //
-// A Backend is whoever computes answers: the fleet's own decode nodes, or servers that
-// speak the OpenAI API. What both have in common stands here, once.
+// A Backend computes answers: the fleet's own decode nodes (package native), or servers that speak
+// the OpenAI API (package proxy). What both have in common is written once, here.
 //
-// Invariant: whatever ends a request, its backend is stopped, its place in the queue and of
-// its key is given back, and it is counted once.
+// Invariant: however a request ends, its backend is stopped, its place in the queue and of its key
+// is released, and it is counted once.
 //
-// The package knows no prompts, no tokens' texts and no servers.
+// The package does not know prompts, the text of tokens, or servers.
 package exchange
 
 import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
@@ -27,55 +26,40 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// Limits of requests; they may change while requests run.
-type Limits struct {
-	MaxInFlight     int // requests being answered
-	MaxQueuedTokens int // prompt tokens of requests that wait for room
-	MaxAttempts     int // nodes that a choice is tried on without getting a token
-	RequestTimeout  time.Duration
-	ResumeTimeout   time.Duration // how long a choice with tokens waits for a node
-	QueueTimeout    time.Duration // how long a request waits for room
-	MaxBodyMemory   int           // bytes of all large bodies together, which httpserver counts
-}
-
-// Service is what the exchanges of a gateway share. Its exported fields are set before the
-// first request.
+// Service is what all requests of a gateway share. Exported fields are set before the first
+// request.
 type Service struct {
 	Log         *slog.Logger
-	LogRequests bool          // a line for each request
+	LogRequests bool          // a line for each
 	Tracer      *trace.Tracer // nil: no spans
 	Meters      Meters
-	Policy      route.Policy  // of requests that name none
-	Budget      *rate.Limiter // of all requests' retries before the first token
-	Queue       *Admission    // the flows of keys are those of this queue
-	Cut         chan struct{} // closed when what still runs is to end
-	InFlight    atomic.Int64  // requests being answered
+	Policy      route.Policy  // of requests without one
+	Budget      *rate.Limiter // of all requests' retries before their first token
+	Resumes     *rate.Limiter // of attempts of choices that have tokens
+	Queue       *Admission    // whose flows keys have
+	Cut         chan struct{} // closed when all requests are to end
+	InFlight    atomic.Int64  // requests
 
-	KeyOf func(*fasthttp.RequestCtx) *auth.Key // of the client; nil: none is right
+	KeyOf func(*fasthttp.RequestCtx) *auth.Key // of the client; nil: no key matches
 	Fail  func(*fasthttp.RequestCtx, *openai.Error)
-	Count func(path string, status int) // an answered request
+	Count func(path string, status int) // counts an answered request
 
 	limits atomic.Pointer[Limits]
+	queues sync.Map      // *Admission, by the key of QueueOf
 	turn   atomic.Uint64 // requests so far
 
-	warned  sync.Map     // names of unknown fields that were warned about
+	warned  sync.Map     // names of unknown fields that were logged
 	nWarned atomic.Int64 // at most maxWarned
 }
 
-// Limits are those that hold now.
-func (s *Service) Limits() *Limits { return s.limits.Load() }
-
-// SetLimits changes the limits; any goroutine may call it.
-func (s *Service) SetLimits(l Limits) { s.limits.Store(&l) }
-
-// RequestIDHeader has the request's id, in requests and answers.
+// RequestIDHeader carries the request's id in requests and answers.
 const RequestIDHeader = "X-Request-Id"
 
-// RetryAfter is what 503 answers suggest, in seconds.
+// RetryAfter is the Retry-After of 503 answers, in seconds.
 const RetryAfter = 1
 
-// Charge returns a function that counts bytes for the request among those of large bodies
-// until its body is dropped. Beyond the bound it returns 429.
+// Charge returns a function that counts bytes for the request within the memory of large bodies
+// until its body is dropped. Beyond the bound it returns a 429.
 func (s *Service) Charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error {
 	return func(n int) *openai.Error {
 		if ctx == nil || httpserver.Charge(ctx, n) {
@@ -85,7 +69,7 @@ func (s *Service) Charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error
 	}
 }
 
-// NoMemory counts the refusal of a request that there is no memory for, and is its answer.
+// NoMemory counts the refusal of a request for lack of body memory, and returns its answer.
 func (s *Service) NoMemory() *openai.Error {
 	s.Refused("body_memory")
 	return openai.TooMany(RetryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", s.Limits().MaxBodyMemory)
@@ -94,7 +78,7 @@ func (s *Service) NoMemory() *openai.Error {
 // maxWarned bounds the names of unknown fields that are remembered.
 const maxWarned = 256
 
-// WarnUnknown tells the log once about each field that no table knows.
+// WarnUnknown logs each field that no table has, once.
 func (s *Service) WarnUnknown(names []string) {
 	for _, name := range names {
 		if _, seen := s.warned.Load(name); seen || s.nWarned.Load() >= maxWarned {
@@ -102,7 +86,7 @@ func (s *Service) WarnUnknown(names []string) {
 		}
 		if _, seen := s.warned.LoadOrStore(name, true); !seen {
 			s.nWarned.Add(1)
-			s.Log.Warn("requests carry a field that is unknown here and ignored", "field", name)
+			s.Log.Warn("unknown request field ignored", "field", name)
 		}
 	}
 }

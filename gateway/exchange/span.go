@@ -10,13 +10,13 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// span is a request's: the root of its trace, unless the client sent one.
+// span is a request's span: the root of its trace, unless the client sent one.
 type span struct {
 	trace.Span
-	operation string // as OpenTelemetry names it
+	operation string // in OpenTelemetry's terms
 }
 
-// startSpan begins a request's span.
+// startSpan starts a request's span.
 func (s *Service) startSpan(ctx *fasthttp.RequestCtx, on openai.Endpoint, start time.Time) span {
 	parent := ctx.Request.Header.Peek("Traceparent")
 	if s.Tracer == nil && len(parent) == 0 {
@@ -33,7 +33,7 @@ func (s *Service) startSpan(ctx *fasthttp.RequestCtx, on openai.Endpoint, start 
 	return span{started, operation}
 }
 
-// endSpan ends the request's span with what came of it.
+// endSpan ends the request's span with the request's result.
 func (x *Exchange) endSpan(e *Ending) {
 	s := &x.Span
 	if !s.On() {
@@ -62,7 +62,7 @@ func (x *Exchange) endSpan(e *Ending) {
 	s.End(time.Now())
 }
 
-// FailSpan says why an attempt failed, and ends its span.
+// FailSpan ends the span of an attempt with its failure.
 func FailSpan(s *trace.Span, f *Failure) {
 	if s.On() {
 		s.Fail(f.Kind, f.Err.Error())

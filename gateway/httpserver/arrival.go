@@ -7,49 +7,47 @@ import (
 	"time"
 )
 
-// ErrNoMemory ends the reading of a large body that there is no memory for.
+// ErrNoMemory reports that a large body does not fit MaxBodyMemory.
 var ErrNoMemory = errors.New("gateway: too many bytes of request bodies are held")
 
-// arrival is how a connection's present request comes in. Its head has
-// HeaderTimeout, and with each byte it may take as long as MinBodyRate gives it;
-// the memory of a large body, which is taken at once for all of it, is within
-// MaxBodyMemory.
+// arrival is the state of a request that is being received. The head has HeaderTimeout; each byte
+// extends that by the time that MinBodyRate gives it. The memory of a large body is reserved at
+// once, within MaxBodyMemory.
 type arrival struct {
 	begun    bool
 	start    time.Time
-	bytes    int64 // that have come
-	expect   int   // of the part of a large body that is under way
-	counted  int64 // of bytes, within MaxBodyMemory
-	sized    bool  // expect has counted the body
-	answered bool  // something was written, if only that it may go on
+	bytes    int64 // received
+	expect   int   // bytes of a large read that have not arrived
+	counted  int64 // bytes that are reserved within MaxBodyMemory
+	sized    bool  // Server.expect has reserved the body
+	answered bool  // an answer was written
 }
 
-// deadline is the end of patience with what has come so far.
-func (a *arrival) deadline(l *listener) time.Time {
-	patience := time.Duration(l.headerTimeout.Load())
+// arrivalDeadline returns when the next byte has to arrive.
+func (a *arrival) arrivalDeadline(l *listener) time.Time {
+	timeout := time.Duration(l.headerTimeout.Load())
 	if perSecond := l.minRate.Load(); perSecond > 0 {
-		patience += time.Duration(float64(a.bytes) / float64(perSecond) * float64(time.Second))
+		timeout += time.Duration(float64(a.bytes) / float64(perSecond) * float64(time.Second))
 	}
-	return a.start.Add(min(patience, longestArrival))
+	return a.start.Add(min(timeout, longestArrival))
 }
 
-// longestArrival is the time that any request has to arrive.
+// longestArrival bounds the time in which a request arrives.
 const longestArrival = 10 * time.Minute
 
-// room takes memory for a large body of which so many bytes are to be read: twice as
-// many, because the server's buffer for it is rounded up to a power of two.
-func (c *Conn) room(nBytes int) error {
+// reserveBody reserves memory for a large body of which nBytes are to be read. It reserves twice as
+// many, because the server rounds its buffer up to a power of two.
+func (c *Conn) reserveBody(nBytes int) error {
 	switch {
-	case c.sized, c.expect > 0: // more of the same
+	case c.sized, c.expect > 0: // already reserved
 		return nil
 	case nBytes > HeadBytes:
-		if !c.take(2 * nBytes) {
+		if !c.reserve(2 * nBytes) {
 			return ErrNoMemory
 		}
 		c.expect = nBytes
-	case c.bytes > c.counted+2*HeadBytes: // a body in small chunks, whose length is not known
-		// The server's buffer for it doubles.
-		if !c.take(int(c.bytes)) {
+	case c.bytes > c.counted+2*HeadBytes: // a body in small chunks, for which the server doubles its buffer
+		if !c.reserve(int(c.bytes)) {
 			return ErrNoMemory
 		}
 		c.counted = 2 * c.bytes
@@ -57,8 +55,8 @@ func (c *Conn) room(nBytes int) error {
 	return nil
 }
 
-// came counts bytes that have arrived.
-func (a *arrival) came(n int) {
+// received counts bytes that have arrived.
+func (a *arrival) received(n int) {
 	if n <= 0 {
 		return
 	}
@@ -72,22 +70,22 @@ func (a *arrival) came(n int) {
 	a.expect = max(0, a.expect-n)
 }
 
-// over ends the request, which has been answered.
-func (c *Conn) over() {
+// finishRequest resets the state after a request was answered.
+func (c *Conn) finishRequest() {
 	c.arrival = arrival{}
 	c.release()
 	c.setIdle()
 }
 
-// release gives back the memory of a large body.
+// release frees the reserved memory of a large body.
 func (c *Conn) release() {
 	if n := c.held.Swap(0); n > 0 {
 		c.l.held.Add(-n)
 	}
 }
 
-// address is whom a connection counts for: an IPv4 address, or the 64 bits of an
-// IPv6 address that one host can choose from.
+// address returns the address that a connection is counted for: an IPv4 address, or the /64 prefix
+// of an IPv6 address, within which one host can choose.
 func address(c net.Conn) (netip.Addr, bool) {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
@@ -102,6 +100,6 @@ func address(c net.Conn) (netip.Addr, bool) {
 	return a, ok
 }
 
-// refusedAnswer is what a connection beyond --max-connections or
-// --max-connections-per-address gets.
+// refusedAnswer is the answer to a connection beyond --max-connections or
+// --max-connections-per-address.
 const refusedAnswer = "HTTP/1.1 %d %s\r\nConnection: close\r\nRetry-After: %d\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"

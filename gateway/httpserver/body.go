@@ -7,54 +7,53 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// Bodies from lendFrom to lendMost bytes are read into memory that requests share in
-// turn: made anew for each of them, its zeroing, its pages and the collection cost
-// more than all else of a request with 100 KB. The server has a pool for that, which
-// keeps only sizes that most of its last 42,000 requests had.
+// Bodies from lendFrom to lendMost bytes are read into pooled buffers. Allocating a buffer costs
+// more than the rest of a request with 100 KB: zeroing, page faults and garbage collection.
+// fasthttp's own pool keeps only the sizes that most of its last 42,000 requests had.
 const (
 	lendFrom = 2 << 10
 	lendMost = 1 << 20
 )
 
-// The server lets a body's memory be chosen only where its client waits to be told to
-// go on. So requests with such bodies are taken for those, with a second value that
-// says that nobody waits. The same way leads requests that headCame refuses to an answer.
+// fasthttp lets a handler choose a body's buffer only for clients that sent Expect: 100-continue.
+// So headReceived adds that header to requests with such bodies, with a second value that marks it
+// as added. Requests that headReceived refuses are answered in the same way.
 const (
-	expectHeader = "Expect"
-	expectGoOn   = "100-continue"
-	expectLoan   = "loan"
+	expectHeader   = "Expect"
+	expectContinue = "100-continue"
+	expectLoan     = "loan"
 )
 
-// loan is the memory of a request's body, lent until the request is over.
+// loan is a pooled buffer that a request's body uses until the request ends.
 type loan struct {
 	buf []byte
-	old []byte            // what the server would have used
-	req *fasthttp.Request // nil: it is in loans
+	old []byte            // the buffer that fasthttp would have used
+	req *fasthttp.Request // nil: the loan is in the pool
 }
 
 var loans = sync.Pool{New: func() any { return new(loan) }}
 
-// loanKey is where a request keeps its loan: the server closes such values before it
-// uses the request for the next one.
+// loanKey is the key of a request's loan among its user values. fasthttp closes such values before
+// it reuses the request.
 type loanKey struct{}
 
-// headCame is what the server asks when it has a request's head.
-func (s *Server) headCame(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
+// headReceived checks a request's head and returns the bound of its body.
+func (s *Server) headReceived(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
 	most := int(s.maxBody.Load())
 	if err := checkHead(h); err != nil {
 		refuseHead(h, err)
 		return fasthttp.RequestConfig{}
 	}
 	if n := h.ContentLength(); n >= lendFrom && n <= most && h.IsHTTP11() && len(h.Peek(expectHeader)) == 0 {
-		h.Set(expectHeader, expectGoOn)
+		h.Set(expectHeader, expectContinue)
 		h.Add(expectHeader, expectLoan)
 	}
 	return fasthttp.RequestConfig{MaxRequestBodySize: most}
 }
 
-// expect answers a request that headCame refused, and gives any other the memory
-// that its body is then read into. MaxBodyMemory counts that of a large body before it
-// is allocated, and it is as long as the body: the server rounds up to a power of two.
+// expect answers a request that headReceived refused, and gives any other request the buffer for
+// its body. A large body is reserved within MaxBodyMemory before its buffer is allocated. The
+// buffer is as long as the body, whereas fasthttp's would be rounded up to a power of two.
 func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 	h := &ctx.Request.Header
 	if all := h.PeekAll(expectHeader); len(all) == 2 {
@@ -65,16 +64,16 @@ func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 			}
 		}
 		if c, ok := ctx.Conn().(*Conn); ok {
-			c.unasked = true
+			c.suppress100 = true
 		}
 		h.Del(expectHeader)
 	}
 	n := h.ContentLength()
-	if n <= 0 || n > int(s.maxBody.Load()) { // the server reads chunks, and refuses what is too large
+	if n <= 0 || n > int(s.maxBody.Load()) { // fasthttp reads chunks, and refuses bodies that are too large
 		return fasthttp.StatusContinue
 	}
 	if c := bodyConn(ctx); c != nil && n > HeadBytes {
-		if !c.take(n) {
+		if !c.reserve(n) {
 			s.fail(ctx, ErrNoMemory)
 			return fasthttp.StatusTooManyRequests
 		}
@@ -94,29 +93,29 @@ func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 	return fasthttp.StatusContinue
 }
 
-// Close ends the loan; the body must not be used any more.
+// Close returns the buffer to the pool. The body must not be used afterwards.
 func (l *loan) Close() error {
 	if l.req == nil {
 		return nil
 	}
-	// The server's pool learns sizes by the lengths that it gets back.
+	// fasthttp's pool learns sizes from the lengths of returned buffers.
 	l.buf = l.req.SwapBody(l.old[:cap(l.old)])[:0]
 	l.old, l.req = nil, nil
 	loans.Put(l)
 	return nil
 }
 
-// DropBody frees a large request's body before the request is over; what is small
-// stays, for the connection's next request.
+// DropBody frees the body of a large request before the request ends. A small body stays, for the
+// connection's next request.
 func DropBody(ctx *fasthttp.RequestCtx) {
 	large := len(ctx.PostBody()) > HeadBytes
 	if l, ok := ctx.Request.UserValue(loanKey{}).(*loan); ok {
 		ctx.Request.RemoveUserValue(loanKey{})
-		_ = l.Close() // it gives no error
+		_ = l.Close() // it returns no error
 	} else if large {
 		ctx.Request.SwapBody(nil)
 	}
 	if c := bodyConn(ctx); c != nil {
-		c.release() // also of a small body, from which a template may have made much
+		c.release() // also after a small body, because rendering it may have reserved more
 	}
 }

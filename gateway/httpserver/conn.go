@@ -21,18 +21,18 @@ import (
 // longer watched, so that nothing more is held.
 const maxReadAhead = 16 << 10
 
-// listener hands out Conns and can close all of them.
+// listener accepts connections as Conns, bounds their number, and can close all of them.
 type listener struct {
 	net.Listener
 	writeTimeout  atomic.Int64  // a duration
 	headerTimeout atomic.Int64  // a duration
 	minRate       atomic.Int64  // bytes of a request per second; 0: any
-	perAddress    atomic.Int64  // connections; 0: any number
+	perAddress    atomic.Int64  // connections of one address; 0: any number
 	maxHeld       atomic.Int64  // bytes of large bodies; 0: any number
 	maxBody       atomic.Int64  // bytes of one body
-	held          atomic.Int64  // bytes of those that arrive or are being answered
-	tending       atomic.Bool   // tend runs
-	ended         chan struct{} // closed when Run ends
+	held          atomic.Int64  // bytes of large bodies that arrive or are being answered
+	limiting      atomic.Bool   // limitGarbage runs
+	ended         chan struct{} // closed by End
 	most          int           // connections; 0: any number
 	meters        Counters
 	errorBody     func(status int, message string) []byte
@@ -40,7 +40,7 @@ type listener struct {
 	mu    sync.Mutex
 	conns map[*Conn]struct{}
 	from  map[netip.Addr]int // of conns
-	idle  idleList           // those of conns without a request
+	idle  idleList           // conns without a request
 }
 
 // newListener wraps l. At most most connections are open at a time; 0: any number.
@@ -66,7 +66,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		if tcp, ok := nc.(interface{ SetNoDelay(bool) error }); ok {
-			// Go's default, but the first token's time hangs on it.
+			// This is Go's default. It is set again because the time to the first token depends on it.
 			if err := tcp.SetNoDelay(true); err != nil {
 				nc.Close()
 				continue
@@ -78,18 +78,18 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// Admit registers a connection, as Accept does. When --max-connections are open it closes the one that
-// is longest without a request. It refuses the new connection and returns nil when all
-// others have requests, or when its address has too many.
+// Admit registers a connection, as Accept does. If --max-connections are open, it closes the one
+// that is longest without a request. It refuses the new connection and returns nil if all others
+// have requests, or if its address has too many.
 func (l *listener) Admit(nc net.Conn) *Conn {
-	c := &Conn{Conn: nc, Raw: sock.Of(nc), l: l, arrival: arrival{begun: true, start: time.Now()}}
+	c := &Conn{Conn: nc, Raw: sock.NewConn(nc), l: l, arrival: arrival{begun: true, start: time.Now()}}
 	c.from, _ = address(nc)
 	most := int(l.perAddress.Load())
 	l.mu.Lock()
 	if most > 0 && c.from.IsValid() && l.from[c.from] >= most {
 		l.mu.Unlock()
-		l.meters.Crowded.Inc()
-		l.refuse(nc, 429, "Too Many Requests", "your address has %d connections to this gateway, as many as it may (--max-connections-per-address)", most)
+		l.meters.AddressFull.Inc()
+		l.refuse(nc, 429, "Too Many Requests", "your address has %d connections to this gateway, which is the limit (--max-connections-per-address)", most)
 		return nil
 	}
 	var victim *Conn
@@ -100,7 +100,7 @@ func (l *listener) Admit(nc net.Conn) *Conn {
 		if victim = l.unlinkIdle(); victim == nil {
 			l.mu.Unlock()
 			l.meters.Full.Inc()
-			l.refuse(nc, 503, "Service Unavailable", "connection limit exceeded: the gateway has %d connections, as many as it may (--max-connections), and each has a request", l.most)
+			l.refuse(nc, 503, "Service Unavailable", "connection limit exceeded: the gateway has %d connections, which is the limit (--max-connections), and each has a request", l.most)
 			return nil
 		}
 	}
@@ -112,17 +112,17 @@ func (l *listener) Admit(nc net.Conn) *Conn {
 	l.mu.Unlock()
 	if victim != nil {
 		l.meters.Evicted.Inc()
-		_ = victim.end() // its owner may have been first
+		_ = victim.end() // its owner may have closed it before
 	}
 	return c
 }
 
-// refuse answers a new connection with an error and closes it. A TLS connection, whose
-// handshake would take time, gets no answer.
+// refuse answers a new connection with an error and closes it. A TLS connection gets no answer,
+// because its handshake would take time.
 func (l *listener) refuse(nc net.Conn, status int, reason, format string, args ...any) {
 	if _, secret := nc.(*tls.Conn); !secret {
 		body := l.errorBody(status, fmt.Sprintf(format, args...))
-		// The socket's buffer takes that at once; whatever fails, the connection ends.
+		// The socket's buffer takes the answer at once. Errors do not matter: the connection is closed.
 		_ = nc.SetWriteDeadline(time.Now().Add(lingerTime))
 		_, _ = fmt.Fprintf(nc, refusedAnswer, status, reason, retryAfter, len(body), body)
 	}
@@ -139,12 +139,12 @@ func (l *listener) Evict() bool {
 		return false
 	}
 	l.meters.Evicted.Inc()
-	_ = victim.end() // its owner may have been first
+	_ = victim.end() // its owner may have closed it before
 	return true
 }
 
-// Connections is the number of open connections, of those without a request among them,
-// and of the addresses that they are from.
+// Connections returns the numbers of open connections, of those without a request, and of their
+// addresses.
 func (l *listener) Connections() (open, idle, addresses int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -163,62 +163,62 @@ func (l *listener) CloseAll() {
 	}
 	l.mu.Unlock()
 	for _, c := range conns {
-		_ = c.end() // its owner may have been first
+		_ = c.end() // its owner may have closed it before
 	}
 }
 
-// Conn is a client's connection. Each write is bounded in time, so that a
-// client that stops reading is given up; and while a request is being answered
-// its reading side can be watched for the client's going away. The server's
-// goroutine owns it; only watch's goroutine reads beside it, and never at the
+// Conn is a client's connection. The time of each write is bounded, so that a client that stops
+// reading loses its connection. While a request is being answered, the connection can be watched
+// for its end. The server's goroutine owns it. A watch's goroutine also reads it, but never at the
 // same time.
 type Conn struct {
 	net.Conn
-	Raw     *sock.Conn // the same; nil: there is none
-	l       *listener
-	from    netip.Addr       // invalid: none
-	arrival                  // of the present request; only the server's goroutine reads it
-	held    atomic.Int64     // of MaxBodyMemory, by this request
-	ahead   []byte           // read by a watch or with a request's first byte, not yet by the server
-	lent    *[HeadBytes]byte // what ahead is part of; nil: it is its own
-	refused atomic.Bool      // its request was answered before it was read to its end
-	unasked bool             // the client did not ask whether to go on: it is not told
-	patient time.Time        // what the server set for the next request; zero: for ever
-	armed   time.Time        // the read deadline below; zero: none
+	Raw            *sock.Conn // the socket of net.Conn; nil: there is none
+	l              *listener
+	from           netip.Addr       // invalid: not a TCP connection
+	arrival                         // of the current request; only the server's goroutine reads it
+	held           atomic.Int64     // bytes of MaxBodyMemory that this request holds
+	ahead          []byte           // read by a watch or with a request's first byte, not yet by the server
+	readAhead      *[HeadBytes]byte // the pooled buffer that has ahead; nil: ahead is not pooled
+	refused        atomic.Bool      // its request was answered before it was read to its end
+	suppress100    bool             // the client sent no Expect: 100-continue, so that it gets no 100
+	serverDeadline time.Time        // the server's deadline of reads; zero: none
+	deadline       time.Time        // the read deadline of net.Conn; zero: none
 
 	idle idleState
 
-	mu    sync.Mutex
-	ended bool
-	tell  func() // called before it is closed; nil: nobody
+	mu      sync.Mutex
+	closed  bool
+	onClose func() // called before the connection is closed; may be nil
 }
 
-// OnEnd has f called before the connection is closed, if it is, and nobody with nil; when
-// it returns what was to be called before is not running. false: it is closed.
-func (c *Conn) OnEnd(f func()) bool {
+// OnClose sets the function that is called before the connection is closed; nil: none. When it
+// returns, the function that was set before is not running. It returns false if the connection is
+// closed.
+func (c *Conn) OnClose(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.tell = f
-	return !c.ended
+	c.onClose = f
+	return !c.closed
 }
 
-// deadlineSlack is how much sooner than it was told to the server may give up a
-// connection that waits for its next request: deadlines that differ by less are not set anew.
+// deadlineSlack is the difference of deadlines up to which the deadline of an idle connection is
+// not set again. The connection may be closed earlier by as much.
 const deadlineSlack = time.Second
 
-// SetReadDeadline implements net.Conn for the server, which sets two for each request.
-// They take effect with the next Read.
+// SetReadDeadline implements net.Conn for the server, which sets two deadlines for each request.
+// They take effect at the next Read.
 func (c *Conn) SetReadDeadline(t time.Time) error {
-	c.patient = t
+	c.serverDeadline = t
 	return nil
 }
 
-// arm sets the deadline of a read, where it is not the one that is set, or up to slack later.
-func (c *Conn) arm(t time.Time, slack time.Duration) error {
-	if t.Equal(c.armed) || !c.armed.IsZero() && !t.Before(c.armed) && t.Sub(c.armed) < slack {
+// setDeadline sets the deadline of a read, unless the current one is t or up to slack before t.
+func (c *Conn) setDeadline(t time.Time, slack time.Duration) error {
+	if t.Equal(c.deadline) || !c.deadline.IsZero() && !t.Before(c.deadline) && t.Sub(c.deadline) < slack {
 		return nil
 	}
-	c.armed = t
+	c.deadline = t
 	return c.Conn.SetReadDeadline(t)
 }
 
@@ -234,26 +234,26 @@ func (c *Conn) Read(p []byte) (int, error) {
 func (c *Conn) read(p []byte) (int, error) {
 	if len(c.ahead) > 0 {
 		if c.answered {
-			c.over()
+			c.finishRequest()
 		}
 		n := copy(p, c.ahead)
 		if c.ahead = c.ahead[n:]; len(c.ahead) == 0 {
-			c.giveBack()
+			c.releaseAhead()
 		}
-		c.came(n)
+		c.received(n)
 		return n, nil
 	}
-	if c.answered { // the next request is waited for
-		c.over()
+	if c.answered { // this read waits for the next request
+		c.finishRequest()
 	}
-	if err := c.room(len(p)); err != nil {
+	if err := c.reserveBody(len(p)); err != nil {
 		return 0, err
 	}
-	until, slack := c.patient, deadlineSlack
-	if c.begun { // the server's own bound is longestArrival
-		until, slack = c.deadline(c.l), 0
+	until, slack := c.serverDeadline, deadlineSlack
+	if c.begun { // the server's deadline is longestArrival
+		until, slack = c.arrivalDeadline(c.l), 0
 	}
-	if err := c.arm(until, slack); err != nil {
+	if err := c.setDeadline(until, slack); err != nil {
 		return 0, err
 	}
 	n, err := 0, error(nil)
@@ -264,59 +264,58 @@ func (c *Conn) read(p []byte) (int, error) {
 	} else {
 		n, err = c.Conn.Read(p)
 	}
-	c.came(n)
+	c.received(n)
 	return n, err
 }
 
-// readAheads are taken when a request begins to come, and given back when the
-// server has read it: connections that wait hold none.
+// readAheads has buffers for the beginning of requests. Idle connections hold none.
 var readAheads = sync.Pool{New: func() any { return new([HeadBytes]byte) }}
 
-// firstByte reads a request's first byte, for which the server asks alone before it
-// takes a buffer; what came with it is ahead, and costs no call of its own.
+// firstByte reads the first byte of a request, which the server reads by itself before it takes a
+// buffer. The bytes that arrived with it become ahead, which saves a system call.
 func (c *Conn) firstByte(p []byte) (int, error) {
 	n, err := c.Raw.ReadInto((*firstBytes)(c))
 	if n == 0 {
-		c.giveBack()
+		c.releaseAhead()
 		return 0, err
 	}
-	copy(p, c.lent[:1])
-	if c.ahead = c.lent[1:n]; n == 1 {
-		c.giveBack()
+	copy(p, c.readAhead[:1])
+	if c.ahead = c.readAhead[1:n]; n == 1 {
+		c.releaseAhead()
 	}
 	return 1, nil
 }
 
-// firstBytes lends a connection what its first bytes are read into.
+// firstBytes is a connection as a source of the buffer for the beginning of a request.
 type firstBytes Conn
 
-// Lend implements sock.Lender.
-func (c *firstBytes) Lend() []byte {
-	if c.lent == nil {
-		c.lent = readAheads.Get().(*[HeadBytes]byte)
+// Buffer implements sock.BufferSource.
+func (c *firstBytes) Buffer() []byte {
+	if c.readAhead == nil {
+		c.readAhead = readAheads.Get().(*[HeadBytes]byte)
 	}
-	return c.lent[:]
+	return c.readAhead[:]
 }
 
-// Idle implements sock.Lender.
-func (c *firstBytes) Idle() { (*Conn)(c).giveBack() }
+// Release implements sock.BufferSource.
+func (c *firstBytes) Release() { (*Conn)(c).releaseAhead() }
 
-// giveBack ends the use of what was read ahead.
-func (c *Conn) giveBack() {
-	if c.lent != nil {
-		readAheads.Put(c.lent)
+// releaseAhead drops the bytes that were read ahead, and their buffer.
+func (c *Conn) releaseAhead() {
+	if c.readAhead != nil {
+		readAheads.Put(c.readAhead)
 	}
-	c.ahead, c.lent = nil, nil
+	c.ahead, c.readAhead = nil, nil
 }
 
-// goOn asks a client for its body; the answer is still to come.
-var goOn = []byte("HTTP/1.1 100 Continue\r\n\r\n")
+// continueResponse asks a client for the body of its request.
+var continueResponse = []byte("HTTP/1.1 100 Continue\r\n\r\n")
 
 // Write implements net.Conn.
 func (c *Conn) Write(p []byte) (int, error) {
-	if bytes.Equal(p, goOn) {
-		if c.unasked {
-			c.unasked = false
+	if bytes.Equal(p, continueResponse) {
+		if c.suppress100 {
+			c.suppress100 = false
 			return len(p), nil
 		}
 	} else {
@@ -328,20 +327,19 @@ func (c *Conn) Write(p []byte) (int, error) {
 			return n, err
 		}
 	}
-	// Now it may block.
+	// From here on the write may block.
 	if err := c.Conn.SetWriteDeadline(time.Now().Add(time.Duration(c.l.writeTimeout.Load()))); err != nil {
 		return n, err
 	}
 	rest, err := c.Conn.Write(p[n:])
 	if err == nil {
-		err = c.Conn.SetWriteDeadline(time.Time{}) // of the next write that does not block, too
+		err = c.Conn.SetWriteDeadline(time.Time{}) // it would also end writes that do not block
 	}
 	return n + rest, err
 }
 
-// A client that is still sending when it is refused would lose the answer to the
-// reset of a connection that is closed over unread bytes. So what it sends is
-// read for a while, and for so many bytes.
+// Bounds of the time and of the bytes that are read after an early answer. Closing a connection
+// with unread bytes resets it, and a client that is still sending would lose the answer.
 const (
 	lingerTime  = time.Second
 	lingerBytes = 8 << 20
@@ -351,7 +349,7 @@ const (
 func (c *Conn) Close() error {
 	c.release()
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok && c.refused.Load() && half.CloseWrite() == nil {
-		// An error of either is the end that was waited for.
+		// An error means that the connection has ended.
 		_ = c.Conn.SetReadDeadline(time.Now().Add(lingerTime))
 		_, _ = io.CopyN(io.Discard, c.Conn, lingerBytes)
 	}
@@ -361,8 +359,8 @@ func (c *Conn) Close() error {
 // end closes the connection at once.
 func (c *Conn) end() error {
 	c.mu.Lock()
-	if c.ended = true; c.tell != nil {
-		c.tell()
+	if c.closed = true; c.onClose != nil {
+		c.onClose()
 	}
 	c.mu.Unlock()
 	c.l.mu.Lock()
@@ -371,42 +369,31 @@ func (c *Conn) end() error {
 	return c.Conn.Close()
 }
 
-// Linger has the connection below a request closed gently.
-func linger(c net.Conn) {
-	if t, ok := c.(interface{ NetConn() net.Conn }); ok { // TLS
-		c = t.NetConn()
-	}
-	if c, ok := c.(*Conn); ok {
-		c.refused.Store(true)
-	}
-}
-
-// Watch looks for the end of a client's connection while its request is being
-// answered.
+// Watch waits for the end of a client's connection while its request is being answered.
 type Watch struct {
-	Gone chan struct{} // closed when the client has gone
-	done chan struct{} // closed when the connection is the server's again
-	tell GoneListener  // of the client's end; nil: nobody
-	c    *Conn
+	Gone     chan struct{} // closed when the client has closed the connection
+	done     chan struct{} // closed when the watch no longer reads
+	listener GoneListener  // may be nil
+	c        *Conn
 }
 
-// GoneListener is told that a client has gone.
+// GoneListener is notified when a client has closed its connection.
 type GoneListener interface{ ClientGone() }
 
-// Watch starts watching; Stop must be called before the server reads again, and
-// tell is not called after it.
-func (c *Conn) Watch(tell GoneListener) *Watch {
-	w := &Watch{Gone: make(chan struct{}), done: make(chan struct{}), tell: tell, c: c}
-	// The server's bound on reading the request must not end the watch. An error
-	// means that the connection is closed, which the watch then finds.
-	_ = c.arm(time.Time{}, 0)
+// Watch starts a watch. Stop must be called before the server reads again; the listener is not
+// called after it.
+func (c *Conn) Watch(listener GoneListener) *Watch {
+	w := &Watch{Gone: make(chan struct{}), done: make(chan struct{}), listener: listener, c: c}
+	// The deadline of reading the request must not end the watch. An error means that the connection
+	// is closed, which the watch then finds.
+	_ = c.setDeadline(time.Time{}, 0)
 	go w.run()
 	return w
 }
 
 func (w *Watch) run() {
 	defer close(w.done)
-	var b [64]byte // on a stack as small as they begin
+	var b [64]byte // small enough for a new goroutine's stack
 	for len(w.c.ahead) < maxReadAhead {
 		n, err := 0, error(nil)
 		if w.c.Raw != nil {
@@ -420,16 +407,15 @@ func (w *Watch) run() {
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			close(w.Gone)
-			if w.tell != nil {
-				w.tell.ClientGone()
+			if w.listener != nil {
+				w.listener.ClientGone()
 			}
 		}
 		return
 	}
 }
 
-// Stop ends the watch. A read that is under way is ended by a deadline in the
-// past, which is then taken back.
+// Stop ends the watch. A deadline in the past ends its read, and is removed afterwards.
 func (w *Watch) Stop() {
 	_ = w.c.Conn.SetReadDeadline(time.Unix(1, 0)) // an error means that the connection is closed
 	<-w.done

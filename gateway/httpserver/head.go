@@ -8,19 +8,19 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// ErrFraming refuses a request whose end a proxy may find elsewhere than the
-// gateway: the bytes between both ends would be another request (RFC 9112, 6.1).
+// ErrFraming refuses a request whose end is ambiguous: a proxy could take the bytes behind it for
+// another request (RFC 9112, 6.1).
 var ErrFraming = errors.New("Transfer-Encoding must be chunked, without Content-Length, in HTTP/1.1")
 
-// Errors of heads that the server's parser takes and the gateway refuses.
+// Errors of heads that fasthttp accepts and the gateway refuses.
 var (
-	ErrVersion    = errors.New("the request's version of HTTP is not served here: send HTTP/1.1 or HTTP/1.0")
+	ErrVersion    = errors.New("the request's HTTP version is not supported: send HTTP/1.1 or HTTP/1.0")
 	ErrHeaderName = errors.New("a header's name has a space in it")
 	ErrHost       = errors.New("the request has no Host header, which HTTP/1.1 requires")
-	ErrExpect     = errors.New("the only expectation that is known here is Expect: 100-continue")
+	ErrExpect     = errors.New("the only supported expectation is Expect: 100-continue")
 )
 
-// headFaults are the errors of checkHead by the mark that refuseHead leaves for expect.
+// headFaults has the errors of checkHead, and the marks by which refuseHead passes them to expect.
 var headFaults = [...]struct {
 	mark   string
 	err    error
@@ -33,10 +33,10 @@ var headFaults = [...]struct {
 	{"expectation", ErrExpect, 417},
 }
 
-// checkHead returns why a request's head is refused; nil: it is not. Major versions
-// other than 1 are refused (RFC 9110, 15.6.6). Minor versions above 1 become HTTP/1.1,
-// the highest that is known here (RFC 9110, 2.5). Of expectations only 100-continue is
-// left, in any case; HTTP/1.0 has none (RFC 9110, 10.1.1).
+// checkHead returns why a request's head is refused, or nil. Major versions other than 1 are
+// refused (RFC 9110, 15.6.6). Minor versions above 1 become HTTP/1.1, the highest that is supported
+// (RFC 9110, 2.5). The only expectation is 100-continue, in upper or lower case, and HTTP/1.0 has
+// none (RFC 9110, 10.1.1).
 func checkHead(h *fasthttp.RequestHeader) error {
 	if !h.IsHTTP11() {
 		version := h.Protocol()
@@ -61,25 +61,25 @@ func checkHead(h *fasthttp.RequestHeader) error {
 		return nil
 	}
 	for _, value := range h.PeekAll(expectHeader) {
-		if !bytes.EqualFold(value, []byte(expectGoOn)) {
+		if !bytes.EqualFold(value, []byte(expectContinue)) {
 			return ErrExpect
 		}
 	}
-	h.Del(expectHeader) // Set leaves a second value
-	h.Set(expectHeader, expectGoOn)
+	h.Del(expectHeader) // because Set keeps a second value
+	h.Set(expectHeader, expectContinue)
 	return nil
 }
 
-// checkLines refuses a request with a Transfer-Encoding that is not the only thing that
-// says where its body ends, and one with a header name that is no token (RFC 9110, 5.6.2).
-// The server's parser drops such headers, so the lines are read as they came.
+// checkLines refuses a request with a Transfer-Encoding if anything else also determines the end of
+// its body, and a request with a header name that is no token (RFC 9110, 5.6.2). fasthttp drops
+// such headers, so the lines are read as they were received.
 func checkLines(h *fasthttp.RequestHeader) error {
 	coded, sized := false, false
 	for lines := h.RawHeaders(); len(lines) > 0; {
 		var line []byte
 		line, lines, _ = bytes.Cut(lines, []byte{'\n'})
 		if len(line) > 0 && (line[0] == ' ' || line[0] == '\t') {
-			continue // of the value before
+			continue // a folded value
 		}
 		colon := bytes.IndexByte(line, ':')
 		if colon < 0 {
@@ -101,13 +101,13 @@ func checkLines(h *fasthttp.RequestHeader) error {
 	return nil
 }
 
-// refuseHead makes the request one without a body after which the connection closes,
-// and has expect answer it: what follows the head is never read as a request.
+// refuseHead has expect answer the request. The request gets no body and closes the connection, so
+// that no byte behind its head is read as a request.
 func refuseHead(h *fasthttp.RequestHeader, err error) {
 	h.SetContentLength(0)
 	h.SetConnectionClose()
-	h.Del(expectHeader) // Set leaves a second value
-	h.Set(expectHeader, expectGoOn)
+	h.Del(expectHeader) // because Set keeps a second value
+	h.Set(expectHeader, expectContinue)
 	for i := range headFaults {
 		if headFaults[i].err == err {
 			h.Add(expectHeader, headFaults[i].mark)
@@ -115,9 +115,9 @@ func refuseHead(h *fasthttp.RequestHeader, err error) {
 	}
 }
 
-// SendUnchunked sends a streamed answer of unknown length to an HTTP/1.0 client, which
-// knows no chunks: the connection's end is the answer's. It runs in the handler, because
-// the server sends such answers in chunks alone.
+// sendUnchunked sends a streamed answer of unknown length to an HTTP/1.0 client, which does not
+// know chunks: the end of the connection is the end of the answer. It runs in the handler, because
+// fasthttp always sends such answers in chunks.
 func sendUnchunked(ctx *fasthttp.RequestCtx) {
 	h := &ctx.Response.Header
 	body := ctx.Response.BodyStream()
@@ -135,8 +135,8 @@ func sendUnchunked(ctx *fasthttp.RequestCtx) {
 		}
 	}
 	if c, ok := body.(fasthttp.ReadCloserWithError); ok {
-		_ = c.CloseWithError(err) // it gives no error
+		_ = c.CloseWithError(err) // it returns no error
 	}
 	ctx.HijackSetNoResponse(true)
-	ctx.Hijack(func(net.Conn) {}) // the server closes the connection
+	ctx.Hijack(func(net.Conn) {}) // fasthttp closes the connection
 }

@@ -7,23 +7,23 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// idleList orders connections by the time since which they have no request, the
-// longest first. The listener's mutex guards it.
+// idleList has the connections without a request, the longest idle first. The listener's mutex
+// guards it.
 type idleList struct {
 	first, last *Conn
 }
 
-// idleState is a connection's part in an idleList. A connection has a request from the
-// end of the request's head until the server waits for the next head. Connections
-// without one may be closed for new ones.
+// idleState is a connection's element of an idleList. A connection has a request from the end of
+// the request's head until the server waits for the next head. Connections without a request may be
+// closed in favor of new ones.
 type idleState struct {
 	prev, next *Conn     // of the list; guarded by the listener's mutex
-	in         bool      // the list; guarded by the listener's mutex
-	since      time.Time // when it came into the list; guarded by the listener's mutex
+	in         bool      // it is in the list; guarded by the listener's mutex
+	since      time.Time // when it was added; guarded by the listener's mutex
 
-	// Of the goroutine that reads.
+	// Used by the reading goroutine only.
 	busy bool // it has a request
-	line bool // the present line of the head is not empty
+	line bool // the current line of the head is not empty
 	head bool // a line of the head has ended
 }
 
@@ -38,7 +38,7 @@ func (i *idleList) push(c *Conn) {
 	i.last = c
 }
 
-// remove takes c out, where it is in the list.
+// remove removes c if it is in the list.
 func (i *idleList) remove(c *Conn) {
 	s := &c.idle
 	if !s.in {
@@ -57,7 +57,7 @@ func (i *idleList) remove(c *Conn) {
 	s.in, s.prev, s.next = false, nil, nil
 }
 
-// unlink removes c from all that the listener counts. l.mu must be held.
+// unlink removes c from the listener's accounts. l.mu must be held.
 func (l *listener) unlink(c *Conn) {
 	if _, open := l.conns[c]; !open {
 		return
@@ -71,13 +71,13 @@ func (l *listener) unlink(c *Conn) {
 	l.idle.remove(c)
 }
 
-// minIdle is the time that a connection has to send a request before it may be closed
-// for another one. Without it a burst of new connections could close one whose request
-// has come and was not read yet. It slows the burst down, not connections with requests.
+// minIdle is the time that a connection has for sending a request before it may be closed in favor
+// of another one. Without it, a burst of new connections could close one whose request has arrived
+// and was not read yet. It delays the burst, not connections with requests.
 const minIdle = 100 * time.Millisecond
 
-// waitIdle waits while the connection that is longest without a request has that for
-// less than minIdle, and for at most minIdle. l.mu must be held; it is released meanwhile.
+// waitIdle waits until the connection that is longest without a request has been idle for minIdle,
+// and at most minIdle. l.mu must be held; it is released meanwhile.
 func (l *listener) waitIdle() {
 	for until := time.Now().Add(minIdle); l.idle.first != nil; {
 		wait := min(minIdle-time.Since(l.idle.first.idle.since), time.Until(until))
@@ -90,8 +90,8 @@ func (l *listener) waitIdle() {
 	}
 }
 
-// unlinkIdle unlinks the connection that is longest without a request and returns it,
-// for the caller to end; nil: all have requests. l.mu must be held.
+// unlinkIdle unlinks the connection that is longest without a request and returns it for the caller
+// to close. It returns nil if all have requests. l.mu must be held.
 func (l *listener) unlinkIdle() *Conn {
 	c := l.idle.first
 	if c != nil {
@@ -100,8 +100,8 @@ func (l *listener) unlinkIdle() *Conn {
 	return c
 }
 
-// setBusy marks that c has a request, so that it is not closed for another connection.
-// It reports whether c is still open.
+// setBusy marks that c has a request, so that it is not closed in favor of another connection. It
+// reports whether c is still open.
 func (c *Conn) setBusy() bool {
 	c.idle.busy = true
 	c.l.mu.Lock()
@@ -125,8 +125,8 @@ func (c *Conn) setIdle() {
 	c.l.mu.Unlock()
 }
 
-// headEnds reports whether the head of a request ends in p, the next bytes that came:
-// whether an empty line follows one that is not.
+// headEnds reports whether the head of a request ends in p, the next bytes that were received:
+// whether an empty line follows one that is not empty.
 func (s *idleState) headEnds(p []byte) bool {
 	for len(p) > 0 {
 		end := bytes.IndexByte(p, '\n')
@@ -150,8 +150,8 @@ func (s *idleState) headEnds(p []byte) bool {
 	return false
 }
 
-// serving marks the connection of a request that the server has read as busy. Read does
-// so before, but for the end of a pipelined request's head that it saw in parts.
+// serving marks the connection of a request as busy. Read has done so before, unless a pipelined
+// request's head was received in parts.
 func serving(ctx *fasthttp.RequestCtx) {
 	if c, ok := ctx.Conn().(*Conn); ok && !c.idle.busy {
 		c.setBusy()

@@ -10,24 +10,24 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// MaxBodyMemory counts each large body and what its parse takes besides (Charge).
-// While more than tendFrom is counted the garbage collector runs more often, and Go's
-// memory limit keeps what is counted, garbage and fragments together within the bound
-// and tendSlack: bodies hold no pointers, so that this costs little. Afterwards the
-// memory goes back to the system.
+// MaxBodyMemory bounds the large bodies and the memory of their parse (Charge). While more than
+// limitFrom is reserved, the garbage collector runs more often, and Go's memory limit keeps
+// reserved memory, garbage and fragmentation together within the bound and limitSlack. Bodies hold
+// no pointers, so that this costs little. Afterwards the memory is returned to the system.
 const (
-	tendFrom  = 4 << 20
-	tendPause = 100 * time.Millisecond
-	tendRest  = 2 * time.Second // between the last large body and the return of the memory
-	tendGC    = 25              // GOGC meanwhile
-	tendSlack = 0.375           // of MaxBodyMemory
-	minSlack  = 16 << 20        // bytes, at least: with less the collector would run all the time
+	limitFrom  = 4 << 20
+	limitPause = 100 * time.Millisecond
+	limitRest  = 2 * time.Second // between the last large body and the return of the memory
+	limitGC    = 25              // GOGC meanwhile
+	limitSlack = 0.375           // of MaxBodyMemory
+	minSlack   = 16 << 20        // bytes, at least: with less the collector would run all the time
 )
 
-// pooledBody is the largest buffer of a body that is kept for the next request, in bytes.
+// pooledBody is the largest buffer of a body that fasthttp keeps for another request, in bytes.
 const pooledBody = 1 << 20
 
-// bodyConn returns the connection below a request, also below TLS; nil: it is another.
+// bodyConn returns the Conn of a request, also below TLS, or nil if the connection is of another
+// kind.
 func bodyConn(ctx *fasthttp.RequestCtx) *Conn {
 	if ctx == nil {
 		return nil
@@ -40,25 +40,25 @@ func bodyConn(ctx *fasthttp.RequestCtx) *Conn {
 	return c
 }
 
-// Charge counts n bytes for the request within MaxBodyMemory until its body is dropped;
-// false: there is no room. Less than HeadBytes is not counted.
+// Charge reserves n bytes for the request within MaxBodyMemory, until its body is dropped. It
+// returns false if they do not fit. Up to HeadBytes are not counted.
 func Charge(ctx *fasthttp.RequestCtx, n int) bool {
 	c := bodyConn(ctx)
-	return c == nil || n <= HeadBytes || c.take(n)
+	return c == nil || n <= HeadBytes || c.reserve(n)
 }
 
-// Refund gives back n bytes that Charge has counted.
+// Refund frees n bytes that Charge reserved.
 func Refund(ctx *fasthttp.RequestCtx, n int) {
 	if c := bodyConn(ctx); c != nil {
-		c.refund(n)
+		c.unreserve(n)
 	}
 }
 
-// Held is the number of bytes of large bodies that arrive or are being answered.
+// Held returns the bytes of large bodies that arrive or are being answered.
 func (l *listener) Held() int64 { return l.held.Load() }
 
-// take counts n bytes for the connection's request; false: there is no room.
-func (c *Conn) take(n int) bool {
+// reserve reserves n bytes for the connection's request. It returns false if they do not fit.
+func (c *Conn) reserve(n int) bool {
 	l := c.l
 	held := l.held.Add(int64(n))
 	if most := l.maxHeld.Load(); held > most && most > 0 {
@@ -66,48 +66,48 @@ func (c *Conn) take(n int) bool {
 		return false
 	}
 	c.held.Add(int64(n))
-	if held > tendFrom && l.tending.CompareAndSwap(false, true) {
-		collector.hurry(l.maxHeld.Load())
-		go l.tend(l.maxHeld.Load())
+	if held > limitFrom && l.limiting.CompareAndSwap(false, true) {
+		collector.tighten(l.maxHeld.Load())
+		go l.limitGarbage(l.maxHeld.Load())
 	}
 	return true
 }
 
-// refund gives back n bytes that take has counted.
-func (c *Conn) refund(n int) {
+// unreserve frees n bytes that reserve reserved.
+func (c *Conn) unreserve(n int) {
 	c.held.Add(-int64(n))
 	c.l.held.Add(-int64(n))
 }
 
-// tend runs from hurry(most) on, while large bodies are held, and returns their memory
-// to the system.
-func (l *listener) tend(most int64) {
-	for open := true; ; collector.hurry(most) {
+// limitGarbage runs after tighten(most), while large bodies are held, and returns their memory to
+// the system.
+func (l *listener) limitGarbage(most int64) {
+	for open := true; ; collector.tighten(most) {
 		for open {
-			for open && l.held.Load() > tendFrom {
-				open = l.pause(tendPause)
+			for open && l.held.Load() > limitFrom {
+				open = l.pause(limitPause)
 				collector.adjust()
 			}
-			if open = open && l.pause(tendRest); l.held.Load() <= tendFrom {
+			if open = open && l.pause(limitRest); l.held.Load() <= limitFrom {
 				break
 			}
 		}
 		if open {
 			debug.FreeOSMemory()
 		}
-		collector.relax(most)
+		collector.restore(most)
 		if !open {
 			return
 		}
 		most = l.maxHeld.Load()
-		l.tending.Store(false)
-		if l.held.Load() <= tendFrom || !l.tending.CompareAndSwap(false, true) {
+		l.limiting.Store(false)
+		if l.held.Load() <= limitFrom || !l.limiting.CompareAndSwap(false, true) {
 			return
 		}
 	}
 }
 
-// pause waits; false: the gateway has ended.
+// pause waits for d. It returns false if the server has ended.
 func (l *listener) pause(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -119,25 +119,25 @@ func (l *listener) pause(d time.Duration) bool {
 	}
 }
 
-// collector holds the garbage of the process down while any gateway in it asks for it.
+// collector limits the garbage of the process while any server in it holds large bodies.
 var collector gcSettings
 
 type gcSettings struct {
 	mu      sync.Mutex
-	hurries int
-	most    int64 // MaxBodyMemory of those that ask, together
-	unbound int   // those of them that have no bound
+	servers int   // that hold large bodies
+	most    int64 // sum of their MaxBodyMemory
+	unbound int   // those without MaxBodyMemory
 	percent int   // GOGC before
 	limit   int64 // Go's memory limit before, in bytes
-	base    int64 // memory of all else, in bytes
+	base    int64 // memory of everything else, in bytes
 }
 
-// hurry begins a time of large bodies, of at most most bytes together; 0: any number.
-func (p *gcSettings) hurry(most int64) {
+// tighten limits garbage for a server with MaxBodyMemory most; 0: any number.
+func (p *gcSettings) tighten(most int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.hurries++; p.hurries == 1 {
-		if p.percent = debug.SetGCPercent(tendGC); p.percent >= 0 && p.percent < tendGC {
+	if p.servers++; p.servers == 1 {
+		if p.percent = debug.SetGCPercent(limitGC); p.percent >= 0 && p.percent < limitGC {
 			debug.SetGCPercent(p.percent)
 		}
 		p.limit = debug.SetMemoryLimit(-1)
@@ -149,23 +149,23 @@ func (p *gcSettings) hurry(most int64) {
 	p.setLimit()
 }
 
-// adjust follows the growth of what else takes memory.
+// adjust follows the growth of everything else.
 func (p *gcSettings) adjust() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.hurries > 0 {
+	if p.servers > 0 {
 		p.setLimit()
 	}
 }
 
-// relax ends a time that hurry(most) began.
-func (p *gcSettings) relax(most int64) {
+// restore ends what tighten(most) began.
+func (p *gcSettings) restore(most int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.most -= most; most == 0 {
 		p.unbound--
 	}
-	if p.hurries--; p.hurries == 0 {
+	if p.servers--; p.servers == 0 {
 		debug.SetGCPercent(p.percent)
 		debug.SetMemoryLimit(p.limit)
 		return
@@ -173,20 +173,21 @@ func (p *gcSettings) relax(most int64) {
 	p.setLimit()
 }
 
-// setLimit sets Go's memory limit to what large bodies and all else may take. What is
-// in use beyond the bound of large bodies is something else, and is never collected.
+// setLimit sets Go's memory limit to the bound of large bodies and the memory of everything else.
+// Memory in use beyond the bound of large bodies belongs to everything else, and is never
+// collected.
 func (p *gcSettings) setLimit() {
 	limit := p.limit
 	if p.unbound == 0 {
 		used := goMemory()
 		p.base = max(p.base, used-p.most)
-		limit = min(limit, p.base+p.most+max(minSlack, int64(tendSlack*float64(p.most))))
+		limit = min(limit, p.base+p.most+max(minSlack, int64(limitSlack*float64(p.most))))
 	}
 	debug.SetMemoryLimit(limit)
 }
 
-// goMemory returns the bytes that Go has from the system for what was in use at the
-// end of the last collection.
+// goMemory returns the memory that Go holds for objects that were in use at the end of the last
+// collection, with its overheads, in bytes.
 func goMemory() (used int64) {
 	s := []metrics.Sample{
 		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/memory/classes/heap/free:bytes"},

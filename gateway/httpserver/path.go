@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// DotSegments reports whether a path as it came has a segment . or .., encoded or not.
+// DotSegments reports whether a path, as it was received, has a segment . or .., encoded or not.
 func DotSegments(path []byte) bool {
 	for rest := string(path); rest != ""; {
 		var segment string
@@ -18,7 +18,7 @@ func DotSegments(path []byte) bool {
 	return false
 }
 
-// Unescape decodes %XX; what is no escape stays as it is.
+// Unescape decodes %XX. Anything that is no escape stays as it is.
 func Unescape(b []byte) string {
 	if bytes.IndexByte(b, '%') < 0 {
 		return string(b)
@@ -36,8 +36,8 @@ func Unescape(b []byte) string {
 	return string(out)
 }
 
-// FieldName says whether a header's name is one that no reader takes for
-// another.
+// FieldName reports whether a header's name has only letters, digits, -, _ and ., which all parsers
+// read alike.
 func FieldName(name []byte) bool {
 	for _, c := range name {
 		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '-' || c == '_' || c == '.') {

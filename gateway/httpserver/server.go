@@ -1,16 +1,14 @@
-// Package httpserver serves HTTP/1.1 over fasthttp to clients that nobody vouches for.
+// Package httpserver serves HTTP/1.1 over fasthttp to untrusted clients.
 //
-// It bounds what a client can hold: connections in number, in all and of one address; the
-// time that a request's head and each byte of its body may take; the memory of large
-// bodies, counted before it is allocated; the time that one write may block. While a
-// request is being answered its connection can be watched for the client's end.
+// It bounds the resources of clients: the number of connections, in all and of one address; the
+// time in which a request's head and each byte of its body arrive; the memory of large bodies,
+// which is reserved before it is allocated; and the time of one write. While a request is being
+// answered, its connection can be watched for its end.
 //
-// Invariant: bytes behind a request whose end is ambiguous are never read as another
-// request, and memory that was counted for a request is given back at its end, however it
-// ends.
+// Invariant: bytes behind a request whose end is ambiguous are never read as another request.
+// Memory that was reserved for a request is freed when the request ends.
 //
-// The package knows neither routes nor the form of errors: Options.Fail and
-// Options.ErrorBody do.
+// The package knows neither routes nor the form of errors: Options.Fail and Options.ErrorBody do.
 package httpserver
 
 import (
@@ -30,18 +28,18 @@ import (
 const (
 	// HeadBytes bounds a request's head.
 	HeadBytes = 16 << 10
-	// idleTimeout is the time between requests; above usual balancers' 60 s.
+	// idleTimeout is the longest time between requests, above the 60 s of usual load balancers.
 	idleTimeout = 75 * time.Second
-	// operatorTimeout is for an operator's request and its answer.
+	// operatorTimeout bounds reading an operator's request, and writing its answer.
 	operatorTimeout = 30 * time.Second
-	// answerBytes is what the server gathers of an answer. Most answers fit, head included,
-	// and leave by one write; a stream holds it all its life, and its events go past it.
+	// answerBytes is the size of the write buffer. Most answers fit with their head, and are sent by
+	// one write. A stream holds the buffer until it ends, although its events bypass it.
 	answerBytes = 2 << 10
-	// retryAfter is what refused connections are told, in seconds.
+	// retryAfter is the Retry-After of refused connections, in seconds.
 	retryAfter = 1
 )
 
-// Limits of clients; they may change while the server runs.
+// Limits of clients. They may change while the server runs.
 type Limits struct {
 	HeaderTimeout      time.Duration // for a request's head
 	SlowClientTimeout  time.Duration // for one write
@@ -54,10 +52,10 @@ type Limits struct {
 // Options of a Server.
 type Options struct {
 	Handler fasthttp.RequestHandler
-	// Fail answers what could not be read as a request: err is of fasthttp or one of this
-	// package's. The connection is closed after it.
+	// Fail answers a request that could not be read. err is fasthttp's or this package's. The
+	// connection is closed afterwards.
 	Fail func(ctx *fasthttp.RequestCtx, err error)
-	// ErrorBody is the JSON that a connection gets which is refused.
+	// ErrorBody returns the JSON of the answer to a refused connection.
 	ErrorBody func(status int, message string) []byte
 	Limits    Limits
 	TLS       *tls.Config // nil: plain HTTP
@@ -66,11 +64,11 @@ type Options struct {
 	Log       *slog.Logger
 }
 
-// Counters count connections that are refused or closed for others.
+// Counters count connections that are refused, or closed in favor of others.
 type Counters struct {
-	Crowded *metrics.Value // refused: an address has too many
-	Full    *metrics.Value // refused: all are busy
-	Evicted *metrics.Value // closed for a new one
+	AddressFull *metrics.Value // refused: its address has too many
+	Full        *metrics.Value // refused: all have requests
+	Evicted     *metrics.Value // closed in favor of a new one
 }
 
 // Server serves clients. Make it with New.
@@ -80,13 +78,13 @@ type Server struct {
 	http *fasthttp.Server
 }
 
-// New makes a server of the connections that l accepts. Its answers carry no Date; a handler
-// keeps it so by never resetting the whole response, as RequestCtx.Error does.
+// New makes a server of the connections that l accepts. Its answers carry no Date header. A handler
+// must not reset the whole response, as RequestCtx.Error does, because that adds one.
 func New(l net.Listener, o Options) *Server {
 	if o.TLS != nil {
 		l = tls.NewListener(l, o.TLS)
 	}
-	fasthttp.SetBodySizePoolLimit(pooledBody, pooledBody) // of the process
+	fasthttp.SetBodySizePoolLimit(pooledBody, pooledBody) // it is a setting of the process
 	s := &Server{listener: newListener(l, o.MaxConns, o.Counters, o.ErrorBody), o: o}
 	s.SetLimits(o.Limits)
 	s.http = &fasthttp.Server{
@@ -95,13 +93,13 @@ func New(l net.Listener, o Options) *Server {
 		Name:                         "tandem",
 		ReadBufferSize:               HeadBytes,
 		WriteBufferSize:              answerBytes,
-		ReduceMemoryUsage:            true, // a request that is being answered holds no buffer of its head's, of HeadBytes
+		ReduceMemoryUsage:            true, // a request that is being answered holds no buffer of HeadBytes
 		ReadTimeout:                  longestArrival,
 		IdleTimeout:                  idleTimeout,
-		HeaderReceived:               s.headCame,
+		HeaderReceived:               s.headReceived,
 		ExpectHandler:                s.expect,
 		MaxRequestBodySize:           o.Limits.MaxBodyBytes,
-		Concurrency:                  2*o.MaxConns + 1024, // the listener bounds connections; goroutines of closed ones take a moment to end
+		Concurrency:                  2*o.MaxConns + 1024, // the listener bounds connections, and goroutines of closed ones end a little later
 		DisablePreParseMultipartForm: true,
 		CloseOnShutdown:              true,
 		NoDefaultDate:                true,
@@ -111,7 +109,7 @@ func New(l net.Listener, o Options) *Server {
 	return s
 }
 
-// Operators is a server for few and trusted clients, with the same checks of heads.
+// Operators returns a server for few, trusted clients. It checks heads as New's does.
 func (s *Server) Operators(handler fasthttp.RequestHandler, conns int) *fasthttp.Server {
 	return &fasthttp.Server{
 		Handler: handler, Name: "tandem", ReadTimeout: operatorTimeout, WriteTimeout: operatorTimeout, IdleTimeout: idleTimeout, MaxRequestBodySize: HeadBytes,
@@ -125,7 +123,7 @@ func (s *Server) Operators(handler fasthttp.RequestHandler, conns int) *fasthttp
 	}
 }
 
-// serverLog takes what fasthttp has to say about connections.
+// serverLog is fasthttp's logger.
 type serverLog struct{ log *slog.Logger }
 
 // Printf implements fasthttp.Logger.
@@ -139,14 +137,13 @@ func (s *Server) Run() error { return s.http.Serve(s.listener) }
 // Shutdown stops accepting and waits for the requests that run, until ctx ends.
 func (s *Server) Shutdown(ctx context.Context) error { return s.http.ShutdownWithContext(ctx) }
 
-// Open is the number of open connections.
+// Open returns the number of open connections.
 func (s *Server) Open() int { return int(s.http.GetOpenConnectionsCount()) }
 
-// End stops what the server does in the background. It is called once, after Run.
+// End stops the server's background work. It is called once, after Run.
 func (s *Server) End() { close(s.ended) }
 
-// serve has the handler answer, and sends what fasthttp would send in chunks to a client
-// that knows none.
+// serve calls the handler, and sends an answer without chunks if the client knows none.
 func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 	serving(ctx)
 	s.o.Handler(ctx)
@@ -155,9 +152,11 @@ func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-// fail answers what could not be read as a request.
+// fail answers a request that could not be read.
 func (s *Server) fail(ctx *fasthttp.RequestCtx, err error) {
 	s.o.Fail(ctx, err)
 	ctx.SetConnectionClose()
-	linger(ctx.Conn())
+	if c := bodyConn(ctx); c != nil {
+		c.refused.Store(true)
+	}
 }

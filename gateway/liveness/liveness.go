@@ -1,19 +1,17 @@
-// Package liveness decides which decode nodes lose their streams because they are
-// silent: stopped processes and machines without a network, whose connections stay
-// open.
+// Package liveness decides which decode nodes lose their streams because they are silent: stopped
+// processes, and machines without a network, whose connections stay open.
 //
-// Algorithm: the gateway looks at all connected nodes every LookInterval. Each look
-// adds the time since the last look to a clock, with at most MaxGap. A node's silence
-// is measured by that clock, from the last byte that the node sent. A gateway that was
-// stopped or starved for longer than MaxGap therefore does not take its own pause for
-// a silence of the nodes. A node with unread bytes in the gateway's socket is not
-// silent. A node is asked to answer (Ask) well before its silence is complete, so that
-// nodes which rarely send heartbeats are not mistaken for stopped ones.
+// Algorithm: the gateway observes all connected nodes every Interval. Each observation adds the
+// time since the last one to a clock, but at most MaxGap. A node's silence is measured by that
+// clock, from the last byte that the node sent. Therefore a gateway that was stopped or starved for
+// longer than MaxGap does not count its own pause as a silence of the nodes. A node with unread
+// bytes in the gateway's socket is not silent. A node is asked to answer (Ask) well before its
+// silence is complete, so that nodes which rarely send heartbeats do not count as stopped.
 //
-// Invariant: within Window at most half of the connected nodes lose their streams, and
-// none do while no other node can be heard.
+// Invariant: within Window at most half of the connected nodes lose their streams, and none do
+// while all nodes are silent.
 //
-// The package does not read bytes, close connections or choose where streams go.
+// The package does not read bytes, close connections or choose where streams move.
 package liveness
 
 import (
@@ -26,54 +24,54 @@ import (
 
 // Fixed bounds.
 const (
-	// LookInterval is the longest regular time between two looks.
-	LookInterval = 200 * time.Millisecond
-	// MaxGap is how much of the time between two looks counts as silence.
-	MaxGap = 2 * LookInterval
+	// Interval is the longest regular time between two observations.
+	Interval = 200 * time.Millisecond
+	// MaxGap is the part of the time between two observations that counts as silence.
+	MaxGap = 2 * Interval
 	// Window is the time in which at most half of the nodes lose their streams.
 	Window = 10 * time.Second
 	// MinSilence is the shortest useful bound: nodes send heartbeats every 500 ms.
 	MinSilence = time.Second
-	// minWait keeps Next from asking for looks in quick succession.
+	// minWait is the least time that Next returns.
 	minWait = 5 * time.Millisecond
 )
 
-// Node is what one look sees of a connected node.
+// Node is a connected node in an observation.
 type Node struct {
-	Name    string
-	HeardAt time.Time // when bytes of its connection were last read
-	Unread  bool      // bytes wait in the socket
+	Name   string
+	ReadAt time.Time // when bytes of its connection were last read
+	Unread bool      // its socket has unread bytes
 }
 
 // Verdict is the decision about one node.
 type Verdict uint8
 
 const (
-	Heard Verdict = iota // or not silent for long enough
+	Alive Verdict = iota // not silent, or not for long enough
 	Ask                  // request an answer from the node
 	Lost                 // move its streams to other nodes
-	Held                 // silent for too long, but its streams stay where they are
+	Held                 // silent for too long, but its streams are not moved
 )
 
-// Decider is the state between looks. It is not safe for concurrent use.
+// Decider is the state between observations. It is not safe for concurrent use.
 type Decider struct {
 	silence time.Duration
-	last    time.Time     // of the last look; zero: none yet
+	last    time.Time     // of the last observation; zero: none yet
 	clock   time.Duration // counted time
 	nodes   map[string]state
-	spare   map[string]state // the other one of two maps that take turns
-	moved   []move           // of the last Window, oldest first, each name once
-	room    int              // how many names moved could have at the last Lost
+	spare   map[string]state // empty; swapped with nodes at each observation
+	moved   []move           // nodes that were Lost within Window, oldest first, each name once
+	room    int              // the bound on moved at the last Lost
 
-	verdicts []Verdict // of the last look
+	verdicts []Verdict // of the last observation
 	silent   []int     // indices of nodes whose silence is complete
 	next     time.Duration
 }
 
 type state struct {
-	read  time.Time     // HeardAt of the last look
-	heard time.Duration // clock at the last byte
-	asked time.Duration // clock at the last Ask
+	readAt   time.Time     // ReadAt of the last observation
+	lastByte time.Duration // clock at the last byte
+	asked    time.Duration // clock at the last Ask
 }
 
 type move struct {
@@ -81,19 +79,18 @@ type move struct {
 	at   time.Duration // clock
 }
 
-// New returns a Decider by which nodes are lost after silence, which is at least
-// MinSilence.
+// New returns a Decider that reports nodes as Lost after silence, or after MinSilence if that is
+// longer.
 func New(silence time.Duration) *Decider {
-	return &Decider{silence: max(silence, MinSilence), nodes: map[string]state{}, spare: map[string]state{}, next: LookInterval}
+	return &Decider{silence: max(silence, MinSilence), nodes: map[string]state{}, spare: map[string]state{}, next: Interval}
 }
 
 // askAfter is the silence after which a node is asked, and asked again.
 func (d *Decider) askAfter() time.Duration { return d.silence * 2 / 5 }
 
-// Look takes the connected nodes as they are at now and returns a verdict for each,
-// valid until the next call. A node that is not among them starts anew when it
-// returns.
-func (d *Decider) Look(now time.Time, nodes []Node) []Verdict {
+// Observe takes all connected nodes at now and returns a verdict for each, which is valid until the
+// next call. The silence of a node that was missing in an earlier call begins again.
+func (d *Decider) Observe(now time.Time, nodes []Node) []Verdict {
 	var step time.Duration
 	if !d.last.IsZero() {
 		step = min(max(0, now.Sub(d.last)), MaxGap)
@@ -104,18 +101,18 @@ func (d *Decider) Look(now time.Time, nodes []Node) []Verdict {
 		d.moved = d.moved[1:]
 	}
 
-	d.verdicts, d.silent, d.next = d.verdicts[:0], d.silent[:0], LookInterval
-	speaking := false
+	d.verdicts, d.silent, d.next = d.verdicts[:0], d.silent[:0], Interval
+	anySpeaks := false
 	for i, n := range nodes {
 		s, known := d.nodes[n.Name]
 		switch {
 		case !known, n.Unread:
-			s = state{read: n.HeardAt, heard: d.clock, asked: d.clock}
-		case n.HeardAt.After(s.read):
-			s.read, s.heard = n.HeardAt, d.clock-min(max(0, now.Sub(n.HeardAt)), step)
+			s = state{readAt: n.ReadAt, lastByte: d.clock, asked: d.clock}
+		case n.ReadAt.After(s.readAt):
+			s.readAt, s.lastByte = n.ReadAt, d.clock-min(max(0, now.Sub(n.ReadAt)), step)
 		}
-		verdict, quiet := Heard, d.clock-s.heard
-		speaking = speaking || quiet < d.silence/2
+		verdict, quiet := Alive, d.clock-s.lastByte
+		anySpeaks = anySpeaks || quiet < d.silence/2
 		switch {
 		case quiet >= d.silence:
 			d.silent = append(d.silent, i)
@@ -131,17 +128,17 @@ func (d *Decider) Look(now time.Time, nodes []Node) []Verdict {
 	}
 	d.nodes, d.spare = d.spare, d.nodes
 	clear(d.spare)
-	if speaking && len(d.silent) > 0 {
+	if anySpeaks && len(d.silent) > 0 {
 		d.move(nodes)
 	}
 	return d.verdicts
 }
 
-// move marks silent nodes as lost, the longest silence first, until half of all nodes
-// have moved within Window.
+// move marks silent nodes as Lost, the longest silence first, until half of all nodes were Lost
+// within Window.
 func (d *Decider) move(nodes []Node) {
 	slices.SortStableFunc(d.silent, func(a, b int) int {
-		return cmp.Compare(d.nodes[nodes[a].Name].heard, d.nodes[nodes[b].Name].heard)
+		return cmp.Compare(d.nodes[nodes[a].Name].lastByte, d.nodes[nodes[b].Name].lastByte)
 	})
 	all := len(nodes)
 	for _, m := range d.moved {
@@ -165,24 +162,24 @@ func (d *Decider) move(nodes []Node) {
 	}
 }
 
-// Silence returns how long the node has been silent at the last look.
+// Silence returns how long the node had been silent at the last observation.
 func (d *Decider) Silence(name string) time.Duration {
 	s, known := d.nodes[name]
 	if !known {
 		return 0
 	}
-	return d.clock - s.heard
+	return d.clock - s.lastByte
 }
 
-// Next returns how long to wait until the next look: LookInterval, or less where the
-// silence of a node is complete before.
+// Next returns the time until the next observation: Interval, or less if the silence of a node will
+// be complete before.
 func (d *Decider) Next() time.Duration { return d.next }
 
-// ErrBroken is what Check finds.
-var ErrBroken = errors.New("liveness: the state does not hold")
+// ErrBroken reports a violation that Check found.
+var ErrBroken = errors.New("liveness: invariant violated")
 
-// Check verifies that moves are in order, each name once, within Window and no more
-// than half of the nodes.
+// Check verifies that the Lost nodes are in order, each once, within Window, and at most half of
+// all.
 func (d *Decider) Check() error {
 	for i, m := range d.moved {
 		switch {
@@ -198,7 +195,7 @@ func (d *Decider) Check() error {
 		return fmt.Errorf("%w: %d nodes moved within %v, at most %d may", ErrBroken, len(d.moved), Window, d.room)
 	}
 	if len(d.spare) != 0 {
-		return fmt.Errorf("%w: %d nodes of an earlier look are kept", ErrBroken, len(d.spare))
+		return fmt.Errorf("%w: %d nodes of an earlier observation are kept", ErrBroken, len(d.spare))
 	}
 	return nil
 }

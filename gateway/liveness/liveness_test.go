@@ -87,10 +87,10 @@ func (w *world) look() (lost []string) {
 	)
 	for _, p := range w.nodes {
 		if !p.gone {
-			seen, peers = append(seen, Node{Name: p.name, HeardAt: p.read, Unread: p.waiting}), append(peers, p)
+			seen, peers = append(seen, Node{Name: p.name, ReadAt: p.read, Unread: p.waiting}), append(peers, p)
 		}
 	}
-	for i, v := range w.d.Look(w.now, seen) {
+	for i, v := range w.d.Observe(w.now, seen) {
 		if v != Lost {
 			continue
 		}
@@ -180,7 +180,7 @@ func TestPromptMove(t *testing.T) {
 		for turns := 0; len(w.lost) == 0 && turns < 10_000; turns++ {
 			w.turn()
 		}
-		if took := w.now.Sub(p.stopped); took > silence+2*minWait+LookInterval {
+		if took := w.now.Sub(p.stopped); took > silence+2*minWait+Interval {
 			t.Fatalf("seed %d: lost %v after the stop", seed, took)
 		}
 	}
@@ -198,7 +198,7 @@ func TestNoNeedlessMove(t *testing.T) {
 		"a gateway, stopped":  {3, func(w *world) { w.pass(10 * time.Second); w.look(); w.pass(30 * time.Second); w.look() }},
 		"a starved gateway":   {3, func(w *world) { starve(w, 1500*time.Millisecond) }},
 		"a very slow gateway": {3, func(w *world) { starve(w, 7*time.Second) }},
-		"rare heartbeats":     {3, func(w *world) { w.nodes[1].every = silence - LookInterval }},
+		"rare heartbeats":     {3, func(w *world) { w.nodes[1].every = silence - Interval }},
 	} {
 		w := newWorld(t, 1, c.nodes)
 		for range 20 {
@@ -271,19 +271,19 @@ func TestHalf(t *testing.T) {
 // is gone is not remembered.
 func TestAsk(t *testing.T) {
 	d, now := New(silence), time.Unix(1000, 0)
-	a := Node{Name: "a", HeardAt: now}
+	a := Node{Name: "a", ReadAt: now}
 	asked := 0
 	for range 9 {
-		if d.Look(now, []Node{a})[0] == Ask {
+		if d.Observe(now, []Node{a})[0] == Ask {
 			asked++
 		}
-		now = now.Add(LookInterval)
+		now = now.Add(Interval)
 	}
 	if asked != 2 {
 		t.Errorf("asked %d times in 1.6 s", asked)
 	}
-	d.Look(now, nil)
-	if got := d.Look(now, []Node{a})[0]; got != Heard || d.Silence("a") != 0 {
+	d.Observe(now, nil)
+	if got := d.Observe(now, []Node{a})[0]; got != Alive || d.Silence("a") != 0 {
 		t.Errorf("a returned node: %v, silent for %v", got, d.Silence("a"))
 	}
 }
@@ -294,18 +294,18 @@ func silentAfter(names ...string) (d *Decider, look func(names ...string) map[st
 	d = New(silence)
 	now, heard := time.Unix(1000, 0), time.Unix(1000, 0)
 	look = func(names ...string) map[string]Verdict {
-		now = now.Add(LookInterval)
-		nodes := []Node{{Name: "speaker", HeardAt: now}}
+		now = now.Add(Interval)
+		nodes := []Node{{Name: "speaker", ReadAt: now}}
 		for _, n := range names {
-			nodes = append(nodes, Node{Name: n, HeardAt: heard})
+			nodes = append(nodes, Node{Name: n, ReadAt: heard})
 		}
 		verdicts := map[string]Verdict{}
-		for i, v := range d.Look(now, nodes) {
+		for i, v := range d.Observe(now, nodes) {
 			verdicts[nodes[i].Name] = v
 		}
 		return verdicts
 	}
-	for range silence / LookInterval {
+	for range silence / Interval {
 		look(names...)
 	}
 	return d, look
@@ -315,11 +315,11 @@ func silentAfter(names ...string) (d *Decider, look func(names ...string) map[st
 // The others are held, and asked no more.
 func TestHalfCountsTheGone(t *testing.T) {
 	d, look := silentAfter("a", "b")
-	if v := look("a", "b"); v["a"] != Lost || v["b"] != Held || v["speaker"] != Heard {
+	if v := look("a", "b"); v["a"] != Lost || v["b"] != Held || v["speaker"] != Alive {
 		t.Fatalf("of three nodes two are silent: %v: want one lost, one held", v)
 	}
 	// a is gone. Four of its kind are new: of all six three may be lost.
-	for range silence/LookInterval + 1 {
+	for range silence/Interval + 1 {
 		look("b", "c", "d", "e")
 	}
 	for range 3 {
@@ -337,12 +337,12 @@ func TestHalfCountsTheGone(t *testing.T) {
 func TestBounds(t *testing.T) {
 	d := New(silence)
 	now := time.Unix(1000, 0)
-	node := []Node{{Name: "a", HeardAt: now}}
-	d.Look(now, node)
+	node := []Node{{Name: "a", ReadAt: now}}
+	d.Observe(now, node)
 	if d.Next() != 200*time.Millisecond {
 		t.Errorf("the next look is in %v: want 200 ms", d.Next())
 	}
-	d.Look(now.Add(time.Minute), node)
+	d.Observe(now.Add(time.Minute), node)
 	if got := d.Silence("a"); got != 400*time.Millisecond {
 		t.Errorf("a minute without a look counts as %v of silence: want 400 ms", got)
 	}
@@ -359,22 +359,22 @@ func TestBounds(t *testing.T) {
 func TestNextLookIsAtTheEndOfASilence(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for quiet, want := range map[time.Duration]time.Duration{
-		0:                                LookInterval,
-		silence - LookInterval - 1:       LookInterval,
-		silence - LookInterval + 30e6:    LookInterval - 30e6,
+		0:                                Interval,
+		silence - Interval - 1:           Interval,
+		silence - Interval + 30e6:        Interval - 30e6,
 		silence - 50*time.Millisecond:    50 * time.Millisecond,
 		silence - minWait:                minWait,
 		silence - 1:                      minWait,
-		silence:                          LookInterval,
-		silence + 10*time.Millisecond:    LookInterval,
-		silence + 3*LookInterval:         LookInterval,
-		2*silence + 7*time.Millisecond/2: LookInterval,
+		silence:                          Interval,
+		silence + 10*time.Millisecond:    Interval,
+		silence + 3*Interval:             Interval,
+		2*silence + 7*time.Millisecond/2: Interval,
 	} {
-		d, node := New(silence), []Node{{Name: "a", HeardAt: start}}
-		d.Look(start, node)
+		d, node := New(silence), []Node{{Name: "a", ReadAt: start}}
+		d.Observe(start, node)
 		for at := time.Duration(0); at < quiet; {
-			at = min(at+LookInterval, quiet)
-			d.Look(start.Add(at), node)
+			at = min(at+Interval, quiet)
+			d.Observe(start.Add(at), node)
 		}
 		if d.Silence("a") != quiet || d.Next() != want {
 			t.Errorf("after %v of silence (counted: %v) the next look is in %v: want %v", quiet, d.Silence("a"), d.Next(), want)
@@ -390,16 +390,16 @@ func TestLongestSilenceMovesFirst(t *testing.T) {
 	for _, order := range [][]string{{"a", "b", "c"}, {"c", "b", "a"}, {"b", "c", "a"}} {
 		d := New(silence)
 		var verdicts []Verdict
-		const end = silence + 3*LookInterval
-		for at := time.Duration(0); at <= end; at += LookInterval {
+		const end = silence + 3*Interval
+		for at := time.Duration(0); at <= end; at += Interval {
 			var nodes []Node
 			for _, name := range order {
-				nodes = append(nodes, Node{Name: name, HeardAt: start.Add(min(at, heard[name]))})
+				nodes = append(nodes, Node{Name: name, ReadAt: start.Add(min(at, heard[name]))})
 			}
 			if at == end { // none moves before, because no other node is heard
-				nodes = append(nodes, Node{Name: "speaker", HeardAt: start.Add(at), Unread: true})
+				nodes = append(nodes, Node{Name: "speaker", ReadAt: start.Add(at), Unread: true})
 			}
-			verdicts = d.Look(start.Add(at), nodes)
+			verdicts = d.Observe(start.Add(at), nodes)
 		}
 		var lost []string
 		for i, name := range order {
@@ -416,10 +416,10 @@ func TestLongestSilenceMovesFirst(t *testing.T) {
 // A clock that goes back counts as no time.
 func TestTimeGoesBack(t *testing.T) {
 	d, now := New(silence), time.Unix(1000, 0)
-	node := []Node{{Name: "a", HeardAt: now}}
-	d.Look(now, node)
+	node := []Node{{Name: "a", ReadAt: now}}
+	d.Observe(now, node)
 	for i := range 10 {
-		d.Look(now.Add(time.Duration(-i)*time.Second), node)
+		d.Observe(now.Add(time.Duration(-i)*time.Second), node)
 	}
 	if got := d.Silence("a"); got != 0 {
 		t.Errorf("silent for %v by a clock that goes back: want 0", got)
@@ -433,9 +433,9 @@ func TestSpeakerIsHeardRecently(t *testing.T) {
 	for last, want := range map[time.Duration]Verdict{0: Held, silence/2 - 1: Held, silence / 2: Held, silence/2 + 1: Lost, silence * 5 / 8: Lost, silence: Lost} {
 		d := New(silence)
 		var verdicts []Verdict
-		for at := time.Duration(0); at <= silence; at += LookInterval {
+		for at := time.Duration(0); at <= silence; at += Interval {
 			speaker := start.Add(min(at, last))
-			verdicts = d.Look(start.Add(at), []Node{{Name: "silent", HeardAt: start}, {Name: "speaker", HeardAt: speaker}})
+			verdicts = d.Observe(start.Add(at), []Node{{Name: "silent", ReadAt: start}, {Name: "speaker", ReadAt: speaker}})
 		}
 		if verdicts[0] != want {
 			t.Errorf("another node was heard %v before the end of the silence: verdict %v, want %v", silence-last, verdicts[0], want)

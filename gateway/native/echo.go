@@ -7,61 +7,63 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// What a client is told of a choice, beside its text.
-
-// scores says whether a choice's attempt has its prompt's log-probabilities told,
-// with how many best tokens: the first attempt of a prompt's first choice does,
-// for all.
-func (j *job) scores(c *choice) (best uint32, scored bool) {
+// scores reports whether a choice's attempt requests the log-probabilities of its prompt, and with
+// how many best tokens. The first attempt of a prompt's first choice requests them for all choices.
+func (x *request) scores(c *choice) (best uint32, scored bool) {
 	if c.number > 0 || len(c.output) > 0 {
 		return 0, false
 	}
-	if j.req.PromptLogprobs != nil {
-		best, scored = uint32(*j.req.PromptLogprobs), true
+	if x.req.PromptLogprobs != nil {
+		best, scored = uint32(*x.req.PromptLogprobs), true
 	}
-	if j.echoProbs() {
-		best, scored = max(best, uint32(j.req.TopLogprobs)), true
+	if x.echoProbs() {
+		best, scored = max(best, uint32(x.req.TopLogprobs)), true
 	}
 	return best, scored
 }
 
-// echoProbs says whether the prompt's tokens come with the answer's, as do their
-// log-probabilities.
-func (j *job) echoProbs() bool {
-	return j.req.Echo && j.req.Logprobs && j.req.Endpoint == openai.Completions
+// echoProbs reports whether the prompt's tokens and their log-probabilities precede those of the
+// answer.
+func (x *request) echoProbs() bool {
+	return x.req.Echo && x.req.Logprobs && x.req.Endpoint == openai.Completions
 }
 
-// scored takes the next of a prompt's log-probabilities; upstream keeps them in
-// order.
-func scored(p *render.Prompt, m *nodepb.PromptLogProbs) {
-	p.Probs.LogProbs = append(p.Probs.LogProbs, m.Logprobs...)
+// addPromptProbs adds the next log-probabilities of a prompt. Package nodes delivers them in order.
+func addPromptProbs(p *render.Prompt, m *nodepb.PromptLogProbs) {
+	p.Probs.Logprobs = append(p.Probs.Logprobs, m.Logprobs...)
 	p.Probs.Ranks = append(p.Probs.Ranks, m.Ranks...)
 	p.Probs.TopTokens = append(p.Probs.TopTokens, m.TopTokens...)
-	p.Probs.TopLogProbs = append(p.Probs.TopLogProbs, m.TopLogprobs...)
+	p.Probs.TopLogprobs = append(p.Probs.TopLogprobs, m.TopLogprobs...)
 }
 
-// echoed ends a choice that asked for no token: the one that came stands for the
-// prompt's end.
-func (j *job) echoed(c *choice) *openai.Error {
+// echoed ends a choice that asked for no token. The token that arrived marks the prompt's end.
+func (x *request) echoed(c *choice) *openai.Error {
 	if c.stream != nil {
 		c.stream.Cancel("nothing but the prompt was asked for")
 	}
-	j.leave(c)
-	c.state.Finish()
-	c.stream, c.finish.Reason = nil, metrics.ReasonLength
-	j.Release()
-	j.live--
-	j.emit(c, "")
+	c.delta.Finish.Reason = metrics.ReasonLength
+	x.finish(c, "")
 	return nil
 }
 
-// told is what the client asked of a choice's prompt; nil: nothing.
-func (j *job) told(c *choice) *openai.Told {
-	r := j.req
+// logprob returns one token's log-probabilities in the API's form.
+func (m *Model) logprob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool) openai.TokenLogprob {
+	t := m.TokenProb(id, p.Logprob, asIDs)
+	t.Offset = c.textEnd
+	c.textEnd += len(m.TokenText(id))
+	for i, top := range p.TopTokens[:min(len(p.TopTokens), len(p.TopLogprobs))] {
+		t.Top = append(t.Top, m.TokenProb(top, p.TopLogprobs[i], asIDs))
+	}
+	return t
+}
+
+// promptInfo returns what the client requested about a choice's prompt; nil: nothing.
+func (x *request) promptInfo(c *choice) *openai.PromptInfo {
+	r := x.req
 	if !r.TokenIDs && !r.PromptText && r.PromptLogprobs == nil {
 		return nil
 	}
-	t := &openai.Told{}
+	t := &openai.PromptInfo{}
 	if r.TokenIDs {
 		t.Tokens = c.prompt.Tokens
 	}
@@ -69,92 +71,83 @@ func (j *job) told(c *choice) *openai.Told {
 		t.Text = &c.prompt.Text
 	}
 	if r.PromptLogprobs != nil {
-		t.Probs, t.Best, t.Decode = &c.prompt.Probs, *r.PromptLogprobs, j.model.TokenText
+		t.Logprobs, t.Best, t.Decode = &c.prompt.Probs, *r.PromptLogprobs, x.model.TokenText
 	}
 	return t
 }
 
-// opening is what stands before a choice's own text and log-probabilities.
-func (j *job) opening(c *choice) (text string, probs []openai.TokenProb) {
-	if !j.req.Echo {
-		return "", nil
+// begin adds to a choice's first Delta what precedes its own text and log-probabilities.
+func (x *request) begin(c *choice) {
+	d := &c.delta
+	d.Prompt = x.promptInfo(c)
+	if !x.req.Echo {
+		return
 	}
-	if j.echoProbs() {
-		probs = j.promptProbs(c)
+	d.Text = append([]byte(c.prompt.Echo), d.Text...)
+	if x.echoProbs() {
+		d.Logprobs = append(x.promptProbs(c), d.Logprobs...)
 	}
-	return c.prompt.Echo, probs
 }
 
-// promptProbs is a prompt's tokens as those of the answer are told about.
-func (j *job) promptProbs(c *choice) []openai.TokenProb {
-	all := make([]openai.TokenProb, 0, len(c.prompt.Tokens)+len(c.probs)) // and not what max_tokens would allow
+// promptProbs returns the prompt's tokens with their log-probabilities, in the form of the
+// answer's.
+func (x *request) promptProbs(c *choice) []openai.TokenLogprob {
+	all := make([]openai.TokenLogprob, 0, len(c.prompt.Tokens)+len(c.delta.Logprobs))
 	offset := 0
 	for i, id := range c.prompt.Tokens {
-		t := openai.TokenProb{First: true}
+		t := openai.TokenLogprob{First: true}
 		if i == 0 {
-			t = j.model.TokenProb(id, 0, j.req.TokensAsIDs)
+			t = x.model.TokenProb(id, 0, x.req.TokensAsIDs)
 			t.First = true
 		} else {
-			t = j.model.TokenProb(id, c.prompt.Probs.LogProbs[i-1], j.req.TokensAsIDs)
-			ids, probs := c.prompt.Probs.Best(i-1, j.req.TopLogprobs)
+			t = x.model.TokenProb(id, c.prompt.Probs.Logprobs[i-1], x.req.TokensAsIDs)
+			ids, probs := c.prompt.Probs.Best(i-1, x.req.TopLogprobs)
 			for k := range ids {
-				t.Top = append(t.Top, j.model.TokenProb(ids[k], probs[k], j.req.TokensAsIDs))
+				t.Top = append(t.Top, x.model.TokenProb(ids[k], probs[k], x.req.TokensAsIDs))
 			}
 		}
 		t.Offset = offset
-		offset += len(j.model.TokenText(id))
+		offset += len(x.model.TokenText(id))
 		all = append(all, t)
 	}
 	return all
 }
 
-// emit hands on a choice's text and, when it is done, its finish.
-func (j *job) emit(c *choice, piece string) {
-	if !j.req.Stream {
-		c.body = append(c.body, piece...)
+// emit adds text to a choice's Delta. The Delta of a stream is encoded and starts again, unless it
+// waits for more tokens.
+func (x *request) emit(c *choice, piece string) {
+	d := &c.delta
+	d.Text = append(d.Text, piece...)
+	if n := x.req.StreamInterval; !x.req.Stream || n > 1 && !d.Begin && !c.done() && len(c.output)-c.sent < n {
 		return
 	}
-	if n := j.req.StreamInterval; n > 1 {
-		if c.roleSent && !c.done() && len(c.output)-c.sent < n {
-			c.pending = append(c.pending, piece...)
-			return
-		}
-		piece = string(append(c.pending, piece...))
-		c.pending = c.pending[:0]
-	}
-	if piece == "" && len(c.probs) == 0 && !c.done() && !j.req.ContinuousUsage && !j.req.TokenIDs {
+	if len(d.Text) == 0 && len(d.Logprobs) == 0 && !c.done() && !x.req.ContinuousUsage && !x.req.TokenIDs {
 		return
 	}
-	d := openai.Delta{Index: c.index, Text: piece, Probs: c.probs, Finish: c.finish}
-	if j.req.ContinuousUsage {
-		now := j.usage()
+	if x.req.ContinuousUsage {
+		now := x.usage()
 		d.Usage = &now
 	}
-	if j.req.TokenIDs {
+	if x.req.TokenIDs {
 		d.Tokens = append([]int32{}, c.output[c.sent:]...) // never nil
 	}
 	c.sent = len(c.output)
-	if !c.roleSent {
-		c.roleSent, d.Begin, d.Prompt = true, true, j.told(c)
-		text, probs := j.opening(c)
-		d.Text, d.Probs = text+d.Text, append(probs, d.Probs...)
+	if d.Begin {
+		x.begin(c)
 	}
-	j.buf = j.encoder.AppendDelta(j.buf, &d)
-	if c.probs != nil {
-		c.probs = c.probs[:0]
-	}
+	x.buf = x.encoder.AppendDelta(x.buf, d)
+	d.Begin, d.Prompt, d.Text, d.Logprobs = false, nil, d.Text[:0], d.Logprobs[:0]
 }
 
-// response is the whole answer in one piece.
-func (j *job) response() []byte {
-	out := make([]openai.Choice, len(j.choices))
-	for i := range j.choices {
-		c := &j.choices[i]
-		text, probs := j.opening(c)
-		out[i] = openai.Choice{Text: append([]byte(text), c.body...), Probs: append(probs, c.probs...), Prompt: j.told(c), Finish: c.finish}
-		if j.req.TokenIDs {
-			out[i].Tokens = append([]int32{}, c.output...)
+// response returns the whole answer.
+func (x *request) response() []byte {
+	out := make([]openai.Delta, len(x.choices))
+	for i := range x.choices {
+		c := &x.choices[i]
+		if x.begin(c); x.req.TokenIDs {
+			c.delta.Tokens = append([]int32{}, c.output...)
 		}
+		out[i] = c.delta
 	}
-	return j.encoder.AppendWhole(nil, out, j.usage())
+	return x.encoder.AppendWhole(nil, out, x.usage())
 }

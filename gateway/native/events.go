@@ -7,12 +7,12 @@ import (
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
-// Hear makes the fleet listen to what nodes cache, so that prompts go where their prefix
-// is. It is called at most once.
-func (fl *Fleet) Hear(bus *cluster.Bus) {
-	fl.news.mu.Lock()
+// FollowEvents subscribes to the block events of nodes, so that prompts are routed to cached
+// prefixes. It is called at most once.
+func (fl *Fleet) FollowEvents(bus *cluster.Bus) {
+	fl.events.mu.Lock()
 	fl.bus = bus
-	fl.news.mu.Unlock()
+	fl.events.mu.Unlock()
 	var names []string
 	for _, m := range fl.Models.All() {
 		names = append(names, m.bundle.Model)
@@ -20,22 +20,19 @@ func (fl *Fleet) Hear(bus *cluster.Bus) {
 	fl.subscribe(names)
 }
 
-// news are the subscriptions to what the models' nodes cache.
-type news struct {
+// subscriptions are those to block events of the present models.
+type subscriptions struct {
 	mu sync.Mutex
 	of map[string]*cluster.Subscription // by the model's own name
 }
 
-// subscribe follows the news of the models' nodes; those of others are let go.
+// subscribe subscribes to the block events of the named models, and to no others.
 func (fl *Fleet) subscribe(names []string) {
-	n := &fl.news
+	n := &fl.events
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if fl.bus == nil {
 		return
-	}
-	if n.of == nil {
-		n.of = map[string]*cluster.Subscription{}
 	}
 	for name, s := range n.of {
 		if !slices.Contains(names, name) {
@@ -50,7 +47,7 @@ func (fl *Fleet) subscribe(names []string) {
 	}
 }
 
-func (n *news) close() {
+func (n *subscriptions) close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for name, s := range n.of {
@@ -59,12 +56,12 @@ func (n *news) close() {
 	}
 }
 
-// left has the news of a node that is gone forgotten, too: when it comes back, it
-// is asked for everything.
+// left drops the event state of a node that has left. When the node returns, it is asked for all
+// its blocks.
 func (fl *Fleet) left(id string) {
-	fl.news.mu.Lock()
-	defer fl.news.mu.Unlock()
-	for _, s := range fl.news.of {
+	fl.events.mu.Lock()
+	defer fl.events.mu.Unlock()
+	for _, s := range fl.events.of {
 		s.Drop(id)
 	}
 }

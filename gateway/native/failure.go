@@ -11,7 +11,7 @@ import (
 
 var errNotAccepted = errors.New("gateway: attempt not accepted")
 
-// nodeFailure says what the error of an attempt at a decode node means.
+// nodeFailure classifies the error of an attempt on a decode node.
 func nodeFailure(err error) *exchange.Failure {
 	var code *nodes.CodeError
 	if errors.As(err, &code) {
@@ -30,7 +30,7 @@ func nodeFailure(err error) *exchange.Failure {
 	return f
 }
 
-// classify fills in what a node's code means.
+// classify sets what a node's code means.
 func classify(f *exchange.Failure, c nodepb.Code) {
 	f.Kind, f.Prefix, f.Status = "other", "the decode node failed: ", 500
 	switch c {

@@ -1,25 +1,22 @@
 // Package native answers requests by the fleet's own decode nodes.
 //
-// A request is parsed, its prompts rendered, tokenized, hashed and routed. Each of its
-// choices then becomes attempts on decode nodes, whose tokens turn into text and leave as a
-// response or as a stream of events. All tokens of a request are kept, so that when a node
-// dies the next attempt continues elsewhere, after the last token taken.
+// A request is parsed. Its prompts are rendered, tokenized, hashed and routed. Each of its choices
+// becomes attempts on decode nodes, whose tokens are detokenized and sent as a response or as
+// events of a stream. All tokens of a request are kept, so that after a node's failure the next
+// attempt continues on another node behind the last token received.
 //
-// Which nodes there are and the connections to them are package nodes'; which state a choice
-// is in is package choice's.
+// Package nodes has the nodes and the connections to them, package choice the state of a choice.
 //
-// Invariant: a token that a client was sent is never sent again, and each attempt is taken
-// off its node's books once.
+// Invariant: no token is sent to a client twice, and each attempt is removed from its node's
+// counters once.
 package native
 
 import (
 	"context"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
-	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
@@ -29,54 +26,40 @@ import (
 
 // Options of a Fleet.
 type Options struct {
-	Nodes                  nodes.Options     // but for Blocks and Left
-	AcceptTimeout          time.Duration     // within which a node queues an attempt
+	Nodes                  nodes.Options     // without Blocks and Left
+	AcceptTimeout          time.Duration     // for a node to queue an attempt
 	StreamTokens           int               // of one choice that may wait for a slow client
 	MinRemotePrefillTokens int               // uncached prompt tokens from which a prefill node computes them
-	ServedModelName        string            // what clients call the first model; empty: its own name
-	Names                  map[string]string // further names of models, with the models' own
-	ChatTemplate           string            // instead of the models' own; empty: those
+	ServedModelName        string            // of the first model in the API; empty: its own name
+	Names                  map[string]string // of further names to the models' own
+	ChatTemplate           string            // replaces the models' own; empty: it does not
 	RejectSpecialTokens    bool              // in messages of users and tools
-	LogPromptText          int               // characters of each request's prompt in its log line
-	Quiet                  bool              // that there is no model is not worth a log line
-	Limits                 Limits
-	Resumes                *rate.Limiter // paces attempts of choices that have tokens
-}
-
-// Limits of requests; they may change while requests run.
-type Limits struct {
-	MaxN            int // choices
-	MaxLogprobs     int // of each token
-	MaxPromptTokens int // of each prompt; 0: what the model takes
-
-	MaxQueuedRequests, MaxQueuedTokens int           // of each model, while its nodes have no room
-	NodeBacklog                        int           // requests that wait on each decode node
-	NodeBacklogTime                    time.Duration // of computing prompts that are before the nodes
+	LogPromptText          int               // characters of each prompt in the request's log line
+	Quiet                  bool              // does not log that there is no model
 }
 
 // Fleet answers requests by decode nodes. Make it with New.
 type Fleet struct {
 	*exchange.Service
 	Nodes    *nodes.Fleet
-	Blocks   *nodes.Blocks // what nodes cache
-	Models   models        // that are served
+	Blocks   *nodes.Blocks // cached by nodes
+	Models   models        // being served
 	Buffered atomic.Int64  // bytes of streams' buffers
 
-	o              Options
-	bounds         atomic.Pointer[Limits]
-	queues         sync.Map             // *exchange.Admission of further models, by fingerprint
-	torn           map[uint64]time.Time // models that could not be taken up, by fingerprint; keepModel's
-	passed         map[uint64]string    // models that wait for another of their name to go, by fingerprint; keepModel's
+	o Options
+	// By fingerprint; owned by keepModel.
+	failedModels   map[uint64]time.Time // when loading last failed
+	pendingModels  map[uint64]string    // newer versions that wait until no node serves the current one
 	membersChanged chan struct{}
-	bus            *cluster.Bus // nil: nobody tells of caches
-	news           news         // of the present models; set by keepModel
+	bus            *cluster.Bus  // nil: there are no block events
+	events         subscriptions // of the present models; set by keepModel
 }
 
-// New makes a fleet without members.
+// New returns a fleet without members.
 func New(s *exchange.Service, o Options) *Fleet {
-	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1)}
-	fl.SetLimits(o.Limits)
+	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[uint64]string{}}
 	o.Nodes.Blocks, o.Nodes.Left = fl.Blocks, fl.left
+	fl.events.of = map[string]*cluster.Subscription{}
 	fl.Nodes = nodes.New(o.Nodes)
 	return fl
 }
@@ -84,19 +67,13 @@ func New(s *exchange.Service, o Options) *Fleet {
 // Run follows which models the members serve until ctx ends.
 func (fl *Fleet) Run(ctx context.Context) { fl.keepModel(ctx) }
 
-// Close ends the connections to nodes, after the last request.
+// Close closes the connections to nodes. It is called after the last request.
 func (fl *Fleet) Close() {
 	fl.Nodes.Close()
-	fl.news.close()
+	fl.events.close()
 }
 
-// limits are those that hold now.
-func (fl *Fleet) limits() *Limits { return fl.bounds.Load() }
-
-// SetLimits changes the limits; any goroutine may call it.
-func (fl *Fleet) SetLimits(l Limits) { fl.bounds.Store(&l) }
-
-// SetMembers says who is in the fleet; any goroutine may call it.
+// SetMembers replaces the members of the fleet. Any goroutine may call it.
 func (fl *Fleet) SetMembers(members []nodes.Member) {
 	fl.Nodes.SetMembers(members)
 	select {
@@ -105,7 +82,7 @@ func (fl *Fleet) SetMembers(members []nodes.Member) {
 	}
 }
 
-// Usable is the number of decode nodes that requests can go to.
+// Usable returns the number of decode nodes that take requests.
 func (fl *Fleet) Usable() (n int) {
 	now := fl.Nodes.Now()
 	for _, m := range fl.Models.All() {
@@ -114,16 +91,7 @@ func (fl *Fleet) Usable() (n int) {
 	return n
 }
 
-// EachQueue calls f with the queue of each model but the first, whose queue is the
-// Service's.
-func (fl *Fleet) EachQueue(f func(*exchange.Admission)) {
-	fl.queues.Range(func(_, a any) bool {
-		f(a.(*exchange.Admission))
-		return true
-	})
-}
-
-// Serve has decode nodes answer a request for tokens.
+// Serve lets decode nodes answer a request for tokens.
 func (fl *Fleet) Serve(ctx *fasthttp.RequestCtx, path string, on openai.Endpoint) {
-	fl.Answer(ctx, path, on, &job{fleet: fl})
+	fl.Answer(ctx, path, on, &request{fleet: fl})
 }

@@ -15,21 +15,23 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// Model is what the gateway needs to serve a model, made from a node's bundle.
-// It is not changed once made.
+// Model is what the gateway needs to serve a model, made from a node's bundle. It is not changed
+// once made.
 type Model struct {
 	render.Model
-	created     int64 // seconds since 1970, when this gateway took it up
+	created     int64 // seconds since 1970, when this gateway loaded it
 	bundle      *nodepb.Bundle
-	groups      []kvcache.Group // of its nodes' caches
-	systemPrint string          // system_fingerprint: weights and numerics
+	groups      []kvcache.Group // of the nodes' caches
+	systemPrint string          // system_fingerprint of weights and numerics
 
-	queue *exchange.Admission // where its requests wait
+	queue *exchange.Admission // of its requests
 
-	adapter *nodepb.Adapter // that computes its requests; nil: none
-	parent  string          // of one with an adapter: the model without
+	adapter *nodepb.Adapter // nil: none
+	parent  string          // of a model with an adapter: the model without
 }
 
+// NewModel returns the model of a bundle. servedName and template replace the bundle's unless they
+// are empty.
 func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Model, error) {
 	m := &Model{created: now.Unix(), bundle: b}
 	m.Model = render.Model{Name: servedName, Fingerprint: b.Fingerprint, MaxLen: int(b.MaxModelLen), Vocab: int(b.VocabSize), BlockTokens: int(b.BlockTokens)}
@@ -45,7 +47,7 @@ func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Mo
 		}
 		m.groups = append(m.groups, kvcache.Group{BlockTokens: int(g.BlockTokens), Window: int(g.Window)})
 	}
-	// Short, since every event of a stream carries it.
+	// Short, because every event of a stream has it.
 	m.systemPrint = fmt.Sprintf("fp_%010x", xxhash.Sum64String(fmt.Sprintf("%x %s", b.Fingerprint, b.NumericsClass))>>24)
 	if len(b.TokenizerJson) > 0 {
 		t, err := render.NewTextModel(b, template)
@@ -57,17 +59,17 @@ func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Mo
 	return m, nil
 }
 
-// with is the model computed with an adapter, under the adapter's name.
+// with returns the model computed with an adapter, under the adapter's name.
 func (m *Model) with(a nodes.Adapter) *Model {
 	w := *m
 	w.Name, w.parent, w.Adapter, w.adapter = a.Name, m.Name, strconv.FormatUint(a.Digest, 16), &nodepb.Adapter{Name: a.Name, Digest: a.Digest}
 	return &w
 }
 
-// Queue is where the model's requests wait.
+// Queue returns the queue of the model's requests.
 func (m *Model) Queue() *exchange.Admission { return m.queue }
 
-// Card is the model as /v1/models lists it.
+// Card returns the model's entry of /v1/models.
 func (m *Model) Card() openai.Model {
 	return openai.Model{ID: m.Name, Created: m.created, MaxModelLen: m.MaxLen, Parent: m.parent}
 }

@@ -5,24 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 )
 
-// models are those that native nodes serve, in the order in which they were taken
-// up. Nodes of several models may stand behind one gateway: a request's model
-// decides which of them it can go to.
+// models are the served models, in the order in which they were loaded. A gateway may have nodes of
+// several models. A request's model decides which of them it can use.
 type models struct{ all atomic.Pointer[[]*Model] }
 
-// All are the models; the caller changes nothing.
+// All returns the models. The caller does not change the slice.
 func (m *models) All() []*Model {
 	if all := m.all.Load(); all != nil {
 		return *all
@@ -30,7 +29,7 @@ func (m *models) All() []*Model {
 	return nil
 }
 
-// Load is the first; nil: there is none.
+// Load returns the first model; nil: there is none.
 func (m *models) Load() *Model {
 	if all := m.All(); len(all) > 0 {
 		return all[0]
@@ -40,12 +39,11 @@ func (m *models) Load() *Model {
 
 func (m *models) Store(all ...*Model) { m.all.Store(&all) }
 
-// errNoNode says that no decode node is there to ask for a bundle.
+// errNoNode reports that no decode node can give its bundle.
 var errNoNode = errors.New("gateway: no decode node is ready")
 
-// refresh takes up the models of decode nodes that are ready, and lets those go
-// that none of them serves any more. While nodes serve one, others with another
-// model of the same name wait: it is the next version of it.
+// refresh loads the models of ready decode nodes and drops those that no node serves any more.
+// While nodes serve a model, another model of the same name waits, because it is the next version.
 func (fl *Fleet) refresh(ctx context.Context) error {
 	fleet, was := fl.Nodes.Now(), fl.Models.All()
 	var next []*Model
@@ -57,18 +55,18 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 	err := errNoNode
 	for _, n := range fleet.Decode {
 		member, print := n.Member(), n.Fingerprint()
-		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || fl.waits(next, print) || time.Since(fl.torn[print]) < tornPause) ||
+		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || fl.waits(next, print) || time.Since(fl.failedModels[print]) < failedPause) ||
 			slices.ContainsFunc(next, func(m *Model) bool { return print == 0 || m.Fingerprint == 0 || m.Fingerprint == print }) {
 			continue
 		}
 		var m *Model
-		if m, err = fl.takeUp(ctx, n, next); err == nil && m != nil {
+		if m, err = fl.load(ctx, n, next); err == nil && m != nil {
 			next = append(next, m)
 		}
 	}
 	if len(next) > 0 {
 		err = nil
-	} else if len(was) > 0 { // what is gone may come back
+	} else if len(was) > 0 { // its nodes may come back
 		return err
 	}
 	if !slices.Equal(was, next) {
@@ -78,23 +76,22 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 	return err
 }
 
-// tornPause is between two looks at a model that cannot be taken up, while others are
-// served: its tokenizer may have tens of megabytes.
-const tornPause = 30 * time.Second
+// failedPause is the pause after a model that could not be loaded, while others are served, because
+// its tokenizer may have tens of megabytes.
+const failedPause = 30 * time.Second
 
-// maxModels bounds those of one gateway's nodes: each holds its tokenizer.
+// maxModels bounds the models of one gateway's nodes: each has its tokenizer in memory.
 const maxModels = 64
 
-// waits says whether a model that was passed over is to wait still: the one of its
-// name is there.
+// waits reports whether a pending model waits because the current one of its name is served.
 func (fl *Fleet) waits(next []*Model, print uint64) bool {
-	name, passed := fl.passed[print]
-	return passed && slices.ContainsFunc(next, func(m *Model) bool { return m.bundle.Model == name })
+	name, pending := fl.pendingModels[print]
+	return pending && slices.ContainsFunc(next, func(m *Model) bool { return m.bundle.Model == name })
 }
 
-// takeUp makes a node's model one of the gateway's; nil without an error: it waits
-// for its place.
-func (fl *Fleet) takeUp(ctx context.Context, n *nodes.Node, next []*Model) (*Model, error) {
+// load makes a node's model one of the gateway's; nil without an error: the model is served
+// already, or waits.
+func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model, error) {
 	b, err := n.Bundle(ctx)
 	if err != nil {
 		return nil, err
@@ -105,11 +102,8 @@ func (fl *Fleet) takeUp(ctx context.Context, n *nodes.Node, next []*Model) (*Mod
 			return nil, nil
 		}
 		if m.bundle.Model == b.Model {
-			if fl.passed == nil {
-				fl.passed = map[uint64]string{}
-			}
-			fl.passed[b.Fingerprint] = b.Model
-			fl.Log.Info("another model of the same name waits until nobody serves the present one", "model", b.Model, "node", n.Name,
+			fl.pendingModels[b.Fingerprint] = b.Model
+			fl.Log.Info("newer model of the same name waits until no node serves the current one", "model", b.Model, "node", n.Name,
 				"fingerprint", strconv.FormatUint(b.Fingerprint, 16))
 			return nil, nil
 		}
@@ -120,24 +114,20 @@ func (fl *Fleet) takeUp(ctx context.Context, n *nodes.Node, next []*Model) (*Mod
 	}
 	m, err := NewModel(b, name, fl.o.ChatTemplate, time.Now())
 	if err != nil {
-		if fl.torn == nil {
-			fl.torn = map[uint64]time.Time{}
-		}
-		fl.torn[b.Fingerprint] = time.Now()
-		fl.Log.Warn("a node's model cannot be taken up", "node", n.Name, "error", err)
+		fl.failedModels[b.Fingerprint] = time.Now()
+		fl.Log.Warn("a node's model cannot be loaded", "node", n.Name, "error", err)
 		return nil, err
 	}
 	if m.Text != nil {
 		m.Text.RejectSpecial = fl.o.RejectSpecialTokens
 	}
 	m.queue = fl.queueFor(m, next)
-	fl.Log.Info("model taken up", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
+	fl.Log.Info("model added", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
 		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
 	return m, nil
 }
 
-// follow has the gateway hear of the models' nodes, and its metrics carry their
-// names.
+// follow subscribes to the block events of the models, and sets their names in metrics.
 func (fl *Fleet) follow(next []*Model) {
 	var names, served []string
 	for _, m := range next {
@@ -147,46 +137,41 @@ func (fl *Fleet) follow(next []*Model) {
 	fl.Meters.Set.SetModel(strings.Join(served, ","))
 }
 
-// queueFor is where a new model's requests wait: a queue of its own, so that those
-// of one model do not stand before those of another.
+// queueFor returns the queue for a new model's requests. Each model has its own, so that requests
+// of one do not block those of another.
 func (fl *Fleet) queueFor(m *Model, others []*Model) *exchange.Admission {
 	if !slices.ContainsFunc(others, func(o *Model) bool { return o.queue == fl.Queue }) {
 		return fl.Queue
 	}
-	l := fl.limits()
-	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
-	fl.queues.Store(m.Fingerprint, a)
-	return a
+	return fl.QueueOf(m.Fingerprint, math.MaxInt64)
 }
 
-// FollowRoom follows the room of the models' nodes; the queue of a model that is
-// gone goes when it is empty.
+// FollowRoom updates the room of the models' queues. The queue of a model that is gone is dropped
+// when it is empty.
 func (fl *Fleet) FollowRoom() {
-	all := fl.Models.All()
+	all, l := fl.Models.All(), fl.Limits()
 	for _, m := range all {
-		r := fl.Nodes.Now().Room(m.Fingerprint, fl.limits().NodeBacklog, fl.limits().NodeBacklogTime)
+		r := fl.Nodes.Now().Room(m.Fingerprint, l.NodeBacklog, l.NodeBacklogTime)
 		m.queue.SetRoom(r.Requests, r.Tokens)
 	}
-	fl.queues.Range(func(print, a any) bool {
-		if print, native := print.(uint64); native && a.(*exchange.Admission).Idle() && !slices.ContainsFunc(all, func(m *Model) bool { return m.Fingerprint == print }) {
-			fl.queues.Delete(print)
+	fl.EachQueue(func(key any, a *exchange.Admission) {
+		if print, ours := key.(uint64); ours && a.Idle() && !slices.ContainsFunc(all, func(m *Model) bool { return m.Fingerprint == print }) {
+			fl.DropQueue(print)
 		}
-		return true
 	})
-
 }
 
-// keepModel refreshes now, when the members change, and in between.
+// keepModel calls refresh at once, when the members change, and in between.
 func (fl *Fleet) keepModel(ctx context.Context) {
 	tick := time.NewTicker(nodes.DefaultProbeInterval / 2)
 	defer tick.Stop()
-	said := ""
+	logged := ""
 	for {
 		if err := fl.refresh(ctx); err == nil {
-			said = ""
-		} else if why := err.Error(); why != said && ctx.Err() == nil && !fl.o.Quiet {
+			logged = ""
+		} else if why := err.Error(); why != logged && ctx.Err() == nil && !fl.o.Quiet {
 			fl.Log.Info("no model to serve yet", "error", err)
-			said = why
+			logged = why
 		}
 		select {
 		case <-ctx.Done():
@@ -197,8 +182,8 @@ func (fl *Fleet) keepModel(ctx context.Context) {
 	}
 }
 
-// Find is the model that a request names, by its own or a further name, or an
-// adapter of one. Where there is one model it need not be named.
+// Find returns the model that a request names, by its own or a further name, or by the name of an
+// adapter. If there is one model, its name may be empty.
 func (fl *Fleet) Find(name string) (*Model, *openai.Error) {
 	all := fl.Models.All()
 	switch {
@@ -234,7 +219,7 @@ func (fl *Fleet) Find(name string) (*Model, *openai.Error) {
 		Message: fmt.Sprintf("the model %q does not exist; this gateway serves %s", openai.Clip(name, 200), openai.Clip(strings.Join(served, ", "), 1000))}
 }
 
-// Cards are the models, their further names and their adapters.
+// Cards returns the entries of /v1/models: the models, their further names and their adapters.
 func (fl *Fleet) Cards() (list []openai.Model) {
 	fleet := fl.Nodes.Now()
 	for _, m := range fl.Models.All() {
@@ -251,7 +236,7 @@ func (fl *Fleet) Cards() (list []openai.Model) {
 	return list
 }
 
-// as is the model under a further name.
+// as returns the model under a further name.
 func (m *Model) as(name string) *Model {
 	w := *m
 	w.Name = name

@@ -13,41 +13,44 @@ import (
 )
 
 // Prepare implements exchange.Backend.
-func (j *job) Prepare() *openai.Error {
-	fault := j.parse()
+func (x *request) Prepare() *openai.Error {
+	fault := x.parse()
 	if fault != nil {
-		if fault.Param == "prompt" && j.Path == openai.TokensPath {
+		if fault.Param == "prompt" && x.Path == openai.TokensPath {
 			fault.Param, fault.Message = "token_ids", strings.Replace(fault.Message, "prompt: ", "token_ids: ", 1)
 		}
 		return fault
 	}
-	j.req.DropRaw()
-	httpserver.DropBody(j.Ctx)
-	j.WatchClient()
+	x.req.DropRaw()
+	httpserver.DropBody(x.Ctx)
+	x.WatchClient()
 	return nil
 }
 
-// parse turns the request's body into choices whose attempts can start.
-func (j *job) parse() (fault *openai.Error) {
-	fl, charge, body := j.fleet, j.S.Charge(j.Ctx), j.Ctx.PostBody()
-	if j.Path == openai.TokensPath {
+// parse makes choices of the request's body, whose attempts can start.
+func (x *request) parse() (fault *openai.Error) {
+	fl, charge, body := x.fleet, x.S.Charge(x.Ctx), x.Ctx.PostBody()
+	if x.Path == openai.TokensPath {
 		if fault := charge(len(body)); fault != nil {
 			return fault
 		}
 		if body, fault = openai.CompletionOfTokens(body); fault != nil {
 			return fault
 		}
-		j.Ctx.Request.SetBodyRaw(body)
+		x.Ctx.Request.SetBodyRaw(body)
 	}
-	if j.req, fault = openai.ParseWithin(j.On, body, charge); fault != nil {
+	if x.req, fault = openai.ParseWithin(x.On, body, charge); fault != nil {
 		return fault
 	}
-	req := j.req
-	if fault := fl.checkLimits(req); fault != nil {
+	req := x.req
+	if fault := req.CheckLogprobs(fl.Limits().MaxLogprobs); fault != nil {
+		return fault
+	}
+	if fault := fl.CheckChoices(req.N); fault != nil {
 		return fault
 	}
 	fl.WarnUnknown(req.Unknown)
-	if fault := j.ReadHeaders(); fault != nil {
+	if fault := x.ReadHeaders(); fault != nil {
 		return fault
 	}
 	m, fault := fl.Find(req.Model)
@@ -55,55 +58,57 @@ func (j *job) parse() (fault *openai.Error) {
 		return fault
 	}
 	prompts, fault := m.Prompts(req, charge)
-	if fault == nil {
-		fault = fl.checkPrompts(req, prompts)
-	}
 	if fault != nil {
 		return fault
 	}
-	if id := j.Ctx.Request.Header.Peek(exchange.RequestIDHeader); openai.ValidID(id) {
+	for i := range prompts {
+		n := len(prompts[i].Tokens)
+		if fault := fl.CheckPrompt(req.Endpoint, n); fault != nil {
+			return fault
+		}
+		x.nPrompt += n
+	}
+	if id := x.Ctx.Request.Header.Peek(exchange.RequestIDHeader); openai.ValidID(id) {
 		req.RequestID = string(id)
 	} else if req.RequestID == "" {
-		req.RequestID = string(j.ID)
+		req.RequestID = string(x.ID)
 	} else {
-		j.Ctx.Response.Header.Set(exchange.RequestIDHeader, req.RequestID)
-		j.ID = j.Ctx.Response.Header.Peek(exchange.RequestIDHeader)
+		x.Ctx.Response.Header.Set(exchange.RequestIDHeader, req.RequestID)
+		x.ID = x.Ctx.Response.Header.Peek(exchange.RequestIDHeader)
 	}
-	for i := range prompts {
-		j.nPrompt += len(prompts[i].Tokens)
-	}
-	if fault := j.LetIn(j.nPrompt); fault != nil {
+	if fault := x.LetIn(x.nPrompt); fault != nil {
 		return fault
 	}
-	req.Priority = j.Priority(req.Priority)
-	j.model, j.prompts, j.seed = m, prompts, rand.Uint64()
+	req.Priority = x.Priority(req.Priority)
+	x.model, x.prompts, x.seed = m, prompts, rand.Uint64()
 	if req.Seed != nil {
-		j.seed = uint64(*req.Seed)
+		x.seed = uint64(*req.Seed)
 	}
 	prefix := "cmpl-"
-	if j.On == openai.Chat {
+	if x.On == openai.Chat {
 		prefix = "chatcmpl-"
 	}
-	j.answerID = prefix + req.RequestID
-	j.encoder = openai.NewEncoder(j.On, j.answerID, now(), m.Name, m.systemPrint)
-	if j.Path == openai.TokensPath {
-		j.encoder = openai.NewTokensEncoder(req.RequestID)
+	x.answerID = prefix + req.RequestID
+	x.encoder = openai.NewEncoder(x.On, x.answerID, now(), m.Name, m.systemPrint)
+	if x.Path == openai.TokensPath {
+		x.encoder = openai.NewTokensEncoder(req.RequestID)
 	}
-	j.choices = make([]choice, len(prompts)*req.N)
-	for i := range j.choices {
-		c := &j.choices[i]
-		c.index, c.number, c.prompt, c.finish = i, i%req.N, &j.prompts[i/req.N], openai.NotFinished
+	x.choices = make([]choice, len(prompts)*req.N)
+	for i := range x.choices {
+		c := &x.choices[i]
+		c.number, c.prompt = i%req.N, &x.prompts[i/req.N]
+		c.delta = openai.Delta{Index: i, Begin: true, Finish: openai.NotFinished}
 		if m.Text != nil {
 			c.text = m.Text.Output(req)
 		}
-		if j.echoProbs() { // the answer's tokens stand behind the prompt's
+		if x.echoProbs() { // the answer's tokens follow the prompt's
 			for _, id := range c.prompt.Tokens {
 				c.textEnd += len(m.TokenText(id))
 			}
 		}
 	}
-	j.live = len(j.choices)
-	j.in = nodes.NewInbox(fl.o.StreamTokens * len(j.choices))
+	x.live = len(x.choices)
+	x.in = nodes.NewInbox(fl.o.StreamTokens * len(x.choices))
 	fl.Meters.N.Observe(float64(req.N))
 	if req.MaxTokens > 0 {
 		fl.Meters.MaxTokens.Observe(float64(req.MaxTokens))
@@ -111,33 +116,39 @@ func (j *job) parse() (fault *openai.Error) {
 	return nil
 }
 
-// sampling is how a choice draws: what the request says, else the checkpoint's
-// defaults, else the API's.
-func (j *job) sampling(c *choice) *nodepb.Sampling {
-	s := &nodepb.Sampling{Seed: j.seed, Choice: uint32(c.number), Temperature: 1, TopP: 1}
-	if d := j.model.bundle.Defaults; d != nil {
-		if d.Temperature != nil {
-			s.Temperature = *d.Temperature
+// sampling returns how a choice samples: as the request asks, else as the checkpoint does by
+// default, else as the API does.
+func (x *request) sampling(c *choice) *nodepb.Sampling {
+	r, d := x.req, x.model.bundle.Defaults
+	if d == nil {
+		d = new(nodepb.GenerationDefaults)
+	}
+	s := &nodepb.Sampling{
+		Seed: x.seed, Choice: uint32(c.number),
+		Temperature: first(1, r.Temperature, d.Temperature), TopP: first(1, r.TopP, d.TopP), TopK: first(0, r.TopK, d.TopK),
+		MinP: first(0, r.MinP), RepetitionPenalty: first(0, r.RepetitionPenalty), PresencePenalty: r.PresencePenalty, FrequencyPenalty: r.FrequencyPenalty,
+		MinTokens: uint32(r.MinTokens), AllowedTokenIds: r.AllowedTokens,
+	}
+	for _, b := range r.LogitBias {
+		s.LogitBias = append(s.LogitBias, &nodepb.LogitBias{Token: b.Token, Value: b.Value})
+	}
+	for _, w := range r.BadWords {
+		for _, ids := range x.model.BadWord(w) {
+			s.BadWords = append(s.BadWords, &nodepb.TokenSequence{Tokens: ids})
 		}
-		if d.TopP != nil {
-			s.TopP = *d.TopP
-		}
-		if d.TopK != nil {
-			s.TopK = *d.TopK
-		}
 	}
-	if j.req.Temperature != nil {
-		s.Temperature = *j.req.Temperature
-	}
-	if j.req.TopP != nil {
-		s.TopP = *j.req.TopP
-	}
-	if j.req.TopK != nil {
-		s.TopK = *j.req.TopK
-	}
-	j.controls(s)
 	return s
 }
 
-// now is the time in whole seconds, as the API gives it.
+// first returns the first value that is set, or else otherwise.
+func first[T any](otherwise T, values ...*T) T {
+	for _, v := range values {
+		if v != nil {
+			return *v
+		}
+	}
+	return otherwise
+}
+
+// now returns the time in the API's unit, seconds.
 func now() int64 { return time.Now().Unix() }

@@ -12,86 +12,70 @@ import (
 // done reports whether the choice has its last token.
 func (c *choice) done() bool { return c.state.State() == fsm.Finished }
 
-// retry ends a choice's current attempt, which failed, and starts the next one.
-// A choice without a token yet is tried on a few nodes. One that has begun is
-// resumed: prompt and output so far go to another node, at exactly the next
-// position, and where no node takes them it waits for one, a bounded time.
-func (j *job) retry(c *choice, err error) *openai.Error {
+// retry ends a choice's current attempt, which failed, and starts the next one. A choice without a
+// token is tried on a few nodes. A choice with tokens is resumed: prompt and output continue on
+// another node, at the next position. If no node takes them, the choice waits for a bounded time.
+func (x *request) retry(c *choice, err error) *openai.Error {
 	node, f := c.node, nodeFailure(err)
 	exchange.FailSpan(&c.span, f)
-	j.leave(c)
-	c.stream = nil
-	if fault := j.failed(c, node, f); fault != nil {
+	x.leave(c)
+	if fault := x.failed(c, node, f); fault != nil {
 		return fault
 	}
 	if !c.state.Started() {
-		return j.attempt(c)
+		return x.attempt(c)
 	}
-	j.S.Meters.Resumes.Inc()
-	r := j.fleet.o.Resumes.Reserve()
-	if wait := r.Delay(); wait > j.S.Limits().ResumeTimeout {
+	x.S.Meters.Resumes.Inc()
+	r := x.S.Resumes.Reserve()
+	if wait := r.Delay(); wait > x.S.Limits().ResumeTimeout {
 		r.Cancel()
-		return j.lose(c)
-	} else if wait > 0 { // many at once: the nodes that are left take them one after the other
+		return x.lose(c)
+	} else if wait > 0 { // many at once: the remaining nodes take them in turn
 		c.state.Delay(time.Now().Add(wait))
-		j.wake(c.state.RetryAt())
+		x.wake(c.state.RetryAt())
 		return nil
 	}
-	return j.attempt(c)
+	return x.attempt(c)
 }
 
-// failed records a failed attempt. It returns an error when there may be no other.
-func (j *job) failed(c *choice, node *nodes.Node, f *exchange.Failure) *openai.Error {
-	j.AttemptFailed(f, &c.span, "node", node.Name)
+// failed records a failed attempt. It returns an error if no other may follow.
+func (x *request) failed(c *choice, node *nodes.Node, f *exchange.Failure) *openai.Error {
+	x.AttemptFailed(f, &c.span, "node", node.Name)
 	c.failure = f
-	if exchange.Next(&j.Exchange, &c.state, node, f) == fsm.GiveUp {
-		return j.lose(c)
+	if exchange.Next(&x.Exchange, &c.state, node, f) == fsm.GiveUp {
+		return x.lose(c)
 	}
 	return nil
 }
 
-// enterClass notes the numerics class of the node that sends a choice's next token.
-// A stream that enters another class keeps the tokens that it has; those that follow
-// may differ from what the class before would have drawn.
-func (j *job) enterClass(c *choice) {
+// enterClass records the numerics class of the node that sends a choice's next token. A stream that
+// enters another class keeps its tokens. Those that follow may differ from what the former class
+// would have drawn.
+func (x *request) enterClass(c *choice) {
 	class := c.node.Class()
 	if c.state.Started() && c.class != "" && class != "" && class != c.class {
-		j.S.Meters.ClassChanges.Inc()
-		j.S.Log.Warn("stream continues in another numerics class: no node of its own is usable", "request", j.req.RequestID,
+		x.S.Meters.ClassChanges.Inc()
+		x.S.Log.Warn("stream continues in another numerics class: no node of its own is usable", "request", x.req.RequestID,
 			"node", c.node.Name, "tokens", len(c.output), "class", class, "before", c.class)
 	}
 	c.class = class
 }
 
-// nowhere is what becomes of a choice that no node is left for: a stream that
-// has begun waits for one, within ResumeTimeout. node is one that would be asked
-// again, or nil.
-func (j *job) nowhere(c *choice, node *nodes.Node) *openai.Error {
-	if c.state.NoNode(time.Now(), j.S.ChoiceLimits()) == fsm.Wait {
-		j.wake(c.state.RetryAt())
+// nowhere handles a choice that no node is left for. A choice with tokens waits for one, within
+// ResumeTimeout. node is one that has failed the choice already; nil: no node serves the model.
+func (x *request) nowhere(c *choice, node *nodes.Node) *openai.Error {
+	if c.state.NoNode(time.Now(), x.S.ChoiceLimits()) == fsm.Wait {
+		x.wake(c.state.RetryAt())
 		return nil
 	}
 	if !c.state.Started() && node == nil {
-		return j.noNode()
+		c.failure = nil
 	}
-	return j.lose(c)
+	return x.lose(c)
 }
 
 // lose gives a choice up.
-func (j *job) lose(c *choice) *openai.Error {
+func (x *request) lose(c *choice) *openai.Error {
 	c.state.Abandon()
-	switch {
-	case c.failure != nil && c.failure.Late: // the node's timer was first
-		j.Cause = exchange.CauseDeadline
-	case c.state.Started():
-		j.Cause = exchange.CauseUpstream
-	}
-	if c.failure == nil {
-		return j.noNode()
-	}
-	return c.failure.Fault()
-}
-
-func (j *job) noNode() *openai.Error {
-	return openai.Unavailable(exchange.RetryAfter, "no decode node is available for model %q", j.model.Name)
+	return x.NoAttempt(c.failure, "decode node", x.model.Name, c.state.Started())
 }

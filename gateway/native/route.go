@@ -11,27 +11,23 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// route decides where a prompt with nOut tokens of output goes, whose prefill may
-// be elsewhere from minRemote uncached tokens on. Decode nodes of class are preferred
-// to all others, where it is given. view is filled and stays the caller's.
+// route decides where a prompt with nOut tokens of output is computed. From minRemote uncached
+// tokens on, a prefill node may compute them. Decode nodes of class are preferred, unless it is
+// empty. view is filled and stays the caller's.
 func (fl *Fleet) route(fleet *nodes.Snapshot, view *route.View, m *Model, p *render.Prompt, how *exchange.RouteHints, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
-	n := len(p.Tokens) + nOut - 1 // the last token is decode's own
+	n := len(p.Tokens) + nOut - 1 // decode nodes compute the last token
 	q := m.query(p, n)
 	q.Avoid, q.Class = avoid, class
 	fleet.Look(view, q)
-	r := route.Request{Policy: how.Policy, Key: p.Key, Demand: demand, Uncached: n, MinRemote: minRemote, Turn: how.Turn}
-	switch {
-	case r.Policy == route.Session && how.Session != 0:
-		r.Key = how.Session
-	case r.Policy == route.PowerOfTwo:
-		r.Draw = rand.Uint64()
-	case r.Policy == route.Prefix && fleet.Shared:
+	r := how.Request(p.Key)
+	r.Demand, r.Uncached, r.MinRemote = demand, n, minRemote
+	if r.Policy == route.Prefix && fleet.Shared {
 		r.Shared, r.Draw = true, rand.Uint64()
 	}
 	return fleet.Table.Pick(r, *view, nil)
 }
 
-// Explain decides where a prompt would go now. Nothing is sent.
+// Explain decides where a prompt would be computed now. Nothing is sent.
 func (fl *Fleet) Explain(m *Model, text string, how *exchange.RouteHints) (render.Prompt, route.Decision, *route.View, *nodes.Snapshot) {
 	root := m.Root("")
 	p := render.Prompt{Tokens: m.Text.Tokens(text, true)}

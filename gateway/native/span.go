@@ -1,24 +1,23 @@
 package native
 
 import (
-	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
-// describe adds to the job's span what the request asks and why its choices ended.
-func (j *job) describe() {
-	s, r := &j.Span, j.req
+// describe adds to the request's span what it asked, and why its choices ended.
+func (x *request) describe() {
+	s, r := &x.Span, x.req
 	if !s.On() {
 		return
 	}
 	var reasons []string
-	for i := range j.choices {
-		if c := &j.choices[i]; c.done() {
-			reasons = append(reasons, c.finish.Reason)
+	for i := range x.choices {
+		if c := &x.choices[i]; c.done() {
+			reasons = append(reasons, c.delta.Finish.Reason)
 		}
 	}
-	s.Set(trace.ResponseModel.String(j.model.Name), trace.ResponseID.String(j.answerID), trace.FinishReasons.StringSlice(reasons))
+	s.Set(trace.ResponseModel.String(x.model.Name), trace.ResponseID.String(x.answerID), trace.FinishReasons.StringSlice(reasons))
 	if r.Temperature != nil {
 		s.Set(trace.Temperature.Float64(float64(*r.Temperature)))
 	}
@@ -33,11 +32,8 @@ func (j *job) describe() {
 	}
 }
 
-// attemptSpan begins the span of a choice's next attempt.
-func (j *job) attemptSpan(c *choice, node *nodes.Node, d route.Decision) {
-	c.span = j.Span.Child("attempt", trace.Client, c.since)
-	if c.span.On() {
-		c.span.Set(trace.Peer.String(node.Name), trace.Choice.Int(c.index), trace.Attempt.Int(int(c.state.Attempt())), trace.Resumed.Int(c.state.From()),
-			trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
-	}
+// describeAttempt adds to the span of an attempt where it was sent, and why.
+func (c *choice) describeAttempt(d route.Decision) {
+	c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From()),
+		trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 }

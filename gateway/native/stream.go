@@ -8,16 +8,15 @@ import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
 )
 
-// stream is a streamed response's body. The server reads it on the connection's
-// own goroutine, each Read becoming one chunk and one flush, and closes it in any
-// case.
+// stream is the body of a streamed response. The server reads it on the connection's own goroutine,
+// sends each Read as one chunk and one flush, and closes it in any case.
 type stream struct {
-	j    *job
-	sent int   // bytes of j.buf
-	end  error // of the body, once j.buf is sent; nil: it goes on
+	x    *request
+	sent int   // bytes of request.buf
+	end  error // of the body, once buf is sent; nil: more follows
 }
 
-// buffers are kept between streams, unless a slow client made one large.
+// buffers are reused between streams, unless a slow client made one large.
 var buffers = sync.Pool{New: func() any {
 	b := make([]byte, 0, newBuffer)
 	return &b
@@ -28,70 +27,69 @@ const (
 	maxKeptBuffer = 64 << 10
 )
 
-// takeBuffer gives the job the buffer for its events, giveBuffer returns it.
-func (j *job) takeBuffer() {
-	j.buf = (*buffers.Get().(*[]byte))[:0]
-	j.countBuffer()
+// takeBuffer takes a buffer for the request's events, and giveBuffer returns it.
+func (x *request) takeBuffer() {
+	x.buf = (*buffers.Get().(*[]byte))[:0]
+	x.countBuffer()
 }
 
-// countBuffer keeps the sum of all streams' buffers.
-func (j *job) countBuffer() {
-	if n := cap(j.buf); n != j.counted {
-		j.fleet.Buffered.Add(int64(n - j.counted))
-		j.counted = n
+// countBuffer updates the total size of all streams' buffers.
+func (x *request) countBuffer() {
+	if n := cap(x.buf); n != x.counted {
+		x.fleet.Buffered.Add(int64(n - x.counted))
+		x.counted = n
 	}
 }
 
-func (j *job) giveBuffer() {
-	j.fleet.Buffered.Add(-int64(j.counted))
-	j.counted = 0
-	if b := j.buf; b != nil && cap(b) <= maxKeptBuffer {
+func (x *request) giveBuffer() {
+	x.fleet.Buffered.Add(-int64(x.counted))
+	x.counted = 0
+	if b := x.buf; b != nil && cap(b) <= maxKeptBuffer {
 		buffers.Put(&b)
 	}
-	j.buf = nil
+	x.buf = nil
 }
 
-// Read implements io.Reader. Any error but io.EOF makes the server abort the
-// connection.
+// Read implements io.Reader. Any error but io.EOF makes the server abort the connection.
 func (s *stream) Read(p []byte) (n int, err error) {
-	j := s.j
-	defer j.Caught(&n, &err)
-	for s.sent == len(j.buf) && s.end == nil && j.live > 0 {
+	x := s.x
+	defer x.RecoverRead(&n, &err)
+	for s.sent == len(x.buf) && s.end == nil && x.live > 0 {
 		s.fill()
 	}
-	if j.live == 0 && s.end == nil { // the last piece and what ends the body leave together
+	if x.live == 0 && s.end == nil { // the last piece and what ends the body leave together
 		var u *openai.Usage
-		if j.req.IncludeUsage {
-			all := j.usage()
+		if x.req.IncludeUsage {
+			all := x.usage()
 			u = &all
 		}
-		j.buf, s.end = j.encoder.AppendEnd(j.buf, u), io.EOF
+		x.buf, s.end = x.encoder.AppendEnd(x.buf, u), io.EOF
 	}
-	if s.sent == len(j.buf) {
+	if s.sent == len(x.buf) {
 		return 0, s.end
 	}
-	n = copy(p, j.buf[s.sent:])
+	n = copy(p, x.buf[s.sent:])
 	s.sent += n
 	return n, nil
 }
 
-// fill waits for what is to be sent next; what was begin's is there already.
+// fill waits for the next events. The first are there already, from Run.
 func (s *stream) fill() {
-	j := s.j
-	if len(j.buf) > 0 {
-		j.buf, s.sent = j.buf[:0], 0
+	x := s.x
+	if len(x.buf) > 0 {
+		x.buf, s.sent = x.buf[:0], 0
 	}
-	defer j.countBuffer()
-	if fault := j.advance(); fault != nil {
-		if s.end = exchange.ErrCut; !j.Unread() {
-			j.buf = fault.AppendEvent(j.buf)
+	defer x.countBuffer()
+	if fault := x.advance(); fault != nil {
+		if s.end = exchange.ErrCut; !x.Unread() {
+			x.buf = fault.AppendEvent(x.buf)
 		}
 	}
 }
 
-// CloseWithError implements fasthttp.ReadCloserWithError; err is why the body
-// could not be written to its end, or nil.
+// CloseWithError implements fasthttp.ReadCloserWithError. err is why the body could not be written
+// completely; nil: it was.
 func (s *stream) CloseWithError(err error) error {
-	s.j.CloseBody(err, s.end != nil)
+	s.x.CloseBody(err, s.end != nil)
 	return nil
 }

@@ -15,39 +15,36 @@ import (
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
-// maxEvent is how much of an event is held until the rest of it is there, in
-// bytes; a larger one leaves in parts.
+// maxEvent is the size in bytes up to which an event is held until it is complete. A larger one is
+// sent in parts.
 const maxEvent = 64 << 10
 
-// lastPatience is how long a server may take from [DONE] to its body's end, for
-// its connection to be kept.
-const lastPatience = time.Second
+// doneTimeout is the time from [DONE] to the end of the body within which the connection is kept.
+const doneTimeout = time.Second
 
-// relayBody is a relayed answer's body: the server reads it on the connection's
-// own goroutine, as it reads a stream's. Of events only whole ones leave, so that
-// where the answer breaks off an event can tell of it.
+// relayBody is the body of a relayed answer. fasthttp reads it in the connection's goroutine. Only
+// whole events are sent, so that an error event can follow where the answer breaks off.
 type relayBody struct {
 	r      *relay
-	done   bool   // it is whole only behind [DONE]
-	buf    []byte // what came and has not left; its first bytes of whole may leave
-	sent   int
-	whole  int
-	last   bool // [DONE] was seen
-	begun  bool // something was asked for
-	inside bool // what left ended inside an event
+	done   bool   // it is complete only after [DONE]
+	buf    []byte // received and not sent
+	sent   int    // bytes of buf that were sent
+	whole  int    // bytes of buf that may be sent
+	last   bool   // [DONE] was received
+	begun  bool   // Read was called
+	inside bool   // the sent bytes end inside an event
 	end    error
 
-	// Of pump: why it stopped, and what it wrote and the client has not taken.
+	// Results of pump: why it stopped, and the bytes that the client did not take.
 	stopped, failed error
 	rest            []byte
 }
 
-// Read implements io.Reader. Any error but io.EOF makes the server abort the
-// connection.
+// Read implements io.Reader. Any error other than io.EOF makes fasthttp abort the connection.
 func (b *relayBody) Read(p []byte) (n int, err error) {
-	defer b.r.Caught(&n, &err)
+	defer b.r.RecoverRead(&n, &err)
 	for b.sent == b.whole && b.end == nil {
-		if c := b.straight(); c == nil {
+		if c := b.clientConn(); c == nil {
 			b.fill()
 		} else if err := b.pump(c); err != nil {
 			return 0, err
@@ -61,12 +58,12 @@ func (b *relayBody) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// fill waits until there is more to send, or the end.
+// fill waits until there is more to send, or for the end.
 func (b *relayBody) fill() {
 	b.shift()
 	var piece []byte
 	var err error
-	if b.begun || len(b.buf) == 0 { // what was held before the head was sent comes first
+	if b.begun || len(b.buf) == 0 { // the bytes that were received with the head come first
 		piece, err = b.r.next()
 	}
 	b.begun = true
@@ -74,10 +71,10 @@ func (b *relayBody) fill() {
 	if err == nil && piece != nil {
 		err = b.collect()
 	}
-	b.settle(err)
+	b.release(err)
 }
 
-// shift forgets what has left.
+// shift drops the sent bytes.
 func (b *relayBody) shift() {
 	if b.whole > 0 {
 		b.buf = append(b.buf[:0], b.buf[b.whole:]...)
@@ -85,7 +82,7 @@ func (b *relayBody) shift() {
 	b.sent, b.whole = 0, 0
 }
 
-// collect takes what has come, without waiting.
+// collect appends the received bytes to buf, without waiting.
 func (b *relayBody) collect() error {
 	for len(b.buf) < maxEvent {
 		piece, err := b.r.call.Next(false)
@@ -97,9 +94,9 @@ func (b *relayBody) collect() error {
 	return nil
 }
 
-// straight is the client's connection where events may be written to it past the
-// server's writer, which is empty: it writes each piece at once.
-func (b *relayBody) straight() *httpserver.Conn {
+// clientConn returns the client's connection if events may be written to it directly, and otherwise
+// nil. fasthttp's writer is empty then, because it sends each piece at once.
+func (b *relayBody) clientConn() *httpserver.Conn {
 	if !b.begun || !b.r.events || b.last || b.r.renames() || !b.r.Ctx.Request.Header.IsHTTP11() {
 		return nil
 	}
@@ -109,27 +106,26 @@ func (b *relayBody) straight() *httpserver.Conn {
 	return nil
 }
 
-// pump passes events on as they come, until something has to wait or the answer
-// ends. That is most of what the gateway does with a stream, so a token costs it
-// one read, one write and one wait: no deadlines are set, nothing is announced to
-// the scheduler.
+// pump writes events to the client as they arrive, until a write has to wait or the answer ends.
+// Most of a stream's events pass here, so that a token costs one read, one write and one wait,
+// without deadlines and without calls that the scheduler tracks.
 func (b *relayBody) pump(c *httpserver.Conn) error {
 	b.stopped, b.failed, b.rest = nil, nil, nil
 	if b.pass(c) {
-		err := b.r.stay(c, func() bool { return b.pass(c) })
-		if errors.Is(err, sock.ErrLeft) {
+		err := b.poll(c)
+		if errors.Is(err, sock.ErrPeerClosed) {
 			b.r.ClientGone()
 		}
 		if err != nil {
 			if !b.r.call.Late || !b.r.wait() {
-				b.shift() // what has left was counted
-				b.settle(err)
+				b.shift() // the sent bytes were counted
+				b.release(err)
 			}
 			return nil
 		}
 	}
-	if b.stopped != nil { // not within Each: settling may close the connection
-		b.settle(b.stopped)
+	if b.stopped != nil { // not within poll, because release may close the connection
+		b.release(b.stopped)
 	}
 	if len(b.rest) > 0 {
 		_, b.failed = c.Write(b.rest)
@@ -137,33 +133,35 @@ func (b *relayBody) pump(c *httpserver.Conn) error {
 	return b.failed
 }
 
-// stay waits for more of the answer, and for the client's end, in a crowd: no goroutine
-// is woken for each event, and none has to watch the client.
-func (r *relay) stay(c *httpserver.Conn, took func() bool) error {
-	if !r.call.Stays() {
-		return r.call.Each(took)
+// poll waits for more of the answer, and for the client's end, by a poller if possible. Then no
+// goroutine is woken for each event, and none has to watch the client.
+func (b *relayBody) poll(c *httpserver.Conn) error {
+	r := b.r
+	if !r.call.CanPoll() {
+		return r.call.More()
 	}
 	if r.Watch != nil {
 		r.Watch.Stop()
 		r.Watch = nil
 	}
-	r.patient = true
-	if err := r.call.Patience(r.Deadline); err != nil {
+	r.untilDeadline = true
+	if err := r.call.SetDeadline(r.Deadline); err != nil {
 		return err
 	}
-	if !c.OnEnd(r.ClientGone) {
-		return sock.ErrLeft
+	if !c.OnClose(r.ClientGone) {
+		return sock.ErrPeerClosed
 	}
-	err, ok := r.call.Stay(r.p.crowd(), c.Raw, took)
-	c.OnEnd(nil)
+	err, ok := r.call.Poll(r.p.poller(), c.Raw, func() bool { return b.pass(c) })
+	c.OnClose(nil)
 	if ok {
 		return err
 	}
 	r.WatchClient()
-	return r.call.Each(took)
+	return r.call.More()
 }
 
-// pass sends on what has come; false: pump has to look.
+// pass sends the received events. It returns false if pump has to continue: at the end, or if a
+// write has to wait.
 func (b *relayBody) pass(c *httpserver.Conn) bool {
 	for {
 		b.shift()
@@ -171,7 +169,7 @@ func (b *relayBody) pass(c *httpserver.Conn) bool {
 			return false
 		}
 		more := len(b.buf) >= maxEvent
-		if b.settle(nil); b.last {
+		if b.release(nil); b.last {
 			return false
 		}
 		if b.whole == 0 {
@@ -187,31 +185,30 @@ func (b *relayBody) pass(c *httpserver.Conn) bool {
 	}
 }
 
-// frames are what events are framed in, and gathered in, until they have left: a
-// stream that waits for its next token holds neither.
+// frames pools the buffers of chunks. A stream that waits for its next token holds none.
 var frames = sync.Pool{New: func() any { return new([]byte) }}
 
-// write sends what may leave; false: the client did not take all of it at once.
+// write sends the whole events. It returns false if the client did not take all bytes at once.
 func (b *relayBody) write(c *httpserver.Conn) bool {
 	frame := frames.Get().(*[]byte)
 	*frame = appendChunk((*frame)[:0], b.buf[:b.whole])
 	n, err := c.Raw.WriteNow(*frame)
 	if b.failed, b.rest = err, (*frame)[n:]; err != nil || len(b.rest) > 0 {
-		return false // rest is the frame's
+		return false // rest is part of the frame
 	}
 	frames.Put(frame)
 	return true
 }
 
-// appendChunk appends data as a chunk of HTTP.
+// appendChunk appends data as an HTTP chunk.
 func appendChunk(dst, data []byte) []byte {
 	dst = strconv.AppendUint(dst, uint64(len(data)), 16)
 	dst = append(append(dst, "\r\n"...), data...)
 	return append(dst, "\r\n"...)
 }
 
-// settle decides what of the bytes may leave; err is behind them.
-func (b *relayBody) settle(err error) {
+// release sets how many bytes of buf may be sent. err is the error after them.
+func (b *relayBody) release(err error) {
 	switch {
 	case b.r.events && len(b.buf) >= maxEvent && err == nil:
 		b.whole, b.inside = wholeEvents(b.buf), false
@@ -219,7 +216,7 @@ func (b *relayBody) settle(err error) {
 			b.whole, b.inside = len(b.buf), true
 		}
 	case !b.r.events && err == nil && b.r.renames():
-		// The name may be in parts: what could be its beginning waits for the rest.
+		// The name may be incomplete: bytes that could be its beginning wait for the rest.
 		b.buf = b.r.rename(b.buf)
 		b.whole = max(0, len(b.buf)-b.r.longestName())
 	case !b.r.events, err == io.EOF:
@@ -232,12 +229,12 @@ func (b *relayBody) settle(err error) {
 	if b.r.events && b.whole > 0 {
 		events := max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n")))
 		b.r.nEvents += events
-		b.r.Came(&b.r.times, events, time.Now())
-		b.r.told.learn(b.buf[:b.whole])
+		b.r.CountTokens(&b.r.times, events, time.Now())
+		b.r.outcome.learn(b.buf[:b.whole])
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
-			// Only the body's end is missing, which the client need not wait for.
-			b.r.patient = true
-			_ = b.r.call.Patience(time.Now().Add(lastPatience)) // an error shows at the next read
+			// Only the end of the body is missing, for which the client need not wait.
+			b.r.untilDeadline = true
+			_ = b.r.call.SetDeadline(time.Now().Add(doneTimeout)) // the next read returns an error
 		}
 	}
 	if b.r.renames() && b.whole > 0 && (b.r.events || err != nil) {
@@ -245,18 +242,18 @@ func (b *relayBody) settle(err error) {
 		b.buf, b.whole = append(named, b.buf[b.whole:]...), len(named)
 	}
 	if err != nil {
-		b.over(err)
+		b.finish(err)
 	}
 }
 
-// over is the answer's end.
-func (b *relayBody) over(err error) {
+// finish ends the answer.
+func (b *relayBody) finish(err error) {
 	r := b.r
 	if err == io.EOF && (!b.done || b.last) {
 		b.end = io.EOF
 		return
 	}
-	if b.last { // all that a client waits for is there
+	if b.last { // the client has all of it
 		b.end = io.EOF
 		r.drop(nil)
 		return
@@ -275,8 +272,8 @@ func (b *relayBody) over(err error) {
 	}
 }
 
-// CloseWithError implements fasthttp.ReadCloserWithError; err is why the body
-// could not be written to its end, or nil.
+// CloseWithError implements fasthttp.ReadCloserWithError. err is why the body could not be written
+// to its end, or nil.
 func (b *relayBody) CloseWithError(err error) error {
 	r := b.r
 	if r == nil {
@@ -291,14 +288,14 @@ func (b *relayBody) CloseWithError(err error) error {
 	return nil
 }
 
-// renames says whether the client knows the model by another name than its server.
+// renames reports whether the client's name of the model differs from the server's.
 func (r *relay) renames() bool { return r.model != nil && r.model.As != "" }
 
-// longestName bounds what rename looks for, in bytes.
+// longestName bounds the length of the member that rename replaces, in bytes.
 func (r *relay) longestName() int { return len(`"model": ""`) + 6*len(r.model.As) }
 
-// rename gives a piece of an answer the name by which the client knows the model.
-// Within JSON's strings quotes are escaped, so that only members are met.
+// rename replaces the server's name of the model by the client's in a piece of an answer. Only
+// members are found, because quotes within strings are escaped.
 func (r *relay) rename(b []byte) []byte {
 	if !r.renames() {
 		return b
@@ -312,10 +309,10 @@ func (r *relay) rename(b []byte) []byte {
 	return b
 }
 
-// doneEvent ends streams of completions.
+// doneEvent is the data of the last event of a completion's stream.
 var doneEvent = []byte("[DONE]")
 
-// endsDone says whether whole events end in that one.
+// endsDone reports whether whole events end in doneEvent.
 func endsDone(b []byte) bool {
 	b = bytes.TrimRight(b, "\r\n")
 	if !bytes.HasSuffix(b, doneEvent) {
@@ -326,7 +323,7 @@ func endsDone(b []byte) bool {
 	return ok && (len(line) == 0 || line[len(line)-1] == '\n')
 }
 
-// wholeEvents is the length of the whole events that b begins with.
+// wholeEvents returns the length of the whole events at the beginning of b.
 func wholeEvents(b []byte) int {
 	for i := len(b); i > 1; {
 		if i = bytes.LastIndexByte(b[:i], '\n'); i < 1 {

@@ -34,7 +34,7 @@ func newProxy(t *testing.T, handler http.HandlerFunc) *Proxy {
 	server := httptest.NewServer(mux)
 	log := slog.New(slog.DiscardHandler)
 	s := &exchange.Service{Log: log, Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m")), Cut: make(chan struct{})}
-	p, err := New(s, Options{Upstreams: upstream.Options{Targets: []upstream.Target{{URL: server.URL}}, Log: log}, Crowds: 1})
+	p, err := New(s, Options{Upstreams: upstream.Options{Targets: []upstream.Target{{URL: server.URL}}, Log: log}, Pollers: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func pumped(t *testing.T, p *Proxy, path string) (rb *relayBody, far net.Conn) {
 	}
 	ctx := new(fasthttp.RequestCtx)
 	ctx.Init2(client, nil, false)
-	r := &relay{Exchange: exchange.Exchange{S: p.Service, Path: path, Start: time.Now(), Deadline: time.Now().Add(time.Hour), Ctx: ctx}, p: p, server: s, call: call, events: true, patient: true}
+	r := &relay{Exchange: exchange.Exchange{S: p.Service, Path: path, Start: time.Now(), Deadline: time.Now().Add(time.Hour), Ctx: ctx}, p: p, server: s, call: call, events: true, untilDeadline: true}
 	return &relayBody{r: r, done: r.completes(), begun: true}, far
 }
 
@@ -135,8 +135,8 @@ func TestPumpedEventsCountOnce(t *testing.T) {
 	if err != exchange.ErrCut || !bytes.Contains(last, []byte("broke off")) || bytes.Contains(last, []byte("three")) {
 		t.Errorf("%q, %v", last, err)
 	}
-	if n := relayer.Meters.Tokens.Get(); n != 3 || rb.r.nEvents != 3 || rb.r.told.lengths != 1 {
-		t.Errorf("%g tokens, %d events and %d ends were counted", n, rb.r.nEvents, rb.r.told.lengths)
+	if n := relayer.Meters.Tokens.Get(); n != 3 || rb.r.nEvents != 3 || rb.r.outcome.lengths != 1 {
+		t.Errorf("%g tokens, %d events and %d ends were counted", n, rb.r.nEvents, rb.r.outcome.lengths)
 	}
 }
 
@@ -160,7 +160,7 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 	if err := call.Head(); err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{Exchange: exchange.Exchange{S: relayer.Service, Start: time.Now(), Ctx: new(fasthttp.RequestCtx)}, p: relayer, call: call, events: true, patient: true}
+	r := &relay{Exchange: exchange.Exchange{S: relayer.Service, Start: time.Now(), Ctx: new(fasthttp.RequestCtx)}, p: relayer, call: call, events: true, untilDeadline: true}
 	rb := &relayBody{r: r, done: true, buf: make([]byte, 0, 2*maxEvent)}
 	p, n := make([]byte, 200), 0
 	if allocs := testing.AllocsPerRun(1000, func() {

@@ -9,7 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// View is an upstream server as people see it.
+// View is an upstream server in /debug/route and /debug/nodes.
 type View struct {
 	Name     string `json:"name"`
 	Role     string `json:"role"`
@@ -18,10 +18,10 @@ type View struct {
 	Breaker  string `json:"breaker"`
 	Draining bool   `json:"draining,omitempty"`
 	Load     int64  `json:"requests"`         // of this gateway
-	Usable   *bool  `json:"usable,omitempty"` // for the request in question
+	Usable   *bool  `json:"usable,omitempty"` // for the request
 }
 
-// ViewOf is a server as people see it.
+// ViewOf returns the view of a server.
 func ViewOf(s *upstream.Server) View {
 	return View{Name: s.Name, Role: s.Role.String(), Up: s.Up(), Reason: s.Why(), Breaker: s.Breaker(), Draining: s.Draining(), Load: s.InFlight.Load()}
 }
@@ -30,38 +30,38 @@ func ViewOf(s *upstream.Server) View {
 type Explanation struct {
 	Words     []string `json:"words"`
 	Model     string   `json:"model"`
-	Tokens    int      `json:"prompt_tokens,omitempty"` // 0: its bytes were hashed
+	Tokens    int      `json:"prompt_tokens,omitempty"` // 0: the prompt's bytes are its key
 	Policy    string   `json:"policy"`
 	Upstream  string   `json:"upstream,omitempty"`
 	Prefill   string   `json:"prefill,omitempty"`
 	Upstreams []View   `json:"upstreams"`
 }
 
-// whyThere says in words what a reason means for a server of another kind.
-var whyThere = map[route.Reason]string{
+// reasonText describes reasons for upstream servers.
+var reasonText = map[route.Reason]string{
 	route.ReasonPrefix: "it is the home of prompts that begin like this one",
 	route.ReasonLoad:   "the home of prompts that begin like this one has too many requests",
 	route.ReasonHealth: "the home of prompts that begin like this one is not usable",
-	route.ReasonPolicy: "the policy does not look at prompts",
+	route.ReasonPolicy: "the policy does not use prompts",
 }
 
-// Explain answers where a prompt for a model would go, and why, raw is
-// the prompt as it stands in member of a request's body for path.
+// Explain returns where a prompt for a model would be sent, and why. raw is the value of the member
+// in a request's body for path.
 func (p *Proxy) Explain(m *upstream.Model, how exchange.RouteHints, path, member string, raw []byte) Explanation {
-	r := relay{Exchange: exchange.Exchange{S: p.Service, Path: path, Hints: how}, p: p, model: m, look: upstream.Body{Prompt: raw, N: 1, Batch: 1}}
+	r := relay{Exchange: exchange.Exchange{S: p.Service, Path: path, Hints: how}, p: p, model: m, envelope: upstream.Envelope{Prompt: raw, N: 1, Batch: 1}}
 	why := r.hash(fmt.Appendf(nil, `{"%s":%s}`, member, raw))
 	var view route.View
 	d, forced := r.decide(&view)
 	e := Explanation{Model: m.Name, Tokens: r.nPrompt, Policy: how.Policy.String(), Upstreams: []View{}}
-	see := func(servers []*upstream.Server, states []route.State) {
+	addViews := func(servers []*upstream.Server, states []route.State) {
 		for i, s := range servers {
 			v := ViewOf(s)
 			v.Usable = &states[i].Usable
 			e.Upstreams = append(e.Upstreams, v)
 		}
 	}
-	see(m.Servers, view.Decode)
-	see(m.Prefill, view.Prefill)
+	addViews(m.Servers, view.Decode)
+	addViews(m.Prefill, view.Prefill)
 	if d.Decode < 0 {
 		e.Words = []string{fmt.Sprintf("No upstream is usable: %d serve the model.", len(m.Servers))}
 		return e
@@ -69,22 +69,22 @@ func (p *Proxy) Explain(m *upstream.Model, how exchange.RouteHints, path, member
 	s, prefill := r.chosen(d)
 	e.Upstream = s.Name
 	e.Words = []string{
-		fmt.Sprintf("To %s: %s.", s.Name, whyThere[d.Reason]),
+		fmt.Sprintf("To %s: %s.", s.Name, reasonText[d.Reason]),
 		fmt.Sprintf("It has %d requests of this gateway; %d of the model's %d upstreams are up.", s.InFlight.Load(), m.Up(), len(m.Servers)),
 	}
 	switch {
 	case why == nil:
-		e.Words = append(e.Words, fmt.Sprintf("Its prompt is known by its %d tokens, in blocks of %d.", r.nPrompt, kvcache.DefaultBlockTokens))
+		e.Words = append(e.Words, fmt.Sprintf("Its key is the hash of the prompt's %d tokens, in blocks of %d.", r.nPrompt, kvcache.DefaultBlockTokens))
 	case why != errNoHash:
-		e.Words = append(e.Words, fmt.Sprintf("Its prompt is known by its first bytes: %s.", why.Message))
+		e.Words = append(e.Words, fmt.Sprintf("Its key is the hash of the prompt's first bytes: %s.", why.Message))
 	}
 	if forced.Server {
-		e.Words = append(e.Words, "No upstream is up with its breaker closed, so that those that are not are asked all the same.")
+		e.Words = append(e.Words, "No upstream is up with a closed breaker, so that the others are tried.")
 	}
 	switch {
 	case prefill != nil:
 		e.Prefill = prefill.Name
-		e.Words = append(e.Words, fmt.Sprintf("%s computes the prompt, joined as %s does it.", prefill.Name, p.Pool.Protocol()))
+		e.Words = append(e.Words, fmt.Sprintf("%s computes the prompt, with the protocol of %s.", prefill.Name, p.Pool.Protocol()))
 	case s.Role == upstream.Decode:
 		e.Words = append(e.Words, "No prefill server of the model is usable.")
 	}

@@ -8,13 +8,13 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// errStatus is an upstream server's status that another server may do better than.
+// errStatus reports an upstream's status after which another server is tried.
 var errStatus = errors.New("gateway: the upstream answered with an error")
 
-// upstreamFailure says what the error of an attempt at an upstream server means.
+// upstreamFailure returns the failure of an attempt that ended with err.
 func upstreamFailure(err error) *exchange.Failure {
 	f := &exchange.Failure{Err: err, Kind: "other", Status: 503, Prefix: "no upstream answered: ", Message: err.Error(),
-		Failure: fsm.Failure{Lost: errors.Is(err, upstream.ErrStale)}} // a kept connection was closed already
+		Failure: fsm.Failure{Lost: errors.Is(err, upstream.ErrStale)}} // the kept connection was closed before
 	switch {
 	case errors.Is(err, errStatus):
 		f.Kind = "internal"

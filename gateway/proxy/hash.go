@@ -15,27 +15,26 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// What of a relayed prompt keys the ring. Where there is a tokenizer for its model it
-// is rendered, tokenized and hashed in blocks as a native one, so that prompts with
-// equal tokens meet, however their bytes are written; a prompt with which that cannot
-// be done, and one without a tokenizer, goes by its bytes. Nothing is refused for it,
-// and what is sent on are the client's own bytes.
+// The key of a relayed prompt on the ring: if its model has a tokenizer, the prompt is rendered,
+// tokenized and hashed in blocks as a native one is, so that prompts with equal tokens have the
+// same home, however their bytes are written. Without a tokenizer, or if that fails, the prompt's
+// bytes are hashed. No request is refused for it, and the bytes that are sent are the client's.
 
-// Tokenizer is a model's chat template and tokenizer. It is not changed once made.
+// Tokenizer is a model's chat template and tokenizer. It is immutable.
 type Tokenizer struct{ m render.Model }
 
-// NewTokenizer takes them out of a bundle, of which nothing else is looked at;
-// template, unless empty, is used instead of the bundle's.
+// NewTokenizer returns the tokenizer of a bundle. template replaces the bundle's, unless it is
+// empty.
 func NewTokenizer(b *nodepb.Bundle, template string) (*Tokenizer, error) {
 	text, err := render.NewTextModel(b, template)
 	if err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
-	// No bounds of context and vocabulary: those are the servers' to tell.
+	// It has no bounds of context and vocabulary, because the servers check them.
 	return &Tokenizer{render.Model{BlockTokens: kvcache.DefaultBlockTokens, Text: text}}, nil
 }
 
-// tokenizer is that of a model; nil: there is none.
+// tokenizer returns the tokenizer of a model, or nil.
 func (p *Proxy) tokenizer(m *upstream.Model) *Tokenizer {
 	for _, name := range []string{m.Name, m.As, ""} {
 		if t := p.o.Tokenizers[name]; t != nil {
@@ -45,21 +44,21 @@ func (p *Proxy) tokenizer(m *upstream.Model) *Tokenizer {
 	return nil
 }
 
-// hash sets the request's key on the ring, and nPrompt where that is of tokens; the
-// fault says why it is of bytes.
+// hash sets the request's key on the ring, and nPrompt if the key is of tokens. The fault is the
+// reason for a key of bytes.
 func (r *relay) hash(body []byte) *openai.Error {
 	p, fault := r.tokenize(body)
 	if fault != nil {
-		r.prompt, r.nPrompt = keyOf(r.model.Name, r.look.Prompt, body), 0
+		r.prompt, r.nPrompt = keyOf(r.model.Name, r.envelope.Prompt, body), 0
 		return fault
 	}
 	r.prompt, r.nPrompt = p.Key, len(p.Tokens)
 	return nil
 }
 
-// Why a prompt goes by its bytes, besides what is wrong with it.
+// Reasons for a key of bytes, other than faults of the prompt.
 var (
-	errNoHash      = openai.BadRequest("", "the policy does not look at it")
+	errNoHash      = openai.BadRequest("", "the policy does not use it")
 	errNoTokenizer = openai.BadRequest("", "there is no tokenizer for the model")
 	errNoPrompt    = openai.BadRequest("", "only chats, completions and requests of tokens have one that is tokenized")
 )
@@ -75,14 +74,14 @@ func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 	case r.Path == "/v1/chat/completions":
 		on = openai.Chat
 	case r.Path == openai.TokensPath:
-		body = append(append([]byte(`{"prompt":`), r.look.Prompt...), '}')
+		body = append(append([]byte(`{"prompt":`), r.envelope.Prompt...), '}')
 	case r.Path != "/v1/completions":
 		return render.Prompt{}, errNoPrompt
 	}
 	charged := 0
 	charge := func(n int) *openai.Error {
 		fault := r.p.Charge(r.Ctx)(n)
-		if fault == nil && n > httpserver.HeadBytes { // less is not counted
+		if fault == nil && n > httpserver.HeadBytes { // Charge does not count less
 			charged += n
 		}
 		return fault
@@ -104,16 +103,16 @@ func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 	return ps[0], nil
 }
 
-// hashes says whether the policy looks at the prompt.
+// hashes reports whether the policy uses the prompt.
 func hashes(b *exchange.RouteHints) bool {
 	return b.Policy == route.Prefix || b.Policy == route.ConsistentHash || b.Policy == route.Session && b.Session == 0
 }
 
-// keyChunks are how many leading bytes of a prompt may key the ring: as for
-// tokens (route.Key), the largest that the prompt fills.
+// keyChunks are the numbers of leading bytes of a prompt that may be its key. As for tokens
+// (route.Key), the largest that the prompt fills is used.
 var keyChunks = [...]int{1024, 256, 64}
 
-// keyOf is the ring key of a prompt as it is written in the request's body.
+// keyOf returns the ring key of a prompt as it is written in the request's body.
 func keyOf(model string, prompt, body []byte) kvcache.Hash {
 	if len(prompt) == 0 {
 		prompt = body

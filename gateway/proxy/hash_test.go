@@ -45,11 +45,11 @@ func farTokenizer(t *testing.T, template string) *Tokenizer {
 // hashed is a request after its hashing, at a gateway with the tokenizers.
 func hashed(t *testing.T, tokenizers map[string]*Tokenizer, m *upstream.Model, how exchange.RouteHints, path, body string) (*relay, *openai.Error) {
 	t.Helper()
-	look, err := upstream.Look([]byte(body))
+	look, err := upstream.ParseEnvelope([]byte(body))
 	if err != nil {
 		t.Fatal(body, err)
 	}
-	r := &relay{Exchange: exchange.Exchange{Path: path, Hints: how}, p: &Proxy{o: Options{Tokenizers: tokenizers}}, model: m, look: look}
+	r := &relay{Exchange: exchange.Exchange{Path: path, Hints: how}, p: &Proxy{o: Options{Tokenizers: tokenizers}}, model: m, envelope: look}
 	return r, r.hash([]byte(body))
 }
 
@@ -149,7 +149,7 @@ func TestRelayHashesBytes(t *testing.T) {
 		if fault == nil || !strings.Contains(fault.Message, c.want) {
 			t.Errorf("%s: %+v, want a reason with %q", what, fault, c.want)
 		}
-		if want := keyOf("m", r.look.Prompt, []byte(c.body)); r.prompt != want || r.nPrompt != 0 {
+		if want := keyOf("m", r.envelope.Prompt, []byte(c.body)); r.prompt != want || r.nPrompt != 0 {
 			t.Errorf("%s: key %x of %d tokens, want that of its bytes, %x", what, r.prompt, r.nPrompt, want)
 		}
 	}

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -10,9 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// appendHead writes the request's head for a server. What the client said goes
-// along, but for what is between two neighbours, and its credentials: they are
-// the gateway's. The slice is r.head.
+// appendHead returns the request's head for a server, in r.head. It has the client's headers,
+// except hop-by-hop headers and credentials.
 func (r *relay) appendHead(s *upstream.Server, size int) []byte {
 	b := s.AppendHead(r.head[:0], "POST", r.sentPath(), cleanQuery(r.Ctx.URI().QueryString()))
 	own := len(b)
@@ -33,9 +33,8 @@ func (r *relay) appendHead(s *upstream.Server, size int) []byte {
 	return r.head
 }
 
-// appendFields writes the client's headers, but for those of one connection: hops
-// are their names, in lower case and with commas, as far as Connection headers tell
-// of them; it returns those that it met.
+// appendFields appends the client's headers, except hop-by-hop headers. hops is a list by
+// appendHops of the names in Connection headers; met is that list for the headers that it read.
 func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
 	for name, value := range r.Ctx.Request.Header.All() {
 		switch string(name) {
@@ -46,7 +45,7 @@ func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
 			"Proxy-Connection", "Proxy-Authorization", "Proxy-Authenticate", exchange.RequestIDHeader, exchange.PolicyHeader:
 			continue
 		case "Traceparent", "Tracestate":
-			if r.try.On() { // the server's span is below the attempt's
+			if r.try.On() { // the attempt's span is the parent of the server's
 				continue
 			}
 		case "Authorization", "X-Api-Key":
@@ -63,8 +62,8 @@ func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
 	return b, met
 }
 
-// appendHops adds the headers that a Connection header names to a list of those of
-// one connection.
+// appendHops appends the names in a Connection header to a list, in lower case and separated by
+// commas.
 func appendHops(hops, connection []byte) []byte {
 	if string(connection) == "keep-alive" || string(connection) == "close" {
 		return hops
@@ -72,10 +71,10 @@ func appendHops(hops, connection []byte) []byte {
 	return append(append(hops, bytes.ToLower(connection)...), ',')
 }
 
-// hop says whether a header is in a list that appendHops made.
-func hop(hops, name []byte) bool { return upstream.Lists(hops, strings.ToLower(string(name))) }
+// hop reports whether a header is in a list of appendHops.
+func hop(hops, name []byte) bool { return upstream.HasToken(hops, strings.ToLower(string(name))) }
 
-// cleanQuery is a query without what cannot stand in a request line.
+// cleanQuery returns a query, or nil if it has bytes that a request line must not have.
 func cleanQuery(q []byte) []byte {
 	for _, c := range q {
 		if c <= ' ' || c >= 0x7f {
@@ -85,7 +84,7 @@ func cleanQuery(q []byte) []byte {
 	return q
 }
 
-// answerHead takes over the answer's status and headers.
+// answerHead copies the status and headers of the server's answer.
 func (r *relay) answerHead() {
 	h := &r.Ctx.Response.Header
 	r.Ctx.SetStatusCode(r.Status)
@@ -93,7 +92,7 @@ func (r *relay) answerHead() {
 	var hops []byte
 	for lines := r.lines; len(lines) > 0; {
 		var name, value []byte
-		if name, value, lines = upstream.CutLine(lines); is(name, "connection") {
+		if name, value, lines = upstream.CutLine(lines); strings.EqualFold(string(name), "connection") {
 			hops = appendHops(hops, value)
 		}
 	}
@@ -102,7 +101,7 @@ func (r *relay) answerHead() {
 		if name, value, lines = upstream.CutLine(lines); skipped(name) || !httpserver.FieldName(name) || len(hops) > 0 && hop(hops, name) {
 			continue
 		}
-		if is(name, "content-type") {
+		if strings.EqualFold(string(name), "content-type") {
 			h.SetContentTypeBytes(value)
 			kind = true
 			continue
@@ -112,37 +111,21 @@ func (r *relay) answerHead() {
 	h.SetNoDefaultContentType(!kind)
 }
 
-// skipped are headers of an answer that are between the server and us.
+// ownHeaders are headers of an answer that do not pass: they concern the connection to the server,
+// or the gateway sets its own.
+var ownHeaders = []string{"te", "date", "server", "trailer", "upgrade", "connection", "keep-alive", exchange.RequestIDHeader, "content-length",
+	"transfer-encoding", "proxy-authenticate"}
+
+// skipped reports whether a header of an answer does not pass. CORS headers are the gateway's own.
 func skipped(name []byte) bool {
-	if cors := "access-control-"; len(name) > len(cors) && is(name[:len(cors)], cors) { // the gateway's own, see Gateway.browser
-		return true
-	}
-	switch len(name) {
-	case 2:
-		return is(name, "te")
-	case 4:
-		return is(name, "date")
-	case 6:
-		return is(name, "server")
-	case 7:
-		return is(name, "trailer") || is(name, "upgrade")
-	case 10:
-		return is(name, "connection") || is(name, "keep-alive")
-	case 12:
-		return strings.EqualFold(string(name), exchange.RequestIDHeader)
-	case 14:
-		return is(name, "content-length")
-	case 17:
-		return is(name, "transfer-encoding")
-	case 18:
-		return is(name, "proxy-authenticate")
-	}
-	return false
+	const cors = "access-control-"
+	return len(name) > len(cors) && strings.EqualFold(string(name[:len(cors)]), cors) ||
+		slices.ContainsFunc(ownHeaders, func(own string) bool { return len(own) == len(name) && strings.EqualFold(string(name), own) })
 }
 
-// sentPath returns the path of a relayed request as it came, where that decodes to the
-// path that its route was found by, and else that path: an upstream never gets dot
-// segments or empty ones that were resolved here.
+// sentPath returns the path of a relayed request as it was received, if it decodes to the path by
+// which its route was found, and otherwise that path. So a server never gets dot segments or empty
+// segments that the gateway has resolved.
 func (r *relay) sentPath() []byte {
 	came := r.Ctx.URI().PathOriginal()
 	if string(came) == r.Path || bytes.IndexByte(came, '%') >= 0 && httpserver.Unescape(came) == r.Path {

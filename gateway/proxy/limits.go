@@ -3,48 +3,39 @@ package proxy
 import (
 	"math"
 
-	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// What relayed requests may ask for, and where they wait: the bounds of native ones,
-// as far as they can be held without parsing and tokenizing.
-
-// checkLimits refuses a request that asks for more than this gateway allows.
+// checkLimits refuses a request beyond the gateway's limits, as far as they can be checked without
+// parsing and tokenizing.
 func (r *relay) checkLimits() *openai.Error {
-	l := r.p.limits()
-	switch look := &r.look; {
-	case look.N > l.MaxN:
-		return openai.BadRequest("n", "n is %d: this gateway gives at most %d choices (--max-n)", look.N, l.MaxN)
-	case look.Logprobs == math.MaxInt32:
-		return openai.BadRequest(look.Asked, "%s asks for all tokens: at most %d, the gateway's --max-logprobs", look.Asked, l.MaxLogprobs)
-	case look.Logprobs > l.MaxLogprobs:
-		return openai.BadRequest(look.Asked, "%s: must be at most %d, not %d: the gateway's --max-logprobs", look.Asked, l.MaxLogprobs, look.Logprobs)
+	l := r.S.Limits()
+	if fault := r.S.CheckChoices(r.envelope.N); fault != nil {
+		return fault
+	}
+	switch e := &r.envelope; {
+	case e.Logprobs == math.MaxInt32:
+		return openai.BadRequest(e.Asked, "%s asks for all tokens: at most %d, the gateway's --max-logprobs", e.Asked, l.MaxLogprobs)
+	case e.Logprobs > l.MaxLogprobs:
+		return openai.BadRequest(e.Asked, "%s: must be at most %d, not %d: the gateway's --max-logprobs", e.Asked, l.MaxLogprobs, e.Logprobs)
 	}
 	if l.MaxPromptTokens <= 0 {
 		return nil
 	}
-	n, exact := upstream.Tokens(r.look.Prompt)
-	if r.look.Several {
-		n, exact = upstream.MostTokens(r.body)
+	n, exact := upstream.PromptTokens(r.envelope.Prompt)
+	if r.envelope.Several {
+		n, exact = upstream.MaxPromptTokens(r.body)
 	}
-	if n <= l.MaxPromptTokens {
-		return nil
+	if exact || r.S.PromptFits(n) {
+		return r.S.CheckPrompt(r.On, n)
 	}
-	param := "prompt"
-	if r.Path == "/v1/chat/completions" {
-		param = "messages"
-	}
-	if exact {
-		return openai.BadRequest(param, "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, l.MaxPromptTokens)
-	}
-	return openai.BadRequest(param, "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
+	return openai.BadRequest(exchange.PromptParam(r.On), "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
 }
 
-// ownName is the name that a model's servers know it by.
+// ownName returns the servers' name of a model.
 func ownName(m *upstream.Model) string {
 	if m.As != "" {
 		return m.As
@@ -52,23 +43,17 @@ func ownName(m *upstream.Model) string {
 	return m.Name
 }
 
-// admission is where requests for a model wait; nil: its servers have no bound.
+// admission returns the queue of a model, or nil if its servers have no bound.
 func (p *Proxy) admission(m *upstream.Model) *exchange.Admission {
-	l := p.limits()
-	if l.UpstreamRequests <= 0 {
+	each := p.Limits().UpstreamRequests
+	if each <= 0 {
 		return nil
 	}
-	if a, ok := p.queues.Load(ownName(m)); ok {
-		return a.(*exchange.Admission)
-	}
-	a := exchange.NewAdmission(admit.Limits{Requests: l.MaxQueuedRequests, Tokens: l.MaxQueuedTokens})
-	a.SetRoom(roomOf(m, l.UpstreamRequests), math.MaxInt64)
-	was, _ := p.queues.LoadOrStore(ownName(m), a)
-	return was.(*exchange.Admission)
+	return p.QueueOf(ownName(m), roomOf(m, each))
 }
 
-// roomOf is how many requests a model's servers take at once. Where none is up
-// nothing is gained by waiting: a request tries them, or is told so.
+// roomOf returns the number of requests that a model's servers get at once. It is unlimited if no
+// server is up, because then requests gain nothing by waiting.
 func roomOf(m *upstream.Model, each int) int64 {
 	up := m.Up()
 	if up == 0 || each <= 0 {
@@ -77,21 +62,20 @@ func roomOf(m *upstream.Model, each int) int64 {
 	return int64(up) * int64(each)
 }
 
-// FollowRoom follows which servers are up. The queue of a model that is gone
-// lets go what waits, which is told so, and goes with it.
+// FollowRoom adapts the queues to the servers that are up. It releases the requests of a removed
+// model, which then fail, and drops the queue.
 func (p *Proxy) FollowRoom() {
 	now := p.Pool.Now()
-	p.queues.Range(func(of, x any) bool {
-		a := x.(*exchange.Admission)
-		name := of.(string)
+	p.EachQueue(func(key any, a *exchange.Admission) {
+		name, ours := key.(string)
+		if !ours {
+			return
+		}
 		if m := now.Find(name); m != nil {
-			a.SetRoom(roomOf(m, p.limits().UpstreamRequests), math.MaxInt64)
-			return true
+			a.SetRoom(roomOf(m, p.Limits().UpstreamRequests), math.MaxInt64)
+		} else if a.SetRoom(math.MaxInt64, math.MaxInt64); a.Idle() {
+			p.DropQueue(name)
 		}
-		if a.SetRoom(math.MaxInt64, math.MaxInt64); a.Idle() {
-			p.queues.Delete(name)
-		}
-		return true
 	})
 }
 
@@ -101,15 +85,15 @@ func (r *relay) Claim() (exchange.Claim, *openai.Error) {
 	if a == nil {
 		return exchange.Claim{}, nil
 	}
-	// Of bodies that are no JSON nothing is known: they are one request each.
-	choices, tokens := int64(max(1, r.look.N))*int64(max(1, r.look.Batch)), int64(max(1, len(r.look.Prompt)/bytesPerToken))
-	return exchange.Claim{Queue: a, Priority: r.Priority(r.look.Priority), Choices: choices, Tokens: tokens}, nil
+	// A body that is not JSON counts as one choice.
+	choices, tokens := int64(max(1, r.envelope.N))*int64(max(1, r.envelope.Batch)), int64(max(1, len(r.envelope.Prompt)/bytesPerToken))
+	return exchange.Claim{Queue: a, Priority: r.Priority(r.envelope.Priority), Choices: choices, Tokens: tokens}, nil
 }
 
-// letGo drops the request's body, once an answer has begun that no other server
-// can take over: a stream of minutes should not hold a prompt of megabytes.
-func (r *relay) letGo() {
-	r.body, r.look.Prompt = nil, nil
+// releaseBody drops the request's body once an answer has begun, because no other server can
+// continue it. A stream of minutes must not hold a prompt of megabytes.
+func (r *relay) releaseBody() {
+	r.body, r.envelope.Prompt = nil, nil
 	if cap(r.renamed) > httpserver.HeadBytes {
 		r.renamed = nil
 	}

@@ -11,36 +11,36 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// maxParams bounds what a prefill server answers in VLLM's first leg, in bytes:
-// the block ids of a prompt of a million tokens take some 500 KB.
+// maxParams bounds a prefill server's answer with VLLM, in bytes. The block ids of a prompt of a
+// million tokens take some 500 KB.
 const maxParams = 4 << 20
 
-// alone says that one server has to compute prompt and answer: of several answers
-// to one prompt each would fetch, and free, the same blocks.
-func (r *relay) alone() bool { return r.look.Whole || r.look.N > 1 || r.look.Batch > 1 }
+// oneServer reports that one server has to compute prompt and answer: several answers to one prompt
+// would each fetch, and free, the same blocks.
+func (r *relay) oneServer() bool { return r.envelope.Whole || r.envelope.N > 1 || r.envelope.Batch > 1 }
 
-// chargePair counts the body of a pair's legs, which is the client's with members
-// added: for SGLang an address and a number for each prompt of a batch.
+// chargePair reserves memory for the body that a pair of servers gets: the client's with further
+// members, which for SGLang are an address and a number for each prompt of a batch.
 func (r *relay) chargePair() *openai.Error {
 	if len(r.model.Prefill) == 0 {
 		return nil
 	}
 	n := len(r.body)
-	if r.p.Pool.Protocol() == upstream.SGLang && r.look.Batch > 1 {
-		n += r.look.Batch * maxBootstrap
+	if r.p.Pool.Protocol() == upstream.SGLang && r.envelope.Batch > 1 {
+		n += r.envelope.Batch * maxBootstrap
 	}
 	return r.p.Charge(r.Ctx)(n)
 }
 
-// maxBootstrap is the most that a prompt of a batch adds to the body of SGLang's
-// legs and to the lists on the way there: a host name, a port and a number.
+// maxBootstrap is the most bytes that a prompt of a batch adds to SGLang's body and to the lists
+// from which it is made: a host name, a port and a number.
 const maxBootstrap = 2 * (256 + 6 + 21)
 
-// attempt has one server answer, or a pair of them. r.server is then the one that
-// an error is about.
+// attempt has one server answer, or a pair of them. r.server is then the server that an error is
+// about.
 func (r *relay) attempt(s, prefill *upstream.Server, force upstream.Forced) error {
 	r.mu.Lock()
-	r.unfed, r.fed = false, false
+	r.prefillFailed, r.prefillDone = false, false
 	r.mu.Unlock()
 	switch {
 	case s.Role != upstream.Decode || r.p.Pool.Protocol() == upstream.VLLM && prefill == nil:
@@ -49,15 +49,15 @@ func (r *relay) attempt(s, prefill *upstream.Server, force upstream.Forced) erro
 		r.server = s
 		return fmt.Errorf("%w: no prefill server is left for %s", upstream.ErrServer, s.Name)
 	case r.p.Pool.Protocol() == upstream.VLLM:
-		return r.inTurn(s, prefill, force)
+		return r.relayVLLM(s, prefill, force)
 	}
-	return r.atOnce(s, prefill, force)
+	return r.relaySGLang(s, prefill, force)
 }
 
-// inTurn is VLLM's pair: the prompt first, then the answer from its KV. What the
-// client did wrong it is told by the first leg.
-func (r *relay) inTurn(s, prefill *upstream.Server, force upstream.Forced) error {
-	r.patched = upstream.PrefillLeg(r.patched[:0], r.body)
+// relayVLLM requests the prompt from the prefill server and then the answer from the decode server.
+// The prefill server's answer is the client's if it reports a client's error.
+func (r *relay) relayVLLM(s, prefill *upstream.Server, force upstream.Forced) error {
+	r.patched = upstream.PrefillRequest(r.patched[:0], r.body)
 	if err := r.ask(prefill, force.Prefill, r.patched, maxParams); err != nil {
 		return err
 	}
@@ -65,52 +65,52 @@ func (r *relay) inTurn(s, prefill *upstream.Server, force upstream.Forced) error
 		return nil
 	}
 	if !r.full {
-		return fmt.Errorf("%w: the prefill leg's answer is longer than %d bytes, or cut off", upstream.ErrServer, maxParams)
+		return fmt.Errorf("%w: the prefill server's answer is longer than %d bytes, or cut off", upstream.ErrServer, maxParams)
 	}
 	params, err := upstream.TransferParams(r.held)
 	if err != nil {
-		return fmt.Errorf("%w: the prefill leg's answer: %w", upstream.ErrServer, err)
+		return fmt.Errorf("%w: the prefill server's answer: %w", upstream.ErrServer, err)
 	}
-	r.patched = upstream.DecodeLeg(r.patched[:0], r.body, params)
+	r.patched = upstream.DecodeRequest(r.patched[:0], r.body, params)
 	r.end(nil)
 	return r.ask(s, force.Server, r.patched, maxHeld)
 }
 
-// leg is the prefill half of an SGLang pair. Its goroutine owns the call.
-type leg struct {
+// prefillCall is the request to the prefill server of an SGLang pair. Its goroutine owns the call.
+type prefillCall struct {
 	call   *upstream.Call
 	server *upstream.Server
-	done   chan struct{} // closed at its end; what follows is set before
-	err    error         // why there will be no KV; nil: there is
+	done   chan struct{} // closed at its end, after the next fields are set
+	err    error         // why there is no KV, or nil
 	status int           // of an answer that is an error
 	lines  []byte
 	body   []byte
 
 	mu      sync.Mutex // of the two below
-	over    bool       // the call is not to be aborted any more
+	over    bool       // the call must not be aborted any more
 	aborted bool
 }
 
-// atOnce is SGLang's pair: both legs carry the same body; the prefill server's
-// answer is read and dropped, the decode server's is the client's.
-func (r *relay) atOnce(s, prefill *upstream.Server, force upstream.Forced) error {
+// relaySGLang sends the same body to both servers. The prefill server's answer is read and dropped,
+// the decode server's answer is the client's.
+func (r *relay) relaySGLang(s, prefill *upstream.Server, force upstream.Forced) error {
 	host, port := prefill.Bootstrap()
-	r.patched = upstream.BothLegs(r.patched[:0], r.body, &r.look, host, port, rand.Int64)
+	r.patched = upstream.BootstrapRequest(r.patched[:0], r.body, &r.envelope, host, port, rand.Int64)
 	if err := r.open(prefill, force.Prefill); err != nil {
 		return err
 	}
 	if err := r.call.Send(r.appendHead(prefill, len(r.patched)), r.patched, r.Deadline); err != nil {
 		return err
 	}
-	if err := r.call.Patience(r.Deadline); err != nil {
+	if err := r.call.SetDeadline(r.Deadline); err != nil {
 		return fmt.Errorf("%w: %s: %w", upstream.ErrServer, prefill.Name, err)
 	}
-	l := &leg{call: r.call, server: prefill, done: make(chan struct{})}
+	l := &prefillCall{call: r.call, server: prefill, done: make(chan struct{})}
 	r.mu.Lock()
 	r.prefill, r.cur, r.call = l, nil, nil
 	gone := r.gone
 	r.mu.Unlock()
-	go l.run(r.starve)
+	go l.run(r.failPrefill)
 	if gone {
 		return exchange.ErrGone
 	}
@@ -121,37 +121,37 @@ func (r *relay) atOnce(s, prefill *upstream.Server, force upstream.Forced) error
 		}
 	}
 	r.mu.Lock()
-	r.fed = err == nil
-	unfed := r.unfed && !r.gone
+	r.prefillDone = err == nil
+	prefillFailed := r.prefillFailed && !r.gone
 	r.mu.Unlock()
-	if !unfed {
+	if !prefillFailed {
 		return err
 	}
-	// What came in spite of it is not taken: its connection is closed.
+	// An answer of the decode server is dropped with its connection.
 	<-l.done
-	// The decode leg was ended because of the other: the error is that one's.
+	// The decode request was aborted because the prefill request failed, so the error is that one's.
 	r.drop(nil)
 	r.server = l.server
 	if l.status == 0 || retried(l.status) {
 		return l.err
 	}
-	// A client's fault, which both would tell.
+	// A client's error, which both servers report.
 	r.lines, r.held, r.full, r.events, r.Status = l.lines, append(r.held[:0], l.body...), true, false, l.status
 	return nil
 }
 
-// starve ends the decode leg, which would wait for KV that does not come; the
-// other leg's goroutine calls it.
-func (r *relay) starve() {
+// failPrefill aborts the decode request, which would wait for KV without end. The goroutine of the
+// prefill request calls it.
+func (r *relay) failPrefill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.unfed = !r.fed; r.unfed && r.cur != nil {
+	if r.prefillFailed = !r.prefillDone; r.prefillFailed && r.cur != nil {
 		r.cur.Abort()
 	}
 }
 
-// run reads the prefill server's answer; fail is called when there will be no KV.
-func (l *leg) run(fail func()) {
+// run reads the prefill server's answer. It calls fail if there will be no KV.
+func (l *prefillCall) run(fail func()) {
 	defer close(l.done)
 	err := l.read()
 	l.mu.Lock()
@@ -162,10 +162,10 @@ func (l *leg) run(fail func()) {
 	case err == nil && !aborted:
 		l.call.Close(nil)
 		return
-	case err == nil: // its connection was closed when all of the answer had been read
+	case err == nil: // it was aborted after all of the answer was read
 		l.call.NoVerdict()
 		return
-	case aborted, l.status > 0: // of its own doing; Head has told
+	case aborted, l.status > 0: // aborted here, or reported by Head
 		l.call.NoVerdict()
 	default:
 		l.call.Close(err)
@@ -175,8 +175,8 @@ func (l *leg) run(fail func()) {
 	}
 }
 
-// abort ends the leg from any goroutine.
-func (l *leg) abort() {
+// abort ends the call. Any goroutine may call it.
+func (l *prefillCall) abort() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.aborted = true; !l.over {
@@ -184,7 +184,7 @@ func (l *leg) abort() {
 	}
 }
 
-func (l *leg) read() error {
+func (l *prefillCall) read() error {
 	if err := l.call.Head(); err != nil {
 		return err
 	}
@@ -208,8 +208,8 @@ func (l *leg) read() error {
 	}
 }
 
-// unpair ends the other leg, and waits for it.
-func (r *relay) unpair() {
+// endPrefill aborts the prefill request and waits for its end.
+func (r *relay) endPrefill() {
 	r.mu.Lock()
 	l := r.prefill
 	r.prefill = nil

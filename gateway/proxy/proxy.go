@@ -1,15 +1,14 @@
 // Package proxy answers requests by servers that speak the OpenAI API.
 //
-// A request's body passes through as it came, but for the model's name and what pairs of
-// prefill and decode servers add; so does the answer. Of a body only what routing needs is
-// read. A server that fails before its answer has begun is replaced by another one, and a
-// stream that breaks off ends with an error event and an aborted connection.
+// The bodies of requests and answers pass unchanged, except for the model's name and the members
+// that pairs of prefill and decode servers need. Only the members that routing needs are read. A
+// server that fails before its answer has begun is replaced by another one. A stream that breaks
+// off ends with an error event and an aborted connection.
 //
-// Which servers there are, their connections, probes and models are package upstream's.
+// Package upstream has the servers, with their connections, probes and models.
 package proxy
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/valyala/fasthttp"
@@ -23,90 +22,62 @@ import (
 // Options of a Proxy.
 type Options struct {
 	Upstreams            upstream.Options
-	ForwardAuthorization bool // clients' credentials go on to upstreams
-	// Tokenizers are those of models, by the models' names; "" is that of all others. Prompts
-	// for models without one are routed by their bytes.
+	ForwardAuthorization bool // clients' credentials are sent to upstreams
+	// Tokenizers has the tokenizers of models by name; "" is that of all other models. Prompts for
+	// models without a tokenizer are routed by their bytes.
 	Tokenizers map[string]*Tokenizer
-	Limits     Limits
-	Crowds     int                    // goroutines that wait for streams
+	Pollers    int                    // goroutines that read streams
 	Routed     func(path string) bool // whether a path is one of the gateway's routes
 }
 
-// Limits of relayed requests; they may change while requests run.
-type Limits struct {
-	MaxN             int // choices
-	MaxLogprobs      int // of each token
-	MaxPromptTokens  int // 0: any number
-	UpstreamRequests int // that each server is given at once; 0: any number
-
-	MaxQueuedRequests, MaxQueuedTokens int // of each model, while its servers have no room
-}
-
-// Proxy relays requests. Make it with New.
+// Proxy relays requests to upstreams. Make it with New.
 type Proxy struct {
 	*exchange.Service
 	Pool *upstream.Pool
 
-	o      Options
-	bounds atomic.Pointer[Limits]
-	queues sync.Map      // *exchange.Admission by the model's own name
-	crowds []sock.Crowd  // in which streams wait
-	nextIn atomic.Uint32 // of crowds
+	o       Options
+	pollers []sock.Poller // read streams
+	next    atomic.Uint32 // counts the uses of pollers
 }
 
-// New makes a proxy of the servers.
+// New makes a proxy, and starts to probe its servers.
 func New(s *exchange.Service, o Options) (*Proxy, error) {
 	pool, err := upstream.New(o.Upstreams)
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{Service: s, Pool: pool, o: o, crowds: make([]sock.Crowd, o.Crowds)}
-	p.SetLimits(o.Limits)
-	return p, nil
+	return &Proxy{Service: s, Pool: pool, o: o, pollers: make([]sock.Poller, o.Pollers)}, nil
 }
 
-// Close ends what is under way, after the last request.
+// Close closes all connections. It is called after the last request.
 func (p *Proxy) Close() {
 	p.Pool.Close()
-	for i := range p.crowds {
-		p.crowds[i].Close()
+	for i := range p.pollers {
+		p.pollers[i].Close()
 	}
 }
 
-// limits are those that hold now.
-func (p *Proxy) limits() *Limits { return p.bounds.Load() }
-
-// SetLimits changes the limits; any goroutine may call it.
-func (p *Proxy) SetLimits(l Limits) { p.bounds.Store(&l) }
-
-// crowd is where the next stream waits.
-func (p *Proxy) crowd() *sock.Crowd {
-	return &p.crowds[p.nextIn.Add(1)%uint32(len(p.crowds))]
+// poller returns the poller of the next stream.
+func (p *Proxy) poller() *sock.Poller {
+	return &p.pollers[p.next.Add(1)%uint32(len(p.pollers))]
 }
 
-// Staying is the number of streams that wait for their next event without a goroutine.
-func (p *Proxy) Staying() (n int) {
-	for i := range p.crowds {
-		n += p.crowds[i].Len()
+// Polled returns the number of streams that a poller reads.
+func (p *Proxy) Polled() (n int) {
+	for i := range p.pollers {
+		n += p.pollers[i].Len()
 	}
 	return n
 }
 
-// EachQueue calls f with the queue of each model whose servers have a bound.
-func (p *Proxy) EachQueue(f func(*exchange.Admission)) {
-	p.queues.Range(func(_, a any) bool {
-		f(a.(*exchange.Admission))
-		return true
-	})
-}
-
-// Serve has an upstream server answer a request.
-func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path string) {
+// Serve answers a request by an upstream server. envelope is the body's envelope if it was parsed
+// before; otherwise nil.
+func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path string, envelope *upstream.Envelope) {
 	on := openai.Completions
 	if path == "/v1/chat/completions" {
 		on = openai.Chat
 	}
 	r := relays.Get().(*relay)
-	r.p = p
+	r.p, r.parsed = p, envelope
 	p.Answer(ctx, path, on, r)
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -24,60 +23,60 @@ import (
 
 // Bounds of relayed requests.
 const (
-	// maxHeld is how much of an answer that is no stream is held until all of it
-	// is there, in bytes: until then another server can be asked.
+	// maxHeld is the size in bytes up to which an answer other than a stream is read before it is
+	// passed on. Until then another server can be tried.
 	maxHeld = 64 << 10
-	// watchAfter is how long a server may take to answer before its client is
-	// watched: quick answers do without.
-	watchAfter = 10 * time.Millisecond
-	// meetPatience is how long a request for a model that nobody serves waits while
-	// there are servers that have just been found; meetPause is between two looks.
-	meetPatience = 5 * time.Second
-	meetPause    = 5 * time.Millisecond
-	// bytesPerToken is what a prompt's bytes are taken for where nobody counts
-	// tokens: of English text in JSON.
+	// watchDelay is the time after which the client of a request without an answer is watched. Quick
+	// answers need no watch.
+	watchDelay = 10 * time.Millisecond
+	// probeWait is how long a request for an unknown model waits while there are servers whose first
+	// probe has not ended. probePoll is the interval of checks.
+	probeWait = 5 * time.Second
+	probePoll = 5 * time.Millisecond
+	// bytesPerToken estimates the tokens of a prompt from its bytes, for English text in JSON.
 	bytesPerToken = 4
 )
 
-// relay is one request that a server of another kind answers. The goroutine of
-// its client's connection owns it.
+// relay is one request that an upstream server answers. The goroutine of the client's connection
+// owns it.
 type relay struct {
 	exchange.Exchange
-	p       *Proxy
-	body    []byte // as it is sent
-	look    upstream.Body
-	model   *upstream.Model
-	prompt  kvcache.Hash // key on the ring
-	nPrompt int          // tokens of the prompt, where they were hashed; 0: its bytes were
-	try     trace.Span   // of the present attempt
-	life    fsm.Choice[*upstream.Server]
-	patient bool // reads wait until the deadline
+	p             *Proxy
+	body          []byte             // that is sent
+	parsed        *upstream.Envelope // of the body, if it was parsed before
+	envelope      upstream.Envelope
+	model         *upstream.Model
+	prompt        kvcache.Hash // key on the ring
+	nPrompt       int          // tokens of the prompt, if they are the key; 0: its bytes are
+	try           trace.Span   // of the current attempt
+	life          fsm.Choice[*upstream.Server]
+	untilDeadline bool // reads wait until the request's deadline
 
-	call    *upstream.Call    // nil: none is under way
-	server  *upstream.Server  // that is asked, or was last
-	prefill *leg              // SGLang's other leg; nil: none
-	patched []byte            // the body of a leg
-	renamed []byte            // the body with the name that servers know the model by
+	call    *upstream.Call    // nil: there is none
+	server  *upstream.Server  // of the current or last attempt
+	prefill *prefillCall      // SGLang's request to the prefill server; nil: none
+	patched []byte            // the body for a pair of servers
+	renamed []byte            // the body with the servers' name of the model
 	ranks   []int             // of prefill servers; a buffer
 	failure *exchange.Failure // of the last attempt; nil: none failed
-	head    []byte            // of the request, as it is sent
-	length  int               // of the answer's body; -1: not told
+	head    []byte            // of the request that is sent
+	length  int               // of the answer's body; -1: unknown
 	lines   []byte            // the answer's headers
 	events  bool              // the answer is a stream of events
 	held    []byte            // the answer's body so far
-	full    bool              // held is all of it
-	times   exchange.Timing   // streams only
-	nEvents int               // that the answer had
-	told    outcome
+	full    bool              // held is the whole body
+	times   exchange.Timing   // of streams
+	nEvents int               // of the answer
+	outcome outcome
 
-	mu    sync.Mutex // of what follows, and of whether prefill is there
-	cur   *upstream.Call
-	gone  bool
-	unfed bool // the prefill leg has failed the present attempt
-	fed   bool // the decode leg needs the other no more
+	mu            sync.Mutex // guards what follows, and whether prefill is set
+	cur           *upstream.Call
+	gone          bool // the client has closed the connection
+	prefillFailed bool // the prefill server has failed the current attempt
+	prefillDone   bool // the decode server has answered and needs no more KV
 }
 
-// relays are kept between requests, with their buffers.
+// relays pools relays with their buffers.
 var relays = sync.Pool{New: func() any { return new(relay) }}
 
 // Relays reports whether upstreams answer POST requests for a path.
@@ -85,13 +84,13 @@ func Relays(path string) bool {
 	switch path {
 	case "/tokenize", "/detokenize", openai.TokensPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
 		return true
-	case openai.LoadAdapterPath, openai.UnloadAdapterPath: // would reach one server of several
+	case openai.LoadAdapterPath, openai.UnloadAdapterPath: // it would reach only one of several servers
 		return false
 	}
 	return strings.HasPrefix(path, "/v1/") && plainPath(path)
 }
 
-// plainPath says whether a path can be sent on as it was understood here.
+// plainPath reports whether every server will read a path as the gateway does.
 func plainPath(path string) bool {
 	if httpserver.DotSegments([]byte(path)) {
 		return false
@@ -109,7 +108,7 @@ func plainPath(path string) bool {
 func (r *relay) Respond() (streams bool) {
 	r.answerHead()
 	if r.full {
-		r.told.learn(r.held)
+		r.outcome.learn(r.held)
 		r.held = r.rename(r.held)
 		r.Ctx.Response.SetBody(r.held)
 		r.end(nil)
@@ -117,37 +116,39 @@ func (r *relay) Respond() (streams bool) {
 	}
 	if r.events {
 		r.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
-		r.length = -1 // names and the last event may differ: a length told would make a cut answer look whole
+		r.length = -1 // renaming and the last event may change it, and a cut answer would look complete
 	}
 	if r.renames() {
 		r.length = -1
 	}
-	r.letGo()
+	r.releaseBody()
 	r.Ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.Status == 200, buf: r.held}, r.length)
 	return true
 }
 
-// completes says whether the path's streams end in [DONE].
+// completes reports whether the path's streams end in [DONE].
 func (r *relay) completes() bool {
 	return r.Path == "/v1/chat/completions" || r.Path == "/v1/completions"
 }
 
-// is says whether a media type is the one in lower case, whatever its parameters.
-func is(kind []byte, want string) bool {
+// hasMediaType reports whether a Content-Type has the media type want, which is in lower case.
+func hasMediaType(kind []byte, want string) bool {
 	return len(kind) >= len(want) && strings.EqualFold(string(kind[:len(want)]), want) && (len(kind) == len(want) || kind[len(want)] == ';' || kind[len(want)] == ' ')
 }
 
-// Prepare implements exchange.Backend. It looks at the request as far as routing needs it.
+// Prepare implements exchange.Backend. It reads what routing needs.
 func (r *relay) Prepare() (fault *openai.Error) {
 	p, ctx := r.p, r.Ctx
 	r.body = ctx.PostBody()
-	if is(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() {
+	if hasMediaType(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() {
 		if fault := exchange.CheckJSON(&ctx.Request.Header); fault != nil {
 			return fault
 		}
 		var err error
-		if r.look, err = upstream.Look(r.body); err != nil {
-			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "foreign: "))
+		if r.parsed != nil {
+			r.envelope = *r.parsed
+		} else if r.envelope, err = upstream.ParseEnvelope(r.body); err != nil {
+			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "upstream: "))
 		}
 	}
 	if fault := r.checkLimits(); fault != nil {
@@ -162,75 +163,70 @@ func (r *relay) Prepare() (fault *openai.Error) {
 	if fault := r.chargePair(); fault != nil {
 		return fault
 	}
-	if fault := r.LetIn(len(r.look.Prompt) / bytesPerToken); fault != nil {
+	if fault := r.LetIn(len(r.envelope.Prompt) / bytesPerToken); fault != nil {
 		return fault
 	}
-	switch r.hash(ctx.PostBody()) { // by bytes where it is not by tokens
+	switch r.hash(ctx.PostBody()) { // any other fault means that the prompt is routed by its bytes
 	case nil, errNoHash, errNoTokenizer, errNoPrompt:
 	default:
 		p.Meters.Untokenized.Inc()
 	}
-	p.Meters.N.Observe(float64(max(1, r.look.N)))
+	p.Meters.N.Observe(float64(max(1, r.envelope.N)))
 	return nil
 }
 
-// find is the model that the request names.
+// find sets the model that the request names.
 func (r *relay) find() *openai.Error {
 	now := r.p.Pool.Now()
-	r.model = now.Find(r.look.Model)
-	for until := r.Start.Add(meetPatience); r.model == nil && now.Meeting() && time.Now().Before(until); {
-		time.Sleep(meetPause)
+	r.model = now.Find(r.envelope.Model)
+	for until := r.Start.Add(probeWait); r.model == nil && now.Probing() && time.Now().Before(until); {
+		time.Sleep(probePoll)
 		now = r.p.Pool.Now()
-		r.model = now.Find(r.look.Model)
+		r.model = now.Find(r.envelope.Model)
 	}
 	if r.model != nil {
 		if as := r.model.As; as != "" {
 			if fault := r.p.Charge(r.Ctx)(len(r.body)); fault != nil {
 				return fault
 			}
-			r.renamed = r.look.WithModel(r.renamed[:0], r.body, as)
+			r.renamed = r.envelope.WithModel(r.renamed[:0], r.body, as)
 			r.body = r.renamed
 		}
 		return nil
 	}
 	switch {
 	case now.Unknown > 0 || len(now.Servers) == 0:
-		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: %d of %d have not told their models yet", openai.Clip(r.look.Model, 200), now.Unknown, len(now.Servers))
-	case r.look.Model == "":
+		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: the models of %d of %d upstreams are not known yet", openai.Clip(r.envelope.Model, 200), now.Unknown, len(now.Servers))
+	case r.envelope.Model == "":
 		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
 	}
-	return openai.NoModel(r.look.Model)
+	return openai.NoModel(r.envelope.Model)
 }
 
-// views are kept between decisions.
+// views pools views.
 var views = sync.Pool{New: func() any { return new(route.View) }}
 
-// decide asks the router, around the servers that have failed the request.
+// decide returns the router's decision, without the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
-	force := r.model.Look(view, r.life.Tried())
-	q := route.Request{Policy: r.Hints.Policy, Key: r.prompt, Turn: r.Hints.Turn, Uncached: cmp.Or(r.nPrompt, 1+len(r.look.Prompt)/bytesPerToken), MinRemote: 1}
-	switch {
-	case q.Policy == route.Session && r.Hints.Session != 0:
-		q.Key = r.Hints.Session
-	case q.Policy == route.PowerOfTwo:
-		q.Draw = rand.Uint64()
-	}
+	force := r.model.FillView(view, r.life.Tried())
+	q := r.Hints.Request(r.prompt)
+	q.Uncached, q.MinRemote = cmp.Or(r.nPrompt, 1+len(r.envelope.Prompt)/bytesPerToken), 1
 	d := r.model.Table.Pick(q, *view, r.ranks[:0])
 	r.ranks = d.Prefill
 	return d, force
 }
 
-// chosen are the servers of a decision; prefill is nil where one server does all.
+// chosen returns the servers of a decision. prefill is nil if one server computes prompt and
+// answer.
 func (r *relay) chosen(d route.Decision) (s, prefill *upstream.Server) {
 	s = r.model.Servers[d.Decode]
-	if len(d.Prefill) > 0 && s.Role == upstream.Decode && !(r.p.Pool.Protocol() == upstream.VLLM && r.alone()) {
+	if len(d.Prefill) > 0 && s.Role == upstream.Decode && !(r.p.Pool.Protocol() == upstream.VLLM && r.oneServer()) {
 		prefill = r.model.Prefill[d.Prefill[0]]
 	}
 	return s, prefill
 }
 
-// pick chooses the next server and the one that computes its prompt; nil: there
-// is none left.
+// pick returns the next server and the one that computes its prompt. s is nil if none is left.
 func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
@@ -243,21 +239,23 @@ func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	return s, prefill, force
 }
 
-// Run implements exchange.Backend: it asks servers until one answers. A server that failed is not
-// asked again, but, once, for one whose kept connection was closed when there is no other.
+// Run implements exchange.Backend. It tries servers until one answers. A server that failed is not
+// tried again, except once if a kept connection was closed and there is no other server.
 func (r *relay) Run() *openai.Error {
-	r.Attempted() // how fast servers compute prompts is not known
+	r.Attempted() // the speed of upstreams is not known
 	for stale := 0; ; {
 		s, prefill, force := r.pick()
 		if s == nil {
-			return r.nobody()
+			return r.noServer()
 		}
-		r.life.Begin()
-		r.S.Meters.Attempts.Inc()
-		r.attemptSpan(s, prefill)
+		if r.try = exchange.Begin(&r.Exchange, &r.life, s.Name, time.Now()); r.try.On() {
+			r.describe(prefill)
+		}
 		err := r.attempt(s, prefill, force)
 		if err == nil {
-			r.answeredSpan()
+			if r.try.On() {
+				r.try.Event("first byte", time.Now())
+			}
 			return nil
 		}
 		r.failure = upstreamFailure(err)
@@ -268,7 +266,7 @@ func (r *relay) Run() *openai.Error {
 		} else {
 			r.drop(err)
 		}
-		r.unpair()
+		r.endPrefill()
 		if fault != nil {
 			return fault
 		}
@@ -280,21 +278,21 @@ func (r *relay) Run() *openai.Error {
 			continue
 		}
 		if exchange.Next(&r.Exchange, &r.life, r.server, r.failure) == fsm.GiveUp || stale >= r.S.Limits().MaxAttempts {
-			return r.nobody()
+			return r.noServer()
 		}
 	}
 }
 
-// retried says whether a status is worth asking another server.
+// retried reports whether another server is tried after a status.
 func retried(status int) bool {
 	return status == 500 || status == 502 || status == 503 || status == 504
 }
 
-// open begins a call that ends with the client.
+// open starts a call that is aborted when the client closes its connection.
 func (r *relay) open(s *upstream.Server, force bool) error {
 	patience := r.Deadline
-	if r.patient = r.Watch != nil; !r.patient {
-		patience = time.Now().Add(watchAfter)
+	if r.untilDeadline = r.Watch != nil; !r.untilDeadline {
+		patience = time.Now().Add(watchDelay)
 		if r.Deadline.Before(patience) {
 			patience = r.Deadline
 		}
@@ -311,15 +309,14 @@ func (r *relay) open(s *upstream.Server, force bool) error {
 	return nil
 }
 
-// ask sends a body to one server and waits for its answer: for all of a small
-// one, for the first of events, for the head of others. most is how much of an
-// answer is small.
+// ask sends a body to one server and waits for its answer: for all of an answer of at most most
+// bytes, for the first event of a stream, and for the head of any other.
 func (r *relay) ask(s *upstream.Server, force bool, body []byte, most int) error {
 	if err := r.open(s, force); err != nil {
 		return err
 	}
-	send := r.call.Ask
-	if r.patient { // a retry, which nothing would wake
+	send := r.call.SendAndRead
+	if r.untilDeadline { // after SendAndRead, a closed connection would show at the deadline only
 		send = r.call.Send
 	}
 	if err := send(r.appendHead(s, len(body)), body, r.Deadline); err != nil {
@@ -328,7 +325,7 @@ func (r *relay) ask(s *upstream.Server, force bool, body []byte, most int) error
 	return r.await(most)
 }
 
-// await waits for the answer to what was sent.
+// await waits for the answer to the request.
 func (r *relay) await(most int) error {
 	call := r.call
 	if err := call.Head(); err != nil {
@@ -344,7 +341,7 @@ func (r *relay) await(most int) error {
 	}
 	r.Status, r.length = call.Status, int(call.Length)
 	r.lines, r.held, r.full = append(r.lines[:0], call.Lines...), r.held[:0], false
-	if r.events = is(call.ContentType, "text/event-stream"); !r.events && call.Length > int64(most) {
+	if r.events = hasMediaType(call.ContentType, "text/event-stream"); !r.events && call.Length > int64(most) {
 		return nil
 	}
 	for len(r.held) <= most {
@@ -366,12 +363,12 @@ func (r *relay) await(most int) error {
 	return nil
 }
 
-// others says whether there is a server of that kind to be asked instead.
+// others reports whether another server can be tried.
 func (r *relay) others() bool {
 	return r.untried() > 0 && len(r.life.Tried())+1 < r.S.Limits().MaxAttempts
 }
 
-// untried is the number of servers of r.server's kind that have not been asked.
+// untried returns the number of servers of r.server's role that have not been tried.
 func (r *relay) untried() (n int) {
 	all := r.model.Servers
 	if r.server.Role == upstream.Prefill {
@@ -385,7 +382,7 @@ func (r *relay) untried() (n int) {
 	return n
 }
 
-// next is the next piece of the answer's body.
+// next returns the next piece of the answer's body.
 func (r *relay) next() ([]byte, error) {
 	piece, err := r.call.Next(true)
 	if err != nil && r.call.Late && r.wait() {
@@ -394,26 +391,26 @@ func (r *relay) next() ([]byte, error) {
 	return piece, err
 }
 
-// wait has the client watched while the server takes its time; false: it was
-// waited for long enough.
+// wait starts to watch the client of a slow request, and moves the read deadline to the request's.
+// It returns false if that has passed, or is set already.
 func (r *relay) wait() bool {
-	if r.patient || !time.Now().Before(r.Deadline) {
+	if r.untilDeadline || !time.Now().Before(r.Deadline) {
 		return false
 	}
 	r.WatchClient()
-	r.patient = true
-	return r.call.Patience(r.Deadline) == nil
+	r.untilDeadline = true
+	return r.call.SetDeadline(r.Deadline) == nil
 }
 
-// hold makes the call the one that ends with the client; false: it has gone.
+// hold makes call the one that ClientGone aborts. It returns false if the call must not continue.
 func (r *relay) hold(call *upstream.Call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.cur = call
-	return !r.gone && !r.unfed
+	return !r.gone && !r.prefillFailed
 }
 
-// ClientGone implements exchange.Backend: it ends what is under way.
+// ClientGone implements exchange.Backend. It aborts the current calls.
 func (r *relay) ClientGone() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -426,7 +423,7 @@ func (r *relay) ClientGone() {
 	}
 }
 
-// interrupted says whether something other than the server ended the request.
+// interrupted returns the fault of a request that something other than the server ended, or nil.
 func (r *relay) interrupted() *openai.Error {
 	r.mu.Lock()
 	gone := r.gone
@@ -445,7 +442,8 @@ func (r *relay) interrupted() *openai.Error {
 	return nil
 }
 
-// drop ends the current call; err is what it says of the server, nil: nothing.
+// drop ends the current call. err is the server's failure; nil: its end is no evidence about the
+// server.
 func (r *relay) drop(err error) {
 	r.mu.Lock()
 	r.cur = nil
@@ -461,7 +459,7 @@ func (r *relay) drop(err error) {
 	r.call = nil
 }
 
-// end ends the call whose answer was taken; err is why it was not to its end.
+// end ends the call after its answer. err is the failure before its end, or nil.
 func (r *relay) end(err error) {
 	r.mu.Lock()
 	r.cur = nil
@@ -472,36 +470,33 @@ func (r *relay) end(err error) {
 	}
 }
 
-// nobody is what the client is told when no server is left.
-func (r *relay) nobody() *openai.Error {
-	if r.failure == nil {
-		return openai.Unavailable(exchange.RetryAfter, "no upstream is available for model %q", openai.Clip(r.look.Model, 200))
-	}
-	return r.failure.Fault()
+// noServer returns the fault of a request for which no server is left.
+func (r *relay) noServer() *openai.Error {
+	return r.NoAttempt(r.failure, "upstream", r.envelope.Model, false)
 }
 
 // Stop implements exchange.Backend.
 func (r *relay) Stop() {
 	r.drop(nil)
-	r.unpair()
+	r.endPrefill()
 	r.try.End(time.Now())
 	r.record()
 }
 
 // Ending implements exchange.Backend.
 func (r *relay) Ending() exchange.Ending {
-	e := exchange.Ending{Choices: r.look.N, Output: r.nOutput(), Stream: r.look.Stream, First: r.times.First}
+	e := exchange.Ending{Choices: r.envelope.N, Output: r.nOutput(), Stream: r.envelope.Stream, First: r.times.First}
 	if r.model != nil {
 		e.Model = r.model.Name
 	}
 	if r.server != nil {
 		e.Node = r.server.Name
 	}
-	if u := &r.told.usage; u.Completion > 0 {
+	if u := &r.outcome.usage; u.Completion > 0 {
 		e.Prompt, e.Cached = u.Prompt, u.Cached
 	}
 	if r.Cause == "" {
-		e.Finish = r.told.finish()
+		e.Finish = r.outcome.finish()
 	}
 	return e
 }

@@ -7,23 +7,22 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
-// outcome is what an answer told of its end: how often for which reason, and what
-// was used, where it says so. It is read off the answer's bytes: of events only for
-// the member that tells of a choice's end is looked, and from then on for usage.
-// Within JSON's strings quotes are escaped, so that only members are met.
+// outcome has the reasons for which an answer's choices ended, and the usage if the answer has it.
+// It is found by searching the answer's bytes: events for the member with a choice's end, and for
+// usage from then on. Only members are found, because quotes within strings are escaped.
 type outcome struct {
 	stops, lengths, aborts, errors int
-	usage                          openai.Usage // Completion 0: not told
+	usage                          openai.Usage // Completion 0: unknown
 }
 
-func (o *outcome) over() bool { return o.stops+o.lengths+o.aborts+o.errors > 0 }
+func (o *outcome) any() bool { return o.stops+o.lengths+o.aborts+o.errors > 0 }
 
 var (
 	finishMember = []byte(`"finish_reason":`)
 	usageMember  = []byte(`"usage":`)
 )
 
-// learn looks at whole events, or a whole answer.
+// learn reads whole events, or a whole answer.
 func (o *outcome) learn(b []byte) {
 	for rest := b; ; {
 		i := bytes.Index(rest, finishMember)
@@ -32,7 +31,7 @@ func (o *outcome) learn(b []byte) {
 		}
 		rest = bytes.TrimLeft(rest[i+len(finishMember):], " ")
 		if len(rest) == 0 || rest[0] != '"' {
-			continue // null: it goes on
+			continue // null: the choice has not ended
 		}
 		reason, _, _ := bytes.Cut(rest[1:], []byte{'"'})
 		switch string(reason) {
@@ -42,11 +41,11 @@ func (o *outcome) learn(b []byte) {
 			o.aborts++
 		case "error":
 			o.errors++
-		default: // stop, tool_calls, content_filter and the like: it ended by itself
+		default: // stop, tool_calls, content_filter and the like
 			o.stops++
 		}
 	}
-	if !o.over() {
+	if !o.any() {
 		return
 	}
 	if i := bytes.LastIndex(b, usageMember); i >= 0 {
@@ -57,7 +56,7 @@ func (o *outcome) learn(b []byte) {
 	}
 }
 
-// member is the number of the first member of that name; 0: there is none.
+// member returns the number of the first member of that name, or 0.
 func member(b []byte, name string) (n int) {
 	i := bytes.Index(b, []byte(name))
 	if i < 0 {
@@ -72,16 +71,16 @@ func member(b []byte, name string) (n int) {
 	return n
 }
 
-// nOutput is how many tokens the answer has, as far as is known: an event of a
-// stream is taken for one where its server does not say.
+// nOutput returns the number of tokens of the answer. An event of a stream counts as one if the
+// server does not report usage.
 func (r *relay) nOutput() int {
-	if n := r.told.usage.Completion; n > 0 {
+	if n := r.outcome.usage.Completion; n > 0 {
 		return n
 	}
 	return r.nEvents
 }
 
-// finish is why the last choice ended; empty: none is known to have.
+// finish returns the reason of the last choice's end; empty: unknown.
 func (o *outcome) finish() string {
 	switch {
 	case o.lengths > 0:
@@ -98,18 +97,18 @@ func (o *outcome) finish() string {
 func (r *relay) record() {
 	if r.Cause != "" || r.Status >= 400 {
 		if r.Admitted {
-			r.Finished(r.Broken(), 1)
+			r.CountFinished(r.Broken(), 1)
 		}
 		return
 	}
-	o := &r.told
-	if !o.over() { // embeddings and the like
+	o := &r.outcome
+	if !o.any() { // embeddings and the like
 		o.stops = 1
 	}
-	r.Finished(metrics.ReasonStop, o.stops)
-	r.Finished(metrics.ReasonLength, o.lengths)
-	r.Finished(metrics.ReasonAbort, o.aborts)
-	r.Finished(metrics.ReasonError, o.errors)
+	r.CountFinished(metrics.ReasonStop, o.stops)
+	r.CountFinished(metrics.ReasonLength, o.lengths)
+	r.CountFinished(metrics.ReasonAbort, o.aborts)
+	r.CountFinished(metrics.ReasonError, o.errors)
 	m, prompt, output := &r.S.Meters, -1, -1
 	if n := r.nOutput(); n > 0 {
 		output = n
@@ -120,5 +119,5 @@ func (r *relay) record() {
 		m.Prompt.Add(float64(u.Prompt))
 		m.Cached.Add(float64(u.Cached))
 	}
-	r.Whole(&r.times, prompt, output)
+	r.CountAnswer(&r.times, prompt, output)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// TextModel is a model's way between text and tokens.
+// TextModel converts between a model's text and tokens: its tokenizer and its chat template.
 type TextModel struct {
 	tok      *tokenizer.Tokenizer
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
@@ -19,10 +19,11 @@ type TextModel struct {
 	bos, eos string
 	longest  int // bytes of the longest token
 
-	RejectSpecial bool // messages of users and tools in which special tokens are written are refused
+	RejectSpecial bool // reject messages of users and tools that contain special tokens
 }
 
-// NewTextModel takes the bundle's chat template, unless another is given.
+// NewTextModel returns the TextModel of a bundle. template, unless empty, replaces the bundle's
+// chat template.
 func NewTextModel(b *nodepb.Bundle, template string) (*TextModel, error) {
 	tok, err := tokenizer.Load(b.TokenizerJson)
 	if err != nil {
@@ -40,22 +41,22 @@ func NewTextModel(b *nodepb.Bundle, template string) (*TextModel, error) {
 	return t, nil
 }
 
-// CacheStats says how often the tokens of chats' earlier messages were found, how often not,
-// and how many bytes they take.
+// CacheStats returns the hits and misses of the cache of messages' tokens, and its size in bytes.
 func (t *TextModel) CacheStats() (hits, misses uint64, bytes int) { return t.messages.Stats() }
 
-// Tokenizer is the model's.
+// Tokenizer returns the model's tokenizer.
 func (t *TextModel) Tokenizer() *tokenizer.Tokenizer { return t.tok }
 
 // HasTemplate reports whether the model has a chat template.
 func (t *TextModel) HasTemplate() bool { return t.chat != nil }
 
-// Tokens are those of a text.
+// Tokens returns the tokens of a text.
 func (t *TextModel) Tokens(text string, addSpecial bool) []int32 {
 	return t.messages.Encode(text, addSpecial)
 }
 
-// TokensWithin is tokens with what they take counted by charge, whose error ends it.
+// TokensWithin is Tokens, but calls charge with the bytes that it allocates. It stops at the first
+// error of charge and returns it.
 func (t *TextModel) TokensWithin(text string, addSpecial bool, charge func(bytes int) *openai.Error) (ids []int32, fault *openai.Error) {
 	ids, _ = t.messages.EncodeWithin(text, addSpecial, func(n int) bool {
 		fault = charge(n)
@@ -64,15 +65,15 @@ func (t *TextModel) TokensWithin(text string, addSpecial bool, charge func(bytes
 	return ids, fault
 }
 
-// Texts of more bytes than the context has tokens of the longest kind are refused
-// before they are tokenized, which takes up to 40 times their bytes. Normalizers make
-// texts shorter, for instance by leaving out blanks.
+// Texts longer than the context can hold are rejected before they are tokenized, because
+// tokenizing allocates up to 40 times their bytes. Normalizers shorten texts, for instance by
+// removing spaces.
 const (
-	normalizedTo = 4         // a text's bytes by those that are left of it
-	anyText      = 256 << 10 // bytes that are always tokenized
+	normalizedTo = 4         // bytes of a text for each byte after normalizing, at most
+	anyText      = 256 << 10 // texts up to this many bytes are always tokenized
 )
 
-// Fits checks that the model's context can hold a text.
+// Fits returns an error that names param if the model's context cannot hold the text.
 func (m *Model) Fits(text, param string) *openai.Error {
 	if most := m.MaxText(); most > 0 && len(text) > most {
 		return openai.BadRequest(param, "the prompt has %d bytes of text, more than the model's context of %d tokens can hold: shorten it", len(text), m.MaxLen)
@@ -80,7 +81,7 @@ func (m *Model) Fits(text, param string) *openai.Error {
 	return nil
 }
 
-// MaxText is the length in bytes of the longest text that is tokenized; 0: there is no bound.
+// MaxText returns the length in bytes of the longest text that is tokenized; 0: unbounded.
 func (m *Model) MaxText() int {
 	if m.MaxLen == 0 {
 		return 0
@@ -88,46 +89,46 @@ func (m *Model) MaxText() int {
 	return max(anyText, normalizedTo*m.MaxLen*m.Text.longest)
 }
 
-// Decode is the text of tokens.
+// Decode returns the text of tokens.
 func (t *TextModel) Decode(ids []int32, skipSpecial bool) string {
 	return t.tok.Decode(ids, skipSpecial)
 }
 
 // render applies the chat template to a request's messages.
 func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
-	raw := r.Messages
-	if r.MessageParts != nil && t.chat.ContentParts() {
-		raw = r.MessageParts
-	}
-	messages, err := jinja.FromJSON(raw)
-	if err != nil {
-		return "", templateFault(err)
-	}
-	if t.RejectSpecial {
-		if fault := t.checkSpecial(messages.(jinja.List)); fault != nil {
-			return "", fault
-		}
-	}
 	in := jinja.Input{
-		Messages:             messages.(jinja.List), // Parse has seen a list
 		AddGenerationPrompt:  r.AddGenerationPrompt,
 		ContinueFinalMessage: r.ContinueFinal,
 		BosToken:             t.bos,
 		EosToken:             t.eos,
 		Now:                  time.Now(),
+		Kwargs:               map[string]jinja.Value{},
+	}
+	raw := r.Messages
+	if r.MessageParts != nil && t.chat.ContentParts() {
+		raw = r.MessageParts
+	}
+	messages, err := fromJSON(raw)
+	if err != nil {
+		return "", templateFault(err)
+	}
+	in.Messages = messages.(jinja.List) // Parse has checked that it is a list
+	if t.RejectSpecial {
+		if fault := t.checkSpecial(in.Messages); fault != nil {
+			return "", fault
+		}
 	}
 	for _, m := range in.Messages {
 		parseArguments(m)
 	}
 	if r.Tools != nil {
-		tools, err := jinja.FromJSON(r.Tools)
+		tools, err := fromJSON(r.Tools)
 		if err != nil {
 			return "", templateFault(err)
 		}
-		in.Tools = tools.(jinja.List) // Parse has seen a list
+		in.Tools = tools.(jinja.List) // Parse has checked that it is a list
 	}
-	var fault *openai.Error
-	if in.Kwargs, fault = variables(r); fault != nil {
+	if fault := setVariables(in.Kwargs, r); fault != nil {
 		return "", fault
 	}
 	text, err := t.chat.Render(in)
@@ -137,62 +138,59 @@ func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 	return text, nil
 }
 
-// variables are what a request gives its template by name.
-func variables(r *openai.Request) (map[string]jinja.Value, *openai.Error) {
-	vars := map[string]jinja.Value{}
+// setVariables sets the variables that a request gives its template by name.
+func setVariables(vars map[string]jinja.Value, r *openai.Request) *openai.Error {
 	if r.ReasoningEffort != "" {
 		vars["reasoning_effort"] = r.ReasoningEffort
 	}
-	if r.Documents != nil {
-		list, err := jinja.FromJSON(r.Documents)
-		if err != nil {
-			return nil, openai.BadRequest("documents", "documents: %s", openai.Clip(err.Error(), 500))
+	for _, field := range []struct {
+		name string
+		raw  []byte
+	}{{"documents", r.Documents}, {"chat_template_kwargs", r.TemplateArgs}} {
+		if field.raw == nil {
+			continue
 		}
-		vars["documents"] = list
-	}
-	if r.TemplateArgs != nil {
-		args, err := jinja.FromJSON(r.TemplateArgs)
+		v, err := fromJSON(field.raw)
 		if err != nil {
-			return nil, openai.BadRequest("chat_template_kwargs", "chat_template_kwargs: %s", openai.Clip(err.Error(), 500))
+			return openai.BadRequest(field.name, "%s: %s", field.name, openai.Clip(err.Error(), 500))
 		}
-		d := args.(*jinja.Dict) // Parse has seen an object
+		if field.name == "documents" {
+			vars["documents"] = v
+			continue
+		}
+		d := v.(*jinja.Dict) // Parse has checked that it is an object
 		for i := range d.Len() {
 			name, v := d.At(i)
 			vars[name.(string)] = v
 		}
 	}
-	return vars, nil
+	return nil
 }
 
-// parseArguments turns the arguments of a message's tool calls, which the API
-// carries as JSON text, into what templates expect; text that is no JSON stays.
+// parseArguments replaces the arguments of a message's tool calls, JSON text in the API, by the
+// values that templates expect. Text that is not JSON stays.
 func parseArguments(message jinja.Value) {
-	m, ok := message.(*jinja.Dict)
-	if !ok {
-		return
-	}
-	v, _ := m.Get("tool_calls")
-	calls, _ := v.(jinja.List)
+	calls, _ := member(message, "tool_calls").(jinja.List)
 	for _, call := range calls {
-		c, ok := call.(*jinja.Dict)
-		if !ok {
-			continue
-		}
-		v, _ := c.Get("function")
-		f, ok := v.(*jinja.Dict)
-		if !ok {
-			continue
-		}
-		v, _ = f.Get("arguments")
-		if s, ok := v.(string); ok {
-			if parsed, err := jinja.FromJSON([]byte(s)); err == nil {
-				f.Set("arguments", parsed)
+		function := member(call, "function")
+		if s, ok := member(function, "arguments").(string); ok {
+			if parsed, err := fromJSON([]byte(s)); err == nil {
+				function.(*jinja.Dict).Set("arguments", parsed)
 			}
 		}
 	}
 }
 
-// templateFault is what a client is told when its messages cannot be rendered.
+// member returns a member of an object; nil if v is not an object.
+func member(v jinja.Value, name string) jinja.Value {
+	if d, ok := v.(*jinja.Dict); ok {
+		v, _ := d.Get(name)
+		return v
+	}
+	return nil
+}
+
+// templateFault returns the client's error for messages that the template cannot render.
 func templateFault(err error) *openai.Error {
 	var e *jinja.Error
 	if errors.As(err, &e) && errors.Is(err, jinja.ErrRaised) {
@@ -201,7 +199,7 @@ func templateFault(err error) *openai.Error {
 	return openai.BadRequest("messages", "the model's chat template cannot render these messages: %s", openai.Clip(err.Error(), 500))
 }
 
-// Output turns one choice's tokens into text.
+// Output returns a Text for one choice of the request.
 func (t *TextModel) Output(r *openai.Request) *Text {
 	return NewText(t.tok, TextOptions{Stops: r.Stop, IncludeStop: r.IncludeStop, SkipSpecial: r.SkipSpecial, MinTokens: r.MinTokens})
 }

@@ -1,9 +1,9 @@
 package render
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -13,47 +13,47 @@ import (
 // defaultMaxTokens is the API's default for /v1/completions.
 const defaultMaxTokens = 16
 
-// Model is a model's way between what clients send and tokens. It is not changed once made.
+// Model holds what rendering needs of a model. It is immutable.
 type Model struct {
-	Name        string // as clients say it
+	Name        string // the model's name in the API
 	Fingerprint uint64
-	Adapter     string     // digest of the adapter that computes its requests; empty: none
+	Adapter     string     // digest of the adapter that requests use; empty: none
 	MaxLen      int        // tokens of prompt and answer together; 0: not known
 	Vocab       int        // tokens; 0: not known
-	BlockTokens int        // of KV blocks
-	Text        *TextModel // nil: it has no tokenizer
+	BlockTokens int        // tokens of a KV block
+	Text        *TextModel // nil: the model has no tokenizer
 }
 
-// Root is where the block hashes of requests with the salt start.
+// Root returns the hash before a prompt's first block, for requests with the salt.
 func (m *Model) Root(salt string) kvcache.Hash {
 	return kvcache.Root(m.rootFields(salt))
 }
 
-// RootDigest is where the digests of their blocks start.
+// RootDigest returns the digest before a prompt's first block.
 func (m *Model) RootDigest(salt string) []byte {
 	d := kvcache.DigestRoot(m.rootFields(salt))
 	return d[:]
 }
 
-// rootFields are what requests have in common that may share cached blocks.
+// rootFields returns the fields that two requests must share to share cached blocks.
 func (m *Model) rootFields(salt string) (fingerprint, adapter, s string) {
-	// The adapter's content, so that a name may be given to another one.
+	// The adapter's digest, not its name, because a name can move to another adapter.
 	return strconv.FormatUint(m.Fingerprint, 16), m.Adapter, salt
 }
 
 // Prompt is one prompt of a request, shared by its n choices.
 type Prompt struct {
-	Text      string // that was tokenized; for prompts that came as tokens only where it is told
-	Echo      string // what an answer begins with, with echo
+	Text      string // the tokenized text; of a prompt sent as tokens only if the answer shows it
+	Echo      string // the beginning of the answer, with echo
 	Tokens    []int32
-	Probs     openai.PromptProbs // as far as they have come; empty: not asked for
-	MaxTokens int                // of each answer
+	Probs     openai.PromptLogprobs // the log-probabilities received so far; empty: not requested
+	MaxTokens int                   // of each choice
 	Key       kvcache.Hash
-	Hashes    []kvcache.Hash // of its full blocks
+	Hashes    []kvcache.Hash // of the full blocks
 }
 
-// Prompts renders, tokenizes and checks what the request asks to continue. What that
-// takes besides the request is counted by charge, whose error ends it.
+// Prompts renders, tokenizes and checks the prompts of a request. It calls charge with the bytes
+// that this allocates besides the request, and returns its error.
 func (m *Model) Prompts(req *openai.Request, charge func(bytes int) *openai.Error) ([]Prompt, *openai.Error) {
 	out := make([]Prompt, 0, max(1, len(req.Prompts)))
 	param := "prompt"
@@ -96,16 +96,16 @@ func (m *Model) Prompts(req *openai.Request, charge func(bytes int) *openai.Erro
 		return nil, fault
 	}
 	root := m.Root(req.CacheSalt)
-	told := 0 // log-probabilities of prompts in the answer
+	nProbs := 0 // log-probabilities of prompts in the answer
 	for i := range out {
 		m.truncate(&out[i], req)
 		if fault := m.fit(&out[i], req, param); fault != nil {
 			return nil, fault
 		}
-		told += len(out[i].Tokens) * probsPerToken(req)
-		if told > maxPromptProbs {
-			return nil, openai.BadRequest(param, "log-probabilities of %d or more prompt tokens are asked for, best ones and choices counted; at most %d are told: send fewer prompts, or ask for less",
-				told, maxPromptProbs)
+		nProbs += len(out[i].Tokens) * probsPerToken(req)
+		if nProbs > maxPromptProbs {
+			return nil, openai.BadRequest(param, "the answer would have %d or more log-probabilities of prompt tokens, for all alternatives and choices; at most %d are returned: send fewer prompts, or request fewer log-probabilities",
+				nProbs, maxPromptProbs)
 		}
 		out[i].Hashes = kvcache.AppendHashes(nil, root, out[i].Tokens, m.BlockTokens)
 		out[i].Key = route.Key(root, out[i].Hashes, out[i].Tokens)
@@ -113,13 +113,12 @@ func (m *Model) Prompts(req *openai.Request, charge func(bytes int) *openai.Erro
 	return out, nil
 }
 
-// maxPromptProbs bounds the log-probabilities of prompts in one answer, which is
-// held whole: each takes some 60 bytes of JSON. A prompt of 32,768 tokens with 20
-// best ones each has 688,128.
+// maxPromptProbs bounds the log-probabilities of prompts in one answer, which is held in memory as
+// a whole: each takes some 60 bytes of JSON. A prompt of 32,768 tokens with 20 alternatives each
+// has 688,128.
 const maxPromptProbs = 1 << 20
 
-// probsPerToken is how many log-probabilities an answer tells for each token of a
-// prompt.
+// probsPerToken returns how many log-probabilities the answer has for each token of a prompt.
 func probsPerToken(req *openai.Request) (n int) {
 	if req.PromptLogprobs != nil {
 		n += 1 + *req.PromptLogprobs
@@ -133,7 +132,7 @@ func probsPerToken(req *openai.Request) (n int) {
 	return n
 }
 
-// chat renders and tokenizes the messages. charge is as in prompts.
+// Chat renders and tokenizes the messages. charge is as in Prompts.
 func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) (Prompt, *openai.Error) {
 	switch {
 	case m.Text == nil:
@@ -156,12 +155,12 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 		return Prompt{}, fault
 	}
 	if req.Echo {
-		p.Echo = openai.LastWords(req.Messages, "assistant")
+		p.Echo = openai.LastContent(req.Messages, "assistant")
 	}
 	return p, nil
 }
 
-// truncate shortens the prompt to what the request keeps of it.
+// truncate shortens the prompt to the tokens that the request keeps.
 func (m *Model) truncate(p *Prompt, req *openai.Request) {
 	keep := req.Truncate
 	if keep < 0 {
@@ -179,7 +178,7 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 	} else {
 		p.Tokens = p.Tokens[n-keep:]
 	}
-	if m.Text != nil && (req.Echo || req.PromptText) { // what was kept is what is told
+	if m.Text != nil && (req.Echo || req.PromptText) { // the answer shows the kept tokens
 		p.Text = m.Text.Decode(p.Tokens, false)
 		if req.Endpoint == openai.Completions {
 			p.Echo = p.Text
@@ -187,7 +186,7 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 	}
 }
 
-// fit checks the prompt against vocabulary and context and settles max_tokens.
+// fit checks the prompt against the vocabulary and the context, and sets MaxTokens.
 func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error {
 	nTokens, most := len(p.Tokens), m.MaxLen
 	if nTokens == 0 {
@@ -205,7 +204,7 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 		return openai.BadRequest("max_tokens", "the prompt has %d tokens and max_tokens is %d, together more than the model's context of %d tokens: shorten one of them",
 			nTokens, req.MaxTokens, most)
 	case req.MaxTokens >= 0:
-		p.MaxTokens = max(1, req.MaxTokens) // one stands for the prompt's end
+		p.MaxTokens = max(1, req.MaxTokens) // 0 still needs one for the end of the prompt
 	case req.Endpoint == openai.Completions && most > 0:
 		p.MaxTokens = min(defaultMaxTokens, room)
 	case most > 0:
@@ -216,7 +215,7 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 	return nil
 }
 
-// Known checks that token ids are in the vocabulary.
+// Known returns an error that names param if a token id is outside the vocabulary.
 func (m *Model) Known(ids []int32, param string) *openai.Error {
 	vocab := int32(m.Vocab)
 	for i, t := range ids {
@@ -227,9 +226,8 @@ func (m *Model) Known(ids []int32, param string) *openai.Error {
 	return nil
 }
 
-// BadWord is the token sequences that a word to avoid is written with: at the
-// beginning of a text, and after a space where that is another way to begin the
-// same number of tokens (vLLM's rule).
+// BadWord returns the token sequences that a word to avoid is generated as: at the beginning of a
+// text, and after a space if that gives another sequence of the same length (vLLM's rule).
 func (m *Model) BadWord(word string) [][]int32 {
 	word = strings.TrimLeft(word, " ")
 	bare := m.Text.Tokens(word, false)
@@ -243,7 +241,7 @@ func (m *Model) BadWord(word string) [][]int32 {
 	return [][]int32{bare}
 }
 
-// checkControls refuses what the model's vocabulary does not have.
+// checkControls rejects token ids outside the vocabulary, and bad_words without a tokenizer.
 func (m *Model) checkControls(r *openai.Request) *openai.Error {
 	vocab := int32(m.Vocab)
 	for _, b := range r.LogitBias {
@@ -267,20 +265,20 @@ func (m *Model) checkControls(r *openai.Request) *openai.Error {
 	return nil
 }
 
-// TokenProb tells of a token by its text, or by its id, which tells tokens of one
-// text apart.
-func (m *Model) TokenProb(id int32, logProb float32, asID bool) openai.TokenProb {
-	if asID || m.Text == nil {
-		text := m.TokenText(id)
-		if asID {
-			text = "token_id:" + strconv.Itoa(int(id))
-		}
-		return openai.TokenProb{Text: text, Bytes: []byte(text), LogProb: logProb}
+// TokenProb returns a token and its log-probability. The token is its text, or with asID its id,
+// which distinguishes tokens of the same text.
+func (m *Model) TokenProb(id int32, logProb float32, asID bool) openai.TokenLogprob {
+	text := m.TokenText(id)
+	switch {
+	case asID:
+		text = "token_id:" + strconv.Itoa(int(id))
+	case m.Text != nil:
+		return openai.TokenLogprob{Text: text, Bytes: m.Text.tok.TokenBytes(id), Logprob: logProb}
 	}
-	return openai.TokenProb{Text: m.TokenText(id), Bytes: m.Text.tok.TokenBytes(id), LogProb: logProb}
+	return openai.TokenLogprob{Text: text, Bytes: []byte(text), Logprob: logProb}
 }
 
-// TokenText is the text of a token by itself.
+// TokenText returns the text of a single token.
 func (m *Model) TokenText(id int32) string {
 	if m.Text == nil {
 		return BareToken(id)
@@ -288,12 +286,11 @@ func (m *Model) TokenText(id int32) string {
 	return m.Text.Decode([]int32{id}, false)
 }
 
-// BareToken stands for a token's text where the model has no tokenizer: its id
-// in decimal and a space.
+// BareToken returns a token's text where the model has no tokenizer: its id in decimal and a space.
 func BareToken(id int32) string { return strconv.Itoa(int(id)) + " " }
 
-// alphabet is how byte-level vocabularies write bytes: printable ones as
-// themselves, the others from U+0100 on.
+// alphabet maps bytes to the characters of byte-level vocabularies: printable ones to themselves,
+// the others to U+0100 and up.
 var alphabet = func() (t [256]rune) {
 	next := rune(256)
 	for b := range t {
@@ -307,32 +304,21 @@ var alphabet = func() (t [256]rune) {
 	return t
 }()
 
-// TokenName is a token as the tokenizer's file writes it; where that cannot be
-// found, its text.
+// TokenName returns a token as the tokenizer's file writes it, or its text if that is not found.
 func (t *TextModel) TokenName(id int32) string {
-	tok := t.tok
-	raw := tok.TokenBytes(id)
-	byteLevel := make([]byte, 0, 2*len(raw))
-	for _, b := range raw {
-		byteLevel = utf8.AppendRune(byteLevel, alphabet[b])
+	raw := string(t.tok.TokenBytes(id))
+	var byteLevel strings.Builder
+	for _, b := range []byte(raw) {
+		byteLevel.WriteRune(alphabet[b])
 	}
-	spaced := make([]byte, 0, 2*len(raw)) // as SentencePiece writes spaces
-	for _, b := range raw {
-		if b == ' ' {
-			spaced = append(spaced, "\u2581"...)
-		} else {
-			spaced = append(spaced, b)
-		}
-	}
-	names := [][]byte{byteLevel, raw, spaced}
-	if len(raw) == 1 { // as byte fallback writes bytes
-		const hex = "0123456789ABCDEF"
-		names = append(names, []byte{'<', '0', 'x', hex[raw[0]>>4], hex[raw[0]&15], '>'})
+	names := []string{byteLevel.String(), raw, strings.ReplaceAll(raw, " ", "\u2581")} // the last as SentencePiece writes spaces
+	if len(raw) == 1 {
+		names = append(names, fmt.Sprintf("<0x%02X>", raw[0])) // as byte fallback writes bytes
 	}
 	for _, name := range names {
-		if got, ok := tok.ID(string(name)); ok && got == id {
-			return string(name)
+		if got, ok := t.tok.ID(name); ok && got == id {
+			return name
 		}
 	}
-	return string(raw)
+	return raw
 }

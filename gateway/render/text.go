@@ -1,47 +1,42 @@
 package render
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
 
-// TextOptions say how a choice's tokens become text.
+// TextOptions are the options of a choice's text.
 type TextOptions struct {
-	Stops       []string // end the text; empty ones are ignored
-	IncludeStop bool     // the stop string that ended it stays in the text
-	SkipSpecial bool     // special tokens have no text
-	MinTokens   int      // tokens whose text is given out unsearched for stops
+	Stops       []string // stop strings; empty ones are ignored
+	IncludeStop bool     // keep the stop string that ended the text
+	SkipSpecial bool     // leave out special tokens
+	MinTokens   int      // tokens that are not searched for stop strings
 }
 
-// Text turns one choice's tokens into text, piece by piece, and ends it at a
-// stop string. The stop that is complete first ends the text, the longest of
-// those that are complete at the same character; so where tokens begin and end
-// makes no difference. Text that may be the beginning of a stop string waits.
-// A Text belongs to one goroutine.
+// Text converts one choice's tokens to text, piece by piece, and ends it at a stop string. The
+// first stop string to be complete ends the text; of those that are complete at the same
+// character, the longest. So the result does not depend on token boundaries. Text that may be the
+// beginning of a stop string is held. A Text belongs to one goroutine.
 type Text struct {
 	stream  *tokenizer.Stream
 	stops   []string
 	include bool
-	held    string // not given out: a proper beginning of some stop
-	free    int    // tokens still to come that no stop ends
+	held    string // not returned yet: a proper prefix of a stop string
+	free    int    // tokens still to come that are not searched
 	stopped bool
 	match   string
 }
 
 // NewText returns a Text at the beginning of a choice.
 func NewText(t *tokenizer.Tokenizer, o TextOptions) *Text {
-	x := &Text{stream: t.NewStream(o.SkipSpecial), include: o.IncludeStop, free: o.MinTokens}
-	for _, s := range o.Stops {
-		if s != "" {
-			x.stops = append(x.stops, s)
-		}
-	}
-	return x
+	stops := slices.DeleteFunc(slices.Clone(o.Stops), func(s string) bool { return s == "" })
+	return &Text{stream: t.NewStream(o.SkipSpecial), stops: stops, include: o.IncludeStop, free: o.MinTokens}
 }
 
-// Push takes the next token and returns the text that is certain now. Once it
-// has stopped, tokens have no effect and no text.
+// Push adds the next token and returns the text that is now final. After a stop string it ignores
+// tokens and returns no text.
 func (x *Text) Push(id int32) (delta string, stopped bool) {
 	if x.stopped {
 		return "", true
@@ -53,7 +48,7 @@ func (x *Text) Push(id int32) (delta string, stopped bool) {
 	return x.take(x.stream.Next(id), false)
 }
 
-// Flush ends the text when no token comes any more and returns what waited.
+// Flush ends the text after the last token and returns the held rest.
 func (x *Text) Flush() (delta string, stopped bool) {
 	if x.stopped {
 		return "", true
@@ -61,8 +56,7 @@ func (x *Text) Flush() (delta string, stopped bool) {
 	return x.take(x.stream.Flush(), true)
 }
 
-// Stopped returns the stop string that ended the text; ok is false when none
-// has.
+// Stopped returns the stop string that ended the text; ok is false if none has.
 func (x *Text) Stopped() (stop string, ok bool) { return x.match, x.stopped }
 
 func (x *Text) take(piece string, last bool) (string, bool) {
@@ -88,9 +82,8 @@ func (x *Text) take(piece string, last bool) (string, bool) {
 	return text[:len(text)-keep], false
 }
 
-// find returns the stop in text that ends first, the longest of those; end is 0
-// when there is none. Held text holds no whole stop, so what it begins with is
-// all that can matter.
+// find returns the stop string in text that ends first, the longest of those; end is 0 if there is
+// none. Held text contains no whole stop string, so that text, which begins with it, is enough.
 func (x *Text) find(text string) (start, end int) {
 	for _, s := range x.stops {
 		i := strings.Index(text, s)
@@ -104,7 +97,7 @@ func (x *Text) find(text string) (start, end int) {
 	return start, end
 }
 
-// beginning returns how many bytes at the end of text begin a stop.
+// beginning returns the number of bytes at the end of text that begin a stop string.
 func (x *Text) beginning(text string) int {
 	most := 0
 	for _, s := range x.stops {

@@ -2,13 +2,12 @@ package route
 
 import "github.com/tandem-serving/tandem/engine/kvcache"
 
-// Held writes how many leading blocks of a prompt nodes of a model with these KV
-// groups will find to held, by slot: the largest number at which blocks of all
-// groups end, for which groups without a window hold all before it and the others
-// the last that their window reaches. Hashes are of unit tokens each, groups none for
-// a single one without a window. held must be zeros.
+// Held writes to held, by slot, how many leading blocks of a prompt each node has for a model with
+// these KV groups. That is the largest number at which blocks of all groups end, such that groups
+// without a window have all blocks before it, and other groups those within their window. Each hash
+// is of unit tokens. No groups means a single one without a window. held must be zero.
 func (x *Index) Held(hashes []kvcache.Hash, unit int, groups []kvcache.Group, held []int32) {
-	rest := 0 // the first group that Match has not answered for
+	rest := 0 // the first group that Match did not cover
 	if len(groups) == 0 || groups[0].Window == 0 {
 		x.Match(hashes, held)
 		rest = 1
@@ -30,8 +29,8 @@ func (x *Index) Held(hashes []kvcache.Hash, unit int, groups []kvcache.Group, he
 		}
 		align *= g.BlockTokens / unit / a
 	}
-	// From the longest prefix down: whoever lacks a block for it is looked at again
-	// with one that ends before that block.
+	// From the longest prefix down: a node that lacks a block is tried again with the prefix that ends
+	// before that block.
 	for done := len(hashes) + 1; ; {
 		n := 0
 		for _, h := range held {
@@ -53,8 +52,7 @@ func (x *Index) Held(hashes []kvcache.Hash, unit int, groups []kvcache.Group, he
 	}
 }
 
-// limit lowers the nodes that hold n blocks in other groups and not in this one, the
-// i-th.
+// limit lowers the nodes that have n blocks in other groups but not in the i-th group, g.
 func (x *Index) limit(hashes []kvcache.Hash, unit int, g kvcache.Group, i, n, align int, held []int32) {
 	units := g.BlockTokens / unit
 	for place := n/units - 1; place >= g.First(n*unit); place-- {
@@ -64,8 +62,8 @@ func (x *Index) limit(hashes []kvcache.Hash, unit int, g kvcache.Group, i, n, al
 	}
 }
 
-// lower sets the nodes that hold n blocks, but not the one called h, to fewer, and
-// says whether any keep their n; h 0 is one that none holds.
+// lower sets the nodes that have n blocks, but not block h, to fewer, and reports whether any node
+// keeps its n. No node has block 0.
 func (x *Index) lower(held []int32, n, to int, h kvcache.Hash) (some bool) {
 	var count int
 	var one uint32

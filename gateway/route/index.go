@@ -6,11 +6,10 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// Index says which nodes hold which blocks, as far as they have told. A hash
-// that one node holds, as most are, costs one entry of a map; one that several
-// hold has a list. It is not safe for use by several goroutines at once.
+// Index has the blocks that nodes reported to hold. A hash with one holder, as most have, needs one
+// map entry; a hash with several holders has a list. An Index is not safe for concurrent use.
 //
-// Invariant: an entry names each of its holders once; a list has two at least.
+// Invariant: an entry has each of its holders once, and a list has at least two.
 type Index struct {
 	shards [IndexShards]map[kvcache.Hash]uint32 // a slot, or many|index into lists
 	lists  [][]uint16                           // sorted slots
@@ -18,8 +17,8 @@ type Index struct {
 	counts []int                                // blocks by slot
 }
 
-// IndexShards is in how many parts an Index can be cleared of a node, so that
-// nobody waits for all of them.
+// IndexShards is the number of parts in which a node is removed from an Index, so that no caller
+// waits for all of them.
 const IndexShards = 256
 
 // MaxSlots bounds the nodes of an Index.
@@ -36,22 +35,22 @@ func NewIndex() *Index {
 	return x
 }
 
-// Grow makes room for slots 0 to n-1, n at most MaxSlots.
+// Grow adds slots up to n-1; n is at most MaxSlots.
 func (x *Index) Grow(n int) {
 	if n > len(x.counts) {
 		x.counts = append(x.counts, make([]int, n-len(x.counts))...)
 	}
 }
 
-// Slots is how many there are.
+// Slots returns the number of slots.
 func (x *Index) Slots() int { return len(x.counts) }
 
-// Count is how many blocks a slot's node holds.
+// Count returns the number of blocks that a slot's node holds.
 func (x *Index) Count(slot int) int { return x.counts[slot] }
 
 func (x *Index) shard(h kvcache.Hash) map[kvcache.Hash]uint32 { return x.shards[h%IndexShards] }
 
-// Add says that a node holds a block.
+// Add adds a block to a node.
 func (x *Index) Add(slot int, h kvcache.Hash) {
 	shard := x.shard(h)
 	v, ok := shard[h]
@@ -86,7 +85,7 @@ func (x *Index) newList() uint32 {
 	return uint32(len(x.lists) - 1)
 }
 
-// Remove says that a node does not hold a block any more.
+// Remove removes a block from a node.
 func (x *Index) Remove(slot int, h kvcache.Hash) {
 	shard := x.shard(h)
 	v, ok := shard[h]
@@ -113,7 +112,7 @@ func (x *Index) Remove(slot int, h kvcache.Hash) {
 	}
 }
 
-// Clear takes a node out of one of IndexShards parts.
+// Clear removes a node from one of the IndexShards parts.
 func (x *Index) Clear(slot, shard int) {
 	if x.counts[slot] == 0 {
 		return
@@ -123,7 +122,7 @@ func (x *Index) Clear(slot, shard int) {
 	}
 }
 
-// holders is how many nodes hold a block, and who.
+// holders returns how many nodes hold a block: the one, or the list of them.
 func (x *Index) holders(h kvcache.Hash) (n int, one uint32, list []uint16) {
 	v, ok := x.shard(h)[h]
 	switch {
@@ -136,14 +135,14 @@ func (x *Index) holders(h kvcache.Hash) (n int, one uint32, list []uint16) {
 	return len(l), 0, l
 }
 
-// maxStride is how many hashes of a prompt one block of a node may span: nodes
-// whose blocks hold more tokens tell of every second, third, … hash.
+// maxStride is how many hashes of a prompt one block of a node may span: nodes with larger blocks
+// report every second, third, … hash.
 const maxStride = 16
 
-// Match writes how many leading blocks of a prompt each node holds to dst, by
-// slot; slots that hold none are left as they are. Caches hold a block only with
-// those before it, so fewer nodes hold each next block: it looks only for where
-// their number falls, and takes equal numbers for equal nodes.
+// Match writes to dst, by slot, how many leading blocks of a prompt each node holds. Slots without
+// any are left as they are. A cache has a block only with all blocks before it, so that the number
+// of holders never grows along the prompt. Match searches only for where it falls, and takes equal
+// numbers of holders for equal holders.
 func (x *Index) Match(hashes []kvcache.Hash, dst []int32) {
 	stride := 1
 	for ; ; stride++ {
@@ -160,7 +159,7 @@ func (x *Index) Match(hashes []kvcache.Hash, dst []int32) {
 		if n == 0 {
 			return
 		}
-		// The last block that n nodes hold: in strides that double, then between.
+		// Find the last block that n nodes hold, by doubling strides and then by bisection.
 		lo, hi, step := at, at+1, 1
 		for hi < end {
 			m, o, l := x.holders(hash(hi))

@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Policy is a way to choose nodes.
+// Policy is a rule by which nodes are chosen.
 type Policy uint8
 
-// Policies. The zero value is the one to use; the others are for comparison, and
-// for traffic that knows better.
+// Policies. The zero value is the default; the others are for comparison, and for traffic whose
+// senders know more than the gateway.
 const (
 	Prefix         Policy = iota // predicted time to the first token, over consistent hashing
 	ConsistentHash               // of the prompt's leading blocks, with bounded loads
@@ -22,15 +22,15 @@ const (
 
 var policies = [...]string{"prefix", "consistent_hash", "least_load", "power_of_two", "round_robin", "session"}
 
-// Policies are the names that ParsePolicy knows.
+// Policies returns the names of all policies.
 func Policies() string { return strings.Join(policies[:], ", ") }
 
 func (p Policy) String() string { return policies[p] }
 
-// ErrPolicy says that a name is no policy's.
+// ErrPolicy reports a name of no policy.
 var ErrPolicy = errors.New("route: no such policy")
 
-// ParsePolicy finds a policy by its name.
+// ParsePolicy returns the policy of that name.
 func ParsePolicy(name string) (Policy, error) {
 	for i, n := range policies {
 		if n == name {
@@ -40,8 +40,7 @@ func ParsePolicy(name string) (Policy, error) {
 	return 0, fmt.Errorf("%w: %q; want one of %s", ErrPolicy, name, Policies())
 }
 
-// byPolicy is the choice of the policies that do not predict; -1: nobody is
-// usable.
+// byPolicy returns the choice of a policy other than Prefix, or -1 if no node is usable.
 func (s *side) byPolicy(r *Request) (int, Reason) {
 	if r.Policy == ConsistentHash || r.Policy == Session {
 		return s.home(r.Key)
@@ -79,7 +78,7 @@ func (s *side) byPolicy(r *Request) (int, Reason) {
 	return best, ReasonPolicy
 }
 
-// byName is the n-th fitting node in the order of names.
+// byName returns the n-th node that fits, in the order of names.
 func (s *side) byName(n int) int {
 	for _, i := range s.sorted {
 		if s.fits(int(i)) {

@@ -8,57 +8,54 @@ import (
 	"github.com/tandem-serving/tandem/internal/lengths"
 )
 
-// What predictions are made of. They are judgements, held against the fleet
-// simulator (bench/sim); what is measured (queues, rates, caches) outweighs them.
+// Parameters of predictions. They are estimates, checked with the fleet simulator (bench/sim).
+// Measured values (queues, rates, caches) outweigh them.
 const (
-	// unknownRate stands for the speed of nodes while none has computed a prompt
-	// yet, in tokens per second.
+	// unknownRate is the assumed speed of nodes in tokens per second until one has computed a prompt.
 	unknownRate = 5000.0
-	// transferSetup is the round trip of grant and lease, transferRate the tokens
-	// per second that a connection moves: computing hides what is below its speed.
+	// transferSetup is the time of grant and lease in seconds. transferRate is the speed of a
+	// connection in tokens per second; a slower computation hides the transfer.
 	transferSetup = 0.002
 	transferRate  = 100_000.0
-	// perRequest is the price of one more request on a decode node: it makes every
-	// step of the others longer.
+	// perRequest is the cost of one more request on a decode node, in seconds, because it makes each
+	// step of the other requests longer.
 	perRequest = 0.001
-	// interference is by how much each stream of a decode node slows a prompt that
-	// is computed beside it, up to mostInterference.
+	// interference is the share by which each stream of a decode node slows a prompt that the node
+	// computes, up to mostInterference.
 	interference     = 0.05
 	mostInterference = 1.0
-	// A node takes a request from its home only when it is faster by this share
-	// and this time, in seconds: views are a heartbeat old, and a prefix computed
-	// twice is cached twice.
+	// A node other than the home gets a request only if it is faster by stickShare and by stickTime
+	// seconds, because views are a heartbeat old, and a prefix computed twice is cached twice.
 	stickShare = 0.03
 	stickTime  = 0.003
-	// tieShare is by how much nodes differ that are taken for equally good where several
-	// gateways choose by the same views.
+	// tieShare is the share within which nodes count as equally good if several gateways choose by the
+	// same views.
 	tieShare = 0.10
-	// recompute is the price of a token to compute against one that waits: its
-	// work delays whoever comes after, and its blocks push out others'.
+	// recompute is the cost of a token to compute, relative to one that waits: it delays later
+	// requests, and its blocks evict others.
 	recompute = 6.0
-	// delayShare prices a prompt on a decode node: by this share of its time for each
-	// stream that waits meanwhile.
+	// delayShare is the cost of a prompt on a decode node, as a share of its time for each stream that
+	// waits meanwhile.
 	delayShare = 0.1
-	// fullPrice is the price of a decode node whose KV memory is full, in seconds; of
-	// one that is half full it is half. It keeps large prompts from finding no room.
+	// fullPrice is the cost of a decode node whose KV memory is full, in seconds. It is proportional
+	// to the used share, and keeps room for large prompts.
 	fullPrice = 0.3
-	// A decode node changes between own and remote prefill only for this share.
+	// hysteresis is the share that a change between local and remote prefill has to save.
 	hysteresis = 0.20
 )
 
-// side is one of the two lists of nodes, as one request sees it.
+// side is one of the two lists of nodes, in the view of one request.
 type side struct {
 	*ring
 	states []State
-	class  int32 // only nodes of this one; anyClass: all
-	most   int   // of bound; negative: not counted yet
+	class  int32 // only nodes of this class; anyClass: all
+	most   int   // result of bound; negative: not computed yet
 
-	assumed float64 // rate of nodes that have not computed a prompt; 0: not counted yet
+	assumed float64 // rate of nodes that have not computed a prompt; 0: not computed yet
 }
 
-// rate is a node's speed in tokens per second. One that has not computed a prompt yet
-// is taken to be as fast as those that have, on the mean: it would get none if it were
-// taken to be slower.
+// rate returns a node's speed in tokens per second. A node that has not computed a prompt gets the
+// mean of those that have, because it would get no prompt if it were assumed to be slower.
 func (s *side) rate(i int) float64 {
 	if r := s.states[i].Rate; r > 0 {
 		return r
@@ -77,21 +74,20 @@ func (s *side) rate(i int) float64 {
 	return s.assumed
 }
 
-// fits says whether the node may get the request.
+// fits reports whether the node may get the request.
 func (s *side) fits(i int) bool {
 	return s.states[i].Usable && !s.states[i].Full && (s.class == anyClass || s.ring.class[i] == s.class)
 }
 
-// compute is the time from now to the prompt's KV on a node, in seconds.
+// compute returns the time until a node has computed the prompt, in seconds.
 func (s *side) compute(r *Request, i int) float64 {
 	n, rate := &s.states[i], s.rate(i)
 	need := max(0, r.Uncached-n.Held)
 	return (n.ahead(need, rate) + float64(need)) / rate
 }
 
-// ahead is how many tokens are computed before a prompt of need tokens, at a rate. A node
-// that computes the least work first computes those of prompts that are as short, and
-// what its step has begun with.
+// ahead returns how many tokens are computed before a prompt of need tokens, at a rate. A node that
+// computes the least work first computes only prompts that are as short, and the current step.
 func (s *State) ahead(need int, rate float64) float64 {
 	queued := float64(max(0, s.Queued))
 	if class := lengths.Class(need); s.ShortFirst && class < lengths.N {
@@ -101,17 +97,16 @@ func (s *State) ahead(need int, rate float64) float64 {
 	return queued
 }
 
-// price is compute with what it costs others.
+// price is compute with the cost for other requests.
 func (s *side) price(r *Request, i int) float64 {
 	n := &s.states[i]
 	return (float64(max(0, n.Queued)) + recompute*float64(max(0, r.Uncached-n.Held))) / s.rate(i)
 }
 
-// local is compute on a decode node, whose streams have their part of each step.
+// local is compute on a decode node, where streams take part of each step.
 func (s *side) local(r *Request, i int) float64 { return s.compute(r, i) * s.slowed(i) }
 
-// delays is the time of a prompt on a decode node, with what it costs the node's
-// streams.
+// delays returns the time of a prompt on a decode node with the cost for the node's streams.
 func (s *State) delays(local float64) float64 {
 	return local * (1 + delayShare*float64(max(0, s.Load)))
 }
@@ -120,15 +115,16 @@ func (s *side) slowed(i int) float64 {
 	return 1 + min(mostInterference, interference*float64(max(0, s.states[i].Load)))
 }
 
-// transfer is what of moving n tokens is not hidden by computing them at rate.
+// transfer returns the time of moving n tokens that computing them at rate does not hide, in
+// seconds.
 func transfer(n int, rate float64) float64 {
 	return transferSetup + max(0, float64(n)/transferRate-float64(n)/rate)
 }
 
-// remotes is the best prefill node of each numerics class.
+// remotes has the time of the best prefill node of each numerics class.
 type remotes struct {
 	n    int
-	best [4]struct { // more classes at once are an upgrade gone wrong
+	best [4]struct { // more classes at once do not occur in a working upgrade
 		class   int32
 		seconds float64
 	}
@@ -163,8 +159,8 @@ func (f *remotes) of(class int32) float64 {
 	return math.Inf(1)
 }
 
-// first is what the first token costs on a decode node: where prefill nodes can
-// compute the prompt, the time of the faster of the two; where none can, as price.
+// first returns the cost of the first token on a decode node: the time of the faster of local and
+// remote prefill or, without a prefill node, price.
 func (s *side) first(r *Request, i int, far *remotes) float64 {
 	n, remote := &s.states[i], far.of(s.ring.class[i])
 	load := perRequest*float64(max(0, n.Load)) + fullPrice*n.Memory.used()
@@ -180,8 +176,8 @@ func (s *side) first(r *Request, i int, far *remotes) float64 {
 	return t + load
 }
 
-// nearest is the home of the request, or the node that cost says is clearly
-// faster; -1: nobody is usable.
+// nearest returns the home of the request, or the node that is clearly faster by cost. It returns
+// -1 if no node is usable.
 func (s *side) nearest(r *Request, cost func(int) float64) (int, Reason) {
 	home, reason := s.home(r.Key)
 	if home < 0 || !s.informed() {
@@ -213,8 +209,8 @@ func (s *side) nearest(r *Request, cost func(int) float64) (int, Reason) {
 	return best, ReasonLoad
 }
 
-// draw is one of the nodes that cost at most tieShare more than the best and hold as much
-// of the prompt.
+// draw returns a random node of those that cost at most tieShare more than the best and hold as
+// much of the prompt.
 func (s *side) draw(r *Request, best int, least float64, cost func(int) float64) int {
 	at, n, bits := best, uint64(0), r.Draw
 	for i := range s.states {
@@ -230,7 +226,7 @@ func (s *side) draw(r *Request, best int, least float64, cost func(int) float64)
 	return at
 }
 
-// informed says whether more is known than how many requests nodes have.
+// informed reports whether more is known than the numbers of requests.
 func (s *side) informed() bool {
 	for i := range s.states {
 		if n := &s.states[i]; n.Rate > 0 || n.Held > 0 || n.Queued > 0 {
@@ -240,7 +236,7 @@ func (s *side) informed() bool {
 	return false
 }
 
-// staysLocal chooses between own and remote prefill; was is what it was before.
+// staysLocal chooses between local and remote prefill; was is the previous choice.
 func staysLocal(local, remote float64, was bool) bool {
 	if was {
 		return remote >= local*(1-hysteresis)

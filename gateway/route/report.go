@@ -2,9 +2,9 @@ package route
 
 import "github.com/tandem-serving/tandem/internal/lengths"
 
-// Report is what a node says of itself in a heartbeat.
+// Report is the part of a node's heartbeat that routing uses.
 type Report struct {
-	Running, Waiting, Held int           // requests; Held wait for KV of other nodes
+	Running, Waiting, Held int           // requests; Held ones wait for KV of other nodes
 	Queued                 int           // prompt tokens that wait to be computed
 	ShortFirst             bool          // prompts with the least work left are computed first
 	Lengths                lengths.Queue // where ShortFirst, Queued by length
@@ -13,18 +13,17 @@ type Report struct {
 	Memory                 Memory
 }
 
-// Sent is what a gateway has sent to a node and has not seen done.
+// Sent is the work that a gateway has sent to a node and that is not done.
 type Sent struct {
 	Requests int
 	Queued   int           // prompt tokens that the node is to compute
 	Lengths  lengths.Queue // of them, by length
-	Blocks   int           // that decisions since the heartbeat took; negative: that ended requests gave back
+	Blocks   int           // taken by decisions since the heartbeat, less those of requests that ended
 }
 
-// Merge sets Load, Queued, Rate and Memory. answer is the KV blocks that an answer
-// of the model is expected to take. A heartbeat is old and knows of all
-// gateways, a gateway's own counts are new and know of its own requests: the
-// larger of the two counts.
+// Merge sets Load, Queued, Rate and Memory. answer is the expected number of KV blocks of an
+// answer. A heartbeat is older and covers all gateways; the gateway's own counts are current and
+// cover its own requests. Merge uses the larger of both.
 func (s *State) Merge(r *Report, own Sent, answer int) {
 	s.Load = max(r.Running+r.Waiting+r.Held, own.Requests)
 	s.Queued, s.ShortFirst, s.Lengths = max(r.Queued, own.Queued), r.ShortFirst, r.Lengths

@@ -20,13 +20,13 @@ type point struct {
 
 type ring struct {
 	nodes  []Node
-	class  []int32 // of nodes, as classes number them
-	points []point // by hash, then by the node's name
-	sorted []int32 // the nodes' indices by name
+	class  []int32 // numerics class of each node, as numbered by classes
+	points []point // sorted by hash, then by the node's name
+	sorted []int32 // indices of nodes, sorted by name
 }
 
-// classes numbers numerics classes, from 1, in the order in which they are met; the
-// empty one is anyClass. Decisions compare numbers, a thousand nodes' at a time.
+// classes numbers numerics classes from 1. The empty class is anyClass. A decision compares the
+// numbers of up to a thousand nodes, which is faster than comparing strings.
 type classes map[string]int32
 
 const anyClass = 0
@@ -67,9 +67,9 @@ func newRing(nodes []Node, known classes) ring {
 	return r
 }
 
-// search is the first point at or after the key.
+// search returns the index of the first point at or after the key.
 func (r *ring) search(key kvcache.Hash) int {
-	// Mixed once more: block hashes and node names share one hash function.
+	// The key is hashed again because block hashes and node names use the same hash function.
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(key))
 	want := xxhash.Sum64(b[:])
@@ -84,16 +84,16 @@ func (r *ring) search(key kvcache.Hash) int {
 	return lo
 }
 
-// at wraps around.
-func (r *ring) at(i int) point {
+// point returns the i-th point, modulo their number; i is below twice that.
+func (r *ring) point(i int) point {
 	if i >= len(r.points) {
 		i -= len(r.points)
 	}
 	return r.points[i]
 }
 
-// home is the first usable node of the class at or after the key that is below
-// the bound on load; -1: nobody is usable. It says why it is not the first.
+// home returns the first usable node of the class at or after the key whose load is below the
+// bound, or -1 if no node is usable. The reason reports why nodes before it were skipped.
 func (s *side) home(key kvcache.Hash) (int, Reason) {
 	bound := s.bound()
 	if bound == 0 {
@@ -101,7 +101,7 @@ func (s *side) home(key kvcache.Hash) (int, Reason) {
 	}
 	reason, at := ReasonPrefix, s.search(key)
 	for i := range s.points {
-		n := int(s.at(at + i).node)
+		n := int(s.point(at + i).node)
 		switch {
 		case !s.fits(n):
 			if reason == ReasonPrefix {
@@ -116,8 +116,8 @@ func (s *side) home(key kvcache.Hash) (int, Reason) {
 	return -1, ReasonNoDecode
 }
 
-// follow appends to dst the nodes after the key that may stand in for those in
-// it, within the load bound first, until there are MaxPrefill since start.
+// follow appends the nodes after the key to dst, as substitutes of those in dst[start:], until
+// there are MaxPrefill. Nodes within the load bound come first.
 func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 	bound := s.bound()
 	if bound == 0 {
@@ -129,7 +129,7 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 			if len(dst)-start == MaxPrefill {
 				return dst
 			}
-			n := int(s.at(at + i).node)
+			n := int(s.point(at + i).node)
 			if s.fits(n) && (s.states[n].Load < bound) == within && !slices.Contains(dst[start:], n) {
 				dst = append(dst, n)
 			}
@@ -138,7 +138,7 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 	return dst
 }
 
-// bound is loadBound of the side, counted once a decision.
+// bound returns the side's loadBound, computed once per decision.
 func (s *side) bound() int {
 	if s.most < 0 {
 		s.most = loadBound(s.states, s.ring.class, s.class)
@@ -146,9 +146,9 @@ func (s *side) bound() int {
 	return s.most
 }
 
-// loadBound is the load that no usable node with room may exceed once it has taken
-// the request, 0 when there is none. Only nodes of the class
-// count, where one is given. Some usable node is always below it: it is above the mean.
+// loadBound returns the load that no usable node with room may exceed after it got the request, or
+// 0 if there is no such node. Only nodes of the class count; anyClass: all. Because the bound is
+// above the mean, some usable node is always below it.
 func loadBound(states []State, of []int32, class int32) int {
 	usable, load := 0, 0
 	for i := range states {

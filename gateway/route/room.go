@@ -2,8 +2,7 @@ package route
 
 import "slices"
 
-// roomMargin is the share of a pool that new requests leave to those that run,
-// which grow.
+// roomMargin is the share of a pool that new requests leave for the growth of running ones.
 const roomMargin = 0.03
 
 // Memory is a decode node's KV memory, in blocks.
@@ -11,27 +10,27 @@ type Memory struct {
 	Total    int // 0: not known
 	Free     int // empty
 	Cached   int // evictable: of prefixes that no request uses
-	Reserved int // that requests in the node's hands will take for their prompts
+	Reserved int // that accepted requests will take for their prompts
 }
 
-// Demand is what a request takes of a decode node's KV memory, in blocks.
+// Demand is the KV memory that a request needs on a decode node, in blocks.
 type Demand struct {
-	Prompt int // of the prompt and one token; 0: room is not asked for
-	Answer int // that the rest of the answer is expected to add
+	Prompt int // for the prompt and one token; 0: any node has room
+	Answer int // expected for the rest of the answer
 }
 
-// Growing adds to Reserved what the answers of a report's requests are expected
-// to take: of those that run half of an answer is still to come.
+// Growing adds the expected blocks of the answers of a report's requests to Reserved. Running
+// requests have half of their answer left.
 func (m *Memory) Growing(r *Report, answer int) {
 	m.Reserved += r.Running*answer/2 + (r.Waiting+r.Held)*answer
 }
 
-// Holds reports whether the whole pool could hold the prompt and a token.
+// Holds reports whether an empty pool could hold the prompt and a token.
 func (m *Memory) Holds(d Demand) bool { return m.Total == 0 || d.Prompt <= m.Total }
 
-// Fits reports whether the pool has room for a request of whose prompt it caches
-// so many blocks. An idle pool fits all that it holds. Cached blocks of the prompt
-// are not taken twice, but may be among the evictable ones.
+// Fits reports whether the pool has room for a request, of whose prompt it has cached blocks. An
+// idle pool has room for every request for which Holds is true. Cached blocks of the prompt are not
+// taken again, but may be among the evictable ones.
 func (m *Memory) Fits(d Demand, cached int) bool {
 	if m.Total == 0 || d.Prompt == 0 {
 		return true
@@ -39,7 +38,7 @@ func (m *Memory) Fits(d Demand, cached int) bool {
 	return m.Holds(d) && m.spare(d, cached) >= 0
 }
 
-// spare is how many blocks are left beside the request's; negative: so many are lacking.
+// spare returns how many blocks are left with the request; negative: how many are missing.
 func (m *Memory) spare(d Demand, cached int) int {
 	most := m.Total - int(roomMargin*float64(m.Total))
 	need := min(d.Prompt+d.Answer, most)
@@ -48,7 +47,7 @@ func (m *Memory) spare(d Demand, cached int) int {
 	return room - (need - cached + min(cached, m.Cached))
 }
 
-// used is the share of the pool that is not for new requests; 0: not known.
+// used returns the share of the pool that is not available to new requests; 0: not known.
 func (m *Memory) used() float64 {
 	if m.Total == 0 {
 		return 0
@@ -67,8 +66,9 @@ func full(states []State, r *Request) {
 // HasRoom reports whether the node has KV memory for the request.
 func (s *State) HasRoom(r *Request) bool { return s.Memory.Fits(r.Demand, s.heldBlocks(r)) }
 
-// Roomiest is the usable node that lacks the fewest blocks for the request: the one that
-// will probably have room for it first. -1: none is usable, or their memory is not known.
+// Roomiest returns the usable node that lacks the fewest blocks for the request, which will
+// probably be the first to have room for it. It returns -1 if no node is usable, or their memory is
+// not known.
 func Roomiest(states []State, r *Request) int {
 	best, most := -1, 0
 	for i := range states {
@@ -83,7 +83,7 @@ func Roomiest(states []State, r *Request) int {
 	return best
 }
 
-// heldBlocks is how many of the prompt's blocks the node has, about.
+// heldBlocks returns about how many of the prompt's blocks the node has.
 func (s *State) heldBlocks(r *Request) int {
 	if r.Uncached <= 0 {
 		return 0
@@ -92,14 +92,14 @@ func (s *State) heldBlocks(r *Request) int {
 }
 
 const (
-	// answerWindow is how many answers Answers looks back.
+	// answerWindow is the number of recent answers that Answers keeps.
 	answerWindow = 256
-	// FirstAnswer is what Answers expects before an answer has ended, in tokens.
+	// FirstAnswer is the expected length in tokens before an answer has ended.
 	FirstAnswer = 256
 )
 
-// Answers knows the lengths of a model's recent answers. The zero value is ready.
-// It is not safe for concurrent use.
+// Answers has the lengths of a model's recent answers. The zero value is ready to use. It is not
+// safe for concurrent use.
 type Answers struct {
 	recent [answerWindow]int
 	n      int
@@ -107,7 +107,7 @@ type Answers struct {
 	p75    int
 }
 
-// Add counts an answer of so many tokens.
+// Add adds the length of an answer in tokens.
 func (a *Answers) Add(tokens int) {
 	a.recent[a.n%answerWindow] = tokens
 	a.n++
@@ -118,8 +118,7 @@ func (a *Answers) Add(tokens int) {
 	}
 }
 
-// Expect is the length that three of four answers do not exceed, at most the
-// request's own limit.
+// Expect returns the length that three of four answers do not exceed, and at most maxTokens.
 func (a *Answers) Expect(maxTokens int) int {
 	if a.n == 0 {
 		return min(maxTokens, FirstAnswer)

@@ -21,14 +21,14 @@ var mayImport = map[string][]string{
 	"internal/roles": { // the subcommands, which know every role
 		"bench", "bench/dataset", "bench/load",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
-		"internal/cluster", "internal/command", "internal/config", "internal/launch", "internal/lengths", "internal/obs/logs", "internal/obs/metrics",
+		"internal/cluster", "internal/cli", "internal/config", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
 	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
 		"gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
-		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
+		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
 		"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/route",
@@ -36,24 +36,24 @@ var mayImport = map[string][]string{
 	},
 	"gateway/admit":                       {},
 	"gateway/auth":                        {"gateway/admit", "internal/obs/metrics", "internal/regular"},
-	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/obs/metrics", "internal/obs/trace"},
+	"gateway/exchange":                    {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange/choice", "gateway/httpserver", "gateway/route", "internal/limits", "internal/obs/metrics", "internal/obs/trace"},
 	"gateway/exchange/choice":             {},
 	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
-	"gateway/proxy/upstream":              {"gateway/route", "internal/sock"},
+	"gateway/proxy/upstream":              {"gateway/route", "internal/breaker", "internal/jsonscan", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
-	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/rpc/nodepb"},
-	"gateway/render/jinja":                {"internal/jsonscan"}, // reads values from JSON
+	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
+	"gateway/render/jinja":                {},
 	"gateway/route":                       {"engine/kvcache", "internal/lengths"},
-	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
+	"gateway/native/nodes":                {"gateway/liveness", "gateway/route", "engine/kvcache", "internal/breaker", "internal/cluster", "internal/lengths", "internal/obs/metrics", "internal/rpc", "internal/rpc/nodepb"},
 	"gateway/native/nodes/nodestest":      {"internal/rpc", "internal/rpc/nodepb"}, // a decode node for tests
 
-	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
+	"prefill":       {"prefill/line", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 	"prefill/line":  {"engine/scheduler", "internal/lengths"}, // and what a scheduler is ordered by
 	"decode/course": {},
-	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
+	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/breaker", "internal/cluster", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
 	"deploy/release": {}, // a module of its own
 
@@ -66,6 +66,7 @@ var mayImport = map[string][]string{
 	"bench/checkpoint/write": {"bench/checkpoint"},
 	"bench/demo":             {"bench", "bench/checkpoint", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route", "internal/launch"},
 	"bench/engine":           {"bench/checkpoint", "engine/backend", "engine/backend/cpu", "engine/model"},
+	"bench/grammar":          {"engine/grammar"},
 	"bench/kvtransfer":       {"bench/report"},
 	"bench/gateway":          {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/links":            {"bench/report", "internal/netlab", "kvtransfer"},
@@ -86,15 +87,16 @@ var mayImport = map[string][]string{
 
 	"engine": {
 		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
-		"engine/draft", "engine/ngram", "engine/ranks", "engine/sample", "engine/scheduler", "internal/regular",
+		"engine/draft", "engine/ngram", "engine/workers", "engine/sample", "engine/scheduler", "internal/regular",
 	},
 	"engine/draft":               {"engine/backend", "engine/kvcache", "engine/sample"},
-	"engine/ranks":               {"engine/backend"},
+	"engine/workers":             {"engine/backend"},
 	"engine/ngram":               {},
 	"engine/scheduler":           {"engine/kvcache"},
+	"engine/grammar":             {},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
-	"engine/model":               {"engine/backend", "engine/safetensors", "internal/regular"},
+	"engine/model":               {"engine/backend", "engine/safetensors", "engine/tokenizer", "internal/regular"},
 	"engine/backend":             {"engine/sample"}, // sampling is an op
 	"engine/backend/cpu":         {"engine/backend", "engine/backend/cpu/kernels", "engine/sample"},
 	"engine/backend/cpu/kernels": {}, // C
@@ -104,40 +106,43 @@ var mayImport = map[string][]string{
 	"engine/sample":              {},
 	"engine/tokenizer":           {},
 
-	"internal/cluster":      {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/command":      {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/offspring", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
-	"internal/config":       {"internal/regular"},
-	"internal/doctor":       {"internal/console", "internal/tlsconf"},
-	"internal/explainlog":   {"engine/backend", "engine/memory"}, // which plans KV memory
-	"docs":                  {},                                  // pages that the program reads
-	"internal/console":      {},
-	"internal/e2e":          {},
-	"internal/arch":         {},
-	"internal/arch/mutants": {},
-	"internal/arch/testall": {},
-	"internal/launch":       {"internal/console", "internal/offspring", "internal/tlsconf"},
-	"internal/obs/logs":     {},
-	"internal/obs/metrics":  {"internal/obs/logs", "internal/netio"},
-	"internal/netlab":       {}, // networks for tests and benchmarks
-	"internal/netio":        {},
-	"internal/offspring":    {},
-	"internal/jsonscan":     {}, // JSON without a tree
-	"gateway/api/openai":    {"internal/jsonscan"},
-	"internal/process":      {"internal/obs/logs", "internal/tlsconf"},
-	"internal/sock":         {},
-	"internal/rpc":          {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
-	"internal/rpc/nodepb":   {},
-	"internal/lengths":      {},
-	"internal/regular":      {},
-	"internal/tlsconf":      {"internal/regular"},
-	"internal/obs/trace":    {"internal/regular", "internal/rpc/nodepb"},
+	"internal/breaker":         {},                                 // calls to peers that failed
+	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
+	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"docs":                     {}, // pages that the program reads
+	"internal/doctor":          {"internal/console", "internal/tlsconf"},
+	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory
+	"internal/config":          {"internal/limits", "internal/regular"},
+	"internal/console":         {},
+	"internal/e2e":             {},
+	"internal/arch":            {},
+	"internal/arch/mutants":    {"internal/arch/provenance"},
+	"internal/arch/provenance": {}, // of pages
+	"internal/arch/verdict":    {"internal/arch/provenance"},
+	"internal/launch":          {"internal/console", "internal/process", "internal/tlsconf"},
+	"internal/obs/logs":        {},
+	"internal/obs/metrics":     {"internal/obs/logs", "internal/netio"},
+	"internal/netlab":          {}, // networks for tests and benchmarks
+	"internal/netio":           {},
+	"internal/node":            {"engine", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
+	"internal/jsonscan":        {},                                                                    // JSON without a tree
+	"gateway/api/openai":       {"internal/jsonscan"},
+	"internal/process":         {"internal/obs/logs", "internal/tlsconf"},
+	"internal/sock":            {},
+	"internal/rpc":             {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
+	"internal/rpc/nodepb":      {},
+	"internal/lengths":         {},
+	"internal/limits":          {}, // settings and their defaults
+	"internal/regular":         {},
+	"internal/tlsconf":         {"internal/regular"},
+	"internal/obs/trace":       {"internal/regular", "internal/rpc/nodepb"},
 }
 
 // roles are what main puts together; rules below keep them apart.
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.
@@ -211,11 +216,11 @@ func badTable(table map[string][]string) []string {
 			case p == "." || p == "internal/roles": // the program itself
 			case to == "internal/roles":
 				say("%s may import %s, which only main knows", p, to)
-			case (to == "internal/config" || to == "internal/command") && p != "internal/command":
+			case (to == "internal/config" || to == "internal/cli") && p != "internal/cli":
 				say("%s may import %s, which only internal/roles knows", p, to)
 			case slices.Contains(roles, roleOf(to)) && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo") && slices.Contains(pure, to)): // which run the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
-			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{"prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/command"}, p): // which measure it
+			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{"prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/cli"}, p): // which measure it
 				say("%s may import %s: only nodes move KV", p, to)
 			case roleOf(p) == "engine" && roleOf(to) != "engine" && to != "internal/regular": // which opens files
 				say("%s may import %s: the engine knows nothing of the fleet", p, to)

@@ -14,26 +14,28 @@ import (
 // parsers lists every package that reads what comes from the network or from a
 // user's file, and the fuzz targets that hold it to its promises.
 var parsers = map[string][]string{
-	"bench":                  {"FuzzReadSample"},                                      // servers' metrics
-	"bench/dataset":          {"FuzzFiles"},                                           // datasets and traces
-	"bench/load":             {"FuzzEvents"},                                          // a server's stream of events
-	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                           // no bytes of others: logits of all bits, for C kernels that index by them
-	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},       // config.json and the files beside the weights; adapters
-	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                              // weights and their index
-	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                              // tokenizer.json; prompts
-	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzLook"},                              // upstreams' answers; bodies of requests
-	"gateway/render/jinja":   {"FuzzParse", "FuzzFromJSON"},                           // chat templates; messages
-	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                 // gossip; NATS
-	"internal/config":        {"FuzzResolve"},                                         // arguments, environment, YAML
-	"internal/console":       {"FuzzReadStream"},                                      // what a gateway answers
-	"internal/explainlog":    {"FuzzAdd"},                                             // logs of any program
-	"internal/jsonscan":      {"FuzzSkip"},                                            // JSON of requests and of what they carry
-	"gateway/api/openai":     {"FuzzParse"},                                           // bodies of requests
-	"internal/process":       {"FuzzMemoryLimit"},                                     // /proc and cgroups
-	"internal/rpc":           {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"}, // frames between nodes
-	"internal/tlsconf":       {"FuzzRead"},                                            // certificates, keys, secrets
-	"kvtransfer":             {"FuzzGrant", "FuzzMessages"},                           // grants and the frames of KV
-	"prefill/line":           {"FuzzLine"},                                            // no bytes of others: calls in any order
+	"bench":                  {"FuzzReadSample"},                                                                     // servers' metrics
+	"bench/dataset":          {"FuzzFiles"},                                                                          // datasets and traces
+	"bench/load":             {"FuzzEvents"},                                                                         // a server's stream of events
+	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                                                          // no bytes of others: logits of all bits, for C kernels that index by them
+	"engine/grammar":         {"FuzzSchema", "FuzzRegex", "FuzzChoice", "FuzzEBNF", "FuzzLark", "FuzzStructuralTag"}, // grammars of requests
+	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},                                      // config.json and the files beside the weights; adapters
+	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                                                             // weights and their index
+	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode"},                                                             // tokenizer.json; prompts
+	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                                                         // upstreams' answers; bodies of requests
+	"gateway/render":         {"FuzzFromJSON"},                                                                       // messages, tools
+	"gateway/render/jinja":   {"FuzzParse"},                                                                          // chat templates
+	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                                                // gossip; NATS
+	"internal/roles":         {"FuzzResolve"},                                                                        // arguments, environment, YAML
+	"internal/console":       {"FuzzReadStream"},                                                                     // what a gateway answers
+	"internal/explainlog":    {"FuzzAdd"},                                                                            // logs of any program
+	"internal/jsonscan":      {"FuzzSkip"},                                                                           // JSON of requests and of what they carry
+	"gateway/api/openai":     {"FuzzParse"},                                                                          // bodies of requests
+	"internal/process":       {"FuzzMemoryLimit"},                                                                    // /proc and cgroups
+	"internal/rpc":           {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"},                                // frames between nodes
+	"internal/tlsconf":       {"FuzzRead"},                                                                           // certificates, keys, secrets
+	"kvtransfer":             {"FuzzGrant", "FuzzMessages"},                                                          // grants and the frames of KV
+	"prefill/line":           {"FuzzLine"},                                                                           // no bytes of others: calls in any order
 }
 
 // parsed are packages that decode with a library or by what another package of
@@ -43,6 +45,7 @@ var parsed = map[string]string{
 	"gateway":                "an adapter's name and folder, which internal/jsonscan has checked, by encoding/json into plain fields",
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/engine":           "what llama.cpp prints and its own results, by encoding/json into plain fields",
+	"bench/grammar":          "maskbench's files, a vocabulary that its user gives and the answers of a program that it starts, by encoding/json into plain fields",
 	"bench/gateway":          "its own client's requests and results, what peers on this machine answer, /proc",
 	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
@@ -51,11 +54,12 @@ var parsed = map[string]string{
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
-	"engine/ranks":           "messages and steps of its own other processes, which it started and shares memory with",
-	"internal/command":       "lines of logs, which it only splits at newlines; internal/explainlog's target reads them",
+	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
+	"internal/config":        "arguments, environment and YAML, which the target of internal/roles passes to it",
+	"internal/cli":           "lines of logs, which it only splits at newlines; internal/explainlog's target reads them",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
-	"internal/arch/testall":  "the output of go test, by encoding/json into plain fields",
+	"internal/arch/verdict":  "the output of go test, by gotestsum into plain fields",
 	"bench/kvtransfer":       "what the programs it runs print, by encoding/json into plain fields",
 	"bench/links":            "what iperf3 prints, by encoding/json into plain fields",
 }

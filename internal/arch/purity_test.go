@@ -21,8 +21,8 @@ import (
 // is not here has a clock, a lock, a network, a file or luck in it; a new line
 // needs the certainty that it has none.
 var pureImports = []string{
-	"bytes", "cmp", "container/heap", "container/list", "crypto/sha256", "encoding/binary", "errors", "fmt", "html", "maps", "math", "math/bits", "math/rand/v2",
-	"path", "regexp", "regexp/syntax", "slices", "sort", "strconv", "strings", "time", "unicode/utf8",
+	"bytes", "cmp", "container/heap", "container/list", "crypto/sha256", "encoding/binary", "errors", "fmt", "html", "maps", "math", "math/big", "math/bits", "math/rand/v2",
+	"path", "regexp", "regexp/syntax", "slices", "sort", "strconv", "strings", "time", "unicode", "unicode/utf16", "unicode/utf8",
 	"github.com/cespare/xxhash/v2",
 	module + "/engine/backend", module + "/engine/kvcache", module + "/engine/memory", module + "/engine/sample", module + "/engine/scheduler", module + "/internal/lengths",
 }

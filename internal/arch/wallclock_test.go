@@ -10,12 +10,12 @@ import (
 // why a jump of that clock does no harm there. Durations and deadlines keep
 // time.Time, whose comparisons use the monotonic clock.
 var wallClock = map[string]string{
-	"gateway/native/request.go": "the created field of answers",
-	"gateway/native/model.go":   "the created field of a model",
-	"deploy/release/binary.go":  "the commit's time, for the manual page",
-	"deploy/release/image.go":   "the commit's time, for the files of an image",
-	"internal/cluster/news.go":  "the epoch of a node's block events: those of a node that starts again after a jump back look late, and routing falls back to hashing for it",
-	"internal/roles/metrics.go": "the time at which vLLM's LoRA metric was updated",
+	"gateway/native/request.go":     "the created field of answers",
+	"gateway/native/model.go":       "the created field of a model",
+	"deploy/release/binary.go":      "the commit's time, for the manual page",
+	"deploy/release/image.go":       "the commit's time, for the files of an image",
+	"internal/cluster/publisher.go": "the epoch of a node's block events: those of a node that starts again after a jump back look late, and routing falls back to hashing for it",
+	"internal/roles/metrics.go":     "the time at which vLLM's LoRA metric was updated",
 }
 
 var readsWallClock = regexp.MustCompile(`\.Unix(Nano|Milli|Micro)?\(\)`)

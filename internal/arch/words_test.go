@@ -8,6 +8,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -44,15 +45,26 @@ var jargon = []struct {
 	{`hither|thither|thereof|whereof|wherein|hence`, "a plain sentence"},
 }
 
-// jargonAllowed lists lines that may use such a word, by path and part of the line, with the reason.
+// jargonAllowed lists lines that may use such a word, by file or folder and part of the line, with
+// the reason.
 var jargonAllowed = []struct{ path, part, reason string }{
 	{"internal/arch/words_test.go", "", "the list itself"},
+	{"bench/results", "", "records of runs, as they were written"},
+	{"bench/server.go", "what all were we when your can said", "common words that prompts are made of"},
+	{"bench/server.go", "say great where help through", "common words that prompts are made of"},
+	{"engine/builtin/train/bpe.py", "tell me a story", "a text of the built-in model's corpus"},
+	{"engine/builtin/train/corpus.py", "", "texts of the built-in model's corpus"},
+	{"engine/builtin/train/evaluate.py", "", "texts of the built-in model's corpus"},
+	{"engine/builtin/train/frames.py", "", "texts of the built-in model's corpus"},
+	{"engine/builtin/train/heldout.py", "", "texts of the built-in model's corpus"},
+	{"engine/builtin/train/phrasings.py", "", "texts of the built-in model's corpus"},
+	{"engine/builtin/train/stories.py", "", "texts of the built-in model's corpus"},
 }
 
-// notRewritten lists folders and files whose words are still those of before the list.
+// notRewritten lists folders and files whose words are still those of before the list. A pattern
+// with * matches as path.Match.
 var notRewritten = []string{
-	"bench", "cuda", "decode", "docs/flags.md", "docs/logs.md", "docs/metrics.md",
-	"engine", "gateway", "internal", "kvtransfer", "prefill",
+	"engine/load.go", "engine/model", "engine/safetensors", "engine/tokenizer",
 }
 
 // longProse is the column at which comments and pages wrap.
@@ -232,10 +244,12 @@ func TestWords(t *testing.T) {
 	for _, l := range proseFiles(t) {
 		skip := false
 		for _, dir := range notRewritten {
-			skip = skip || l.path == dir || strings.HasPrefix(l.path, dir+"/")
+			matches, _ := path.Match(dir, l.path)
+			skip = skip || matches || strings.HasPrefix(l.path, dir+"/")
 		}
 		for _, a := range jargonAllowed {
-			skip = skip || l.path == a.path && strings.Contains(l.text, a.part)
+			in := l.path == a.path || strings.HasPrefix(l.path, a.path+"/")
+			skip = skip || in && strings.Contains(l.text, a.part)
 		}
 		if !skip {
 			texts = append(texts, l)

@@ -18,27 +18,27 @@ import (
 // Bounds of the NATS client.
 const (
 	busConnectTimeout = 2 * time.Second
-	busPing           = 5 * time.Second // a server that misses two is given up
-	busWriteTimeout   = 2 * time.Second // a server that takes nothing for so long is given up
+	busPing           = 5 * time.Second // a server that misses two is lost
+	busWriteTimeout   = 2 * time.Second // a server that reads nothing for so long is lost
 	busRetryMin       = 100 * time.Millisecond
 	busRetryMax       = 5 * time.Second
 	// DefaultStale: caches change by the second, but a server that is back soon
-	// brings what was missed; after this, nothing is better than what was.
+	// delivers what was missed. After this time, old events are worse than none.
 	DefaultStale = 15 * time.Second
 )
 
-// BusOptions says how to reach NATS.
+// BusOptions configure a Bus.
 type BusOptions struct {
 	Name      string      // of this node, for the server's logs
-	InProcess *Server     // a gateway's own server; nil: SetServers tells
-	TLS       *tls.Config // mutual; nil: plain, or as a tls:// address says
-	// Stale is how long without a server what nodes have told is believed.
+	InProcess *Server     // a gateway's own server; nil: the servers of SetServers
+	TLS       *tls.Config // mutual; nil: plain, or TLS for a tls:// address
+	// Stale is how long subscribers keep the events of nodes without a server.
 	Stale time.Duration // 0: DefaultStale
 	Log   *slog.Logger
 }
 
-// Bus is this node's connection to NATS: to one server of those it knows, and to
-// another when that one is lost. While there is none, what is published is lost.
+// Bus is this node's connection to NATS: to one of the known servers, and to another
+// when that one is lost. Events published while there is no connection are lost.
 type Bus struct {
 	o      BusOptions
 	ctx    context.Context // ends with Close
@@ -53,7 +53,7 @@ type Bus struct {
 	subs    map[*Subscription]struct{}
 }
 
-// NewBus connects in the background.
+// NewBus returns a Bus that connects in the background.
 func NewBus(o BusOptions) *Bus {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -65,9 +65,8 @@ func NewBus(o BusOptions) *Bus {
 	return b
 }
 
-// SetServers says where servers are: the NATS addresses of the member list, or what
-// --nats-url names (with user and password, if any). A connection that stands
-// stays where it is.
+// SetServers sets the addresses of servers: those of the member list, or the URL of
+// --nats-url (with user and password, if any). An open connection is kept.
 func (b *Bus) SetServers(addrs []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -78,7 +77,7 @@ func (b *Bus) SetServers(addrs []string) {
 	}
 }
 
-// Connected answers whether a server is connected now.
+// Connected reports whether a server is connected now.
 func (b *Bus) Connected() bool { return b.conn.Load() != nil }
 
 // Close ends the connection, the publishers and the subscriptions, and returns
@@ -97,7 +96,7 @@ func (b *Bus) Close() {
 // run keeps one connection.
 func (b *Bus) run() {
 	retry := busRetryMin
-	var gone time.Time // since when there is no server; zero: all is forgotten
+	var gone time.Time // when the connection was lost; zero: subscribers have dropped all events
 	for b.ctx.Err() == nil {
 		conn, lost, err := b.connect()
 		if err != nil {
@@ -116,7 +115,7 @@ func (b *Bus) run() {
 		select {
 		case <-lost:
 			gone = time.Now()
-			b.o.Log.Warn("lost NATS, nobody tells what nodes cache until another is found", "error", conn.LastError())
+			b.o.Log.Warn("block events: connection to NATS lost; routing falls back to consistent hashing", "error", conn.LastError())
 		case <-b.ctx.Done():
 		}
 		b.conn.Store(nil)
@@ -125,7 +124,7 @@ func (b *Bus) run() {
 	}
 }
 
-// forget has the subscribers forget what all nodes have told.
+// forget makes the subscribers drop the events of all nodes.
 func (b *Bus) forget(why string) {
 	b.mu.Lock()
 	subs := slices.Collect(maps.Keys(b.subs))
@@ -135,7 +134,7 @@ func (b *Bus) forget(why string) {
 	}
 }
 
-// pause waits before the next attempt, shorter when servers change.
+// pause waits before the next attempt, until SetServers changes the servers.
 func (b *Bus) pause(d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -181,7 +180,7 @@ func (b *Bus) connectTo(addr string, opts ...nats.Option) (*nats.Conn, <-chan st
 		nats.PingInterval(busPing), nats.MaxPingsOutstanding(2), nats.FlusherTimeout(busWriteTimeout),
 		nats.ClosedHandler(func(*nats.Conn) { ended() }),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			b.o.Log.Warn("NATS", "error", err) // a slow subscriber: it will see a gap
+			b.o.Log.Warn("NATS", "error", err) // a slow subscriber, which then sees a gap
 		}))...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("cluster: connecting to NATS at %s: %w", addr, err)

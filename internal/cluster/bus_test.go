@@ -137,7 +137,7 @@ func TestBlockEventsTravelUnderTLS(t *testing.T) {
 	}
 	p.Publish([]Stored{{9, 0}}, nil)
 	eventually(t, "the new epoch", func() bool { return h.last() == "decode-1 8/1 +1 -0" })
-	if !h.has("forget decode-1: its cache began anew (epoch 8 after 7)") {
+	if !h.has("forget decode-1: its cache was reset (epoch 8 after 7)") {
 		t.Errorf("heard %q", h.lines)
 	}
 	if err := node.conn.Load().Publish(subject("builtin"), []byte("hello")); err != nil {
@@ -200,7 +200,7 @@ func TestLostServerIsAGapNotAnError(t *testing.T) {
 
 // With no server for a while, what nodes have told is not believed any more, and
 // they tell it anew when there is one again.
-func TestOldNewsAreForgotten(t *testing.T) {
+func TestOldEventsAreDropped(t *testing.T) {
 	first := startServer(t, nil, "gateway", "127.0.0.1:0", "")
 	addr := first.Addr()
 	gateway := NewBus(BusOptions{Name: "gateway", Stale: time.Millisecond})

@@ -1,19 +1,19 @@
-// Package cluster says who is there, and carries the news that are not on a
-// token's path.
+// Package cluster provides membership (memberlist) and publishes KV block events (NATS).
+// Neither is on a token's path.
 //
-// Algorithm: memberlist gossips, encrypted, each node's Member as its metadata; the
-// events it brings are gathered for a moment and then handed to OnChange as
-// one sorted list. Block events (which KV blocks a node has stored or removed)
-// go through NATS, which gateways embed: publishers number their messages, so that
-// a subscriber sees every loss and forgets what it knew of that node.
+// Algorithm: memberlist gossips, encrypted, each node's Member as its metadata. Its events
+// are collected for a moment and then passed to OnChange as one sorted list. Block events
+// (which KV blocks a node has stored or removed) travel through NATS, which gateways embed.
+// Publishers number their messages, so that a subscriber detects every loss and drops the
+// state of that node.
 //
-// Invariant: nothing here blocks or fails a request. Publishing drops when its
-// queue is full, a lost NATS server costs sharper routing only, and a suspected
-// member moves nothing that runs; only lists and advice come from this package.
+// Invariant: nothing here blocks or fails a request. Publishing drops messages when its
+// queue is full, a lost NATS server costs routing precision only, and suspicion alone never
+// migrates running requests. The package provides lists and hints.
 //
-// It does not decide who pairs with whom (a Member of another protocol version
-// stays in the list, with Mismatch saying why), does not carry load figures
-// (package rpc's Stats do), and does not rotate the gossip key.
+// It does not decide which nodes pair (a Member of another protocol version stays in the
+// list, with the reason in Mismatch), does not carry load figures (package rpc's Stats do),
+// and does not rotate the gossip key.
 package cluster
 
 import (
@@ -36,29 +36,29 @@ import (
 // Bounds and their defaults.
 const (
 	// DefaultCoalesce: changes within this time are one OnChange. A fleet that
-	// starts brings dozens of events in a moment.
+	// starts causes dozens of events in a moment.
 	DefaultCoalesce = 50 * time.Millisecond
-	// DefaultRejoin: how often a node that is alone asks its Join addresses, which
-	// may be up later than itself, or behind a network that was cut.
+	// DefaultRejoin is how often a node that is alone asks its Join addresses, which
+	// may start later than the node, or be unreachable for a while.
 	DefaultRejoin = time.Second
-	// wholeLists is how often two members exchange all that they know.
+	// wholeLists is how often two members exchange their whole state.
 	wholeLists = 10 * time.Second
-	// firstRejoin: nodes that start together find each other at the second try;
-	// the pause doubles from here to Rejoin.
+	// firstRejoin: nodes that start together find each other at the second try.
+	// The pause doubles from here to Rejoin.
 	firstRejoin = 50 * time.Millisecond
 	// streamTimeout bounds a dial to, and an exchange of the full state with,
 	// another member: a few kilobytes in all but the largest fleets.
 	streamTimeout = 5 * time.Second
 )
 
-// What can go wrong.
+// Errors of this package.
 var (
 	ErrKey  = errors.New("cluster: gossip needs a key of 16, 24 or 32 bytes")
 	ErrBind = errors.New("cluster: not an address to gossip on")
 	ErrLeft = errors.New("cluster: this node has left")
 )
 
-// Options says how to take part.
+// Options configure a Cluster.
 type Options struct {
 	Self      Member
 	Bind      string   // host:port for gossip, UDP and TCP; port 0: any
@@ -66,8 +66,8 @@ type Options struct {
 	Join      []string // host:port or DNS names; empty: the first node
 	Key       []byte   // shared by the cluster: see tlsconf
 
-	// OnChange gets the list when it changed, on a goroutine of its own, one
-	// call at a time. The slice is the receiver's.
+	// OnChange is called with the list when it has changed, on a goroutine of its own,
+	// one call at a time. The callee owns the slice.
 	OnChange func([]Member)
 
 	Transport memberlist.Transport // nil: UDP and TCP on Bind
@@ -79,7 +79,7 @@ type Options struct {
 // Cluster is this node's part in the gossip.
 type Cluster struct {
 	o      Options
-	list   *memberlist.Memberlist // its nodes change while they are read: see learn
+	list   *memberlist.Memberlist // its nodes change while they are read: see update
 	addr   string
 	ctx    context.Context // ends with Leave or Close
 	cancel context.CancelFunc
@@ -91,15 +91,14 @@ type Cluster struct {
 	mu     sync.Mutex
 	self   Member
 	meta   []byte            // encoded self
-	nodes  map[string]Member // by ID, as memberlist's events told
-	addrs  map[string]string // of nodes: where each gossips
+	nodes  map[string]Member // by ID, from memberlist's events
+	addrs  map[string]string // gossip addresses of nodes, by ID
 	joined bool
-	lost   []string // members that rejoin has not looked after yet; bounded by its pace
+	lost   []string // lost members that rejoin has not handled yet; bounded by its pace
 	left   bool
 }
 
-// New starts to gossip. Join addresses that do not answer yet are asked again in
-// the background.
+// New starts to gossip. Join addresses that do not answer are retried in the background.
 func New(o Options) (*Cluster, error) {
 	if n := len(o.Key); n != 16 && n != 24 && n != 32 {
 		return nil, fmt.Errorf("%w: it has %d", ErrKey, n)
@@ -150,8 +149,8 @@ func or(d, def time.Duration) time.Duration {
 func (c *Cluster) config() (*memberlist.Config, error) {
 	cfg := memberlist.DefaultLANConfig()
 	cfg.Name = c.o.Self.ID
-	// What gossip has lost on the way, the exchange of whole lists brings; a fleet
-	// is small enough to do that more often than the default of 30 s.
+	// The exchange of whole states repairs lost gossip. A fleet is small enough to do it
+	// more often than the default of 30 s.
 	cfg.PushPullInterval = wholeLists
 	cfg.SecretKey = c.o.Key
 	cfg.TCPTimeout = streamTimeout
@@ -176,7 +175,7 @@ func (c *Cluster) config() (*memberlist.Config, error) {
 	return cfg, nil
 }
 
-// splitIP takes ip:port; gossip resolves no names for itself.
+// splitIP parses ip:port; gossip does not resolve names of its own addresses.
 func splitIP(addr string) (ip string, port int, err error) {
 	host, p, err := net.SplitHostPort(addr)
 	if err != nil {
@@ -192,10 +191,10 @@ func splitIP(addr string) (ip string, port int, err error) {
 	return host, port, nil
 }
 
-// Addr is where this node gossips: what others may Join.
+// Addr returns the address on which this node gossips, for the Join of others.
 func (c *Cluster) Addr() string { return c.addr }
 
-// Members is who is there, this node included, sorted by ID.
+// Members returns the members, this node included, sorted by ID.
 func (c *Cluster) Members() []Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -210,16 +209,16 @@ func (c *Cluster) Members() []Member {
 	return ms
 }
 
-// Joined answers whether this node has met its cluster: some Join address has
-// answered, or there was none to ask.
+// Joined reports whether this node has joined its cluster: a Join address has
+// answered, or there is none.
 func (c *Cluster) Joined() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.joined
 }
 
-// Update changes what this node says of itself; the ID stays. It returns at once;
-// the news spreads in the background, several updates perhaps as one.
+// Update replaces this node's Member, whose ID must not change. It returns at once. The
+// change is gossiped in the background; several updates may become one.
 func (c *Cluster) Update(m Member) error {
 	meta, err := m.encode()
 	if err != nil {
@@ -238,8 +237,8 @@ func (c *Cluster) Update(m Member) error {
 	return nil
 }
 
-// Leave tells the others, for at most timeout, and ends this node's part. OnChange
-// is not called any more once it returns.
+// Leave announces the departure, for at most timeout, and stops gossiping. OnChange
+// is not called after it returns.
 func (c *Cluster) Leave(timeout time.Duration) error {
 	c.mu.Lock()
 	again := c.left
@@ -253,7 +252,7 @@ func (c *Cluster) Leave(timeout time.Duration) error {
 	return errors.Join(err, c.end())
 }
 
-// Close ends this node's part without a word, as a crash would.
+// Close stops gossiping without an announcement, as a crash would.
 func (c *Cluster) Close() error {
 	c.mu.Lock()
 	c.left = true
@@ -268,7 +267,7 @@ func (c *Cluster) end() error {
 	return err
 }
 
-// watch turns events into OnChange.
+// watch calls OnChange after events.
 func (c *Cluster) watch() {
 	var last []Member
 	for {
@@ -288,7 +287,7 @@ func (c *Cluster) watch() {
 	}
 }
 
-// renew spreads what Update has set.
+// renew gossips the Member that Update has set.
 func (c *Cluster) renew() {
 	for {
 		select {
@@ -299,18 +298,18 @@ func (c *Cluster) renew() {
 		if !sleep(c.ctx, c.o.Coalesce) {
 			return
 		}
-		// Its only error is that the broadcast has not gone out within the
-		// timeout; it stays queued, so there is nothing to wait for.
+		// Its only error is that the broadcast was not sent within the timeout.
+		// It stays queued, so there is nothing to wait for.
 		_ = c.list.UpdateNode(time.Nanosecond)
-		signal(c.changed) // a changed self may judge others differently
+		signal(c.changed) // the Mismatch of others depends on this node
 	}
 }
 
-// rejoin asks the Join addresses until each has answered, and again whenever
-// somebody was lost: a member that others join through may join nobody itself, and
-// when it is started again it knows nobody.
+// rejoin asks the Join addresses until each has answered, and again whenever a member was
+// lost: a member that others join through may have no Join addresses itself, so that it
+// knows no other member after a restart.
 func (c *Cluster) rejoin() {
-	told, pause, unmet := false, firstRejoin, c.o.Join
+	warned, pause, unmet := false, firstRejoin, c.o.Join
 	for {
 		c.mu.Lock()
 		alone, lost := len(c.nodes) < 2, c.lost
@@ -324,10 +323,10 @@ func (c *Cluster) rejoin() {
 		}
 		var err error
 		if unmet, err = c.meet(unmet); err == nil {
-			told = false
-		} else if alone && !told && pause >= c.o.Rejoin { // not at once: the others may be starting too
-			c.o.Log.Warn("nobody to join yet, asking on", "addresses", c.o.Join, "every", c.o.Rejoin, "error", err)
-			told = true
+			warned = false
+		} else if alone && !warned && pause >= c.o.Rejoin { // not at once: the others may be starting too
+			c.o.Log.Warn("no member to join yet, retrying", "addresses", c.o.Join, "every", c.o.Rejoin, "error", err)
+			warned = true
 		}
 		if !sleep(c.ctx, pause) {
 			return
@@ -336,8 +335,8 @@ func (c *Cluster) rejoin() {
 	}
 }
 
-// absent adds to unmet the Join addresses at which nobody but lost members is
-// known to be: names are among them, of which only asking tells who is there.
+// absent returns unmet with the Join addresses at which no member is known, lost members
+// aside. Host names are among them, because only a join shows which members they have.
 func (c *Cluster) absent(unmet, lost []string) []string {
 	there := map[string]bool{}
 	c.mu.Lock()
@@ -348,9 +347,8 @@ func (c *Cluster) absent(unmet, lost []string) []string {
 	return slices.DeleteFunc(slices.Clone(c.o.Join), func(addr string) bool { return there[addr] && !slices.Contains(unmet, addr) })
 }
 
-// Lost says that the member of this ID may be gone, as the end of a connection to
-// it tells before gossip does: one that is started again meanwhile hears at once
-// who else there is.
+// Lost reports that the member with this ID may be gone. The end of a connection to a
+// member shows it earlier than gossip, so that a restarted member is joined at once.
 func (c *Cluster) Lost(id string) {
 	if len(c.o.Join) == 0 {
 		return // rejoin does not run
@@ -360,12 +358,12 @@ func (c *Cluster) Lost(id string) {
 	c.mu.Unlock()
 }
 
-// meet asks each address and returns those that did not answer: two groups that
-// each know one of them would otherwise never hear of each other.
+// meet joins through each address and returns those that did not answer. It does not stop
+// at the first, because two groups that each know one address would never meet.
 func (c *Cluster) meet(addrs []string) (unmet []string, err error) {
 	var met []string
 	for _, addr := range addrs {
-		// DNS and dials in it are bounded by memberlist's own timeout.
+		// memberlist's own timeout bounds its DNS look-ups and dials.
 		if _, jerr := c.list.Join([]string{addr}); jerr != nil {
 			unmet, err = append(unmet, addr), jerr
 			continue
@@ -388,7 +386,7 @@ func signal(c chan struct{}) {
 	}
 }
 
-// sleep answers whether d has passed before ctx ended.
+// sleep reports whether d has passed before ctx ended.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -400,8 +398,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// delegate is the side of a Cluster that memberlist calls, with its own locks
-// held: nothing in it waits.
+// delegate has the methods of a Cluster that memberlist calls, with memberlist's locks
+// held. None of them blocks.
 type delegate Cluster
 
 func (d *delegate) NodeMeta(int) []byte {
@@ -414,8 +412,8 @@ func (d *delegate) NotifyMsg([]byte)                {}
 func (d *delegate) GetBroadcasts(int, int) [][]byte { return nil }
 func (d *delegate) LocalState(bool) []byte          { return nil }
 func (d *delegate) MergeRemoteState([]byte, bool)   {}
-func (d *delegate) NotifyJoin(n *memberlist.Node)   { d.learn(n) }
-func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.learn(n) }
+func (d *delegate) NotifyJoin(n *memberlist.Node)   { d.update(n) }
+func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.update(n) }
 
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	d.mu.Lock()
@@ -426,9 +424,9 @@ func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	signal(d.changed)
 }
 
-// learn copies what is used of a node: it is memberlist's, which holds it still
-// only while it tells.
-func (d *delegate) learn(n *memberlist.Node) {
+// update copies the used fields of a node, which memberlist owns and may change after the
+// call.
+func (d *delegate) update(n *memberlist.Node) {
 	m, err := decode(n.Name, bytes.Clone(n.Meta))
 	if err != nil {
 		m.Mismatch = err.Error()
@@ -439,7 +437,7 @@ func (d *delegate) learn(n *memberlist.Node) {
 	signal(d.changed)
 }
 
-// logWriter takes memberlist's lines into slog: at debug, because it speaks of
+// logWriter passes memberlist's lines to slog, at debug because memberlist reports
 // every lost packet as an error.
 type logWriter struct{ log *slog.Logger }
 

@@ -7,25 +7,25 @@ import (
 	"fmt"
 )
 
-// MaxEventHashes bounds the hashes of one message: longer news travel in several.
+// MaxEventHashes bounds the hashes of one message; more are split over several.
 const MaxEventHashes = 4096
 
 const maxNodeID = 255 // bytes
 
-// ErrBadEvent says that a message is no block event of this version.
+// ErrBadEvent reports a message that is no block event of this version.
 var ErrBadEvent = errors.New("cluster: malformed block event")
 
-// Stored is a block that a node's prefix cache has taken.
+// Stored is a block that a node's prefix cache has stored.
 type Stored struct{ Hash, Parent uint64 }
 
 // BlockEvent is one message of a node: changes of its prefix cache since its
 // previous message.
 type BlockEvent struct {
 	Node    string // Member.ID
-	Epoch   uint64 // grows whenever the node's cache begins empty
+	Epoch   uint64 // increases whenever the node's cache starts empty
 	Seq     uint64 // 1, 2, … within the epoch
 	Stored  []Stored
-	Removed []uint64 // block hashes; removed before Stored were stored
+	Removed []uint64 // block hashes, removed before Stored were stored
 }
 
 // eventVersion begins every message.
@@ -33,7 +33,7 @@ const eventVersion = 1
 
 const eventHeader = 1 + 1 + 8 + 8 + 4 + 4
 
-// encode: version u8, node length u8, epoch u64, seq u64, stored u32, removed
+// encode returns version u8, node length u8, epoch u64, seq u64, stored u32, removed
 // u32, node, stored × (hash u64, parent u64), removed × u64; little-endian.
 func (e BlockEvent) encode() []byte {
 	b := make([]byte, 0, eventHeader+len(e.Node)+16*len(e.Stored)+8*len(e.Removed))
@@ -80,13 +80,14 @@ func decodeEvent(b []byte) (BlockEvent, error) {
 	return e, nil
 }
 
-// subject is where a model's block events travel. NATS gives '.', '*', '>' and
-// spaces a meaning, so the name is encoded.
+// subject returns the NATS subject of a model's block events. The name is encoded because
+// '.', '*', '>' and spaces have a meaning in subjects.
 func subject(model string) string {
 	return "tandem.blocks." + token(model)
 }
 
-// askSubject is where nodes of a model are asked to tell everything anew.
+// askSubject returns the subject on which nodes of a model are asked to publish all
+// their blocks again.
 func askSubject(model string) string { return "tandem.ask." + token(model) }
 
 func token(model string) string { return base64.RawURLEncoding.EncodeToString([]byte("m" + model)) }
@@ -94,11 +95,11 @@ func token(model string) string { return base64.RawURLEncoding.EncodeToString([]
 // maxTracked bounds the nodes that a tracker follows.
 const maxTracked = 16384
 
-// tracker sees by the numbers which messages are missing. It is pure.
+// tracker detects missing messages by their numbers. It is pure.
 type tracker map[string]position
 
-// position is the last message of a node; whole says that nothing is missing
-// since its cache was empty, or told anew.
+// position is the last message of a node. whole: no message is missing since its cache
+// was empty, or since it published all blocks again.
 type position struct {
 	epoch, seq uint64
 	whole      bool
@@ -108,12 +109,12 @@ type position struct {
 type verdict uint8
 
 const (
-	apply          verdict = iota // it follows on what is known
-	forgetAndApply                // something is missing before it
-	ignore                        // late, repeated, or of a node too many
+	apply          verdict = iota // it follows the last message
+	forgetAndApply                // messages before it are missing
+	ignore                        // late, repeated, or of one node too many
 )
 
-// see judges one message; why is empty unless something must be forgotten.
+// see judges one message; why is empty except for forgetAndApply.
 func (t tracker) see(e BlockEvent) (v verdict, why string) {
 	p, known := t[e.Node]
 	if !known && len(t) >= maxTracked {
@@ -124,7 +125,7 @@ func (t tracker) see(e BlockEvent) (v verdict, why string) {
 	case e.Epoch < p.epoch, e.Epoch == p.epoch && e.Seq <= p.seq:
 		return ignore, ""
 	case e.Epoch > p.epoch:
-		v, why = forgetAndApply, fmt.Sprintf("its cache began anew (epoch %d after %d)", e.Epoch, p.epoch)
+		v, why = forgetAndApply, fmt.Sprintf("its cache was reset (epoch %d after %d)", e.Epoch, p.epoch)
 	case e.Seq != p.seq+1:
 		v, why = forgetAndApply, fmt.Sprintf("messages %d to %d were lost", p.seq+1, e.Seq-1)
 	}

@@ -118,7 +118,7 @@ func TestLossesAreNeverBelieved(t *testing.T) {
 				continue
 			}
 			had := len(x[name])
-			s.take(b)
+			s.onMessage(b)
 			if len(x[name]) < had-len(e.Removed) {
 				nForgot++
 			}
@@ -141,7 +141,7 @@ func TestLossesAreNeverBelieved(t *testing.T) {
 				newest := s.seen[m.Node]
 				old := m.Epoch < newest.epoch || m.Epoch == newest.epoch && m.Seq < newest.seq
 				before := fmt.Sprint(x)
-				s.take(late[0])
+				s.onMessage(late[0])
 				late = late[1:]
 				if after := fmt.Sprint(x); old && after != before {
 					t.Fatalf("seed %d, op %d: a late message made %s of %s", seed, op, after, before)
@@ -151,7 +151,7 @@ func TestLossesAreNeverBelieved(t *testing.T) {
 				}
 			}
 			if r.IntN(5) == 0 {
-				s.take(b) // once more
+				s.onMessage(b) // once more
 			}
 		}
 		s.Drop("a")

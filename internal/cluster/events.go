@@ -12,13 +12,13 @@ import (
 
 // Bounds of block events.
 const (
-	// publishQueue is how many messages wait to be written; a step makes one or
-	// two, so this is some seconds of a stalled server. Beyond, news are dropped.
+	// publishQueue bounds the messages that wait to be written. A step makes one or
+	// two, so this is some seconds of a stalled server. Further messages are dropped.
 	publishQueue = 512
-	// publishBeat: a publisher that has nothing to say says so, so that the loss
-	// of its last message is noticed too.
+	// publishBeat is how often an idle publisher sends an empty message, so that
+	// subscribers notice the loss of its last message too.
 	publishBeat = 5 * time.Second
-	// Messages that wait for a subscriber; beyond, NATS drops.
+	// Bounds of the messages that wait for a subscriber; NATS drops further ones.
 	subscribeMessages = 16384
 	subscribeBytes    = 64 << 20
 )
@@ -34,12 +34,12 @@ type Publisher struct {
 	queue   chan []byte
 	dropped atomic.Uint64
 
-	mu  sync.Mutex // holds the order of seq in queue
+	mu  sync.Mutex // keeps the queue in the order of seq
 	seq uint64
 }
 
-// Publisher opens the stream of a node's events. A later epoch of the same node
-// must be greater; the time of the cache's birth in nanoseconds will do.
+// Publisher opens the stream of a node's events. Each epoch of a node must be greater than
+// the one before, such as the time at which the cache started, in nanoseconds.
 func (b *Bus) Publisher(model, node string, epoch uint64) (*Publisher, error) {
 	if node == "" || len(node) > maxNodeID {
 		return nil, fmt.Errorf("%w: a node's ID has 1 to %d bytes, %q has %d", ErrBadEvent, maxNodeID, node, len(node))
@@ -50,8 +50,8 @@ func (b *Bus) Publisher(model, node string, epoch uint64) (*Publisher, error) {
 	return p, nil
 }
 
-// Publish queues what changed, and never blocks: a full queue drops it, which
-// subscribers see by the numbers. Removed blocks went before Stored came.
+// Publish queues changes and never blocks: a full queue drops them, which subscribers
+// detect by the numbers. Removed blocks were removed before Stored were stored.
 func (p *Publisher) Publish(stored []Stored, removed []uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,10 +78,10 @@ func (p *Publisher) Publish(stored []Stored, removed []uint64) {
 	}
 }
 
-// Dropped counts messages that were not sent: queue full, or no server.
+// Dropped returns the number of messages that were not sent: queue full, or no server.
 func (p *Publisher) Dropped() uint64 { return p.dropped.Load() }
 
-// Close ends the publisher; what is still queued is dropped.
+// Close ends the publisher and drops queued messages.
 func (p *Publisher) Close() { p.cancel() }
 
 func (p *Publisher) run() {
@@ -107,18 +107,18 @@ func (p *Publisher) run() {
 	}
 }
 
-// Subscriber takes a model's block events; calls come one at a time, on a
-// goroutine of the bus, and may not block for long: then messages are lost.
+// Subscriber handles a model's block events. Calls come one at a time, on a goroutine of
+// the bus, and must not block for long, because messages are lost then.
 type Subscriber interface {
-	// Blocks brings the next changes of a node's prefix cache.
+	// Blocks handles the next changes of a node's prefix cache.
 	Blocks(e BlockEvent)
-	// Forget says that what Blocks brought of a node is not to be trusted any
-	// more. Its later events begin from nothing.
+	// Forget drops the events of a node, which are no longer valid. Its later events
+	// start from an empty cache.
 	Forget(node, why string)
 }
 
-// askEvery is how often at most a subscriber asks a node for all that its cache
-// holds, while it has not got it.
+// askEvery is the shortest interval at which a subscriber asks a node for all blocks of
+// its cache.
 const askEvery = 2 * time.Second
 
 // Subscription is a Subscriber's place on a bus.
@@ -126,27 +126,27 @@ type Subscription struct {
 	bus     *Bus
 	subject string
 	handle  func([]byte) // one message
-	asks    string       // subject of questions to the nodes
+	asks    string       // subject of requests to the nodes
 	to      Subscriber
 	bad     atomic.Uint64
 
 	mu    sync.Mutex // serializes calls of to
 	seen  tracker
-	asked map[string]time.Time // nodes that were asked for everything
+	asked map[string]time.Time // when nodes were asked for all their blocks
 	sub   *nats.Subscription   // nil: not connected; guarded by bus.mu
 	done  bool
 }
 
-// Subscribe hears all nodes of a model, now and after every reconnection.
+// Subscribe subscribes to all nodes of a model, now and after every reconnection.
 func (b *Bus) Subscribe(model string, to Subscriber) *Subscription {
 	s := &Subscription{bus: b, subject: subject(model), asks: askSubject(model), to: to, seen: tracker{}, asked: map[string]time.Time{}}
-	s.handle = s.take
+	s.handle = s.onMessage
 	b.add(s)
 	return s
 }
 
-// answer calls f, on a goroutine of the bus, when somebody asks for all that a
-// node's cache holds.
+// answer calls f, on a goroutine of the bus, when a subscriber asks for all blocks of a
+// node's cache.
 func (b *Bus) answer(model, node string, f func()) {
 	b.add(&Subscription{bus: b, subject: askSubject(model), handle: func(m []byte) {
 		if string(m) == node {
@@ -164,8 +164,8 @@ func (b *Bus) add(s *Subscription) {
 	}
 }
 
-// subscribe moves s to conn; the caller holds bus.mu. A connection that fails
-// here is replaced, and s with it.
+// subscribe moves s to conn; the caller holds bus.mu. A connection that fails here is
+// replaced, and s moves to the new one.
 func (s *Subscription) subscribe(conn *nats.Conn) {
 	sub, err := conn.Subscribe(s.subject, func(m *nats.Msg) { s.handle(m.Data) })
 	if err == nil {
@@ -179,7 +179,7 @@ func (s *Subscription) subscribe(conn *nats.Conn) {
 	s.sub = sub
 }
 
-func (s *Subscription) take(b []byte) {
+func (s *Subscription) onMessage(b []byte) {
 	e, err := decodeEvent(b)
 	if err != nil {
 		s.bad.Add(1)
@@ -204,8 +204,8 @@ func (s *Subscription) take(b []byte) {
 	}
 }
 
-// ask has a node tell everything anew. What of this is lost is asked again with
-// the node's next message. The caller holds mu.
+// ask asks a node to publish all its blocks again. If the request or a part of the answer
+// is lost, the node's next message causes another request. The caller holds mu.
 func (s *Subscription) ask(node string) {
 	conn := s.bus.conn.Load()
 	if conn == nil || time.Since(s.asked[node]) < askEvery {
@@ -217,7 +217,7 @@ func (s *Subscription) ask(node string) {
 	}
 }
 
-// Drop forgets a node that has left, so that its place is free.
+// Drop removes a node that has left.
 func (s *Subscription) Drop(node string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -228,7 +228,8 @@ func (s *Subscription) Drop(node string) {
 	}
 }
 
-// forget drops what all nodes have told; they are asked for it once they can be.
+// forget drops the events of all nodes, which are asked for their blocks once a server is
+// connected.
 func (s *Subscription) forget(why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,16 +240,16 @@ func (s *Subscription) forget(why string) {
 	clear(s.asked)
 }
 
-// Malformed counts messages that were no block events.
+// Malformed returns the number of messages that were no block events.
 func (s *Subscription) Malformed() uint64 { return s.bad.Load() }
 
-// Close ends the calls; none runs any more once it returns. It must not be called
-// from the Subscriber.
+// Close ends the calls of the Subscriber; none runs after it returns. The Subscriber must
+// not call it.
 func (s *Subscription) Close() {
 	s.bus.mu.Lock()
 	delete(s.bus.subs, s)
 	if s.sub != nil {
-		// It fails only where the connection has gone, and s.sub with it.
+		// It fails only if the connection has ended, and the subscription with it.
 		_ = s.sub.Unsubscribe()
 	}
 	s.bus.mu.Unlock()

@@ -8,11 +8,11 @@ import (
 	"github.com/hashicorp/memberlist"
 )
 
-// Member is what a node says of itself.
+// Member describes a node to the others.
 type Member struct {
 	ID          string // unique for each process start
 	Role        string // gateway | prefill | decode | serve
-	RPC         string // host:port for nodes; empty: takes none
+	RPC         string // host:port for nodes; empty: it accepts none
 	HTTP        string // host:port for clients and metrics
 	Model       string // served model name; empty at a gateway
 	Fingerprint uint64 // of weights and config
@@ -21,26 +21,26 @@ type Member struct {
 	ProtocolMin uint32 // lowest
 	Ready       bool
 	Draining    bool
-	NATS        string // host:port of its NATS server for nodes; empty: has none
+	NATS        string // host:port of its NATS server for nodes; empty: it has none
 	NATSRoute   string // host:port of its NATS server for other servers
-	Build       string // version with build; empty: of a node of an earlier version, or without room for it
+	Build       string // version with build; empty: an older node, or no room in the metadata
 
-	// Mismatch says why this node and that one cannot pair; empty: they can. It
-	// is the reader's own judgement and does not travel.
+	// Mismatch is why this node and that one cannot pair; empty: they can. Each reader
+	// sets it; it is not gossiped.
 	Mismatch string
 }
 
-// MaxMetaBytes bounds an encoded Member; the limit is the gossip protocol's.
+// MaxMetaBytes bounds an encoded Member; it is the limit of the gossip protocol.
 const MaxMetaBytes = memberlist.MetaMaxSize
 
-// What can be wrong with a Member.
+// Errors of a Member.
 var (
 	ErrMetaTooLong = errors.New("cluster: a node's description is too long to gossip")
 	ErrBadMeta     = errors.New("cluster: unreadable description of a node")
 )
 
-// metaVersion begins every encoded Member. New fields go to the end, where older
-// nodes do not look; the version changes only when old fields do.
+// metaVersion begins every encoded Member. New fields are appended, where older nodes
+// ignore them; the version changes only when old fields change.
 const metaVersion = 1
 
 const (
@@ -48,7 +48,7 @@ const (
 	flagDraining
 )
 
-// encode writes all but the ID, which gossip carries itself, and Mismatch:
+// encode returns all fields but the ID, which gossip carries itself, and Mismatch:
 // version u8, flags u8, fingerprint u64, protocol and protocolMin uvarint, then the
 // texts, each behind its length as uvarint.
 func (m Member) encode() ([]byte, error) {
@@ -58,7 +58,7 @@ func (m Member) encode() ([]byte, error) {
 	if b := m.append(); len(b) <= MaxMetaBytes {
 		return b, nil
 	}
-	m.Build = "" // the one thing that others do without
+	m.Build = "" // the one field that other nodes do not need
 	b := m.append()
 	if len(b) > MaxMetaBytes {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d (model name has %d, addresses %d)", ErrMetaTooLong,
@@ -85,15 +85,15 @@ func (m *Member) append() []byte {
 	return b
 }
 
-// texts is the wire order; it only grows at its end.
+// texts returns the texts in wire order; new ones are appended.
 func (m *Member) texts() []*string {
 	return []*string{&m.Role, &m.RPC, &m.HTTP, &m.Model, &m.Class, &m.NATS, &m.NATSRoute, &m.Build}
 }
 
-// firstTexts is how many texts the first version of the format has.
+// firstTexts is the number of texts in the first version of the format.
 const firstTexts = 7
 
-// decode reads what encode, or a newer one, wrote.
+// decode parses the output of encode, or of a newer version of it.
 func decode(id string, b []byte) (Member, error) {
 	m := Member{ID: id}
 	if len(b) < 10 {
@@ -127,8 +127,8 @@ func decode(id string, b []byte) (Member, error) {
 	return m, nil
 }
 
-// judge says why own and m cannot pair, as far as protocol versions go. Models and
-// numerics classes are the router's matter.
+// judge returns why own and m cannot pair because of protocol versions, or "". The router
+// compares models and numerics classes.
 func (m Member) judge(own Member) string {
 	if v := min(m.Protocol, own.Protocol); v < m.ProtocolMin || v < own.ProtocolMin {
 		return fmt.Sprintf("it speaks protocol %d to %d, this node %d to %d", m.ProtocolMin, m.Protocol, own.ProtocolMin, own.Protocol)

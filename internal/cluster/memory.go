@@ -14,17 +14,17 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
-// memPackets is how many packets wait for a member of an in-memory network; a
-// full queue drops, as a socket does.
+// memPackets is how many packets may wait for a member of an in-memory network. A full
+// queue drops packets, as a socket does.
 const memPackets = 1024
 
-// Network is an in-memory network for gossip: whole clusters run on it in virtual
-// time. It loses packets by a seeded draw, and addresses can be cut off.
+// Network is an in-memory network for gossip, on which whole clusters run in virtual
+// time. It loses packets by a seeded draw, and addresses can be disconnected.
 type Network struct {
 	streams *rpc.Network
 	mu      sync.Mutex
 	draw    *rand.Rand
-	loss    float64 // share of packets that vanish
+	loss    float64 // share of packets that are lost
 	members map[string]*memTransport
 	cut     map[string]bool
 }
@@ -40,7 +40,7 @@ func NewNetwork(seed uint64, loss float64) *Network {
 	}
 }
 
-// Cut severs addr from all others, or joins it again.
+// Cut disconnects addr from all others, or connects it again.
 func (n *Network) Cut(addr string, on bool) {
 	n.mu.Lock()
 	n.cut[addr] = on
@@ -103,7 +103,7 @@ func (t *memTransport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
 	return t.at.Addr().AsSlice(), int(t.at.Port()), nil
 }
 
-// WriteTo drops what the network loses, like UDP: without an error.
+// WriteTo sends a packet. As with UDP, a lost packet is no error.
 func (t *memTransport) WriteTo(b []byte, addr string) (time.Time, error) {
 	now := time.Now()
 	t.n.mu.Lock()

@@ -25,20 +25,20 @@ const (
 	natsTLSSeconds = 5.0
 )
 
-// ErrNATS says that NATS is not there.
+// ErrNATS reports that the NATS server cannot start or be reached.
 var ErrNATS = errors.New("cluster: NATS server")
 
-// ServerOptions says where a gateway's NATS server listens.
+// ServerOptions configure a gateway's NATS server.
 type ServerOptions struct {
 	Name   string      // of this node
 	Listen string      // host:port for nodes; port 0: any
-	Route  string      // host:port for other gateways' servers; empty: stays alone
+	Route  string      // host:port for other gateways' servers; empty: none
 	TLS    *tls.Config // mutual, used for both; nil: plain (tests)
 	Log    *slog.Logger
 }
 
-// Server is a NATS server inside this process: memory only, no accounts; who has
-// a certificate of the cluster may publish and subscribe.
+// Server is a NATS server in this process, in memory only and without accounts: every
+// holder of a certificate of the cluster may publish and subscribe.
 type Server struct {
 	srv *server.Server
 
@@ -47,7 +47,7 @@ type Server struct {
 	routes []string
 }
 
-// StartServer returns when the server takes connections.
+// StartServer starts a server and returns when it accepts connections.
 func StartServer(o ServerOptions) (*Server, error) {
 	host, port, err := splitListen(o.Listen)
 	if err != nil {
@@ -95,7 +95,7 @@ func StartServer(o ServerOptions) (*Server, error) {
 	return s, nil
 }
 
-// splitListen takes host:port; NATS writes -1 for any port.
+// splitListen parses host:port; NATS writes -1 for any port.
 func splitListen(addr string) (host string, port int, err error) {
 	host, p, err := net.SplitHostPort(addr)
 	if err == nil {
@@ -110,10 +110,10 @@ func splitListen(addr string) (host string, port int, err error) {
 	return host, port, nil
 }
 
-// Addr is where nodes connect.
+// Addr returns the address for nodes.
 func (s *Server) Addr() string { return net.JoinHostPort(s.opts.Host, strconv.Itoa(s.opts.Port)) }
 
-// RouteAddr is where other gateways' servers connect; empty without Route.
+// RouteAddr returns the address for other gateways' servers; empty without Route.
 func (s *Server) RouteAddr() string {
 	if s.opts.Cluster.Port == 0 {
 		return ""
@@ -121,8 +121,8 @@ func (s *Server) RouteAddr() string {
 	return net.JoinHostPort(s.opts.Cluster.Host, strconv.Itoa(s.opts.Cluster.Port))
 }
 
-// SetRoutes joins the servers of the other gateways, whose addresses gossip
-// brings: what is published at one is then heard at all.
+// SetRoutes connects to the servers of the other gateways, whose addresses come by gossip,
+// so that subscribers of each server receive messages from all.
 func (s *Server) SetRoutes(addrs []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,14 +144,14 @@ func (s *Server) SetRoutes(addrs []string) error {
 	return nil
 }
 
-// Close ends the server and returns when it has gone.
+// Close shuts the server down and returns when it has ended.
 func (s *Server) Close() {
 	s.srv.Shutdown()
 	s.srv.WaitForShutdown()
 }
 
-// natsLog takes the server's lines into slog at debug: the fleet's state is told
-// by this package's own lines.
+// natsLog passes the server's lines to slog at debug, because this package logs the
+// state of the fleet itself.
 type natsLog struct{ log *slog.Logger }
 
 func (l natsLog) line(format string, v []any) {

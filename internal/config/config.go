@@ -3,12 +3,13 @@
 // each value on record.
 //
 // A flag --max-num-seqs is also TANDEM_MAX_NUM_SEQS and the key max-num-seqs (or
-// max_num_seqs) of the file named by --config. Invariant: after Resolve each
-// flag holds exactly one value, and Origin says where it came from; a key that
-// no flag has is an error, never ignored.
+// max_num_seqs) of the file named by --config.
 //
-// The package knows no command and no option of any other package: main
-// declares the flags and maps them.
+// Invariant: after Resolve each flag has exactly one value, and Origin returns where it came
+// from. An unknown key is an error, never ignored.
+//
+// The package knows no command and no option of any other package: internal/cli and
+// internal/roles declare the flags.
 package config
 
 import (
@@ -17,13 +18,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"math"
-	"net"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
@@ -31,13 +28,13 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// ErrHelp is returned by Resolve when help was asked for and printed.
+// ErrHelp is returned by Resolve after it printed help.
 var ErrHelp = errors.New("config: help was printed")
 
-// ErrDryRun is returned by Resolve when --dry-run printed the result.
+// ErrDryRun is returned by Resolve after --dry-run printed the values.
 var ErrDryRun = errors.New("config: dry run")
 
-// ErrValue is behind every refusal of a value or key.
+// ErrValue is wrapped by every refusal of a value or key.
 var ErrValue = errors.New("config: bad value")
 
 // EnvPrefix starts the names of environment variables.
@@ -55,13 +52,13 @@ type Set struct {
 	dryRun                    *bool
 	secrets                   map[string]bool // flags whose values are never printed
 	out                       io.Writer
-	sides                     side     // whose flags of vllm serve it knows
+	sides                     side     // of vllm serve whose flags it knows
 	siblings                  []string // flags of the other commands
 	warned                    map[string]bool
 	warnings                  []string
 }
 
-// New makes the flags of a command with --config and --dry-run. usage is the
+// New returns the flags of a command with --config and --dry-run. usage is the
 // line after "tandem", example one or more lines that work as printed.
 func New(usage, summary, example string, out io.Writer) *Set {
 	name, _, _ := strings.Cut(usage, " ")
@@ -88,14 +85,14 @@ func (s *Set) usage() {
 	}
 	fmt.Fprintf(s.out, "\nFlags (also %sNAME in the environment and name: in --config FILE):\n%s", EnvPrefix, s.FlagUsages())
 	if s.sides != 0 {
-		fmt.Fprint(s.out, "\nEvery other flag of vllm serve is known too, and says why it has no effect or what to do instead.\n")
+		fmt.Fprint(s.out, "\nEvery other flag of vllm serve is accepted or refused with the reason.\n")
 	}
 }
 
-// Resolve, called once, parses args and fills what they leave open. It returns
-// ErrHelp and ErrDryRun when all is done already.
+// Resolve parses args and sets the other flags from environ and the file of --config. It
+// is called once. It returns ErrHelp or ErrDryRun when nothing is left to run.
 func (s *Set) Resolve(args, environ []string) error {
-	s.learn()
+	s.declareForeign()
 	if err := s.Parse(s.translate(args)); err != nil {
 		if errors.Is(err, pflag.ErrHelp) {
 			return ErrHelp
@@ -118,7 +115,7 @@ func (s *Set) Resolve(args, environ []string) error {
 	return nil
 }
 
-// parseError adds the nearest name to pflag's complaint.
+// parseError adds the nearest name to pflag's error.
 func (s *Set) parseError(err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
@@ -128,18 +125,18 @@ func (s *Set) parseError(err error) error {
 	return explain(err)
 }
 
-// EnvName is the variable of a flag.
+// EnvName returns the environment variable of a flag.
 func EnvName(flag string) string {
 	return EnvPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Siblings names the flags of the other commands, so that a variable for one of
-// them is not taken for a mistake.
+// Siblings sets the flags of the other commands, so that a variable for one of
+// them causes no warning.
 func (s *Set) Siblings(names []string) { s.siblings = names }
 
-// fromEnv sets what no flag has set. The environment is shared: a variable of
-// another command's flag is not for us, and one of no flag at all is told only
-// where a flag has nearly its name.
+// fromEnv sets flags that args did not set. The environment is shared by all commands: a
+// variable of another command's flag is ignored, and one of no flag causes a warning only
+// if a flag has nearly its name.
 func (s *Set) fromEnv(environ []string) error {
 	env := make(map[string]string, len(environ))
 	for _, e := range environ {
@@ -171,15 +168,15 @@ func (s *Set) fromEnv(environ []string) error {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		flag := strings.ToLower(strings.TrimPrefix(name, EnvPrefix))
 		if near := s.nearest(flag); near != "" {
-			s.warn(name, fmt.Sprintf("%s is no variable of ours and is ignored; did you mean %s?", name, EnvName(near)))
+			s.warn(name, fmt.Sprintf("%s is not a variable of tandem and is ignored; did you mean %s?", name, EnvName(near)))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// serviceLink says that Kubernetes put the variable there, for a service whose
+// serviceLink reports whether Kubernetes set the variable, for a service whose
 // name begins with tandem: TANDEM_SERVICE_HOST, TANDEM_GATEWAY_PORT_8000_TCP_ADDR,
-// and TANDEM_PORT=tcp://10.0.0.1:8000, which looks like a flag of ours.
+// and TANDEM_PORT=tcp://10.0.0.1:8000, which has the name of --port's variable.
 func serviceLink(name, v string) bool {
 	for _, scheme := range []string{"tcp://", "udp://", "sctp://"} {
 		if strings.HasPrefix(v, scheme) {
@@ -190,16 +187,16 @@ func serviceLink(name, v string) bool {
 		strings.Contains(name, "_SERVICE_PORT_") || linkParts.MatchString(name)
 }
 
-// linkParts are the variables of one port of a service.
+// linkParts matches the variables of one port of a service.
 var linkParts = regexp.MustCompile(`_PORT_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?$`)
 
-// inPlace explains an error with the place of the value.
+// inPlace adds the place of the value to an error.
 func inPlace(place string, err error) error {
 	text := strings.TrimPrefix(explain(err).Error(), ErrValue.Error()+": ")
 	return fmt.Errorf("%w: %s: %s", ErrValue, place, text)
 }
 
-// fromFile sets what neither flag nor environment has set.
+// fromFile sets the flags that neither args nor the environment have set.
 func (s *Set) fromFile(path string) error {
 	data, err := regular.ReadFile(path, maxFile)
 	if err != nil {
@@ -254,10 +251,10 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 			}
 			break
 		}
-		if ours(f) {
+		if own(f) {
 			return fmt.Errorf("%w: %s:%d: %s: want a value or a list", ErrValue, path, value.Line, f.Name)
 		}
-		v = "{…}" // a JSON value of vllm serve's
+		v = "{…}" // a JSON value of a flag of vllm serve
 	default:
 		return fmt.Errorf("%w: %s:%d: %s: want a value or a list", ErrValue, path, value.Line, f.Name)
 	}
@@ -268,7 +265,7 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 	return nil
 }
 
-// asJSON is a mapping of the file as a flag takes it.
+// asJSON returns a mapping of the file as JSON.
 func asJSON(n *yaml.Node) (string, error) {
 	var v map[string]any
 	if err := n.Decode(&v); err != nil {
@@ -278,7 +275,7 @@ func asJSON(n *yaml.Node) (string, error) {
 	return string(text), err
 }
 
-// Origin says where a flag's value came from: "flag", "environment NAME",
+// Origin returns where a flag's value came from: "flag", "environment NAME",
 // "file PATH:LINE" or "default".
 func (s *Set) Origin(name string) string {
 	if o := s.origin[name]; o != "" {
@@ -291,12 +288,12 @@ func (s *Set) Origin(name string) string {
 // output is itself a configuration file.
 func (s *Set) print() {
 	s.VisitAll(func(f *pflag.Flag) {
-		if f.Name == "dry-run" || f.Name == "config" || !ours(f) {
+		if f.Name == "dry-run" || f.Name == "config" || !own(f) {
 			return
 		}
 		v := f.Value.String()
 		if v != f.DefValue && (s.secrets[f.Name] || withPassword(f.Value)) {
-			// A comment, because a made-up value would become a key that everybody knows.
+			// A comment, because a placeholder would become a key with a known value.
 			fmt.Fprintf(s.out, "%-42s # %s\n", "# "+f.Name+": set, not shown", s.Origin(f.Name))
 			return
 		}
@@ -339,7 +336,7 @@ func hasPassword(s string) bool {
 	return false
 }
 
-// suggest names the flag nearest to a mistyped one, if one is near.
+// suggest returns a hint at the flag nearest to a mistyped one, if one is near.
 func (s *Set) suggest(name string) string {
 	if best := s.nearest(name); best != "" {
 		return fmt.Sprintf(" (did you mean %s?)", best)
@@ -347,19 +344,19 @@ func (s *Set) suggest(name string) string {
 	return ""
 }
 
-// nearest is the flag with the least mistakes in its name, the command's own
-// first.
+// nearest returns the flag whose name differs least, the command's own first.
 func (s *Set) nearest(name string) string {
 	var names []string
 	s.VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
 	return Nearest(strings.ReplaceAll(name, "_", "-"), names)
 }
 
-// Nearest is the first of the names with the least mistakes, if one is near.
+// Nearest returns the first of the names that differ least from a mistyped one, or "" if
+// none is near.
 func Nearest(mistyped string, names []string) string {
 	best, bestDist := "", 2+len(mistyped)/4
 	for _, name := range names {
-		// What differs in length by that much need not be looked at.
+		// The distance is at least the difference in length.
 		if max(len(name)-len(mistyped), len(mistyped)-len(name)) >= bestDist {
 			continue
 		}
@@ -370,7 +367,7 @@ func Nearest(mistyped string, names []string) string {
 	return best
 }
 
-// distance is Levenshtein's, over bytes.
+// distance returns the Levenshtein distance, over bytes.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
@@ -391,154 +388,12 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// Port is a flag value of a port's number.
-type Port int
-
-// String is the number.
-func (p *Port) String() string { return strconv.Itoa(int(*p)) }
-
-// Set parses a number from 0 to 65535.
-func (p *Port) Set(v string) error {
-	n, err := strconv.ParseUint(v, 10, 16)
-	if err != nil {
-		return fmt.Errorf("%q is not a port; write a number from 0 to 65535", v)
-	}
-	*p = Port(n)
-	return nil
-}
-
-// Type names the value in help texts.
-func (p *Port) Type() string { return "port" }
-
-// PortVar declares a flag for a port.
-func (s *Set) PortVar(p *int, name string, value int, usage string) {
-	*p = value
-	s.Var((*Port)(p), name, usage)
-}
-
-// count is a flag value of a whole number with a least one.
-type count struct {
-	n     *int
-	least int
-}
-
-// String is the number.
-func (c count) String() string {
-	if c.n == nil {
-		return "0"
-	}
-	return strconv.Itoa(*c.n)
-}
-
-// Set parses a number that is not below the least.
-func (c count) Set(v string) error {
-	n, err := strconv.Atoi(v)
-	if err != nil {
-		return fmt.Errorf("%q is not a whole number", v)
-	}
-	if n < c.least {
-		return fmt.Errorf("%d is too few; want at least %d, or leave it out for the default", n, c.least)
-	}
-	*c.n = n
-	return nil
-}
-
-// Type names the value in help texts.
-func (c count) Type() string { return "int" }
-
-// CountVar declares a flag for a whole number of at least least.
-func (s *Set) CountVar(p *int, name string, value, least int, usage string) {
-	*p = value
-	s.Var(count{p, least}, name, usage)
-}
-
-// someBytes is a size that cannot be zero.
-type someBytes struct{ *Bytes }
-
-// Set parses a size of at least a byte.
-func (b someBytes) Set(v string) error {
-	var n Bytes
-	if err := n.Set(v); err != nil {
-		return err
-	}
-	if n < 1 {
-		return fmt.Errorf("%q leaves room for nothing; write a size such as 32MiB, or leave it out for the default", v)
-	}
-	*b.Bytes = n
-	return nil
-}
-
-// Bytes is a flag value in bytes: plain, or with KiB, MiB, GiB, KB, MB, GB.
-type Bytes int64
-
-// units are tried in order, longest suffix first.
-var units = []struct {
-	suffix string
-	factor float64
-}{
-	{"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", 1 << 30}, {"TiB", 1 << 40},
-	{"KB", 1e3}, {"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"B", 1},
-}
-
-// String is the value with the largest unit that divides it.
-func (b *Bytes) String() string {
-	for _, i := range []int{3, 2, 1, 0} {
-		if f := int64(units[i].factor); int64(*b) >= f && int64(*b)%f == 0 {
-			return fmt.Sprintf("%d%s", int64(*b)/f, units[i].suffix)
-		}
-	}
-	return fmt.Sprint(int64(*b))
-}
-
-// Set parses a value.
-func (b *Bytes) Set(v string) error {
-	num, factor := v, 1.0
-	for _, u := range units {
-		if rest, ok := strings.CutSuffix(v, u.suffix); ok {
-			num, factor = strings.TrimSpace(rest), u.factor
-			break
-		}
-	}
-	f, err := strconv.ParseFloat(num, 64)
-	if err != nil || !(f >= 0 && f*factor < math.MaxInt64) {
-		return fmt.Errorf("%q is not a size; write 1073741824, 1GiB or 1.5GB", v)
-	}
-	*b = Bytes(f * factor)
-	return nil
-}
-
-// Type names the value in help texts.
-func (b *Bytes) Type() string { return "size" }
-
-// Seconds is a duration flag that also takes a bare number of seconds, as
-// vLLM's flags do.
-type Seconds time.Duration
-
-// String is the duration in Go's form.
-func (d *Seconds) String() string { return time.Duration(*d).String() }
-
-// Set parses "30", "30s" or "1m30s".
-func (d *Seconds) Set(v string) error {
-	if v != "" && !slices.ContainsFunc([]byte(v), func(c byte) bool { return (c < '0' || c > '9') && c != '.' }) {
-		v += "s"
-	}
-	t, err := time.ParseDuration(v)
-	if err != nil || t < 0 {
-		return fmt.Errorf("%q is not a duration; write 30, 30s or 1m30s", v)
-	}
-	*d = Seconds(t)
-	return nil
-}
-
-// Type names the value in help texts.
-func (d *Seconds) Type() string { return "duration" }
-
-// Forward returns what was given here of those flags that another command has
-// as well, as that command's arguments.
+// Forward returns the values that were set here of flags that another command has too, as
+// arguments for that command.
 func (s *Set) Forward(to *Set) []string {
 	var args []string
 	s.VisitAll(func(f *pflag.Flag) {
-		if s.origin[f.Name] == "" || !ours(f) || f.Name == "config" || f.Name == "dry-run" || to.Lookup(f.Name) == nil {
+		if s.origin[f.Name] == "" || !own(f) || f.Name == "config" || f.Name == "dry-run" || to.Lookup(f.Name) == nil {
 			return
 		}
 		v := f.Value.String()
@@ -549,21 +404,3 @@ func (s *Set) Forward(to *Set) []string {
 	})
 	return args
 }
-
-// Address is an IP address, or localhost; empty: none. Names are refused: gossip
-// resolves none.
-type Address string
-
-// Set checks an address.
-func (a *Address) Set(v string) error {
-	if v != "" && v != "localhost" && net.ParseIP(v) == nil {
-		return fmt.Errorf("%q is not an IP address, such as 10.0.0.1", v)
-	}
-	*a = Address(v)
-	return nil
-}
-
-// Type names the value in help texts.
-func (a *Address) Type() string { return "string" }
-
-func (a *Address) String() string { return string(*a) }

@@ -1,205 +1,35 @@
 package config
 
 import (
-	"bytes"
-	"errors"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
-type opts struct {
-	m Model
-	p Process
-	c Cluster
-}
-
-func newSet(out *bytes.Buffer) (*Set, *opts) {
-	s := New("decode [flags]", "Runs a decode node.", "tandem decode --join 10.0.0.1:7946", out)
-	var o opts
-	o.m.Register(s)
-	o.p.Register(s)
-	o.c.Register(s, 7946)
-	return s, &o
-}
-
-func writeFile(t *testing.T, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "tandem.yaml")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func TestPrecedence(t *testing.T) {
-	file := writeFile(t, "max_num_seqs: 1\nthreads: 2\nblock-size: 32\njoin: [a:1, b:2]\nkv-cache-memory-bytes: 2GiB\n")
-	var out bytes.Buffer
-	s, o := newSet(&out)
-	err := s.Resolve([]string{"--config", file, "--max_num_seqs", "3"},
-		[]string{"TANDEM_MAX_NUM_SEQS=4", "TANDEM_THREADS=5", "TANDEM_SHUTDOWN_TIMEOUT=7", "OTHER=1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if o.m.MaxSeqs != 3 || o.m.Threads != 5 || o.m.BlockTokens != 32 || o.m.MaxBatchedTokens != 512 {
-		t.Errorf("got seqs %d, threads %d, block %d, batched %d; want 3 from the flag, 5 from the environment, 32 from the file, 512 by default",
-			o.m.MaxSeqs, o.m.Threads, o.m.BlockTokens, o.m.MaxBatchedTokens)
-	}
-	if time.Duration(o.p.ShutdownTimeout) != 7*time.Second || strings.Join(o.c.Join, " ") != "a:1 b:2" || o.m.KVMemory != 2<<30 {
-		t.Errorf("got timeout %v, join %v, memory %v", &o.p.ShutdownTimeout, o.c.Join, &o.m.KVMemory)
-	}
-	for name, want := range map[string]string{
-		"max-num-seqs": "flag", "threads": "environment TANDEM_THREADS", "block-size": "file " + file + ":3", "device": "default",
+func TestServiceLinkNames(t *testing.T) {
+	for _, e := range []string{
+		"TANDEM_PORT=tcp://10.0.0.1:8000", "TANDEM_SERVICE_HOST=10.0.0.1", "TANDEM_SERVICE_PORT=8000", "TANDEM_SERVICE_PORT_HTTP=8000",
+		"TANDEM_PORT_8000_TCP=tcp://10.0.0.1:8000", "TANDEM_PORT_8000_TCP_PROTO=tcp", "TANDEM_PORT_8000_TCP_PORT=8000",
+		"TANDEM_PORT_8000_TCP_ADDR=10.0.0.1", "TANDEM_NATS_PORT=tcp://10.0.0.1:4222", "TANDEM_RPC_PORT=tcp://1.2.3.4:5",
+		"TANDEM_GOSSIP_PORT=udp://10.0.0.1:7946", "TANDEM_HTTP_PORT_80_TCP_ADDR=1.2.3.4", "TANDEM_HTTP_PORT_7946_UDP=udp://10.0.0.1:7946",
 	} {
-		if got := s.Origin(name); got != want {
-			t.Errorf("origin of %s: got %q, want %q", name, got, want)
+		name, v, _ := strings.Cut(e, "=")
+		if !serviceLink(name, v) {
+			t.Errorf("%s is not taken for a service link", e)
+		}
+	}
+	for _, e := range []string{"TANDEM_PORT=8000", "TANDEM_HTTP_PORT=1", "TANDEM_HOST=0.0.0.0", "TANDEM_NATS_URL=nats://a:1"} {
+		name, v, _ := strings.Cut(e, "=")
+		if serviceLink(name, v) {
+			t.Errorf("%s is taken for a service link", e)
 		}
 	}
 }
 
-func TestDryRunIsAConfigFile(t *testing.T) {
-	var out bytes.Buffer
-	s, _ := newSet(&out)
-	if err := s.Resolve([]string{"--dry-run", "--threads=3", "--join=x:1"}, []string{"TANDEM_BLOCK_SIZE=8"}); !errors.Is(err, ErrDryRun) {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"threads: 3", "# flag", "# environment TANDEM_BLOCK_SIZE", "# default"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, &out)
-		}
-	}
-	again, o := newSet(&bytes.Buffer{})
-	if err := again.Resolve([]string{"--config", writeFile(t, out.String())}, nil); err != nil {
-		t.Fatalf("the output does not load: %v\n%s", err, &out)
-	}
-	if o.m.Threads != 3 || o.m.BlockTokens != 8 || len(o.c.Join) != 1 || o.c.Join[0] != "x:1" || o.m.MaxSeqs != 256 {
-		t.Errorf("the output loads as something else: %+v", o)
-	}
-}
-
-// What --dry-run prints ends up in CI logs and tickets.
-func TestDryRunShowsNoSecret(t *testing.T) {
-	for _, args := range [][]string{
-		{"--api-key", "HUSH"}, {"--api-key", "a,HUSH"}, {"--upstream-api-key=HUSH"},
-		{"--nats-url", "nats://user:HUSH@host:4222"}, {"--upstream", "http://a:1,http://user:HUSH@b:2/v1"},
-	} {
-		var out bytes.Buffer
-		s := New("gateway", "", "", &out)
-		new(Gateway).Register(s, 0)
-		new(Upstreams).Register(s)
-		new(Cluster).Register(s, 1)
-		if err := s.Resolve(append(args, "--dry-run"), nil); !errors.Is(err, ErrDryRun) {
-			t.Fatalf("%q: %v", args, err)
-		}
-		name, _, _ := strings.Cut(strings.TrimPrefix(args[0], "--"), "=")
-		if strings.Contains(out.String(), "HUSH") || !strings.Contains(out.String(), "# "+name+": set, not shown") {
-			t.Errorf("%q:\n%s", args, &out)
-		}
-		again := New("gateway", "", "", &bytes.Buffer{})
-		new(Gateway).Register(again, 0)
-		new(Upstreams).Register(again)
-		new(Cluster).Register(again, 1)
-		if err := again.Resolve([]string{"--config", writeFile(t, out.String())}, nil); err != nil || again.Changed(name) {
-			t.Errorf("%q: the output loads with %v, %s set %v", args, err, name, again.Changed(name))
-		}
-	}
-}
-
-// An error ends up in logs, so that it names a variable with a secret and not its value.
-func TestErrorsShowNoSecret(t *testing.T) {
-	for _, v := range []string{"TANDEM_API_KEY=a,\"HUSH", `TANDEM_UPSTREAM="http://user:HUSH@b:2/v1`, `TANDEM_UPSTREAM="http://a:1,http://user:HUSH@b:2/v1`} {
-		name, _, _ := strings.Cut(v, "=")
-		s := New("gateway", "", "", &bytes.Buffer{})
-		new(Gateway).Register(s, 0)
-		new(Upstreams).Register(s)
-		err := s.Resolve(nil, []string{v})
-		if !errors.Is(err, ErrValue) || strings.Contains(err.Error(), "HUSH") || !strings.Contains(err.Error(), name+": --") {
-			t.Errorf("%s: %v", v, err)
-		}
-	}
-}
-
-func TestRefusals(t *testing.T) {
-	for name, c := range map[string]struct {
-		args, env []string
-		file      string
-		want      string
-	}{
-		"unknown flag":      {args: []string{"--max-num-seq=1"}, want: "did you mean max-num-seqs"},
-		"far-off flag":      {args: []string{"--zzzzzz"}, want: "unknown flag --zzzzzz; "},
-		"bad number":        {args: []string{"--threads=two"}, want: "threads"},
-		"bad environment":   {env: []string{"TANDEM_THREADS=x"}, want: `TANDEM_THREADS=x: --threads: "x" is not a whole number`},
-		"unknown key":       {file: "thread: 1\n", want: ":1: no flag is called \"thread\" (did you mean threads?)"},
-		"value of a key":    {file: "a: 1\n", want: "no flag is called"},
-		"not a mapping":     {file: "- 1\n", want: "mapping"},
-		"nested":            {file: "threads: {a: 1}\n", want: "want a value or a list"},
-		"not YAML":          {file: "\t:", want: "tandem.yaml"},
-		"size":              {args: []string{"--kv-cache-memory-bytes=1 potato"}, want: "not a size"},
-		"not above zero":    {args: []string{"--max-num-seqs=0"}, want: "--max-num-seqs: 0 is too few; want at least 1"},
-		"negative":          {args: []string{"--threads=-1"}, want: "--threads: -1 is too few; want at least 0"},
-		"negative duration": {args: []string{"--shutdown-timeout=-3s"}, want: "not a duration"},
-	} {
-		args := c.args
-		if c.file != "" {
-			args = append(args, "--config", writeFile(t, c.file))
-		}
-		s, _ := newSet(&bytes.Buffer{})
-		err := s.Resolve(args, c.env)
-		if !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: got %v, want ErrValue with %q", name, err, c.want)
-		}
-	}
-}
-
-// A bound that would be nothing is refused wherever it stands, and those that
-// may be 0 say what it means.
-func TestLeastValues(t *testing.T) {
-	for flag, least := range map[string]int{
-		"max-num-seqs": 1, "block-size": 1, "max-num-batched-tokens": 1, "max-num-queued-reqs": 1, "max-attempts": 1, "max-queued-tokens": 1,
-		"max-request-body": 1, "max-logprobs": 1, "threads": 0, "max-model-len": 0, "max-log-len": 0, "min-remote-prefill-tokens": 0,
-	} {
-		resolve := func(args, env []string) error {
-			s := New("serve", "", "tandem serve", &bytes.Buffer{})
-			var m Model
-			var g Gateway
-			m.Register(s)
-			g.Register(s, 64)
-			return s.Resolve(args, env)
-		}
-		low := strconv.Itoa(least - 1)
-		if err := resolve([]string{"--" + flag, low}, nil); !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), "--"+flag) || !strings.Contains(err.Error(), low) {
-			t.Errorf("--%s %s: %v", flag, low, err)
-		}
-		if err := resolve(nil, []string{EnvName(flag) + "=" + low}); !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), EnvName(flag)+"="+low) {
-			t.Errorf("%s=%s: %v", EnvName(flag), low, err)
-		}
-		if err := resolve([]string{"--" + flag, strconv.Itoa(least)}, nil); err != nil {
-			t.Errorf("--%s %d: %v", flag, least, err)
-		}
-	}
-}
-
-func TestServiceLinksAreIgnored(t *testing.T) {
-	s := New("gateway", "", "tandem gateway", &bytes.Buffer{})
-	var g Gateway
-	g.Register(s, 64)
-	if err := s.Resolve(nil, []string{"TANDEM_PORT=tcp://10.0.0.9:8000"}); err != nil || g.Port != 8000 {
-		t.Errorf("a Kubernetes service link was taken for --port: %v, %d", err, g.Port)
-	}
-}
-
-func TestHelpHasAnExample(t *testing.T) {
-	var out bytes.Buffer
-	s, _ := newSet(&out)
-	if err := s.Resolve([]string{"--help"}, nil); !errors.Is(err, ErrHelp) {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"Usage: tandem decode", "Example:\n  tandem decode --join", "--max-num-seqs"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, &out)
+func TestPort(t *testing.T) {
+	for in, want := range map[string]int{"0": 0, "1": 1, "65535": 65535, "-1": -1, "65536": -1, "x": -1, "": -1, "1.5": -1} {
+		var p Port
+		if err := p.Set(in); (err == nil) != (want >= 0) || err == nil && int(p) != want {
+			t.Errorf("%q: %d, %v", in, p, err)
 		}
 	}
 }
@@ -220,24 +50,5 @@ func TestBytes(t *testing.T) {
 		if err := b.Set(in); err == nil || b != 0 {
 			t.Errorf("%q is taken as %d", in, b)
 		}
-	}
-}
-
-func TestForward(t *testing.T) {
-	s, _ := newSet(&bytes.Buffer{})
-	if err := s.Resolve([]string{"--threads=2", "--join=a:1,b:2", "--log-level=debug"}, []string{"TANDEM_BLOCK_SIZE=8"}); err != nil {
-		t.Fatal(err)
-	}
-	to := New("x", "", "x", &bytes.Buffer{})
-	var m Model
-	var c Cluster
-	m.Register(to)
-	c.Register(to, 1)
-	args := s.Forward(to)
-	if got, want := strings.Join(args, " "), "--threads=2 --block-size=8 --join=a:1,b:2"; got != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if err := to.Resolve(args, nil); err != nil || len(c.Join) != 2 || m.BlockTokens != 8 {
-		t.Errorf("does not read back: %v, %+v, %+v", err, m, c)
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// LoRA is what vllm serve says of adapters.
+// LoRA is the settings of low-rank adapters, with vllm serve's flags.
 type LoRA struct {
 	Enable                  bool
 	Max, MaxRank, MaxLoaded int
@@ -16,16 +16,16 @@ type LoRA struct {
 
 // Register declares the flags.
 func (l *LoRA) Register(s *Set) {
-	s.BoolVar(&l.Enable, "enable-lora", false, "serve low-rank adapters of the model")
-	s.Var(&l.Modules, "lora-modules", `adapters to load at the start: NAME=FOLDER of what PEFT saved, or {"name": …, "path": …}; several, or repeated`)
-	s.StringVar(&l.Root, "lora-root", "", "folder that adapters of POST /v1/load_lora_adapter must lie in; relative paths begin there; default: any folder that the node can read")
-	s.CountVar(&l.Max, "max-loras", 1, 1, "adapters in one step")
-	s.CountVar(&l.MaxRank, "max-lora-rank", 16, 1, "largest rank of an adapter; memory is taken for it in each place")
-	s.CountVar(&l.MaxLoaded, "max-cpu-loras", 0, 0, "adapters loaded at once, which all may be in one step; 0: as many as --max-loras, or --lora-modules names")
+	s.BoolVar(&l.Enable, "enable-lora", false, "serve low-rank adapters (LoRA) of the model")
+	s.Var(&l.Modules, "lora-modules", `adapters to load at the start: NAME=FOLDER in PEFT's format, or {"name": …, "path": …}; a list, or repeated`)
+	s.StringVar(&l.Root, "lora-root", "", "folder of the adapters that POST /v1/load_lora_adapter may load, and to which paths are relative; default: any folder that the node can read")
+	s.CountVar(&l.Max, "max-loras", 1, 1, "most adapters in one step")
+	s.CountVar(&l.MaxRank, "max-lora-rank", 16, 1, "largest rank of an adapter; each adapter slot has memory for it")
+	s.CountVar(&l.MaxLoaded, "max-cpu-loras", 0, 0, "most adapters loaded at once, all of which may be in one step; 0: --max-loras, or the number of --lora-modules")
 }
 
-// Places is how many adapters may be loaded at once; 0: none. On a CPU, where they
-// are loaded is where they are computed with.
+// Places returns how many adapters may be loaded at once; 0: none. On a CPU, loaded
+// adapters need no copy for the computation.
 func (l *LoRA) Places() (int, error) {
 	if !l.Enable {
 		if len(l.Modules) > 0 {
@@ -42,10 +42,10 @@ func (l *LoRA) Places() (int, error) {
 // LoRAModules are adapters by name. It implements pflag.SliceValue.
 type LoRAModules []LoRAModule
 
-// LoRAModule is one.
+// LoRAModule is the name and folder of an adapter.
 type LoRAModule struct{ Name, Path string }
 
-// String is what was given.
+// String returns the adapters as NAME=FOLDER, with commas.
 func (l *LoRAModules) String() string { return strings.Join(l.GetSlice(), ",") }
 
 // Type names the value in help texts.
@@ -75,7 +75,7 @@ func (l *LoRAModules) Set(v string) error {
 		return nil
 	}
 	if v == "" {
-		return nil // as --dry-run writes it
+		return nil // as --dry-run prints it
 	}
 	for _, part := range strings.Split(v, ",") {
 		name, path, _ := strings.Cut(part, "=")
@@ -92,17 +92,17 @@ func (l *LoRAModules) add(name, path, given string) error {
 	}
 	for _, m := range *l {
 		if m.Name == name {
-			return fmt.Errorf("%s: %s is named twice", given, name)
+			return fmt.Errorf("%s: %s is given twice", given, name)
 		}
 	}
 	*l = append(*l, LoRAModule{name, path})
 	return nil
 }
 
-// Append is Set, for lists.
+// Append calls Set.
 func (l *LoRAModules) Append(v string) error { return l.Set(v) }
 
-// Replace puts other ones in their place.
+// Replace replaces all adapters.
 func (l *LoRAModules) Replace(all []string) error {
 	*l = nil
 	for _, v := range all {
@@ -113,7 +113,7 @@ func (l *LoRAModules) Replace(all []string) error {
 	return nil
 }
 
-// GetSlice is each as NAME=FOLDER.
+// GetSlice returns each adapter as NAME=FOLDER.
 func (l *LoRAModules) GetSlice() []string {
 	out := make([]string, 0, len(*l))
 	for _, m := range *l {

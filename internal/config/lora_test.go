@@ -34,15 +34,16 @@ func TestLoRAFlags(t *testing.T) {
 		"--enable-lora --lora-modules a=/x b=/y c=/z --port 1":                              3,
 		"--enable-lora --lora-modules a=/x --lora_modules {\"name\":\"b\",\"path\":\"/y\"}": 2,
 	} {
-		var m Model
+		var l LoRA
 		s := New("serve", "", "", nil)
-		m.Register(s)
+		s.ForNodes()
+		l.Register(s)
 		s.Int("port", 0, "")
 		if err := s.Resolve(strings.Fields(args), nil); err != nil || s.NArg() > 0 {
 			t.Errorf("%s: %v, %q", args, err, s.Args())
 			continue
 		}
-		if n, err := m.LoRA.Places(); err != nil || n != want {
+		if n, err := l.Places(); err != nil || n != want {
 			t.Errorf("%s: %d places, %v, want %d", args, n, err, want)
 		}
 	}

@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// Speculation is vLLM's --speculative-config, as far as it is done here: tokens
-// are guessed by a draft model, or from what followed the same words before.
+// Speculation is the supported part of vLLM's --speculative-config: a draft model proposes
+// tokens, or they are those that followed the same n-gram before.
 type Speculation struct {
-	Tokens   int    // guesses per step; 0: none
+	Tokens   int    // draft tokens per step; 0: none
 	Model    string // the draft model; empty: none
-	Min, Max int    // tokens that have to occur again, without a draft model
+	Min, Max int    // length of the n-gram, without a draft model
 	given    string
 }
 
-// defaultLookup is vLLM's, where neither bound of the lookup is given.
+// defaultLookup is vLLM's default of both bounds of the lookup.
 const defaultLookup = 5
 
-// Methods, as vLLM calls them.
+// Methods, by vLLM's names.
 const (
 	ngram      = "ngram"
 	draftModel = "draft_model"
@@ -31,7 +31,7 @@ func or(p *string) string {
 	return *p
 }
 
-// String is what was given.
+// String returns the JSON that was set.
 func (c *Speculation) String() string { return c.given }
 
 // Type names the value in help texts.
@@ -71,11 +71,11 @@ func (c *Speculation) Set(v string) error {
 	}
 	switch {
 	case method != ngram && method != draftModel:
-		return fmt.Errorf("%s: method %q is not done; %q and %q are", v, method, ngram, draftModel)
+		return fmt.Errorf("%s: method %q is not supported; use %q or %q", v, method, ngram, draftModel)
 	case method == draftModel && model == "":
-		return fmt.Errorf("%s: method %q needs model, the folder of the model that guesses", v, draftModel)
+		return fmt.Errorf("%s: method %q needs model, the folder of the draft model", v, draftModel)
 	case method == draftModel && (in.Max != nil || in.Min != nil):
-		return fmt.Errorf("%s: prompt_lookup_max and prompt_lookup_min are of method %q alone", v, ngram)
+		return fmt.Errorf("%s: prompt_lookup_max and prompt_lookup_min need method %q", v, ngram)
 	}
 	if in.Tokens == nil || *in.Tokens < 1 {
 		return fmt.Errorf("%s: num_speculative_tokens must be at least 1", v)

@@ -1,6 +1,8 @@
 package config
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -28,11 +30,11 @@ func TestSpeculation(t *testing.T) {
 	}
 	for given, says := range map[string]string{
 		"ngram": "want a JSON object",
-		`{"method":"eagle","num_speculative_tokens":4}`:                                             `"eagle" is not done; "ngram" and "draft_model" are`,
+		`{"method":"eagle","num_speculative_tokens":4}`:                                             `"eagle" is not supported; use "ngram" or "draft_model"`,
 		`{"method":"draft_model","num_speculative_tokens":4}`:                                       "needs model",
 		`{"method":"draft_model","model":"","num_speculative_tokens":4}`:                            "needs model",
 		`{"model":"org/draft"}`:                                                                     "at least 1",
-		`{"model":"org/draft","num_speculative_tokens":4,"prompt_lookup_max":3}`:                    "of method \"ngram\" alone",
+		`{"model":"org/draft","num_speculative_tokens":4,"prompt_lookup_max":3}`:                    "need method \"ngram\"",
 		`{"method":"ngram"}`:                                                                        "at least 1",
 		`{"method":"ngram","num_speculative_tokens":0}`:                                             "at least 1",
 		`{"method":"ngram","num_speculative_tokens":1.5}`:                                           "want a JSON object",
@@ -45,8 +47,13 @@ func TestSpeculation(t *testing.T) {
 			t.Errorf("%s: %v, want %q", given, err, says)
 		}
 	}
-	s := newServe()
-	if err := s.Resolve([]string{"--config", writeFile(t, "speculative_config:\n  method: ngram\n  num_speculative_tokens: 3\n  prompt_lookup_max: 4\n")}, nil); err != nil {
+	path := filepath.Join(t.TempDir(), "tandem.yaml")
+	if err := os.WriteFile(path, []byte("speculative_config:\n  method: ngram\n  num_speculative_tokens: 3\n  prompt_lookup_max: 4\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := New("serve", "", "", nil)
+	s.Var(new(Speculation), "speculative-config", "")
+	if err := s.Resolve([]string{"--config", path}, nil); err != nil {
 		t.Error(err)
 	}
 	if got := s.Lookup("speculative-config").Value.(*Speculation); got.Tokens != 3 || got.Max != 4 || got.Min != 4 {

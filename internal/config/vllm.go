@@ -10,27 +10,27 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Users come with command lines of `vllm serve`. Each of its flags is in one
-// table, with what becomes of it here: it is a flag of ours with the same
-// meaning, or it is accepted and said to have no effect, or it is refused with
-// what to do instead. Nothing that would change an answer is ignored.
+// Users have command lines of `vllm serve`. One table has each of its flags with its class:
+// it is a flag of tandem with the same meaning, or it is accepted with a warning that it has
+// no effect, or it is refused with an alternative. No flag that would change an answer is
+// ignored.
 
-// Class is what becomes of a flag of vllm serve.
+// Class is the treatment of a flag of vllm serve.
 type Class uint8
 
 const (
 	// Supported flags are declared by a command, under the same name.
 	Supported Class = iota
-	// NoEffect flags ask for what is always done, or tune what is not there.
+	// NoEffect flags request what is always done, or tune a part that does not exist.
 	NoEffect
-	// Refused flags ask for what is not done.
+	// Refused flags request what is not supported.
 	Refused
 )
 
-// String is the word in tables.
+// String returns the word in docs/flags.md.
 func (c Class) String() string { return [...]string{"supported", "no effect", "refused"}[c] }
 
-// kind is how a flag is written.
+// kind is the syntax of a flag.
 type kind uint8
 
 const (
@@ -45,13 +45,16 @@ type VLLMFlag struct {
 	Name, Short string
 	kind        kind
 	Class       Class
-	// Fine are the values without effect, separated by spaces. Empty: all of a
-	// NoEffect flag, and of a Refused one only false, where it is a switch.
+	// Fine are the values without effect, separated by spaces. Empty: all values of a
+	// NoEffect flag, and only false of a Refused switch.
 	Fine string
-	Why  string // why it has no effect, or why other values are refused and what to do
+	Why  string // why it has no effect, or why other values are refused, with an alternative
 }
 
-// fine says whether the value may be given, with no effect.
+// Switch reports whether the flag takes no value.
+func (f *VLLMFlag) Switch() bool { return f.kind == onOff }
+
+// fine reports whether the value is accepted without effect.
 func (f *VLLMFlag) fine(v string) bool {
 	if f.Fine == "" {
 		return f.Class == NoEffect || f.kind == onOff && v == "false"
@@ -59,8 +62,8 @@ func (f *VLLMFlag) fine(v string) bool {
 	return slices.Contains(strings.Fields(f.Fine), v)
 }
 
-// side is who a flag is for: nodes, which run models, or gateways, which face
-// clients. A command may be both.
+// side is the processes that a flag configures: nodes, which run models, or gateways, which
+// serve clients. A command may be both.
 type side uint8
 
 const (
@@ -68,10 +71,16 @@ const (
 	gateways
 )
 
-// commands is where flags of a side are declared.
+// ForNodes makes the set accept the flags of vllm serve, as a command that runs models.
+func (s *Set) ForNodes() { s.sides |= nodes }
+
+// ForGateways makes the set accept the flags of vllm serve, as a command that serves clients.
+func (s *Set) ForGateways() { s.sides |= gateways }
+
+// commands names the commands with the flags of a side.
 func (s side) commands() string {
 	if s == gateways {
-		return "a flag of `tandem gateway`, which faces the clients"
+		return "a flag of `tandem gateway`, which serves the clients"
 	}
 	return "a flag of `tandem prefill` and `tandem decode`, which run the model"
 }
@@ -79,11 +88,31 @@ func (s side) commands() string {
 // VLLMGroup is a part of the table.
 type VLLMGroup struct {
 	Name  string
-	side  side // who its supported flags are for
+	side  side // that its supported flags configure
 	Flags []VLLMFlag
 }
 
-// refusal is an error that speaks for itself, without the parser's frame.
+// flags joins the rows of a group.
+func flags(rows ...[]VLLMFlag) []VLLMFlag { return slices.Concat(rows...) }
+
+// supported, noEffect and refused return the rows of flags of a class. A flag is its name, then ?
+// for a switch, # for numbers or = for pairs, then a comma and its short name, then a colon and
+// the values without effect, separated by |: "enable-expert-parallel?,ep" or "nnodes,n:1".
+func supported(names string) []VLLMFlag     { return rows(names, Supported, "") }
+func noEffect(names, why string) []VLLMFlag { return rows(names, NoEffect, why) }
+func refused(names, why string) []VLLMFlag  { return rows(names, Refused, why) }
+
+func rows(names string, class Class, why string) (out []VLLMFlag) {
+	for _, s := range strings.Fields(names) {
+		s, fine, _ := strings.Cut(s, ":")
+		s, short, _ := strings.Cut(s, ",")
+		kind := kind(max(0, strings.IndexByte(" ?#=", s[len(s)-1])))
+		out = append(out, VLLMFlag{strings.TrimRight(s, "?#="), short, kind, class, strings.ReplaceAll(fine, "|", " "), why})
+	}
+	return out
+}
+
+// refusal is an error that is printed without the parser's prefix.
 type refusal struct{ text string }
 
 func (r *refusal) Error() string { return r.text }
@@ -100,7 +129,7 @@ type foreign struct {
 func (f *foreign) String() string { return f.was }
 func (f *foreign) Type() string   { return "" }
 
-// Set takes a value that has no effect and refuses all others.
+// Set accepts a value without effect and refuses all others.
 func (f *foreign) Set(v string) error {
 	name := "--" + f.flag.Name
 	if f.flag.kind == onOff {
@@ -127,8 +156,8 @@ func (f *foreign) Set(v string) error {
 	return nil
 }
 
-// missing is the value of a flag that is refused whatever its value, so that it
-// is refused for what it is and not for lacking one.
+// missing is the value of a flag that is refused with every value, so that the error is not
+// that a value is missing.
 const missing = "…"
 
 // negation is the --no- form of a switch.
@@ -148,9 +177,9 @@ func (n *negation) Set(v string) error {
 	return n.set.Set(n.base, strconv.FormatBool(!b))
 }
 
-// learn declares what the command lacks of vllm serve's flags, hidden from its
-// help. Commands of neither side learn nothing.
-func (s *Set) learn() {
+// declareForeign declares the flags of vllm serve that the command lacks, hidden from its
+// help. It does nothing for commands of neither side.
+func (s *Set) declareForeign() {
 	if s.sides == 0 {
 		return
 	}
@@ -175,15 +204,15 @@ func (s *Set) learn() {
 	}
 }
 
-// elsewhere says that the flag is another command's: what was meant for that
-// one is in the environment or in a file that both read.
+// elsewhere reports whether the flag is one of another command. Its value in the environment
+// is meant for that command.
 func elsewhere(f *pflag.Flag) bool {
 	v, ok := f.Value.(*foreign)
 	return ok && v.flag.Class == Supported
 }
 
-// ours says that the flag is declared by the command itself.
-func ours(f *pflag.Flag) bool {
+// own reports whether the command itself declares the flag.
+func own(f *pflag.Flag) bool {
 	switch f.Value.(type) {
 	case *foreign, *negation:
 		return false
@@ -199,13 +228,13 @@ func (s *Set) warn(subject, text string) {
 	}
 }
 
-// Warnings are what a user should know about values that were taken: one line
-// each, in the order in which they were met.
+// Warnings returns the warnings about accepted values: one line each, in the order in which
+// they were met.
 func (s *Set) Warnings() []string { return s.warnings }
 
-// translate puts vllm serve's other ways to write a flag into ours: short names
-// of several letters (-tp 2), paths into a JSON value (--hf-overrides.a=1), -O3,
-// and numbers or pairs that follow each other.
+// translate rewrites vllm serve's other forms of a flag: short names of several letters
+// (-tp 2), paths into a JSON value (--hf-overrides.a=1), -O3, and numbers or pairs that
+// follow each other.
 func (s *Set) translate(args []string) []string {
 	if s.sides == 0 {
 		return args
@@ -255,10 +284,10 @@ func (s *Set) translate(args []string) []string {
 			i++
 			out = append(out, "--"+f.Name+"="+args[i])
 			if i+1 == len(args) || !pair(args[i+1]) {
-				v = taken
+				v = consumed
 			}
 		}
-		if v == taken {
+		if v == consumed {
 			continue
 		}
 		if has {
@@ -270,10 +299,10 @@ func (s *Set) translate(args []string) []string {
 	return out
 }
 
-// taken stands for values that have been passed on.
-const taken = "\x00"
+// consumed marks values that are in the output already.
+const consumed = "\x00"
 
-// pair says whether an argument is one more value of a flag of pairs.
+// pair reports whether an argument is one more value of a flag of pairs.
 func pair(s string) bool {
 	return !strings.HasPrefix(s, "-") && (strings.Contains(s, "=") || strings.HasPrefix(s, "{"))
 }
@@ -283,7 +312,8 @@ func number(s string) bool {
 	return err == nil
 }
 
-// explain says what is wrong with a flag's value in the user's words.
+// explain returns the error of a flag's value with the flag's name, the value and the
+// values that are accepted.
 func explain(err error) error {
 	var r *refusal
 	if errors.As(err, &r) {

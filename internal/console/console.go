@@ -1,9 +1,9 @@
-// Package console is what a person types against a running cluster: a chat and
-// a look at its state. Both are plain clients of the gateway's HTTP API.
+// Package console has clients of the gateway's HTTP API for a terminal: a chat and the state of
+// the cluster.
 //
-// Invariant: an answer that did not end well is never shown as if it had.
+// Invariant: an incomplete answer is never shown as complete.
 //
-// The package knows nothing of nodes or models beyond what the API says.
+// The package knows of nodes and models only what the API returns.
 package console
 
 import (
@@ -27,7 +27,7 @@ var (
 
 const (
 	maxEvent = 1 << 20 // bytes of one SSE line
-	maxBody  = 4 << 20 // bytes of an answer that is read whole
+	maxBody  = 4 << 20 // bytes of an answer that is no stream
 )
 
 // Client talks to one gateway.
@@ -52,8 +52,7 @@ type ChatOptions struct {
 	Seed        *int64
 }
 
-// do sends a request and turns a status other than 200 into an error with the
-// server's own words.
+// do sends a request. A status other than 200 is an error with the server's message.
 func (c *Client) do(ctx context.Context, method, path string, body any) (*http.Response, error) {
 	var r io.Reader
 	if body != nil {
@@ -100,7 +99,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	return nil, fmt.Errorf("%w: %s: %s", kind, resp.Status, bytes.TrimSpace(text))
 }
 
-// Ready asks the probe of the gateway, or of a node at url, which needs no key.
+// Ready returns nil if the gateway, or a node at c.URL, is ready. It needs no key.
 func (c *Client) Ready(ctx context.Context) error {
 	resp, err := c.do(ctx, http.MethodGet, "/readyz", nil)
 	if err != nil {
@@ -109,7 +108,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// Models lists the served models.
+// Models returns the served models.
 func (c *Client) Models(ctx context.Context) ([]string, error) {
 	resp, err := c.do(ctx, http.MethodGet, "/v1/models", nil)
 	if err != nil {
@@ -127,8 +126,8 @@ func (c *Client) Models(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Say sends a conversation and writes the answer's text to w as it comes.
-func (c *Client) Say(ctx context.Context, o ChatOptions, messages []Message, w io.Writer) (string, error) {
+// Complete sends a conversation and streams the answer's text to w.
+func (c *Client) Complete(ctx context.Context, o ChatOptions, messages []Message, w io.Writer) (string, error) {
 	body := map[string]any{"messages": messages, "stream": true}
 	if o.Model != "" {
 		body["model"] = o.Model
@@ -183,8 +182,8 @@ func readStream(r io.Reader, w io.Writer) (string, error) {
 	return all.String(), errors.Join(ErrAborted, lines.Err())
 }
 
-// Chat reads a person's lines from in and answers on out until in ends or the
-// person says /exit. With one line of text in once, it answers that and returns.
+// Chat reads lines from in and prints answers to out until in ends or a line is /exit. With a
+// message in once, it prints the answer to that and returns.
 func (c *Client) Chat(ctx context.Context, o ChatOptions, once string, in io.Reader, out io.Writer) error {
 	var history []Message
 	if o.System != "" {
@@ -192,7 +191,7 @@ func (c *Client) Chat(ctx context.Context, o ChatOptions, once string, in io.Rea
 	}
 	turn := func(text string) error {
 		history = append(history, Message{"user", text})
-		answer, err := c.Say(ctx, o, history, out)
+		answer, err := c.Complete(ctx, o, history, out)
 		fmt.Fprintln(out)
 		if err != nil {
 			history = history[:len(history)-1]

@@ -21,7 +21,7 @@ type Fleet struct {
 	Nodes   []Node `json:"nodes"`
 }
 
-// Node is one member in it.
+// Node is one member of a Fleet.
 type Node struct {
 	ID        string  `json:"id"`
 	Role      string  `json:"role"`
@@ -36,11 +36,11 @@ type Node struct {
 	Running   int     `json:"running"`
 	Waiting   int     `json:"waiting"`
 	KVUsage   float64 `json:"kv_usage"` // share of blocks in use
-	// CacheBlocks is how many blocks of its prefix cache the gateway knows of.
+	// CacheBlocks is how many blocks of its prefix cache the gateway knows.
 	CacheBlocks int `json:"cache_blocks"`
 }
 
-// State is one word for a person.
+// State returns the state in one word.
 func (n *Node) State() string {
 	switch {
 	case n.Draining:
@@ -53,7 +53,7 @@ func (n *Node) State() string {
 	return "ready"
 }
 
-// Nodes asks the gateway for its view.
+// Nodes returns the gateway's view of the cluster.
 func (c *Client) Nodes(ctx context.Context) (*Fleet, error) {
 	resp, err := c.do(ctx, http.MethodGet, "/debug/nodes", nil)
 	if err != nil {
@@ -93,18 +93,18 @@ func (c *Client) Status(ctx context.Context, asJSON bool, w io.Writer) error {
 	return t.Flush()
 }
 
-// LocalHTTP is a client for a gateway on this machine, whose certificate, if it
-// has one, may name another host.
+// LocalHTTP returns a client for a gateway on this machine, whose certificate may name
+// another host.
 func LocalHTTP() *http.Client {
 	return &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // this machine's own gateway, on loopback
 	}}
 }
 
-// WaitFleet polls until the gateway is ready and sees as many nodes that are as nodes
-// has, or, where the client may not see the fleet, until the gateway and each of nodes
-// say that they are ready. It returns the models served, none where the client may
-// not list them. nodes are the URLs of the nodes' metrics.
+// WaitFleet polls until the gateway is ready and lists len(nodes) ready nodes. If the key may
+// not list nodes, it polls the readiness probes of the gateway and of each node instead. It
+// returns the served models, or none if the key may not list them. nodes are the URLs of the
+// nodes' metrics.
 func (c *Client) WaitFleet(ctx context.Context, nodes []string) ([]string, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -125,7 +125,7 @@ func (c *Client) WaitFleet(ctx context.Context, nodes []string) ([]string, error
 	}
 }
 
-// fleetReady is one look of WaitFleet; nil: all are ready.
+// fleetReady is one poll of WaitFleet; nil: all are ready.
 func (c *Client) fleetReady(ctx context.Context, nodes []string) error {
 	f, err := c.Nodes(ctx)
 	if errors.Is(err, ErrDenied) {

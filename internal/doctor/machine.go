@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leastMemory is what a node needs beside its weights: 1 GiB of KV and some for the process.
+// leastMemory is what a node needs next to its weights: 1 GiB of KV and some for the process.
 const leastMemory = 2 << 30
 
 func machine(_ context.Context, o *Options) []Line {
@@ -182,7 +182,7 @@ func gpu(_ context.Context, o *Options) []Line {
 	}
 	name, total, free, err := o.GPU()
 	if err != nil {
-		return append(lines, ok("kernels", "%v", err).but(Warning, "`make cuda` builds the kernels; put tandem-cuda.so beside the program"))
+		return append(lines, ok("kernels", "%v", err).but(Warning, "`make cuda` builds the kernels; put tandem-cuda.so next to the program"))
 	}
 	l := ok("kernels", "%s, %s, %s free", name, size(total), size(free))
 	if free < total*8/10 {

@@ -163,7 +163,7 @@ func TestBinaryAlerts(t *testing.T) {
 		c.saw("tandem:block_events_dropped_total", nodes)
 	}
 	some, any := band{(1 - panelSlack) * 2 / panelSeconds, math.Inf(1)}, shown{"": band{0, math.Inf(1)}}
-	p.holdPanels(map[string][]shown{"Lost on the side": {{"": some}, any, any, any}})
+	p.holdPanels(map[string][]shown{"Dropped events and frames": {{"": some}, any, any, any}})
 	mark("no gateway")
 	c.holdSeen()
 	holdLive(t, slices.Concat(live, full, lost, gone, []string{"TandemBlockEventsDropped"}))
@@ -259,6 +259,6 @@ func (c *cluster) holdLosses(p *prom) {
 	for _, kind := range []string{"stale", "duplicate", "corrupt"} {
 		fenced[kind] = c.value(d, "tandem:fenced_writes_total", `"`+kind+`"`)
 	}
-	p.holdPanels(map[string][]shown{"KV transfer: what went wrong": {rates(failed), rate(c.value(d, "tandem:kv_leases_expired_total", "")), rates(fenced),
+	p.holdPanels(map[string][]shown{"KV transfer: failures": {rates(failed), rate(c.value(d, "tandem:kv_leases_expired_total", "")), rates(fenced),
 		rate(c.value(d, "tandem:decode_prefill_failures_total", ""))}})
 }

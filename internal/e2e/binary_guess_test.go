@@ -101,7 +101,7 @@ func (c *cluster) guesses(tale string) {
 	for i, role := range []string{"prefill", "prefill", "decode", "decode"} {
 		addSamples(c.t, now, fmt.Sprintf("%s-%d", role, i%2), role, c.scrape(i))
 	}
-	alerts.shows(c.t, zero, now, "Speculation: guesses accepted", 0, (generated-steps)/(tokens-(steps-4)))
+	alerts.shows(c.t, zero, now, "Speculation: drafts accepted", 0, (generated-steps)/(tokens-(steps-4)))
 	if fabric.Built {
 		alerts.shows(c.t, zero, now, "KV transfer: through shared memory", 1, 1)
 		c.hold("pages by RDMA", []want{

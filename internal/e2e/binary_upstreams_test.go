@@ -115,7 +115,7 @@ func TestBinaryUpstreamMeters(t *testing.T) {
 		{g, breakers, `"closed"`, 4}, {g, breakers, "", 4}, {g, requests, "", 0}, {g, "tandem:gateway_usable_decode_nodes", "", 0},
 	})
 	prometheus.until("it scrapes", breakers, sum(4))
-	const shows, inHand = "Upstreams as gateways see them", "Upstreams: requests in hand"
+	const shows, inHand = "Upstreams as gateways see them", "Upstreams: requests in flight"
 	well := show(map[string]float64{"closed": 4, "half-open": 0, "open": 0})
 	prometheus.holdPanels(map[string][]shown{shows: {show(map[string]float64{"up prefill": 2, "up decode": 2}), well}, inHand: {zeros("serve", "prefill", "decode")}})
 

@@ -224,7 +224,7 @@ func (c *cluster) loseSpans(r *rand.Rand, p *prom, otlp *collector) {
 		lost += n
 	}
 	others := func(nodes []int, name string) shown { return rate(c.value(nodes, name, "")) }
-	p.holdPanels(map[string][]shown{"Lost on the side": {others(every[1:], "tandem:block_events_dropped_total"), others(every, "tandem:rpc_outbox_full_total"),
+	p.holdPanels(map[string][]shown{"Dropped events and frames": {others(every[1:], "tandem:block_events_dropped_total"), others(every, "tandem:rpc_outbox_full_total"),
 		others(every, "tandem:rpc_silent_connections_total"), rate(lost)}})
 }
 

@@ -136,7 +136,7 @@ func TestBinaryHostileRoles(t *testing.T) {
 		t.Errorf("after: %d %s, before: %s", status, got, want)
 	}
 	log := f.decode.log.String()
-	if n := strings.Count(log, "a node sent what only gateways may send"); n != 1 || strings.Contains(log, "drain asked for") || strings.Contains(log, "has no role") {
+	if n := strings.Count(log, "a node sent a frame that only gateways may send"); n != 1 || strings.Contains(log, "drain requested") || strings.Contains(log, "has no role") {
 		t.Errorf("%d warnings, want 1 and nothing drained or without a role:\n%s", n, log)
 	}
 

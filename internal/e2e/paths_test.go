@@ -87,6 +87,7 @@ var everyArchitecture = []campaigned{
 	{checkpoint: "gqa-tied"}, {checkpoint: "headdim"}, {checkpoint: "mistral-window", draft: "qwen3-moe"}, {checkpoint: "qwen3", draft: "mha"},
 	{checkpoint: "qwen3-moe", draft: "mistral-window"}, {checkpoint: "gpt-oss-mxfp4", draft: "gemma4-ple"}, {checkpoint: "gemma4-moe", draft: "gpt-oss-mxfp4"},
 	{checkpoint: "gemma4-ple", draft: "gemma4-moe"}, {checkpoint: "deepseek", draft: "deepseek-plain"}, {checkpoint: "deepseek-fp8", draft: "deepseek"},
+	{checkpoint: "gemma2", draft: "olmo2"}, {checkpoint: "glm4-moe"}, {checkpoint: "deepseek-v2"},
 	{checkpoint: "mistral-window", quantization: "int8"}, {checkpoint: "deepseek", quantization: "int8"},
 	{checkpoint: "qwen3-moe", quantization: "int4"}, {checkpoint: "gemma4-moe", quantization: "int4"},
 }

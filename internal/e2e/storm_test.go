@@ -272,12 +272,12 @@ func (n *node) watch(o *engine.Options) {
 	o.Watch = roles.WatchEngine(n.meters.Set)
 	if c.blocks != nil {
 		n.bus = bus.NewBus(bus.BusOptions{Name: n.addr})
-		news, err := bus.NewNews(n.bus, "tiny", n.addr, o.Logger)
+		news, err := bus.NewEventPublisher(n.bus, "tiny", n.addr, o.Logger)
 		n.c.must(err)
-		n.meters.News(news.Dropped)
+		n.meters.BlockEvents(news.Dropped)
 		o.OnBlocks = func(events []kvcache.Event, gap bool) {
 			c.blocks(n.addr, events)
-			news.Tell(events, gap)
+			news.Publish(events, gap)
 		}
 	}
 	n.meters.Engine(&engine.Loaded{Scheduler: o.Scheduler, KV: o.KV, Adapters: n.device.Adapters}, "test", role)
@@ -385,7 +385,7 @@ func (n *node) startDecode(ctx context.Context, rng *rand.Rand, h *nodepb.Hello,
 	}
 	n.decode = decode.New(do)
 	if n.meters != nil {
-		n.meters.Decode(n.decode.Counters, n.decode.Owned, n.decode.PrefillLegs)
+		n.meters.Decode(n.decode.Counters, n.decode.Owned, n.decode.PrefillBreakers)
 		n.meters.Reader(r.Stats)
 	}
 	go n.decode.Heartbeats(ctx)

@@ -44,7 +44,7 @@ func TestTensorParallelNodes(t *testing.T) {
 			return engine.LoadOptions{
 				Model: filepath.Join(checkpoints, c.model), Device: "cpu", Kernels: native(), Threads: 1, KVMemory: 8 << 20, MaxSeqs: 4, MaxBatchedTokens: 32,
 				MaxModelLen: 192, KVDType: "float32", SharedKV: true,
-				TensorParallel: engine.TensorParallel{Ranks: ranks, Command: []string{path, "rank"}},
+				TensorParallel: engine.TensorParallel{Size: ranks, Command: []string{path, "rank"}},
 			}
 		}
 		for _, way := range c.ways {

@@ -395,7 +395,7 @@ func (m *meterBed) silences() {
 	m.is('G', silent, "", gw+1)
 	m.is('G', "tandem:gateway_nodes_lost_total", `"silence"`, 1)
 	m.is('D', silent, "", links-gw) // a decode node waits rpc.StreamSilence for a gateway
-	m.shows("Lost on the side", 2, links+gw+1+links-gw)
+	m.shows("Dropped events and frames", 2, links+gw+1+links-gw)
 
 	// Dials to one that is gone, as the gateway counts them and as they were.
 	dials := m.dials.Load()
@@ -453,7 +453,7 @@ func meteredLimits(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		time.Sleep(3 * time.Second)
 		m.is('G', "tandem:gateway_key_file_bad", "", 1)
 		m.fires("TandemFileNotTaken")
-		m.shows("Gateway files not taken", 1, 1)
+		m.shows("Gateway files not reloaded", 1, 1)
 		write("one\n")
 		time.Sleep(3 * time.Second)
 		m.is('G', "tandem:gateway_key_file_bad", "", 0)

@@ -57,10 +57,10 @@ func (m *meterBed) unheard(messages *tally) {
 		}
 		return all
 	}
-	m.shows("Lost on the side", 0, count(0))
+	m.shows("Dropped events and frames", 0, count(0))
 	// Who has told something has nothing to say for the next five seconds, then says so, and again after ten.
 	time.Sleep(22 * time.Second)
-	m.shows("Lost on the side", 0, count(beats))
+	m.shows("Dropped events and frames", 0, count(beats))
 }
 
 // chats asks twice for each of two messages.

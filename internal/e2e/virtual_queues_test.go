@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/gateway"
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/kvtransfer"
 	"github.com/tandem-serving/tandem/prefill"
@@ -68,9 +69,9 @@ func (m *meterBed) queues(slow *gate, sent *moments) {
 	m.shows("Gateway queue: requests", 0, waiting, `{node="gw"}`)
 	m.shows("Requests in flight", 0, 60, `{node="gw"}`)
 	m.fills("requests", map[string]float64{"gateway": 60. / 60})
-	m.fills("connections", map[string]float64{"gateway": 60. / gateway.DefaultMaxConns})
-	m.fills("waiting", map[string]float64{"gateway": waiting / gateway.DefaultMaxQueuedRequests})
-	m.fills("waiting_tokens", map[string]float64{"gateway": 40 * waiting / gateway.DefaultMaxQueuedTokens})
+	m.fills("connections", map[string]float64{"gateway": 60. / float64(limits.MaxConns)})
+	m.fills("waiting", map[string]float64{"gateway": waiting / float64(limits.Default().MaxQueuedRequests)})
+	m.fills("waiting_tokens", map[string]float64{"gateway": 40 * waiting / float64(limits.Default().MaxQueuedTokens)})
 	m.largeBody()
 	time.Sleep(stood)
 	slow.open()
@@ -104,7 +105,7 @@ func (m *meterBed) largeBody() {
 	_, err = c.Write(make([]byte, length/2))
 	m.must(err)
 	m.is('G', "tandem:queue_length", `"body_bytes"`, length)
-	m.fills("body_bytes", map[string]float64{"gateway": float64(length) / gateway.DefaultMaxBodyMemory})
+	m.fills("body_bytes", map[string]float64{"gateway": float64(length) / float64(limits.Default().MaxBodyMemory)})
 	m.must(c.Close())
 	m.is('G', "tandem:queue_length", `"body_bytes"`, 0)
 }
@@ -285,7 +286,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		for _, role := range "GPD" {
 			full += m.value(byte(role), "tandem:rpc_outbox_full_total", "")
 		}
-		m.shows("Lost on the side", 1, full)
+		m.shows("Dropped events and frames", 1, full)
 		for _, d := range m.nodes[:2] {
 			m.net.Silence(d.addr, false)
 		}

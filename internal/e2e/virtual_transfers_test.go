@@ -63,12 +63,12 @@ func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		}
 		m.is('D', "tandem:fenced_writes_total", `"corrupt"`, 1)
 		m.fires("TandemCorruptKV")
-		m.shows("KV transfer: what went wrong", 0, 2, `{direction="in"}`, `{direction="out"}`)
+		m.shows("KV transfer: failures", 0, 2, `{direction="in"}`, `{direction="out"}`)
 		fenced := []string{`{kind="corrupt"}`}
 		if m.value('D', "tandem:fenced_writes_total", `"stale"`) > 0 { // of the same transfer, behind that page
 			fenced = append(fenced, `{kind="stale"}`)
 		}
-		m.shows("KV transfer: what went wrong", 2, m.value('D', "tandem:fenced_writes_total", ""), fenced...)
+		m.shows("KV transfer: failures", 2, m.value('D', "tandem:fenced_writes_total", ""), fenced...)
 		m.is('D', failures, in, 1)
 		m.is('P', failures, out, 1)
 	})
@@ -83,8 +83,8 @@ func meteredTransfers(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		m.well(m.say(unlike(1, 60), 2, "", ""))
 		time.Sleep(2 * time.Minute)
 		m.is('D', "tandem:kv_leases_expired_total", "", 1)
-		m.shows("KV transfer: what went wrong", 1, 1)
-		m.shows("KV transfer: what went wrong", 3, m.value('D', "tandem:decode_prefill_failures_total", ""))
+		m.shows("KV transfer: failures", 1, 1)
+		m.shows("KV transfer: failures", 3, m.value('D', "tandem:decode_prefill_failures_total", ""))
 		m.is('D', failures, in, 1)
 		m.is('P', failures, out, 1)
 	})
@@ -176,11 +176,11 @@ func meteredSlowly(t *testing.T, ds []*engine.Loaded, seen *watched) {
 				time.Sleep(2*perPage + perPage/2)
 				m.is('D', "tandem:kv_blocks_in_transfer", `"in"`, blocks)
 				m.is('P', "tandem:kv_blocks_in_transfer", `"out"`, blocks)
-				m.shows("KV on its way", 0, 2*blocks, `{direction="in"}`, `{direction="out"}`)
+				m.shows("KV in transfer", 0, 2*blocks, `{direction="in"}`, `{direction="out"}`)
 				m.is('D', "vllm:num_requests_kv_fetch_by_stage", `"in_progress"`, 1)
-				m.shows("KV on its way", 1, 1, `{stage="in_progress"}`)
+				m.shows("KV in transfer", 1, 1, `{stage="in_progress"}`)
 				m.is('D', "tandem:kv_leases", `"arriving"`, 1)
-				m.shows("KV on its way", 2, 1, `{state="arriving"}`)
+				m.shows("KV in transfer", 2, 1, `{state="arriving"}`)
 				m.is('P', "tandem:queue_length", `"pushes"`, 1)
 				m.fills("pushes", map[string]float64{"prefill": 1. / 1024})
 			}

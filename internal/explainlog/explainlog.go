@@ -107,8 +107,10 @@ type Explainer struct {
 }
 
 // New returns an Explainer that also knows the given lines of Tandem.
-func New(own []Message) *Explainer {
-	e := &Explainer{rules: compile(rules), own: map[string]Message{}}
+func New(own []Message) *Explainer { return explainer(compile(rules), own) }
+
+func explainer(rules []compiled, own []Message) *Explainer {
+	e := &Explainer{rules: rules, own: map[string]Message{}}
 	for _, m := range own {
 		e.own[m.Text] = m
 		e.ownList = append(e.ownList, m)

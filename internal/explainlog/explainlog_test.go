@@ -14,10 +14,16 @@ import (
 	"github.com/tandem-serving/tandem/docs"
 )
 
+// What New compiles is the same for each test.
+var (
+	compiledRules = compile(rules)
+	ownLines      = Messages(docs.LogLines)
+)
+
 // explain returns the report of a log, after the checks that hold for every log.
 func explain(t testing.TB, text []byte) *Report {
 	t.Helper()
-	e := New(Messages(docs.LogLines))
+	e := explainer(compiledRules, ownLines)
 	for line := range bytes.Lines(text) {
 		e.Add(bytes.TrimSuffix(line, []byte("\n")), false)
 	}

@@ -321,21 +321,21 @@ func (s *state) rateFindings() {
 	}
 	fall := 100 * (1 - f.To.Generate/f.From.Generate)
 	finding := Finding{Severity: Note, Text: fmt.Sprintf("Generation falls from %.1f to %.1f tokens/s (%.0f %% less) while KV use rises from %.1f %% to %.1f %%.", f.From.Generate, f.To.Generate, fall, f.From.KV, f.To.KV)}
-	say := func(format string, args ...any) { finding.Math = append(finding.Math, fmt.Sprintf(format, args...)) }
-	say("1 ÷ %.1f = %.3f ms a token, 1 ÷ %.1f = %.3f ms: %.3f ms more for %.1f points", f.From.Generate, 1000/f.From.Generate, f.To.Generate, 1000/f.To.Generate, 1000/f.To.Generate-1000/f.From.Generate, f.To.KV-f.From.KV)
-	say("least squares over the lines: %.3f ms + %.4f ms x use in %% (r² %.3f): %.0f tokens/s at 0 %%, %.0f at 100 %%", 1000*f.Base, 1000*f.Slope, f.R2, f.At(0), f.At(100))
+	add := func(format string, args ...any) { finding.Math = append(finding.Math, fmt.Sprintf(format, args...)) }
+	add("1 ÷ %.1f = %.3f ms a token, 1 ÷ %.1f = %.3f ms: %.3f ms more for %.1f points", f.From.Generate, 1000/f.From.Generate, f.To.Generate, 1000/f.To.Generate, 1000/f.To.Generate-1000/f.From.Generate, f.To.KV-f.From.KV)
+	add("least squares over the lines: %.3f ms + %.4f ms x use in %% (r² %.3f): %.0f tokens/s at 0 %%, %.0f at 100 %%", 1000*f.Base, 1000*f.Slope, f.R2, f.At(0), f.At(100))
 	if f.Running > 0 {
 		with := fmt.Sprintf("with %d running", f.Running)
 		if f.Assumed {
 			with = fmt.Sprintf("if all --max-num-seqs %d run", f.Running)
 		}
-		say("%s, a step takes %.1f ms and then %.1f ms", with, 1000*f.StepFrom, 1000*f.StepTo)
+		add("%s, a step takes %.1f ms and then %.1f ms", with, 1000*f.StepFrom, 1000*f.StepTo)
 		if f.GiB > 0 {
-			say("a step reads the KV in use: %.1f points of %s GiB = %.2f GiB more in %.1f ms = %.0f GB/s", f.To.KV-f.From.KV, gib(s.mem.kv), f.GiB, 1000*(f.StepTo-f.StepFrom), f.Bandwidth)
+			add("a step reads the KV in use: %.1f points of %s GiB = %.2f GiB more in %.1f ms = %.0f GB/s", f.To.KV-f.From.KV, gib(s.mem.kv), f.GiB, 1000*(f.StepTo-f.StepFrom), f.Bandwidth)
 		}
 	}
 	if f.FullAfter > 0 && f.FullAfter < 24*3600 {
-		say("at this pace the cache is full %s after the last of these lines: then requests are preempted", seconds(time.Duration(f.FullAfter*float64(time.Second))))
+		add("at this pace the cache is full %s after the last of these lines: then requests are preempted", seconds(time.Duration(f.FullAfter*float64(time.Second))))
 	}
 	finding.Change = "Each generated token reads all KV of its request. Shorter histories, fp8 KV (--kv-cache-dtype fp8) or another replica keep the rate up."
 	s.find(finding)

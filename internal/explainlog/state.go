@@ -234,7 +234,7 @@ func (s *state) title() string {
 
 // facts returns the run at a glance.
 func (s *state) facts() (all []string) {
-	say := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
+	add := func(format string, args ...any) { all = append(all, fmt.Sprintf(format, args...)) }
 	if s.bench {
 		return s.benchFacts()
 	}
@@ -242,20 +242,20 @@ func (s *state) facts() (all []string) {
 	if s.firstWhen != "" {
 		when = fmt.Sprintf(", from %s to %s", s.firstWhen, s.lastWhen)
 	}
-	say("%s lines%s: %d warnings, %d errors", thousands(s.lines), when, s.levels[0], s.levels[1])
+	add("%s lines%s: %d warnings, %d errors", thousands(s.lines), when, s.levels[0], s.levels[1])
 	if s.arch != "" || s.dtype != "" {
 		text := "Model: " + strings.Join(nonempty(s.arch, s.dtype, named("quantization", s.quantization), parallel(s.tp)), ", ")
-		say("%s", text)
+		add("%s", text)
 	}
 	if m := s.memoryFact(); m != "" {
-		say("%s", m)
+		add("%s", m)
 	}
 	if s.kvTokens > 0 {
 		text := fmt.Sprintf("KV cache: %s tokens", thousands(s.kvTokens))
 		if s.concurrency > 0 && s.maxLen > 0 {
 			text += fmt.Sprintf(", %.2f requests of %s tokens at once", s.concurrency, thousands(s.maxLen))
 		}
-		say("%s", text)
+		add("%s", text)
 	}
 	if s.batched > 0 || s.maxSeqs > 0 {
 		var parts []string
@@ -265,14 +265,14 @@ func (s *state) facts() (all []string) {
 		if s.maxSeqs > 0 {
 			parts = append(parts, fmt.Sprintf("%s sequences at once", thousands(s.maxSeqs)))
 		}
-		say("Scheduler: %s at most", strings.Join(parts, ", "))
+		add("Scheduler: %s at most", strings.Join(parts, ", "))
 	}
 	if t := s.startFact(); t != "" {
-		say("%s", t)
+		add("%s", t)
 	}
 	for i := range s.series {
 		if t := s.series[i].fact(); t != "" && i < 4 {
-			say("%s", t)
+			add("%s", t)
 		}
 	}
 	return all

@@ -1,12 +1,15 @@
-// Package jsonscan checks JSON and finds its parts without building a tree, so
-// that the memory of a parse is what its caller keeps.
+// Package jsonscan checks JSON and finds its parts without building a tree, so that a parse needs
+// only the memory that its caller keeps.
 //
-// Skip checks one value and counts what is in it, up to bounds. Scanner walks the
-// members of an object or the elements of an array. The other functions find the
-// parts of a value that Skip has checked.
+// Skip checks one value and counts the values in it, up to bounds. A Scanner iterates over the
+// members of an object or the elements of an array. Past and PastString skip values without
+// checking them. The other functions find parts of a value that was checked.
+//
+// The package does not convert numbers, and does not check that strings are UTF-8.
 package jsonscan
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -23,22 +26,22 @@ const MaxDepth = 300
 var (
 	ErrElements = errors.New("jsonscan: too many elements")
 	ErrValues   = errors.New("jsonscan: too many values")
-	errEnd      = errors.New("it ends too early")
+	errEnd      = errors.New("unexpected end")
 	errDepth    = fmt.Errorf("its values nest deeper than %d", MaxDepth)
 )
 
-// Bounds are the most that Skip takes; 0: any number.
+// Bounds are the bounds of a value that Skip accepts; 0: any number.
 type Bounds struct {
 	Elements int // of the value, where it is an array or an object
 	Values   int // in the value, at any depth, itself included
 }
 
-// Counts are what Skip has found.
+// Counts are the numbers of values that Skip found.
 type Counts struct{ Elements, Values int }
 
-// Skip returns the position behind the value that begins at b[at], behind white
-// space, within depth arrays and objects. It checks the grammar of RFC 8259 but
-// not that strings are UTF-8. Beyond a bound it returns ErrElements or ErrValues.
+// Skip returns the position behind the value that begins at b[at] or behind white space there, and
+// that is within depth arrays and objects. It checks the grammar of RFC 8259, but not that strings
+// are UTF-8. Beyond a bound it returns ErrElements or ErrValues.
 func Skip(b []byte, at, depth int, most Bounds) (end int, n Counts, err error) {
 	var open [MaxDepth]byte
 	level := 0
@@ -111,7 +114,7 @@ func Skip(b []byte, at, depth int, most Bounds) (end int, n Counts, err error) {
 				at++
 				level--
 			default:
-				return at, n, fmt.Errorf("%q where a comma or %q is due", b[at], c+2)
+				return at, n, fmt.Errorf("%q instead of a comma or %q", b[at], c+2)
 			}
 		}
 		if !more {
@@ -120,13 +123,12 @@ func Skip(b []byte, at, depth int, most Bounds) (end int, n Counts, err error) {
 	}
 }
 
-// Valid reports whether b is one value and nothing else; the error says where it
-// is not.
+// Valid checks that b is one value and nothing else. The error has the position of a fault.
 func Valid(b []byte, most Bounds) (Counts, error) {
 	end, n, err := Skip(b, 0, 0, most)
 	if err == nil {
 		if end = Space(b, end); end < len(b) {
-			err = errors.New("there is more behind it")
+			err = errors.New("there is more after the value")
 		}
 	}
 	return n, at(err, end)
@@ -154,7 +156,7 @@ func skipKey(b []byte, at int) (int, error) {
 		return at, errEnd
 	}
 	if b[at] != '"' {
-		return at, fmt.Errorf("%q where a member's name is due", b[at])
+		return at, fmt.Errorf("%q instead of a member's name", b[at])
 	}
 	at, err := skipString(b, at)
 	if err != nil {
@@ -164,21 +166,21 @@ func skipKey(b []byte, at int) (int, error) {
 	case at >= len(b):
 		return at, errEnd
 	case b[at] != ':':
-		return at, fmt.Errorf("%q where a colon is due", b[at])
+		return at, fmt.Errorf("%q instead of a colon", b[at])
 	}
 	return at + 1, nil
 }
 
-// ordinary returns the number of bytes of b that a string may have as they are:
-// no control character, quote or backslash.
+// ordinary returns the number of bytes at the beginning of b that need no escape in a string:
+// all but control characters, quotes and backslashes.
 func ordinary(b []byte) int {
 	const ones, tops = 0x0101010101010101, 0x8080808080808080
 	i := 0
 	for ; i+8 <= len(b); i += 8 {
 		w := binary.LittleEndian.Uint64(b[i:])
 		quote, slash := w^('"'*ones), w^('\\'*ones)
-		// The top bit of each byte that is below 0x20, or 0 after the exclusive or.
-		// A borrow reaches only bytes behind one that is found.
+		// The top bit is set in each byte that is below 0x20, or that the exclusive or made 0. A borrow
+		// changes only bytes behind such a byte.
 		if found := ((w-0x20*ones)&^w | (quote-ones)&^quote | (slash-ones)&^slash) & tops; found != 0 {
 			return i + bits.TrailingZeros64(found)/8
 		}
@@ -214,10 +216,10 @@ func skipString(b []byte, at int) (int, error) {
 				}
 				at += 6
 			default:
-				return at, fmt.Errorf("no escape begins with %q", b[at+1])
+				return at, fmt.Errorf("invalid escape: %q", b[at+1])
 			}
 		default:
-			return at, fmt.Errorf("the control character %q in a string", b[at])
+			return at, fmt.Errorf("control character %q in a string", b[at])
 		}
 	}
 }
@@ -242,7 +244,7 @@ func hex4(b []byte) (r rune, ok bool) {
 
 func skipWord(b []byte, at int, word string) (int, error) {
 	if len(b)-at < len(word) || string(b[at:at+len(word)]) != word {
-		return at, fmt.Errorf("%q begins no value", b[at])
+		return at, fmt.Errorf("invalid character %q at the beginning of a value", b[at])
 	}
 	return at + len(word), nil
 }
@@ -266,7 +268,7 @@ func skipNumber(b []byte, at int) (int, error) {
 		if first == '-' {
 			return at, errors.New("a minus without a digit")
 		}
-		return at, fmt.Errorf("%q begins no value", first)
+		return at, fmt.Errorf("invalid character %q at the beginning of a value", first)
 	}
 	if at < len(b) && b[at] == '.' {
 		at++
@@ -286,8 +288,7 @@ func skipNumber(b []byte, at int) (int, error) {
 	return at, nil
 }
 
-// StringEnd returns the position behind the string that opens at b[at], which has
-// been checked.
+// StringEnd returns the position behind the string that begins at b[at] and was checked.
 func StringEnd(b []byte, at int) int {
 	for at++; ; {
 		if at += ordinary(b[at:]); b[at] == '"' {
@@ -309,8 +310,61 @@ func PlainEnd(b []byte, at int) int {
 	return at
 }
 
-// Text returns what a checked string means, quotes and escapes undone. Halves of
-// surrogate pairs become U+FFFD.
+// PastString returns the position behind the string that opens at b[at], or -1 if it does not end.
+// It checks nothing, and runs at the speed of a search for quotes.
+func PastString(b []byte, at int) int {
+	for at++; ; at++ {
+		i := bytes.IndexByte(b[at:], '"')
+		if i < 0 {
+			return -1
+		}
+		at += i
+		escaped := false
+		for k := at - 1; b[k] == '\\'; k-- {
+			escaped = !escaped
+		}
+		if !escaped {
+			return at + 1
+		}
+	}
+}
+
+// Past returns the position behind the value that begins at b[at], or -1 if there is none or it
+// does not end. It checks nothing but that brackets are balanced.
+func Past(b []byte, at int) int {
+	depth := 0
+	for i := at; i < len(b); i++ {
+		switch b[i] {
+		case '"':
+			if i = PastString(b, i) - 1; i < 0 {
+				return -1
+			}
+			if depth == 0 {
+				return i + 1
+			}
+		case '{', '[':
+			depth++
+		case '}', ']':
+			if depth--; depth == 0 {
+				return i + 1
+			}
+		}
+		if depth > 0 {
+			continue
+		}
+		switch b[i] {
+		case '}', ']', ',', ' ', '\t', '\n', '\r': // behind a number or a word
+			if i == at {
+				return -1
+			}
+			return i
+		}
+	}
+	return -1
+}
+
+// Text returns the text of a checked string, without quotes and escapes. Halves of surrogate pairs
+// become U+FFFD.
 func Text(quoted []byte) string {
 	in := quoted[1 : len(quoted)-1]
 	n := ordinary(in)
@@ -358,19 +412,19 @@ func Text(quoted []byte) string {
 	return unsafe.String(unsafe.SliceData(out), len(out)) // nothing else refers to out
 }
 
-// Scanner walks the members of an object or the elements of an array. The caller
-// calls Next and then, for each that it returns true for, Value.
+// Scanner iterates over the members of an object or the elements of an array. The caller calls Next
+// and, each time that it returns true, Value or Unchecked.
 type Scanner struct {
 	b       []byte
 	at      int
 	open    byte // '{' or '['
+	from    int  // position of the current member or element
 	key     []byte
 	started bool
 	err     error
 }
 
-// NewScanner returns a scanner of the object or array that b consists of; nil if
-// it does not begin as one.
+// NewScanner returns a scanner of the object or array in b, or nil if b does not begin as one.
 func NewScanner(b []byte) *Scanner {
 	at := Space(b, 0)
 	if at >= len(b) || b[at] != '{' && b[at] != '[' {
@@ -379,8 +433,22 @@ func NewScanner(b []byte) *Scanner {
 	return &Scanner{b: b, at: at + 1, open: b[at]}
 }
 
-// Next moves to the next member or element. It returns false at the end and where
-// the JSON is broken (Err).
+// Object returns a scanner of the object in b. Its Err is set if b does not begin as an object.
+func Object(b []byte) Scanner {
+	s := Scanner{b: b, at: Space(b, 0), open: '{'}
+	switch {
+	case s.at >= len(b):
+		s.err = errEnd
+	case b[s.at] != '{':
+		s.err = fmt.Errorf("%q instead of an object", b[s.at])
+	default:
+		s.at++
+	}
+	return s
+}
+
+// Next moves to the next member or element. It returns false at the end, and if the JSON is invalid
+// (Err).
 func (s *Scanner) Next() bool {
 	if s.err != nil {
 		return false
@@ -391,15 +459,15 @@ func (s *Scanner) Next() bool {
 		return s.fail(errEnd)
 	case s.b[s.at] == s.open+2:
 		if s.at = Space(s.b, s.at+1); s.at < len(s.b) {
-			return s.fail(errors.New("there is more behind it"))
+			return s.fail(errors.New("there is more after the value"))
 		}
 		return false
 	case s.started && s.b[s.at] != ',':
-		return s.fail(fmt.Errorf("%q where a comma or %q is due", s.b[s.at], s.open+2))
+		return s.fail(fmt.Errorf("%q instead of a comma or %q", s.b[s.at], s.open+2))
 	case s.started:
 		s.at = Space(s.b, s.at+1)
 	}
-	s.started = true
+	s.started, s.from = true, s.at
 	if s.open == '{' {
 		end, err := skipKey(s.b, s.at)
 		if err != nil {
@@ -418,15 +486,22 @@ func (s *Scanner) fail(err error) bool {
 	return false
 }
 
-// Name returns the present member's name, in quotes and with its escapes.
+// Name returns the current member's name, in quotes and with its escapes.
 func (s *Scanner) Name() []byte { return s.key }
 
-// Rest returns what follows the present member's colon, or begins with the present
-// element.
+// Key returns the current member's name, without quotes and escapes.
+func (s *Scanner) Key() []byte {
+	if bytes.IndexByte(s.key, '\\') >= 0 {
+		return []byte(Text(s.key))
+	}
+	return s.key[1 : len(s.key)-1]
+}
+
+// Rest returns the bytes from the current value on.
 func (s *Scanner) Rest() []byte { return s.b[min(s.at, len(s.b)):] }
 
-// Value checks the present value and returns it as it is written; nil if it is
-// broken or beyond a bound (Err).
+// Value checks the current value and returns it as it is written, or nil if it is invalid or beyond
+// a bound (Err).
 func (s *Scanner) Value(most Bounds) ([]byte, Counts) {
 	from := s.at
 	end, n, err := Skip(s.b, s.at, 1, most)
@@ -438,5 +513,24 @@ func (s *Scanner) Value(most Bounds) ([]byte, Counts) {
 	return s.b[from:end], n
 }
 
-// Err returns why the walk ended; nil: at the end of the JSON.
+// Unchecked returns the current value as it is written, without checking it, or nil if it does not
+// end (Err). It is called instead of Value.
+func (s *Scanner) Unchecked() []byte {
+	from, end := s.at, Past(s.b, s.at)
+	if end < 0 {
+		s.at, s.err = len(s.b), errEnd
+		return nil
+	}
+	s.at = end
+	return s.b[from:end]
+}
+
+// Member returns the current member or element as it is written. It is called after Value or
+// Unchecked.
+func (s *Scanner) Member() []byte { return s.b[s.from:s.at] }
+
+// At returns the position that the scanner has reached.
+func (s *Scanner) At() int { return s.at }
+
+// Err returns why the iteration ended, or nil at the end of the JSON.
 func (s *Scanner) Err() error { return at(s.err, s.at) }

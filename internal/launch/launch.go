@@ -1,14 +1,13 @@
-// Package launch runs a small cluster on one machine: one process per node,
-// their output side by side, all of them gone when it is.
+// Package launch runs a small cluster on one machine: one process per node, with their
+// output interleaved.
 //
 // Invariant: Run returns only when every process it started has ended. Each is
 // in a process group of its own, so that a terminal's Ctrl-C reaches only this
-// process, which then stops them in order; on Linux the kernel stops them as
+// process, which then stops them in order. On Linux the kernel stops them as
 // well if this process is killed.
 //
-// The package does not restart what dies and does not know what the processes
-// do: growth beyond one machine, and supervision, belong to systemd or
-// Kubernetes.
+// The package does not restart processes and does not know what they do: supervision, and
+// clusters of several machines, are for systemd or Kubernetes.
 package launch
 
 import (
@@ -24,7 +23,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/tandem-serving/tandem/internal/offspring"
+	"github.com/tandem-serving/tandem/internal/process"
 )
 
 // Process is one node to run.
@@ -34,7 +33,7 @@ type Process struct {
 	Env  []string // added to this process's environment
 }
 
-// Options say what to run.
+// Options configure Run.
 type Options struct {
 	Binary    string
 	Processes []Process // started in order; the first is stopped before the others
@@ -43,18 +42,18 @@ type Options struct {
 	// Grace is how long a process may take to stop after SIGTERM before it is
 	// killed. It should exceed the nodes' own shutdown timeout.
 	Grace time.Duration
-	// Started is called once all processes run; it may wait for readiness. An
-	// error stops everything.
+	// Started is called once all processes run; it may wait for readiness. Its error
+	// stops all processes.
 	Started func(ctx context.Context) error
 }
 
-// ErrStart is behind every failure to come up.
-var ErrStart = errors.New("launch: the cluster did not come up")
+// ErrStart is wrapped by every failure to start.
+var ErrStart = errors.New("launch: the cluster did not start")
 
-// ErrGone says that every process has ended by itself.
+// ErrGone is returned when every process has ended by itself.
 var ErrGone = errors.New("launch: every node has ended")
 
-// maxLine bounds one line of a node's output; longer ones are cut in parts.
+// maxLine bounds one line of a node's output; longer ones are split.
 const maxLine = 64 << 10
 
 // child is a running process.
@@ -66,8 +65,7 @@ type child struct {
 }
 
 // Run starts the processes and returns when all have ended: because ctx ended,
-// because Started failed, or because none is left. kill, when it fires, ends
-// them at once.
+// because Started failed, or by themselves. When kill fires, it ends them at once.
 func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -83,12 +81,12 @@ func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 		children = append(children, c)
 	}
 	var gone sync.WaitGroup
-	first := make(chan error, len(o.Processes)) // why a process ended before we were up
+	first := make(chan error, len(o.Processes)) // why a process ended before Started returned
 	for _, c := range children {
 		gone.Go(func() {
 			<-c.done
 			if ctx.Err() == nil {
-				o.Logger.Error("node has ended; the rest goes on", "node", c.Name, "pid", c.cmd.Process.Pid, "status", c.cmd.ProcessState.String())
+				o.Logger.Error("node has ended; the others continue", "node", c.Name, "pid", c.cmd.Process.Pid, "status", c.cmd.ProcessState.String())
 				first <- fmt.Errorf("%w: %s ended: %s", ErrStart, c.Name, c.cmd.ProcessState)
 			}
 		})
@@ -114,7 +112,7 @@ func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 	return failed
 }
 
-// up waits for Started, or for the first process that does not survive it.
+// up waits for Started, or for the first process that ends before it returns.
 func up(ctx context.Context, started func(context.Context) error, first <-chan error) error {
 	if started == nil {
 		return nil
@@ -145,7 +143,7 @@ func start(binary string, p Process, out *lines) (*child, error) {
 		return nil, err
 	}
 	cmd.Stdout, cmd.Stderr = w, w
-	err = offspring.Start(cmd, syscall.SIGTERM)
+	err = process.StartChild(cmd, syscall.SIGTERM)
 	w.Close()
 	if err != nil {
 		r.Close()
@@ -160,7 +158,7 @@ func start(binary string, p Process, out *lines) (*child, error) {
 	}()
 	go func() {
 		c.err = cmd.Wait()
-		// Its output ends with it, unless something it started holds the pipe.
+		// Its output ends with it, unless a process that it started holds the pipe.
 		select {
 		case <-copied:
 		case <-time.After(time.Second):
@@ -170,8 +168,8 @@ func start(binary string, p Process, out *lines) (*child, error) {
 	return c, nil
 }
 
-// stop ends the first child with SIGTERM and, when it has gone, the others
-// together; the grace is for all. SIGKILL for what is left after it, or at kill.
+// stop sends SIGTERM to the first child and, when it has ended, to the others together. It
+// sends SIGKILL to the children that are left after the grace, which is for all, or at kill.
 func stop(children []*child, o Options, kill <-chan struct{}) {
 	deadline := time.NewTimer(o.Grace)
 	defer deadline.Stop()
@@ -202,7 +200,7 @@ func send(c *child, s syscall.Signal) {
 	select {
 	case <-c.done:
 	default:
-		// An error means that it has ended in between.
+		// An error means that it has just ended.
 		_ = c.cmd.Process.Signal(s)
 	}
 }

@@ -23,16 +23,16 @@ import (
 type Local struct {
 	Prefill, Decode int
 	Port            int // the gateway's; nodes' /metrics follow it, prefill nodes first
-	Threads         int // of each node; 0 divides the cores that we may use between them
+	Threads         int // of each node; 0 divides the cores of this process between them
 	// KVMemory is the bytes of each node's KV blocks; 0 leaves it to the nodes.
 	KVMemory int64
 	Certs    string // folder of the nodes' certificates, see LocalCerts
-	// Flags are what the user gave, per command, and come first, so that what
-	// the cluster needs wins.
+	// Flags are the user's flags, per command. They come first, so that those of the
+	// cluster take precedence.
 	Flags map[string][]string
 }
 
-// LocalCerts makes the local cluster's authority on the first start and returns
+// LocalCerts creates the local cluster's authority on the first start and returns
 // the folder of a certificate for its nodes. An empty dir means the user's
 // state folder.
 func LocalCerts(dir string) (string, error) {
@@ -51,12 +51,12 @@ func LocalCerts(dir string) (string, error) {
 	if err := tlsconf.CreateCA(dir); err != nil && !errors.Is(err, tlsconf.ErrExists) {
 		return "", err
 	}
-	// The gateway and the nodes share this folder, so that it needs the role that may do both.
+	// The gateway and the nodes share this folder, so that it needs the role with all rights.
 	return tlsconf.IssueNode(dir, "gateway/local", nil)
 }
 
-// Processes says which processes make up the cluster. Only the gateway's port
-// and those after it are fixed, since people and scrapers must find them.
+// Processes returns the processes of the cluster. Only the gateway's port and those after it
+// are fixed, because people and scrapers must find them.
 func (l Local) Processes() ([]Process, error) {
 	gossip, err := freePort()
 	if err != nil {
@@ -74,7 +74,7 @@ func (l Local) Processes() ([]Process, error) {
 		all := append([]string{command}, l.Flags[command]...)
 		return Process{
 			Name: name, Args: append(append(all, "--node-name", name, "--tls-dir", l.Certs), args...),
-			// Variables that were meant for up itself.
+			// Variables for `tandem up` itself.
 			Env: []string{"TANDEM_CONFIG=", "TANDEM_DRY_RUN=false"},
 		}
 	}
@@ -91,10 +91,10 @@ func (l Local) Processes() ([]Process, error) {
 	return ps, nil
 }
 
-// freePort finds a port that is free for TCP and UDP at this moment, and that the
-// system gives to nobody who asks for any: the gateway takes it a little later.
+// freePort returns a port that is free for TCP and UDP now. It is below the ephemeral ports, so
+// that the system gives it to no other process before the gateway binds it.
 func freePort() (int, error) {
-	const below = 4096 // that many ports under those that the system gives away
+	const below = 4096 // the range of ports below the ephemeral ones
 	var last error
 	for range 20 {
 		port := 0
@@ -118,8 +118,7 @@ func freePort() (int, error) {
 	return 0, fmt.Errorf("%w: no port is free for gossip on 127.0.0.1: %w", ErrStart, last)
 }
 
-// firstEphemeral is the first port that the system gives to who asks for any, or 0
-// where it does not say.
+// firstEphemeral returns the first ephemeral port of the system, or 0 if it is not known.
 func firstEphemeral() int {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if err != nil {
@@ -133,8 +132,8 @@ func firstEphemeral() int {
 	return n
 }
 
-// PortsFree says which of the ports that are fixed somebody has: the cluster that
-// answers there would be taken for ours. host is the gateway's.
+// PortsFree returns an error if a fixed port is in use, because a cluster that answers there
+// would be mistaken for this one. host is the gateway's.
 func (l Local) PortsFree(host string) error {
 	for p := l.Port; p <= l.Port+l.Prefill+l.Decode; p++ {
 		if p > l.Port {
@@ -152,8 +151,8 @@ func (l Local) PortsFree(host string) error {
 	return nil
 }
 
-// Announce waits until the cluster answers and tells a person how to use it. cert is
-// the file of the certificate that clients get; empty: plain HTTP.
+// Announce waits until the cluster is ready and prints how to use it. cert is the file of the
+// certificate for clients; empty: plain HTTP.
 func (l Local) Announce(ctx context.Context, out io.Writer, url, key, cert string, began time.Time) error {
 	client := console.Client{URL: url, Key: key, HTTP: console.LocalHTTP()}
 	var nodes []string
@@ -164,15 +163,15 @@ func (l Local) Announce(ctx context.Context, out io.Writer, url, key, cert strin
 	if err != nil {
 		return err
 	}
-	if len(models) == 0 { // keys lie in a file alone: the reader has one
+	if len(models) == 0 { // keys are in a file only: the reader has one
 		models, key = []string{"MODEL"}, cmp.Or(key, "KEY")
 	}
 	_, err = io.WriteString(out, l.invite(url, key, cert, strings.Join(models, ", "), time.Since(began)))
 	return err
 }
 
-// invite is what Announce says. A certificate may be the user's own, which nobody
-// knows but who is told of it.
+// invite returns the text of Announce. A certificate may be self-signed, so that the commands
+// name it or skip its verification.
 func (l Local) invite(url, key, cert, model string, took time.Duration) string {
 	options, flag, env := "", "", ""
 	if key != "" {

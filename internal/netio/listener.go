@@ -1,4 +1,4 @@
-// Package netio holds what servers of this module do to plain listeners.
+// Package netio has a listener that retries Accept when file descriptors or memory run out.
 package netio
 
 import (
@@ -17,9 +17,9 @@ const (
 	logInterval = time.Second
 )
 
-// Errors of Accept that pass: the process or the machine is short of file
+// Temporary errors of Accept: the process or the machine is short of file
 // descriptors or memory, or the client has aborted the connection.
-var passing = []struct {
+var temporary = []struct {
 	errno syscall.Errno
 	name  string
 }{
@@ -33,7 +33,7 @@ var passing = []struct {
 // ErrorNames returns the names that Options.Count is called with.
 func ErrorNames() []string {
 	var names []string
-	for _, p := range passing {
+	for _, p := range temporary {
 		names = append(names, p.name)
 	}
 	return names
@@ -42,13 +42,13 @@ func ErrorNames() []string {
 // Options of a Listener.
 type Options struct {
 	Log   *slog.Logger      // nil: discarded
-	Count func(name string) // called for each error that passes; nil: nothing
-	// MakeRoom closes a connection that can be spared, and reports whether it did. It
-	// is called when file descriptors or memory have run out; nil: nothing can be spared.
+	Count func(name string) // called for each temporary error; nil: not called
+	// MakeRoom closes an idle connection, and reports whether it did. It is called when
+	// file descriptors or memory have run out; nil: not called.
 	MakeRoom func() bool
 }
 
-// Listener retries Accept after errors that pass, with a backoff of 5 ms to 1 s.
+// Listener retries Accept after temporary errors, with a backoff of 5 ms to 1 s.
 // Servers such as fasthttp end at any error of Accept, so that clients could
 // otherwise end the process by using up its file descriptors.
 type Listener struct {
@@ -71,7 +71,7 @@ func NewListener(l net.Listener, o Options) *Listener {
 	return &Listener{Listener: l, o: o, closed: make(chan struct{})}
 }
 
-// Accept implements net.Listener. It returns the errors that do not pass, and
+// Accept implements net.Listener. It returns errors that are not temporary, and
 // net.ErrClosed at once after Close.
 func (l *Listener) Accept() (net.Conn, error) {
 	for {
@@ -115,9 +115,9 @@ func (l *Listener) report(err error) {
 	}
 }
 
-// errorName returns the name of an error that passes; empty: err does not.
+// errorName returns the name of a temporary error; empty: err is not temporary.
 func errorName(err error) string {
-	for _, p := range passing {
+	for _, p := range temporary {
 		if errors.Is(err, p.errno) {
 			return p.name
 		}

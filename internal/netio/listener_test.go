@@ -54,7 +54,7 @@ func TestAcceptIsRetried(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &failing{errs: []error{}}
 		for range 3 {
-			for _, p := range passing {
+			for _, p := range temporary {
 				f.errs = append(f.errs, accept(p.errno))
 			}
 		}

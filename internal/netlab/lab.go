@@ -11,23 +11,23 @@ import (
 	"time"
 )
 
-// ErrDenied says that this process may not make namespaces or interfaces.
+// ErrDenied reports that this process may not make namespaces or interfaces.
 var ErrDenied = errors.New("needs /dev/net/tun and the right to make network namespaces")
 
-// Shape is what a way does to packets. The zero value carries them as they come.
+// Shape is the properties of a way. The zero value forwards packets at once.
 type Shape struct {
-	Cut   bool          // nothing arrives, nor what is under way
-	Loss  float64       // share of the packets that are lost, each drawn for itself
-	Delay time.Duration // from leaving to arriving
+	Cut   bool          // nothing arrives, packets in flight included
+	Loss  float64       // share of the packets that are lost, each drawn independently
+	Delay time.Duration // from sending to arrival
 	Rate  float64       // bytes a second; 0: no limit
 	Queue int           // bytes that may wait at Rate; 0: what Rate sends in 100 ms
 }
 
-// Count is what a way has done to packets.
+// Count has the packet counters of a way.
 type Count struct {
 	Packets, Bytes uint64 // arrived
 	Lost           uint64 // packets drawn to be lost
-	Dropped        uint64 // packets that found a full queue, a cut way, or no place
+	Dropped        uint64 // packets dropped at a full queue, a cut way, or an unknown place
 }
 
 // Lab is the network.
@@ -44,14 +44,15 @@ type Lab struct {
 	ways   map[[2]netip.Addr]*way // from, to
 }
 
-// New returns a network without places, of packets of at most mtu bytes. The draws of which packets are lost follow from the seed.
+// New returns a network without places, with packets of at most mtu bytes. The seed determines
+// which packets are lost.
 func New(mtu int, seed uint64) *Lab {
 	l := &Lab{mtu: mtu, seed: seed, done: make(chan struct{}), places: make(map[netip.Addr]*Place), ways: make(map[[2]netip.Addr]*way)}
 	l.pool.New = func() any { b := make([]byte, mtu); return &b }
 	return l
 }
 
-// Shape changes one way from now on; the way back is another.
+// Shape changes one way from now on, but not the way back.
 func (l *Lab) Shape(from, to netip.Addr, s Shape) {
 	if s.Queue == 0 {
 		s.Queue = int(s.Rate / 10)
@@ -68,7 +69,7 @@ func (l *Lab) Both(a, b netip.Addr, s Shape) {
 	l.Shape(b, a, s)
 }
 
-// Mend makes every way carry packets as they come.
+// Mend makes every way forward packets at once.
 func (l *Lab) Mend() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,14 +80,15 @@ func (l *Lab) Mend() {
 	}
 }
 
-// Tap has f see every packet that leaves a place from now on, as a capture on the line would; f may be called from several goroutines, and keeps nothing of it.
+// Tap calls f with every packet that leaves a place from now on. Several goroutines may call f,
+// which must not keep the packet.
 func (l *Lab) Tap(f func(packet []byte)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tap = f
 }
 
-// Count returns what one way has done.
+// Count returns the counters of one way.
 func (l *Lab) Count(from, to netip.Addr) Count {
 	w := l.way(from, to)
 	w.mu.Lock()
@@ -94,7 +96,7 @@ func (l *Lab) Count(from, to netip.Addr) Count {
 	return w.count
 }
 
-// Close takes the network down. What runs in a place loses its interface.
+// Close removes the network. Processes in a place lose its interface.
 func (l *Lab) Close() {
 	l.mu.Lock()
 	for _, p := range l.places {
@@ -106,10 +108,10 @@ func (l *Lab) Close() {
 	l.runs.Wait()
 }
 
-// maxUnderWay bounds the packets of a way that have left and not arrived.
-const maxUnderWay = 1 << 16
+// maxInFlight bounds the packets of a way that were sent and have not arrived.
+const maxInFlight = 1 << 16
 
-// packet is one that is under way.
+// packet is a packet in flight.
 type packet struct {
 	buf *[]byte
 	n   int
@@ -120,13 +122,13 @@ type packet struct {
 type way struct {
 	l        *Lab
 	to       netip.Addr
-	underWay chan packet
+	inFlight chan packet
 
 	mu    sync.Mutex
 	shape Shape
 	count Count
 	rng   *rand.Rand
-	free  time.Time // when the last packet that has been taken in has left
+	free  time.Time // when the last accepted packet will have been sent
 }
 
 func (l *Lab) way(from, to netip.Addr) *way {
@@ -140,7 +142,7 @@ func (l *Lab) way(from, to netip.Addr) *way {
 	defer l.mu.Unlock()
 	if w = l.ways[[2]netip.Addr{from, to}]; w == nil {
 		a, b := from.As4(), to.As4()
-		w = &way{l: l, to: to, underWay: make(chan packet, maxUnderWay)}
+		w = &way{l: l, to: to, inFlight: make(chan packet, maxInFlight)}
 		w.rng = rand.New(rand.NewPCG(l.seed, uint64(a[3])<<8|uint64(b[3])))
 		l.ways[[2]netip.Addr{from, to}] = w
 		l.runs.Go(w.deliver)
@@ -148,8 +150,8 @@ func (l *Lab) way(from, to netip.Addr) *way {
 	return w
 }
 
-// take takes a packet in at its beginning; buf is its own from here on.
-func (w *way) take(buf *[]byte, n int) {
+// send accepts a packet at the beginning of the way, and owns buf from then on.
+func (w *way) send(buf *[]byte, n int) {
 	now := time.Now()
 	w.mu.Lock()
 	s := w.shape
@@ -168,7 +170,7 @@ func (w *way) take(buf *[]byte, n int) {
 			w.free = due
 		}
 		select {
-		case w.underWay <- packet{buf, n, due.Add(s.Delay)}:
+		case w.inFlight <- packet{buf, n, due.Add(s.Delay)}:
 			w.mu.Unlock()
 			return
 		default:
@@ -179,14 +181,14 @@ func (w *way) take(buf *[]byte, n int) {
 	w.l.pool.Put(buf)
 }
 
-// deliver brings packets to their place when it is time.
+// deliver writes packets to their place when they are due.
 func (w *way) deliver() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		var p packet
 		select {
-		case p = <-w.underWay:
+		case p = <-w.inFlight:
 		case <-w.l.done:
 			return
 		}
@@ -206,7 +208,7 @@ func (w *way) deliver() {
 		w.mu.Unlock()
 		arrived := false
 		if to != nil && !cut {
-			_, err := to.tun.Write((*p.buf)[:p.n]) // what finds no room is lost, as anywhere
+			_, err := to.tun.Write((*p.buf)[:p.n]) // a packet without room in the interface is lost
 			arrived = err == nil
 		}
 		w.l.pool.Put(p.buf)
@@ -221,8 +223,8 @@ func (w *way) deliver() {
 	}
 }
 
-// carry takes in a place's packets until its interface is closed.
-func (l *Lab) carry(p *Place) {
+// forward reads a place's packets until its interface is closed.
+func (l *Lab) forward(p *Place) {
 	for {
 		buf := l.pool.Get().(*[]byte)
 		b := *buf
@@ -241,11 +243,12 @@ func (l *Lab) carry(p *Place) {
 			tap(b[:n])
 		}
 		src, dst := netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
-		l.way(src, dst).take(buf, n)
+		l.way(src, dst).send(buf, n)
 	}
 }
 
-// Place makes the namespace of an IPv4 address, in a network of 24 bits that all places share, or finds it.
+// Place returns the namespace of an IPv4 address, and creates it at the first call. All places
+// are in one network of 24 bits.
 func (l *Lab) Place(at netip.Addr) (*Place, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -254,11 +257,11 @@ func (l *Lab) Place(at netip.Addr) (*Place, error) {
 	}
 	p := &Place{do: make(chan func())}
 	ready := make(chan error)
-	go p.live(at, l.mtu, ready)
+	go p.run(at, l.mtu, ready)
 	if err := <-ready; err != nil {
 		return nil, fmt.Errorf("netlab: a network namespace for %s: %w", at, err)
 	}
 	l.places[at] = p
-	l.runs.Go(func() { l.carry(p) })
+	l.runs.Go(func() { l.forward(p) })
 	return p, nil
 }

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Place is a network namespace. What is made within it, a socket or a process, stays there, whoever uses it.
+// Place is a network namespace. A socket or process that is created within it stays there.
 type Place struct {
-	do  chan func() // runs on a thread that is there
+	do  chan func() // runs on a thread in the namespace
 	tun *os.File
 }
 
-// live is the place's thread, which ends with it: no other code ever runs on it.
-func (p *Place) live(at netip.Addr, mtu int, ready chan<- error) {
+// run is the place's thread, which ends with the place. No other code runs on it.
+func (p *Place) run(at netip.Addr, mtu int, ready chan<- error) {
 	runtime.LockOSThread() // and never unlocked
 	err := unix.Unshare(unix.CLONE_NEWNET)
 	if err == nil {
@@ -39,7 +39,8 @@ func (p *Place) live(at netip.Addr, mtu int, ready chan<- error) {
 	}
 }
 
-// openTUN makes this thread's network: loopback, and an interface whose packets are the file's.
+// openTUN creates this thread's network: loopback, and an interface whose packets are read from
+// and written to the file.
 func openTUN(at netip.Addr, mtu int) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -81,13 +82,13 @@ func openTUN(at netip.Addr, mtu int) (*os.File, error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	return os.NewFile(uintptr(fd), "tun"), nil // only now, that it is an interface: polling it before is an error for good
+	return os.NewFile(uintptr(fd), "tun"), nil // not earlier, because polling fails for good without an interface
 }
 
-// txQueue is how many packets may wait for the lab to take them in: losses are to be the lab's draws, not its slowness.
+// txQueue is how many packets may wait for the lab, so that only its draws lose packets.
 const txQueue = 10_000
 
-// Within runs f in the place; a nil place is where the caller is.
+// Within runs f in the place; a nil place is the caller's namespace.
 func (p *Place) Within(f func() error) error {
 	if p == nil {
 		return f()
@@ -97,7 +98,8 @@ func (p *Place) Within(f func() error) error {
 	return <-err
 }
 
-// DialContext connects from within the place to an address of numbers; names would be looked up elsewhere.
+// DialContext connects from within the place to a numeric address; names would be resolved outside
+// the place.
 func (p *Place) DialContext(ctx context.Context, network, addr string) (c net.Conn, err error) {
 	err = p.Within(func() (err error) {
 		c, err = new(net.Dialer).DialContext(ctx, network, addr)

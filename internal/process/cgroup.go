@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// MemoryLimit is how much memory this process may take, in bytes: the machine's,
-// or the smallest limit of the cgroups that it is in, version 1 or 2. It is 0
-// where system, the root of a Linux file system, does not tell.
+// MemoryLimit returns the memory that this process may use, in bytes: the machine's, or the
+// smallest limit of its cgroups, version 1 or 2. It is 0 if system, the root of a Linux file
+// system, has neither.
 //
 // The CPU quota of a cgroup needs no such function: GOMAXPROCS follows it.
 func MemoryLimit(system fs.FS) int64 {
@@ -31,8 +31,8 @@ func MemoryLimit(system fs.FS) int64 {
 		}
 		for _, dir := range groupDirs(mounts, group, v2) {
 			n, err := strconv.ParseInt(strings.TrimSpace(read(system, path.Join(dir, file))), 10, 64)
-			// "max" is no number; version 1 writes a huge one, and a machine's memory
-			// is less.
+			// Version 2 writes "max" for no limit, version 1 a number larger than any
+			// machine's memory.
 			if err == nil && n > 0 && (limit == 0 || n < limit) {
 				limit = n
 			}
@@ -44,12 +44,12 @@ func MemoryLimit(system fs.FS) int64 {
 	return limit
 }
 
-// noLimit and more is what version 1 writes without one: the largest number of
+// noLimit is less than the number that version 1 writes for no limit, the largest number of
 // whole pages.
 const noLimit = 1 << 62
 
-// groupDirs are the folders of a cgroup and of all above it that this process
-// sees, without the leading slash.
+// groupDirs returns the folders of a cgroup and of its ancestors that this process sees,
+// without the leading slash.
 func groupDirs(mounts, group string, v2 bool) (dirs []string) {
 	for line := range strings.Lines(mounts) {
 		// 36 35 0:32 /root /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
@@ -62,8 +62,8 @@ func groupDirs(mounts, group string, v2 bool) (dirs []string) {
 			continue
 		}
 		root, point := m[3], strings.TrimPrefix(unescape(m[4]), "/")
-		// A container that does not see its own place has the mount's root as its
-		// group, or as one above.
+		// In a container without its own path, the mount's root is its group or an
+		// ancestor of it.
 		below, inside := strings.CutPrefix(group, strings.TrimSuffix(root, "/"))
 		if !inside || strings.Contains(below, "..") || below != "" && below[0] != '/' {
 			below = "/"
@@ -78,17 +78,17 @@ func groupDirs(mounts, group string, v2 bool) (dirs []string) {
 	return nil
 }
 
-// unescape undoes what mountinfo does to blanks in paths.
+// unescape decodes mountinfo's escapes of blanks in paths.
 func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// has says whether a comma-separated list has the word.
+// has reports whether a comma-separated list contains the word.
 func has(list, word string) bool {
 	return strings.Contains(","+list+",", ","+word+",")
 }
 
-// memTotal is the machine's memory.
+// memTotal returns the machine's memory in bytes, or 0.
 func memTotal(system fs.FS) int64 {
 	for line := range strings.Lines(read(system, "proc/meminfo")) {
 		// MemTotal:       65842336 kB
@@ -102,7 +102,7 @@ func memTotal(system fs.FS) int64 {
 	return 0
 }
 
-// read is a file's text, or empty.
+// read returns a file's text, or "" if it cannot be read.
 func read(system fs.FS, name string) string {
 	text, err := fs.ReadFile(system, name)
 	if err != nil {

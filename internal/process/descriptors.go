@@ -20,7 +20,7 @@ var (
 	NodeDescriptors    = Descriptors{Own: 40, Links: 16, Client: 8, Each: 1}
 )
 
-// maxLinks bounds what is kept for links: as many as rpc and NATS accept.
+// maxLinks bounds the descriptors kept for links: the connections that rpc and NATS accept.
 const maxLinks = 2 * 4096
 
 // DescriptorLimit returns the number of files that this process may open. Go raises the
@@ -35,7 +35,7 @@ func DescriptorLimit() (int, error) {
 
 // Clients returns how many clients may be connected within limit. An eighth of a large
 // limit is kept for links, so that clients cannot starve them. The error wraps
-// ErrOption where the limit is too low to start.
+// ErrOption if the limit is too low to start.
 func (d Descriptors) Clients(limit int) (int, error) {
 	links := d.Links
 	if links > 0 {
@@ -49,9 +49,9 @@ func (d Descriptors) Clients(limit int) (int, error) {
 	return n, nil
 }
 
-// Connections returns how many connections clients may have: want, or fewer where the
-// limit on file descriptors leaves fewer. It logs the lower number, as a warning if the
-// user asked for want and as information if want is the default.
+// Connections returns how many connections clients may have: want, or fewer if the limit on
+// file descriptors requires it. It logs the lower number, as a warning if the user set want
+// and as information if want is the default.
 func (p *Process) Connections(d Descriptors, want int, asked bool) (int, error) {
 	limit, err := DescriptorLimit()
 	if err != nil {
@@ -66,7 +66,7 @@ func (p *Process) Connections(d Descriptors, want int, asked bool) (int, error) 
 		if asked {
 			log = p.Log.Warn
 		}
-		log("--max-connections is lowered to what the limit on file descriptors leaves", "from", want, "to", most, "limit", limit, "kept", limit-d.Each*most)
+		log("--max-connections is lowered to fit the limit on file descriptors", "from", want, "to", most, "limit", limit, "kept", limit-d.Each*most)
 	}
 	return min(want, most), nil
 }

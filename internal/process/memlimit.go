@@ -10,13 +10,13 @@ import (
 
 // Shares of a cgroup's memory limit.
 const (
-	goShare = 0.9  // of what is left for Go: the rest is for stacks of C, the kernel and fragmentation
-	goFloor = 0.25 // of the whole limit, at least: with less the collector would run all the time
+	goShare = 0.9  // of the memory for Go: the rest is for stacks of C, the kernel and fragmentation
+	goFloor = 0.25 // of the whole limit, at least, so that the collector does not run all the time
 )
 
 // LimitMemory sets Go's soft memory limit from the cgroup's memory limit, less the
 // reserved bytes that the process takes outside of Go's heap (KV cache, weights), and
-// logs it. It does nothing where environ has GOMEMLIMIT, or no cgroup limits memory.
+// logs it. It does nothing if environ has GOMEMLIMIT, or no cgroup limits memory.
 func LimitMemory(log *slog.Logger, environ []string, reserved int64) {
 	if n := goLimit(os.DirFS("/"), environ, reserved); n > 0 {
 		debug.SetMemoryLimit(n)
@@ -24,7 +24,7 @@ func LimitMemory(log *slog.Logger, environ []string, reserved int64) {
 	}
 }
 
-// goLimit is the limit that LimitMemory sets; 0: none.
+// goLimit returns the limit that LimitMemory sets; 0: none.
 func goLimit(system fs.FS, environ []string, reserved int64) int64 {
 	for _, e := range environ {
 		if strings.HasPrefix(e, "GOMEMLIMIT=") {

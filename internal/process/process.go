@@ -1,8 +1,9 @@
-// Package process is what every long-running command starts with and ends by:
-// a logger, signals, certificates, and a list of parts to stop in reverse.
+// Package process has the parts of every long-running command: a logger, signals,
+// certificates, reloads, memory and descriptor limits, child processes, and a list of
+// parts to stop in reverse.
 //
-// Invariant: whatever was handed to OnEnd or Work has ended when End returns,
-// last started first.
+// Invariant: when End returns, everything passed to OnEnd or Work has ended, the last
+// started first.
 //
 // The package knows no roles and no flags.
 package process
@@ -26,7 +27,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// ErrOption is behind refusals of Options.
+// ErrOption is wrapped by refusals of Options.
 var ErrOption = errors.New("process: bad option")
 
 // Options of a process.
@@ -47,11 +48,11 @@ type Process struct {
 	Certs  *tlsconf.Material // nil without TLSDir
 	Level  *slog.LevelVar    // of Log; may be set at any time
 	stop   []func()
-	hung   sync.Once // the terminal is gone
+	hung   sync.Once // guards hangUp
 	probes atomic.Pointer[probes]
 }
 
-// Logger makes a logger and the default of slog.
+// Logger returns a logger, which becomes the default of slog, and its level.
 func Logger(level, format string, w io.Writer) (*slog.Logger, *slog.LevelVar, error) {
 	l, err := logs.ParseLevel(level)
 	if err != nil {
@@ -67,7 +68,7 @@ func Logger(level, format string, w io.Writer) (*slog.Logger, *slog.LevelVar, er
 	return log, v, nil
 }
 
-// toggleDebug has SIGUSR1 switch between the level of now and debug, until stop.
+// toggleDebug makes SIGUSR1 switch between the current level and debug, until stop.
 func toggleDebug(log *slog.Logger, v *slog.LevelVar) (stop func()) {
 	got, done := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(got, syscall.SIGUSR1)
@@ -92,7 +93,7 @@ func toggleDebug(log *slog.Logger, v *slog.LevelVar) (stop func()) {
 	return func() { signal.Stop(got); close(done) }
 }
 
-// Start makes a process. The caller must End it.
+// Start returns a process, which the caller must End.
 func Start(o Options) (*Process, error) {
 	log, level, err := Logger(o.LogLevel, o.LogFormat, o.Out)
 	if err != nil {
@@ -102,13 +103,13 @@ func Start(o Options) (*Process, error) {
 	if p.Name == "" {
 		p.Name = fmt.Sprintf("%s-%08x", o.Role, rand.Uint32())
 	}
-	if logs.Format(o.LogFormat) == logs.JSON { // collectors mix the lines of many
+	if logs.Format(o.LogFormat) == logs.JSON { // collectors mix the lines of several processes
 		p.Log = log.With("role", o.Role, "node", p.Name)
 	}
 	p.OnEnd(toggleDebug(p.Log, level))
 	if o.TLSDir != "" {
 		if p.Certs, err = tlsconf.Load(o.TLSDir, log); errors.Is(err, tlsconf.ErrMaterial) {
-			return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR gateway/NAME` or `tandem ca DIR node/NAME` makes a folder that fits", ErrOption, o.TLSDir, err)
+			return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR gateway/NAME` or `tandem ca DIR node/NAME` creates such a folder", ErrOption, o.TLSDir, err)
 		} else if err != nil {
 			return nil, err
 		}
@@ -121,10 +122,10 @@ func Start(o Options) (*Process, error) {
 	return p, nil
 }
 
-// OnEnd has f called by End.
+// OnEnd makes End call f.
 func (p *Process) OnEnd(f func()) { p.stop = append(p.stop, f) }
 
-// Work runs f beside the others until the process ends.
+// Work runs f on a goroutine of its own until the process ends.
 func (p *Process) Work(f func(context.Context)) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -132,7 +133,7 @@ func (p *Process) Work(f func(context.Context)) {
 	p.OnEnd(func() { cancel(); <-done })
 }
 
-// Report logs what went wrong with a part while stopping.
+// Report logs an error of a part while stopping; nil: nothing.
 func (p *Process) Report(part string, err error) {
 	if err != nil {
 		p.Log.Error("while stopping", "part", part, "err", err)
@@ -147,7 +148,7 @@ func (p *Process) End() {
 	p.stop = nil
 }
 
-// ExitAtSecondSignal ends the process at once when the user insists.
+// ExitAtSecondSignal exits at once at the second signal.
 func (p *Process) ExitAtSecondSignal() {
 	go func() {
 		<-p.Second
@@ -179,7 +180,7 @@ func Signals() (ctx context.Context, second <-chan struct{}, stop func()) {
 	return ctx, again, func() { signal.Stop(got); close(done); cancel() }
 }
 
-// Listen binds one port and says which flag chose it.
+// Listen binds a port. Its error names the flag of the port.
 func Listen(host string, port int, flag string) (net.Listener, error) {
 	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 	if err != nil {
@@ -188,7 +189,7 @@ func Listen(host string, port int, flag string) (net.Listener, error) {
 	return l, nil
 }
 
-// At joins a host and the port of a listener's address.
+// At returns a host with the port of a listener's address.
 func At(host string, l net.Addr) string {
 	_, port, err := net.SplitHostPort(l.String())
 	if err != nil {
@@ -197,7 +198,7 @@ func At(host string, l net.Addr) string {
 	return net.JoinHostPort(host, port)
 }
 
-// Loopback says whether a host is reachable from this machine only.
+// Loopback reports whether a host is reachable from this machine only.
 func Loopback(host string) bool {
 	if host == "localhost" {
 		return true

@@ -8,22 +8,21 @@ import (
 	"time"
 )
 
-// reloadPoll is how often followed files are looked at.
+// reloadPoll is how often followed files are checked.
 const reloadPoll = time.Second
 
-// A Reload is a part of a process that can be read anew while it runs.
+// A Reload is a part of a process that can be reloaded while it runs.
 type Reload struct {
 	Part  string   // for the log and metrics
-	Files []string // a change of one of these is reason enough; else only SIGHUP is
-	// Load reads and takes them. On an error nothing may have changed.
+	Files []string // files whose change causes a reload, in addition to SIGHUP
+	// Load reads and applies the files. On an error it must have changed nothing.
 	Load func() error
-	// Told hears how each Load went; nil: nobody.
-	Told func(err error)
+	// OnLoad is called with the result of each Load; nil: not called.
+	OnLoad func(err error)
 }
 
 // Follow calls r.Load whenever one of r.Files has changed, and at SIGHUP, until the
-// process ends. What does not load is logged once for each change, and what was
-// there before stays.
+// process ends. A failed load is logged once for each change and keeps the previous state.
 func (p *Process) Follow(r Reload) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -57,18 +56,18 @@ func (p *Process) Follow(r Reload) {
 
 func (p *Process) reload(r Reload) {
 	err := r.Load()
-	if r.Told != nil {
-		r.Told(err)
+	if r.OnLoad != nil {
+		r.OnLoad(err)
 	}
 	if err != nil {
-		p.Log.Error("not reloaded, what was there stays", "part", r.Part, "error", err)
+		p.Log.Error("reload failed, the previous state is kept", "part", r.Part, "error", err)
 		return
 	}
 	p.Log.Info("reloaded", "part", r.Part)
 }
 
-// hasTerminal says whether the process has a terminal that can hang up: SIGHUP
-// then says that it did, and not that something has changed.
+// hasTerminal reports whether the process has a terminal that can hang up. SIGHUP then means
+// that it did, not that files have changed.
 func hasTerminal() bool {
 	f, err := os.OpenFile("/dev/tty", os.O_RDONLY|syscall.O_NOCTTY, 0)
 	if err != nil {
@@ -78,17 +77,17 @@ func hasTerminal() bool {
 	return true
 }
 
-// hangUp ends the process as SIGTERM does.
+// hangUp sends SIGTERM to this process.
 func (p *Process) hangUp() {
-	p.hung.Do(func() { // each part hears of it, and a second signal would be one
-		p.Log.Info("the terminal is gone")
+	p.hung.Do(func() { // once for all parts, because a second signal ends the process at once
+		p.Log.Info("the terminal was closed")
 		if self, err := os.FindProcess(os.Getpid()); err == nil {
 			p.Report("signal", self.Signal(syscall.SIGTERM))
 		}
 	})
 }
 
-// stampsOf is what a change of files shows in. A file that is missing has one, too.
+// stampsOf returns stamps that differ when a file has changed. A missing file has the zero stamp.
 func stampsOf(files []string) (s [maxFollowed]stamp) {
 	for i, f := range files[:min(len(files), maxFollowed)] {
 		if info, err := os.Stat(f); err == nil {
@@ -98,7 +97,7 @@ func stampsOf(files []string) (s [maxFollowed]stamp) {
 	return s
 }
 
-// maxFollowed is how many files a part has at most.
+// maxFollowed bounds the files of a part.
 const maxFollowed = 8
 
 type stamp struct {

@@ -32,7 +32,7 @@ func TestFollow(t *testing.T) {
 	write("good")
 	loads, told := make(chan string, 10), make(chan error, 10)
 	errBad := errors.New("bad")
-	p.Follow(Reload{Part: "f", Files: []string{file}, Told: func(err error) { told <- err }, Load: func() error {
+	p.Follow(Reload{Part: "f", Files: []string{file}, OnLoad: func(err error) { told <- err }, Load: func() error {
 		text, err := os.ReadFile(file)
 		if err == nil && string(text) == "bad" {
 			err = errBad

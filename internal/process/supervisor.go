@@ -15,8 +15,8 @@ const (
 	// superviseInterval is how often the state is reported, or a third of systemd's watchdog time
 	// where that is shorter.
 	superviseInterval = time.Second
-	// startExtension is the time that each report while starting asks systemd for: loading weights
-	// takes as long as the disk needs.
+	// startExtension is the time that each report while starting requests from systemd, because
+	// loading weights may take long.
 	startExtension = 30 * time.Second
 )
 
@@ -106,8 +106,9 @@ func (r *reporter) report(checks *probes, ending bool) {
 	r.send(strings.Join(lines, "\n"))
 }
 
-// Responsive returns a check for Watch and for /livez: ping, such as a call that a loop answers, has
-// to return within limit. At most one ping runs at a time, and it outlives the check that began it.
+// Responsive returns a check for Watch and for /livez: ping, such as a call that a loop answers,
+// must return within limit. At most one ping runs at a time, and it may run longer than the check
+// that started it.
 func Responsive(limit time.Duration, now func() time.Time, ping func()) func() error {
 	var mu sync.Mutex
 	var since time.Time // when the ping that runs began; zero: none runs

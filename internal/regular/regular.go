@@ -1,6 +1,6 @@
 // Package regular opens files whose paths come from an operator: models, adapters,
-// keys, certificates. It refuses FIFOs, sockets and devices at once, because opening
-// or reading one can block for ever, and folders. Symbolic links are followed.
+// keys, certificates. It refuses folders, FIFOs, sockets and devices, because opening
+// or reading those can block forever. It follows symbolic links.
 //
 // Invariant: an open never waits for another process.
 package regular
@@ -16,14 +16,14 @@ import (
 	"syscall"
 )
 
-// ErrKind means that a path names something else than a regular file.
+// ErrKind means that a path is not that of a regular file.
 var ErrKind = errors.New("not a regular file")
 
 // ErrSize means that a file is larger than its reader allows.
 var ErrSize = errors.New("file is too large")
 
-// Open opens a regular file for reading. Its errors name the path; one of the wrong
-// kind is an ErrKind that says which kind it is.
+// Open opens a regular file for reading. Its errors name the path; an ErrKind also names the
+// kind of the file.
 func Open(path string) (*os.File, error) {
 	info, err := os.Stat(path) // opening some devices has effects
 	if err == nil {
@@ -32,7 +32,7 @@ func Open(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Without O_NONBLOCK the open of a FIFO that has replaced the file would wait.
+	// Without O_NONBLOCK, opening a FIFO that has replaced the file would block.
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -54,7 +54,7 @@ func check(path string, info fs.FileInfo) error {
 	return &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("%w but %s", ErrKind, kind(info.Mode()))}
 }
 
-// kind names a type of file.
+// kind returns the name of a file's type.
 func kind(mode fs.FileMode) string {
 	switch {
 	case mode.IsDir():
@@ -87,8 +87,7 @@ func ReadFile(path string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// WarnExposed logs a warning for each file with secrets that users besides its owner
-// and group can read or change.
+// WarnExposed logs a warning for each file with secrets that all users can read or change.
 func WarnExposed(log *slog.Logger, paths ...string) {
 	for _, path := range paths {
 		if info, err := os.Stat(path); err == nil && info.Mode().Perm()&0o006 != 0 {
@@ -97,8 +96,8 @@ func WarnExposed(log *slog.Logger, paths ...string) {
 	}
 }
 
-// Dir is os.DirFS of a folder whose regular files alone can be opened, and the folder
-// itself for a list of its entries.
+// Dir is like os.DirFS, but opens only regular files, and the folder itself for a list of its
+// entries.
 type Dir string
 
 // Open implements fs.FS.

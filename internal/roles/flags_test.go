@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/internal/config"
 )
 
@@ -222,7 +223,7 @@ func TestTokenizerFlag(t *testing.T) {
 			t.Errorf("%s: status %d, %q; want %q", c.given, status, &errOut, c.want)
 		}
 	}
-	u := config.Upstreams{URLs: []string{"http://127.0.0.1:1"}, Tokenizers: []string{"builtin", "m=builtin"}}
+	u := upstreamFlags{urls: []string{"http://127.0.0.1:1"}, tokenizers: []string{"builtin", "m=builtin"}}
 	if got, err := upstreamTokenizers(&u, ""); err != nil || got[""] == nil || got["m"] == nil || len(got) != 2 {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -247,15 +248,15 @@ func TestSecretFlags(t *testing.T) {
 // A gateway that lets every web page in needs keys.
 func TestAllowedOriginsNeedKeys(t *testing.T) {
 	for _, c := range []struct {
-		g    config.Gateway
+		g    gateway.Options
 		want string
 	}{
-		{config.Gateway{AllowedOrigins: config.Origins{"*"}}, "give --api-key"},
-		{config.Gateway{AllowedOrigins: config.Origins{"https://a.example", "*"}}, "give --api-key"},
-		{config.Gateway{AllowedOrigins: config.Origins{"a.example"}}, "SCHEME://HOST"},
-		{config.Gateway{AllowedOrigins: config.Origins{"*"}, APIKeys: []string{"k"}}, ""},
-		{config.Gateway{AllowedOrigins: config.Origins{"*"}, APIKeyFile: "keys"}, ""},
-		{config.Gateway{AllowedOrigins: config.Origins{"https://a.example"}}, ""},
+		{gateway.Options{AllowedOrigins: []string{"*"}}, "give --api-key"},
+		{gateway.Options{AllowedOrigins: []string{"https://a.example", "*"}}, "give --api-key"},
+		{gateway.Options{AllowedOrigins: []string{"a.example"}}, "SCHEME://HOST"},
+		{gateway.Options{AllowedOrigins: []string{"*"}, APIKeys: []string{"k"}}, ""},
+		{gateway.Options{AllowedOrigins: []string{"*"}, APIKeyFile: "keys"}, ""},
+		{gateway.Options{AllowedOrigins: []string{"https://a.example"}}, ""},
 	} {
 		if err := checkOrigins(&c.g); (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v, want %q", c.g.AllowedOrigins, err, c.want)

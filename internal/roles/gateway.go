@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
@@ -20,8 +20,8 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/discover"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -31,87 +31,88 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// clientTLS is the certificate that clients see, and by what they are known, or nil
-// on loopback.
-func clientTLS(g *config.Gateway) (*tlsconf.Listener, error) {
-	switch {
-	case (g.SSLCert == "") != (g.SSLKey == ""):
+// clientTLS returns the certificate for clients and the authorities of theirs; nil for plain
+// HTTP on loopback.
+func clientTLS(g *gatewayFlags) (*tlsconf.Listener, error) {
+	switch c := &g.clients; {
+	case (c.Cert == "") != (c.Key == ""):
 		return nil, fmt.Errorf("%w: --ssl-certfile and --ssl-keyfile go together", config.ErrValue)
-	case g.SSLCert == "" && (g.SSLCA != "" || g.SSLCertReqs != 0):
+	case c.Cert == "" && (c.CA != "" || g.certReqs != 0):
 		return nil, fmt.Errorf("%w: --ssl-ca-certs and --ssl-cert-reqs need --ssl-certfile and --ssl-keyfile", config.ErrValue)
-	case (g.SSLCA == "") != (g.SSLCertReqs == 0):
-		return nil, fmt.Errorf("%w: --ssl-ca-certs says whose certificates clients may show and --ssl-cert-reqs whether they are asked: 1, if they have one, or 2, always; give both", config.ErrValue)
-	case g.SSLCertReqs > 2:
-		return nil, fmt.Errorf("%w: --ssl-cert-reqs %d: want 0 (no certificate), 1 (if the client has one) or 2 (always)", config.ErrValue, g.SSLCertReqs)
+	case (c.CA == "") != (g.certReqs == 0):
+		return nil, fmt.Errorf("%w: --ssl-ca-certs and --ssl-cert-reqs go together: the authorities of client certificates, and 1 to verify one if sent or 2 to require one", config.ErrValue)
+	case g.certReqs > 2:
+		return nil, fmt.Errorf("%w: --ssl-cert-reqs %d: want 0 (no certificate), 1 (if the client has one) or 2 (always)", config.ErrValue, g.certReqs)
 	}
-	if g.SSLCert != "" {
-		auth := []tls.ClientAuthType{tls.NoClientCert, tls.VerifyClientCertIfGiven, tls.RequireAndVerifyClientCert}[g.SSLCertReqs]
-		l, err := tlsconf.ClientFacing(tlsconf.ClientFiles{Cert: g.SSLCert, Key: g.SSLKey, CA: g.SSLCA, Auth: auth})
+	if g.clients.Cert != "" {
+		g.clients.Auth = []tls.ClientAuthType{tls.NoClientCert, tls.VerifyClientCertIfGiven, tls.RequireAndVerifyClientCert}[g.certReqs]
+		l, err := tlsconf.ClientFacing(g.clients)
 		if err != nil {
-			err = fmt.Errorf("%w: --ssl-certfile %s, --ssl-keyfile %s: %w", config.ErrValue, g.SSLCert, g.SSLKey, err)
+			err = fmt.Errorf("%w: --ssl-certfile %s, --ssl-keyfile %s: %w", config.ErrValue, g.clients.Cert, g.clients.Key, err)
 		}
 		return l, err
 	}
-	if !process.Loopback(g.Host) && !g.Insecure {
+	if !process.Loopback(g.Host) && !g.insecure {
 		return nil, fmt.Errorf("%w: --host %s is reachable from other machines: give --ssl-certfile and --ssl-keyfile, or --insecure to serve plain HTTP there", config.ErrValue, g.Host)
 	}
 	return nil, nil
 }
 
-// checkPolicy refuses a --policy that is none.
-func checkPolicy(g *config.Gateway) error {
+// checkPolicy refuses an unknown --policy.
+func checkPolicy(g *gateway.Options) error {
 	if _, err := route.ParsePolicy(g.Policy); err != nil {
 		return fmt.Errorf("%w: --policy %q: want one of %s", config.ErrValue, g.Policy, route.Policies())
 	}
 	return nil
 }
 
-// checkOrigins refuses --allowed-origins that are none, and all pages without keys.
-func checkOrigins(g *config.Gateway) error {
+// checkOrigins refuses malformed --allowed-origins, and * without API keys.
+func checkOrigins(g *gateway.Options) error {
 	if err := gateway.CheckOrigins(g.AllowedOrigins); err != nil {
 		return fmt.Errorf("%w: --allowed-origins: %w", config.ErrValue, err)
 	}
 	if slices.Contains(g.AllowedOrigins, "*") && len(g.APIKeys) == 0 && g.APIKeyFile == "" {
-		return fmt.Errorf("%w: --allowed-origins * lets every web page use a gateway without API keys: name the pages' origins, or give --api-key or --api-key-file", config.ErrValue)
+		return fmt.Errorf("%w: --allowed-origins * lets every web page use a gateway without API keys: list the origins, or give --api-key or --api-key-file", config.ErrValue)
 	}
 	return nil
 }
 
-// gatewayCommand is the flags of a gateway.
+// gatewayCommand has the flags of a gateway.
 type gatewayCommand struct {
 	*config.Set
-	g        config.Gateway
-	u        config.Upstreams
-	c        config.Cluster
-	p        config.Process
+	g        gatewayFlags
+	u        upstreamFlags
+	c        clusterFlags
+	p        processFlags
 	natsPort int
 	name     string
 	template string // file
 }
 
-func gatewayFlags(out io.Writer) *gatewayCommand {
+func newGatewayCommand(out io.Writer) *gatewayCommand {
 	f := &gatewayCommand{Set: table().Find("gateway").Flags(out)}
-	f.g.Register(f.Set, gateway.DefaultMinRemotePrefillTokens)
-	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; NAME=MODEL gives a model of nodes or upstreams a further name, several separated by commas")
+	f.g.register(f.Set, gateway.DefaultMinRemotePrefillTokens)
+	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; NAME=MODEL adds a name for a model of nodes or upstreams; a list with commas")
 	f.StringVar(&f.template, "chat-template", "", "file with a chat template instead of the model's own")
-	f.u.Register(f.Set)
-	f.c.Register(f.Set, 7946)
+	f.u.register(f.Set, &f.g.Limits)
+	f.c.register(f.Set, &f.p.Options, 7946)
 	f.PortVar(&f.natsPort, "nats-port", 4222, "port of the embedded NATS server; 0: any")
-	f.p.Register(f.Set)
+	f.p.register(f.Set)
 	return f
 }
 
-// beginAlone starts a gateway without a cluster.
-func beginAlone(v *command.Invocation, p *config.Process, c *config.Cluster, role string) (*process.Process, error) {
-	d, err := process.Start(process.Options{Role: role, Name: c.Name, LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut})
+// beginAlone starts a process without a cluster.
+func beginAlone(v *cli.Invocation, p *processFlags, role string) (*process.Process, error) {
+	p.Role, p.Out = role, v.ErrOut
+	d, err := process.Start(p.Options)
 	if err == nil {
 		d.ExitAtSecondSignal()
 	}
 	return d, err
 }
 
-// servedNames takes --served-model-name apart: the nodes' model's name, and
-// further names of upstreams' models.
+// servedNames parses --served-model-name: the name of the nodes' model, and further names by
+// name.
 func servedNames(given string) (own string, further map[string]string, err error) {
 	for part := range strings.SplitSeq(given, ",") {
 		name, of, ok := strings.Cut(part, "=")
@@ -129,12 +130,12 @@ func servedNames(given string) (own string, further map[string]string, err error
 	return own, further, nil
 }
 
-// upstreamServers are the servers of another kind.
-func upstreamServers(u *config.Upstreams, log *slog.Logger) (upstream.Options, error) {
-	o := upstream.Options{APIKey: u.APIKey, HealthPath: u.HealthPath}
-	for role, urls := range [][]string{upstream.Whole: u.URLs, upstream.Prefill: u.Prefill, upstream.Decode: u.Decode} {
+// upstreamServers returns the options of the upstreams.
+func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, error) {
+	o := u.Options
+	for role, urls := range [][]string{upstream.Whole: u.urls, upstream.Prefill: u.prefill, upstream.Decode: u.decode} {
 		for _, url := range urls {
-			source, target, err := discover.Parse(url, upstream.Role(role), u.BootstrapPort, discover.Options{API: u.KubernetesAPI, Log: log})
+			source, target, err := discover.Parse(url, upstream.Role(role), u.bootstrapPort, discover.Options{API: u.kubernetesAPI, Log: log})
 			switch {
 			case err != nil:
 				return o, fmt.Errorf("%w: %w", config.ErrValue, err)
@@ -145,40 +146,40 @@ func upstreamServers(u *config.Upstreams, log *slog.Logger) (upstream.Options, e
 			}
 		}
 	}
-	if (len(u.Prefill) > 0) != (len(u.Decode) > 0) {
+	if (len(u.prefill) > 0) != (len(u.decode) > 0) {
 		return o, fmt.Errorf("%w: --upstream-prefill and --upstream-decode go together", config.ErrValue)
 	}
 	var err error
-	if o.Protocol, err = upstream.ParseProtocol(u.Protocol); err != nil {
-		return o, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.Protocol)
+	if o.Protocol, err = upstream.ParseProtocol(u.protocol); err != nil {
+		return o, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.protocol)
 	}
-	if u.CAFile != "" {
-		pem, err := regular.ReadFile(u.CAFile, tlsconf.MaxFile)
+	if u.caFile != "" {
+		pem, err := regular.ReadFile(u.caFile, tlsconf.MaxFile)
 		if err != nil {
 			return o, fmt.Errorf("%w: --upstream-ca-file: %w", config.ErrValue, err)
 		}
 		pool := x509.NewCertPool()
 		if !pool.AppendCertsFromPEM(pem) {
-			return o, fmt.Errorf("%w: --upstream-ca-file %s has no certificate in PEM", config.ErrValue, u.CAFile)
+			return o, fmt.Errorf("%w: --upstream-ca-file %s has no certificate in PEM", config.ErrValue, u.caFile)
 		}
 		o.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
 	return o, nil
 }
 
-// upstreamTokenizers reads --tokenizer: by models' names, and as "" that of all others.
-func upstreamTokenizers(u *config.Upstreams, template string) (map[string]*proxy.Tokenizer, error) {
+// upstreamTokenizers loads the folders of --tokenizer, by model; "" is that of all other models.
+func upstreamTokenizers(u *upstreamFlags, template string) (map[string]*proxy.Tokenizer, error) {
 	all := map[string]*proxy.Tokenizer{}
-	for _, given := range u.Tokenizers {
+	for _, given := range u.tokenizers {
 		name, folder, named := strings.Cut(given, "=")
 		if !named {
 			name, folder = "", given
 		}
 		switch {
-		case !u.Any():
-			return nil, fmt.Errorf("%w: --tokenizer %s is for prompts that go to upstreams: give --upstream, or leave it out; nodes bring their own", config.ErrValue, given)
+		case !u.any():
+			return nil, fmt.Errorf("%w: --tokenizer %s is for upstreams: give --upstream, or leave it out; nodes send their own", config.ErrValue, given)
 		case all[name] != nil:
-			return nil, fmt.Errorf("%w: --tokenizer %s: there is one for that model already; say which model each is for, as MODEL=FOLDER", config.ErrValue, given)
+			return nil, fmt.Errorf("%w: --tokenizer %s: there is one for that model already; name the model of each, as MODEL=FOLDER", config.ErrValue, given)
 		}
 		b, err := engine.ReadTokenizer(folder)
 		if err == nil {
@@ -191,8 +192,8 @@ func upstreamTokenizers(u *config.Upstreams, template string) (map[string]*proxy
 	return all, nil
 }
 
-func runGateway(v *command.Invocation) error {
-	f := gatewayFlags(v.Out)
+func runGateway(v *cli.Invocation) error {
+	f := newGatewayCommand(v.Out)
 	v.Set = f.Set
 	if _, err := v.Parse(0); err != nil {
 		return err
@@ -205,10 +206,10 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(checkPolicy(&f.g), checkOrigins(&f.g)); err != nil {
+	if err := errors.Join(checkPolicy(&f.g.Options), checkOrigins(&f.g.Options)); err != nil {
 		return err
 	}
-	template, err := command.ReadTemplate(f.template)
+	template, err := cli.ReadTemplate(f.template)
 	if err != nil {
 		return err
 	}
@@ -216,25 +217,26 @@ func runGateway(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	alone := f.u.Any() && f.c.TLSDir == "" // no cluster
+	alone := f.u.any() && f.p.TLSDir == "" // without a cluster
 	start := begin
 	if alone {
 		start = beginAlone
 	}
-	d, err := start(v, &f.p, &f.c, "gateway")
+	d, err := start(v, &f.p, "gateway")
 	if err != nil {
 		return err
 	}
 	defer d.End()
 	process.LimitMemory(d.Log, v.Environ, 0)
-	o := gatewayOptions(&f.g, &f.p, d)
+	o := f.g.options(&f.p, d)
+	o.Upstreams = f.u.Upstreams
 	if o.Upstreams.Options, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
+	o.Upstreams.Tokenizers = tokenizers
 	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, f.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
-	o.Upstreams.ForwardAuthorization, o.Limits.UpstreamRequests, o.Upstreams.Tokenizers = f.u.ForwardCredentials, f.u.MaxRequests, tokenizers
 	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {
 		return err
 	}
@@ -260,7 +262,7 @@ func runGateway(v *command.Invocation) error {
 	d.Watch(g.Ready, nil)
 	followClients(d, o.Metrics, cert)
 	followConfig(d, o.Metrics, v.Set, func() error {
-		again := gatewayFlags(io.Discard)
+		again := newGatewayCommand(io.Discard)
 		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
 			return err
 		}
@@ -268,8 +270,7 @@ func runGateway(v *command.Invocation) error {
 		if err != nil {
 			return err
 		}
-		next := gatewayOptions(&again.g, &again.p, d)
-		next.Limits.UpstreamRequests = again.u.MaxRequests
+		next := again.g.options(&again.p, d)
 		if err := next.Check(); err != nil {
 			return err
 		}
@@ -287,8 +288,8 @@ func runGateway(v *command.Invocation) error {
 	host := advertised(&f.c, f.g.Host)
 	self := cluster.Member{ID: d.Name, Role: "gateway", Build: version, HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
 	var server *cluster.Server
-	if f.c.NATSURL == "" {
-		// The server itself would only say that it is not ready in time.
+	if f.c.natsURL == "" {
+		// The server would not name the port that is in use.
 		probe, err := process.Listen(host, f.natsPort, "nats-port")
 		if err != nil {
 			return err
@@ -305,7 +306,7 @@ func runGateway(v *command.Invocation) error {
 		d.OnEnd(server.Close)
 		self.NATS, self.NATSRoute = server.Addr(), server.RouteAddr()
 	}
-	g.Hear(newBus(d, &f.c, server))
+	g.FollowEvents(newBus(d, &f.c, server))
 	cl, err := joinCluster(d, &f.c, f.g.Host, host, self, func(ms []cluster.Member) {
 		g.SetMembers(upstreamMembers(ms))
 		if server != nil {
@@ -319,83 +320,61 @@ func runGateway(v *command.Invocation) error {
 	return g.Run(d.Ctx)
 }
 
-func gatewayOptions(g *config.Gateway, p *config.Process, d *process.Process) gateway.Options {
-	port := g.Port
-	if port == 0 {
-		port = -1
-	}
-	return gateway.Options{
-		Host: g.Host, Port: port, MaxConns: g.MaxConns,
-		APIKeys: g.APIKeys, APIKeyFile: g.APIKeyFile, AllowedOrigins: g.AllowedOrigins, AllowedHosts: append(ownNames(g), g.AllowedHosts...),
-		RejectSpecialTokens: g.SpecialTokens == config.RejectSpecialTokens,
-		Policy:              g.Policy, MinRemotePrefillTokens: boundless(g.MinRemotePrefill), StreamTokens: g.StreamTokens,
-		StallTimeout: never(time.Duration(g.StallTimeout)), NodeSilence: never(time.Duration(g.NodeSilence)), ShutdownTimeout: time.Duration(p.ShutdownTimeout),
-		Limits: gateway.Limits{
-			HeaderTimeout: time.Duration(g.HeaderTimeout), SlowClientTimeout: time.Duration(g.SlowClientTimeout), MinBodyRate: boundless(int(g.MinBodyRate)),
-			MaxBodyBytes: int(g.MaxBody), MaxBodyMemory: boundless(int(g.MaxBodyMemory)), MaxConnsPerAddress: g.MaxConnsPerAddress,
-			MaxN: g.MaxN, MaxPromptTokens: g.MaxPromptTokens, MaxLogprobs: g.MaxLogprobs,
-			RequestTimeout: time.Duration(g.RequestTimeout), MaxAttempts: g.MaxAttempts, ResumeTimeout: never(time.Duration(g.ResumeTimeout)),
-			MaxInFlight: g.MaxRequests, MaxQueuedRequests: g.MaxQueuedRequests, MaxQueuedTokens: g.MaxQueuedTokens, QueueTimeout: time.Duration(g.QueueTimeout),
-			NodeBacklog: g.NodeBacklog, NodeBacklogTime: never(time.Duration(g.NodeBacklogTime)),
-			RetriesPerSecond: float64(g.RetriesPerSecond), ResumesPerSecond: float64(g.ResumesPerSecond),
-		},
-		Version: version, Log: d.Log, Level: d.Level, LogRequests: g.LogRequests, LogPromptText: g.MaxLogLen, QuietStats: p.DisableLogStats,
-	}
+// options returns the options of the flags, completed for a process.
+func (g *gatewayFlags) options(p *processFlags, d *process.Process) gateway.Options {
+	o := g.Options
+	o.AllowedHosts = append(ownNames(g), g.AllowedHosts...)
+	o.Port, o.MinRemotePrefillTokens = cmp.Or(g.Port, -1), cmp.Or(g.MinRemotePrefillTokens, -1) // in a flag, 0 means any or always
+	o.ShutdownTimeout, o.QuietStats = p.shutdownTimeout, p.quietStats
+	o.Version, o.Log, o.Level = version, d.Log, d.Level
+	return o
 }
 
 // descriptors returns the file descriptors that a gateway needs. A relayed request has
 // one connection to an upstream, or one to each of a pair.
-func descriptors(u *config.Upstreams, alone bool) process.Descriptors {
+func descriptors(u *upstreamFlags, alone bool) process.Descriptors {
 	need := process.GatewayDescriptors
 	if alone {
 		need = process.AloneDescriptors
 	}
 	switch {
-	case len(u.Prefill) > 0:
+	case len(u.prefill) > 0:
 		need.Each = 3
-	case u.Any():
+	case u.any():
 		need.Each = 2
 	}
 	return need
 }
 
-// adminListener is that of --admin-listen; nil without one.
-func adminListener(g *config.Gateway) (net.Listener, error) {
-	if g.AdminListen == "" {
+// adminListener returns the listener of --admin-listen; nil without the flag.
+func adminListener(g *gatewayFlags) (net.Listener, error) {
+	if g.adminListen == "" {
 		return nil, nil
 	}
-	host, _, err := net.SplitHostPort(g.AdminListen)
+	host, _, err := net.SplitHostPort(g.adminListen)
 	if err != nil {
-		return nil, fmt.Errorf("%w: --admin-listen %q: want host:port", config.ErrValue, g.AdminListen)
+		return nil, fmt.Errorf("%w: --admin-listen %q: want host:port", config.ErrValue, g.adminListen)
 	}
-	if !process.Loopback(host) && !g.Insecure {
-		return nil, fmt.Errorf("%w: --admin-listen %s is reachable from other machines, which need no key there: add --insecure if only operators reach it", config.ErrValue, g.AdminListen)
+	if !process.Loopback(host) && !g.insecure {
+		return nil, fmt.Errorf("%w: --admin-listen %s is reachable from other machines and needs no key: add --insecure if only operators reach it", config.ErrValue, g.adminListen)
 	}
-	l, err := net.Listen("tcp", g.AdminListen)
+	l, err := net.Listen("tcp", g.adminListen)
 	if err != nil {
 		return nil, fmt.Errorf("cannot listen for --admin-listen: %w", err)
 	}
 	return l, nil
 }
 
-// ownNames are names of the gateway that need no --allowed-hosts.
-func ownNames(g *config.Gateway) []string {
+// ownNames returns the names of the gateway that need no --allowed-hosts.
+func ownNames(g *gatewayFlags) []string {
 	names := []string{g.Host}
-	if host, _, err := net.SplitHostPort(g.AdminListen); err == nil && host != "" {
+	if host, _, err := net.SplitHostPort(g.adminListen); err == nil && host != "" {
 		names = append(names, host)
 	}
 	return names
 }
 
-// never is what Options take for a bound that is 0, off, in a flag.
-func never(d time.Duration) time.Duration {
-	if d == 0 {
-		return -1
-	}
-	return d
-}
-
-// upstreamMembers is the fleet as a gateway needs it.
+// upstreamMembers returns the members that a gateway can use.
 func upstreamMembers(ms []cluster.Member) []nodes.Member {
 	var us []nodes.Member
 	for _, m := range ms {

@@ -13,52 +13,53 @@ import (
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
 )
 
-// kvTransport reads --kv-transport, and looks at the other flags of how KV blocks travel.
-func kvTransport(n *config.Node) (kvtransfer.Transport, error) {
-	if n.KVConnections < 1 || n.KVConnections > kvtransfer.MaxConnections {
-		return "", fmt.Errorf("%w: --kv-connections %d, want 1 to %d", config.ErrValue, n.KVConnections, kvtransfer.MaxConnections)
+// kvTransport parses --kv-transport and checks the other flags of the KV transfer.
+func kvTransport(n *nodeFlags) (kvtransfer.Transport, error) {
+	if n.writer.Connections < 1 || n.writer.Connections > kvtransfer.MaxConnections {
+		return "", fmt.Errorf("%w: --kv-connections %d, want 1 to %d", config.ErrValue, n.writer.Connections, kvtransfer.MaxConnections)
 	}
-	if err := kvtransfer.CheckCongestionControl(n.KVCongestion); err != nil {
+	if err := kvtransfer.CheckCongestionControl(n.writer.CongestionControl); err != nil {
 		return "", fmt.Errorf("%w: --kv-congestion-control: %w", config.ErrValue, err)
 	}
-	t, err := kvtransfer.ParseTransport(n.KVTransport)
+	t, err := kvtransfer.ParseTransport(n.transport)
 	if err != nil {
 		return "", fmt.Errorf("%w: --kv-transport: %w", config.ErrValue, err)
 	}
-	if all := append([]string{"auto"}, fabric.Providers...); !slices.Contains(all, n.FabricProvider) {
-		return "", fmt.Errorf("%w: --fabric-provider %q, want one of %s", config.ErrValue, n.FabricProvider, strings.Join(all, ", "))
+	if all := append([]string{"auto"}, fabric.Providers...); !slices.Contains(all, n.fabric.Provider) {
+		return "", fmt.Errorf("%w: --fabric-provider %q, want one of %s", config.ErrValue, n.fabric.Provider, strings.Join(all, ", "))
 	}
-	if t == kvtransfer.OverRDMA && n.KVTLS {
-		return "", fmt.Errorf("%w: --kv-tls: KV blocks that travel by RDMA are in the clear; choose --kv-transport tcp, or leave --kv-tls out", config.ErrValue)
+	if t == kvtransfer.OverRDMA && n.tls {
+		return "", fmt.Errorf("%w: --kv-tls: RDMA transfers KV blocks unencrypted; use --kv-transport tcp, or leave --kv-tls out", config.ErrValue)
 	}
 	return t, nil
 }
 
-// kvFabric opens what --kv-transport rdma needs, and says over what KV blocks travel instead where there is none. It outlives readers and writers.
-// Of a GPU's KV they travel from memory to memory if the provider reaches that: then gpu is what it was, else nil.
-func kvFabric(d *process.Process, n *config.Node, t kvtransfer.Transport, gpu kvtransfer.DeviceMemory) (*fabric.Device, kvtransfer.Transport, kvtransfer.DeviceMemory) {
+// kvFabric opens the device of --kv-transport rdma and returns the transport to use: TCP if there
+// is no device. The device outlives readers and writers. The returned memory is gpu if the provider
+// reaches the GPU's memory directly, else nil.
+func kvFabric(d *process.Process, n *nodeFlags, t kvtransfer.Transport, gpu kvtransfer.DeviceMemory) (*fabric.Device, kvtransfer.Transport, kvtransfer.DeviceMemory) {
 	if t != kvtransfer.OverRDMA {
 		return nil, t, nil
 	}
-	providers := []string{n.FabricProvider}
-	if n.FabricProvider == "auto" {
+	providers := []string{n.fabric.Provider}
+	if n.fabric.Provider == "auto" {
 		providers = fabric.Hardware
 	}
 	var errs []error
 	for _, p := range providers {
-		f, direct, err := openFabric(fabric.Options{Provider: p, Address: fabricAddress(n, p), Library: n.FabricLibrary}, gpu)
+		f, direct, err := openFabric(fabric.Options{Provider: p, Address: fabricAddress(n, p), Library: n.fabric.Library}, gpu)
 		if f != nil {
 			d.OnEnd(func() { d.Report("libfabric", f.Close()) })
 			i := f.Info()
 			is := []any{"provider", i.Provider, "interface", i.Domain, "network", i.Fabric, "libfabric", i.Library}
 			switch {
 			case direct:
-				d.Log.Info("KV blocks travel by RDMA between GPUs", is...)
+				d.Log.Info("KV transfer: RDMA between GPUs", is...)
 				return f, t, gpu
 			case gpu != nil:
-				d.Log.Warn("KV blocks travel by RDMA through the host's memory, not between GPUs", append(is, "error", err)...)
+				d.Log.Warn("KV transfer: RDMA through the host's memory, not between GPUs", append(is, "error", err)...)
 			default:
-				d.Log.Info("KV blocks travel by RDMA", is...)
+				d.Log.Info("KV transfer: RDMA", is...)
 			}
 			return f, t, nil
 		}
@@ -66,11 +67,12 @@ func kvFabric(d *process.Process, n *config.Node, t kvtransfer.Transport, gpu kv
 			break
 		}
 	}
-	d.Log.Warn("no RDMA: KV blocks travel over TCP", "error", errors.Join(errs...))
+	d.Log.Warn("KV transfer: TCP, because RDMA is not available", "error", errors.Join(errs...))
 	return nil, kvtransfer.OverTCP, nil
 }
 
-// openFabric opens a provider, if it can as one that reaches the GPU's memory; else err says why that is not so.
+// openFabric opens a provider, for the GPU's memory if possible. If direct is false, err is why the
+// provider does not reach that memory; nil without a GPU.
 func openFabric(o fabric.Options, gpu kvtransfer.DeviceMemory) (f *fabric.Device, direct bool, err error) {
 	if gpu == nil {
 		f, err = fabric.Open(o)
@@ -93,18 +95,19 @@ func openFabric(o fabric.Options, gpu kvtransfer.DeviceMemory) (f *fabric.Device
 	return f, false, err
 }
 
-// fabricAddress is where peers reach this node.
-func fabricAddress(n *config.Node, provider string) string {
-	if n.FabricAddress != "" || provider == "shm" {
-		return n.FabricAddress
+// fabricAddress returns the address at which peers reach this node.
+func fabricAddress(n *nodeFlags, provider string) string {
+	if n.fabric.Address != "" || provider == "shm" {
+		return n.fabric.Address
 	}
-	if a, err := netip.ParseAddr(n.Host); err == nil && a.IsUnspecified() {
+	if a, err := netip.ParseAddr(n.host); err == nil && a.IsUnspecified() {
 		return ""
 	}
-	return n.Host
+	return n.host
 }
 
-// kvFile is where a prefill node's KV blocks lie so that decode nodes on its host can copy them; nil: they cannot. It outlives the engine.
+// kvFile returns the shared memory for a prefill node's KV blocks, from which decode nodes on its
+// host copy them; nil without it. It outlives the engine.
 func kvFile(d *process.Process, t kvtransfer.Transport) (*kvtransfer.Shared, error) {
 	if t == kvtransfer.OverTCP || t == kvtransfer.OverRDMA {
 		return nil, nil
@@ -117,6 +120,6 @@ func kvFile(d *process.Process, t kvtransfer.Transport) (*kvtransfer.Shared, err
 	if t == kvtransfer.OverShared {
 		return nil, err
 	}
-	d.Log.Info("no shared memory: KV blocks travel over TCP", "error", err)
+	d.Log.Info("KV transfer: TCP, because shared memory is not available", "error", err)
 	return nil, nil
 }

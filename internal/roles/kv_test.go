@@ -43,12 +43,12 @@ func TestFabricOrTCP(t *testing.T) {
 		direct            bool
 		line              string
 	}{
-		{"efa", "", nil, kvtransfer.OverTCP, false, "no RDMA: KV blocks travel over TCP"},
-		{"efa", "", page, kvtransfer.OverTCP, false, "no RDMA: KV blocks travel over TCP"},
-		{"auto", "203.0.113.9", nil, kvtransfer.OverTCP, false, "no RDMA: KV blocks travel over TCP"},
+		{"efa", "", nil, kvtransfer.OverTCP, false, "KV transfer: TCP, because RDMA is not available"},
+		{"efa", "", page, kvtransfer.OverTCP, false, "KV transfer: TCP, because RDMA is not available"},
+		{"auto", "203.0.113.9", nil, kvtransfer.OverTCP, false, "KV transfer: TCP, because RDMA is not available"},
 		{"tcp", "203.0.113.9", nil, kvtransfer.OverTCP, false, "203.0.113.9"},
-		{"tcp", "", nil, kvtransfer.OverRDMA, false, `"KV blocks travel by RDMA"`},
-		{"shm", "", nil, kvtransfer.OverRDMA, false, `"KV blocks travel by RDMA"`},
+		{"tcp", "", nil, kvtransfer.OverRDMA, false, `"KV transfer: RDMA"`},
+		{"shm", "", nil, kvtransfer.OverRDMA, false, `"KV transfer: RDMA"`},
 		{"tcp", "", page, kvtransfer.OverRDMA, false, "through the host's memory"},
 		{"shm", "", page, kvtransfer.OverRDMA, true, "between GPUs"},
 		{"shm", "", notThere{page}, kvtransfer.OverRDMA, false, "through the host's memory"},
@@ -58,7 +58,7 @@ func TestFabricOrTCP(t *testing.T) {
 		}
 		var out bytes.Buffer
 		d := &process.Process{Log: slog.New(slog.NewTextHandler(&out, nil))}
-		device, got, gpu := kvFabric(d, &config.Node{Host: "127.0.0.1", FabricProvider: c.provider, FabricAddress: c.address}, kvtransfer.OverRDMA, c.gpu)
+		device, got, gpu := kvFabric(d, &nodeFlags{host: "127.0.0.1", fabric: fabric.Options{Provider: c.provider, Address: c.address}}, kvtransfer.OverRDMA, c.gpu)
 		if got != c.want || (device != nil) != (got == kvtransfer.OverRDMA) || (gpu != nil) != c.direct {
 			t.Errorf("%s at %q: over %s, to a GPU %v", c.provider, c.address, got, gpu != nil)
 		}
@@ -73,21 +73,21 @@ func TestFabricOrTCP(t *testing.T) {
 	if device, got, _ := kvFabric(nil, nil, kvtransfer.Auto, page); device != nil || got != kvtransfer.Auto {
 		t.Errorf("not asked for: over %s", got)
 	}
-	for want, n := range map[string]config.Node{
-		"--fabric-provider": {KVTransport: "rdma", FabricProvider: "pigeon"},
-		"--kv-tls":          {KVTransport: "rdma", FabricProvider: "tcp", KVTLS: true},
-		"--kv-transport":    {KVTransport: "pigeon", FabricProvider: "auto"},
-		"--kv-connections":  {KVTransport: "tcp", FabricProvider: "auto", KVConnections: 1000},
+	for want, n := range map[string]nodeFlags{
+		"--fabric-provider": {transport: "rdma", fabric: fabric.Options{Provider: "pigeon"}},
+		"--kv-tls":          {transport: "rdma", fabric: fabric.Options{Provider: "tcp"}, tls: true},
+		"--kv-transport":    {transport: "pigeon", fabric: fabric.Options{Provider: "auto"}},
+		"--kv-connections":  {transport: "tcp", fabric: fabric.Options{Provider: "auto"}, writer: kvtransfer.WriterOptions{Connections: 1000}},
 	} {
-		if n.KVConnections == 0 {
-			n.KVConnections = 1
+		if n.writer.Connections == 0 {
+			n.writer.Connections = 1
 		}
 		if _, err := kvTransport(&n); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", n, err)
 		}
 	}
 	for host, want := range map[string]string{"0.0.0.0": "", "::": "", "10.1.2.3": "10.1.2.3", "node-1": "node-1"} {
-		if got := fabricAddress(&config.Node{Host: host}, "verbs"); got != want {
+		if got := fabricAddress(&nodeFlags{host: host}, "verbs"); got != want {
 			t.Errorf("--host %s: interface %q", host, got)
 		}
 	}
@@ -98,7 +98,7 @@ func TestNoLibrary(t *testing.T) {
 	const at = "TANDEM_TEST_LIBRARY"
 	if library := os.Getenv(at); library != "" {
 		d := &process.Process{Log: slog.New(slog.NewTextHandler(os.Stdout, nil))}
-		device, got, _ := kvFabric(d, &config.Node{Host: "127.0.0.1", FabricProvider: "auto", FabricLibrary: library}, kvtransfer.OverRDMA, nil)
+		device, got, _ := kvFabric(d, &nodeFlags{host: "127.0.0.1", fabric: fabric.Options{Provider: "auto", Library: library}}, kvtransfer.OverRDMA, nil)
 		fmt.Printf("travels %s %v\n", got, device == nil)
 		d.End()
 		return
@@ -106,7 +106,7 @@ func TestNoLibrary(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestNoLibrary$")
 	cmd.Env = append(os.Environ(), at+"=libnone.so")
 	out, err := cmd.CombinedOutput()
-	if err != nil || strings.Count(string(out), "level=") != 1 || !strings.Contains(string(out), `level=WARN msg="no RDMA: KV blocks travel over TCP"`) || !strings.Contains(string(out), "travels tcp true\n") ||
+	if err != nil || strings.Count(string(out), "level=") != 1 || !strings.Contains(string(out), `level=WARN msg="KV transfer: TCP, because RDMA is not available"`) || !strings.Contains(string(out), "travels tcp true\n") ||
 		fabric.Built && !strings.Contains(string(out), "libnone.so") {
 		t.Errorf("%v: it says\n%s", err, out)
 	}

@@ -17,9 +17,8 @@ import (
 	"github.com/tandem-serving/tandem/prefill"
 )
 
-// NodeMetrics connects what the parts of a node count to the table of metrics: one line
-// for each metric says which number of which part it is. Counters are read by a scrape.
-// Histograms are filled by the engine's and the transfers' own calls.
+// NodeMetrics connects the counters of a node's parts to the table of metrics, one line for
+// each. A scrape reads counters. The engine and the transfers fill histograms by callbacks.
 //
 // Invariant: each number is exported by exactly one role. In a process with a gateway,
 // the gateway exports times and sizes of requests. Nothing is counted or decided here.
@@ -30,7 +29,7 @@ type NodeMetrics struct {
 	transfers atomic.Pointer[func(*logs.Counts)]
 }
 
-// Counts is what the line of rates is made of.
+// Counts returns the counts for the log line of rates.
 func (n *NodeMetrics) Counts() logs.Counts {
 	s := n.Stats()
 	c := logs.Counts{
@@ -45,13 +44,13 @@ func (n *NodeMetrics) Counts() logs.Counts {
 	return c
 }
 
-// usage is the share of blocks that cannot be handed out.
+// usage returns the share of blocks that are in use.
 func (n *NodeMetrics) usage() float64 {
 	u := n.Stats().Scheduler.Blocks
 	return float64(u.Blocks-u.Free-u.Cached) / float64(u.Blocks)
 }
 
-// counter feeds a counter from the engine's.
+// counter connects a counter of the engine.
 func (n *NodeMetrics) counter(id metrics.ID, f func(s engine.Stats) uint64, labels ...string) {
 	n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(n.Stats())) })
 }
@@ -103,8 +102,8 @@ func (n *NodeMetrics) Engine(l *engine.Loaded, build, role string) {
 	n.Set.Gauge(metrics.QueueLimit, metrics.QueueRunning).Set(float64(l.Scheduler.MaxSeqs))
 }
 
-// WatchEngine is the engine's Watch: it fills the histograms. In a process that has
-// the gateway too, requests' times and sizes are the gateway's to tell, once.
+// WatchEngine returns the engine's Watch, which fills the histograms. In a process with a
+// gateway, the gateway exports the times and sizes of requests.
 func WatchEngine(set *metrics.Set) engine.Watch {
 	tokens, steps := set.Histogram(metrics.IterationTokens), set.Histogram(metrics.EngineStepSeconds)
 	queue, inference := set.Histogram(metrics.RequestQueueTime), set.Histogram(metrics.RequestInferenceTime)
@@ -112,9 +111,9 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	computed := set.Histogram(metrics.RequestPrefillKVComputed)
 	w := engine.Watch{
 		Step: func(nTokens int, d time.Duration) { tokens.Observe(float64(nTokens)); steps.Observe(d.Seconds()) },
-		Ended: func(l engine.Life) {
+		OnFinish: func(l engine.RequestStats) {
 			if l.First == 0 || l.Finish == engine.FinishError || !l.Job && l.Finish == 0 {
-				return // what did not end well would tell of its end, not of the service
+				return // the times of a failed request show the failure, not the service
 			}
 			queue.Observe((l.Admitted - l.Added).Seconds())
 			prefills.Observe((l.First - l.Admitted).Seconds())
@@ -129,10 +128,10 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	first, next := set.Histogram(metrics.TimeToFirstToken), set.Histogram(metrics.InterTokenLatency)
 	w.First = func(d time.Duration) { first.Observe(d.Seconds()) }
 	w.Next = func(d time.Duration) { next.Observe(d.Seconds()) }
-	both := w.Ended
+	both := w.OnFinish
 	prompt, output, most := set.Histogram(metrics.RequestPromptTokens), set.Histogram(metrics.RequestGenerationTokens), set.Histogram(metrics.RequestParamsMaxTokens)
 	total, decoding, perToken := set.Histogram(metrics.E2ERequestLatency), set.Histogram(metrics.RequestDecodeTime), set.Histogram(metrics.TimePerOutputToken)
-	w.Ended = func(l engine.Life) {
+	w.OnFinish = func(l engine.RequestStats) {
 		both(l)
 		if l.Finish != engine.FinishStop && l.Finish != engine.FinishLength {
 			return
@@ -149,11 +148,10 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	return w
 }
 
-// Decode connects a decode role's counters, and those of its transfers
-// where there is a reader.
-func (n *NodeMetrics) Decode(counters func() decode.Counters, owned func() (now, limit int), legs func(state string) int) {
+// Decode connects a decode role's counters.
+func (n *NodeMetrics) Decode(counters func() decode.Counters, owned func() (now, limit int), breakers func(state string) int) {
 	for _, state := range metrics.BreakerStates {
-		n.Set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(legs(state)) })
+		n.Set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(breakers(state)) })
 	}
 	counter := func(id metrics.ID, f func(decode.Counters) uint64, labels ...string) {
 		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(counters())) })
@@ -190,7 +188,7 @@ func (n *NodeMetrics) Decode(counters func() decode.Counters, owned func() (now,
 	n.Set.Gauge(metrics.QueueLimit, metrics.QueueAttempts).Func(func() float64 { _, limit := owned(); return float64(limit) })
 }
 
-// Reader connects what a decode node's side of transfers counts.
+// Reader connects the counters of a decode node's side of transfers.
 func (n *NodeMetrics) Reader(stats func() kvtransfer.ReaderStats) {
 	counter := func(id metrics.ID, f func(kvtransfer.ReaderStats) uint64, labels ...string) {
 		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
@@ -211,15 +209,15 @@ func (n *NodeMetrics) Reader(stats func() kvtransfer.ReaderStats) {
 	gauge("granted", func(s kvtransfer.ReaderStats) int { return s.Granted })
 	gauge("arriving", func(s kvtransfer.ReaderStats) int { return s.Arriving })
 	gauge("quarantined", func(s kvtransfer.ReaderStats) int { return s.Quarantined })
-	told := func(c *logs.Counts) {
+	add := func(c *logs.Counts) {
 		s := stats()
 		c.Transfers, c.TransferFailures, c.TransferBytes = s.LeasesArrived, s.LeasesFailed, s.PayloadBytes
 	}
-	n.transfers.Store(&told)
+	n.transfers.Store(&add)
 }
 
-// News connects the counter of messages about the prefix cache that were not sent.
-func (n *NodeMetrics) News(dropped func() uint64) {
+// BlockEvents connects the counter of block events that were not sent.
+func (n *NodeMetrics) BlockEvents(dropped func() uint64) {
 	n.Set.Counter(metrics.BlockEventsDropped).Func(func() float64 { return float64(dropped()) })
 }
 
@@ -265,13 +263,13 @@ func (n *NodeMetrics) Prefill(counters func() prefill.Counters, jobsHeld func() 
 	counter(metrics.KVTransferRetries, func(s kvtransfer.WriterStats) uint64 { return s.Retries })
 
 	hidden, exposed := n.Set.Histogram(metrics.KVTransferHidden), n.Set.Histogram(metrics.KVTransferExposed)
-	told := func(c *logs.Counts) {
+	add := func(c *logs.Counts) {
 		s := stats()
 		c.Transfers, c.TransferFailures, c.TransferBytes = s.PushesDone, s.PushesFailed, s.PayloadBytes
 		c.TransferHidden = time.Duration(hidden.Sum() * float64(time.Second))
 		c.TransferExposed = time.Duration(exposed.Sum() * float64(time.Second))
 	}
-	n.transfers.Store(&told)
+	n.transfers.Store(&add)
 	queued := func() int { waiting, _, _ := jobsHeld(); return waiting }
 	asking := func() int { _, asking, _ := jobsHeld(); return asking }
 	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() + asking() })

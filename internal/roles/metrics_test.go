@@ -250,7 +250,7 @@ func TestMeters(t *testing.T) {
 
 // The moments of a request's life, and what it was made of, reach the histograms.
 func TestMetersOfALife(t *testing.T) {
-	life := engine.Life{Prompt: 120, Cached: 32, Arrived: 64, Output: 11, MaxTokens: 40, Preemptions: 3, Finish: engine.FinishLength,
+	life := engine.RequestStats{Prompt: 120, Cached: 32, Arrived: 64, Output: 11, MaxTokens: 40, Preemptions: 3, Finish: engine.FinishLength,
 		Added: 1 * time.Second, Admitted: 3 * time.Second, First: 6 * time.Second, Last: 10 * time.Second, Ended: 15 * time.Second}
 	sums := map[string]float64{
 		"vllm:request_queue_time_seconds": 2, "vllm:request_prefill_time_seconds": 3, "vllm:request_inference_time_seconds": 7,
@@ -263,14 +263,14 @@ func TestMetersOfALife(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		roles metrics.Role
-		life  func(*engine.Life)
+		life  func(*engine.RequestStats)
 		want  []map[string]float64
 	}{
-		"decode":            {metrics.Decode, func(*engine.Life) {}, []map[string]float64{sums, request}},
-		"prefill":           {metrics.Prefill, func(l *engine.Life) { l.Job = true }, []map[string]float64{sums}},
-		"serve: once":       {metrics.Decode | metrics.Gateway, func(*engine.Life) {}, []map[string]float64{sums}},
-		"one that failed":   {metrics.Decode, func(l *engine.Life) { l.Finish = engine.FinishError }, nil},
-		"one that was left": {metrics.Decode, func(l *engine.Life) { l.Finish = 0 }, nil},
+		"decode":            {metrics.Decode, func(*engine.RequestStats) {}, []map[string]float64{sums, request}},
+		"prefill":           {metrics.Prefill, func(l *engine.RequestStats) { l.Job = true }, []map[string]float64{sums}},
+		"serve: once":       {metrics.Decode | metrics.Gateway, func(*engine.RequestStats) {}, []map[string]float64{sums}},
+		"one that failed":   {metrics.Decode, func(l *engine.RequestStats) { l.Finish = engine.FinishError }, nil},
+		"one that was left": {metrics.Decode, func(l *engine.RequestStats) { l.Finish = 0 }, nil},
 	} {
 		set, l := metrics.New(c.roles, "m"), life
 		c.life(&l)
@@ -288,7 +288,7 @@ func TestMetersOfALife(t *testing.T) {
 				w.Next(400 * time.Millisecond)
 			}
 		}
-		w.Ended(l)
+		w.OnFinish(l)
 		for row, value := range series(t, set) {
 			at, histogram := strings.CutSuffix(row, "_sum")
 			if n, ok := strings.CutSuffix(row, "_count"); ok && value != 0 && value != 1 {

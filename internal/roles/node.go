@@ -16,8 +16,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/command"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/lengths"
 	"github.com/tandem-serving/tandem/internal/obs/logs"
@@ -30,59 +30,59 @@ import (
 	"github.com/tandem-serving/tandem/prefill"
 )
 
-// nodeCommand is the flags of a prefill or decode node.
+// nodeCommand has the flags of a prefill or decode node.
 type nodeCommand struct {
-	scrapers int // connections that --http-port may have
+	scrapers int // most connections of --http-port
 	*config.Set
 	role string
-	m    config.Model
-	n    config.Node
-	c    config.Cluster
-	p    config.Process
+	m    cli.Model
+	n    nodeFlags
+	c    clusterFlags
+	p    processFlags
 }
 
-// ports of the roles on machines of their own; the README has the table.
+// ports are the roles' ports on separate machines.
 var ports = map[string][4]int{ // gossip, rpc, kv, http
 	"prefill": {7946, 7101, 7201, 7301},
 	"decode":  {7946, 7102, 7202, 7302},
 }
 
-func nodeFlags(role string, out io.Writer) *nodeCommand {
+func newNodeCommand(role string, out io.Writer) *nodeCommand {
 	f := &nodeCommand{Set: table().Find(role).Flags(out), role: role}
 	f.m.Register(f.Set)
-	f.n.Register(f.Set, ports[role][1], ports[role][2], ports[role][3])
-	f.c.Register(f.Set, ports[role][0])
-	f.p.Register(f.Set)
+	f.n.register(f.Set, ports[role][1], ports[role][2], ports[role][3])
+	f.c.register(f.Set, &f.p.Options, ports[role][0])
+	f.p.register(f.Set)
 	return f
 }
 
-// node is a model on a device with its engine, and what the cluster knows of it.
+// node is a process with a model, its engine and its metrics.
 type node struct {
 	*engine.Loaded
 	*process.Process
 	eng    *engine.Engine
 	meters NodeMetrics
 	role   string
-	asks   rpc.Counters // of the connections that this node dials
+	dialed rpc.Counters // of the connections that this node dials
 	tr     *trace.Tracer
 }
 
-// hooks are what a role hears from the step goroutine.
+// hooks are a role's callbacks on the step goroutine.
 type hooks struct {
 	step   func()
 	blocks func(events []kvcache.Event, gap bool)
-	kvFile engine.KVFile // where KV blocks lie; nil: the device's own memory
+	kvFile engine.KVFile // memory of KV blocks; nil: the device's own
 }
 
 // startEngine loads the model and starts its loop.
-func startEngine(d *process.Process, environ []string, m *config.Model, p *config.Process, role string, roles metrics.Role, on hooks) (*node, error) {
-	o, err := command.LoadOptions(m, environ, d.Log)
+func startEngine(d *process.Process, environ []string, m *cli.Model, p *processFlags, role string, roles metrics.Role, on hooks) (*node, error) {
+	o, err := m.Options(environ, d.Log)
 	if err != nil {
 		return nil, err
 	}
 	o.KVFile = on.kvFile
 	o.SharedKV = role != "serve"
-	if role == "prefill" { // which draws nothing that could be guessed
+	if role == "prefill" { // which samples no tokens
 		o.Speculation = engine.Speculation{}
 	}
 	l, err := engine.Load(o)
@@ -109,7 +109,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 		return nil, err
 	}
 	if err := gateway.CheckBundle(n.bundle()); err != nil {
-		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Path, err)
+		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Model, err)
 	}
 	d.Work(n.eng.Run)
 	n.meters.Stats = n.eng.Stats
@@ -122,7 +122,7 @@ func startEngine(d *process.Process, environ []string, m *config.Model, p *confi
 	for _, line := range l.Plan.Lines {
 		d.Log.Info("KV memory", "derivation", line)
 	}
-	if !p.DisableLogStats {
+	if !p.quietStats {
 		d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.meters.Counts) })
 	}
 	return n, nil
@@ -139,7 +139,7 @@ func (n *node) layout() kvtransfer.Layout {
 	return kvtransfer.Layout{Regions: n.Regions(), PageBytes: n.KV.PageBytes, Hash: n.LayoutHash()}
 }
 
-// gpu is the GPU's own KV memory where the network could reach it; nil: there is none such.
+// gpu returns the GPU's KV memory for RDMA; nil if there is none.
 func (n *node) gpu() kvtransfer.DeviceMemory {
 	if d := n.Direct(); d != nil {
 		return d
@@ -147,36 +147,36 @@ func (n *node) gpu() kvtransfer.DeviceMemory {
 	return nil
 }
 
-// drainer is a role that can be asked to finish.
+// drainer is a role that can drain.
 type drainer interface {
 	Draining() bool
 	Drain(ctx context.Context)
 }
 
-// serve runs a node's listeners until the first signal and drains it: unready
-// at once, accepting for a moment longer, then finishing what runs.
+// serve runs a node's listeners until the first signal and drains it: it is not ready at once,
+// accepts work for a moment longer, and then finishes running work.
 func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.Bus) error {
-	rl, err := process.Listen(f.n.Host, f.n.RPCPort, "rpc-port")
+	rl, err := process.Listen(f.n.host, f.n.rpcPort, "rpc-port")
 	if err != nil {
 		return err
 	}
-	hl, err := process.Listen(f.n.Host, f.n.HTTPPort, "http-port")
+	hl, err := process.Listen(f.n.host, f.n.httpPort, "http-port")
 	if err != nil {
 		return errors.Join(err, rl.Close())
 	}
 	failed, counters := make(chan error, 2), new(rpc.Counters)
-	RPCMetrics(n.meters.Set, counters, &n.asks)
+	RPCMetrics(n.meters.Set, counters, &n.dialed)
 	watched := &gatewayWatch{Handler: h}
 	n.Work(func(ctx context.Context) {
 		failed <- rpc.Serve(ctx, rl, rpc.Options{Hello: n.hello(), TLS: n.Certs.Server(), Log: n.Log, Counters: counters}, watched)
 	})
-	host := advertised(&f.c, f.n.Host)
+	host := advertised(&f.c, f.n.host)
 	self := cluster.Member{
 		ID: n.Name, Role: n.role, Build: version, RPC: process.At(host, rl.Addr()), HTTP: process.At(host, hl.Addr()), Model: n.Bundle.ModelName,
 		Fingerprint: n.Fingerprint, Class: n.Class, Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true,
 	}
-	cl, err := joinCluster(n.Process, &f.c, f.n.Host, host, self, func(ms []cluster.Member) {
-		if bus != nil && f.c.NATSURL == "" {
+	cl, err := joinCluster(n.Process, &f.c, f.n.host, host, self, func(ms []cluster.Member) {
+		if bus != nil && f.c.natsURL == "" {
 			bus.SetServers(addresses(ms, func(m cluster.Member) string { return m.NATS }))
 		}
 	})
@@ -209,10 +209,10 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	draining.Store(true)
 	self.Ready, self.Draining = false, true
 	n.Report("gossip", cl.Update(self))
-	n.Log.Info("draining", "timeout", time.Duration(f.p.ShutdownTimeout))
-	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(f.p.ShutdownTimeout))
+	n.Log.Info("draining", "timeout", f.p.shutdownTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), f.p.shutdownTimeout)
 	defer cancel()
-	// Those that have not heard yet may still send something.
+	// Gateways that have not received the update may still send requests.
 	for until := time.Now().Add(drainDelay); ctx.Err() == nil && counters.Conns.Load() > 0 && time.Now().Before(until); {
 		time.Sleep(drainPoll)
 	}
@@ -220,8 +220,8 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	return nil
 }
 
-// gatewayWatch has gossip look after gateways whose connections end: one that is
-// started again at once knows nobody, and is not missed by gossip yet.
+// gatewayWatch asks gossip to probe a gateway whose connection closed. A gateway that restarts
+// at once knows no members, and gossip has not noticed yet.
 type gatewayWatch struct {
 	rpc.Handler
 	cluster atomic.Pointer[cluster.Cluster] // nil: not joined yet
@@ -235,20 +235,20 @@ func (w *gatewayWatch) Closed(c *rpc.Conn, err error) {
 	}
 }
 
-// drainDelay is how long a node that leaves keeps accepting, while anybody is
-// connected who could send something; drainPoll is how often it looks.
+// drainDelay is how long a draining node accepts work while peers are connected; drainPoll is
+// how often it checks.
 const (
 	drainDelay = 3 * time.Second
 	drainPoll  = 20 * time.Millisecond
 )
 
-// open reads the flags and starts the process, which the caller ends.
-func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.Transport, error) {
+// open parses the flags and starts the process, which the caller ends.
+func (f *nodeCommand) open(v *cli.Invocation) (*process.Process, kvtransfer.Transport, error) {
 	v.Set = f.Set
 	if _, err := v.Parse(0); err != nil {
 		return nil, "", err
 	}
-	d, err := begin(v, &f.p, &f.c, f.role)
+	d, err := begin(v, &f.p, f.role)
 	if err != nil {
 		return nil, "", err
 	}
@@ -266,8 +266,8 @@ func (f *nodeCommand) open(v *command.Invocation) (*process.Process, kvtransfer.
 	return d, t, nil
 }
 
-func runPrefill(v *command.Invocation) error {
-	f := nodeFlags("prefill", v.Out)
+func runPrefill(v *cli.Invocation) error {
+	f := newNodeCommand("prefill", v.Out)
 	d, transport, err := f.open(v)
 	if err != nil {
 		return err
@@ -277,8 +277,8 @@ func runPrefill(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	var news blockNews
-	on := hooks{blocks: news.tell}
+	var blocks blockPublisher
+	on := hooks{blocks: blocks.publish}
 	if shared != nil {
 		on.kvFile = shared
 	}
@@ -287,13 +287,13 @@ func runPrefill(v *command.Invocation) error {
 		return err
 	}
 	bus := newBus(d, &f.c, nil)
-	if err := news.begin(n, bus); err != nil {
+	if err := blocks.start(n, bus); err != nil {
 		return err
 	}
 	device, transport, gpu := kvFabric(d, &f.n, transport, n.gpu())
-	wo := kvtransfer.WriterOptions{Node: d.Name, Layout: n.layout(), Memory: n.Loaded, Shared: shared, Transport: transport, Fabric: device, Device: gpu,
-		Connections: f.n.KVConnections, CongestionControl: f.n.KVCongestion}
-	if f.n.KVTLS {
+	wo := f.n.writer
+	wo.Node, wo.Layout, wo.Memory, wo.Shared, wo.Transport, wo.Fabric, wo.Device = d.Name, n.layout(), n.Loaded, shared, transport, device, gpu
+	if f.n.tls {
 		wo.TLS = d.Certs.Client()
 	}
 	w, err := kvtransfer.NewWriter(wo)
@@ -313,40 +313,40 @@ func runPrefill(v *command.Invocation) error {
 	return n.serve(f, p, p, bus)
 }
 
-func runDecode(v *command.Invocation) error {
-	f := nodeFlags("decode", v.Out)
+func runDecode(v *cli.Invocation) error {
+	f := newNodeCommand("decode", v.Out)
 	d, transport, err := f.open(v)
 	if err != nil {
 		return err
 	}
 	defer d.End()
 	var role *decode.Node
-	var news blockNews
+	var blocks blockPublisher
 	n, err := startEngine(d, v.Environ, &f.m, &f.p, "decode", metrics.Decode, hooks{
 		step: func() {
 			if role != nil { // nil when the start failed in between
 				role.Flush()
 			}
 		},
-		blocks: news.tell,
+		blocks: blocks.publish,
 	})
 	if err != nil {
 		return err
 	}
 	bus := newBus(d, &f.c, nil)
-	if err := news.begin(n, bus); err != nil {
+	if err := blocks.start(n, bus); err != nil {
 		return err
 	}
 	observe := KVReceived(n.meters.Set)
 	device, transport, gpu := kvFabric(d, &f.n, transport, n.gpu())
 	ro := kvtransfer.ReaderOptions{
-		Node: d.Name, Transport: transport, Fabric: device, Device: gpu, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.Host, strconv.Itoa(f.n.KVPort)),
+		Node: d.Name, Transport: transport, Fabric: device, Device: gpu, Layout: n.layout(), Memory: n.Loaded, Listen: net.JoinHostPort(f.n.host, strconv.Itoa(f.n.kvPort)),
 		OnEvent: func(ev kvtransfer.Event) {
 			observe(ev)
 			role.TransferEvent(ev)
 		},
 	}
-	if f.n.KVTLS {
+	if f.n.tls {
 		ro.TLS = d.Certs.Server()
 	}
 	r, err := kvtransfer.NewReader(ro)
@@ -356,7 +356,7 @@ func runDecode(v *command.Invocation) error {
 	d.OnEnd(func() { d.Report("kvtransfer", r.Close()) })
 	n.meters.Reader(r.Stats)
 	role = n.decodeRole(r, func(h rpc.Handler) decode.Dialer {
-		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.asks}, h)
+		p := rpc.NewPool(rpc.Options{Hello: n.hello(), TLS: d.Certs.Client(), Log: d.Log, Counters: &n.dialed}, h)
 		d.OnEnd(p.Close)
 		return p
 	})
@@ -364,8 +364,8 @@ func runDecode(v *command.Invocation) error {
 	return n.serve(f, role, role, bus)
 }
 
-// decodeRole makes the decode side of a node; a nil reader means that it
-// prefills by itself.
+// decodeRole returns the decode role of a node. With a nil reader, it prefills all prompts
+// itself.
 func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer) *decode.Node {
 	role := decode.New(decode.Options{
 		Engine: n.eng, Reader: r, Dial: dial, Logger: n.Log, Tracer: n.tr,
@@ -373,11 +373,11 @@ func (n *node) decodeRole(r decode.Reader, dial func(rpc.Handler) decode.Dialer)
 		Identity: decode.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
 		Bundle:   n.bundle(),
 	})
-	n.meters.Decode(role.Counters, role.Owned, role.PrefillLegs)
+	n.meters.Decode(role.Counters, role.Owned, role.PrefillBreakers)
 	return role
 }
 
-// bundle is what gateways need to serve the node's model.
+// bundle returns the Bundle of the node's model.
 func (n *node) bundle() *nodepb.Bundle {
 	b := n.Bundle
 	var groups []*nodepb.CacheGroup
@@ -393,9 +393,9 @@ func (n *node) bundle() *nodepb.Bundle {
 	}
 }
 
-// runServe has gateway and decode node in one process, joined by an in-memory
-// connection. The one engine prefills as well, so that no KV travels.
-func runServe(v *command.Invocation) error {
+// runServe runs a gateway and a decode node in one process, connected in memory. The engine
+// prefills as well, so that no KV is transferred.
+func runServe(v *cli.Invocation) error {
 	f := serveFlags(v.Set)
 	args, err := v.Parse(1)
 	if err != nil {
@@ -403,7 +403,7 @@ func runServe(v *command.Invocation) error {
 	}
 	m, g, p := f.m, f.g, f.p
 	if len(args) == 1 {
-		m.Path = args[0]
+		m.Model = args[0]
 	}
 	listener, err := inherited(&g)
 	if err != nil {
@@ -413,15 +413,14 @@ func runServe(v *command.Invocation) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(checkPolicy(&g), checkOrigins(&g)); err != nil {
+	if err := errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options)); err != nil {
 		return err
 	}
-	d, err := process.Start(process.Options{Role: "serve", LogLevel: p.LogLevel, LogFormat: p.LogFormat, Out: v.ErrOut})
+	d, err := beginAlone(v, &p, "serve")
 	if err != nil {
 		return err
 	}
 	defer d.End()
-	d.ExitAtSecondSignal()
 	var role *decode.Node
 	n, err := startEngine(d, v.Environ, &m, &p, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
 	if err != nil {
@@ -437,16 +436,16 @@ func runServe(v *command.Invocation) error {
 	d.Work(func(ctx context.Context) {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
 	})
-	o := gatewayOptions(&g, &p, d)
+	o := g.options(&p, d)
 	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
 	o.TLS, o.Listener = tlsOf(cert), listener
-	if m.ChatTemplate != "" {
-		o.ChatTemplate = n.Bundle.ChatTemplate // told at once where it is wrong
+	if v.Lookup("chat-template").Value.String() != "" {
+		o.ChatTemplate = n.Bundle.ChatTemplate // New refuses a bad one at once
 	}
-	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.asks}
-	RPCMetrics(n.meters.Set, &n.asks)
+	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name + "-gateway", Role: "gateway", Build: version}, Dial: inside.Dial, Log: d.Log, Counters: &n.dialed}
+	RPCMetrics(n.meters.Set, &n.dialed)
 	o.Members = []nodes.Member{{ID: d.Name, Role: "serve", Build: version, RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
 	o.Metrics, o.Tracer = n.meters.Set, n.tr
 	if o.AdminListener, err = adminListener(&g); err != nil {
@@ -463,15 +462,15 @@ func runServe(v *command.Invocation) error {
 		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
 			return err
 		}
-		return gw.SetLimits(gatewayOptions(&again.g, &again.p, d).Limits)
+		return gw.SetLimits(again.g.options(&again.p, d).Limits)
 	})
 	d.Log.Info("serving", "addr", gw.Addr(), "model", n.Bundle.ModelName, "version", version)
 	return n.whileStepping(d.Ctx, gw.Run, func() {
 		ctx, cancel := context.WithTimeout(d.Ctx, drainDelay)
 		defer cancel()
 		role.Drain(ctx)
-		alone := gatewayOptions(&g, &p, d)
-		alone.Limits.ResumeTimeout = never(0) // there is no other node to wait for
-		d.Report("limits", gw.SetLimits(alone.Limits))
+		alone := g.options(&p, d).Limits
+		alone.ResumeTimeout = -1 // there is no other node to wait for
+		d.Report("limits", gw.SetLimits(alone))
 	})
 }

@@ -3,35 +3,36 @@ package roles
 import (
 	"crypto/tls"
 
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// What a gateway reads anew while it runs: its keys (which it follows by itself),
-// its certificates, and of its --config FILE the limits and the upstreams. Each is
-// one line here; what does not load changes nothing, and shows in a metric.
+// A running gateway reloads its keys (by itself), its certificates, and the limits and
+// upstreams of its --config FILE. Each is one line here. A part that does not load changes
+// nothing and sets a metric.
 
-// followClients has changed certificates towards clients taken.
+// followClients reloads the certificate for clients when its files change.
 func followClients(d *process.Process, set *metrics.Set, cert *tlsconf.Listener) {
 	if cert != nil {
 		cert.WarnExposed(d.Log)
-		d.Follow(process.Reload{Part: "certificates", Files: cert.Files(), Load: cert.Reload, Told: failing(set, "certificates")})
+		d.Follow(process.Reload{Part: "certificates", Files: cert.Files(), Load: cert.Reload, OnLoad: failing(set, "certificates")})
 	}
 }
 
-// followConfig has the file of --config read anew, flags and environment winning
-// over it as at the start.
+// followConfig reloads the file of --config when it changes. Flags and environment take
+// precedence as at the start.
 func followConfig(d *process.Process, set *metrics.Set, flags *config.Set, load func() error) {
 	var files []string
 	if f := flags.Lookup("config"); f != nil && f.Value.String() != "" {
 		files = []string{f.Value.String()}
 	}
-	d.Follow(process.Reload{Part: "config", Files: files, Load: load, Told: failing(set, "config")})
+	d.Follow(process.Reload{Part: "config", Files: files, Load: load, OnLoad: failing(set, "config")})
 }
 
-// failing shows in a metric whether a part's last reading failed.
+// failing sets a metric to whether the last reload of a part failed.
 func failing(set *metrics.Set, part string) func(error) {
 	bad := set.Gauge(metrics.GatewayReloadFailed, part)
 	return func(err error) {
@@ -41,7 +42,7 @@ func failing(set *metrics.Set, part string) func(error) {
 	}
 }
 
-// tlsOf is the listener's configuration; nil without one.
+// tlsOf returns the listener's configuration; nil without a listener.
 func tlsOf(l *tlsconf.Listener) *tls.Config {
 	if l == nil {
 		return nil
@@ -49,27 +50,18 @@ func tlsOf(l *tlsconf.Listener) *tls.Config {
 	return l.Config()
 }
 
-// boundless is what gateway.Options take for a number that is 0, no bound, in a
-// flag.
-func boundless(n int) int {
-	if n == 0 {
-		return -1
-	}
-	return n
-}
-
-// serveCommand is the flags of tandem serve.
+// serveCommand has the flags of tandem serve.
 type serveCommand struct {
 	*config.Set
-	m config.Model
-	g config.Gateway
-	p config.Process
+	m cli.Model
+	g gatewayFlags
+	p processFlags
 }
 
 func serveFlags(s *config.Set) *serveCommand {
 	f := &serveCommand{Set: s}
 	f.m.Register(s)
-	f.g.Register(s, 0)
-	f.p.Register(s)
+	f.g.register(s, 0)
+	f.p.register(s)
 	return f
 }

@@ -1,39 +1,39 @@
-// Package roles is the subcommands that run a part of a cluster: it maps what
-// internal/config resolved to each package's Options, starts the parts in order and stops
-// them in reverse. It is the only package that imports every role.
+// Package roles runs the subcommands that are a part of a cluster: it declares flags into each
+// package's options, starts the parts in order and stops them in reverse. It is the only
+// package that imports every role.
 package roles
 
 import (
 	"io"
 
-	"github.com/tandem-serving/tandem/internal/command"
+	"github.com/tandem-serving/tandem/internal/cli"
 )
 
 // version is the build that the process reports, set by Main.
 var version string
 
-// table is the subcommands in the order that help shows.
-func table() command.Table {
-	return append(command.Table{
-		command.New("up", "[flags]", "Starts a cluster on this machine: a gateway, prefill and decode nodes as processes of their own.",
+// table returns the subcommands in the order of help.
+func table() cli.Table {
+	return append(cli.Table{
+		cli.New("up", "[flags]", "Starts a cluster on this machine: a gateway, prefill nodes and decode nodes, each a process.",
 			"tandem up --prefill 1 --decode 2 --model ./Llama-3.2-1B-Instruct", runUp),
-		command.New("gateway", "[flags]", "Runs a gateway: the OpenAI API in, tokens of the fleet out.",
+		cli.New("gateway", "[flags]", "Runs a gateway: the OpenAI API in front of the fleet.",
 			"tandem gateway --tls-dir certs/gw1 --host 0.0.0.0 --advertise 10.0.0.1 --ssl-certfile gw.crt --ssl-keyfile gw.key", runGateway),
-		command.New("prefill", "[flags]", "Runs a prefill node: computes prompts' KV and pushes it to decode nodes.",
+		cli.New("prefill", "[flags]", "Runs a prefill node: computes prompts' KV and pushes it to decode nodes.",
 			"tandem prefill --tls-dir certs/p1 --join 10.0.0.1:7946 --host 10.0.0.2 --model ./Llama-3.2-1B-Instruct", runPrefill),
-		command.New("decode", "[flags]", "Runs a decode node: owns requests and streams their tokens.",
+		cli.New("decode", "[flags]", "Runs a decode node: owns requests and streams their tokens.",
 			"tandem decode --tls-dir certs/d1 --join 10.0.0.1:7946 --host 10.0.0.3 --model ./Llama-3.2-1B-Instruct", runDecode),
-		command.New("serve", "[MODEL] [flags]", "Serves a model with all roles in this one process.",
+		cli.New("serve", "[MODEL] [flags]", "Serves a model with all roles in this one process.",
 			"tandem serve ./Llama-3.2-1B-Instruct --port 8000", runServe),
-	}, command.Tools()...)
+	}, cli.Tools()...)
 }
 
 // Main runs the program with the arguments after its name and returns the exit status.
-// release is its version without what tells builds apart.
+// release is its version without build metadata.
 func Main(release string, args, environ []string, out, errOut io.Writer) int {
-	if len(args) == 2 && args[0] == command.RankCommand {
+	if len(args) == 2 && args[0] == cli.RankCommand {
 		return rank(args[1])
 	}
-	version = command.Build(release)
+	version = cli.Build(release)
 	return table().Main(version, args, environ, out, errOut)
 }

@@ -23,7 +23,7 @@ func (n *node) responsive() func() error {
 // inherited returns the listener for clients that systemd passed (sd_listen_fds(3)), or nil without
 // one. Its address replaces that of the flags, so that the rules for addresses that other machines
 // reach hold for it, too.
-func inherited(g *config.Gateway) (net.Listener, error) {
+func inherited(g *gatewayFlags) (net.Listener, error) {
 	all, err := activation.Listeners()
 	if err != nil {
 		return nil, fmt.Errorf("the sockets that systemd passed: %w", err)

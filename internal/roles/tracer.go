@@ -15,8 +15,8 @@ import (
 // traceTimeout bounds sending the last spans when a process ends.
 const traceTimeout = 2 * time.Second
 
-// tracer is a process' source of spans, nil where nobody wants them.
-func tracer(d *process.Process, environ []string, p *config.Process, role string) (*trace.Tracer, error) {
+// tracer returns the process' tracer, nil if tracing is not configured.
+func tracer(d *process.Process, environ []string, p *processFlags, role string) (*trace.Tracer, error) {
 	getenv := func(name string) string {
 		for _, e := range environ {
 			if value, ok := strings.CutPrefix(e, name+"="); ok {
@@ -25,7 +25,7 @@ func tracer(d *process.Process, environ []string, p *config.Process, role string
 		}
 		return ""
 	}
-	t, err := trace.New(trace.Options{Endpoint: p.TracesEndpoint, Getenv: getenv, Role: role, Node: d.Name, Version: version, Log: d.Log})
+	t, err := trace.New(trace.Options{Endpoint: p.traces, Getenv: getenv, Role: role, Node: d.Name, Version: version, Log: d.Log})
 	if errors.Is(err, trace.ErrOption) {
 		err = fmt.Errorf("%w: %w", config.ErrValue, err)
 	}
@@ -33,7 +33,7 @@ func tracer(d *process.Process, environ []string, p *config.Process, role string
 		ctx, cancel := context.WithTimeout(context.Background(), traceTimeout)
 		defer cancel()
 		if err := t.Close(ctx); err != nil {
-			d.Log.Warn("last traces not sent", "err", err)
+			d.Log.Warn("last traces were not sent", "err", err)
 		}
 	})
 	return t, err

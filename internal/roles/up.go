@@ -10,23 +10,23 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/internal/command"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/launch"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
 // runUp starts the cluster's processes from this same binary.
-func runUp(v *command.Invocation) error {
-	var m config.Model
-	var g config.Gateway
-	var p config.Process
+func runUp(v *cli.Invocation) error {
+	var m cli.Model
+	var g gatewayFlags
+	var p processFlags
 	m.Register(v.Set)
-	g.Register(v.Set, gateway.DefaultMinRemotePrefillTokens)
-	p.Register(v.Set)
+	g.register(v.Set, gateway.DefaultMinRemotePrefillTokens)
+	p.register(v.Set)
 	nPrefill := v.Int("prefill", 1, "prefill nodes")
 	nDecode := v.Int("decode", 1, "decode nodes")
-	stateDir := v.String("state-dir", "", "where the cluster's certificates live; default: $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
+	stateDir := v.String("state-dir", "", "folder of the cluster's certificates; default: $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
@@ -36,11 +36,11 @@ func runUp(v *command.Invocation) error {
 	if last := g.Port + *nPrefill + *nDecode; g.Port == 0 || last > 65535 {
 		return fmt.Errorf("%w: --port %d: the nodes' metrics take the ports up to %d after it; want --port 1 to %d", config.ErrValue, g.Port, last, 65535-*nPrefill-*nDecode)
 	}
-	// The gateway would say so too, but with all nodes started already.
+	// The gateway would refuse them too, but only after all nodes were started.
 	if _, err := clientTLS(&g); err != nil {
 		return err
 	}
-	if err := errors.Join(checkPolicy(&g), checkOrigins(&g)); err != nil {
+	if err := errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options)); err != nil {
 		return err
 	}
 	log, _, err := process.Logger(p.LogLevel, p.LogFormat, v.ErrOut)
@@ -59,9 +59,9 @@ func runUp(v *command.Invocation) error {
 		Prefill: *nPrefill, Decode: *nDecode, Port: g.Port, Threads: m.Threads, Certs: certs,
 		KVMemory: sharedKV(&m, *nPrefill+*nDecode),
 		Flags: map[string][]string{
-			"gateway": v.Forward(gatewayFlags(v.Out).Set),
-			"prefill": v.Forward(nodeFlags("prefill", v.Out).Set),
-			"decode":  v.Forward(nodeFlags("decode", v.Out).Set),
+			"gateway": v.Forward(newGatewayCommand(v.Out).Set),
+			"prefill": v.Forward(newNodeCommand("prefill", v.Out).Set),
+			"decode":  v.Forward(newNodeCommand("decode", v.Out).Set),
 		},
 	}
 	if err := local.PortsFree(g.Host); err != nil {
@@ -78,24 +78,24 @@ func runUp(v *command.Invocation) error {
 		key = g.APIKeys[0]
 	}
 	scheme := "http"
-	if g.SSLCert != "" {
+	if g.clients.Cert != "" {
 		scheme = "https"
 	}
 	url := fmt.Sprintf("%s://%s", scheme, net.JoinHostPort(g.Host, strconv.Itoa(g.Port)))
 	began := time.Now()
 	return launch.Run(ctx, launch.Options{
 		Binary: self, Processes: processes, Out: v.ErrOut, Logger: log,
-		Grace: time.Duration(p.ShutdownTimeout) + 10*time.Second,
+		Grace: p.shutdownTimeout + 10*time.Second,
 		Started: func(ctx context.Context) error {
-			return local.Announce(ctx, v.Out, url, key, g.SSLCert, began)
+			return local.Announce(ctx, v.Out, url, key, g.clients.Cert, began)
 		},
 	}, second)
 }
 
-// sharedKV is what each of n nodes on this machine takes for KV blocks where the
-// memory limit does not hold the default of all and the weights: a quarter of it
-// together. Otherwise it is 0, for what was given or the default.
-func sharedKV(m *config.Model, n int) int64 {
+// sharedKV returns the KV memory of each of n nodes on this machine if the memory limit is too
+// small for their default and the weights: they share a quarter of it. Otherwise it returns 0,
+// for the flag or the default.
+func sharedKV(m *cli.Model, n int) int64 {
 	if limit := process.MemoryLimit(os.DirFS("/")); m.KVMemory == 0 && limit > 0 && limit/4 < int64(n)<<30 {
 		return max(1, limit/4/int64(n))
 	}

@@ -16,26 +16,26 @@ type AdapterHost interface {
 	EachAdapter(f func(name string, digest uint64, rank int))
 }
 
-// maxAdapterWork bounds the loads that a node has in hand: each reads files.
+// maxAdapterWork bounds the loads that run at once on a node: each reads files.
 const maxAdapterWork = 4
 
 // AdapterDesk answers gateways' LoadAdapter and UnloadAdapter frames, off the
 // reading goroutine.
 type AdapterDesk struct {
 	Host    AdapterHost
-	Unknown error // of the host's errors the one that says that there is no such adapter
+	Unknown error // the host's error for an adapter that is not loaded
 
 	busy chan struct{} // capacity maxAdapterWork
 }
 
-// NewAdapterDesk makes one.
+// NewAdapterDesk returns an AdapterDesk without work.
 func NewAdapterDesk(host AdapterHost, unknown error) *AdapterDesk {
 	return &AdapterDesk{Host: host, Unknown: unknown, busy: make(chan struct{}, maxAdapterWork)}
 }
 
-// Frame takes either frame and answers it on its stream.
+// Frame handles either frame and answers it on its stream.
 func (d *AdapterDesk) Frame(c *Conn, t Type, stream uint64, payload []byte) {
-	payload = append([]byte(nil), payload...) // the reader's during this call only
+	payload = append([]byte(nil), payload...) // valid during this call only
 	select {
 	case d.busy <- struct{}{}:
 		go func() {
@@ -47,7 +47,7 @@ func (d *AdapterDesk) Frame(c *Conn, t Type, stream uint64, payload []byte) {
 	}
 }
 
-// answer says what came of it. A gateway that takes no answer asks again.
+// answer sends the result. A gateway that gets no answer asks again.
 func (d *AdapterDesk) answer(c *Conn, stream uint64, m *nodepb.AdapterDone) {
 	_ = c.Send(FrameAdapterDone, stream, m)
 }
@@ -74,7 +74,7 @@ func (d *AdapterDesk) work(t Type, payload []byte) *nodepb.AdapterDone {
 	return done
 }
 
-// List is what the host has loaded, for heartbeats.
+// List returns the loaded adapters, for heartbeats.
 func (d *AdapterDesk) List() (all []*nodepb.Adapter) {
 	d.Host.EachAdapter(func(name string, digest uint64, rank int) {
 		all = append(all, &nodepb.Adapter{Name: name, Digest: digest, Rank: uint32(rank)})

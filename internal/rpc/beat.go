@@ -8,14 +8,13 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// beatsPerInterval is how much more often a node tells of itself while what
-// gateways route by changes: several of them then see the same queues, and choose
-// alike (bench/sim).
+// beatsPerInterval is how many heartbeats a node sends in an interval while its load
+// changes, so that all gateways see the same queues and choose alike (bench/sim).
 const beatsPerInterval = 5
 
-// Beat has a node tell of itself until ctx ends: once in each interval, and
-// beatsPerInterval times where its load changes.
-func Beat(ctx context.Context, interval time.Duration, stats func() *nodepb.Stats, tell func(*nodepb.Stats)) {
+// Beat calls send with the node's stats until ctx ends: once in each interval, and up to
+// beatsPerInterval times while its load changes.
+func Beat(ctx context.Context, interval time.Duration, stats func() *nodepb.Stats, send func(*nodepb.Stats)) {
 	tick := time.NewTicker(max(1, interval/beatsPerInterval))
 	defer tick.Stop()
 	var last *nodepb.Stats
@@ -26,15 +25,15 @@ func Beat(ctx context.Context, interval time.Duration, stats func() *nodepb.Stat
 		case <-tick.C:
 		}
 		if now := stats(); since >= beatsPerInterval || loadChanged(last, now) {
-			tell(now)
+			send(now)
 			last, since = now, 0
 		}
 	}
 }
 
-// Tell sends gateways what Beat has gathered. One message that is lost is followed by the next; a gateway that takes nothing for
-// long is given up by its connection.
-func Tell(gateways []*Conn, m *nodepb.Stats, log *slog.Logger) {
+// SendStats sends a heartbeat to gateways. A lost message is followed by the next. The
+// connection of a gateway that reads nothing ends by itself.
+func SendStats(gateways []*Conn, m *nodepb.Stats, log *slog.Logger) {
 	for _, c := range gateways {
 		if err := c.Send(FrameStats, 0, m); err != nil {
 			log.Debug("heartbeat not sent", "err", err)
@@ -42,7 +41,7 @@ func Tell(gateways []*Conn, m *nodepb.Stats, log *slog.Logger) {
 	}
 }
 
-// loadChanged says whether gateways would route otherwise.
+// loadChanged reports whether gateways may route differently because of b.
 func loadChanged(a, b *nodepb.Stats) bool {
 	return a.GetRunning() != b.GetRunning() || a.GetWaiting() != b.GetWaiting() || a.GetHeld() != b.GetHeld() ||
 		a.GetQueuedTokens() != b.GetQueuedTokens() || a.GetDraining() != b.GetDraining()

@@ -17,8 +17,8 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// writeStepBytes is the most that one Write is given: progress inside a large
-// parcel is seen, and a slow link is not taken for a stalled peer.
+// writeStepBytes is the most that one Write gets, so that progress within a large
+// parcel counts and a slow link does not look like a stalled peer.
 const writeStepBytes = 256 << 10
 
 // Conn is one connection to a peer. All methods may be called from any
@@ -27,7 +27,7 @@ type Conn struct {
 	o   Options
 	h   Handler
 	raw net.Conn // the socket
-	nc  net.Conn // what is read and written: raw, or TLS over it
+	nc  net.Conn // read and written: raw, or TLS over it
 
 	identity tlsconf.Identity // of the peer's certificate; zero on dialled connections and without TLS
 	warnings *warnings        // set with identity
@@ -48,12 +48,12 @@ type Conn struct {
 	wrote chan struct{} // closed when the writer has ended
 
 	timer      *time.Timer   // the next beat
-	silence    atomic.Int64  // Options.Silence, or what SetSilence says
-	heard      atomic.Uint64 // bytes read
-	heardAt    atomic.Int64  // when bytes were last read, nanoseconds since born
+	silence    atomic.Int64  // Options.Silence, or the argument of SetSilence
+	received   atomic.Uint64 // bytes read
+	receivedAt atomic.Int64  // when bytes were last read, nanoseconds since born
 	born       time.Time
 	sent       atomic.Uint64 // bytes written
-	lastHeard  uint64        // at the last beat; owned by beat, as the next three
+	lastRecv   uint64        // received at the last beat; owned by beat, as the next three
 	lastSent   uint64
 	silentFor  time.Duration
 	stalledFor time.Duration
@@ -75,8 +75,8 @@ func newConn(raw, nc net.Conn, o Options, h Handler) *Conn {
 	return c
 }
 
-// Send queues a message as one frame; m may be nil where the type has no
-// fields to say. It fails with ErrOutboxFull or ErrClosed and never blocks.
+// Send queues a message as one frame; m may be nil for a type without fields.
+// It fails with ErrOutboxFull or ErrClosed and never blocks.
 func (c *Conn) Send(t Type, stream uint64, m proto.Message) error {
 	if err := c.out.put(t, stream, m); err != nil {
 		return c.refused(err)
@@ -112,13 +112,13 @@ func (c *Conn) refused(err error) error {
 	return fmt.Errorf("%w (to %s)", err, c.RemoteAddr())
 }
 
-// Peer is what the other side said of itself; the caller does not change it.
+// Peer returns the peer's Hello, which the caller must not change.
 func (c *Conn) Peer() *nodepb.Hello { return c.peer }
 
-// Version is the protocol version that both sides agreed on.
+// Version returns the protocol version that both sides agreed on.
 func (c *Conn) Version() uint32 { return c.version }
 
-// RemoteAddr is the peer's transport address.
+// RemoteAddr returns the peer's transport address.
 func (c *Conn) RemoteAddr() string { return c.raw.RemoteAddr().String() }
 
 // NewStream returns a stream id that this side has not used on this connection.
@@ -129,15 +129,14 @@ func (c *Conn) NewStream() uint64 { return c.streams.Add(1) }
 // frames that arrive are dropped.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Open says that Done is not closed, for callers that ask of many connections at
-// once.
+// Open reports whether Done is not closed. It is cheap for callers with many connections.
 func (c *Conn) Open() bool { return !c.over.Load() }
 
-// HeardAt returns when bytes of the peer were last read.
-func (c *Conn) HeardAt() time.Time { return c.born.Add(time.Duration(c.heardAt.Load())) }
+// ReceivedAt returns when bytes of the peer were last read.
+func (c *Conn) ReceivedAt() time.Time { return c.born.Add(time.Duration(c.receivedAt.Load())) }
 
 // Unread reports whether bytes of the peer, or its end, wait to be read. It is false
-// where the transport cannot tell.
+// for a transport that does not know.
 func (c *Conn) Unread() bool {
 	switch t := c.raw.(type) {
 	case interface{ Unread() bool }:
@@ -152,30 +151,30 @@ func (c *Conn) Unread() bool {
 	return false
 }
 
-// Ping requests an answer, which moves HeardAt. A full outbox already has bytes that
+// Ping requests an answer, which moves ReceivedAt. A full outbox already has bytes that
 // the peer answers.
 func (c *Conn) Ping() { _ = c.Send(FramePing, 0, nil) }
 
 // SetSilence replaces Options.Silence for this connection.
 func (c *Conn) SetSilence(d time.Duration) { c.silence.Store(int64(d)) }
 
-// GiveUp ends the connection of a silent peer at once, for the reason err. Nothing
-// that is queued is sent.
+// GiveUp ends the connection of a silent peer at once, for the reason err. Queued frames
+// are dropped.
 func (c *Conn) GiveUp(err error) {
 	if c.end(err, false) {
 		c.o.Counters.Silent.Add(1)
 	}
 }
 
-// Err says why the connection ended; nil while it has not.
+// Err returns why the connection ended, or nil while it is open.
 func (c *Conn) Err() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-// Close ends the connection for the reason err (nil: ErrClosed). What was queued
-// before is still sent, for at most CloseLinger, in the background.
+// Close ends the connection for the reason err (nil: ErrClosed). Frames queued before
+// are still sent, for at most CloseLinger, in the background.
 func (c *Conn) Close(err error) {
 	if err == nil {
 		err = ErrClosed
@@ -185,7 +184,8 @@ func (c *Conn) Close(err error) {
 	}
 }
 
-// end begins the connection's end once; the first reason stays.
+// end begins the connection's end once and reports whether this call did. The first
+// reason is kept.
 func (c *Conn) end(err error, flush bool) bool {
 	c.mu.Lock()
 	first := c.err == nil
@@ -213,8 +213,8 @@ func (c *Conn) ended() bool {
 	}
 }
 
-// run is the connection's life after the transport stands; it returns when all
-// of the connection's goroutines have ended.
+// run serves the connection once its transport is open. It returns when all of the
+// connection's goroutines have ended.
 func (c *Conn) run() {
 	c.o.Counters.Conns.Add(1)
 	defer c.o.Counters.Conns.Add(-1)
@@ -234,15 +234,15 @@ func (c *Conn) run() {
 	}
 }
 
-// read hands frames to the Handler until the connection fails or ends. After
-// Close it reads on without looking until the peer has closed too, so that no
-// reset destroys what the writer still sends.
+// read passes frames to the Handler until the connection fails or ends. After Close it
+// discards frames until the peer has closed too, so that no reset destroys frames that
+// the writer still sends.
 func (c *Conn) read(bound *time.Timer) error {
 	fr := newFrameReader(c.nc, c.count)
 	for {
-		before := c.heard.Load()
+		before := c.received.Load()
 		t, stream, payload, err := fr.next()
-		c.o.Counters.BytesIn.Add(c.heard.Load() - before)
+		c.o.Counters.BytesIn.Add(c.received.Load() - before)
 		if errors.Is(err, io.EOF) {
 			return fmt.Errorf("%w: %s", ErrPeerClosed, c.RemoteAddr())
 		}
@@ -259,10 +259,10 @@ func (c *Conn) read(bound *time.Timer) error {
 	}
 }
 
-// count notes that n bytes were read.
+// count records that n bytes were read.
 func (c *Conn) count(n int) {
-	c.heard.Add(uint64(n))
-	c.heardAt.Store(int64(time.Since(c.born)))
+	c.received.Add(uint64(n))
+	c.receivedAt.Store(int64(time.Since(c.born)))
 }
 
 func (c *Conn) frame(t Type, stream uint64, payload []byte, bound *time.Timer) error {
@@ -279,7 +279,7 @@ func (c *Conn) frame(t Type, stream uint64, payload []byte, bound *time.Timer) e
 		}
 		return fmt.Errorf("%w: %s: %s", ErrRefused, c.RemoteAddr(), e.Message)
 	case t == FramePing:
-		// A full outbox already shows the peer that this side lives.
+		// A full outbox already shows the peer that this side is alive.
 		_ = c.Send(FramePong, stream, nil)
 	case t == FramePong:
 	case !c.mayPeerSend(t):
@@ -290,7 +290,7 @@ func (c *Conn) frame(t Type, stream uint64, payload []byte, bound *time.Timer) e
 	return nil
 }
 
-// hello settles the version and opens the connection to the Handler.
+// hello negotiates the version and announces the connection to the Handler.
 func (c *Conn) hello(payload []byte, bound *time.Timer) error {
 	if c.opened {
 		return fmt.Errorf("%w: second Hello from %s", ErrHandshake, c.RemoteAddr())
@@ -301,13 +301,13 @@ func (c *Conn) hello(payload []byte, bound *time.Timer) error {
 	}
 	v, err := negotiate(c.o.Hello, &p)
 	if err != nil {
-		// Best effort: an outbox that has just been made takes it.
+		// Best effort: a new outbox has room.
 		_ = c.Send(FrameEnd, 0, &nodepb.End{Code: nodepb.Code_CODE_MISMATCH, Message: err.Error()})
 		c.Close(fmt.Errorf("%w (peer %s)", err, c.RemoteAddr()))
 		return nil
 	}
 	if !bound.Stop() {
-		return nil // the handshake's bound is ending this connection
+		return nil // the handshake's timeout is ending this connection
 	}
 	c.peer, c.version, c.opened = &p, v, true
 	c.timer.Reset(c.o.Heartbeat)
@@ -316,7 +316,7 @@ func (c *Conn) hello(payload []byte, bound *time.Timer) error {
 	return nil
 }
 
-// negotiate finds the highest version that both sides speak.
+// negotiate returns the highest version that both sides speak.
 func negotiate(own, peer *nodepb.Hello) (uint32, error) {
 	v := min(own.Protocol, peer.Protocol)
 	if v == 0 || v < own.ProtocolMin || v < peer.ProtocolMin {
@@ -327,7 +327,7 @@ func negotiate(own, peer *nodepb.Hello) (uint32, error) {
 	return v, nil
 }
 
-// write sends what gathers in the outbox until the connection ends.
+// write sends the frames of the outbox until the connection ends.
 func (c *Conn) write() {
 	defer close(c.wrote)
 	for {
@@ -342,8 +342,8 @@ func (c *Conn) write() {
 		}
 		n, err := c.writeParcel(p)
 		if err != nil {
-			// A peer that closed may have said why: the reader gets the time to
-			// find that, and the frames before it.
+			// A peer that closed may have sent an End: the reader gets time to
+			// read it, and the frames before it.
 			select {
 			case <-c.done:
 			case <-time.After(c.o.CloseLinger):
@@ -383,8 +383,8 @@ func (c *Conn) writeAll(b []byte) error {
 	return nil
 }
 
-// closeWrite tells the peer that nothing follows. The reader then waits for the
-// peer's end, at most until CloseLinger.
+// closeWrite closes the sending direction. The reader then waits for the peer to close,
+// at most until CloseLinger.
 func (c *Conn) closeWrite() {
 	half, ok := c.nc.(interface{ CloseWrite() error })
 	if !ok || half.CloseWrite() != nil {
@@ -392,9 +392,9 @@ func (c *Conn) closeWrite() {
 	}
 }
 
-// beat runs once in each Heartbeat: it gives up a peer that nothing was heard of
-// or that takes nothing, and sends a Ping where a direction was idle. It counts
-// bytes rather than frames, so that a large frame on a slow link is life.
+// beat runs once in each Heartbeat. It gives up a peer that sends nothing or reads
+// nothing, and sends a Ping if a direction was idle. It counts bytes rather than frames,
+// so that a large frame on a slow link counts as activity.
 func (c *Conn) beat() {
 	select {
 	case <-c.ready:
@@ -404,17 +404,17 @@ func (c *Conn) beat() {
 	if c.ended() {
 		return
 	}
-	heard, sent := c.heard.Load(), c.sent.Load()
-	idleIn, idleOut := heard == c.lastHeard, sent == c.lastSent
-	c.lastHeard, c.lastSent = heard, sent
+	received, sent := c.received.Load(), c.sent.Load()
+	idleIn, idleOut := received == c.lastRecv, sent == c.lastSent
+	c.lastRecv, c.lastSent = received, sent
 	c.silentFor = idleTime(idleIn, c.silentFor, c.o.Heartbeat)
 	c.stalledFor = idleTime(idleOut && c.out.waiting() > 0, c.stalledFor, c.o.Heartbeat)
 	var err error
 	switch silence := time.Duration(c.silence.Load()); {
 	case c.silentFor >= silence:
-		err = fmt.Errorf("%w: nothing heard from %s for %v", ErrSilent, c.RemoteAddr(), c.silentFor)
+		err = fmt.Errorf("%w: nothing received from %s for %v", ErrSilent, c.RemoteAddr(), c.silentFor)
 	case c.stalledFor >= silence:
-		err = fmt.Errorf("%w: %s took nothing for %v while %d bytes wait", ErrStalled, c.RemoteAddr(), c.stalledFor, c.out.waiting())
+		err = fmt.Errorf("%w: %s read nothing for %v while %d bytes wait", ErrStalled, c.RemoteAddr(), c.stalledFor, c.out.waiting())
 	}
 	if err != nil {
 		c.GiveUp(err)

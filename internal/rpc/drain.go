@@ -11,26 +11,28 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// Draining is whether a node takes no more work: because a gateway asked for it, which may be taken back, or because its process
-// ends. The zero value takes work. The node's own lock guards it, so that an admission sees one answer.
+// Draining is the drain state of a node. A drain that a gateway requested can be cancelled,
+// that of a process that ends cannot. The zero value accepts work. The node's own lock guards
+// it, so that an admission sees one state.
 type Draining struct {
 	on, leaving bool
-	turn        int           // of what was asked for: an earlier turn's timer ends nothing
-	handover    *time.Timer   // ends what is left
-	idle        chan struct{} // somebody waits for it to be closed, when nothing is left
+	turn        int           // counts requests: the timer of an earlier one does nothing
+	handover    *time.Timer   // ends the remaining work
+	idle        chan struct{} // closed for Wait when no work is left; nil: no Wait
 }
 
-// On says that the node takes no work.
+// On reports whether the node accepts no work.
 func (d *Draining) On() bool { return d.on }
 
-// Leave ends the taking of work for good; what a gateway asked for no longer counts.
+// Leave stops accepting work for good. Requests of gateways no longer count.
 func (d *Draining) Leave() {
 	d.forget()
 	d.on, d.leaving = true, true
 }
 
-// Ask does what a gateway asks for: no work from now on, and after m's timeout, where it has one, a call of end, without mu, the
-// lock that guards d; or work again. It returns false, having done nothing, for a node that leaves.
+// Ask applies a gateway's request: to stop accepting work and, after m's timeout if it has
+// one, to call end; or to accept work again. mu is the lock that guards d; end is called
+// without it. Ask does nothing and returns false for a node that leaves.
 func (d *Draining) Ask(m *nodepb.Drain, mu sync.Locker, end func()) bool {
 	if d.leaving {
 		return false
@@ -51,8 +53,8 @@ func (d *Draining) Ask(m *nodepb.Drain, mu sync.Locker, end func()) bool {
 	return true
 }
 
-// Asked is Ask with what a gateway sent, for a node that does not hold mu. It says in the log what is done; what does not parse
-// does nothing.
+// Asked is Ask with the payload of a gateway's frame, for a caller that does not hold mu. It
+// logs the request. A payload that does not parse has no effect.
 func (d *Draining) Asked(payload []byte, mu sync.Locker, log *slog.Logger, end func()) bool {
 	m := new(nodepb.Drain)
 	if err := proto.Unmarshal(payload, m); err != nil {
@@ -63,12 +65,13 @@ func (d *Draining) Asked(payload []byte, mu sync.Locker, log *slog.Logger, end f
 	did := d.Ask(m, mu, end)
 	mu.Unlock()
 	if did {
-		log.Info("drain asked for by a gateway", "cancel", m.Cancel, "timeout", time.Duration(m.TimeoutMs)*time.Millisecond)
+		log.Info("drain requested by a gateway", "cancel", m.Cancel, "timeout", time.Duration(m.TimeoutMs)*time.Millisecond)
 	}
 	return did
 }
 
-// Left hears, under the lock, how much work is left whenever some has ended.
+// Left wakes Wait if n, the amount of work left, is 0. It is called with the lock whenever
+// work has ended.
 func (d *Draining) Left(n int) {
 	if n == 0 && d.idle != nil {
 		close(d.idle)
@@ -76,7 +79,8 @@ func (d *Draining) Left(n int) {
 	}
 }
 
-// Wait returns when no work is left, which left counts under mu, or after a call of end, without mu, once ctx has ended.
+// Wait returns when no work is left. When ctx ends first, it calls end, without mu, and
+// returns. left returns the amount of work and is called with mu.
 func (d *Draining) Wait(ctx context.Context, mu sync.Locker, left func() int, end func()) {
 	mu.Lock()
 	var idle chan struct{}

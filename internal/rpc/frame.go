@@ -27,7 +27,7 @@ func putHeader(b []byte, nPayload int, t Type, stream uint64) {
 	binary.LittleEndian.PutUint64(b[5:], stream)
 }
 
-// parseHeader reads a header and refuses what no frame can be.
+// parseHeader reads a header and refuses unknown types and payloads past their bound.
 func parseHeader(b []byte) (nPayload int, t Type, stream uint64, err error) {
 	_ = b[headerBytes-1]
 	n := binary.LittleEndian.Uint32(b)
@@ -46,13 +46,13 @@ func parseHeader(b []byte) (nPayload int, t Type, stream uint64, err error) {
 // a slice of it; only a larger one is allocated.
 type frameReader struct {
 	r          io.Reader
-	heard      func(n int) // called with the bytes of each read
+	received   func(n int) // called with the bytes of each read
 	buf        []byte      // [readBufBytes]
 	start, end int         // unread part of buf
 }
 
-func newFrameReader(r io.Reader, heard func(n int)) *frameReader {
-	return &frameReader{r: r, heard: heard, buf: make([]byte, readBufBytes)}
+func newFrameReader(r io.Reader, received func(n int)) *frameReader {
+	return &frameReader{r: r, received: received, buf: make([]byte, readBufBytes)}
 }
 
 // next returns the next frame; payload is valid until the following call. The
@@ -100,8 +100,8 @@ func (f *frameReader) fill(n int) error {
 	return nil
 }
 
-// big reads a payload larger than the buffer. Its memory grows with the bytes
-// that arrive: a peer cannot make a node allocate by announcing alone.
+// big reads a payload larger than the buffer. Its memory grows with the bytes that
+// arrive, so that a header alone cannot make a node allocate.
 func (f *frameReader) big(n int) ([]byte, error) {
 	p := append(make([]byte, 0, min(n, bigStepBytes)), f.buf[f.start:min(f.end, f.start+n)]...)
 	f.start += len(p)
@@ -121,10 +121,10 @@ func (f *frameReader) big(n int) ([]byte, error) {
 func (f *frameReader) read(p []byte) (int, error) {
 	n, err := f.r.Read(p)
 	if n > 0 {
-		f.heard(n)
+		f.received(n)
 	}
 	if n == 0 && err == nil {
-		err = io.ErrNoProgress // a Reader that does this again and again would spin
+		err = io.ErrNoProgress // a Reader that keeps doing this would make the loop spin
 	}
 	return n, err
 }

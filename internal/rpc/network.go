@@ -13,23 +13,23 @@ import (
 
 // Bounds of the in-memory network, near those of a socket.
 const (
-	memBufferBytes = 256 << 10 // under way in one direction, unless Network.Buffer says otherwise
+	memBufferBytes = 256 << 10 // default of Network.Buffer
 	memBacklog     = 128       // connections not yet accepted
 )
 
 // Errors of the in-memory network.
 var (
 	ErrAddressInUse = errors.New("rpc: in-memory address is in use")
-	ErrNoListener   = errors.New("rpc: nobody listens at in-memory address")
+	ErrNoListener   = errors.New("rpc: nothing listens at in-memory address")
 )
 
-// Network is an in-memory twin of TCP: `serve` joins its roles with it, and
+// Network is an in-memory counterpart of TCP. `serve` connects its roles by it, and
 // whole clusters run on it in virtual time (testing/synctest). Connections have
 // bounded buffers, deadlines and half-close. Silence makes an address behave
 // like a machine that lost its network.
 type Network struct {
-	// Buffer is how many bytes may be under way in one direction of a connection.
-	// It is set before the first Dial.
+	// Buffer is how many bytes may be in flight in one direction of a connection.
+	// It must be set before the first Dial.
 	Buffer int
 
 	mu        sync.Mutex
@@ -87,8 +87,8 @@ func (n *Network) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 }
 
-// Silence cuts addr off, or joins it again: bytes of its connections stay under
-// way, closes are not noticed by the other side, dials wait.
+// Silence disconnects addr, or connects it again. Meanwhile bytes of its connections
+// stay in flight, the other side does not notice closes, and dials wait.
 func (n *Network) Silence(addr string, on bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -157,7 +157,7 @@ func (l *memListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close also closes what was not accepted.
+// Close also closes connections that were not accepted.
 func (l *memListener) Close() error {
 	l.once.Do(func() {
 		l.n.mu.Lock()
@@ -240,7 +240,7 @@ type memPipe struct {
 	cond          sync.Cond // on any change below
 	ring          []byte    // [size], made by the first write
 	size          int
-	first, n      int  // the bytes under way
+	first, n      int  // the bytes in flight
 	wclosed       bool // no more writes; reads drain, then io.EOF
 	rclosed       bool // no more reads
 	silent        bool // nothing arrives
@@ -316,7 +316,7 @@ func (p *memPipe) closeWrite() {
 	p.cond.Broadcast()
 }
 
-// closeRead ends reading and answers whether writing had ended too.
+// closeRead ends reading and reports whether writing had ended too.
 func (p *memPipe) closeRead() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -337,7 +337,7 @@ func (p *memPipe) silence(on bool) {
 type memDeadline struct {
 	passed bool
 	timer  *time.Timer
-	round  int // of set: a late timer of an earlier one does nothing
+	round  int // counts calls of set: the timer of an earlier one does nothing
 }
 
 func (d *memDeadline) stop() {

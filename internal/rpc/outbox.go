@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// inlineBytes: larger messages are encoded before the lock is taken and
-	// queued by reference, so that a Bundle never holds up a step's tokens.
+	// inlineBytes is the size above which a message is encoded before the lock is taken
+	// and queued by reference, so that a Bundle never delays a step's tokens.
 	inlineBytes = 4 << 10
-	// keepBytes: a larger buffer is not kept after it was written.
+	// keepBytes is the largest buffer that is kept after it was written.
 	keepBytes = 1 << 20
 )
 
@@ -21,11 +21,11 @@ type outbox struct {
 	bound  int
 	closed bool
 	next   parcel // being filled
-	spare  parcel // empty, its memory is reused by the next take
-	queued int    // bytes in next and in what take handed out and done has not seen
+	spare  parcel // empty; the next take reuses its memory
+	queued int    // bytes in next and in the parcel between take and done
 }
 
-// parcel is what one take hands to the writer.
+// parcel is the frames of one take.
 type parcel struct {
 	buf   []byte  // small frames, encoded back to back
 	large []large // in the order of at
@@ -37,7 +37,7 @@ type large struct {
 	data []byte
 }
 
-// admit answers whether one more frame may be queued; the caller holds mu.
+// admit returns an error if no frame may be queued; the caller holds mu.
 func (b *outbox) admit(t Type) error {
 	if b.closed {
 		return ErrClosed
@@ -131,8 +131,7 @@ func grow(b []byte, n int) []byte {
 	return append(b, make([]byte, n)...)
 }
 
-// take hands over everything queued; ok is false when the outbox is closed
-// and nothing is left.
+// take returns all queued frames; ok is false when the outbox is closed and empty.
 func (b *outbox) take() (p parcel, ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,7 +140,7 @@ func (b *outbox) take() (p parcel, ok bool) {
 	return p, !b.closed || !p.empty()
 }
 
-// done takes back a parcel that was written.
+// done returns a written parcel, whose memory is reused.
 func (b *outbox) done(p parcel, nBytes int) {
 	if cap(p.buf) > keepBytes {
 		p.buf = nil
@@ -153,7 +152,7 @@ func (b *outbox) done(p parcel, nBytes int) {
 	b.spare = parcel{buf: p.buf[:0], large: p.large[:0]}
 }
 
-// close refuses further frames; without flush it also drops those that wait.
+// close refuses further frames; without flush it also drops queued ones.
 func (b *outbox) close(flush bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -163,7 +162,7 @@ func (b *outbox) close(flush bool) {
 	}
 }
 
-// waiting is how many bytes are queued or being written.
+// waiting returns how many bytes are queued or being written.
 func (b *outbox) waiting() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

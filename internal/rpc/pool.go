@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Pool holds this node's outgoing connections: one for each address, shared by
-// all who ask for it, dialled when first asked for and again after it was lost.
+// Pool holds this node's outgoing connections: one for each address, shared by all
+// callers, dialled by the first Get and again after it was lost.
 type Pool struct {
 	o      Options
 	h      Handler
-	err    error           // what is wrong with o
+	err    error           // of o; nil: none
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 	conns  sync.WaitGroup
@@ -22,26 +22,25 @@ type Pool struct {
 	peers map[string]*peer // by address
 }
 
-// peer is what the pool knows of one address; guarded by Pool.mu.
+// peer is the state of one address; guarded by Pool.mu.
 type peer struct {
 	conn    *Conn         // the last one; may have ended
-	dialing chan struct{} // closed when the dial under way has ended; nil: none
+	dialing chan struct{} // closed when the running dial has ended; nil: none
 	err     error         // of the last dial
 	retry   time.Time     // no dial before
 	backoff time.Duration // after the next failure
 }
 
-// NewPool returns an empty pool. Mistakes in o show as errors of Get.
+// NewPool returns an empty pool. Get returns the errors of o.
 func NewPool(o Options, h Handler) *Pool {
 	o, err := o.withDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Pool{o: o, h: h, err: err, ctx: ctx, cancel: cancel, peers: map[string]*peer{}}
 }
 
-// Get returns the open connection to addr, dialling where there is none. It
-// waits for a dial at most as long as ctx allows; the dial itself goes on for
-// other callers. After a failed dial its error is repeated (as ErrBackoff) until
-// the back-off has passed.
+// Get returns the open connection to addr, or dials one. It waits for the dial until ctx
+// ends; the dial itself continues for other callers. After a failed dial Get repeats its
+// error (as ErrBackoff) until the back-off has passed.
 func (p *Pool) Get(ctx context.Context, addr string) (*Conn, error) {
 	if p.err != nil {
 		return nil, p.err
@@ -59,8 +58,8 @@ func (p *Pool) Get(ctx context.Context, addr string) (*Conn, error) {
 	}
 }
 
-// look returns a connection, or an error, or what to wait for. A caller that has
-// waited gets what the dial came to, even a connection that has ended meanwhile:
+// look returns a connection, or an error, or a channel to wait for. A caller that has
+// waited gets the result of the dial, even a connection that has ended meanwhile, so that
 // one Get never dials twice.
 func (p *Pool) look(addr string, waited bool) (*Conn, <-chan struct{}, error) {
 	p.mu.Lock()
@@ -92,8 +91,8 @@ func (p *Pool) look(addr string, waited bool) (*Conn, <-chan struct{}, error) {
 	return nil, e.dialing, nil
 }
 
-// room makes place for one more address by forgetting those without a
-// connection; the caller holds mu.
+// room makes room for one more address by removing those without a connection, and
+// reports whether there is room; the caller holds mu.
 func (p *Pool) room() bool {
 	if len(p.peers) < p.o.MaxConns {
 		return true
@@ -107,7 +106,7 @@ func (p *Pool) room() bool {
 	return len(p.peers) < p.o.MaxConns
 }
 
-// dial opens a connection, reports it, and then lives as its reader.
+// dial opens a connection, reports it, and then runs its reader.
 func (p *Pool) dial(addr string, e *peer) {
 	c, err := p.open(addr)
 	if err != nil {
@@ -144,7 +143,7 @@ func (p *Pool) open(addr string) (*Conn, error) {
 	return newConn(raw, nc, p.o, p.h), nil
 }
 
-// report ends the dial for all who wait for it.
+// report ends the dial for all callers that wait for it.
 func (p *Pool) report(e *peer, c *Conn, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

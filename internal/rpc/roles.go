@@ -12,13 +12,12 @@ import (
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
-// sender is which peers may send a frame type on a connection that they opened, by the
-// role in their certificate. Without TLS, and for certificates without a role, it has no
-// effect.
+// sender is the peers that may send a frame type on a connection that they opened, by the
+// role in their certificate. It has no effect without TLS and for certificates without a role.
 type sender uint8
 
 const (
-	undecided sender = iota // refused like gatewayOnly; a test finds it
+	undecided sender = iota // refused like gatewayOnly; a test refuses it in the table
 	gatewayOnly
 	anyNode
 )
@@ -53,7 +52,7 @@ func (w *warnings) due(peer tlsconf.Identity) bool {
 	return true
 }
 
-// identify takes over the role in the peer's certificate from a finished TLS handshake.
+// identify sets the role of the peer's certificate after the TLS handshake.
 // Only Serve calls it, before run.
 func (c *Conn) identify(w *warnings) error {
 	t, ok := c.nc.(*tls.Conn)
@@ -87,7 +86,7 @@ func (c *Conn) forbid(t Type, stream uint64, payload []byte) error {
 	name := c.identity.Name
 	err := fmt.Errorf("%w: %v from node %q; `tandem ca DIR gateway/%s` issues a gateway's certificate", ErrForbidden, t, name, name)
 	if c.warnings.due(c.identity) {
-		c.o.Log.Warn("a node sent what only gateways may send", "peer", name, "frame", t.String(), "address", c.RemoteAddr(), "error", err)
+		c.o.Log.Warn("a node sent a frame that only gateways may send", "peer", name, "frame", t.String(), "address", c.RemoteAddr(), "error", err)
 	}
 	end := &nodepb.End{Code: nodepb.Code_CODE_FORBIDDEN, Message: err.Error()}
 	// Best effort below: a peer that does not read its answers gets none.
@@ -99,7 +98,7 @@ func (c *Conn) forbid(t Type, stream uint64, payload []byte) error {
 		_ = c.Send(FrameAdapterDone, stream, &nodepb.AdapterDone{Code: end.Code, Message: end.Message})
 	default:
 		if g := new(nodepb.Generate); t == FrameGenerate && proto.Unmarshal(payload, g) == nil {
-			end.Attempt = g.Attempt // without it the sender ignores the End
+			end.Attempt = g.Attempt // the sender ignores an End of another attempt
 		}
 		_ = c.Send(FrameEnd, stream, end)
 	}

@@ -210,7 +210,7 @@ func TestNodesSendOnlyWhatNodesMay(t *testing.T) {
 	if n := b.counters.Forbidden.Load(); n != forbidden || n != 5 {
 		t.Errorf("%d frames counted, want %d", n, forbidden)
 	}
-	for text, want := range map[string]int{"a node sent what only gateways may send": 1, "a peer's certificate has no role": 1} {
+	for text, want := range map[string]int{"a node sent a frame that only gateways may send": 1, "a peer's certificate has no role": 1} {
 		if n := b.log.count(text); n != want {
 			t.Errorf("%q is logged %d times, want %d", text, n, want)
 		}

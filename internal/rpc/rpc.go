@@ -7,20 +7,18 @@
 // everything that gathered meanwhile at once, so that many small frames cost
 // one system call. The reader hands each payload to the Handler in place,
 // without a copy. Both sides begin with a Hello, which settles the protocol
-// version; a timer then sends a Ping where one direction was idle and closes a
-// connection on which nothing was heard for the Silence bound. A listener with TLS
-// reads the role in the peer's certificate and answers the frames that the role does
-// not allow itself (frameTypes says which).
+// version. A timer then sends a Ping in each idle direction and closes a connection
+// from which nothing was read for the Silence bound. A listener with TLS reads the role
+// in the peer's certificate and refuses the frames that frameTypes does not allow it.
 //
 // Invariant: a Handler sees the peer's Hello first, then the frames in the
 // order in which the peer sent them, then Closed exactly once and nothing after
-// it; a handshake that fails is not shown to it at all, and neither is a frame of a node
-// that only gateways may send.
+// it. It sees neither a handshake that fails nor a frame that its sender's role forbids.
 //
 // The package does not know what a request is, does not retry or resend
 // anything (a frame that Send accepted may still be lost with its connection),
-// and does not choose peers. Nothing in it waits for a slow peer: an outbox that
-// is full says so to the sender.
+// and does not choose peers. Nothing in it waits for a slow peer: Send fails while
+// the outbox is full.
 package rpc
 
 import (
@@ -55,28 +53,27 @@ const (
 	DefaultOutboxBytes = 16 << 20
 	// DefaultHeartbeat: how often an idle direction is filled with a Ping.
 	DefaultHeartbeat = time.Second
-	// DefaultSilence: a peer that nothing was heard of for so long is given up.
-	// Crashed processes are noticed at once by their closed socket; this is
-	// for frozen ones and lost machines, and must outlast a stalled scheduler.
+	// DefaultSilence is how long nothing may arrive from a peer before its connection is
+	// closed. A crashed process is noticed at once by its closed socket. The bound is for
+	// frozen processes and lost machines, and must be longer than a stall of the scheduler.
 	DefaultSilence = 6 * time.Second
-	// StreamSilence replaces it between a gateway and a decode node (SetSilence): a
-	// gateway that was stopped for some seconds keeps its streams. A node that is
-	// silent loses them long before, see gateway/liveness.
+	// StreamSilence replaces DefaultSilence between a gateway and a decode node
+	// (SetSilence), so that a gateway that was stopped for some seconds keeps its streams.
+	// A silent node loses its streams much earlier, see gateway/liveness.
 	StreamSilence = 30 * time.Second
 	// DefaultHandshakeTimeout bounds dialling, TLS and Hello, each.
 	DefaultHandshakeTimeout = 5 * time.Second
-	// DefaultCloseLinger is how long Close may take to get the last frames out.
+	// DefaultCloseLinger is how long Close may take to send the last frames.
 	DefaultCloseLinger = time.Second
-	// DefaultBackoffMin and Max: after a failed dial the error is repeated for
-	// this long without dialling; doubles with each further failure.
+	// DefaultBackoffMin and DefaultBackoffMax bound the time after a failed dial in which
+	// Get repeats the error without dialling. It doubles with each further failure.
 	DefaultBackoffMin = 100 * time.Millisecond
 	DefaultBackoffMax = 5 * time.Second
 	// DefaultMaxConns bounds the connections of one Serve and of one Pool.
 	DefaultMaxConns = 4096
 )
 
-// What can go wrong. Errors that callers see wrap one of these or the
-// network's own error.
+// Errors that callers see wrap one of these or the network's own error.
 var (
 	ErrClosed       = errors.New("rpc: connection closed by this side")
 	ErrPeerClosed   = errors.New("rpc: connection closed by the peer")
@@ -94,7 +91,7 @@ var (
 	ErrForbidden    = errors.New("rpc: only gateways may send this")
 )
 
-// Type says what a frame's payload is.
+// Type is the type of a frame's payload.
 type Type uint8
 
 // Frame types. The numbers are the wire contract: they are never reused.
@@ -138,7 +135,7 @@ const (
 // frameTypes is the table of all frame types.
 var frameTypes = [...]struct {
 	name string
-	from sender               // who may send it to a listener
+	from sender               // peers that may send it to a listener
 	max  int                  // payload, bytes
 	new  func() proto.Message // nil: the payload is no message
 }{
@@ -188,20 +185,20 @@ func Decode(t Type, payload []byte) (proto.Message, error) {
 	return m, nil
 }
 
-// Handler takes what a connection brings. Both methods are called on the
+// Handler handles the frames of a connection. Both methods are called on the
 // connection's reading goroutine and must not block: while they run, nothing
 // more is read from that peer.
 type Handler interface {
-	// Frame takes one frame; payload is valid during the call only. The first
-	// frame of a connection is always FrameHello (its content: c.Peer()), so that
-	// a Handler learns of connections that a peer opened. Ping and Pong are not shown.
+	// Frame handles one frame; payload is valid during the call only. The first
+	// frame of a connection is always FrameHello (its content: c.Peer()), which
+	// announces connections that a peer opened. Frame is not called for Ping and Pong.
 	Frame(c *Conn, t Type, stream uint64, payload []byte)
 	// Closed is the last call for a connection; err is never nil and wraps
-	// what Close was given, or what ended the connection.
+	// the argument of Close, or the error that ended the connection.
 	Closed(c *Conn, err error)
 }
 
-// Options says how to connect. Zero bounds mean their Default.
+// Options configure Serve and Pool. Zero bounds mean their Default.
 type Options struct {
 	Hello *nodepb.Hello // of this node; protocol 0 means this build's versions
 	// TLS is a server's configuration for Serve and a client's for NewPool; nil
@@ -219,7 +216,7 @@ type Options struct {
 	BackoffMax       time.Duration
 	MaxConns         int
 
-	Counters *Counters    // where to count; nil: nowhere visible
+	Counters *Counters    // nil: of their own
 	Log      *slog.Logger // refused peers; nil: discarded
 }
 
@@ -230,7 +227,7 @@ type Counters struct {
 	BytesIn, BytesOut   atomic.Uint64
 	OutboxFull          atomic.Uint64 // frames refused by a full outbox
 	Silent              atomic.Uint64 // connections ended by ErrSilent or ErrStalled
-	Refused             atomic.Uint64 // strangers, other versions, too many
+	Refused             atomic.Uint64 // connections: foreign certificates, other versions, too many
 	Forbidden           atomic.Uint64 // frames refused by the role in the peer's certificate
 	DialErrors          atomic.Uint64
 	Conns               atomic.Int64 // open now

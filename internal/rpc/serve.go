@@ -12,16 +12,15 @@ import (
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
-// Accept errors other than a closed listener are mostly a lack of file
-// descriptors: they are waited out, but not for ever.
+// Bounds of retries after errors of Accept. Most mean that file descriptors have run out.
 const (
 	maxAcceptFailures = 16 // in a row
 	acceptPauseMin    = 5 * time.Millisecond
 	acceptPauseMax    = time.Second
 )
 
-// Serve accepts peers on l until ctx ends, and then closes them all (each gets
-// what was queued for it, within CloseLinger). It owns l. It returns when every
+// Serve accepts peers on l until ctx ends. Then it closes all connections; their queued
+// frames are still sent, within CloseLinger. It owns l. It returns when every
 // connection's Closed has returned: nil after ctx, else why accepting failed.
 func Serve(ctx context.Context, l net.Listener, o Options, h Handler) error {
 	o, err := o.withDefaults()
@@ -107,7 +106,7 @@ func secure(ctx context.Context, raw net.Conn, o Options, wrap func(net.Conn, *t
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.HandshakeTimeout)
 	defer cancel()
-	t := wrap(sock.Under(raw), o.TLS)
+	t := wrap(sock.Wrap(raw), o.TLS)
 	if err := t.HandshakeContext(ctx); err != nil {
 		raw.Close()
 		return nil, fmt.Errorf("%w: TLS with %s: %w", ErrHandshake, raw.RemoteAddr(), err)

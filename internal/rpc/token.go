@@ -14,11 +14,11 @@ import (
 //	       8  attempt  u32  of the request
 //	      12  position u32  of the token in prompt + output
 //	      16  id       i32  token id; -1: no token, just the end
-//	      20  finish   u8   nodepb.FinishReason; 0: the stream goes on
+//	      20  finish   u8   nodepb.FinishReason; 0: the stream continues
 //	      21  zero     [3]u8
 const tokenBytes = 24
 
-// MaxTokens is how many tokens one frame can carry.
+// MaxTokens is the most tokens of one frame.
 const MaxTokens = maxTokens / tokenBytes
 
 // Token is one generated token, or the end of a stream, or both.
@@ -27,7 +27,7 @@ type Token struct {
 	Attempt  uint32
 	Position uint32 // index in prompt + output; the first generated token has len(prompt)
 	ID       int32  // -1 with a Finish: no token
-	Finish   uint8  // nodepb.FinishReason; 0: the stream goes on
+	Finish   uint8  // nodepb.FinishReason; 0: the stream continues
 }
 
 func putToken(b []byte, t Token) {

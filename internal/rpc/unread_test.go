@@ -8,7 +8,7 @@ import (
 )
 
 // Bytes that wait for a busy reader are seen without reading them, in sockets and in
-// memory; what was read moves HeardAt.
+// memory; what was read moves ReceivedAt.
 func TestUnread(t *testing.T) {
 	for name, c := range map[string]struct {
 		listen func(n *Network) (net.Listener, error)
@@ -56,13 +56,13 @@ func TestUnread(t *testing.T) {
 				}
 			}
 			until("an idle connection has unread bytes", func() bool { return !conn.Unread() })
-			before := conn.HeardAt()
+			before := conn.ReceivedAt()
 			if err := conn.Send(FrameDrain, 1, nil); err != nil {
 				t.Fatal(err)
 			}
 			until("waiting bytes are not seen", conn.Unread)
-			if !conn.HeardAt().After(before) {
-				t.Errorf("HeardAt is %v, before the answer %v", conn.HeardAt(), before)
+			if !conn.ReceivedAt().After(before) {
+				t.Errorf("ReceivedAt is %v, before the answer %v", conn.ReceivedAt(), before)
 			}
 			close(busy)
 			until("bytes that were read are unread", func() bool { return !conn.Unread() })

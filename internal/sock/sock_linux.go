@@ -8,32 +8,28 @@ import (
 	"unsafe"
 )
 
-// Conn reads and writes a socket that the net package has opened and will close.
-// One goroutine may read it and one may write it.
+// Conn reads and writes a socket that the net package has opened and will close. One goroutine may
+// read it and one may write it at a time.
 type Conn struct {
-	in, out way
-	ask     func(fd uintptr) bool // of Ask
-	asking  bool                  // nothing was written yet
-	all     int                   // to be written
+	in, out   direction
+	writeRead func(fd uintptr) bool // of WriteThenRead
+	writing   bool                  // WriteThenRead has not written yet
+	total     int                   // bytes that WriteThenRead writes
+	vec       [2]syscall.Iovec      // of WriteThenRead
 }
 
-// way is one direction. Its function is made once, so that no call allocates.
-type way struct {
-	rc    syscall.RawConn
-	f     func(fd uintptr) bool
-	p     []byte
-	n     int
-	errno syscall.Errno
-
-	vec    [2]syscall.Iovec // of WriteBoth
-	both   func(fd uintptr) bool
-	lender Lender // of ReadInto
-	into   func(fd uintptr) bool
+// direction is one direction of a Conn. Its function is made once, so that no call allocates.
+type direction struct {
+	rc      syscall.RawConn
+	f       func(fd uintptr) bool
+	p       []byte       // to be read into, or written
+	buffers BufferSource // of ReadInto, provides p; nil: p is the caller's
+	n       int
+	errno   syscall.Errno
 }
 
-// Of is the socket below a connection; nil: there is none that could be used, as
-// below TLS.
-func Of(nc net.Conn) *Conn {
+// NewConn returns a Conn for nc, or nil if nc is not a TCP socket.
+func NewConn(nc net.Conn) *Conn {
 	tcp, ok := nc.(*net.TCPConn)
 	if !ok {
 		return nil
@@ -45,48 +41,41 @@ func Of(nc net.Conn) *Conn {
 	c := new(Conn)
 	c.in.rc, c.out.rc = rc, rc
 	c.in.f = func(fd uintptr) bool {
-		c.in.call(syscall.SYS_READ, fd)
-		return c.in.errno != syscall.EAGAIN
-	}
-	c.in.into = func(fd uintptr) bool {
-		c.in.p = c.in.lender.Lend()
-		c.in.call(syscall.SYS_READ, fd)
-		c.in.p = nil
-		if c.in.errno == syscall.EAGAIN {
-			c.in.lender.Idle()
-			return false
+		w := &c.in
+		if w.buffers != nil {
+			w.p = w.buffers.Buffer()
 		}
-		return true
-	}
-	c.ask = func(fd uintptr) bool {
-		if c.asking {
-			// Whatever comes from here on is told to who waits.
-			c.asking = false
-			c.in.n, c.in.errno = 0, 0
-			c.out.both(fd)
-			return c.out.errno != 0 || c.out.n < c.all
+		w.call(syscall.SYS_READ, fd)
+		if w.errno == syscall.EAGAIN && w.buffers != nil {
+			w.p = nil
+			w.buffers.Release()
 		}
-		c.in.call(syscall.SYS_READ, fd)
-		return c.in.errno != syscall.EAGAIN
+		return w.errno != syscall.EAGAIN
+	}
+	c.writeRead = func(fd uintptr) bool {
+		if !c.writing {
+			return c.in.f(fd)
+		}
+		// The runtime wakes this goroutine for every byte that arrives from here on.
+		c.writing = false
+		c.in.n, c.in.errno = 0, 0
+		c.out.repeat(syscall.SYS_WRITEV, fd, unsafe.Pointer(&c.vec), uintptr(len(c.vec)))
+		return c.out.errno != 0 || c.out.n < c.total
 	}
 	c.out.f = func(fd uintptr) bool {
 		c.out.call(syscall.SYS_WRITE, fd)
 		return true
 	}
-	c.out.both = func(fd uintptr) bool {
-		c.out.repeat(syscall.SYS_WRITEV, fd, unsafe.Pointer(&c.out.vec), uintptr(len(c.out.vec)))
-		return true
-	}
 	return c
 }
 
-// call is read(2) or write(2).
-func (w *way) call(trap, fd uintptr) {
+// call makes a read(2) or write(2) of w.p.
+func (w *direction) call(trap, fd uintptr) {
 	w.repeat(trap, fd, unsafe.Pointer(unsafe.SliceData(w.p)), uintptr(len(w.p)))
 }
 
-// repeat is a system call until no signal interrupts it.
-func (w *way) repeat(trap, fd uintptr, p unsafe.Pointer, n uintptr) {
+// repeat makes a system call until no signal interrupts it.
+func (w *direction) repeat(trap, fd uintptr, p unsafe.Pointer, n uintptr) {
 	for {
 		n, _, errno := syscall.RawSyscall(trap, fd, uintptr(p), n)
 		if errno == syscall.EINTR {
@@ -99,12 +88,12 @@ func (w *way) repeat(trap, fd uintptr, p unsafe.Pointer, n uintptr) {
 	}
 }
 
-func (w *way) fail(op string) error {
+func (w *direction) fail(op string) error {
 	return &net.OpError{Op: op, Net: "tcp", Err: os.NewSyscallError(op, w.errno)}
 }
 
-// came is what a read gives that ended so.
-func (w *way) came(err error) (int, error) {
+// readResult returns the result of a read; err is the RawConn's.
+func (w *direction) readResult(err error) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
@@ -116,129 +105,67 @@ func (w *way) came(err error) (int, error) {
 	return w.n, nil
 }
 
-// Read is net.Conn's. p is not empty.
+// read waits for bytes and returns their number.
+func (c *Conn) read() (int, error) {
+	err := c.in.rc.Read(c.in.f)
+	c.in.p, c.in.buffers = nil, nil
+	return c.in.readResult(err)
+}
+
+// Read reads as net.Conn does. p must not be empty.
 func (c *Conn) Read(p []byte) (int, error) {
-	w := &c.in
-	w.p = p
-	err := w.rc.Read(w.f)
-	w.p = nil
-	return w.came(err)
+	c.in.p = p
+	return c.read()
 }
 
-// Lender has buffers for what comes.
-type Lender interface {
-	Lend() []byte // not empty
-	Idle()        // nothing came: the buffer is not needed until the next Lend
+// BufferSource provides buffers for reads.
+type BufferSource interface {
+	Buffer() []byte // not empty
+	Release()       // the socket was empty: the buffer is not used before the next call of Buffer
 }
 
-// ReadInto is Read into what l lends, which is not held while nothing comes.
-func (c *Conn) ReadInto(l Lender) (int, error) {
-	w := &c.in
-	w.lender = l
-	err := w.rc.Read(w.into)
-	w.lender = nil
-	return w.came(err)
+// ReadInto is Read into a buffer of b, which is not held while the socket is empty.
+func (c *Conn) ReadInto(b BufferSource) (int, error) {
+	c.in.buffers = b
+	return c.read()
 }
 
-// maxEach bounds the reads of an Each: neither the deadline nor the connection's
-// closing is seen while a peer sends without a pause.
-const maxEach = 64
-
-// Each reads into what l lends, and calls took each time that something was
-// read, until took returns false, reading fails, or much has come without a pause.
-// took may read and write whatever does not wait; closing the connection waits until
-// Each does, or returns.
-//
-// With trust a read that leaves room is taken to have emptied the socket, which spares
-// a call that would find nothing: whatever comes later is told. Only an end that
-// came together with those bytes is not, so the caller sets a deadline and calls Each again
-// when it is over: Each begins with a look.
-func (c *Conn) Each(l Lender, trust bool, took func(n int) bool) error {
-	w, stopped, reads := &c.in, false, 0
-	err := w.rc.Read(func(fd uintptr) bool {
-		for {
-			w.p = l.Lend()
-			room := len(w.p)
-			w.call(syscall.SYS_READ, fd)
-			w.p = nil
-			switch {
-			case w.errno == syscall.EAGAIN:
-				l.Idle()
-				return false
-			case w.errno != 0 || w.n == 0:
-				return true
-			case !took(w.n):
-				stopped = true
-				return true
-			}
-			if reads++; reads >= maxEach {
-				stopped = true
-				return true
-			}
-			if trust && w.n < room {
-				l.Idle()
-				return false
-			}
-		}
-	})
-	switch {
-	case err != nil:
-		return err
-	case stopped:
-		return nil
-	case w.errno != 0:
-		return w.fail("read")
-	}
-	return io.EOF
-}
-
-// WriteNow writes what the socket takes without waiting; fewer bytes than p are
-// no error.
+// WriteNow writes the bytes that the socket takes without waiting, and returns their number. Fewer
+// bytes than p are no error.
 func (c *Conn) WriteNow(p []byte) (int, error) {
 	w := &c.out
 	w.p = p
 	err := w.rc.Write(w.f)
 	w.p = nil
-	return w.wrote(err)
+	return w.writeResult(err)
 }
 
-// WriteBoth is WriteNow of two pieces, neither of which is empty, as one.
-func (c *Conn) WriteBoth(p, q []byte) (int, error) {
-	w := &c.out
-	w.pieces(p, q)
-	err := w.rc.Write(w.both)
-	w.vec = [2]syscall.Iovec{}
-	return w.wrote(err)
-}
-
-func (w *way) pieces(p, q []byte) {
-	for i, piece := range [...][]byte{p, q} {
-		w.vec[i].Base = &piece[0]
-		w.vec[i].SetLen(len(piece))
-	}
-}
-
-// Ask is WriteBoth and then, where all of it has left, Read of what comes back, without
-// the look that a Read begins with: nothing can have come before what was asked. What
-// came all the same, such as an end, shows at the next read, so a caller sets a deadline.
-// wrong is of the writing; err is of the reading, which another read may not tell again.
-func (c *Conn) Ask(p, q, into []byte) (sent int, wrong error, n int, err error) {
+// WriteThenRead writes p and q, neither of which is empty, as WriteNow does. If all of it was sent,
+// it then waits for bytes and reads them into the third slice. It saves the first read that a Read
+// makes, because nothing can have arrived before the request was sent. An end of the connection
+// before the call is found by the next read only, so callers set a deadline. werr is the error of
+// writing. rerr is the error of reading; another read may not return it again.
+func (c *Conn) WriteThenRead(p, q, into []byte) (sent int, werr error, n int, rerr error) {
 	w := &c.in
-	c.out.pieces(p, q)
-	c.asking, c.all, w.p = true, len(p)+len(q), into
-	err = w.rc.Read(c.ask)
-	c.out.vec, w.p = [2]syscall.Iovec{}, nil
-	if c.asking { // it was closed, or too late, before anything left
-		return 0, err, 0, nil
+	for i, piece := range [...][]byte{p, q} {
+		c.vec[i].Base = &piece[0]
+		c.vec[i].SetLen(len(piece))
 	}
-	if sent, wrong = c.out.wrote(nil); wrong != nil || sent < c.all {
-		return sent, wrong, 0, nil
+	c.writing, c.total, w.p = true, len(p)+len(q), into
+	rerr = w.rc.Read(c.writeRead)
+	c.vec, w.p = [2]syscall.Iovec{}, nil
+	if c.writing { // closed, or past the deadline, before anything was sent
+		return 0, rerr, 0, nil
 	}
-	n, err = w.came(err)
-	return sent, nil, n, err
+	if sent, werr = c.out.writeResult(nil); werr != nil || sent < c.total {
+		return sent, werr, 0, nil
+	}
+	n, rerr = w.readResult(rerr)
+	return sent, nil, n, rerr
 }
 
-func (w *way) wrote(err error) (int, error) {
+// writeResult returns the result of a write; err is the RawConn's.
+func (w *direction) writeResult(err error) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
@@ -250,8 +177,7 @@ func (w *way) wrote(err error) (int, error) {
 	return w.n, nil
 }
 
-// Quiet says whether a connection, or the one below TLS, is open with nothing to be
-// read.
+// Quiet reports whether the socket is open and has nothing to read.
 func Quiet(fd uintptr) bool {
 	var b [1]byte
 	_, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)

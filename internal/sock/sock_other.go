@@ -4,32 +4,28 @@ package sock
 
 import "net"
 
-// Conn is not there on this system.
+// Conn does not exist on this system.
 type Conn struct{}
 
-// Of is nil: the net package's own reads and writes are used.
-func Of(net.Conn) *Conn { return nil }
+// NewConn returns nil: callers use the net package.
+func NewConn(net.Conn) *Conn { return nil }
 
-// Read is not called.
-func (*Conn) Read([]byte) (int, error) { panic("sock: no sockets here") }
-
-// Lender has buffers for what comes.
-type Lender interface {
-	Lend() []byte
-	Idle()
+// BufferSource provides buffers for reads.
+type BufferSource interface {
+	Buffer() []byte
+	Release()
 }
 
-// ReadInto is not called.
-func (*Conn) ReadInto(Lender) (int, error) { panic("sock: no sockets here") }
+// Read is never called on this system.
+func (*Conn) Read([]byte) (int, error) { panic("sock: not supported on this system") }
 
-// Each is not called.
-func (*Conn) Each(Lender, bool, func(int) bool) error { panic("sock: no sockets here") }
+// ReadInto is never called on this system.
+func (*Conn) ReadInto(BufferSource) (int, error) { panic("sock: not supported on this system") }
 
-// WriteNow is not called.
-func (*Conn) WriteNow([]byte) (int, error) { panic("sock: no sockets here") }
+// WriteNow is never called on this system.
+func (*Conn) WriteNow([]byte) (int, error) { panic("sock: not supported on this system") }
 
-// WriteBoth is not called.
-func (*Conn) WriteBoth(p, q []byte) (int, error) { panic("sock: no sockets here") }
-
-// Ask is not called.
-func (*Conn) Ask(p, q, into []byte) (int, error, int, error) { panic("sock: no sockets here") }
+// WriteThenRead is never called on this system.
+func (*Conn) WriteThenRead(p, q, into []byte) (int, error, int, error) {
+	panic("sock: not supported on this system")
+}

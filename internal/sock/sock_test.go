@@ -38,41 +38,14 @@ type lender struct {
 	idle int
 }
 
-func (l *lender) Lend() []byte { return l.buf }
-func (l *lender) Idle()        { l.idle++ }
-
-// Two pieces arrive as one, and of what a full socket does not take the rest is told.
-func TestWriteBoth(t *testing.T) {
-	near, far := pair(t)
-	c, got := Of(near), make([]byte, 100)
-	if n, err := c.WriteBoth([]byte("head, "), []byte("body")); n != 10 || err != nil {
-		t.Fatal(n, err)
-	}
-	if n, err := io.ReadFull(far, got[:10]); err != nil || string(got[:n]) != "head, body" {
-		t.Fatalf("%q, %v", got[:n], err)
-	}
-	large := bytes.Repeat([]byte("x"), 1<<20)
-	for range 100 {
-		n, err := c.WriteBoth(large, large)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n < 2*len(large) {
-			near.Close()
-			if _, err := c.WriteBoth(large, large); !errors.Is(err, net.ErrClosed) {
-				t.Fatal(err)
-			}
-			return
-		}
-	}
-	t.Fatal("a socket that nobody reads has taken 200 MB")
-}
+func (l *lender) Buffer() []byte { return l.buf }
+func (l *lender) Release()       { l.idle++ }
 
 // What comes back is read without a look before it is asked for, whether it comes at once or
 // later; what does not leave whole is told, as are deadlines and ends.
-func TestAsk(t *testing.T) {
+func TestWriteThenRead(t *testing.T) {
 	near, far := pair(t)
-	c, got := Of(near), make([]byte, 100)
+	c, got := NewConn(near), make([]byte, 100)
 	within := func(d time.Duration) {
 		t.Helper()
 		if err := near.SetReadDeadline(time.Now().Add(d)); err != nil {
@@ -92,33 +65,33 @@ func TestAsk(t *testing.T) {
 		}
 	}()
 	for range 100 {
-		sent, wrong, n, err := c.Ask([]byte("head, "), []byte("body"), got)
+		sent, wrong, n, err := c.WriteThenRead([]byte("head, "), []byte("body"), got)
 		if sent != 10 || wrong != nil || err != nil || string(got[:n]) != "answer" {
 			t.Fatalf("%d %v %q %v", sent, wrong, got[:n], err)
 		}
 	}
 	within(time.Second) // nobody answers any more
-	if sent, wrong, n, err := c.Ask([]byte("he"), []byte("bo"), got); sent != 4 || wrong != nil || n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+	if sent, wrong, n, err := c.WriteThenRead([]byte("he"), []byte("bo"), got); sent != 4 || wrong != nil || n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(sent, wrong, n, err)
 	}
-	if sent, wrong, _, _ := c.Ask([]byte("he"), []byte("bo"), got); sent != 0 || !errors.Is(wrong, os.ErrDeadlineExceeded) {
+	if sent, wrong, _, _ := c.WriteThenRead([]byte("he"), []byte("bo"), got); sent != 0 || !errors.Is(wrong, os.ErrDeadlineExceeded) {
 		t.Fatal(sent, wrong)
 	}
 	large := bytes.Repeat([]byte("x"), 16<<20) // two are more than the sockets hold
 	within(time.Minute)
 	for range 10 {
-		if sent, wrong, _, _ := c.Ask(large, large, got); wrong != nil || sent == 2*len(large) {
+		if sent, wrong, _, _ := c.WriteThenRead(large, large, got); wrong != nil || sent == 2*len(large) {
 			t.Fatal(sent, wrong)
 		}
 	}
 	near.Close()
-	if _, wrong, _, _ := c.Ask(large, large, got); !errors.Is(wrong, net.ErrClosed) {
+	if _, wrong, _, _ := c.WriteThenRead(large, large, got); !errors.Is(wrong, net.ErrClosed) {
 		t.Fatal(wrong)
 	}
 }
 
 // An end that came before the question, without the look, shows at the latest behind the deadline.
-func TestAskAfterTheEnd(t *testing.T) {
+func TestWriteThenReadAfterTheEnd(t *testing.T) {
 	near, far := pair(t)
 	if err := far.CloseWrite(); err != nil {
 		t.Fatal(err)
@@ -126,7 +99,7 @@ func TestAskAfterTheEnd(t *testing.T) {
 	if err := near.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, n, err := Of(near).Ask([]byte("he"), []byte("bo"), make([]byte, 10)); n != 0 || err != io.EOF && !errors.Is(err, os.ErrDeadlineExceeded) {
+	if _, _, n, err := NewConn(near).WriteThenRead([]byte("he"), []byte("bo"), make([]byte, 10)); n != 0 || err != io.EOF && !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(n, err)
 	}
 }
@@ -134,7 +107,7 @@ func TestAskAfterTheEnd(t *testing.T) {
 // Nothing is held while nothing comes, and what comes is read as by Read.
 func TestReadIntoHoldsNothingWhileItWaits(t *testing.T) {
 	near, far := pair(t)
-	c, l := Of(near), &lender{buf: make([]byte, 100)}
+	c, l := NewConn(near), &lender{buf: make([]byte, 100)}
 	if err := near.SetReadDeadline(time.Now().Add(time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +131,7 @@ func TestReadIntoHoldsNothingWhileItWaits(t *testing.T) {
 
 func TestReadEndsAsNetDoes(t *testing.T) {
 	near, far := pair(t)
-	c := Of(near)
+	c := NewConn(near)
 	if _, err := far.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
 	}
@@ -188,56 +161,10 @@ func TestReadEndsAsNetDoes(t *testing.T) {
 	}
 }
 
-// What is sent comes in order and once, however it falls into pieces; the end
-// behind the last piece shows, though it may come with it.
-func TestEachTakesAllThatComes(t *testing.T) {
-	near, far := pair(t)
-	want := bytes.Repeat([]byte("0123456789abcdef"), 20000)
-	go func() {
-		for rest := want; len(rest) > 0; {
-			n := min(len(rest), 1+len(rest)%7777)
-			if _, err := far.Write(rest[:n]); err != nil {
-				return
-			}
-			rest = rest[n:]
-		}
-		far.Close()
-	}()
-	var got []byte
-	buf, stops := make([]byte, 4096), 0
-	for {
-		err := Of(near).Each(&lender{buf: buf}, false, func(n int) bool {
-			got = append(got, buf[:n]...)
-			return len(got)%3 != 0
-		})
-		if err == io.EOF {
-			break
-		}
-		if stops++; err != nil {
-			t.Fatal(err)
-		}
-	}
-	if !bytes.Equal(got, want) || stops == 0 {
-		t.Fatalf("%d bytes of %d, %d stops", len(got), len(want), stops)
-	}
-}
-
-func TestEachEndsWithTheConnection(t *testing.T) {
-	near, _ := pair(t)
-	ended := make(chan error)
-	go func() {
-		ended <- Of(near).Each(&lender{buf: make([]byte, 10)}, false, func(int) bool { return true })
-	}()
-	near.Close()
-	if err := <-ended; !errors.Is(err, net.ErrClosed) {
-		t.Fatal(err)
-	}
-}
-
 // Of a peer that does not read WriteNow writes what fits, and then nothing.
 func TestWriteNowDoesNotWait(t *testing.T) {
 	near, _ := pair(t)
-	c, p := Of(near), make([]byte, 1<<20)
+	c, p := NewConn(near), make([]byte, 1<<20)
 	for range 1 << 10 {
 		n, err := c.WriteNow(p)
 		if err != nil {
@@ -250,18 +177,18 @@ func TestWriteNowDoesNotWait(t *testing.T) {
 	t.Fatal("a gigabyte was taken by nobody")
 }
 
-func TestOfWhatIsNoSocket(t *testing.T) {
+func TestNewConnOfNoSocket(t *testing.T) {
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()
-	if Of(a) != nil {
+	if NewConn(a) != nil {
 		t.Fatal("a pipe is a socket")
 	}
 }
 
 func TestNothingAllocates(t *testing.T) {
 	near, far := pair(t)
-	a, b, p := Of(near), Of(far), make([]byte, 200)
+	a, b, p := NewConn(near), NewConn(far), make([]byte, 200)
 	if n := testing.AllocsPerRun(100, func() {
 		if _, err := a.WriteNow(p); err != nil {
 			t.Fatal(err)
@@ -274,58 +201,11 @@ func TestNothingAllocates(t *testing.T) {
 	}
 }
 
-// A peer that never pauses hides neither the deadline nor the end.
-func TestEachSeesItsDeadline(t *testing.T) {
-	near, far := pair(t)
-	if _, err := far.Write(make([]byte, 10*maxEach)); err != nil {
-		t.Fatal(err)
-	}
-	c, p, reads := Of(near), make([]byte, 1), 0
-	took := func(int) bool {
-		if reads++; reads == 1 {
-			if err := near.SetReadDeadline(time.Unix(1, 0)); err != nil {
-				t.Error(err)
-			}
-		}
-		return true
-	}
-	room := &lender{buf: p}
-	if err := c.Each(room, false, took); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Each(room, false, took); !errors.Is(err, os.ErrDeadlineExceeded) || reads != maxEach {
-		t.Fatalf("%d reads, %v", reads, err)
-	}
-}
-
-// Trusting short reads spares the look for more, misses nothing that comes later, and
-// begins with a look.
-func TestEachTrustsShortReads(t *testing.T) {
-	near, far := pair(t)
-	c, l, got := Of(near), &lender{buf: make([]byte, 4)}, ""
-	took := func(n int) bool {
-		if got += string(l.buf[:n]); got == "abcdefg" { // a full read, then a short one
-			go func() { _, _ = far.Write([]byte("h")) }()
-		}
-		return len(got) < 8
-	}
-	if _, err := far.Write([]byte("abcdefg")); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Each(l, true, took); err != nil || got != "abcdefgh" || l.idle == 0 {
-		t.Fatalf("%q, %v, %d", got, err, l.idle)
-	}
-	far.Close()
-	if err := c.Each(l, true, took); err != io.EOF {
-		t.Fatal(err)
-	}
-}
-
 // What is spoken over a socket arrives whole, also where it has to wait, with the
 // deadlines and the end of the connection below.
-func TestUnder(t *testing.T) {
+func TestWrap(t *testing.T) {
 	near, far := pair(t)
-	a, b := Under(near), Under(far)
+	a, b := Wrap(near), Wrap(far)
 	want := bytes.Repeat([]byte("0123456789abcdef"), 1<<20)
 	go func() {
 		_, _ = a.Write(want)
@@ -344,7 +224,7 @@ func TestUnder(t *testing.T) {
 	if _, err := b.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Fatal(err)
 	}
-	if p, q := net.Pipe(); Under(p) != p || Under(q) != q {
+	if p, q := net.Pipe(); Wrap(p) != p || Wrap(q) != q {
 		t.Error("a pipe is a socket")
 	}
 }

@@ -23,28 +23,28 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// How long certificates last. A node's is renewed by IssueNode, which running
-// nodes notice; a new authority needs a new cluster.
+// Lifetimes of certificates. IssueNode renews a node's, which running nodes load. A new
+// authority needs a new cluster.
 const (
 	CALifetime   = 10 * 365 * 24 * time.Hour
 	NodeLifetime = 365 * 24 * time.Hour
-	// clockSkew: certificates are valid from a little before they were made, for
-	// nodes whose clocks are behind.
+	// clockSkew is how long before their creation certificates are valid, for nodes whose
+	// clocks are behind.
 	clockSkew = 5 * time.Minute
 )
 
 const secretBytes = 32
 
-// ErrExists says that a cluster's authority is already there.
+// ErrExists reports that the folder already has an authority.
 var ErrExists = errors.New("tlsconf: there is a certificate authority already")
 
-// ErrName says that a node cannot be called so.
+// ErrName reports an invalid name of a node.
 var ErrName = errors.New("tlsconf: a node's name has 1 to 63 letters, digits, '-', '_' or '.', and begins with a letter or digit")
 
 var nodeName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
 
-// CreateCA makes a cluster's certificate authority and gossip secret in dir. It
-// refuses with ErrExists to replace one: every node would become a stranger.
+// CreateCA creates a cluster's certificate authority and gossip secret in dir. It does not
+// replace an authority (ErrExists), because no node could connect then.
 func CreateCA(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("tlsconf: making an authority: %w", err)
@@ -80,12 +80,12 @@ func CreateCA(dir string) error {
 	return writeCert(filepath.Join(dir, CACertFile), der)
 }
 
-// IssueNode makes, or renews, the material of one node under the authority in
-// dir: the folder dir/NAME, all that Load needs, for copying to the node's machine.
+// IssueNode creates or renews the files of one node under the authority in
+// dir: the folder dir/NAME, which is copied to the node's machine for Load.
 // The name is gateway/NAME, node/NAME or NAME. NAME alone keeps the role of the
 // certificate in dir/NAME; without one the certificate has no role (see Role).
-// Hosts are the names and IP addresses by which clients other than Tandem's
-// nodes may know it; nodes themselves check NodeDNSName.
+// Hosts are names and IP addresses for clients other than Tandem's nodes; nodes check
+// NodeDNSName.
 func IssueNode(dir, name string, hosts []string) (nodeDir string, err error) {
 	id, err := parseIdentity(dir, name)
 	if err != nil {
@@ -189,7 +189,7 @@ func writeKey(path string, key *ecdsa.PrivateKey) error {
 	return writeFile(path, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), 0o600)
 }
 
-// writeFile replaces a file at once: a reader sees the old content or the new.
+// writeFile replaces a file atomically: a reader sees the old content or the new.
 func writeFile(path string, b []byte, mode fs.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // created with 0600
 	if err != nil {

@@ -24,9 +24,9 @@ type Held struct {
 // maxHeld bounds the folders of an authority that Inspect reads.
 const maxHeld = 4096
 
-// Inspect returns the certificates of dir: those of a node's folder, or of an authority's folder and
-// of the nodes' folders in it. Certificates that cannot be used are returned with their error. It
-// fails if dir has no certificate at all.
+// Inspect returns the certificates of dir: those of a node's folder, or of an authority's folder
+// and of the nodes' folders in it. Certificates that cannot be used are returned with their error.
+// It fails if dir has no certificate at all.
 func Inspect(dir string) ([]Held, error) {
 	var all []Held
 	if c, err := certificateOf(filepath.Join(dir, CACertFile)); err == nil {

@@ -10,21 +10,21 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// ClientFiles are what a listener for clients that are no nodes shows, and by what
-// it knows them: PEM files as any authority issues them.
+// ClientFiles are the PEM files of a listener for clients that are no nodes, issued by any
+// authority.
 type ClientFiles struct {
 	Cert, Key string
-	CA        string             // whose certificates clients may show; empty: they are not asked
-	Auth      tls.ClientAuthType // what is asked of clients, with CA
+	CA        string             // authorities of client certificates; empty: none are requested
+	Auth      tls.ClientAuthType // with CA: whether client certificates are required
 }
 
-// Listener is a client-facing certificate.
+// Listener is the certificate of a listener for clients.
 type Listener struct {
 	files ClientFiles
 	now   atomic.Pointer[tls.Config]
 }
 
-// ClientFacing reads the files.
+// ClientFacing returns a Listener with the content of the files.
 func ClientFacing(files ClientFiles) (*Listener, error) {
 	l := &Listener{files: files}
 	if err := l.Reload(); err != nil {
@@ -33,7 +33,7 @@ func ClientFacing(files ClientFiles) (*Listener, error) {
 	return l, nil
 }
 
-// Files are the files that the listener is made from.
+// Files returns the names of the listener's files.
 func (l *Listener) Files() []string {
 	files := []string{l.files.Cert, l.files.Key}
 	if l.files.CA != "" {
@@ -42,18 +42,18 @@ func (l *Listener) Files() []string {
 	return files
 }
 
-// WarnExposed logs a warning where every user can read the private key.
+// WarnExposed logs a warning if every user can read the private key.
 func (l *Listener) WarnExposed(log *slog.Logger) { regular.WarnExposed(log, l.files.Key) }
 
-// Reload reads the files again and takes them for handshakes from now on, if they
-// fit together; if not, nothing changes. Any goroutine may call it.
+// Reload reads the files again and uses them for further handshakes. It changes nothing if
+// they do not match each other. Any goroutine may call it.
 func (l *Listener) Reload() error {
 	cert, err := loadKeyPair(l.files.Cert, l.files.Key)
 	if err != nil {
 		return fmt.Errorf("%w: %s with %s: %w", ErrMaterial, l.files.Cert, l.files.Key, err)
 	}
 	c := &tls.Config{
-		MinVersion:   tls.VersionTLS12, // clients are not ours to choose
+		MinVersion:   tls.VersionTLS12, // for all clients in use
 		Certificates: []tls.Certificate{cert},
 	}
 	if l.files.CA != "" {
@@ -65,13 +65,13 @@ func (l *Listener) Reload() error {
 		if !c.ClientCAs.AppendCertsFromPEM(pem) {
 			return fmt.Errorf("%w: no certificate in %s", ErrMaterial, l.files.CA)
 		}
-		c.SessionTicketsDisabled = true // a changed authority must be asked again
+		c.SessionTicketsDisabled = true // so that a changed authority applies at once
 	}
 	l.now.Store(c)
 	return nil
 }
 
-// loadKeyPair is tls.LoadX509KeyPair of regular files.
+// loadKeyPair is tls.LoadX509KeyPair for regular files.
 func loadKeyPair(certFile, keyFile string) (tls.Certificate, error) {
 	cert, err := regular.ReadFile(certFile, MaxFile)
 	if err != nil {
@@ -84,7 +84,7 @@ func loadKeyPair(certFile, keyFile string) (tls.Certificate, error) {
 	return tls.X509KeyPair(cert, key)
 }
 
-// Config is the configuration of the listener; it follows Reload.
+// Config returns the configuration of the listener, which Reload updates.
 func (l *Listener) Config() *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// Role is what a certificate lets its holder do at the cluster's nodes.
+// Role is the rights of a certificate's holder at the cluster's nodes.
 type Role string
 
-// The roles. A gateway may send nodes every request; a node may send only what nodes
-// ask of each other (internal/rpc holds the table).
+// The roles. A gateway may send every request to nodes. A node may send only the requests
+// between nodes (internal/rpc has the table).
 const (
 	NoRole  Role = "" // issued before roles existed: treated as Gateway, with a warning
 	Gateway Role = "gateway"

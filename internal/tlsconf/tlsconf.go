@@ -1,20 +1,18 @@
-// Package tlsconf makes and loads what a cluster's nodes know each other by: a
-// certificate authority, a certificate for each node, and a secret for gossip.
+// Package tlsconf creates and loads the identities of a cluster's nodes: a certificate
+// authority, a certificate for each node, and a secret for gossip. It also loads the
+// certificates of a gateway's listener for clients.
 //
-// Algorithm: a node's folder holds the authority's certificate, the node's
-// certificate and key, and the secret. Load reads them and watches the folder;
-// when files change it reads them all again and takes them only if they fit
-// together, so that a renewal that is half written changes nothing. Each TLS
-// handshake uses what is current then; connections that stand are left alone.
+// Algorithm: a node's folder has the authority's certificate, the node's certificate and key,
+// and the secret. Load reads them and watches the folder. When files change, it reads all
+// again and uses them only if they match each other, so that an incomplete renewal changes
+// nothing. Each TLS handshake uses the current files; open connections do not change.
 //
-// Invariant: both sides of a connection made with Server and Client hold a
-// certificate that chains to the authority and names NodeDNSName, in TLS 1.3;
-// anyone else is refused, whatever address they come from. A certificate's role
-// (Role) is well-formed, or absent.
+// Invariant: both sides of a connection made with Server and Client have a certificate that
+// chains to the authority and names NodeDNSName, in TLS 1.3. Other peers are refused,
+// whatever their address. A certificate's role (Role) is well-formed, or absent.
 //
-// The package does not serve the certificates of the public HTTP listener, does
-// not revoke (make a new authority), and does not change the gossip key of a
-// running cluster.
+// The package does not revoke certificates (create a new authority), and does not change the
+// gossip key of a running cluster.
 package tlsconf
 
 import (
@@ -37,7 +35,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// The files of a node's folder; the authority's folder has its key besides.
+// The files of a node's folder; the authority's folder also has its key.
 const (
 	CACertFile   = "ca.crt"
 	NodeCertFile = "node.crt"
@@ -46,23 +44,23 @@ const (
 	caKeyFile    = "ca.key"
 )
 
-// NodeDNSName is in every node's certificate and is what peers check: nodes come
-// and go with any address, so that addresses prove nothing.
+// NodeDNSName is in every node's certificate. Peers check it instead of addresses, because
+// nodes may have any address.
 const NodeDNSName = "tandem-node"
 
-// GossipKeyBytes: an AES-256 key.
+// GossipKeyBytes is the length of an AES-256 key.
 const GossipKeyBytes = 32
 
-// reloadDelay lets a renewal that writes several files finish first.
+// reloadDelay is the time for a renewal to write all files.
 const reloadDelay = 100 * time.Millisecond
 
-// What can be wrong with a node's folder or with a peer.
+// Errors of a node's folder and of a peer.
 var (
 	ErrMaterial = errors.New("tlsconf: unusable certificates")
 	ErrStranger = errors.New("tlsconf: peer is not a node of this cluster")
 )
 
-// Material is a node's identity, kept current with its folder.
+// Material is a node's identity, which follows its folder.
 type Material struct {
 	dir     string
 	log     *slog.Logger
@@ -101,8 +99,8 @@ func Load(dir string, log *slog.Logger) (*Material, error) {
 	return m, nil
 }
 
-// Close stops following the folder; configurations that were given out keep
-// working with what was read last.
+// Close stops following the folder. Configurations keep working with the files that were
+// read last.
 func (m *Material) Close() error {
 	err := m.watcher.Close()
 	m.ended.Wait()
@@ -112,31 +110,31 @@ func (m *Material) Close() error {
 // Identity returns the role and name in the node's own certificate, as it was read last.
 func (m *Material) Identity() Identity { return m.now.Load().id }
 
-// warnNoRole logs that this node's certificate has no role: no peer of a node that only
-// accepts connections would.
+// warnNoRole logs that this node's certificate has no role, because no peer logs it for a node
+// that only accepts connections.
 func (m *Material) warnNoRole(cur *material) {
 	if cur.id.Role == NoRole {
 		m.log.Warn("this certificate has no role", "folder", m.dir, "name", cur.id.Name, "advice", Reissue)
 	}
 }
 
-// Reloads counts how often changed files were taken.
+// Reloads returns how often changed files were loaded.
 func (m *Material) Reloads() uint64 { return m.reloads.Load() }
 
-// GossipKey is derived from the folder's secret, as it was read last.
+// GossipKey returns the key derived from the folder's secret, as it was read last.
 func (m *Material) GossipKey() []byte {
 	return append([]byte(nil), m.now.Load().gossip...)
 }
 
-// Server is the configuration of a listener for nodes.
+// Server returns the configuration of a listener for nodes.
 func (m *Material) Server() *tls.Config { return m.mutual() }
 
-// Client is the configuration for dialling nodes.
+// Client returns the configuration for dialling nodes.
 func (m *Material) Client() *tls.Config { return m.mutual() }
 
-// mutual serves both directions: each side asks for the other's certificate, and
-// VerifyConnection, which TLS calls in every handshake, replaces the verification
-// that would only know the authority and the names of the day it was set up.
+// mutual returns the configuration of both directions. Each side requests the other's
+// certificate. VerifyConnection, which TLS calls in every handshake, replaces the standard
+// verification, which would keep using the first authority.
 func (m *Material) mutual() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -148,9 +146,9 @@ func (m *Material) mutual() *tls.Config {
 			return &m.now.Load().cert, nil
 		},
 		ClientAuth:             tls.RequireAnyClientCert,
-		InsecureSkipVerify:     true, // in favour of:
+		InsecureSkipVerify:     true, // VerifyConnection verifies
 		VerifyConnection:       func(s tls.ConnectionState) error { return m.now.Load().verify(s) },
-		SessionTicketsDisabled: true, // a renewed authority must be asked again
+		SessionTicketsDisabled: true, // so that a renewed authority applies at once
 	}
 }
 
@@ -180,7 +178,7 @@ func (m *material) verify(s tls.ConnectionState) error {
 // MaxFile bounds a file of certificates or keys, in bytes.
 const MaxFile = 4 << 20
 
-// read takes a folder's files if they fit together.
+// read reads a folder's files and returns an error if they do not match each other.
 func read(dir string) (*material, error) {
 	var files [4][]byte
 	for i, f := range []string{CACertFile, NodeCertFile, NodeKeyFile, SecretFile} {
@@ -193,8 +191,7 @@ func read(dir string) (*material, error) {
 	return parse(dir, files)
 }
 
-// parse takes the contents of a folder's four files; the name of the folder is
-// for errors.
+// parse parses the contents of a folder's four files; dir is for errors.
 func parse(dir string, files [4][]byte) (*material, error) {
 	m := &material{roots: x509.NewCertPool()}
 	if !m.roots.AppendCertsFromPEM(files[0]) {
@@ -228,7 +225,7 @@ func parse(dir string, files [4][]byte) (*material, error) {
 	return m, nil
 }
 
-// watch reads the folder again when it changed and has then been still.
+// watch reads the folder again when it has changed and then been unchanged for reloadDelay.
 func (m *Material) watch() {
 	still := time.NewTimer(reloadDelay)
 	still.Stop()
@@ -244,13 +241,13 @@ func (m *Material) watch() {
 			if !ok {
 				return
 			}
-			// Events may have been lost: look.
+			// Events may have been lost: read the folder.
 			m.log.Warn("watching certificates failed", "folder", m.dir, "error", err)
 			still.Reset(reloadDelay)
 		case <-still.C:
 			cur, err := read(m.dir)
 			if err != nil {
-				m.log.Error("changed certificates are not taken, the old ones stay", "error", err)
+				m.log.Error("changed certificates are not valid, the old ones are kept", "error", err)
 				continue
 			}
 			m.now.Store(cur)

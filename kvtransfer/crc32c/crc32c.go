@@ -1,12 +1,15 @@
-// Package crc32c computes CRC32C (Castagnoli) of pages that are not in any cache, and does so while it copies them.
+// Package crc32c computes CRC32C (Castagnoli) of pages that are in no cache, also while copying
+// them.
 //
-// hash/crc32 is bound by the instruction's latency and hides it by walking three parts of its input at a time, which on cold pages
-// costs more in missed prefetches than the arithmetic does. Where the processor multiplies carry-less in 512 bits, fold (fold_amd64.s)
-// walks one stream: it keeps the input's remainder in four registers of 64 bytes, folds 256 bytes a step into them, and prefetches.
-// What is left of the registers is a block of 64 bytes with the same CRC as all that was folded, and hash/crc32 does that and the tail.
-// Copy stores what it folds past the caches.
+// hash/crc32 is bound by the latency of the CRC instruction. It hides the latency by processing
+// three parts of its input in parallel, which on uncached pages costs more in missed prefetches
+// than it saves. Where the processor has carry-less multiplication of 512 bits, fold (fold_amd64.s)
+// reads one stream: it keeps the input's remainder in four registers of 64 bytes, folds 256 bytes a
+// step into them, and prefetches. The registers are then reduced to a block of 64 bytes that has
+// the same CRC as the folded input. hash/crc32 computes the CRC of that block and of the tail. Copy
+// stores the folded bytes with non-temporal stores.
 //
-// Invariant: the results are hash/crc32's, whichever way they were computed. The package knows no other polynomial.
+// Invariant: the results equal hash/crc32's. The package has no other polynomial.
 package crc32c
 
 import (
@@ -16,16 +19,19 @@ import (
 var table = crc32.MakeTable(crc32.Castagnoli)
 
 const (
-	stepBytes = 256 // what fold takes at a time
+	stepBytes = 256 // bytes of a step of fold
 	foldLeast = 4 * stepBytes
-	// chunkBytes is what Copy without fold copies before it sums it: it is still in the first cache then.
+	// chunkBytes is the size that Copy without fold copies before the checksum: it is still in L1
+	// then.
 	chunkBytes = 4096
 )
 
-// constants are what fold multiplies by: x^(d+32) and x^(d−32) modulo the polynomial for d bits, reflected, for steps of 256 bytes and of 64.
+// constants are the multipliers of fold: x^(d+32) and x^(d−32) modulo the polynomial, reflected,
+// for distances d of 256 and 64 bytes in bits.
 var constants = [4]uint64{power(2048 + 32), power(2048 - 32), power(512 + 32), power(512 - 32)}
 
-// power is x^n modulo the polynomial, reflected and shifted to where a product of reflected numbers wants it.
+// power returns x^n modulo the polynomial, reflected and shifted as a product of reflected numbers
+// requires.
 func power(n int) uint64 {
 	r := uint32(1) << 31 // x^0, reflected: the highest power in the lowest bit
 	for range n {
@@ -45,7 +51,8 @@ func Update(crc uint32, p []byte) uint32 {
 	return crc32.Update(crc32.Update(^uint32(0), table, rest[:]), table, p[n:])
 }
 
-// Copy copies src to dst, which must not overlap it, as many bytes as the shorter one has, and adds them to a CRC.
+// Copy copies min(len(dst), len(src)) bytes of src to dst, which must not overlap, and adds them to
+// a CRC.
 func Copy(crc uint32, dst, src []byte) uint32 {
 	n := min(len(dst), len(src))
 	dst, src = dst[:n], src[:n]
@@ -64,7 +71,7 @@ func Copy(crc uint32, dst, src []byte) uint32 {
 	return crc
 }
 
-// Name says which way is taken here.
+// Name returns the name of the implementation in use.
 func Name() string {
 	if folds {
 		return "vpclmulqdq"

@@ -1,7 +1,9 @@
-// The part of libfabric's binary interface that this package uses, in its own words: what the symbols of version FABRIC_1.3 take and
-// give (fi_fabric: FABRIC_1.1), which every libfabric since 1.3 exports. Names follow libfabric's, as fi_x → ofi_x, so that abi_test.go can hold sizes and
-// offsets against the headers of an installed libfabric (1.17 in Debian 12). What was added behind these fields later is reached by nobody here;
-// FI_MR_DMABUF is of 1.20, and asked for only from a library that says it is as new.
+// The part of libfabric's binary interface that this package uses: the arguments and results of the
+// symbols of version FABRIC_1.3 (fi_fabric: FABRIC_1.1), which every libfabric since 1.3 exports.
+// Names follow libfabric's, with ofi_x for fi_x, so that abi_test.go can compare sizes and offsets
+// with the headers of an installed libfabric (1.17 in Debian 12). Fields that later versions append
+// are not used. FI_MR_DMABUF is of 1.20, and only requested from a library of that version or
+// later.
 #ifndef TANDEM_FABRIC_ABI_H
 #define TANDEM_FABRIC_ABI_H
 
@@ -25,7 +27,7 @@
 #define OFI_HMEM          (1ULL << 47)
 #define OFI_SOURCE        (1ULL << 57)
 
-// Modes: what the caller must do.
+// Modes: requirements on the caller.
 #define OFI_CONTEXT  (1ULL << 59)
 #define OFI_CONTEXT2 (1ULL << 52)
 
@@ -188,7 +190,7 @@ struct ofi_cq_err_entry {
 	int err, prov_errno;
 	void *err_data;
 	size_t err_data_size;
-	void *later[4]; // likewise
+	void *later[4]; // zero, too
 };
 struct ofi_ops_cq {
 	size_t size;
@@ -242,7 +244,7 @@ struct ofi_ep {
 	struct ofi_ops_rma *rma;
 };
 
-// What an operation's context must have room for under the mode FI_CONTEXT2.
+// The size of an operation's context under the mode FI_CONTEXT2.
 struct ofi_context2 {
 	void *internal[8];
 };

@@ -29,7 +29,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Both sides see one layout.
+// C and Go use the same layout.
 var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_event{})-unsafe.Sizeof(Event{})]
 	_ = [1]byte{}[unsafe.Offsetof(C.td_event{}.kind)-unsafe.Offsetof(Event{}.Kind)]
@@ -38,34 +38,35 @@ var (
 
 var errDevice = fmt.Errorf("%w: the device is closed", ErrFabric)
 
-// loading guards what the library keeps for the whole process.
+// loading guards the process-wide state of the library.
 var loading sync.Mutex
 
-// Built says that this build can open the library.
+// Built reports that this build can open the library.
 const Built = true
 
 // Device is an open provider.
 type Device struct {
 	c    *C.td_device // nil: closed
 	info Info
-	virt bool // addresses of targets are the memory's own
-	desc bool // writes name the registration that they are from
+	virt bool // targets use the memory's own addresses
+	desc bool // writes name the registration of their source
 
 	mu      sync.Mutex
 	sources map[Memory]*Source
 	shared  map[Memory]*registration // ProviderKeys: targets
-	open    int                      // registrations and endpoints that are not closed
+	open    int                      // registrations and endpoints that are open
 }
 
-// said makes an error of what C said. Where that stands in a thread's buffer it must run on that thread.
-func said(of error, s *C.char) error {
+// cError returns an error for a message of the C code, nil for none. If the message is in a
+// thread-local buffer, the caller must have locked the thread.
+func cError(of error, s *C.char) error {
 	if s == nil {
 		return nil
 	}
 	return fmt.Errorf("%w: %s", of, C.GoString(s))
 }
 
-// Open opens a provider. The error is ErrLibrary where there is no libfabric, else ErrProvider.
+// Open opens a provider. The error is ErrLibrary without libfabric, otherwise ErrProvider.
 func Open(o Options) (*Device, error) {
 	if !slices.Contains(Providers, o.Provider) {
 		return nil, fmt.Errorf("%w: %q, want one of %s", ErrProvider, o.Provider, strings.Join(Providers, ", "))
@@ -83,7 +84,7 @@ func Open(o Options) (*Device, error) {
 			C.free(unsafe.Pointer(s))
 		}
 	}()
-	if err := said(ErrLibrary, C.td_load(library)); err != nil {
+	if err := cError(ErrLibrary, C.td_load(library)); err != nil {
 		return nil, err
 	}
 	d := &Device{sources: make(map[Memory]*Source), shared: make(map[Memory]*registration)}
@@ -92,7 +93,7 @@ func Open(o Options) (*Device, error) {
 	if o.GPU {
 		gpu = 1
 	}
-	if err := said(ErrProvider, C.td_open(provider, address, gpu, &d.c, &i)); err != nil {
+	if err := cError(ErrProvider, C.td_open(provider, address, gpu, &d.c, &i)); err != nil {
 		return nil, fmt.Errorf("%w (%s, address %q)", err, o.Provider, o.Address)
 	}
 	d.virt, d.desc = i.virtual_addresses != 0, i.local_keys != 0
@@ -101,7 +102,7 @@ func Open(o Options) (*Device, error) {
 		Library:      fmt.Sprintf("%d.%d", i.library>>16, i.library&0xffff),
 		ProviderKeys: i.provider_keys != 0, GPU: i.hmem != 0, MostBytes: int(min(uint64(i.most), 1<<62)),
 	}
-	e, err := d.Endpoint(1) // an address that is not this machine's shows here
+	e, err := d.Endpoint(1) // fails here if the address is not this machine's
 	if err == nil {
 		err = e.Close()
 	}
@@ -111,7 +112,8 @@ func Open(o Options) (*Device, error) {
 	return d, nil
 }
 
-// Place tells endpoints that can meet from those that cannot, of a provider that reaches only processes of one host: it differs. Else it is 0.
+// Place returns a number that is equal on ends that can connect, for a provider that reaches only
+// processes of one host. Otherwise it is 0.
 func (d *Device) Place() uint64 {
 	if d.info.Provider != "shm" {
 		return 0
@@ -121,16 +123,16 @@ func (d *Device) Place() uint64 {
 	pids, perr := os.Readlink("/proc/self/ns/pid")
 	var st unix.Stat_t
 	if serr := unix.Stat("/dev/shm", &st); errors.Join(err, perr, serr) != nil {
-		return uint64(os.Getpid()) // this process alone
+		return uint64(os.Getpid()) // only this process
 	}
 	fmt.Fprint(h, string(boot), pids, st.Dev, st.Ino)
 	return h.Sum64()
 }
 
-// Info says what was opened.
+// Info returns a description of the provider.
 func (d *Device) Info() Info { return d.info }
 
-// enter counts an endpoint that is about to be opened, so that the device stays meanwhile.
+// enter counts an endpoint that is about to be opened, so that the device stays open.
 func (d *Device) enter() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -147,7 +149,8 @@ func (d *Device) leave() {
 	d.open--
 }
 
-// Close closes the device, whose endpoints and registrations must be closed. Closing it again does nothing.
+// Close closes the device. Its endpoints and registrations must be closed. Closing it again does
+// nothing.
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -159,28 +162,28 @@ func (d *Device) Close() error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := said(ErrFabric, C.td_close(d.c))
+	err := cError(ErrFabric, C.td_close(d.c))
 	d.c = nil
 	return err
 }
 
-// Open endpoints and registrations, for tests of leaks.
+// InUse returns the number of open endpoints and registrations, for tests of leaks.
 func (d *Device) InUse() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.open
 }
 
-// registration is memory that the provider knows.
+// registration is memory that is registered with the provider.
 type registration struct {
 	d     *Device
 	c     *C.td_mr
 	mem   Memory
 	pin   runtime.Pinner
-	users int // of a shared one
+	users int // of a shared registration
 }
 
-// register needs d.mu.
+// register registers memory. The caller holds d.mu.
 func (d *Device) register(m Memory, key uint64, remote bool) (*registration, error) {
 	if d.c == nil {
 		return nil, errDevice
@@ -198,7 +201,7 @@ func (d *Device) register(m Memory, key uint64, remote bool) (*registration, err
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := said(ErrFabric, C.td_register(d.c, C.uint64_t(m.At), C.uint64_t(m.Bytes), C.uint64_t(key), flag, C.int(m.GPU), dmabuf, C.uint64_t(m.Offset), &r.c))
+	err := cError(ErrFabric, C.td_register(d.c, C.uint64_t(m.At), C.uint64_t(m.Bytes), C.uint64_t(key), flag, C.int(m.GPU), dmabuf, C.uint64_t(m.Offset), &r.c))
 	if err != nil {
 		r.pin.Unpin()
 		return nil, fmt.Errorf("%w (%d bytes, %s)", err, m.Bytes, d.info.Provider)
@@ -207,23 +210,24 @@ func (d *Device) register(m Memory, key uint64, remote bool) (*registration, err
 	return r, nil
 }
 
-// pointer is memory's address as a pointer; it is alive because whoever registers it keeps it so.
+// pointer converts an address to a pointer. The caller of the registration keeps the memory alive.
 func pointer(at uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&at)) }
 
-// close needs d.mu.
+// close closes a registration. The caller holds d.mu.
 func (r *registration) close() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	err := said(ErrFabric, C.td_unregister(r.c))
+	err := cError(ErrFabric, C.td_unregister(r.c))
 	r.pin.Unpin()
 	r.d.open--
 	return err
 }
 
-// Source is memory that can be written from.
+// Source is registered memory that can be the source of writes.
 type Source struct{ r *registration }
 
-// Source registers memory to write from, once however often it is asked for; each must be closed.
+// Source registers memory to write from. Repeated calls share one registration; each result must be
+// closed.
 func (d *Device) Source(m Memory) (*Source, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -239,7 +243,7 @@ func (d *Device) Source(m Memory) (*Source, error) {
 	return d.sources[m], nil
 }
 
-// Close forgets it after its last user.
+// Close closes the registration after its last user.
 func (s *Source) Close() error {
 	d := s.r.d
 	d.mu.Lock()
@@ -251,17 +255,18 @@ func (s *Source) Close() error {
 	return s.r.close()
 }
 
-// Key lets peers write to some memory until it is closed.
+// Key lets peers write to memory until it is closed.
 type Key struct {
 	d       *Device
 	all     []*registration
 	targets []Target
 }
 
-// maxMemories bounds those of one Grant, whose keys count up from a random one.
+// maxMemories bounds the memories of one Grant, whose keys count up from a random one.
 const maxMemories = 1 << 12
 
-// key draws one that nobody guesses: 52 random bits, and room to count.
+// key returns the first of a range of keys that cannot be guessed: 52 random bits, and bits to
+// count.
 func (d *Device) key() (key uint64) {
 	var b [8]byte
 	rand.Read(b[:])
@@ -271,7 +276,8 @@ func (d *Device) key() (key uint64) {
 	return key &^ (maxMemories - 1)
 }
 
-// Grant registers memory to be written to: under new random keys, or, with ProviderKeys, under those that all peers have.
+// Grant registers memory to be written to: under new random keys or, with ProviderKeys, under the
+// keys that all peers share.
 func (d *Device) Grant(mem []Memory) (*Key, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -302,10 +308,11 @@ func (d *Device) Grant(mem []Memory) (*Key, error) {
 	return k, nil
 }
 
-// Targets are what a peer needs, as many as there is memory.
+// Targets returns the description that a peer needs, one for each memory.
 func (k *Key) Targets() []Target { return k.targets }
 
-// Close ends it. Writes that are under way may still land; only closing their endpoint, or their sender's word, ends those.
+// Close closes the key. Writes in flight may still land. Only closing their endpoint, or a message
+// of their sender, excludes that.
 func (k *Key) Close() error {
 	k.d.mu.Lock()
 	defer k.d.mu.Unlock()

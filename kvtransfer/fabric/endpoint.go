@@ -19,11 +19,11 @@ import (
 // MaxName bounds an endpoint's name.
 const MaxName = 256
 
-// Endpoint writes to one peer and is written to by it. Its methods may be called from any goroutine.
+// Endpoint writes to one peer and is written to by it. It is safe for concurrent use.
 type Endpoint struct {
 	d    *Device
 	mu   sync.Mutex
-	c    *C.td_end // nil: closed, and the library has let go of it
+	c    *C.td_end // nil: closed, and released by the library
 	over bool      // Close was called
 	name []byte
 	out  []C.td_write
@@ -31,14 +31,16 @@ type Endpoint struct {
 	peer *Endpoint // see inside; guarded by its mutex
 }
 
-// inside are the endpoints of this process by name. Between two of one process the provider shm shares the memory of one with the other and
-// forgets that when it unmaps it, so that the other must not be used from then on: it is closed too.
+// inside holds the endpoints of this process by name. Between two endpoints of one process, the
+// provider shm shares the memory of one with the other. When it unmaps that memory, the other
+// endpoint must not be used any more, so it is closed, too.
 var inside = struct {
 	sync.Mutex
 	ends map[string]*Endpoint
 }{ends: make(map[string]*Endpoint)}
 
-// Endpoint opens one for at most depth writes of this side at a time, and as many of the peer's that Poll has not told.
+// Endpoint opens an endpoint for at most depth writes in flight, and as many of the peer's that
+// Poll has not reported.
 func (d *Device) Endpoint(depth int) (*Endpoint, error) {
 	e := &Endpoint{d: d}
 	if err := d.enter(); err != nil {
@@ -46,12 +48,12 @@ func (d *Device) Endpoint(depth int) (*Endpoint, error) {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := said(ErrFabric, C.td_endpoint(d.c, C.int(depth), &e.c)); err != nil {
+	if err := cError(ErrFabric, C.td_endpoint(d.c, C.int(depth), &e.c)); err != nil {
 		d.leave()
 		return nil, fmt.Errorf("%w (%s)", err, d.info.Provider)
 	}
 	name, n := make([]byte, MaxName), C.size_t(MaxName)
-	err := said(ErrFabric, C.td_name(e.c, unsafe.Pointer(&name[0]), &n))
+	err := cError(ErrFabric, C.td_name(e.c, unsafe.Pointer(&name[0]), &n))
 	if err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -62,10 +64,11 @@ func (d *Device) Endpoint(depth int) (*Endpoint, error) {
 	return e, nil
 }
 
-// Name is what a peer needs for Peer.
+// Name returns the name that the peer passes to Peer.
 func (e *Endpoint) Name() []byte { return e.name }
 
-// Peer says whom the endpoint is for, once, before the first Write. Names of one provider have one length or end in a zero byte.
+// Peer sets the endpoint's peer, once, before the first Write. Names of one provider have one
+// length or end in a zero byte.
 func (e *Endpoint) Peer(name []byte) error {
 	if len(name) == 0 || len(name) > MaxName || len(name) != len(e.name) && bytes.IndexByte(name, 0) != len(name)-1 {
 		return fmt.Errorf("%w: a peer's name of %d bytes, this side's has %d", ErrFabric, len(name), len(e.name))
@@ -84,11 +87,12 @@ func (e *Endpoint) Peer(name []byte) error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	return said(ErrFabric, C.td_peer(e.c, unsafe.Pointer(&b[0])))
+	return cError(ErrFabric, C.td_peer(e.c, unsafe.Pointer(&b[0])))
 }
 
-// Write starts writes, each of which brings data along, and returns how many it could start: fewer when the queue is full, until Poll has
-// told of some. Their memory must not change until Written or Failed has told of each under token.
+// Write starts writes, each of which carries data, and returns how many it could start. These are
+// fewer when the queue is full, until Poll reports completions. The memory of a write must not
+// change until Written or Failed has been reported for it under token.
 func (e *Endpoint) Write(w []Write, token uint64, data uint32) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -108,24 +112,25 @@ func (e *Endpoint) Write(w []Write, token uint64, data uint32) (int, error) {
 	}
 	var why *C.char
 	n := C.td_post(e.c, &e.out[0], C.int(len(w)), C.uint64_t(token), C.uint32_t(data), &why)
-	return int(n), said(ErrFabric, why)
+	return int(n), cError(ErrFabric, why)
 }
 
-// Poll tells completions, and lets the provider work: without polls nothing lands here and nothing leaves. While there are none it looks again at
-// once, at most looks times, without leaving its thread. The error of a Failed event comes with it.
-func (e *Endpoint) Poll(into []Event, looks int) (int, error) {
+// Poll reports completions and drives the provider: without polls, nothing lands here and nothing
+// is sent. Without completions it polls again at once, at most spins times, without leaving its
+// thread. The error of a Failed event is returned with it.
+func (e *Endpoint) Poll(into []Event, spins int) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.over {
 		return 0, ErrClosed
 	}
 	var why *C.char
-	n := C.td_poll(e.c, (*C.td_event)(unsafe.Pointer(&into[0])), C.int(len(into)), C.int(looks), &why)
-	return max(int(n), 0), said(ErrFabric, why)
+	n := C.td_poll(e.c, (*C.td_event)(unsafe.Pointer(&into[0])), C.int(len(into)), C.int(spins), &why)
+	return max(int(n), 0), cError(ErrFabric, why)
 }
 
-// Close ends the endpoint: when it returns nil, nothing that the peer wrote or writes changes memory here any more, and no memory here is read. After
-// an error that is not so; Close may be called again.
+// Close closes the endpoint. After it returns nil, no write of the peer changes memory here, and no
+// memory here is read. After an error that is not guaranteed; Close may be called again.
 func (e *Endpoint) Close() error {
 	inside.Lock()
 	defer inside.Unlock()
@@ -138,9 +143,9 @@ func (e *Endpoint) Close() error {
 	return errors.Join(err, e.close())
 }
 
-// close needs inside's mutex.
+// close closes the endpoint. The caller holds inside's mutex.
 func (e *Endpoint) close() error {
-	if inside.ends[string(e.name)] == e { // a later one may have the name by now
+	if inside.ends[string(e.name)] == e { // the name may belong to a later endpoint
 		delete(inside.ends, string(e.name))
 	}
 	e.mu.Lock()
@@ -151,7 +156,7 @@ func (e *Endpoint) close() error {
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	if err := said(ErrFabric, C.td_end_close(e.c)); err != nil {
+	if err := cError(ErrFabric, C.td_end_close(e.c)); err != nil {
 		return err
 	}
 	e.c = nil

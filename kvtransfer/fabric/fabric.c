@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// lib are the six symbols that everything starts from; the rest is reached through tables in what they return.
+// lib holds the six symbols that are looked up by name. The other functions are in tables that
+// these return.
 static struct {
 	int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct ofi_info *, struct ofi_info **);
 	void (*freeinfo)(struct ofi_info *);
@@ -38,34 +39,34 @@ struct td_device {
 	struct ofi_fabric *fabric;
 	struct ofi_domain *domain;
 	int hmem;
-	int notes; // writes bring nothing along, a message follows them
+	int reports; // writes carry no data, a report message follows them
 };
 
 struct td_mr {
 	struct ofi_mr *mr;
 };
 
-// op is what an operation's context points to until it completes.
+// op is the context of an operation until it completes.
 typedef struct op {
-	struct ofi_context2 ctx; // the provider's, first
+	struct ofi_context2 ctx; // for the provider; must be first
 	uint64_t token;
 	struct op *next;
 	int busy;
 } op;
 
-// news is that writes are over: how many, and what they bring along.
+// writes_done reports n completed writes and the data that they carry.
 typedef struct {
 	uint32_t data, n;
-} news;
+} writes_done;
 
-// note has room for a message with news.
-typedef struct note {
+// report is a buffer for a message of writes_done.
+typedef struct report {
 	struct ofi_context2 ctx;
-	struct note *next;
-	news it;
-} note;
+	struct report *next;
+	writes_done it;
+} report;
 
-enum { NOTES = 64 };
+enum { REPORTS = 64 };
 
 struct td_end {
 	td_device *d;
@@ -75,13 +76,13 @@ struct td_end {
 	uint64_t peer;
 	op *ops, *free;
 	int depth;
-	news owed;                          // to the peer, not sent yet
-	note *notes, *come, **last;         // all; those whose news are not told, oldest first, and where the next one goes
-	char why[sizeof why]; // what td_post and td_poll say; whoever calls them takes turns
+	writes_done pending;               // not yet sent to the peer
+	report *reports, *arrived, **last; // all; those not yet returned by td_poll, oldest first; the end of that list
+	char why[sizeof why];              // error of td_post and td_poll; their callers must not overlap
 };
 
-// Libraries and providers put signal handlers of their own in place, of which a Go program must have none: handlers are what they were
-// once a call is over.
+// Libraries and providers install signal handlers, which a Go program must not have. Each call that
+// may do so restores the handlers.
 typedef struct {
 	struct sigaction was[NSIG];
 } handlers;
@@ -97,9 +98,11 @@ static void restore(const handlers *h) {
 }
 
 static const char *load(const char *path) {
-	// Registrations here are explicit and live as long as their memory, so the library needs no cache of its own, for which it would patch munmap.
+	// Registrations are explicit and live as long as their memory, so that the library needs no cache,
+	// for which it would patch munmap.
 	setenv("FI_MR_CACHE_MONITOR", "disabled", 0);
-	// Nor are messages sent, for whose coming ofi_rxm would set memory aside and fill it with zeros at each meeting: 16 KiB each, thousands of them.
+	// No large messages are sent. ofi_rxm would allocate and zero buffers for them at each connection:
+	// thousands of 16 KiB.
 	setenv("FI_OFI_RXM_BUFFER_SIZE", "1024", 0);
 	void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!so) return plain(dlerror());
@@ -129,20 +132,20 @@ const char *td_load(const char *path) {
 	return bad;
 }
 
-// The library's structures hold strings that freeinfo frees.
+// freeinfo frees the strings in the library's structures.
 static int named(char **to, const char *s) {
 	free(*to);
 	*to = strdup(s);
 	return *to != NULL;
 }
 
-static struct ofi_info *hints(const char *provider, int hmem, int notes) {
+static struct ofi_info *hints(const char *provider, int hmem, int reports) {
 	struct ofi_info *h = lib.dupinfo(NULL);
 	if (!h || !named(&h->fabric_attr->prov_name, provider)) {
 		if (h) lib.freeinfo(h);
 		return NULL;
 	}
-	h->caps = OFI_MSG | OFI_RMA | OFI_WRITE | OFI_REMOTE_WRITE | (hmem ? OFI_HMEM : 0) | (notes ? OFI_RECV | OFI_TRANSMIT : 0);
+	h->caps = OFI_MSG | OFI_RMA | OFI_WRITE | OFI_REMOTE_WRITE | (hmem ? OFI_HMEM : 0) | (reports ? OFI_RECV | OFI_TRANSMIT : 0);
 	h->mode = OFI_CONTEXT | OFI_CONTEXT2;
 	h->ep_attr->type = OFI_EP_RDM;
 	h->domain_attr->threading = OFI_THREAD_SAFE;
@@ -151,7 +154,7 @@ static struct ofi_info *hints(const char *provider, int hmem, int notes) {
 }
 
 static const char *find(const char *provider, const char *address, td_device *d) {
-	struct ofi_info *h = hints(d->notes ? "tcp;ofi_rxm" : provider, d->hmem, d->notes);
+	struct ofi_info *h = hints(d->reports ? "tcp;ofi_rxm" : provider, d->hmem, d->reports);
 	if (!h) return plain("out of memory");
 	uint32_t api = OFI_VERSION(1, 20), has = lib.version();
 	int rc = lib.getinfo(has < api ? has : api, *address ? address : NULL, NULL, *address ? OFI_SOURCE : 0, h, &d->info);
@@ -160,18 +163,20 @@ static const char *find(const char *provider, const char *address, td_device *d)
 }
 
 static const char *start(td_device *d, const char *provider, const char *address) {
-	// Over TCP a write that brings data along has no context at its target, which ofi_rxm reads nevertheless when the write is cut short, by its
-	// peer or by closing the endpoint: the process ends. So there nothing is brought along, and a message says what has come before it on its
-	// connection: one for several writes. Others do not promise that order. The endpoints that tcp has of its own since 1.18 (net, before)
-	// are not taken: they go on to use what belonged to closed ones.
-	d->notes = !strcmp(provider, "tcp");
+	// Over TCP, a write that carries data has no context at its target. ofi_rxm reads the context
+	// nevertheless if the write is interrupted, by its peer or by closing the endpoint, and the
+	// process crashes. So writes over TCP carry no data. A report message follows several writes on
+	// the same connection instead; other providers do not guarantee that order. The native
+	// endpoints of tcp since 1.18 (net, before) are not used, because they access memory of closed
+	// ones.
+	d->reports = !strcmp(provider, "tcp");
 	const char *bad = find(provider, address, d);
 	if (bad) return bad;
 	int rc;
 	if ((rc = lib.fabric(d->info->fabric_attr, &d->fabric, NULL))) return failed("fi_fabric", rc);
 	if ((rc = d->fabric->ops->domain(d->fabric, d->info, &d->domain, NULL))) return failed("fi_domain", rc);
-	if (!d->notes && d->info->domain_attr->cq_data_size < 4) return plain("its writes carry less than 32 bits of immediate data");
-	if (d->notes && d->info->domain_attr->mr_mode & OFI_MR_LOCAL) return plain("its messages need registered memory");
+	if (!d->reports && d->info->domain_attr->cq_data_size < 4) return plain("its writes carry less than 32 bits of immediate data");
+	if (d->reports && d->info->domain_attr->mr_mode & OFI_MR_LOCAL) return plain("its messages need registered memory");
 	if (d->hmem && !(d->info->caps & OFI_HMEM)) return plain("it reaches no GPU memory (FI_HMEM)");
 	return NULL;
 }
@@ -261,38 +266,39 @@ const char *td_unregister(td_mr *m) {
 	return rc ? failed("closing a memory registration", rc) : NULL;
 }
 
-// await has the next message come to o.
-static int await(td_end *e, note *o) {
+// post_recv posts o as the buffer of a message.
+static int post_recv(td_end *e, report *o) {
 	return (int)e->ep->msg->recv(e->ep, &o->it, sizeof o->it, NULL, OFI_ADDR_UNSPEC, o);
 }
 
-// A queue has nothing to wait on: software providers then tell it of each completion by a system call here, and another there.
+// The queue has no wait object: with one, software providers make a system call for each completion
+// at both ends.
 static const char *open_end(td_end *e) {
 	td_device *d = e->d;
 	struct ofi_av_attr av = {.count = 1};
 	int rc = d->domain->ops->av_open(d->domain, &av, &e->av, NULL);
 	if (rc) return failed("fi_av_open", rc);
-	struct ofi_cq_attr cq = {.size = (size_t)e->depth * 2 + NOTES, .format = OFI_CQ_FORMAT_DATA, .wait_obj = OFI_WAIT_NONE};
+	struct ofi_cq_attr cq = {.size = (size_t)e->depth * 2 + REPORTS, .format = OFI_CQ_FORMAT_DATA, .wait_obj = OFI_WAIT_NONE};
 	if ((rc = d->domain->ops->cq_open(d->domain, &cq, &e->cq, NULL))) return failed("fi_cq_open", rc);
 	if ((rc = d->domain->ops->endpoint(d->domain, d->info, &e->ep, NULL))) return failed("fi_endpoint", rc);
 	struct ofi_fid *f = &e->ep->fid;
 	if ((rc = f->ops->bind(f, &e->av->fid, 0))) return failed("fi_ep_bind of the addresses", rc);
 	if ((rc = f->ops->bind(f, &e->cq->fid, OFI_TRANSMIT | OFI_RECV))) return failed("fi_ep_bind of the queue", rc);
 	if ((rc = f->ops->control(f, OFI_ENABLE, NULL))) return failed("fi_enable", rc);
-	for (int i = 0; e->notes && i < NOTES; i++)
-		if ((rc = await(e, &e->notes[i]))) return failed("fi_recv", rc);
+	for (int i = 0; e->reports && i < REPORTS; i++)
+		if ((rc = post_recv(e, &e->reports[i]))) return failed("fi_recv", rc);
 	return NULL;
 }
 
 const char *td_endpoint(td_device *d, int depth, td_end **out) {
 	td_end *e = calloc(1, sizeof *e);
-	if (!e || !(e->ops = calloc((size_t)depth, sizeof *e->ops)) || (d->notes && !(e->notes = calloc(NOTES, sizeof *e->notes)))) {
+	if (!e || !(e->ops = calloc((size_t)depth, sizeof *e->ops)) || (d->reports && !(e->reports = calloc(REPORTS, sizeof *e->reports)))) {
 		if (e) free(e->ops);
 		free(e);
 		return plain("out of memory");
 	}
 	e->d = d;
-	e->last = &e->come;
+	e->last = &e->arrived;
 	e->depth = depth;
 	for (int i = 0; i < depth; i++) {
 		e->ops[i].next = e->free;
@@ -327,43 +333,46 @@ static const char *keep(td_end *e, const char *s) {
 	return e->why;
 }
 
-// pay sends the news that the peer is owed. 0: it has; else the library's error, EAGAIN for now.
-static int pay(td_end *e) {
-	if (!e->owed.n) return 0;
-	int rc = (int)-e->ep->msg->inject(e->ep, &e->owed, sizeof e->owed, e->peer);
-	if (!rc) e->owed.n = 0;
+// send_pending sends pending to the peer. It returns 0, or the library's error: EAGAIN if the queue
+// is full.
+static int send_pending(td_end *e) {
+	if (!e->pending.n) return 0;
+	int rc = (int)-e->ep->msg->inject(e->ep, &e->pending, sizeof e->pending, e->peer);
+	if (!rc) e->pending.n = 0;
 	return rc;
 }
 
-// AT_MOST are the writes that one message tells of: with a whole frame's in one the other side looks in vain too often, and sleeps.
+// AT_MOST bounds the writes of one report. If a report covered a whole frame, the peer would poll
+// without result too often, and sleep.
 enum { AT_MOST = 8 };
 
-// td_post starts writes, each with the same data, and returns how many it could; less than n with *why null: the queue is full for now.
+// td_post starts writes, each with the same data, and returns the number started. It is less than n
+// with *bad null if the queue is full.
 int td_post(td_end *e, const td_write *w, int n, uint64_t token, uint32_t data, const char **bad) {
 	*bad = NULL;
-	int rc = pay(e), i = 0;
+	int rc = send_pending(e), i = 0;
 	for (; !rc && i < n && e->free; i++) {
 		op *o = e->free;
 		struct iovec iov = {(void *)(uintptr_t)w[i].from, w[i].len};
 		struct ofi_rma_iov to = {w[i].to, w[i].len, w[i].key};
 		void *desc = w[i].mr ? w[i].mr->mr->mem_desc : NULL;
 		struct ofi_msg_rma m = {&iov, &desc, 1, e->peer, &to, 1, o, data};
-		rc = (int)-e->ep->rma->writemsg(e->ep, &m, OFI_COMPLETION | (e->d->notes ? 0 : OFI_REMOTE_CQ_DATA));
+		rc = (int)-e->ep->rma->writemsg(e->ep, &m, OFI_COMPLETION | (e->d->reports ? 0 : OFI_REMOTE_CQ_DATA));
 		if (rc) break;
 		e->free = o->next;
 		o->token = token;
 		o->busy = 1;
-		if (!e->d->notes) continue;
-		e->owed = (news){data, e->owed.n + 1};
-		if (e->owed.n == AT_MOST) rc = pay(e);
+		if (!e->d->reports) continue;
+		e->pending = (writes_done){data, e->pending.n + 1};
+		if (e->pending.n == AT_MOST) rc = send_pending(e);
 	}
-	int later = pay(e);
+	int later = send_pending(e);
 	if (!rc || rc == EAGAIN) rc = later;
 	if (rc && rc != EAGAIN) *bad = keep(e, failed("fi_writemsg or fi_inject", rc));
 	return i;
 }
 
-// done gives an operation's context back and says whether it was one.
+// done frees the context of an operation, and returns whether context was one.
 static int done(td_end *e, void *context, uint64_t *token) {
 	op *o = context;
 	if (!o || o < e->ops || o >= e->ops + e->depth || !o->busy) return 0;
@@ -391,12 +400,13 @@ static int broken(td_end *e, td_event *ev, const char **bad) {
 	return 1;
 }
 
-// tell makes an event of what the queue says; 0: it is none, or news for later.
-static int tell(td_end *e, const struct ofi_cq_data_entry *in, td_event *ev) {
+// to_event converts an entry of the queue to an event. It returns 0 for other entries, and for
+// reports, which it queues.
+static int to_event(td_end *e, const struct ofi_cq_data_entry *in, td_event *ev) {
 	memset(ev, 0, sizeof *ev);
-	note *o = in->op_context;
-	if (e->notes && o >= e->notes && o < e->notes + NOTES) {
-		if (in->len != sizeof o->it) o->it.n = 0; // says nothing
+	report *o = in->op_context;
+	if (e->reports && o >= e->reports && o < e->reports + REPORTS) {
+		if (in->len != sizeof o->it) o->it.n = 0; // malformed: ignored
 		o->next = NULL;
 		*e->last = o;
 		e->last = &o->next;
@@ -409,18 +419,18 @@ static int tell(td_end *e, const struct ofi_cq_data_entry *in, td_event *ev) {
 	return ev->kind != 0;
 }
 
-// read_out tells the news that have come, at most n events, and returns how many.
+// read_out returns events of the reports that have arrived, at most n, and their number.
 static int read_out(td_end *e, td_event *ev, int n, const char **bad) {
 	int k = 0;
-	while (e->come && k < n) {
-		note *o = e->come;
+	while (e->arrived && k < n) {
+		report *o = e->arrived;
 		if (o->it.n) {
 			ev[k++] = (td_event){.kind = TD_LANDED, .data = o->it.data};
 			o->it.n--;
 			continue;
 		}
-		if (!(e->come = o->next)) e->last = &e->come;
-		int rc = await(e, o);
+		if (!(e->arrived = o->next)) e->last = &e->arrived;
+		int rc = post_recv(e, o);
 		if (rc) *bad = keep(e, failed("fi_recv", rc));
 	}
 	return k;
@@ -428,12 +438,13 @@ static int read_out(td_end *e, td_event *ev, int n, const char **bad) {
 
 enum { AT_ONCE = 64 };
 
-// td_poll reads completions, which also lets the provider do its work, and returns how many; negative: the queue is broken. While there are
-// none it looks again at once, at most so often; once there are some it goes on until there are no more, or n.
-int td_poll(td_end *e, td_event *ev, int n, int looks, const char **bad) {
+// td_poll reads completions, which also drives the provider. It returns their number, or a negative
+// one if the queue is broken. Without completions it polls at most spins times; otherwise until
+// there are no more, or n.
+int td_poll(td_end *e, td_event *ev, int n, int spins, const char **bad) {
 	struct ofi_cq_data_entry in[AT_ONCE];
 	*bad = NULL;
-	int rc = pay(e);
+	int rc = send_pending(e);
 	if (rc && rc != EAGAIN) {
 		*bad = keep(e, failed("fi_inject", rc));
 		return -1;
@@ -441,21 +452,22 @@ int td_poll(td_end *e, td_event *ev, int n, int looks, const char **bad) {
 	int k = read_out(e, ev, n, bad);
 	while (k < n && !*bad) {
 		ssize_t got = e->cq->ops->read(e->cq, in, (size_t)(n - k < AT_ONCE ? n - k : AT_ONCE));
-		if (got == -EAGAIN && k == 0 && --looks > 0) continue;
-		if (got < 0 && k > 0) return k; // an error is there the next time, too
+		if (got == -EAGAIN && k == 0 && --spins > 0) continue;
+		if (got < 0 && k > 0) return k; // the next call returns the error
 		if (got == -EAGAIN) return 0;
 		if (got == -OFI_EAVAIL) return broken(e, ev, bad);
 		if (got < 0) {
 			*bad = keep(e, failed("fi_cq_read", got));
 			return -1;
 		}
-		for (ssize_t i = 0; i < got; i++) k += tell(e, &in[i], &ev[k]);
+		for (ssize_t i = 0; i < got; i++) k += to_event(e, &in[i], &ev[k]);
 		k += read_out(e, ev + k, n - k, bad);
 	}
 	return k;
 }
 
-// td_end_close may be called again where it failed: the endpoint may then still be written through, and what the library may point to stays.
+// td_end_close may be called again after an error. Then peers may still write through the endpoint,
+// and memory that the library may access stays allocated.
 const char *td_end_close(td_end *e) {
 	int rc;
 	if (e->ep && (rc = shut(&e->ep->fid))) return failed("closing an endpoint", rc);
@@ -463,7 +475,7 @@ const char *td_end_close(td_end *e) {
 	if (e->cq && (rc = shut(&e->cq->fid))) return failed("closing an endpoint's queue", rc);
 	e->cq = NULL;
 	if (e->av && (rc = shut(&e->av->fid))) return failed("closing an endpoint's addresses", rc);
-	free(e->notes);
+	free(e->reports);
 	free(e->ops);
 	free(e);
 	return NULL;

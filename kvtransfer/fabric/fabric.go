@@ -1,20 +1,25 @@
-// Package fabric writes into the registered memory of other processes by libfabric: RDMA where there is hardware for it (providers
-// verbs, efa), and the same calls over sockets and shared memory (tcp, shm) where there is none.
+// Package fabric writes into the registered memory of other processes with libfabric: RDMA where
+// there is hardware for it (providers verbs, efa), and the same calls over sockets and shared
+// memory (tcp, shm) where there is none.
 //
-// The library is opened at run time, and only when a Device is: no build needs it, or its headers, and a program runs without it
-// (ErrLibrary). abi.h says in its own words what is used of the library's binary interface; a test holds that against the headers of
-// an installed one.
+// The library is opened at run time, by the first Open. So builds need neither the library nor its
+// headers, and programs run without it (ErrLibrary). abi.h declares the parts of the library's
+// binary interface that are used; a test compares them with the headers of an installed libfabric.
 //
-// A Device is a provider's fabric and domain. It registers memory: once for what is written from, and for what may be written to either
-// once, with a key that the hardware chooses, or as often as wanted with random keys of 64 bits, where the provider takes those
-// (Info.ProviderKeys). An Endpoint has one peer. Its writes each bring 32 bits along, which the peer's Poll tells once their bytes are
-// in its memory; neither writes nor what they bring arrive in any promised order. Over the provider tcp that comes in messages behind up
-// to eight of one call.
+// A Device is a provider's fabric and domain. It registers memory. Memory to write from is
+// registered once. Memory to be written to is registered once, with a key that the hardware
+// chooses, or any number of times with random keys of 64 bits, where the provider accepts those
+// (Info.ProviderKeys is false). An Endpoint has one peer. Each of its writes carries 32 bits, which
+// the peer's Poll reports once the write's bytes are in its memory. Neither writes nor their
+// reports are ordered. With the provider tcp, the reports travel in messages, each for up to eight
+// writes of one call.
 //
-// Invariant: after Endpoint.Close has returned, no peer's write through that endpoint changes memory here any more; a test proves it for each
-// provider there is. Closing a Key does not promise that for writes that are under way.
+// Invariant: after Endpoint.Close has returned, no peer's write through that endpoint changes
+// memory here; a test checks this for each available provider. Closing a Key does not guarantee it
+// for writes in flight.
 //
-// The package does not encrypt, does not say who a peer is, retries nothing, and does not know pages, leases or checksums: kvtransfer does.
+// The package does not encrypt, authenticate peers or retry, and does not know pages, leases or
+// checksums: kvtransfer does.
 package fabric
 
 import (
@@ -30,30 +35,30 @@ var (
 	ErrClosed   = errors.New("fabric: endpoint is closed")
 )
 
-// Hardware are those of these that need it.
+// Hardware lists the providers that require hardware.
 var Hardware = []string{"verbs", "efa"}
 
-// Library is the file that is opened; the system's loader finds it.
+// Library is the default file name of the library, which the system's loader finds.
 const Library = "libfabric.so.1"
 
-// Providers are those that this package is written for. Only tcp and shm run without hardware.
+// Providers lists the supported providers. Only tcp and shm run without hardware.
 var Providers = []string{"verbs", "efa", "tcp", "shm"}
 
-// Options choose a Device.
+// Options are the options of Open.
 type Options struct {
 	Provider string // one of Providers
-	Address  string // host or interface address that peers reach; empty: the provider's first
-	GPU      bool   // GPU memory will be registered; refused where the provider reaches none (FI_HMEM)
+	Address  string // host or interface address that peers can reach; empty: the provider's first
+	GPU      bool   // GPU memory will be registered; an error if the provider does not support it (FI_HMEM)
 	Library  string // file; empty: Library
 }
 
-// Info says what a Device is.
+// Info describes a Device.
 type Info struct {
-	Provider     string // the library's name for it, with the layers it uses
+	Provider     string // the library's name for the provider, with the layers it uses
 	Fabric       string // network
 	Domain       string // interface
 	Library      string // version
-	ProviderKeys bool   // registrations get the hardware's keys, one for all peers; else a random one each
+	ProviderKeys bool   // the hardware chooses keys, one for all peers; otherwise each registration has a random one
 	GPU          bool
 	MostBytes    int // of one write
 }
@@ -62,52 +67,53 @@ func (i Info) String() string {
 	return fmt.Sprintf("%s on %s (%s), libfabric %s", i.Provider, i.Domain, i.Fabric, i.Library)
 }
 
-// Host is the GPU of memory that is none's.
+// Host is the value of Memory.GPU for host memory.
 const Host = -1
 
-// Memory is what can be registered. It must neither move nor be freed before its registration is closed.
+// Memory is memory to register. It must neither move nor be freed before its registration is
+// closed.
 type Memory struct {
 	At     uintptr
 	Bytes  int
-	GPU    int // ordinal of the CUDA device whose memory it is, or Host
-	DMABuf int // descriptor of the dma-buf it lies in, at Offset; only if OfDMABuf
+	GPU    int // ordinal of the memory's CUDA device, or Host
+	DMABuf int // descriptor of the dma-buf that contains it, at Offset; only if OfDMABuf
 	Offset uint64
 
 	OfDMABuf bool
 }
 
-// Of is memory of this process.
+// Of returns host memory of this process.
 func Of(b []byte) Memory { return Memory{At: uintptr(unsafe.Pointer(&b[0])), Bytes: len(b), GPU: Host} }
 
-// Write is one write from memory here to a peer's.
+// Write is a write from local memory to a peer's.
 type Write struct {
 	From   uintptr
-	To     uint64 // Target.At, and where in it
+	To     uint64 // Target.At, plus an offset
 	Key    uint64 // Target.Key
 	Bytes  int
-	Source *Source // From is in it
+	Source *Source // contains From
 }
 
-// Target is what a peer needs to write to registered memory.
+// Target describes registered memory to a peer that writes to it.
 type Target struct{ At, Key uint64 }
 
-// EventKind is what an Event tells.
+// EventKind is the kind of an Event.
 type EventKind int32
 
 const (
-	Written EventKind = 1 + iota // a write of this side is over, its memory may change; not that it has landed
-	Landed                       // a write of the peer is in memory here
-	Failed                       // a write of this side, if Own, or something of the peer's did not work
+	Written EventKind = 1 + iota // a local write has completed, its memory may change; it may not have landed
+	Landed                       // a write of the peer has landed in local memory
+	Failed                       // a local write, if Own, or an operation of the peer has failed
 )
 
 // Event is a completion.
 type Event struct {
 	Token uint64 // Written, Failed: of the Write call
-	Data  uint32 // Landed: what the write brought
+	Data  uint32 // Landed: carried by the write
 	Kind  EventKind
 	errno int32
 	own   int32
 }
 
-// Own says whether a Failed event is of a write of this side.
+// Own reports whether a Failed event is about a local write.
 func (e Event) Own() bool { return e.own != 0 }

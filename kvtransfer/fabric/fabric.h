@@ -4,7 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Every function that returns const char * returns null, or what went wrong, in a buffer of the calling thread's; td_post and td_poll in one of the endpoint's.
+// Functions that return const char * return null, or an error in a thread-local buffer. td_post and
+// td_poll store errors in a buffer of the endpoint.
 
 typedef struct td_device td_device; // a fabric and its domain
 typedef struct td_end td_end;       // an endpoint with its queue and its one peer
@@ -12,7 +13,7 @@ typedef struct td_mr td_mr;
 
 typedef struct {
 	char provider[64], fabric[64], domain[64];
-	uint32_t library; // its version: major << 16 | minor
+	uint32_t library; // version: major << 16 | minor
 	int virtual_addresses, provider_keys, local_keys, hmem;
 	size_t most; // bytes of a write
 } td_info;
@@ -21,18 +22,18 @@ enum { TD_WRITTEN = 1, TD_LANDED = 2, TD_FAILED = 3 };
 
 typedef struct {
 	uint64_t token; // of a write that completed here, or failed
-	uint32_t data;  // TD_LANDED: what the peer's write brought along
+	uint32_t data;  // TD_LANDED: carried by the peer's write
 	int32_t kind;
 	int32_t err;
-	int32_t own; // TD_FAILED: it is a write of ours
+	int32_t own; // TD_FAILED: a local write
 } td_event;
 
 typedef struct {
-	uint64_t from; // address here
-	uint64_t to;   // address there, as the peer's registration has it
+	uint64_t from; // local address
+	uint64_t to;   // remote address, as in the peer's registration
 	uint64_t key;
 	uint64_t len;
-	td_mr *mr; // of from; may be null where the provider needs none
+	td_mr *mr; // registration of from; null if the provider does not need it
 } td_write;
 
 const char *td_load(const char *path);
@@ -45,7 +46,7 @@ const char *td_endpoint(td_device *, int depth, td_end **);
 const char *td_name(td_end *, void *to, size_t *n);
 const char *td_peer(td_end *, const void *name);
 int td_post(td_end *, const td_write *, int n, uint64_t token, uint32_t data, const char **why);
-int td_poll(td_end *, td_event *, int n, int looks, const char **why);
+int td_poll(td_end *, td_event *, int n, int spins, const char **why);
 const char *td_end_close(td_end *);
 
 #endif

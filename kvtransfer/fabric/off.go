@@ -7,12 +7,12 @@ import "fmt"
 // MaxName bounds an endpoint's name.
 const MaxName = 256
 
-var errBuild = fmt.Errorf("%w: this build opens no shared objects: build it on Linux, with cgo", ErrLibrary)
+var errBuild = fmt.Errorf("%w: this build cannot open shared objects: build it on Linux, with cgo", ErrLibrary)
 
-// Built says that this build can open the library.
+// Built reports that this build cannot open the library.
 const Built = false
 
-// Device is never made by this build, nor is what hangs on it.
+// Device and the types below cannot be created in this build.
 type (
 	Device   struct{}
 	Source   struct{}
@@ -20,7 +20,7 @@ type (
 	Endpoint struct{}
 )
 
-// Open returns ErrLibrary here.
+// Open returns ErrLibrary.
 func Open(Options) (*Device, error) { return nil, errBuild }
 
 func (*Device) Info() Info                     { return Info{} }

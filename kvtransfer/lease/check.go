@@ -6,7 +6,7 @@ import (
 	"math/bits"
 )
 
-// Check verifies the table's conservation laws.
+// Check checks the table's conservation laws.
 func (t *Table) Check() error {
 	nOwned := 0
 	for p, o := range t.owner {
@@ -72,7 +72,7 @@ func (t *Table) checkSlot(i uint32, s *slot) error {
 		return fmt.Errorf("holds %d pages", len(s.pages))
 	}
 	if s.nReads < 0 || (s.nReads > 0) && s.state != Arriving && s.state != Quarantined {
-		return fmt.Errorf("%d reads under way", s.nReads)
+		return fmt.Errorf("%d reads in progress", s.nReads)
 	}
 	if s.state == Quarantined && s.nReads == 0 && !s.open {
 		return fmt.Errorf("quarantined without a read")
@@ -93,7 +93,7 @@ func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
 
 func (b bitset) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
 
-// set adds i and says whether it was new.
+// set adds i and reports whether it was new.
 func (b bitset) set(i int) bool {
 	if b.has(i) {
 		return false

@@ -1,23 +1,30 @@
-// Package lease decides which writes may land in a reader's pages, and when those pages are its owner's again.
+// Package lease decides which writes may land in a reader's pages, and when those pages belong to
+// their owner again.
 //
-// A reader grants a lease over a list of pages; a piece is one (region, index) pair, that is, page list[index] of one
-// region, and a lease expects every piece exactly once. Runs of pages may be of the first few regions only. Before a byte is read from a connection the reader asks Admit (once per
-// frame: which pieces may land, and where) and BeginRead (before each read into the pages: is the lease still live); EndRead
-// says what landed. A lease that ends while a read is under way is quarantined and released by the last EndRead:
+// A reader grants a lease over a list of pages. A piece is a pair (region, index): page list[index]
+// of one region. A lease expects every piece exactly once. Runs of pages may exist in the first few
+// regions only. Before the reader reads a byte from a connection, it calls Admit (once per frame:
+// which pieces may land, and in which pages) and BeginRead (before each read into the pages: is the
+// lease still live). EndRead reports the landed pieces. A lease that ends during a read is
+// quarantined, and released by the last EndRead:
 //
 //	Free → Granted → Arriving → Complete              every piece landed and matched
 //	          └─────────┴────→ Quarantined → Released ended: expired, cancelled, aborted, broken
-//	          └─────────┴──────────────────→ Released the same with no read under way
+//	          └─────────┴──────────────────→ Released the same with no read in progress
 //
-// Complete and Released slots wait for Free, so that a slot is not granted again before its owner has been told.
-// A lease is named by (epoch, slot, generation): the epoch is drawn at each process start and the generation grows each time the slot
-// is granted, so a frame of any earlier lease is recognised whatever it says.
+// Complete and Released slots wait for Free, so that a slot is not granted again before its owner
+// has been notified. A lease is named by (epoch, slot, generation). The epoch is random for each
+// process start, and the generation grows each time the slot is granted. So a frame of an earlier
+// lease is always recognised.
 //
-// Invariant: a page belongs to at most one lease that is not Complete, Released or Free, and BeginRead succeeds for
-// that lease alone; once a lease is Complete or Released no read into its pages is under way and none can begin.
+// Invariant: a page belongs to at most one lease that is not Complete, Released or Free, and
+// BeginRead succeeds for that lease only. Once a lease is Complete or Released, no read into its
+// pages is in progress and none can begin.
 //
-// The package does not read clocks, sockets or memory: time comes in as a duration since any fixed start, and the caller
-// locks. It does not compare checksums; a piece that did not match is simply never reported as landed.
+// The package does not read clocks, sockets or memory. Time is a duration since a fixed start, and
+// the caller locks. It does not compare checksums: the caller does not report a piece that did not
+// match as landed. locks. It does not compare checksums; a piece that did not match is simply never
+// reported as landed.
 package lease
 
 import (
@@ -34,25 +41,25 @@ var (
 	ErrDuration = errors.New("lease: duration is not positive")
 )
 
-// Key names one lease for ever: no two leases of any process share one.
+// Key identifies a lease. No two leases of any process have the same key.
 type Key struct {
 	Epoch uint64 // of the reader, random per process start
 	Slot  uint32 // in the reader's table
 	Gen   uint32 // grows each time the slot is granted; 0 is never granted
 }
 
-// String gives the key as it appears in logs and errors.
+// String returns the key as logs and errors show it.
 func (k Key) String() string { return fmt.Sprintf("%016x/%d.%d", k.Epoch, k.Slot, k.Gen) }
 
-// State is where a lease is in its life.
+// State is the state of a lease.
 type State uint8
 
 const (
 	Free        State = iota // the slot holds no lease
-	Granted                  // nothing has come yet
+	Granted                  // no piece has been admitted
 	Arriving                 // at least one piece was admitted
 	Complete                 // every piece landed; the pages are the owner's
-	Quarantined              // ended while a read is under way, or unfenced; the pages still belong to the network
+	Quarantined              // ended with a read in progress, or unfenced; the pages may still be written
 	Released                 // ended and fenced; the pages are the owner's
 	nStates
 )
@@ -61,15 +68,15 @@ func (s State) String() string {
 	return [...]string{"free", "granted", "arriving", "complete", "quarantined", "released"}[s]
 }
 
-// live says whether writes may still land.
+// live reports whether writes may still land.
 func (s State) live() bool { return s == Granted || s == Arriving }
 
-// Verdict is Admit's answer about a frame.
+// Verdict is the result of Admit.
 type Verdict uint8
 
 const (
 	Admitted Verdict = iota // pieces with a page may land, those with NoPage may not
-	Stale                   // not a live lease of this epoch and generation, or another writer's: drain it
+	Stale                   // not a live lease of this epoch and generation, or another writer's: discard the frame
 	Invalid                 // the lease is live but the frame names a piece it does not have
 )
 
@@ -81,42 +88,43 @@ type Options struct {
 	Epoch      uint64        // of this process
 	Regions    int           // regions each page list applies to
 	Pages      int           // pages per region
-	MaxLeases  int           // slots; Grant refuses beyond
+	MaxLeases  int           // slots; Grant fails beyond
 	Quarantine time.Duration // how long a quarantined lease may wait for its reads before Expire reports it as overdue
 }
 
-// Counts are totals since the table was made, and the leases that are in each state now.
+// Counts are totals since the table's creation, and the number of leases in each state.
 type Counts struct {
 	Granted         uint64 // leases ever granted
 	Completed       uint64 // of these, complete
 	Ended           uint64 // of these, ended before completion
 	Expired         uint64 // of the ended, by silence
-	Quarantines     uint64 // of the ended, that had a read under way
+	Quarantines     uint64 // of the ended, with a read in progress
 	StaleFrames     uint64 // frames refused by Admit, and reads refused by BeginRead
 	StalePieces     uint64 // pieces in those
 	DuplicatePieces uint64 // pieces of a live lease that had been admitted before
 	ByState         [nStates]int
 }
 
-// Run is some consecutive pages of a lease that have pieces in the first Regions regions only.
+// Run is a number of consecutive pages of a lease that have pieces in the first Regions regions
+// only.
 type Run struct{ Pages, Regions int }
 
 type slot struct {
 	gen      uint32
 	state    State
 	overdue  bool          // Expire has reported this quarantine
-	writer   uint64        // the one connection group that may write; 0 until the first that tries
+	writer   uint64        // the only session that may write; 0 until the first one tries
 	pages    []int32       // [index] page
 	runs     []Run         // of pages, in order
 	nPieces  int           // expected
 	claimed  bitset        // [region*len(pages)+index] admitted once
 	landed   bitset        // same shape; subset of claimed
 	nLanded  int           // bits set in landed
-	nReads   int           // reads into the pages under way
-	open     bool          // the writer writes to the pages by itself
-	duration time.Duration // silence that expires the lease
+	nReads   int           // reads into the pages in progress
+	open     bool          // the writer may write to the pages by itself
+	duration time.Duration // silence after which the lease expires
 	deadline time.Duration // live: when it expires; quarantined: when it is overdue
-	progress uint64        // highest the writer has told
+	progress uint64        // highest that the writer has reported
 }
 
 // Table holds a reader's leases. It is not safe for concurrent use.
@@ -133,8 +141,9 @@ func New(o Options) *Table {
 	return &Table{o: o, owner: make([]uint32, o.Pages)}
 }
 
-// Grant leases pages to whoever presents the returned key; it expires after duration without progress. The table keeps pages.
-// Runs, if any, cover them in order; without runs each page has a piece in every region.
+// Grant leases pages to the writer that presents the returned key. The lease expires after duration
+// without progress. The table keeps pages. Runs, if any, cover them in order; without runs each
+// page has a piece in every region.
 func (t *Table) Grant(now time.Duration, pages []int32, duration time.Duration, runs ...Run) (Key, error) {
 	if len(runs) == 0 {
 		runs = []Run{{len(pages), t.o.Regions}}
@@ -178,7 +187,7 @@ func (t *Table) Grant(now time.Duration, pages []int32, duration time.Duration, 
 	return Key{t.o.Epoch, i, s.gen}, nil
 }
 
-// pieces counts those of a lease whose runs cover its pages.
+// pieces returns the number of pieces of a lease whose runs must cover its pages.
 func (t *Table) pieces(nPages int, runs []Run) (n int, err error) {
 	left := nPages
 	for _, r := range runs {
@@ -194,7 +203,7 @@ func (t *Table) pieces(nPages int, runs []Run) (n int, err error) {
 	return n, nil
 }
 
-// regions is in how many the page at an index has pieces.
+// regions returns the number of regions in which the page at an index has pieces.
 func (s *slot) regions(index uint32) uint32 {
 	for _, r := range s.runs {
 		if int(index) < r.Pages {
@@ -205,7 +214,7 @@ func (s *slot) regions(index uint32) uint32 {
 	return 0
 }
 
-// takeSlot hands out a free slot. A slot whose generation is used up is not handed out again.
+// takeSlot returns a free slot. It retires slots whose generation is exhausted.
 func (t *Table) takeSlot() (uint32, error) {
 	for len(t.free) > 0 {
 		i := t.free[len(t.free)-1]
@@ -232,7 +241,8 @@ func (t *Table) find(k Key) *slot {
 	return nil
 }
 
-// live returns the slot of k if writer may write under it, binding the lease to the first writer that asks.
+// live returns the slot of k if writer may write under it. The first writer that asks gets the
+// lease.
 func (t *Table) live(k Key, writer uint64) *slot {
 	s := t.find(k)
 	if s == nil || !s.state.live() || (s.writer != 0 && s.writer != writer) {
@@ -242,7 +252,8 @@ func (t *Table) live(k Key, writer uint64) *slot {
 	return s
 }
 
-// Renew moves the expiry of a live lease if progress is beyond what the writer told before, and says whether the lease is live.
+// Renew moves the expiry of a live lease if progress exceeds the writer's earlier reports. It
+// returns whether the lease is live.
 func (t *Table) Renew(now time.Duration, k Key, writer, progress uint64) bool {
 	s := t.live(k, writer)
 	if s == nil {
@@ -255,8 +266,8 @@ func (t *Table) Renew(now time.Duration, k Key, writer, progress uint64) bool {
 	return true
 }
 
-// Admit asks whether a frame's pieces of one region may land and fills dst, as long as index, with their pages. A piece is
-// admitted once: a repetition gets NoPage.
+// Admit decides which of a frame's pieces of one region may land, and stores their pages in dst,
+// which is as long as index. A piece is admitted once: a repetition gets NoPage.
 func (t *Table) Admit(k Key, writer uint64, region uint32, index []uint32, dst []int32) Verdict {
 	s := t.live(k, writer)
 	if s == nil {
@@ -283,8 +294,8 @@ func (t *Table) Admit(k Key, writer uint64, region uint32, index []uint32, dst [
 	return Admitted
 }
 
-// Permit lets a live lease's writer write to its pages by itself, unseen by this side: from then on an end of the lease is a
-// quarantine until Fence. It says whether the lease is live.
+// Permit lets a live lease's writer write to its pages by itself, without BeginRead. From then on,
+// a lease that ends is quarantined until Fence. Permit returns whether the lease is live.
 func (t *Table) Permit(k Key) bool {
 	s := t.find(k)
 	if s == nil || !s.state.live() {
@@ -294,7 +305,8 @@ func (t *Table) Permit(k Key) bool {
 	return true
 }
 
-// Fence says that none of the writes that Permit allowed can land any more. True: that released the lease.
+// Fence records that none of the writes that Permit allowed can land any more. It returns whether
+// this released the lease.
 func (t *Table) Fence(k Key) (released bool) {
 	s := t.find(k)
 	if s == nil || !s.open {
@@ -308,8 +320,9 @@ func (t *Table) Fence(k Key) (released bool) {
 	return true
 }
 
-// BeginRead opens a read into pages that Admit gave for k and that have not landed; EndRead must follow. False: the lease ended since, nothing may be
-// read into its pages, and the frame's nPieces remaining pieces count as stale.
+// BeginRead begins a read into pages that Admit returned for k and that have not landed; EndRead
+// must follow. False means that the lease has ended: nothing may be read into its pages, and the
+// frame's nPieces remaining pieces count as stale.
 func (t *Table) BeginRead(k Key, nPieces int) bool {
 	s := t.find(k)
 	if s == nil || s.state != Arriving {
@@ -321,8 +334,9 @@ func (t *Table) BeginRead(k Key, nPieces int) bool {
 	return true
 }
 
-// EndRead closes a read and tells which pieces are now whole and matched; they renew the lease. It returns the lease's state:
-// Complete or Released are returned by exactly one EndRead, Quarantined means other reads are under way.
+// EndRead ends a read and reports the pieces that are now complete and matched; they renew the
+// lease. It returns the lease's state. Exactly one EndRead returns Complete or Released.
+// Quarantined means that other reads are in progress.
 func (t *Table) EndRead(now time.Duration, k Key, region uint32, landed []uint32) State {
 	s := t.find(k)
 	if s == nil || s.nReads == 0 {
@@ -350,7 +364,8 @@ func (t *Table) EndRead(now time.Duration, k Key, region uint32, landed []uint32
 	return s.state
 }
 
-// End ends a live lease. ended is false if k was not live; released says that its pages are the owner's at once.
+// End ends a live lease. ended is false if k was not live; released reports that its pages are the
+// owner's at once.
 func (t *Table) End(now time.Duration, k Key) (ended, released bool) {
 	s := t.find(k)
 	if s == nil || !s.state.live() {
@@ -367,7 +382,7 @@ func (t *Table) End(now time.Duration, k Key) (ended, released bool) {
 	return true, false
 }
 
-// release gives the pages back to their owner.
+// release returns the pages to their owner.
 func (t *Table) release(s *slot, to State) {
 	for _, p := range s.pages {
 		t.owner[p] = 0
@@ -389,11 +404,12 @@ func (t *Table) Free(k Key) {
 // Expiry is a lease that Expire ended.
 type Expiry struct {
 	Key      Key
-	Released bool // else quarantined
+	Released bool // otherwise quarantined
 }
 
-// Expire ends the live leases whose deadline has come, and names the quarantined ones, each once, whose reads did not end within
-// Options.Quarantine: their connections must be closed.
+// Expire ends the live leases whose deadline has passed. It also returns the quarantined leases,
+// each once, whose reads did not end within Options.Quarantine: the caller must close their
+// connections.
 func (t *Table) Expire(now time.Duration) (expired []Expiry, overdue []Key) {
 	for i := range t.slots {
 		s := &t.slots[i]
@@ -411,7 +427,7 @@ func (t *Table) Expire(now time.Duration) (expired []Expiry, overdue []Key) {
 	return expired, overdue
 }
 
-// NextDeadline returns when Expire will next have work if nothing else happens.
+// NextDeadline returns the next time at which Expire has work if nothing else happens.
 func (t *Table) NextDeadline() (at time.Duration, ok bool) {
 	for i := range t.slots {
 		s := &t.slots[i]
@@ -425,7 +441,7 @@ func (t *Table) NextDeadline() (at time.Duration, ok bool) {
 	return at, ok
 }
 
-// State returns where k is; Free if it is over and freed, or was never granted.
+// State returns the state of k: Free if it has been freed, or was never granted.
 func (t *Table) State(k Key) State {
 	if s := t.find(k); s != nil {
 		return s.state

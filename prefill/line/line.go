@@ -1,18 +1,18 @@
-// Package line decides in which order a prefill node computes its jobs: which job asks
-// for its grant next, and which jobs get a step's tokens first.
+// Package line decides in which order a prefill node computes its jobs: which job asks for its
+// grant next, and which jobs get a step's tokens first.
 //
-// A job takes its place when it arrives. From the end of the line it passes each job of
-// its priority that has more work left and whose allowance covers the newcomer's work,
-// and stops at the first job that it cannot pass. Each pass is charged to the allowance
-// of the job that was passed. So the least work left goes first, and a job that was
-// passed often enough keeps its place: this is the ageing. Jobs ask for their grants and
-// get the tokens of a step in the order of the line, so that short prompts are computed
-// in one step with a part of a long one. A job whose decode node has no room steps aside:
-// it keeps its place, and others may be computed, but only so many and for so long.
+// A job takes its place when it arrives. From the end of the line it passes each job of its
+// priority that has more work left and whose allowance covers the newcomer's work, and stops at the
+// first job that it cannot pass. Each pass is charged to the allowance of the job that was passed.
+// So the least work left goes first, and a job that was passed often enough keeps its place: this
+// is the ageing. Jobs ask for their grants and get the tokens of a step in the order of the line,
+// so that short prompts are computed in one step with a part of a long one. A job whose decode node
+// has no room steps aside: it keeps its place, and others may be computed, but only so many and for
+// so long.
 //
-// Invariant: later jobs of the same priority are put before a job with at most
-// Bound(its tokens) tokens in all. While no job of a better priority arrives, a job so
-// ends at most the time of those tokens and of one step later than in order of arrival.
+// Invariant: later jobs of the same priority are put before a job with at most Bound(its tokens)
+// tokens in all. While no job of a better priority arrives, a job so ends at most the time of those
+// tokens and of one step later than in order of arrival.
 //
 // The package has no clock, sends nothing and computes nothing.
 package line
@@ -30,13 +30,13 @@ import (
 )
 
 const (
-	// LineBound is how many tokens of later jobs may be computed before a job, beside as
-	// many as the job has itself. A prompt waits for at most its own length and one step
-	// of the default size (2048) longer than in order of arrival: a short prompt for
-	// about a step, a long one for twice its own time.
+	// LineBound is how many tokens of later jobs may be computed before a job, in addition to as
+	// many as the job has itself. A prompt waits for at most its own length and one step of the
+	// default size (2048) longer than in order of arrival: a short prompt for about a step, a long
+	// one for twice its own time.
 	LineBound = 2048
-	// shortShare is the part of the run-ahead, 1/shortShare, that short jobs may ask for
-	// beside it.
+	// shortShare is the part of the run-ahead, 1/shortShare, that short jobs may ask for in
+	// addition to it.
 	shortShare = 8
 	// MaxPassed is how many later jobs get their grants before a job that is aside.
 	MaxPassed = 16
@@ -44,17 +44,16 @@ const (
 	MaxAside = 2 * time.Second
 )
 
-// Bound returns how many tokens of later jobs may be computed before a job of so many
-// tokens.
+// Bound returns how many tokens of later jobs may be computed before a job of so many tokens.
 func Bound(tokens int) int { return LineBound + tokens }
 
-// ErrBroken says that a conservation law of the line does not hold.
+// ErrBroken reports an inconsistent line.
 var ErrBroken = errors.New("line: state is inconsistent")
 
 // ID names a job among those that are in the line.
 type ID = uint64
 
-// state is how far a job has come.
+// state is the progress of a job.
 type state uint8
 
 const (
@@ -63,40 +62,41 @@ const (
 	granted              // may be computed
 )
 
+// job is a job in the line.
 type job struct {
 	id        ID
 	tokens    int
-	left      int // of them, tokens to compute
+	left      int // of tokens, those to compute
 	priority  int
 	arrival   uint64
 	state     state
 	allowance int           // tokens of later jobs that may still be put before it
-	aside     bool          // asking, and others may be computed meanwhile
-	returned  bool          // was aside and is no more, without a grant
-	until     time.Duration // it is aside
-	passed    int           // by grants of later jobs, while aside
-	place     int           // of the last Order
+	aside     bool          // is asking, and others may be computed meanwhile
+	returned  bool          // was aside and came back without a grant
+	until     time.Duration // end of aside
+	passed    int           // grants of later jobs while aside
+	place     int           // in the last Order
 }
 
 // Line is the state machine. Make it with New. It is not safe for concurrent use.
 type Line struct {
 	runAhead int
 	order    []*job
-	asked    []*job // those that do not wait, in order of asking
+	asked    []*job // jobs that do not wait, in order of asking
 	byID     map[ID]*job
 	arrivals uint64
 	aside    int
 }
 
-// New returns an empty line. The jobs that have asked for their grants lack at most
-// runAhead tokens, without those that are aside and without the one that lacks the most:
-// so one long prompt keeps no others from being computed beside it. Several would:
-// so a job asks also where those that lack no more than it does lack at most an eighth
-// of that with it.
+// New returns an empty line. The jobs that have asked for their grants lack at most runAhead
+// tokens, not counting those that are aside and the one that lacks the most. So one long prompt
+// does not keep others from being computed next to it. Several long prompts would. So a job also
+// asks if those that lack no more than it does, and the job itself, lack at most an eighth of
+// runAhead.
 func New(runAhead int) *Line { return &Line{runAhead: runAhead, byID: map[ID]*job{}} }
 
-// Add gives a job its place. Jobs of a lower priority value go first. The id must not be
-// in the line.
+// Add gives a job its place. Jobs of a lower priority value go first. The id must not be in the
+// line.
 func (l *Line) Add(id ID, tokens, priority int) {
 	l.arrivals++
 	at := l.place(tokens, priority)
@@ -110,7 +110,7 @@ func (l *Line) Add(id ID, tokens, priority int) {
 	l.order = slices.Insert(l.order, at, j)
 }
 
-// place is where in the order a newcomer belongs.
+// place returns where in the order a new job belongs.
 func (l *Line) place(tokens, priority int) int {
 	at := len(l.order)
 	for ; at > 0; at-- {
@@ -122,8 +122,8 @@ func (l *Line) place(tokens, priority int) int {
 	return at
 }
 
-// Next returns the job that is to ask for its grant now, and counts it as asking. False:
-// none waits, or enough have asked.
+// Next returns the job that is to ask for its grant now, and counts it as asking; false: none
+// waits, or enough have asked.
 func (l *Line) Next(now time.Duration) (ID, bool) {
 	at := slices.IndexFunc(l.order, func(j *job) bool { return j.state == waiting })
 	if at < 0 {
@@ -154,8 +154,8 @@ func (l *Line) Next(now time.Duration) (ID, bool) {
 	return j.id, true
 }
 
-// StepAside lets others be computed while a job waits for room on its decode node, and
-// reports whether it does: a job steps aside once.
+// StepAside lets others be computed while a job waits for room on its decode node. It reports
+// whether the job steps aside, which it does once.
 func (l *Line) StepAside(id ID, now time.Duration) bool {
 	j := l.byID[id]
 	if j == nil || j.state != asking || j.aside || j.returned {
@@ -166,13 +166,13 @@ func (l *Line) StepAside(id ID, now time.Duration) bool {
 	return true
 }
 
-// stepBack ends that: the job's tokens count again, and no newcomer is put before it.
+// stepBack ends that. The job's tokens count again, and no new job is put before it.
 func (l *Line) stepBack(j *job) {
 	j.aside, j.returned, j.allowance = false, true, 0
 	l.aside--
 }
 
-// Grant says that a job has its grant. It passes those before it that are aside.
+// Grant records that a job has its grant. The job passes those before it that are aside.
 func (l *Line) Grant(id ID) {
 	j := l.byID[id]
 	if j == nil || j.state != asking {
@@ -192,16 +192,16 @@ func (l *Line) Grant(id ID) {
 	}
 }
 
-// Cached says that so many tokens of a job need not be computed.
+// Cached records how many tokens of a job need not be computed.
 func (l *Line) Cached(id ID, tokens int) {
 	if j := l.byID[id]; j != nil {
 		j.left = min(j.left, max(0, j.tokens-tokens))
 	}
 }
 
-// Order sorts the work of a scheduler, whose tickets are ids, into the order of the line,
-// and takes note of how much is left. Work that is not in the line goes last. It is what
-// scheduler.Scheduler.OrderBy wants.
+// Order sorts a scheduler's work, whose tickets are ids, into the order of the line, and records
+// how many tokens are left. Work that is not in the line goes last. It is for
+// scheduler.Scheduler.OrderBy.
 func (l *Line) Order(work []scheduler.Work) {
 	for i, j := range l.order {
 		j.place = i
@@ -220,7 +220,7 @@ func (l *Line) Order(work []scheduler.Work) {
 	slices.SortStableFunc(work, func(a, b scheduler.Work) int { return cmp.Compare(place(&a), place(&b)) })
 }
 
-// Remove takes a job out of the line: it is computed, or has ended otherwise.
+// Remove removes a job that is computed or has ended otherwise.
 func (l *Line) Remove(id ID) {
 	j := l.byID[id]
 	if j == nil {
@@ -249,9 +249,9 @@ func (l *Line) WaitingTokens() (n int) {
 	return n
 }
 
-// Lengths returns, for the longest prompt of each class, the tokens that would be
-// computed before it if it came now, with the priority 0: those of jobs with as little
-// left, and of all before a job that was passed often enough.
+// Lengths returns, for the longest prompt of each class, the tokens that would be computed before
+// it if it arrived now with priority 0: those of jobs with as little left, and of all jobs before
+// one that was passed often enough.
 func (l *Line) Lengths() (q lengths.Queue) {
 	for class, tokens := range lengths.Bounds {
 		for _, j := range l.order[:l.place(tokens, 0)] {
@@ -271,7 +271,7 @@ func (l *Line) AppendWaiting(dst []ID) []ID {
 	return dst
 }
 
-// Asking returns how many jobs have asked and have no grant, those aside included.
+// Asking returns how many jobs have asked and have no grant, including those aside.
 func (l *Line) Asking() (n int) {
 	for _, j := range l.asked {
 		if j.state == asking {
@@ -287,9 +287,8 @@ func (l *Line) Aside() int { return l.aside }
 // Len returns how many jobs are in the line.
 func (l *Line) Len() int { return len(l.order) }
 
-// Check verifies the line's conservation laws: each job is in order once, better
-// priorities first, with an allowance within its bound; and those that have asked are
-// the ones that do not wait.
+// Check verifies the line: each job is in order once, better priorities first, with an allowance
+// within its bound, and the jobs that have asked are those that do not wait.
 func (l *Line) Check() error {
 	aside, asked := 0, 0
 	for i, j := range l.order {

@@ -1,5 +1,5 @@
-// Command write makes a model of any shape with random weights: a Hugging Face folder
-// in bf16 with a tokenizer of bytes, for measurements of steps, not of answers.
+// Command write makes a model of any shape with random weights: a Hugging Face folder in
+// bf16 with a tokenizer of bytes. It is for measurements of steps, not of answers.
 //
 //	go run ./bench/checkpoint/write -vocab 151936 -hidden 64 -ffn 128 -layers 1 -heads 4 -kv-heads 2 -head-dim 16 FOLDER
 package main
@@ -14,7 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/checkpoint"
 )
 
-// errUsage reports flags that no model can have.
+// errUsage means that no model can have such flags.
 var errUsage = errors.New("bad flags")
 
 func main() {

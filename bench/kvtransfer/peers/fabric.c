@@ -1,8 +1,11 @@
-// Plain libfabric for comparison: what one-sided writes of scattered pages do on this machine with a provider, with no protocol, lease or checksum. Two
-// processes, one thread each, that poll; every write brings 32 bits along, and the reader answers one byte when as many have come
-// as a round has pages. The reader's pages are compared after each round and overwritten.
+// Plain libfabric for comparison: one-sided writes of scattered pages with a provider on this
+// machine, without protocol, lease or checksum. Two processes with one thread each poll. Every
+// write carries 32 bits. The reader answers one byte when as many writes have landed as a round has
+// pages. The reader's pages are compared after each round and overwritten.
 //
-//   fabric PROVIDER PAGES PAGE_BYTES ROUNDS SMALL_PAGES SMALL_ROUNDS       one JSON object on standard output
+//   fabric PROVIDER PAGES PAGE_BYTES ROUNDS SMALL_PAGES SMALL_ROUNDS
+//
+// It prints one JSON object.
 
 #include <errno.h>
 #include <rdma/fabric.h>
@@ -37,10 +40,10 @@ static void die(const char *what, long rc) {
 
 static void must(const char *what, long rc) { if (rc) die(what, rc); }
 
-// meeting is what each side tells the other.
+// meeting is the message that each side sends to the other.
 struct meeting { char name[256]; uint64_t at, key; };
 
-// open_side opens the provider and meets the other side over fd.
+// open_side opens the provider and exchanges meeting over fd.
 static struct meeting open_side(int fd, char *m, int out) {
 	struct fi_info *h = fi_allocinfo();
 	h->caps = FI_MSG | FI_RMA | FI_WRITE | FI_REMOTE_WRITE;
@@ -73,7 +76,7 @@ static struct fi_context2 contexts[DEPTH];
 static struct fi_context2 *unused[DEPTH];
 static size_t n_unused;
 
-// poll_once gives the contexts of finished writes back and returns how many of the peer's have landed.
+// poll_once frees the contexts of finished writes and returns how many of the peer's have landed.
 static size_t poll_once(void) {
 	struct fi_cq_data_entry e[AT_ONCE];
 	ssize_t n = fi_cq_read(cq, e, AT_ONCE);
@@ -103,7 +106,8 @@ static void send_pages(char *m, const uint32_t *src, const uint32_t *dst, size_t
 	while (n_unused < DEPTH) poll_once();
 }
 
-// rounds runs one side; the writer's times go to took, the CPU of all rounds is returned.
+// rounds runs one side. It stores the writer's times in took, and returns the CPU time of all
+// rounds.
 static double rounds(int fd, char *m, size_t n, int count, uint64_t seed, const struct meeting *to, double *took) {
 	uint32_t *src = malloc(n_pages * 4), *dst = malloc(n_pages * 4);
 	double used = 0;
@@ -118,7 +122,7 @@ static double rounds(int fd, char *m, size_t n, int count, uint64_t seed, const 
 		if (out) send_pages(m, src, dst, n, to);
 		for (size_t landed = 0; !out && landed < n;) landed += poll_once();
 		if (!out && write(fd, &byte, 1) != 1) die("ack", EIO);
-		while (out && recv(fd, &byte, 1, MSG_DONTWAIT) != 1) poll_once(); // some providers finish only while they are polled
+			while (out && recv(fd, &byte, 1, MSG_DONTWAIT) != 1) poll_once(); // some providers only finish while they are polled
 		if (r >= 0) used += cpu() - c;
 		if (r >= 0 && out) took[r] = seconds() - t;
 		if (!out) compare(m, src, dst, n);
@@ -147,7 +151,7 @@ int main(int argc, char **argv) {
 		if (smalls > 0) rounds(pair[1], m, small, smalls, 1u << 20, &to, NULL);
 		if (write(pair[1], &used, sizeof used) != sizeof used) die("result", EIO);
 		char byte;
-		if (read(pair[1], &byte, 1)) return 1; // until the writer has gone
+		if (read(pair[1], &byte, 1)) return 1; // until the writer exits
 		return 0;
 	}
 	close(pair[1]);

@@ -38,7 +38,7 @@ class Side:
             state = self.agent.check_xfer_state(job)
 
     def wait(self, pipe):
-        while not pipe.poll(0):  # UCX moves bytes while somebody asks it to
+        while not pipe.poll(0):  # UCX makes progress only while it is polled
             self.agent.get_new_notifs()
 
     def done(self, job):

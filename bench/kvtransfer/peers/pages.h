@@ -1,4 +1,5 @@
-// What the plain programs share: pages whose words name their place, a permutation of them that both sides draw alike, the comparison behind each round, and clocks.
+// The common parts of the plain programs: pages whose words depend on their place, a permutation of
+// them that both sides draw alike, the comparison after each round, and clocks.
 
 #ifndef TANDEM_BENCH_PAGES_H
 #define TANDEM_BENCH_PAGES_H

@@ -1,9 +1,11 @@
-// Plain TCP for comparison: what writev and readv of scattered pages do on this machine, with no protocol, lease or
-// checksum. Two processes over loopback; the reader answers one byte when a round's last byte is there. The reader's pages
-// are compared after each round and overwritten.
+// Plain TCP for comparison: writev and readv of scattered pages on this machine, without protocol,
+// lease or checksum. Two processes over loopback; the reader answers one byte when a round's last
+// byte has arrived. The reader's pages are compared after each round and overwritten.
 //
-//   plain PAGES PAGE_BYTES ROUNDS SMALL_PAGES SMALL_ROUNDS       one JSON object on standard output
-//   plain memcpy PAGES PAGE_BYTES ROUNDS                         one thread's memcpy over the same pages
+//   plain PAGES PAGE_BYTES ROUNDS SMALL_PAGES SMALL_ROUNDS
+//   plain memcpy PAGES PAGE_BYTES ROUNDS   memcpy of the same pages in one thread
+//
+// It prints one JSON object.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -38,7 +40,8 @@ static void move(int fd, char *m, const uint32_t *order, size_t n, int out) {
 	}
 }
 
-// rounds runs one side; the writer's times go to took, the CPU of all rounds is returned.
+// rounds runs one side. It stores the writer's times in took, and returns the CPU time of all
+// rounds.
 static double rounds(int fd, char *m, size_t n, int count, uint64_t seed, int out, double *took) {
 	uint32_t *src = malloc(n_pages * 4), *dst = malloc(n_pages * 4);
 	double used = 0;

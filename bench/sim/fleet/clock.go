@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// clock runs functions at virtual times, in the order of their times and, at
-// one time, in the order in which they were set.
+// clock runs functions at virtual times, in order of the times. Functions of the same
+// time run in the order in which they were set.
 type clock struct {
 	now  time.Duration
 	set  uint64

@@ -1,18 +1,16 @@
-// Package fleet simulates whole fleets in virtual time: the real router
-// (gateway/route), scheduler (engine/scheduler) and KV block pool
-// (engine/kvcache) run on every node.
+// Package fleet simulates whole fleets in virtual time. The real router (gateway/route),
+// scheduler (engine/scheduler) and KV block pool (engine/kvcache) run on every node.
 //
-// Two things are modelled: how long a step takes (StepTimes), and how long messages
-// and transfers take. Prefill nodes have the real line (prefill/line), decode nodes the
-// real course over them (decode/course). Gateways learn of nodes as they do in a
-// cluster: by heartbeats, block events and their own decisions.
+// Two things are modelled: the duration of a step (StepTimes), and the duration of
+// messages and transfers. Prefill nodes use the real line (prefill/line), decode nodes
+// the real course over them (decode/course). Gateways learn about nodes as in a cluster:
+// by heartbeats, block events and their own decisions.
 //
-// Invariant: equal traces, options and seeds give equal results. Every request
-// is served once or refused, and the conservation laws of every scheduler hold at
-// the end.
+// Invariant: equal traces, options and seeds give equal results. Every request is served
+// once or refused, and the conservation laws of every scheduler hold at the end.
 //
-// The package does not model failures, speculation, cancelled requests or the
-// time that gateways and nodes spend between steps.
+// The package does not model failures, speculation, cancelled requests or the time that
+// gateways and nodes spend between steps.
 package fleet
 
 import (
@@ -36,7 +34,7 @@ const (
 	DefaultMinRemote     = 16
 )
 
-// errOptions reports options that no fleet can have.
+// errOptions means that no fleet can have such options.
 var errOptions = errors.New("fleet: bad options")
 
 // Options describe a fleet and its load.
@@ -50,23 +48,23 @@ type Options struct {
 
 	Policy    route.Policy
 	MinRemote int    // as --min-remote-prefill-tokens; 0: DefaultMinRemote, 1: always remote
-	Seed      uint64 // of the router's draws
-	// Placing varies what a policy leaves to chance: where nodes lie on the ring, and
-	// round robin's first node.
+	Seed      uint64 // of the router's random choices
+	// Placing varies what a policy leaves to chance: the places of nodes on the hash ring,
+	// and round robin's first node.
 	Placing  int
 	NoEvents bool // gateways get no block events
-	NoRoom   bool // the router does not look at KV memory
+	NoRoom   bool // the router ignores KV memory
 
-	// Heartbeat is the time between two reports of a node. 0: gateways see
-	// prefill rates as they are and count their own requests only.
+	// Heartbeat is the time between two reports of a node. With 0, gateways know the
+	// current prefill rates and count only their own requests.
 	Heartbeat time.Duration
 
 	RunAhead     int           // prompt tokens that a prefill node starts before they are computed; 0: 2 × BatchedTokens
-	GrantTimeout time.Duration // after which a decode node asks the next prefill node; 0: never
+	GrantTimeout time.Duration // after which a decode node tries the next prefill node; 0: never
 	RoundTrip    time.Duration // between two nodes; 0: DefaultRoundTrip
 	Bandwidth    float64       // bytes per second of a transfer; 0: DefaultBandwidth
 	KVBytes      float64       // of a token; 0: DefaultKVBytes
-	Layers       int           // that leave one by one; 0: DefaultLayers
+	Layers       int           // which are sent one by one; 0: DefaultLayers
 
 	Speedup float64 // divides the times between arrivals; 0: 1
 }
@@ -162,7 +160,7 @@ func (f *fleet) play() error {
 	return f.failed
 }
 
-// fail ends the run with an error that means a defect of the simulator.
+// fail ends the run with an error, which is a bug of the simulator.
 func (f *fleet) fail(err error) {
 	if f.failed == nil {
 		f.failed = fmt.Errorf("fleet: at %v: %w", f.clock.now, err)

@@ -12,7 +12,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// gateway is what a gateway knows of the fleet, and its decisions.
+// gateway is the state of a gateway and its decisions.
 type gateway struct {
 	f               *fleet
 	table           *route.Table
@@ -21,14 +21,14 @@ type gateway struct {
 	draw            *rand.Rand
 	turn            uint64
 	hashes          []kvcache.Hash
-	asked           route.Request // the last that was routed
-	kept            int           // decode node that gets no requests now; -1: none
+	lastRequest     route.Request // the last routed request
+	reservedNode    int           // decode node that the next waiting request waits for; -1: none
 	answers         route.Answers
-	waiting         *admit.Queue // for room
+	waiting         *admit.Queue // requests that wait for room
 	flow            *admit.Flow  // of all requests
 }
 
-// known is what the gateway knows of the nodes of one role.
+// known is what the gateway knows about the nodes of one role.
 type known struct {
 	nodes   []*node
 	index   *route.Index
@@ -38,7 +38,7 @@ type known struct {
 }
 
 func newGateway(f *fleet) *gateway {
-	g := &gateway{f: f, kept: -1, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
+	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
 		waiting: admit.New(admit.Limits{Requests: math.MaxInt, Tokens: math.MaxInt}), flow: admit.NewFlow(1)}
 	names := func(role int, nodes []*node) (list []route.Node) {
 		for i := range nodes {
@@ -57,19 +57,19 @@ func newKnown(nodes []*node) known {
 	return k
 }
 
-func (g *gateway) of(n *node) *known {
+func (g *gateway) knownNodes(n *node) *known {
 	if n.computes {
 		return &g.prefill
 	}
 	return &g.decode
 }
 
-// blocks takes a node's block events.
+// blocks applies a node's block events.
 func (g *gateway) blocks(n *node, events []kvcache.Event) {
 	if g.f.o.NoEvents {
 		return
 	}
-	index := g.of(n).index
+	index := g.knownNodes(n).index
 	for _, e := range events {
 		if e.Kind == kvcache.Stored {
 			index.Add(n.at, e.Hash)
@@ -93,7 +93,7 @@ func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o 
 	}
 }
 
-// arrive has the gateway route a request that a client sends, or wait for room.
+// arrive routes a request that a client sends, or queues it.
 func (f *fleet) arrive(r *Request) {
 	g := f.gateway
 	if g.waiting.Len() == 0 && g.route(r) {
@@ -106,11 +106,11 @@ func (f *fleet) arrive(r *Request) {
 	g.fill()
 }
 
-// at is the time for a queue that wants one.
+// at returns the virtual time for a queue.
 func (f *fleet) at() time.Time { return time.Unix(0, int64(f.clock.now)) }
 
-// fill routes the requests that wait while there is room for the next of them, and
-// then those that may pass it, first to nodes that it does not wait for.
+// fill routes waiting requests while there is room for the next one, and then those that
+// may pass it, first to nodes that it does not wait for.
 func (g *gateway) fill() {
 	routes := func(i *admit.Item) bool { return g.route(i.Owner.(*Request)) }
 	for g.waiting.Len() > 0 && routes(g.waiting.Next()) {
@@ -119,18 +119,17 @@ func (g *gateway) fill() {
 	if g.waiting.Len() == 0 {
 		return
 	}
-	g.kept = route.Roomiest(g.view.Decode, &g.asked)
+	g.reservedNode = route.Roomiest(g.view.Decode, &g.lastRequest)
 	for i := g.waiting.NextElsewhere(routes); i != nil; i = g.waiting.NextElsewhere(routes) {
 		g.waiting.PassElsewhere(g.f.at(), i)
 	}
-	g.kept = -1
+	g.reservedNode = -1
 	for i := g.waiting.NextShorter(routes); i != nil; i = g.waiting.NextShorter(routes) {
 		g.waiting.Pass(g.f.at(), i)
 	}
 }
 
-// route picks a request's nodes and sends it. It returns false when no node has
-// room.
+// route selects a request's nodes and sends it. It returns false if no node has room.
 func (g *gateway) route(r *Request) bool {
 	f := g.f
 	tokens := f.prompt(r)
@@ -147,9 +146,9 @@ func (g *gateway) route(r *Request) bool {
 		q.Demand.Answer = f.blocks(r.Prompt+g.answers.Expect(r.Output)) - q.Demand.Prompt
 		q.Demand.Answer = max(0, q.Demand.Answer)
 	}
-	g.asked = q
-	if g.kept >= 0 {
-		g.view.Decode[g.kept].Usable = false
+	g.lastRequest = q
+	if g.reservedNode >= 0 {
+		g.view.Decode[g.reservedNode].Usable = false
 	}
 	d := g.table.Pick(q, g.view, r.prefill[:0])
 	if d.Decode < 0 {
@@ -163,15 +162,15 @@ func (g *gateway) route(r *Request) bool {
 	g.turn++
 	r.decode, r.prefill = d.Decode, d.Prefill
 	g.claim(r)
-	f.take(r)
+	f.addRequest(r)
 	return true
 }
 
-// blocks is how many KV blocks so many tokens fill.
+// blocks returns the number of KV blocks that tokens fill.
 func (f *fleet) blocks(tokens int) int { return (tokens + f.o.BlockTokens - 1) / f.o.BlockTokens }
 
-// claim counts a routed request on its nodes: the tokens that its prompt lacks on
-// the node that is to compute them, until the first token.
+// claim counts a routed request on its nodes. Until the first token, its prompt's uncached
+// tokens count on the node that will compute them.
 func (g *gateway) claim(r *Request) {
 	g.decode.sent[r.decode].Requests++
 	k, at, held := &g.decode, r.decode, g.view.Decode[r.decode].Held
@@ -187,7 +186,7 @@ func (g *gateway) claim(r *Request) {
 	g.decode.sent[r.decode].Blocks += r.blocks
 }
 
-// started ends a request's claim on the node that was to compute its prompt.
+// started ends a request's claim on the node that computes its prompt.
 func (g *gateway) started(r *Request) {
 	if r.claimedOf == nil {
 		return
@@ -210,29 +209,29 @@ func (g *gateway) release(r *Request) {
 	g.fill()
 }
 
-// startHeartbeats has the nodes report at once, as a node does when a gateway has its
-// connection, and then in turn, evenly over the interval.
+// startHeartbeats makes every node report at once, as it does when a gateway connects,
+// and then periodically, with the nodes spread evenly over the interval.
 func (f *fleet) startHeartbeats() {
 	if f.o.Heartbeat == 0 {
 		return
 	}
 	nodes := slices.Concat(f.decode, f.prefill)
 	for i, n := range nodes {
-		f.gateway.of(n).reports[n.at] = n.report()
+		f.gateway.knownNodes(n).reports[n.at] = n.report()
 		f.clock.at(f.o.Heartbeat*time.Duration(i+1)/time.Duration(len(nodes)), n.heartbeat)
 	}
 }
 
 // heartbeat reports the node to the gateway, and again after the interval.
 func (n *node) heartbeat() {
-	k := n.f.gateway.of(n)
+	k := n.f.gateway.knownNodes(n)
 	k.reports[n.at], k.sent[n.at].Blocks = n.report(), 0
 	n.f.gateway.fill()
 	n.f.clock.at(n.f.clock.now+n.f.o.Heartbeat, n.heartbeat)
 }
 
-// report is the node's heartbeat, as decode/drain.go and prefill/heartbeat.go
-// fill it.
+// report returns the node's heartbeat with the fields of decode/drain.go and
+// prefill/heartbeat.go.
 func (n *node) report() route.Report {
 	st := n.s.Stats()
 	r := route.Report{Running: st.Running, Waiting: st.Waiting + n.line.Waiting(), Held: st.Held, Queued: st.Pending + n.line.WaitingTokens(), Rate: n.rate, StepTokens: st.StepTokens}

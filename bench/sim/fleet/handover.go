@@ -8,9 +8,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// take adds a routed request to its decode node and asks the first prefill node
-// for its prompt.
-func (f *fleet) take(r *Request) {
+// addRequest adds a routed request to its decode node and sends its prompt to the first prefill
+// node.
+func (f *fleet) addRequest(r *Request) {
 	n := f.decode[r.decode]
 	id, cached, err := n.add(r, scheduler.Request{Tokens: f.prompt(r), Hold: len(r.prefill) > 0, MaxNew: r.Output})
 	switch {
@@ -33,7 +33,7 @@ func (f *fleet) take(r *Request) {
 	f.follow(r)
 }
 
-// follow takes the next step of a held request's course.
+// follow executes the next step of a held request's course.
 func (f *fleet) follow(r *Request) {
 	switch step, node := r.course.Next(); step {
 	case course.Ask:
@@ -43,7 +43,7 @@ func (f *fleet) follow(r *Request) {
 	}
 }
 
-// proceed has the decode node compute a held request's prompt.
+// proceed makes the decode node compute a held request's prompt.
 func (f *fleet) proceed(r *Request) {
 	n := f.decode[r.decode]
 	f.result.Local++
@@ -55,7 +55,7 @@ func (f *fleet) proceed(r *Request) {
 
 // ask sends a request's prompt to a prefill node.
 func (f *fleet) ask(r *Request, p *node) {
-	f.later(func() {
+	f.afterMessage(func() {
 		p.tickets++
 		r.ticket = p.tickets
 		p.jobs[r.ticket] = r
@@ -64,10 +64,10 @@ func (f *fleet) ask(r *Request, p *node) {
 	})
 }
 
-// later has something happen after a message has travelled.
-func (f *fleet) later(do func()) { f.clock.at(f.clock.now+f.o.RoundTrip/2, do) }
+// afterMessage runs do after a message has arrived.
+func (f *fleet) afterMessage(do func()) { f.clock.at(f.clock.now+f.o.RoundTrip/2, do) }
 
-// admit has jobs ask for their grants while the node is about to compute them.
+// admit makes jobs request their grants while the node is about to compute them.
 func (p *node) admit() {
 	for {
 		ticket, ok := p.line.Next(p.f.clock.now)
@@ -75,19 +75,19 @@ func (p *node) admit() {
 			return
 		}
 		r, asked := p.jobs[ticket], p.f.clock.now
-		p.f.later(func() { p.f.grant(r, p, asked) })
+		p.f.afterMessage(func() { p.f.grant(r, p, asked) })
 	}
 }
 
-// leave ends a job's time in the node's line.
+// leave removes a job from the node's line.
 func (p *node) leave(r *Request) {
 	p.line.Remove(r.ticket)
 	delete(p.jobs, r.ticket)
 	p.admit()
 }
 
-// grant reserves the blocks of a prompt that p is about to compute, or has it wait for
-// room in turn. asked is when p asked for them.
+// grant reserves the blocks of a prompt that p is about to compute, or queues the grant
+// until there is room. asked is when p requested it.
 func (f *fleet) grant(r *Request, p *node, asked time.Duration) {
 	n := f.decode[r.decode]
 	ready := func(res scheduler.Reservation, err error) { f.granted(r, p, asked, res, err) }
@@ -98,7 +98,7 @@ func (f *fleet) grant(r *Request, p *node, asked time.Duration) {
 	}
 	f.result.GrantsDeferred++
 	n.awaiting[r.id] = ready
-	f.later(func() {
+	f.afterMessage(func() {
 		p.line.StepAside(r.ticket, f.clock.now)
 		p.admit()
 	})
@@ -114,14 +114,14 @@ func (f *fleet) grant(r *Request, p *node, asked time.Duration) {
 	})
 }
 
-// granted sends p the grant, or has the decode node compute the prompt where no
-// prefill node can.
+// granted sends p the grant, or makes the decode node compute the prompt if no prefill
+// node can.
 func (f *fleet) granted(r *Request, p *node, asked time.Duration, res scheduler.Reservation, err error) {
 	switch {
 	case err == nil:
 		r.reservation, r.from = res.ID, res.From
 		f.result.GrantWait += f.clock.now - asked
-		f.later(func() { f.compute(r, p) })
+		f.afterMessage(func() { f.compute(r, p) })
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
 		f.end(r, p, course.Useless)
 	default:
@@ -129,14 +129,14 @@ func (f *fleet) granted(r *Request, p *node, asked time.Duration, res scheduler.
 	}
 }
 
-// end takes a request out of p's line and goes on with its course.
+// end removes a request from p's line and continues its course.
 func (f *fleet) end(r *Request, p *node, o course.Outcome) {
 	p.leave(r)
 	r.course.Report(o)
 	f.follow(r)
 }
 
-// reserveWaiting gives blocks to the grants that wait for them, as far as there are any.
+// reserveWaiting reserves blocks for waiting grants while there are any.
 func (n *node) reserveWaiting() {
 	for {
 		id, res, err, ok := n.s.NextReserved()
@@ -163,8 +163,8 @@ func (f *fleet) compute(r *Request, p *node) {
 	p.start()
 }
 
-// computed ends a job: its KV has arrived when the last layer has, which leaves
-// as the step ends, and when all bytes have crossed the link.
+// computed ends a job. Its KV has arrived when the last layer, which is sent when the step
+// ends, has arrived and all bytes have crossed the link.
 func (f *fleet) computed(p *node, r *Request) {
 	p.leave(r)
 	bytes := time.Duration(float64(r.Prompt-1-r.from) * f.o.KVBytes / f.o.Bandwidth * float64(time.Second))

@@ -12,15 +12,15 @@ import (
 const (
 	// maxEvents bounds the block events that a node keeps for the next step.
 	maxEvents = 1 << 14
-	// rateWindow is how many prompt tokens the measured rate of a node follows,
-	// as engine/stats.go has it.
+	// rateWindow is the number of prompt tokens over which a node's measured rate is
+	// averaged, as in engine/stats.go.
 	rateWindow = 4096
 )
 
-// node is a node of either role: one scheduler and the step that it computes.
+// node is a node of either role: one scheduler and its running step.
 type node struct {
 	f        *fleet
-	at       int // in its role
+	at       int // index in its role
 	computes bool
 	s        *scheduler.Scheduler
 	requests map[scheduler.RequestID]*Request
@@ -36,7 +36,7 @@ type node struct {
 
 	line    *line.Line // prefill: jobs that are not computed yet
 	jobs    map[line.ID]*Request
-	tickets line.ID // that were ever given
+	tickets line.ID // tickets given so far
 
 	awaiting map[scheduler.RequestID]func(scheduler.Reservation, error) // decode: grants that wait for room
 }
@@ -71,7 +71,7 @@ func (f *fleet) newNode(i int) (*node, error) {
 	return n, nil
 }
 
-// add gives the scheduler a request and returns its id and its cached tokens.
+// add adds a request to the scheduler and returns its id and its cached tokens.
 func (n *node) add(r *Request, q scheduler.Request) (scheduler.RequestID, int, error) {
 	n.lastID++
 	q.ID = n.lastID
@@ -82,8 +82,7 @@ func (n *node) add(r *Request, q scheduler.Request) (scheduler.RequestID, int, e
 	return q.ID, cached, err
 }
 
-// start begins the next step, unless one is under way or there is nothing to
-// compute.
+// start begins the next step, unless a step is running or there is nothing to compute.
 func (n *node) start() {
 	n.reserveWaiting()
 	for !n.stepping {
@@ -104,8 +103,7 @@ func (n *node) start() {
 	}
 }
 
-// endStep samples the step's tokens, publishes block events and starts the next
-// step.
+// endStep samples the step's tokens, publishes block events and starts the next step.
 func (n *node) endStep() {
 	n.stepping = false
 	n.results = n.results[:0]
@@ -121,7 +119,7 @@ func (n *node) endStep() {
 		r := n.requests[q.ID]
 		n.f.emit(r)
 		token := n.sampled[len(n.results)]
-		token[0] = 1<<30 | int32(q.ID&0xfffffff) // no prompt has it
+		token[0] = 1<<30 | int32(q.ID&0xfffffff) // occurs in no prompt
 		n.results = append(n.results, scheduler.Result{Tokens: token, Finished: r.emitted >= r.Output})
 	}
 	if chunk > 0 {

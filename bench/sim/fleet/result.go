@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-serving/tandem/prefill/line"
 )
 
-// Request is a request of the trace and what its client measured. Times are
-// since the start of the run.
+// Request is a request of the trace and what its client measured. Times are since the
+// start of the run.
 type Request struct {
 	At             time.Duration
 	First, Last    time.Duration // tokens of the answer
@@ -24,7 +24,7 @@ type Request struct {
 
 	ids         []kvcache.Hash
 	decode      int           // index of its node
-	prefill     []int         // indices of the nodes that may be asked
+	prefill     []int         // indices of the candidate prefill nodes
 	course      course.Course // over them
 	claimed     int           // tokens counted in claimedOf
 	claimedOf   *route.Sent
@@ -34,10 +34,10 @@ type Request struct {
 	ticket      line.ID       // in its prefill node's line
 	pushed      time.Duration // when its transfer began
 	emitted     int
-	blocks      int // that it was expected to take of its node
+	blocks      int // expected number of blocks on its node
 }
 
-// Result is what came out of a run.
+// Result is the outcome of a run.
 type Result struct {
 	Requests       []Request
 	Span           time.Duration // until the last token
@@ -45,7 +45,7 @@ type Result struct {
 	Waited         int           // requests that waited for room
 	Local          int           // prompts computed by decode nodes
 	Preemptions    uint64
-	GrantsDeferred int // that waited for room
+	GrantsDeferred int // grants that waited for room
 	GrantTimeouts  int
 	GrantWait      time.Duration // sum
 	Reuse          float64       // share of prompt tokens that the computing nodes had cached
@@ -57,7 +57,7 @@ type Result struct {
 	gaps histogram
 }
 
-// Summary is a result in the terms of the load tester (bench/report).
+// Summary is the figures of a result with the load tester's definitions (bench/report).
 type Summary struct {
 	TTFTMean, TTFTP50, TTFTP90, TTFTP99 time.Duration
 	ITLMean, ITLP50, ITLP90, ITLP99     time.Duration
@@ -66,8 +66,8 @@ type Summary struct {
 	Goodput                             float64 // share of requests within the goals
 }
 
-// Goals are what a request has to meet to count as good: a time to its first
-// token and a mean time per further token.
+// Goals are the objectives of a good request: the time to its first token and the mean
+// time per further token.
 type Goals struct{ TTFT, TPOT time.Duration }
 
 // Summarize computes the figures of a result.
@@ -101,7 +101,7 @@ func (r *Result) Summarize(g Goals) Summary {
 	return s
 }
 
-// Digest hashes the times of every request: equal runs have equal digests.
+// Digest hashes the times of every request. Equal runs have equal digests.
 func (r *Result) Digest() uint64 {
 	h := fnv.New64a()
 	for i := range r.Requests {
@@ -111,7 +111,7 @@ func (r *Result) Digest() uint64 {
 	return h.Sum64()
 }
 
-// finish verifies every scheduler and sums up the nodes.
+// finish verifies every scheduler and adds up the nodes' counters.
 func (f *fleet) finish() error {
 	r := &f.result
 	r.Span = max(1, f.clock.now)

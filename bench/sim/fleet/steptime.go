@@ -9,14 +9,14 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// StepTimes says how long a step of a node takes.
+// StepTimes is the duration of a node's step as a function of its batch.
 type StepTimes struct {
 	Name   string
-	Source string // of the figures; estimates say so
+	Source string // of the figures; estimates are named as such
 	Step   func(s Shape, poolTokens int) time.Duration
 }
 
-// Shape is what of a batch its time depends on.
+// Shape is the properties of a batch that determine its duration.
 type Shape struct {
 	Chunk      int     // prompt tokens
 	Attended   float64 // sum over the chunks' tokens of the tokens before each
@@ -24,7 +24,7 @@ type Shape struct {
 	ContextSum int     // tokens that these attend to
 }
 
-// shape counts a batch.
+// shape computes a batch's Shape.
 func shape(b *scheduler.Batch) (s Shape) {
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
@@ -39,7 +39,7 @@ func shape(b *scheduler.Batch) (s Shape) {
 	return s
 }
 
-// stepTimes are those that StepTimesOf knows.
+// stepTimes are the step times of StepTimesOf.
 var stepTimes = []StepTimes{
 	{
 		Name:   "dynamo",
@@ -62,9 +62,9 @@ var stepTimes = []StepTimes{
 		4.943e-3, 20.07e-6, 0.812e-9, 29.85e-9, 11.02e-6),
 }
 
-// linear are step times with five coefficients, in seconds: of a step, of a
-// prompt token, of a pair of prompt token and token before it, of a token of
-// context and of a stream.
+// linear returns step times with five coefficients, in seconds: per step, per prompt
+// token, per pair of a prompt token and a token before it, per token of context and per
+// stream.
 func linear(name, source string, fixed, perToken, perPair, perContext, perStream float64) StepTimes {
 	return StepTimes{name, source, func(s Shape, _ int) time.Duration {
 		t := fixed + perToken*float64(s.Chunk) + perPair*s.Attended + perContext*float64(s.ContextSum) + perStream*float64(s.Streams)
@@ -72,7 +72,7 @@ func linear(name, source string, fixed, perToken, perPair, perContext, perStream
 	}}
 }
 
-// StepTimesOf finds step times by their name.
+// StepTimesOf returns step times by their name.
 func StepTimesOf(name string) (StepTimes, error) {
 	if i := slices.IndexFunc(stepTimes, func(t StepTimes) bool { return t.Name == name }); i >= 0 {
 		return stepTimes[i], nil
@@ -80,7 +80,7 @@ func StepTimesOf(name string) (StepTimes, error) {
 	return StepTimes{}, fmt.Errorf("%w: step times %q, want one of %s", errOptions, name, StepTimesNames())
 }
 
-// StepTimesNames lists the names that StepTimesOf knows.
+// StepTimesNames returns the names that StepTimesOf knows.
 func StepTimesNames() string {
 	names := make([]string, len(stepTimes))
 	for i := range stepTimes {

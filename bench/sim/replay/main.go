@@ -3,8 +3,8 @@
 //
 //	go run ./bench/sim/replay -trace TRACE.jsonl[.gz] -fleet 0P8D,6P2D -policy round_robin,prefix -speedup 3
 //
-// The figures carry the names of `tandem bench serve`. Times are virtual: they
-// depend on the trace and the flags alone.
+// The figures have the names of `tandem bench serve`. Times are virtual: they depend only
+// on the trace and the flags.
 package main
 
 import (
@@ -56,8 +56,8 @@ func run(args []string, w io.Writer) error {
 	f.IntVar(&o.fleet.MinRemote, "min-remote-prefill-tokens", fleet.DefaultMinRemote, "uncached tokens from which prefill nodes are asked; 1: always")
 	f.DurationVar(&o.fleet.Heartbeat, "heartbeat", 0, "time between two reports of a node; 0: none, the gateway knows its own requests and all rates")
 	f.DurationVar(&o.fleet.GrantTimeout, "grant-timeout", 0, "after which a grant without room goes to the next prefill node; 0: never")
-	f.BoolVar(&o.fleet.NoEvents, "no-block-events", false, "gateways learn nothing of caches")
-	f.BoolVar(&o.fleet.NoRoom, "no-room", false, "the router does not look at KV memory")
+	f.BoolVar(&o.fleet.NoEvents, "no-block-events", false, "gateways get no block events")
+	f.BoolVar(&o.fleet.NoRoom, "no-room", false, "the router ignores KV memory")
 	f.Uint64Var(&o.fleet.Seed, "seed", 1, "of the router's draws, and of the mix")
 	f.DurationVar(&o.goals.TTFT, "ttft", 2*time.Second, "goodput: longest time to the first token")
 	f.DurationVar(&o.goals.TPOT, "tpot", 50*time.Millisecond, "goodput: longest mean time per further token")

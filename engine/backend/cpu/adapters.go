@@ -8,12 +8,12 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// maxAdapters bounds the places: each has memory of its own.
+// maxAdapters bounds the places. Each has memory of its own.
 const maxAdapters = maxExperts
 
-// adapters are the places for adapters. Their products are recorded behind each
-// matrix that may have some, as those of experts: a row's expert is its adapter,
-// and where no row has one nothing runs. Ranks are filled up with zeros, which
+// adapters is the set of places for adapters. Their products are recorded after each
+// matrix that they may change, as those of experts: the adapter of a row is its
+// expert. If no row has an adapter, nothing runs. Ranks are padded with zeros, which
 // change no bit of any sum.
 type adapters struct {
 	places, rank int
@@ -24,7 +24,7 @@ type adapters struct {
 	wide         [3]map[int]*buffer // [out], by row set and out
 }
 
-// adapted is a matrix's part in each place.
+// adapted is the parts of all places for a matrix.
 type adapted struct {
 	a, b []*weight // [places] of [rank, in] and [out, rank]
 }
@@ -41,7 +41,7 @@ func (c *CPU) AllocAdapters(places, rank int, targets []backend.Weight) error {
 	for _, id := range targets {
 		w := c.weight(id)
 		if w.in == 0 {
-			return fmt.Errorf("%w: %s is no matrix to adapt", backend.ErrShape, w.name)
+			return fmt.Errorf("%w: %s is not a matrix that adapters can change", backend.ErrShape, w.name)
 		}
 		widest = max(widest, w.out)
 		m := &adapted{}
@@ -112,7 +112,7 @@ func (c *CPU) LoadAdapter(place int, parts []backend.AdapterPart) error {
 	return nil
 }
 
-// adaptLinear records what adapters add to a product that was just recorded.
+// adaptLinear records the adapters' products after a matrix product.
 func (c *CPU) adaptLinear(dst, x *buffer, w *weight) {
 	t := &c.adapt
 	m := t.targets[w]
@@ -125,18 +125,18 @@ func (c *CPU) adaptLinear(dst, x *buffer, w *weight) {
 	c.record(op{kind: opAdapt, rows: dst.rows, dst: dst, a: dst, b: wide, route: route, scale: 1})
 }
 
-// check refuses a step whose rows go through adapters that are not there.
+// check returns an error for a step with an adapter that is not loaded.
 func (t *adapters) check(step *backend.Step) error {
 	for i := range step.Spans {
 		if a := int(step.Spans[i].Adapter); a < 0 || a > t.places || a > 0 && !t.loaded[a-1] {
-			return fmt.Errorf("%w: span %d goes through adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
+			return fmt.Errorf("%w: span %d uses adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
 		}
 	}
 	return nil
 }
 
-// take notes which rows go through which adapter; the step has been checked.
-func (t *adapters) take(step *backend.Step) {
+// assign stores each row's adapter; the step has been checked.
+func (t *adapters) assign(step *backend.Step) {
 	if t.targets == nil {
 		return
 	}
@@ -160,7 +160,7 @@ func (t *adapters) take(step *backend.Step) {
 	outputs.runs(len(step.Outputs))
 }
 
-// runs lists neighbouring rows of one adapter as spans.
+// runs lists neighbouring rows with the same adapter as spans.
 func (r *routing) runs(rows int) {
 	n := 0
 	for at := 0; at < rows; {

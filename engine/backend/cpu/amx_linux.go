@@ -8,8 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tilesAllowed asks Linux, once, for leave to use AMX's tiles in every thread of the process; a thread's tiles take 8 KiB of its
-// context (the kernel's Documentation/arch/x86/xstate.rst).
+// tilesAllowed requests permission from Linux, once, to use AMX's tiles in every thread of
+// the process. A thread's tiles take 8 KiB of its context (the kernel's
+// Documentation/arch/x86/xstate.rst).
 var tilesAllowed = sync.OnceValue(func() bool {
 	const requestPermission, tileData = 0x1023, 18 // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 	_, _, errno := unix.RawSyscall(unix.SYS_ARCH_PRCTL, requestPermission, tileData, 0)

@@ -32,9 +32,9 @@ func BenchmarkLinear(b *testing.B) {
 	}
 }
 
-// BenchmarkOneRow is BenchmarkLinear of one row by one thread and by all: of a matrix that
-// lies in a core's L2 cache (192 outputs, 0.2 to 0.8 MB), which shows what computing allows,
-// and of one in memory.
+// BenchmarkOneRow is BenchmarkLinear of one row by one thread and by all. One matrix fits
+// in a core's L2 cache (192 outputs, 0.2 to 0.8 MB), which shows the bound of computing, and
+// one does not.
 func BenchmarkOneRow(b *testing.B) {
 	for _, kernels := range append(Variants(), AMX) {
 		if !Has(kernels) || kernels == Portable {
@@ -98,9 +98,9 @@ func BenchmarkDecodeStep(b *testing.B) {
 	}
 }
 
-// BenchmarkThreadsUnderLoad is that step with as many threads as there are cores,
-// and with half of them, while nothing else runs and while somebody keeps one core
-// busy: more threads have to win in both.
+// BenchmarkThreadsUnderLoad is that step with as many threads as there are cores, and with
+// half of them, on an idle machine and with one core kept busy. More threads must be faster
+// in both cases.
 func BenchmarkThreadsUnderLoad(b *testing.B) {
 	cores := runtime.NumCPU()
 	for _, busy := range []int{0, 1} {

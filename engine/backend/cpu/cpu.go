@@ -1,22 +1,21 @@
 // Package cpu runs forward passes on the processor.
 //
-// A step is a recorded list of operations (plan.go) that one of several kernel
-// variants repeats: portable Go, which is the oracle and all that is left with
-// CGO_ENABLED=0, or C for AVX-512, AVX2, NEON and anything else. C packs each weight
-// matrix at load into tiles of 16 outputs, k-major, so that one vector lane is
-// one output and every output is one sequential chain of fused multiply-adds.
-// Attention cuts the positions into segments at fixed absolute positions and
-// merges them in order. Work is claimed tile by tile from an atomic counter by
-// a fixed set of threads that sleep when there is nothing to do.
+// A step is a recorded list of operations (plan.go) that one of several kernel variants
+// repeats: portable Go, which is the oracle and the only one with CGO_ENABLED=0, or C
+// for AVX-512, AVX2, NEON and any other processor. C packs each weight matrix at load
+// into tiles of 16 outputs, k-major. So one vector lane is one output, and every output
+// is one sequential chain of fused multiply-adds. Attention cuts the positions into
+// segments at fixed absolute positions and merges them in order. A fixed set of threads
+// claims work tile by tile from an atomic counter, and sleeps when there is none.
 //
-// Invariant: no reduction depends on how many rows share a step, on how a
-// prompt was cut into chunks, on the number of threads or on which thread
-// claimed a tile. AVX2, AVX-512 and NEON run one source and give the same bits.
+// Invariant: no reduction depends on the number of rows in a step, on the chunks of a
+// prompt, on the number of threads or on the thread that claimed a tile. AVX2, AVX-512
+// and NEON compile one source and give the same bits.
 //
-// Weights are float32, bfloat16, MXFP4, fp8 with the scales of the checkpoint (fp8.h),
-// or made int8 or int4 at load; activations are float32, and for int8 and int4 also rounded to 8 bits in groups of 32. The sum
-// over a group is whole, so that all instruction sets agree on it, and only the
-// chain of groups rounds (quant.h).
+// Weights are float32, bfloat16, MXFP4, FP8 with the scales of the checkpoint (fp8.h),
+// or converted to int8 or int4 at load. Activations are float32; for int8 and int4 they
+// are also rounded to 8 bits in groups of 32. The sum over a group is an integer, so
+// that all instruction sets agree on it, and only the chain of groups rounds (quant.h).
 //
 // The package does not schedule, does not own block tables and does not know models.
 package cpu
@@ -31,7 +30,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// kernelVersion is part of the numerics class. It rises with every change that
+// kernelVersion is part of the numerics class. It increases with every change that
 // can change a bit of any result or the layout of a KV page.
 const kernelVersion = 2
 
@@ -44,12 +43,13 @@ const (
 	AVX512   = "avx512"
 	NEON     = "neon"
 
-	// The same with VNNI, which is for weights in 8 and 4 bits.
+	// The same with VNNI, for weights in 8 and 4 bits.
 	AVXVNNI    = "avxvnni"
 	AVX512VNNI = "avx512vnni"
 
-	// AVX512VNNI with AMX's products for weights in bf16 and MXFP4: several times as fast for long prompts. What is multiplied by
-	// them is rounded to bf16, which no other variant does, so it is a numerics class of its own and never chosen by Auto.
+	// AMX is AVX512VNNI with AMX's products for weights in bf16 and MXFP4, several times
+	// as fast for long prompts. It rounds their inputs to bf16, which no other variant
+	// does. So it is a numerics class of its own, and Auto never selects it.
 	AMX = "amx"
 )
 
@@ -58,38 +58,37 @@ const (
 const (
 	maxHeadDim = 512     // largest attention head of the supported families
 	maxKeyDim  = 576     // of a latent's keys
-	maxCols    = 1 << 22 // more columns than any vocabulary or hidden size
+	maxCols    = 1 << 22 // above any vocabulary or hidden size
 	maxThreads = 1024
 	maxExperts = 1024 // of one layer; the largest family has 512
 
 	maxBlockTokens = 256 // one block is at most one attention segment
 )
 
-// Options say how to run.
+// Options are the settings of New.
 type Options struct {
 	Threads int            // including the caller's; 0: GOMAXPROCS
 	Limits  backend.Limits // largest step
 	Kernels string         // a name of Variants, or Auto, the default: the fastest one
 
 	// Mapped promises that Tensor.Data stays readable until Close, as a mapped
-	// checkpoint does. Portable kernels then use matrices where they lie.
+	// checkpoint does. Portable kernels then use matrices in place.
 	Mapped bool
 
-	// MapKV maps the zeroed bytes of a KV region instead of anonymous memory, for an owner who
-	// shares them with other processes. They must stay until Close.
+	// MapKV maps the zeroed bytes of a KV region instead of anonymous memory, so that
+	// other processes can share them. They must stay mapped until Close.
 	MapKV func(n int) ([]byte, error)
 
-	// Ranks are those that compute the model together; nil: this one does it alone.
-	Ranks backend.Ranks
+	// Group is the group of tensor-parallel workers; nil: this process is alone.
+	Group backend.WorkerGroup
 
-	// FaultBatchOrder is for tests of other packages only: Linear splits its
-	// reduction in two halves whenever the step has more than one row. Results
-	// stay right to rounding but depend on the batch, which is the fault that
-	// a bit-identity test must catch.
+	// FaultBatchOrder is only for tests of other packages: Linear splits its
+	// reduction in two halves if the step has more than one row. Results stay right to
+	// rounding but depend on the batch, which a bit-identity test must catch.
 	FaultBatchOrder bool
 }
 
-// CPU is a backend.Backend. One goroutine uses it.
+// CPU implements backend.Backend. It is not safe for concurrent use.
 type CPU struct {
 	opts    Options
 	kernels runner
@@ -105,8 +104,8 @@ type CPU struct {
 
 	plans     map[backend.Key]*plan
 	recording *plan
-	drawing   draws            // of the step that runs
-	rows      *pool            // portable kernels and rows of logits: never both at once
+	drawing   draws            // of the running step
+	rows      *pool            // used by portable kernels and by rows of logits, never both at once
 	scratch   []sample.Scratch // [threads]
 	sampler   sample.Kernels
 }
@@ -116,51 +115,50 @@ var (
 	_ backend.RowReader = (*CPU)(nil)
 )
 
-// buffer is fp32 [rows, cols], rows as many as the limits allow.
+// buffer is fp32 [rows, cols], with as many rows as the limits allow.
 type buffer struct {
 	rows backend.Rows
 	cols int
 	data []float32 // [limit, cols], mapped
-	q    []byte    // [limit] rows of quant.go, mapped; nil until an operation wants them
+	q    []byte    // [limit] rows of quant.go, mapped; nil until an operation needs them
 }
 
 // weight is a matrix [out, in] or, with in 0, a vector [out].
 type weight struct {
 	name    string
 	dtype   backend.DType
-	from    backend.DType // what it was made from, where dtype is INT8 or INT4
+	from    backend.DType // type in the checkpoint, if dtype is INT8 or INT4
 	out, in int
 	vector  []float32       // [out], when in is 0; mapped
 	matrix  []byte          // row-major for portable kernels, packed for C
 	scales  *backend.Scales // of FP8
-	renewed bool            // the matrix is loaded more than once: it may not be borrowed
-	first   int             // row of the whole matrix that is the first here
+	renewed bool            // the matrix is loaded more than once, so that its memory may not be borrowed
+	first   int             // row of the whole matrix that row 0 is
 	of      int             // rows of the whole matrix
 }
 
 // kvStore is the paged KV. A page is K [kvHeads, headDim, blockTokens] then
-// V [kvHeads, blockTokens, headDim]: in both, the vector lanes of a score or
-// of an output lie side by side. A latent's page is [blockTokens, headDim], of
-// which K is all and V the first columns. What a group does not need of it stays
-// unused.
+// V [kvHeads, blockTokens, headDim], so that the vector lanes of a score or of an
+// output are contiguous. A latent's page is [blockTokens, headDim]: K is all columns
+// and V the first ones. Bytes of a page that a group does not need are unused.
 type kvStore struct {
 	spec    backend.KVSpec
 	regions [][]byte  // [Regions] of [Blocks, PageBytes], mapped
 	groups  []kvGroup // [Groups]
 }
 
-// kvGroup is a group and what the step says of it.
+// kvGroup is a group with the step's slots and tables.
 type kvGroup struct {
 	backend.KVGroup
-	half   int     // bytes of K, behind which V begins; 0 of a latent
+	half   int     // bytes of K, after which V begins; 0 for a latent
 	slots  []int32 // [Limits.Tokens] block*BlockTokens + offset, where a row's KV goes; mapped
 	tables []int32 // [Limits.Seqs, Limits.Blocks] block tables; mapped
 }
 
-// group is that of a KV layer.
+// group returns the group of a KV layer.
 func (kv *kvStore) group(layer int) *kvGroup { return &kv.groups[kv.spec.Layers[layer].Group] }
 
-// memory is a KV layer's pages.
+// memory returns a KV layer's pages.
 func (kv *kvStore) memory(layer int) []byte { return kv.regions[kv.spec.Layers[layer].Region] }
 
 // ropeTable holds cosine then sine of one rotation for the rows of a step.
@@ -174,15 +172,15 @@ type ropeTable struct {
 type runner interface {
 	// load stores a matrix in the variant's own layout into w.matrix.
 	load(c *CPU, w *weight, data []byte) error
-	// compile readies scratch for a plan and returns the form of it, in mapped
-	// memory, that run wants to find in p.native.
+	// compile allocates scratch for a plan and returns its form for run, in mapped
+	// memory. The caller stores it in p.native.
 	compile(c *CPU, p *plan) (unsafe.Pointer, error)
 	// run executes operations [lo, hi) of a compiled plan.
 	run(c *CPU, p *plan, lo, hi int)
 	close()
 }
 
-// New makes a backend. It refuses kernels that this build or processor lacks.
+// New returns a backend. It refuses kernels that this build or processor lacks.
 func New(o Options) (*CPU, error) {
 	if o.Threads == 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
@@ -222,10 +220,10 @@ func New(o Options) (*CPU, error) {
 	return c, nil
 }
 
-// Variants lists the kernels that New accepts here, fastest first, but for AMX.
+// Variants returns the kernels that New accepts here, fastest first, without AMX.
 func Variants() []string { return append(nativeVariants(), Portable) }
 
-// Has says whether New accepts kernels of that name here.
+// Has reports whether New accepts kernels of that name here.
 func Has(name string) bool {
 	if name == AMX {
 		return hasAMX()
@@ -245,13 +243,13 @@ func newRunner(c *CPU) (runner, error) {
 	return newNative(c)
 }
 
-// Variant names the kernels for the numerics class, and the architecture, whose
-// Go has its own last bits in what is computed beside them.
+// Variant returns the kernels, for the numerics class, and the architecture, because
+// Go's own math functions differ in their last bits between architectures.
 func (c *CPU) Variant() string {
 	return fmt.Sprintf("cpu-%s-%s-%d", c.opts.Kernels, runtime.GOARCH, kernelVersion)
 }
 
-// limit is the most rows of a kind.
+// limit returns the largest number of rows of a row set.
 func (c *CPU) limit(rows backend.Rows) int {
 	if rows == backend.OutputRows {
 		return c.opts.Limits.Outputs
@@ -272,7 +270,7 @@ func (c *CPU) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 	return backend.Buf(len(c.buffers) - 1), nil
 }
 
-// Load takes a vector, kept as fp32, or a matrix, kept in the kernels' layout.
+// Load stores a vector as fp32, or a matrix in the kernels' layout.
 func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 	w := &weight{name: t.Name, dtype: t.DType, from: t.DType, scales: t.Scales, first: t.First, of: t.Of}
 	switch len(t.Shape) {
@@ -316,7 +314,7 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 	return backend.Weight(len(c.weights) - 1), nil
 }
 
-// AllocKV reserves the paged KV, once. Pages cost memory when first written.
+// AllocKV reserves the paged KV, once. Pages take memory when they are first written.
 func (c *CPU) AllocKV(spec backend.KVSpec) error {
 	const most = 1 << 20
 	if c.kv.regions != nil {
@@ -362,7 +360,7 @@ func (c *CPU) AllocKV(spec backend.KVSpec) error {
 	return nil
 }
 
-// KVRegion is one region's pages.
+// KVRegion returns one region's pages.
 func (c *CPU) KVRegion(region int) []byte { return c.kv.regions[region] }
 
 // Download copies the live rows of the last step into dst, which it grows when
@@ -389,7 +387,7 @@ type eachRow func(row int)
 
 func (look eachRow) item(_, row int) { look(row) }
 
-// Close ends the threads and returns all memory. Slices from KVRegion die.
+// Close ends the threads and frees all memory. Slices from KVRegion become invalid.
 func (c *CPU) Close() error {
 	if c.kernels == nil {
 		return nil

@@ -6,7 +6,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// checkFP8 refuses a matrix of FP8 that is not whole, or holds what is no number.
+// checkFP8 returns an error for an FP8 matrix without valid scales or with a value that is not
+// finite.
 func checkFP8(t *backend.Tensor) error {
 	if t.DType != backend.FP8 {
 		return nil
@@ -15,13 +16,14 @@ func checkFP8(t *backend.Tensor) error {
 		return fmt.Errorf("%w: scales of tensor %s %v", backend.ErrShape, t.Name, t.Shape)
 	}
 	if !t.Finite() {
-		return fmt.Errorf("tensor %s: fp8 with a value or a scale that is no finite number", t.Name)
+		return fmt.Errorf("tensor %s: fp8 with a value or a scale that is not finite", t.Name)
 	}
 	return nil
 }
 
-// tileScales are the scales as fp8.h wants them: 256 times each, of so many lanes
-// per tile and block. One lane does where the outputs of every tile share blocks.
+// tileScales returns the scales as fp8.h reads them: 256 times each, for each tile and
+// block. lanes is the number of values per tile and block. It is 1 if the outputs of
+// every tile share blocks.
 func tileScales(s *backend.Scales, out, in, tile int) (values []float32, lanes int) {
 	across := s.Across(in)
 	lanes = 1

@@ -80,8 +80,8 @@ func TestFP8Linear(t *testing.T) {
 	})
 }
 
-// TestFP8Values: each byte is what E4M3 says, in every variant, and an embedding's
-// row is multiplied by its scales.
+// TestFP8Values: each byte has its E4M3 value in every variant, and an embedding's row is
+// multiplied by its scales.
 func TestFP8Values(t *testing.T) {
 	eachVariant(t, 3, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
 		const vocab, cols = 3, 254
@@ -164,7 +164,7 @@ func TestFP8Takes(t *testing.T) {
 	for says, change := range map[string]func(*backend.Tensor){
 		"scales of tensor w": func(tn *backend.Tensor) { tn.Scales = nil },
 		"w [256 384]":        func(tn *backend.Tensor) { tn.Scales.Values = tn.Scales.Values[1:] },
-		"no finite number":   func(tn *backend.Tensor) { tn.Data[7] = 0xff },
+		"not finite":         func(tn *backend.Tensor) { tn.Data[7] = 0xff },
 		"w: fp8 with":        func(tn *backend.Tensor) { tn.Scales.Values[3] = float32(math.Inf(1)) },
 		"as int8":            func(tn *backend.Tensor) { tn.As = backend.INT8 },
 		"of 98303 bytes":     func(tn *backend.Tensor) { tn.Data = tn.Data[1:] },

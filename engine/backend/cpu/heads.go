@@ -2,13 +2,13 @@ package cpu
 
 import (
 	"math"
+	"slices"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// HeadLinear records a product per head as that of experts: every row chooses
-// every head, a head's slots lie side by side, and its matrix is read once for all
-// rows.
+// HeadLinear records a product per head as one of experts. Every row selects every
+// head, a head's slots are contiguous, and its matrix is read once for all rows.
 func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	d, a, in, out := c.buf(dst), c.buf(x), c.buf(s.In), c.buf(s.Out)
 	heads := len(s.Weights)
@@ -35,8 +35,8 @@ func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	c.recording.heads = append(c.recording.heads, r)
 }
 
-// all lists the spans of rows that all choose all.
-func (r *routing) all(rows int) {
+// selectAll lists the spans of rows that all select every expert.
+func (r *routing) selectAll(rows int) {
 	list := r.list[:1]
 	for e := range r.experts {
 		for at := 0; at < rows; at += spanSlots {
@@ -54,7 +54,7 @@ func (o *op) split(row, rows int) {
 	}
 }
 
-// join copies a row's heads from their slots, and what split left.
+// join copies a row's heads from their slots, and the columns that split left out.
 func (o *op) join(row, rows int) {
 	dst, x := o.dst.row(row), o.a.row(row)
 	width, from := o.dst.cols/o.heads, o.a.cols/o.heads
@@ -65,16 +65,27 @@ func (o *op) join(row, rows int) {
 	}
 }
 
-// pickGroups chooses a row's experts among the best groups; see
-// backend.SigmoidRouter. A score that is no number still leads to an expert.
+// pickGroups selects a row's experts among the best groups; see
+// backend.SigmoidRouter. A NaN score still selects an expert that exists.
 func (r *routing) pickGroups(row int, scores, bias []float32, s *backend.SigmoidRouter, normalize bool) {
 	ids, weights := r.ids[row*r.topK:(row+1)*r.topK], r.weights[row*r.topK:(row+1)*r.topK]
 	size := r.experts / s.Groups
 	var p, choice, together [maxExperts]float32
 	var dropped, taken [maxExperts]bool
-	for e, z := range scores {
-		p[e] = float32(1 / (1 + math.Exp(-float64(z))))
-		choice[e] = p[e] + bias[e]
+	if s.Softmax {
+		most, total := float64(slices.Max(scores)), 0.0
+		for _, z := range scores {
+			total += math.Exp(float64(z) - most)
+		}
+		for e, z := range scores {
+			p[e] = float32(math.Exp(float64(z)-most) / total)
+			choice[e] = p[e]
+		}
+	} else {
+		for e, z := range scores {
+			p[e] = float32(1 / (1 + math.Exp(-float64(z))))
+			choice[e] = p[e] + bias[e]
+		}
 	}
 	for g := range s.Groups {
 		first, second := float32(math.Inf(-1)), float32(math.Inf(-1))
@@ -86,7 +97,7 @@ func (r *routing) pickGroups(row int, scores, bias []float32, s *backend.Sigmoid
 			}
 		}
 		together[g], dropped[g] = first, true
-		if size > 1 {
+		if size > 1 && !s.Softmax {
 			together[g] += second
 		}
 	}
@@ -108,7 +119,7 @@ func (r *routing) pickGroups(row int, scores, bias []float32, s *backend.Sigmoid
 	}
 }
 
-// best is the first of the largest that are not left out.
+// best returns the first of the largest values for which without returns false.
 func best(n int, v []float32, without func(i int) bool) int {
 	at := -1
 	for i := range n {

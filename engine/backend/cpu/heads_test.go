@@ -186,6 +186,9 @@ func TestSigmoidRouter(t *testing.T) {
 			TopK: topK, Normalize: rng.IntN(2) == 0, Gate: first(m.spec.Gate), Up: first(m.spec.Up), Down: first(m.spec.Down),
 			Sigmoid: &backend.SigmoidRouter{Bias: bias, Groups: groups, Keep: keep, Factor: 2.5},
 		}
+		if seed%4 == 1 {
+			spec.Sigmoid.Softmax, spec.Sigmoid.Bias = true, backend.NoWeight
+		}
 		spec.Hidden, _ = b.buf(backend.TokenRows, topK*m.hidden, 1)
 		spec.Inner, _ = b.buf(backend.TokenRows, topK*m.inner, 1)
 		spec.InnerUp, _ = b.buf(backend.TokenRows, topK*m.inner, 1)
@@ -205,8 +208,18 @@ func TestSigmoidRouter(t *testing.T) {
 			if seed%3 == 2 {
 				continue
 			}
-			want, sum := naiveGroups(scores[r*experts:(r+1)*experts], biases, groups, keep)[:topK], 0.0
-			sigmoid := func(e int) float64 { return 1 / (1 + math.Exp(-float64(scores[r*experts+e]))) }
+			row := scores[r*experts : (r+1)*experts]
+			sigmoid := func(e int) float64 { return 1 / (1 + math.Exp(-float64(row[e]))) }
+			together, choice := 2, func(e int) float64 { return sigmoid(e) + float64(biases[e]) }
+			if spec.Sigmoid.Softmax {
+				total := 0.0
+				for _, z := range row {
+					total += math.Exp(float64(z))
+				}
+				sigmoid = func(e int) float64 { return math.Exp(float64(row[e])) / total }
+				together, choice = 1, sigmoid
+			}
+			want, sum := naiveGroups(experts, choice, together, groups, keep)[:topK], 0.0
 			for _, e := range want {
 				sum += sigmoid(e)
 			}
@@ -223,10 +236,10 @@ func TestSigmoidRouter(t *testing.T) {
 	})
 }
 
-// naiveGroups is the experts that may be chosen, the best first.
-func naiveGroups(scores, bias []float32, groups, keep int) []int {
-	size := len(scores) / groups
-	choice := func(e int) float64 { return 1/(1+math.Exp(-float64(scores[e]))) + float64(bias[e]) }
+// naiveGroups returns the experts that may be chosen, the best first. A group is as good as its
+// best ones together.
+func naiveGroups(n int, choice func(e int) float64, bests, groups, keep int) []int {
+	size := n / groups
 	var best []int
 	together := make([]float64, groups)
 	for g := range groups {
@@ -235,14 +248,14 @@ func naiveGroups(scores, bias []float32, groups, keep int) []int {
 			all = append(all, choice(e))
 		}
 		slices.SortFunc(all, func(a, b float64) int { return cmp.Compare(b, a) })
-		for _, v := range all[:min(2, size)] {
+		for _, v := range all[:min(bests, size)] {
 			together[g] += v
 		}
 		best = append(best, g)
 	}
 	slices.SortStableFunc(best, func(a, b int) int { return cmp.Compare(together[b], together[a]) })
 	var experts []int
-	for e := range scores {
+	for e := range n {
 		if slices.Contains(best[:keep], e/size) {
 			experts = append(experts, e)
 		}

@@ -9,15 +9,15 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// memory owns the anonymous mappings of one backend. They are outside the Go
-// heap: the collector neither scans nor moves them, C may keep their addresses,
-// and a page costs nothing before it is touched.
+// memory owns the anonymous mappings of one backend. They are outside the Go heap:
+// the collector neither scans nor moves them, C may keep their addresses, and a page
+// takes no memory before it is touched.
 type memory struct {
 	maps [][]byte
 }
 
-// bytes maps n zeroed bytes, aligned to a page. Hot asks for huge pages, which
-// spare a streaming read most of its TLB misses.
+// bytes maps n zeroed bytes, aligned to a page. hot requests huge pages, which avoid
+// most TLB misses of a streaming read.
 func (m *memory) bytes(n int, hot bool) ([]byte, error) {
 	if n <= 0 {
 		return nil, fmt.Errorf("%w: mapping of %d bytes", backend.ErrShape, n)
@@ -58,8 +58,8 @@ func (m *memory) free() error {
 	return errors.Join(errs...)
 }
 
-// f32view and u16view see bytes as elements. Checkpoints need not align their
-// tensors; the processors that Tandem builds for load unaligned words.
+// f32view returns bytes as elements; so does u16view. Checkpoints need not align their
+// tensors, and the processors that Tandem builds for load unaligned words.
 func f32view(b []byte) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)
 }
@@ -68,7 +68,7 @@ func u16view(b []byte) []uint16 {
 	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/2)
 }
 
-// decodeRow widens one row of a row-major matrix.
+// decodeRow converts one row of a row-major matrix to float32.
 func (w *weight) decodeRow(dst []float32, row int) {
 	if w.dtype.Quantized() {
 		w.decodeQuantized(dst, row)
@@ -92,10 +92,10 @@ func (w *weight) decodeRow(dst []float32, row int) {
 	}
 }
 
-// fp4 are the values of four bits: sign, two of exponent, one of mantissa.
+// fp4 has the values of four bits: sign, two of exponent, one of mantissa.
 var fp4 = [16]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, math.Copysign(0, -1), -0.5, -1, -1.5, -2, -3, -4, -6}
 
-// decode widens len(dst) elements.
+// decode converts len(dst) elements to float32.
 func decode(dst []float32, src []byte, dt backend.DType) {
 	if dt == backend.F32 {
 		copy(dst, f32view(src))
@@ -108,7 +108,7 @@ func decode(dst []float32, src []byte, dt backend.DType) {
 
 func fromBF16(v uint16) float32 { return math.Float32frombits(uint32(v) << 16) }
 
-// toBF16 rounds to nearest even; a NaN stays one.
+// toBF16 rounds to nearest even. A NaN stays a NaN.
 func toBF16(f float32) uint16 {
 	u := math.Float32bits(f)
 	if u&0x7fffffff > 0x7f800000 {

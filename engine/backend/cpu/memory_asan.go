@@ -11,8 +11,8 @@ import (
 	"unsafe"
 )
 
-// Under the address sanitizer memory comes from C, which guards each piece on
-// both sides to the byte; a mapping has guards by luck only.
+// Under the address sanitizer memory is allocated by C, which guards both ends of
+// each allocation to the byte. Mappings have no guards.
 
 func mapBytes(n int) ([]byte, error) {
 	var p unsafe.Pointer

@@ -2,5 +2,5 @@ package cpu
 
 import "golang.org/x/sys/unix"
 
-// adviseHuge is a hint: kernels without huge pages refuse it, to no harm.
+// adviseHuge requests huge pages. Kernels without huge pages refuse, which is harmless.
 func adviseHuge(b []byte) { _ = unix.Madvise(b, unix.MADV_HUGEPAGE) }

@@ -6,10 +6,10 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// routing is which experts the rows of a step chose. A choice, row and rank,
-// has a slot: slots are sorted by expert, so that an expert's matrices are read
-// once for all its rows, and a row finds its slots again by rank. All arrays are
-// mapped; the C kernels write and read the same ones.
+// routing holds the experts that the rows of a step selected. Each selection, a row and
+// a rank, has a slot. Slots are sorted by expert, so that an expert's matrices are read
+// once for all its rows. A row finds its slots by rank. All arrays are mapped; the C
+// kernels write and read the same ones.
 type routing struct {
 	rows          backend.Rows
 	topK, experts int
@@ -17,24 +17,24 @@ type routing struct {
 	ids           []int32   // [rows, topK] best expert first
 	weights       []float32 // [rows, topK]
 	slots         []int32   // [rows, topK]
-	list          []int32   // [1 + 3*spans] how many, then expert, first slot, slots of each
-	count         []int32   // [experts+1] of group alone
+	list          []int32   // [1 + 3*spans] number of spans, then expert, first slot, slots of each
+	count         []int32   // [experts+1] used by group
 }
 
-// choice is what rows choose by.
+// choice is the input that rows are routed by.
 type choice uint8
 
 const (
 	byScores  choice = iota
-	byHead           // every row every head: see HeadLinear
-	byAdapter        // the step says it; slots are rows
+	byHead           // every row to every head: see HeadLinear
+	byAdapter        // to the adapter of the row's span; slots are rows
 )
 
 // span is some neighbouring slots of one expert.
 type span struct{ expert, first, count int32 }
 
-// spanSlots is the most slots of a span, LINEAR_ROWS of kernels.h: more would
-// leave threads without work when a prompt loves one expert.
+// spanSlots is the most slots of a span, LINEAR_ROWS of kernels.h. With more, threads
+// would be idle when most rows of a prompt select one expert.
 const spanSlots = 96
 
 func (r *routing) spans() int { return int(r.list[0]) }
@@ -43,7 +43,7 @@ func (r *routing) span(i int) span {
 	return span{r.list[1+3*i], r.list[2+3*i], r.list[3+3*i]}
 }
 
-// routing finds or makes the arrays for such choices. Layers take turns.
+// routing returns the arrays for such a routing, which the layers share.
 func (c *CPU) routing(rows backend.Rows, topK, experts int, by choice) *routing {
 	for _, r := range c.routes {
 		if r.rows == rows && r.topK == topK && r.experts == experts && r.by == by {
@@ -73,12 +73,12 @@ func (c *CPU) routing(rows backend.Rows, topK, experts int, by choice) *routing 
 	return r
 }
 
-// MoE records the choice of experts, their three products and the sum.
+// MoE records the selection of experts, their three products and the sum.
 func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	d, a, scores := c.buf(dst), c.buf(x), c.buf(router)
 	hidden, inner, up := c.buf(m.Hidden), c.buf(m.Inner), c.buf(m.InnerUp)
-	same("MoE", d, a)
-	same("MoE", inner, up)
+	sameShape("MoE", d, a)
+	sameShape("MoE", inner, up)
 	n := len(m.Gate)
 	need(n > 0 && n <= maxExperts && len(m.Up) == n && len(m.Down) == n && scores.cols == n && m.TopK > 0 && m.TopK <= n,
 		"MoE: top %d of %d, %d and %d experts by %d scores", m.TopK, n, len(m.Up), len(m.Down), scores.cols)
@@ -111,7 +111,9 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	if s := m.Sigmoid; s != nil {
 		need(s.Groups > 0 && n%s.Groups == 0 && s.Keep > 0 && s.Keep <= s.Groups && m.TopK <= n/s.Groups*s.Keep && m.Scale == nil,
 			"MoE: top %d of the best %d of %d groups of %d experts", m.TopK, s.Keep, s.Groups, n)
-		route.sigmoid, route.bias = s, c.vector(s.Bias, n)
+		if route.sigmoid = s; !s.Softmax {
+			route.bias = c.vector(s.Bias, n)
+		}
 	}
 	c.record(route)
 	c.record(op{kind: opGroup, rows: a.rows, route: r})
@@ -123,9 +125,9 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	c.record(op{kind: opCombine, rows: a.rows, dst: d, a: hidden, route: r})
 }
 
-// pick chooses a row's experts and computes their weights. Each rank takes an
-// expert that none before it took, whatever the scores are, so that a score
-// that is not a number still leads to an expert that exists.
+// pick selects a row's experts and computes their weights. Each rank takes an expert
+// that none before it took, whatever the scores are, so that a NaN score still selects
+// an expert that exists.
 func (r *routing) pick(row int, scores []float32, normalize bool, scales *weight) {
 	ids, weights := r.ids[row*r.topK:(row+1)*r.topK], r.weights[row*r.topK:(row+1)*r.topK]
 	var taken [maxExperts]bool
@@ -158,7 +160,7 @@ func (r *routing) pick(row int, scores []float32, normalize bool, scales *weight
 	}
 }
 
-// group gives every choice of the rows a slot and lists the spans.
+// group assigns a slot to every selection of the rows and lists the spans.
 func (r *routing) group(rows int) {
 	clear(r.count)
 	ids := r.ids[:rows*r.topK]

@@ -37,8 +37,8 @@ func TestHeadNorm(t *testing.T) {
 	})
 }
 
-// TestWindowReadsOnlyItsBlocks: what lies in blocks before every window of the
-// step may be anything, as when it has been given to someone else.
+// TestWindowReadsOnlyItsBlocks: blocks before every window of the step may have any
+// content, as after another request has received them.
 func TestWindowReadsOnlyItsBlocks(t *testing.T) {
 	eachVariant(t, 20, func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
 		const heads, dim = 4, 32

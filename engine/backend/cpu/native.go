@@ -29,15 +29,15 @@ import (
 	"golang.org/x/sys/cpu"
 
 	"github.com/tandem-serving/tandem/engine/backend"
-	_ "github.com/tandem-serving/tandem/engine/backend/cpu/kernels" // what C calls below are linked with
+	_ "github.com/tandem-serving/tandem/engine/backend/cpu/kernels" // defines the C functions called below
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
 // nativeNames are indexed by the variant number of kernels.h.
 var nativeNames = [...]string{Generic, AVX2, AVX512, NEON, AVXVNNI, AVX512VNNI, AMX}
 
-// nativeVariants asks for what the kernels are compiled with, vec.h's TARGET,
-// and that the system saves those registers.
+// nativeVariants returns the variants whose instructions (TARGET in vec.h) the processor
+// has and whose registers the system saves.
 func nativeVariants() []string {
 	x := &cpu.X86
 	avx2 := x.HasAVX2 && x.HasFMA && C.tandem_has_f16c() != 0
@@ -60,7 +60,7 @@ func nativeVariants() []string {
 	return append(names, Generic)
 }
 
-// hasAMX asks for amx.h's kernels, which no automatic choice takes.
+// hasAMX reports whether amx.h's kernels can run. Auto never selects them.
 func hasAMX() bool {
 	x := &cpu.X86
 	return x.HasAVX512BF16 && x.HasAMXTile && x.HasAMXBF16 && slices.Contains(nativeVariants(), AVX512VNNI) && tilesAllowed()
@@ -69,7 +69,7 @@ func hasAMX() bool {
 // variantNumber returns the number of kernels.h for a name of nativeNames.
 func variantNumber(kernels string) int { return max(0, slices.Index(nativeNames[:], kernels)) }
 
-// nativeSampler is sample.Kernels in C.
+// nativeSampler implements sample.Kernels in C.
 type nativeSampler struct{ variant C.int }
 
 func newSampler(kernels string) sample.Kernels {
@@ -105,7 +105,7 @@ func (s nativeSampler) Count(values []float32, x float32) int {
 	return int(C.tandem_count_above(s.variant, first(values), C.int64_t(len(values)), C.float(x)))
 }
 
-// first points to the elements of s, which may have none.
+// first returns a pointer to the elements of s, which may be empty.
 func first(s []float32) *C.float { return (*C.float)(unsafe.SliceData(s)) }
 
 // native runs compiled plans on the C thread pool.
@@ -136,9 +136,10 @@ func newNative(c *CPU) (runner, error) {
 
 func (n *native) close() { C.tandem_pool_free(n.pool) }
 
-// load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16], bf16
-// [tile, in/2, 16, 2], so that one 64-byte line feeds 16 lanes; MXFP4 as it is,
-// [tile, in/32] of 16 blocks and their exponents. Int8 and int4 are quant.h's, FP8 is fp8.h's.
+// load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16] and bf16 [tile,
+// in/2, 16, 2], so that one 64-byte line feeds 16 lanes. MXFP4 is [tile, in/32] of 16
+// blocks and their exponents, unchanged. The layouts of int8 and int4 are in quant.h,
+// that of FP8 in fp8.h.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
 	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
 	if w.dtype == backend.BF16 {
@@ -173,7 +174,7 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 		*(*C.tandem_fp8)(unsafe.Pointer(&m[0])) = head
 		copy(f32view(m[head.scales:]), scales)
 	}
-	// The source may be Go memory, which C must not find inside other memory.
+	// The source may be Go memory, and C memory must not hold pointers to that.
 	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), from: elem(w.from), w: unsafe.Pointer(&m[0])}
 	C.tandem_pack(n.pool, op, unsafe.Pointer(unsafe.SliceData(data)), n.step)
 	return nil
@@ -208,6 +209,7 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 		to.output_rows = 1
 	}
 	to.heads, to.kv_heads, to.dim = C.int32_t(o.heads), C.int32_t(o.kvHeads), C.int32_t(o.dim)
+	to.cap = C.float(o.cap)
 	to.scale, to.window, to.slots = C.float(o.scale), C.int32_t(o.window), C.int32_t(o.slots)
 	if o.a != nil {
 		to.a, to.k = floats(o.a.data), C.int32_t(o.width(o.a))
@@ -255,8 +257,8 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	return nil
 }
 
-// lowerMoE fills what the parts of a mixture of experts have of their own. A
-// combined row is as wide as dst, not as the slots that it is read from.
+// lowerMoE sets the fields of the operations of a mixture of experts. A combined row is
+// as wide as dst, not as the slots that it is read from.
 func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
 	r := o.route
 	to.top_k, to.n_experts = C.int32_t(r.topK), C.int32_t(r.experts)
@@ -299,7 +301,7 @@ func ints(s []int32) *C.int32_t { return (*C.int32_t)(unsafe.Pointer(&s[0])) }
 
 func floats(s []float32) *C.float { return (*C.float)(unsafe.Pointer(&s[0])) }
 
-// elem is the number of an element type in kernels.h.
+// elem returns the number of an element type in kernels.h.
 func elem(dt backend.DType) C.int32_t {
 	switch dt {
 	case backend.BF16:

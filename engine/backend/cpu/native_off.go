@@ -7,7 +7,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// nativeVariants is empty without cgo: portable Go is all there is.
+// nativeVariants returns none without cgo: only portable Go is available.
 func nativeVariants() []string { return nil }
 
 func hasAMX() bool { return false }

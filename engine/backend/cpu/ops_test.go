@@ -299,7 +299,7 @@ func TestAttention(t *testing.T) {
 		if rng.IntN(2) == 0 {
 			window = 1 + rng.IntN(1+rng.IntN(400))
 		}
-		checkAttention(t, kernels, seed, rng, attentionCase{heads, kvHeads, dim, bt, window, lengths, rng.IntN(2) == 0})
+		checkAttention(t, kernels, seed, rng, attentionCase{heads, kvHeads, dim, bt, window, lengths, rng.IntN(2) == 0, float64(rng.IntN(3))})
 	})
 }
 
@@ -308,6 +308,7 @@ type attentionCase struct {
 	window                  int // 0: all
 	lengths                 []int
 	sinks                   bool
+	softcap                 float64 // 0: none
 }
 
 func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a attentionCase) {
@@ -348,7 +349,7 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 	st := (&net{shape: shape{blockTokens: a.bt}}).stepOf(chunks)
 	st.Outputs = nil
 	scale := float32(1 / math.Sqrt(float64(a.dim)))
-	attend := backend.AttentionSpec{Layer: 1, Heads: a.heads, KVHeads: a.kvHeads, HeadDim: a.dim, Scale: scale, Window: a.window}
+	attend := backend.AttentionSpec{Layer: 1, Heads: a.heads, KVHeads: a.kvHeads, HeadDim: a.dim, Scale: scale, Softcap: float32(a.softcap), Window: a.window}
 	var sinks []float32
 	if a.sinks {
 		var w backend.Weight
@@ -394,6 +395,9 @@ func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, sc
 	for t := from; t <= i; t++ {
 		for d := range a.dim {
 			scores[t] += float64(qs[((first+i)*a.heads+h)*a.dim+d]) * round(ks[((first+t)*a.kvHeads+kh)*a.dim+d]) * scale
+		}
+		if a.softcap > 0 {
+			scores[t] = a.softcap * math.Tanh(scores[t]/a.softcap)
 		}
 		most = max(most, scores[t])
 	}

@@ -9,7 +9,7 @@ import (
 
 type opKind int32
 
-// Kinds of recorded operations; kernels.h repeats the numbers.
+// Kinds of recorded operations. kernels.h has the same numbers.
 const (
 	opEmbed opKind = iota + 1
 	opLinear
@@ -24,17 +24,17 @@ const (
 	opScatter // MoE: rows to their slots
 	opExperts // MoE: products of each slot with its expert's matrix
 	opCombine // MoE: slots to their rows, weighted
-	opAdd     // a = (a + b)·scale·w; without b or w, less of it
+	opAdd     // a = (a + b)·scale·w; b and w are optional
 	opSoftcap
 	opColumns
 	opSplit    // the first columns of each head, head by head
-	opJoin     // its inverse, with the columns that were left
+	opJoin     // its inverse, with the remaining columns
 	opAdapt    // dst += a in rows that have an adapter
 	opQuantize // rows of a to a.q
 )
 
-// op is one recorded operation. Buffers are whole; the live rows come from the
-// step each time it runs.
+// op is one recorded operation. Buffers have all rows; the number of live rows comes
+// from the step each time it runs.
 type op struct {
 	kind    opKind
 	rows    backend.Rows
@@ -45,13 +45,14 @@ type op struct {
 	layer   int
 	heads   int
 	kvHeads int
-	dim     int     // of a head; of opRope the columns that turn, of opSplit and opJoin those that are cut
+	dim     int     // of a head; of opRope the rotated columns, of opSplit and opJoin the copied ones
 	latent  int     // of opStoreKV and opAttention: see KVShape
 	scale   float32 // of the scores, or epsilon of a norm
-	window  int     // positions that a row sees, 0 all
+	cap     float32 // bounds the scores of opAttention; 0: not bounded
+	window  int     // positions that a row attends to; 0: all
 
-	// Of MoE. Buffers of slots hold slots rows in each row.
-	slots     int // 0 but for operations whose rows are slots
+	// For MoE. Buffers of slots hold slots rows in each row.
+	slots     int // 0 except for operations whose rows are slots
 	route     *routing
 	experts   []*weight // of opExperts
 	biases    []*weight // of opExperts; nil: none
@@ -65,7 +66,7 @@ type op struct {
 	sinks *weight // of opAttention; nil: none
 }
 
-// width is the columns of a buffer as this operation sees its rows.
+// width returns the columns of a buffer's rows in this operation.
 func (o *op) width(b *buffer) int { return b.cols / max(o.slots, 1) }
 
 // stop is a place in the plan where control returns to Go.
@@ -73,8 +74,8 @@ type stop struct {
 	kind  stopKind
 	at    int     // before operation at
 	layer int     // of a mark
-	buf   *buffer // logits; what is reduced; where what is gathered goes
-	part  *buffer // of a gather: what this rank brings
+	buf   *buffer // the logits, the reduced buffer, or the destination of a gather
+	part  *buffer // of a gather: this worker's columns
 }
 
 type stopKind uint8
@@ -90,14 +91,14 @@ const (
 type plan struct {
 	ops    []op
 	stops  []stop
-	ropes  []*ropeTable // those used, filled at the start of each step
+	ropes  []*ropeTable // the tables used, filled at the start of each step
 	vocab  int          // smallest embedding table, 0 without one
-	heads  []*routing   // of HeadLinear: every row chooses every head
+	heads  []*routing   // of HeadLinear: every row selects every head
 	usesKV bool
-	marks  []int          // while recording: layers whose KV other ranks may not have stored yet
+	marks  []int          // while recording: layers whose KV other workers may not have stored yet
 	native unsafe.Pointer // the C form of ops, mapped
 
-	quantized map[*buffer]quantForm // whose q has what data has, and how; while recording
+	quantized map[*buffer]quantForm // while recording: buffers whose q is current, and its form
 }
 
 // record appends an operation; c must be inside Replay's record call.
@@ -118,7 +119,7 @@ func (c *CPU) plan() *plan {
 	return c.recording
 }
 
-// need panics when shapes disagree: a fault of the model file.
+// need panics if shapes disagree, which is a bug of the model file.
 func need(ok bool, format string, args ...any) {
 	if !ok {
 		panic("cpu: " + fmt.Sprintf(format, args...))
@@ -142,7 +143,7 @@ func (c *CPU) vector(id backend.Weight, n int) *weight {
 	return w
 }
 
-// optional is vector, or nil for NoWeight.
+// optional returns the vector, or nil for NoWeight.
 func (c *CPU) optional(id backend.Weight, n int) *weight {
 	if id == backend.NoWeight {
 		return nil
@@ -153,7 +154,7 @@ func (c *CPU) optional(id backend.Weight, n int) *weight {
 // Add records x = (x + add)·scale.
 func (c *CPU) Add(x, add backend.Buf, scale backend.Weight) {
 	a, b := c.buf(x), c.buf(add)
-	same("Add", a, b)
+	sameShape("Add", a, b)
 	c.record(op{kind: opAdd, rows: a.rows, dst: a, a: a, b: b, w: c.optional(scale, 1), scale: 1})
 }
 
@@ -177,8 +178,8 @@ func (c *CPU) Columns(dst, src backend.Buf, from int) {
 	c.record(op{kind: opColumns, rows: d.rows, dst: d, a: a, from: from})
 }
 
-// same panics unless the buffers have one row set and one width.
-func same(what string, first *buffer, rest ...*buffer) {
+// sameShape panics unless the buffers have one row set and one width.
+func sameShape(what string, first *buffer, rest ...*buffer) {
 	for _, b := range rest {
 		need(b.rows == first.rows && b.cols == first.cols, "%s: %d columns of row set %d against %d of %d",
 			what, first.cols, first.rows, b.cols, b.rows)
@@ -213,14 +214,14 @@ func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 // RMSNorm records dst = norm(x)·w.
 func (c *CPU) RMSNorm(dst, x backend.Buf, w backend.Weight, eps float32) {
 	d, a := c.buf(dst), c.buf(x)
-	same("RMSNorm", d, a)
+	sameShape("RMSNorm", d, a)
 	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.optional(w, d.cols), dim: d.cols, scale: eps})
 }
 
 // AddRMSNorm records x += add, dst = norm(x)·w.
 func (c *CPU) AddRMSNorm(dst, x, add backend.Buf, w backend.Weight, eps float32) {
 	d, a, b := c.buf(dst), c.buf(x), c.buf(add)
-	same("AddRMSNorm", d, a, b)
+	sameShape("AddRMSNorm", d, a, b)
 	need(d != a && a != b, "AddRMSNorm: x must differ from dst and add")
 	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, b: b, w: c.vector(w, d.cols), dim: d.cols, scale: eps})
 }
@@ -228,7 +229,7 @@ func (c *CPU) AddRMSNorm(dst, x, add backend.Buf, w backend.Weight, eps float32)
 // HeadNorm records dst = norm(x)·w for each head of each row.
 func (c *CPU) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight, eps float32) {
 	d, a := c.buf(dst), c.buf(x)
-	same("HeadNorm", d, a)
+	sameShape("HeadNorm", d, a)
 	need(heads > 0 && headDim > 0 && heads*headDim == a.cols, "HeadNorm: %d heads of %d in %d columns", heads, headDim, a.cols)
 	c.record(op{kind: opRMSNorm, rows: d.rows, dst: d, a: a, w: c.optional(w, headDim), heads: heads, dim: headDim, scale: eps})
 }
@@ -243,7 +244,7 @@ func (c *CPU) Rope(x backend.Buf, heads, headDim int, r *backend.Rope) {
 	c.record(op{kind: opRope, rows: a.rows, dst: a, a: a, rope: c.ropeTable(r), heads: heads, dim: dim})
 }
 
-// ropeTable finds or makes the table of r and adds it to the plan.
+// ropeTable returns the table of r, which it may have to make, and adds it to the plan.
 func (c *CPU) ropeTable(r *backend.Rope) *ropeTable {
 	var t *ropeTable
 	for _, have := range c.ropes {
@@ -268,7 +269,7 @@ func (c *CPU) ropeTable(r *backend.Rope) *ropeTable {
 	return t
 }
 
-// kvGroup is the group of a KV layer that an operation names.
+// kvGroup returns the group of an operation's KV layer.
 func (c *CPU) kvGroup(what string, layer int) *kvGroup {
 	need(layer >= 0 && layer < len(c.kv.spec.Layers), "%s: layer %d of %d", what, layer, len(c.kv.spec.Layers))
 	c.plan().usesKV = true
@@ -282,7 +283,7 @@ func (c *CPU) StoreKV(layer int, k, v backend.Buf) {
 		need(b.rows == a.rows && a.cols == g.Latent && a.cols+b.cols == g.HeadDim, "StoreKV: %d and %d columns for a latent of %d in %d",
 			a.cols, b.cols, g.Latent, g.HeadDim)
 	} else {
-		same("StoreKV", a, b)
+		sameShape("StoreKV", a, b)
 		need(a.cols == g.KVHeads*g.HeadDim, "StoreKV: %d columns for %d heads of %d", a.cols, g.KVHeads, g.HeadDim)
 	}
 	need(a.rows == backend.TokenRows, "StoreKV: row set %d", a.rows)
@@ -300,7 +301,7 @@ func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 	need(a.Window >= 0 && a.Window <= maxCols && (g.Window == 0 || a.Window > 0 && a.Window <= g.Window),
 		"Attention: window of %d over KV that keeps %d", a.Window, g.Window)
 	o := op{kind: opAttention, rows: d.rows, dst: d, a: x, layer: a.Layer,
-		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, latent: g.Latent, scale: a.Scale, window: a.Window}
+		heads: a.Heads, kvHeads: a.KVHeads, dim: a.HeadDim, latent: g.Latent, scale: a.Scale, cap: a.Softcap, window: a.Window}
 	if a.Sinks != nil {
 		o.sinks = c.vector(*a.Sinks, a.Heads)
 	}
@@ -310,7 +311,7 @@ func (c *CPU) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 // GatedAct records dst = act(gate)·up.
 func (c *CPU) GatedAct(dst, gate, up backend.Buf, act backend.Act) {
 	d, a, b := c.buf(dst), c.buf(gate), c.buf(up)
-	same("GatedAct", d, a, b)
+	sameShape("GatedAct", d, a, b)
 	c.record(op{kind: opGatedAct, rows: d.rows, dst: d, a: a, b: b, act: act})
 }
 
@@ -331,10 +332,10 @@ func (c *CPU) Sample(logits backend.Buf) {
 	}
 }
 
-// Mark records that all KV of a layer has been stored. That of other ranks has
-// been where they come together next.
+// Mark records that all KV of a layer has been stored. With several workers the mark
+// moves to their next AllReduce, after which every worker has stored its part.
 func (c *CPU) Mark(layer int) {
-	if c.opts.Ranks != nil {
+	if c.opts.Group != nil {
 		p := c.plan()
 		p.marks = append(p.marks, layer)
 		return
@@ -350,16 +351,16 @@ func (c *CPU) stop(s stop) {
 }
 
 func (c *CPU) rank() int {
-	if c.opts.Ranks == nil {
+	if c.opts.Group == nil {
 		return 0
 	}
-	return c.opts.Ranks.Rank()
+	return c.opts.Group.Rank()
 }
 
-// AllReduce records x = the sum of all ranks' x.
+// AllReduce records x = the sum of all workers' x.
 func (c *CPU) AllReduce(x backend.Buf) {
 	b := c.buf(x)
-	if c.opts.Ranks == nil {
+	if c.opts.Group == nil {
 		return
 	}
 	c.stop(stop{kind: stopReduce, buf: b})
@@ -371,15 +372,15 @@ func (c *CPU) AllReduce(x backend.Buf) {
 	p.marks = p.marks[:0]
 }
 
-// AllGather records dst = all ranks' src, side by side.
+// AllGather records dst = all workers' src, side by side.
 func (c *CPU) AllGather(dst, src backend.Buf) {
 	d, a := c.buf(dst), c.buf(src)
 	need(d.rows == a.rows, "AllGather: row sets %d and %d", a.rows, d.rows)
-	if c.opts.Ranks == nil {
-		need(d == a, "AllGather: %d of %d columns at one rank", a.cols, d.cols)
+	if c.opts.Group == nil {
+		need(d == a, "AllGather: %d of %d columns with one worker", a.cols, d.cols)
 		return
 	}
-	from, end := backend.Cut(d.cols, 1, c.rank(), c.opts.Ranks.Ranks())
+	from, end := backend.Cut(d.cols, 1, c.rank(), c.opts.Group.Size())
 	need(d != a && a.cols == end-from, "AllGather: rank %d has %d columns of %d, want %d", c.rank(), a.cols, d.cols, end-from)
 	c.stop(stop{kind: stopGather, buf: d, part: a})
 	delete(c.recording.quantized, d)

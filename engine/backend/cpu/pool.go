@@ -5,27 +5,27 @@ import (
 	"sync/atomic"
 )
 
-// task is work in independent items. Worker is below the pool's thread count
-// and unique among the items that run at the same time.
+// task is work in independent items. worker is below the pool's thread count and
+// unique among the items that run at the same time.
 type task interface {
 	item(worker, index int)
 }
 
-// pool runs tasks on a fixed set of goroutines and the caller, for portable
-// kernels. Items are claimed one by one, so that nobody ever waits for a worker
-// that has not started; idle workers sleep on a channel.
+// pool runs tasks on a fixed set of goroutines and the caller, for portable kernels.
+// Items are claimed one by one, so that no task waits for a worker that has not
+// started. Idle workers sleep on a channel.
 type pool struct {
 	task    task
 	items   uint32
 	claim   atomic.Uint64 // task number << 32 | items not yet claimed
 	pending atomic.Int32  // items not yet finished
-	wake    chan struct{} // one token asks one worker to look
-	done    chan struct{} // one token per task whose last item a worker ended
+	wake    chan struct{} // one token wakes one worker
+	done    chan struct{} // one token per task whose last item a worker finished
 	quit    chan struct{}
 	exited  sync.WaitGroup
 }
 
-// newPool starts threads-1 workers; the caller of run is the other one.
+// newPool starts threads-1 workers. The caller of run is the other one.
 func newPool(threads int) *pool {
 	p := &pool{wake: make(chan struct{}, threads), done: make(chan struct{}, 1), quit: make(chan struct{})}
 	for w := 1; w < threads; w++ {
@@ -58,7 +58,7 @@ func (p *pool) run(t task, items int) {
 	for range min(items-1, cap(p.wake)-1) {
 		select {
 		case p.wake <- struct{}{}:
-		default: // enough workers have been asked already
+		default: // enough workers have been woken already
 		}
 	}
 	if !p.drain(0) {
@@ -66,9 +66,9 @@ func (p *pool) run(t task, items int) {
 	}
 }
 
-// drain claims and runs items until none is left and says whether it finished
-// the task's last one. The task cannot change while a claimed item is unfinished,
-// so its fields are read only after a claim.
+// drain claims and runs items until none is left, and reports whether it finished the
+// task's last one. The task cannot change while a claimed item is unfinished, so that
+// its fields are read only after a claim.
 func (p *pool) drain(worker int) bool {
 	for {
 		word := p.claim.Load()

@@ -7,9 +7,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// portable runs every operation in plain Go: the oracle of the C kernels. Sums
-// are kept in float64, in which a product of two float32 is exact, so a result
-// is as good as rounded once.
+// portable runs every operation in plain Go. It is the oracle of the C kernels. Sums
+// are float64, in which a product of two float32 is exact, so that a result is almost
+// always the exact one rounded once.
 type portable struct {
 	pool    *pool
 	scratch []portableScratch // [threads]
@@ -18,7 +18,7 @@ type portable struct {
 	op *op
 }
 
-// portableScratch is what one worker needs beside the buffers.
+// portableScratch is one worker's memory in addition to the buffers.
 type portableScratch struct {
 	row    []float32 // [most columns in] one decoded row of a matrix
 	scores []float64 // [positions]
@@ -31,7 +31,7 @@ func newPortable(c *CPU) *portable {
 
 func (p *portable) close() {} // the pool is the backend's
 
-// load keeps the matrix row-major, and in place where it stays mapped.
+// load keeps the matrix row-major, and in place if it stays mapped.
 func (p *portable) load(c *CPU, w *weight, data []byte) error {
 	if w.dtype.Quantized() {
 		return p.loadQuantized(c, w, data)
@@ -51,7 +51,7 @@ func (p *portable) load(c *CPU, w *weight, data []byte) error {
 	return nil
 }
 
-// compile grows the workers' scratch to what the plan needs.
+// compile grows the workers' scratch to the size that the plan needs.
 func (p *portable) compile(c *CPU, pl *plan) (unsafe.Pointer, error) {
 	cols, positions, dim := 0, 0, 0
 	for i := range pl.ops {
@@ -80,7 +80,7 @@ func (p *portable) compile(c *CPU, pl *plan) (unsafe.Pointer, error) {
 	return nil, nil
 }
 
-// linearRows is how many outputs of Linear make one item.
+// linearRows is the number of outputs of Linear per item.
 const linearRows = 16
 
 func (p *portable) run(c *CPU, pl *plan, lo, hi int) {
@@ -108,7 +108,7 @@ func (p *portable) run(c *CPU, pl *plan, lo, hi int) {
 	p.c, p.op = nil, nil
 }
 
-// item runs one row of the operation, or its unit of work where that differs.
+// item runs one row of the operation, or the operation's own unit of work.
 func (p *portable) item(worker, i int) {
 	o, s := p.op, &p.c.step
 	switch o.kind {
@@ -169,7 +169,11 @@ func (p *portable) item(worker, i int) {
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:
 		if o.sigmoid != nil {
-			o.route.pickGroups(i, o.a.row(i), o.bias.vector, o.sigmoid, o.normalize)
+			var bias []float32
+			if o.bias != nil {
+				bias = o.bias.vector
+			}
+			o.route.pickGroups(i, o.a.row(i), bias, o.sigmoid, o.normalize)
 		} else {
 			o.route.pick(i, o.a.row(i), o.normalize, o.scales)
 		}
@@ -200,7 +204,7 @@ func (p *portable) item(worker, i int) {
 	}
 }
 
-// row is the i-th row of the buffer.
+// row returns the i-th row of the buffer.
 func (b *buffer) row(i int) []float32 { return b.data[i*b.cols : (i+1)*b.cols] }
 
 // linear computes up to linearRows outputs from lo on for rows [first,
@@ -249,7 +253,7 @@ func dot(a, b []float32) float64 {
 	return (s0 + s1) + (s2 + s3)
 }
 
-// rmsNorm adds add to x when there is one, then writes norm(x)·w to dst.
+// rmsNorm adds add, if any, to x, then writes norm(x)·w to dst.
 func rmsNorm(dst, x, add, w []float32, eps float32) {
 	sum := 0.0
 	for i := range x {
@@ -267,7 +271,7 @@ func rmsNorm(dst, x, add, w []float32, eps float32) {
 	}
 }
 
-// rotate turns each head of x, half-split pairs; cs is cosines, then sines.
+// rotate rotates each head of x by half-split pairs. cs holds cosines, then sines.
 func rotate(x, cs []float32, dim int) {
 	half := dim / 2
 	for ; len(x) >= dim; x = x[dim:] {
@@ -295,7 +299,7 @@ func gatedAct(act backend.Act, dst, gate, up []float32) {
 	}
 }
 
-// Constants of the activations; kernels/body.h has the same.
+// Constants of the activations, as in kernels/body.h.
 const (
 	geluTanhScale = 0.7978845608028654 // sqrt(2/pi)
 	geluTanhCube  = 0.044715
@@ -303,8 +307,8 @@ const (
 	swishSlope    = 1.702
 )
 
-// page is one block of one layer: K [kvHeads, dim, blockTokens] and V [kvHeads,
-// blockTokens, dim], as bytes; a latent's is both.
+// page returns one block of one layer as bytes: K [kvHeads, dim, blockTokens] and V
+// [kvHeads, blockTokens, dim]. For a latent, both are the same bytes.
 func (kv *kvStore) page(layer int, block int32) (k, v []byte) {
 	size, half := kv.spec.PageBytes, kv.group(layer).half
 	b := kv.memory(layer)[int(block)*size : (int(block)+1)*size]
@@ -355,8 +359,8 @@ func get(src []byte, i int, dt backend.DType) float64 {
 	return float64(f32view(src)[i])
 }
 
-// attention computes one head of one row over the positions up to its own that
-// its window holds.
+// attention computes one head of one row over the positions of its window, up to its
+// own.
 func (p *portable) attention(s *portableScratch, row, head int) {
 	o, g, dtype := p.op, p.c.kv.group(p.op.layer), p.c.kv.spec.DType
 	dim, bt := g.HeadDim, g.BlockTokens
@@ -371,7 +375,7 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 	key := func(t, d int) int { return (h*dim+d)*bt + t%bt }
 	value := func(t, d int) int { return (h*bt+t%bt)*dim + d }
 	if o.latent > 0 {
-		key = value // rows of both
+		key = value // the rows of a latent hold both
 	}
 
 	scores, most := s.scores[:n], math.Inf(-1)
@@ -381,7 +385,9 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		for d, qd := range q {
 			sum += float64(qd) * get(k, key(t, d), dtype)
 		}
-		scores[t] = sum * float64(o.scale)
+		if scores[t] = sum * float64(o.scale); o.cap > 0 {
+			scores[t] = float64(o.cap) * math.Tanh(scores[t]/float64(o.cap))
+		}
 		most = max(most, scores[t])
 	}
 	total, out := 0.0, s.out[:wide]

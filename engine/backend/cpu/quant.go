@@ -7,16 +7,16 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// Weights and activations as whole numbers, as quant.h has them: the layout of a
-// quantized row of activations is the same here, that of weights is row-major:
-// [out, in'] numbers, then [out, in'/32] scales in bf16, in' being in filled up.
+// Weights and activations as integers, as in quant.h. The layout of a quantized row of
+// activations is the same here. That of weights is row-major: [out, in'] numbers, then
+// [out, in'/32] scales in bf16, where in' is in rounded up to a whole group.
 const (
 	quantGroup = 32
 	quantPair  = 2 * quantGroup
-	amxDepth   = 32 // to a multiple of which a row for AMX is filled up
+	amxDepth   = 32 // a row for AMX is padded to a multiple of this
 )
 
-// quantRow says where the parts of a quantized row begin, in bytes.
+// quantRow is the offsets of the parts of a quantized row, in bytes.
 type quantRow struct{ scale, less8, less128, size int }
 
 func quantLayout(cols int) quantRow {
@@ -25,13 +25,14 @@ func quantLayout(cols int) quantRow {
 	return quantRow{pad, pad + each, pad + 2*each, (pad + 3*each + 63) / 64 * 64}
 }
 
-// quantForm is what q holds of a buffer: rows of so many slots, whole numbers of 8 bits or, for AMX, bf16.
+// quantForm is the content of a buffer's q: rows of so many slots, as 8-bit integers or, for AMX,
+// bf16.
 type quantForm struct {
 	dtype backend.DType // INT8 or BF16; 0: nothing
 	slots int
 }
 
-// formFor is what a product with w reads from q; 0 where it reads the row itself.
+// formFor returns the form of q that a product with w reads, or 0 if it reads the row itself.
 func (c *CPU) formFor(w *weight) backend.DType {
 	switch {
 	case w.dtype.Quantized():
@@ -42,8 +43,8 @@ func (c *CPU) formFor(w *weight) backend.DType {
 	return 0
 }
 
-// quantizeFor records that a's rows, cols of them in each of so many slots per row, are needed as a product with w reads them,
-// unless they are there.
+// quantizeFor records the conversion of a's rows to the form that a product with w
+// reads, unless q is current. A row has slots parts of equal width.
 func (c *CPU) quantizeFor(w *weight, a *buffer, slots int) {
 	p, form := c.plan(), quantForm{c.formFor(w), slots}
 	if form.dtype == 0 || p.quantized[a] == form {
@@ -67,7 +68,7 @@ func (c *CPU) quantizeFor(w *weight, a *buffer, slots int) {
 	p.quantized[a] = form
 }
 
-// quantize writes a row x as quant.h's quantize does, to the bit.
+// quantize writes a row x exactly as quant.h's quantize does.
 func quantize(dst []byte, x []float32) {
 	at := quantLayout(len(x))
 	scales, less8, less128 := f32view(dst[at.scale:at.less8]), i32view(dst[at.less8:at.less128]), i32view(dst[at.less128:])
@@ -92,7 +93,7 @@ func quantize(dst []byte, x []float32) {
 	}
 }
 
-// loadQuantized makes a matrix of 8 or 4 bits, for which it takes a byte each.
+// loadQuantized quantizes a matrix to 8 or 4 bits, with one byte per weight in both cases.
 func (p *portable) loadQuantized(c *CPU, w *weight, data []byte) error {
 	pad := quantLayout(w.in).scale
 	groups := pad / quantGroup
@@ -115,7 +116,7 @@ func (p *portable) loadQuantized(c *CPU, w *weight, data []byte) error {
 	return nil
 }
 
-// quantizedRow is one output's numbers and scales.
+// quantizedRow returns one output's numbers and scales.
 func (w *weight) quantizedRow(row int) (q []byte, scales []uint16) {
 	pad := quantLayout(w.in).scale
 	groups := pad / quantGroup
@@ -153,7 +154,7 @@ func (p *portable) linearQuantized(m, bias *weight, first, live, lo int) {
 	}
 }
 
-// dotQuantized multiplies as many groups as there are scales of w.
+// dotQuantized multiplies as many groups as w has scales.
 func dotQuantized(w []byte, scales []uint16, x []byte, xs []float32) (sum float64) {
 	for g, scale := range scales {
 		whole := int32(0)

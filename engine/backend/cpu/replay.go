@@ -10,14 +10,14 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// stepData is the backend's copy of a step, in mapped memory that C reads. All
-// of it has been checked: kernels index with it without looking again.
+// stepData is the backend's copy of a step, in mapped memory that C reads. All values
+// have been checked, because kernels index with them without checks.
 type stepData struct {
 	tokens, outputs, spans int
 
 	ids        []int32 // [Limits.Tokens]
 	positions  []int32 // [Limits.Tokens]
-	rowSpan    []int32 // [Limits.Tokens] the span that a row belongs to
+	rowSpan    []int32 // [Limits.Tokens] index of the row's span
 	outputRows []int32 // [Limits.Outputs]
 	draws      []backend.Output
 }
@@ -38,7 +38,7 @@ func (s *stepData) alloc(m *memory, l backend.Limits) (err error) {
 	return nil
 }
 
-// live is how many rows of a kind the last step had.
+// live returns the number of rows of a row set in the last step.
 func (s *stepData) live(rows backend.Rows) int {
 	if rows == backend.OutputRows {
 		return s.outputs
@@ -57,17 +57,17 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 			return err
 		}
 	}
-	if err := c.take(p, key, step); err != nil {
+	if err := c.copyStep(p, key, step); err != nil {
 		return err
 	}
 	for _, t := range p.ropes {
 		t.fill(c.step.positions[:c.step.tokens])
 	}
 	for _, r := range p.heads {
-		r.all(c.step.live(r.rows))
+		r.selectAll(c.step.live(r.rows))
 	}
-	if c.opts.Ranks != nil && c.rank() == 0 {
-		if err := c.opts.Ranks.Begin(step); err != nil {
+	if c.opts.Group != nil && c.rank() == 0 {
+		if err := c.opts.Group.Begin(step); err != nil {
 			return err
 		}
 	}
@@ -83,7 +83,7 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 		}
 		if s.kind == stopMark {
 			onMark(s.layer)
-		} else if err := c.halt(s, step); err != nil {
+		} else if err := c.runStop(s, step); err != nil {
 			return err
 		}
 	}
@@ -93,26 +93,26 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 	return nil
 }
 
-// halt does what a plan stops for.
-func (c *CPU) halt(s *stop, step *backend.Step) error {
+// runStop runs the Go part of a stop.
+func (c *CPU) runStop(s *stop, step *backend.Step) error {
 	live := c.step.live(s.buf.rows)
 	data := s.buf.data[:live*s.buf.cols]
 	switch s.kind {
 	case stopReduce:
-		return c.opts.Ranks.AllReduce(data)
+		return c.opts.Group.AllReduce(data)
 	case stopGather:
-		return c.opts.Ranks.AllGather(data, s.part.data[:live*s.part.cols], live)
+		return c.opts.Group.AllGather(data, s.part.data[:live*s.part.cols], live)
 	}
 	c.draw(draws{c, data, s.buf.cols, step.Sampled})
 	return nil
 }
 
-// worthSharing is the number of logits from which on a step's draws are worth the
-// wake of another thread: about 20 microseconds of the cheapest draw.
+// worthSharing is the number of logits from which a step's sampling is worth waking
+// another thread: about 20 microseconds of the cheapest sampling.
 const worthSharing = 1 << 16
 
-// draws is the task that samples a step's outputs, a row an item. Rows do not
-// depend on each other, so which thread draws one changes nothing.
+// draws is the task that samples a step's outputs, one row per item. Rows are
+// independent, so that the thread of a row does not matter.
 type draws struct {
 	c       *CPU
 	logits  []float32 // [outputs, vocab]
@@ -157,8 +157,8 @@ func (c *CPU) capture(key backend.Key, record func()) (*plan, error) {
 	return p, nil
 }
 
-// take checks a step and copies it.
-func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
+// copyStep checks a step and copies it.
+func (c *CPU) copyStep(p *plan, key backend.Key, step *backend.Step) error {
 	s, l := &c.step, c.opts.Limits
 	n := len(step.Tokens)
 	if n < 1 || n > key.Tokens || len(step.Outputs) > key.Outputs || len(step.Spans) > l.Seqs {
@@ -188,7 +188,7 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 		return err
 	}
 	if p.usesKV {
-		if err := c.takeSpans(step); err != nil {
+		if err := c.copySpans(step); err != nil {
 			return err
 		}
 	}
@@ -199,13 +199,13 @@ func (c *CPU) take(p *plan, key backend.Key, step *backend.Step) error {
 	for i := range step.Outputs {
 		s.outputRows[i] = step.Outputs[i].Row
 	}
-	c.adapt.take(step)
+	c.adapt.assign(step)
 	return nil
 }
 
-// takeSpans checks that the spans cover the rows in order and that each row's
-// position follows from its span, and brings the block tables up to date.
-func (c *CPU) takeSpans(step *backend.Step) error {
+// copySpans checks that the spans cover the rows in order and that each row's position
+// follows from its span, and updates the block tables.
+func (c *CPU) copySpans(step *backend.Step) error {
 	s, next := &c.step, 0
 	for i := range step.Spans {
 		sp := &step.Spans[i]
@@ -217,13 +217,13 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 			return fmt.Errorf("%w: span %d has %d block tables, the KV has %d groups", backend.ErrShape, i, len(sp.Tables), len(c.kv.groups))
 		}
 		for g := range c.kv.groups {
-			if err := c.takeTable(i, sp, &c.kv.groups[g], sp.Tables[g]); err != nil {
+			if err := c.copyTable(i, sp, &c.kv.groups[g], sp.Tables[g]); err != nil {
 				return err
 			}
 		}
 		for r := next; r < next+int(sp.Tokens); r++ {
 			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
-				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
+				return fmt.Errorf("%w: row %d has position %d, its span has %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
 			s.rowSpan[r] = int32(i)
 		}
@@ -235,13 +235,14 @@ func (c *CPU) takeSpans(step *backend.Step) error {
 	return nil
 }
 
-// tablePart is how many entries of a block table are compared at once: one page of memory.
+// tablePart is the number of entries of a block table that are compared at once: one page of
+// memory.
 const tablePart = 1024
 
-// takeTable checks one span's block table of a group, copies what differs from the table that the
-// span's place had in the last step, and sets where the span's rows are stored. Entries before the
-// window may be negative.
-func (c *CPU) takeTable(span int, sp *backend.Span, g *kvGroup, table []int32) error {
+// copyTable checks one span's block table of a group. It copies the parts that differ
+// from the table that the span's index had in the last step, and sets where the span's
+// rows are stored. Entries before the window may be negative.
+func (c *CPU) copyTable(span int, sp *backend.Span, g *kvGroup, table []int32) error {
 	stride, bt, end := c.opts.Limits.Blocks, g.BlockTokens, int(sp.Start)+int(sp.Tokens)
 	if len(table) > stride || len(table)*bt < end {
 		return fmt.Errorf("%w: span %d has %d blocks of %d tokens for %d positions, at most %d blocks",
@@ -254,8 +255,8 @@ func (c *CPU) takeTable(span int, sp *backend.Span, g *kvGroup, table []int32) e
 	kept := g.tables[span*stride:][:len(table)]
 	for from := 0; from < len(table); from += tablePart {
 		to := min(from+tablePart, len(table))
-		// Kept entries were checked when they were copied. Where there is a window, negative ones
-		// may be among them, which were valid for the sequence of that step alone.
+		// Kept entries were checked when they were copied. With a window there may be negative
+		// ones among them, which were valid only for the sequence of that step.
 		if (g.Window == 0 || to <= first) && bytes.Equal(raw(kept[from:to]), raw(table[from:to])) {
 			continue
 		}
@@ -278,15 +279,16 @@ func raw(s []int32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
-// fill computes cosines and sines once per step for all layers and variants.
-// The angle is rounded to float32 as in the reference implementations.
+// fill computes cosines and sines once per step for all layers and variants. The angle
+// is rounded to float32 as in the reference implementations.
 func (t *ropeTable) fill(positions []int32) {
 	for row, pos := range positions {
 		cs := t.table[row*2*t.half : (row+1)*2*t.half]
+		scale := t.rope.At(pos)
 		for i, inv := range t.rope.InvFreq {
 			sin, cos := math.Sincos(float64(float32(pos) * inv))
-			cs[i] = float32(cos) * t.rope.Scale
-			cs[t.half+i] = float32(sin) * t.rope.Scale
+			cs[i] = float32(cos) * scale
+			cs[t.half+i] = float32(sin) * scale
 		}
 	}
 }

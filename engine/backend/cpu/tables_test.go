@@ -69,7 +69,7 @@ func TestTablesFollowEachStep(t *testing.T) {
 			sp.Tables = append(sp.Tables, table)
 		}
 		step := &backend.Step{Tokens: []int32{0}, Positions: []int32{int32(start)}, Spans: []backend.Span{sp}}
-		if err := c.takeSpans(step); (err == nil) != good {
+		if err := c.copySpans(step); (err == nil) != good {
 			t.Fatalf("tables of %d blocks are good: %t, error %v", n, good, err)
 		}
 		if !good {
@@ -109,7 +109,7 @@ func BenchmarkTables(b *testing.B) {
 		st.Spans = append(st.Spans, backend.Span{Row: int32(i), Tokens: 1, Start: last, Tables: [][]int32{table}})
 	}
 	for b.Loop() {
-		if err := c.takeSpans(st); err != nil {
+		if err := c.copySpans(st); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,11 +1,11 @@
 package cuda
 
-// The structures of cuda/api.h, which library.go holds against them.
+// The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 9
+const version = 10
 
-// TD_IN_CHUNK and its like.
+// TD_IN_CHUNK and the constants next to it.
 const (
 	inChunk    = 1 << 30
 	chunkRows  = 64
@@ -76,7 +76,7 @@ type draw struct {
 	topK, probs, rules      int32
 }
 
-// rules is td_rules, ban and mark what stands behind it.
+// rules is td_rules, followed by ban and mark.
 type rules struct {
 	allowed, bans, marks, last      int32
 	repetition, presence, frequency float32
@@ -130,7 +130,7 @@ type op struct {
 	act, from                          int32
 	slots                              int32
 	topK, experts, normalize           int32
-	scale                              float32
+	scale, cap                         float32
 	dst, a, b, w, bias, extra          address
 	kv                                 address
 	pageBytes, vAt                     int64
@@ -145,7 +145,7 @@ type joined struct {
 	n, _         int32
 }
 
-// stepMemory is td_step: the arrays of a step, in memory of the library's.
+// stepMemory is td_step: the arrays of a step, in memory that the library owns.
 type stepMemory struct {
 	counts    []int32  // [5]
 	ids       []int32  // [tokens] -1-i: output i of the step before

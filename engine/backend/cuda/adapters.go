@@ -6,16 +6,15 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// Adapters add low-rank products behind the matrices that may have some, by kernels
-// that read each row's place from the step's memory: one plan serves every mix. Steps
-// in which nobody goes through an adapter have plans of their own, without any of it,
-// so that adapters which are loaded cost them nothing; those with adapters are
-// captured beside them.
+// Adapters add low-rank products after the matrices that they may change. The kernels
+// read each row's place from the step's memory, so that one plan serves every mix of
+// adapters. Steps without adapters have plans of their own, so that loaded adapters cost
+// them nothing. Both kinds of plans are captured.
 
 // maxAdapters bounds the places.
 const maxAdapters = maxExperts
 
-// adapters are the places, as the device has them.
+// adapters is the set of places for adapters on the device.
 type adapters struct {
 	places, rank int
 	targets      map[*weight]*adapted // nil: none
@@ -25,13 +24,13 @@ type adapters struct {
 	plans        map[backend.Key]*plan
 }
 
-// adapted is a matrix's part in each place.
+// adapted is the parts of all places for a matrix.
 type adapted struct {
 	a address // ranks [places] of int32, then from header on [places, rank, in]
 	b address // [places, rank, out]
 }
 
-// header is adapt_header of the kernels.
+// header returns the size of adapt_header in the kernels.
 func (t *adapters) header() int { return (4*t.places + 255) / 256 * 256 }
 
 // AllocAdapters reserves memory for adapters; see backend.Adapters.
@@ -39,8 +38,8 @@ func (c *CUDA) AllocAdapters(places, rank int, targets []backend.Weight) error {
 	if c.adapt.targets != nil || len(c.plans) > 0 || places < 1 || places > maxAdapters || rank < 1 || rank > maxCols {
 		return fmt.Errorf("%w: %d adapters of rank %d, at most %d, once and before the first step", backend.ErrShape, places, rank, maxAdapters)
 	}
-	if r := c.opts.Ranks; r != nil {
-		return fmt.Errorf("%w: adapters of a model that %d GPUs compute", backend.ErrShape, r.Ranks())
+	if r := c.opts.Group; r != nil {
+		return fmt.Errorf("%w: adapters with %d GPUs", backend.ErrShape, r.Size())
 	}
 	t := adapters{
 		places: places, rank: rank, targets: map[*weight]*adapted{}, loaded: make([]bool, places), plans: map[backend.Key]*plan{},
@@ -53,7 +52,7 @@ func (c *CUDA) AllocAdapters(places, rank int, targets []backend.Weight) error {
 	for _, id := range targets {
 		w := c.weight(id)
 		if w.in == 0 {
-			return fmt.Errorf("%w: %s is no matrix to adapt", backend.ErrShape, w.name)
+			return fmt.Errorf("%w: %s is not a matrix that adapters can change", backend.ErrShape, w.name)
 		}
 		m := &adapted{}
 		if m.a, err = c.reserve(t.header()+places*rank*w.in*4, "adapters of "+w.name); err != nil {
@@ -71,14 +70,14 @@ func (c *CUDA) AllocAdapters(places, rank int, targets []backend.Weight) error {
 	return nil
 }
 
-// AdapterStepBytes is what adapters of a rank take beside their places, in a step of
-// such limits.
+// AdapterStepBytes returns the memory that adapters of a rank take in a step of such
+// limits, in addition to their places.
 func AdapterStepBytes(rank int, l backend.Limits) int64 {
 	return 3 * 4 * int64(max(l.Tokens, l.Outputs)) * int64(rank)
 }
 
-// LoadAdapter fills a place; see backend.Adapters. The device takes it behind the
-// steps that it has, none of which may use the place.
+// LoadAdapter fills a place; see backend.Adapters. The device runs it after the queued
+// steps, none of which may use the place.
 func (c *CUDA) LoadAdapter(place int, parts []backend.AdapterPart) error {
 	t := &c.adapt
 	if place < 1 || place > t.places {
@@ -93,7 +92,7 @@ func (c *CUDA) LoadAdapter(place int, parts []backend.AdapterPart) error {
 		}
 		given[w] = p
 	}
-	t.loaded[place-1] = false // until all of it is there
+	t.loaded[place-1] = false // until all parts are uploaded
 	for w, m := range t.targets {
 		rank := []int32{0}
 		ok := true
@@ -114,7 +113,7 @@ func (c *CUDA) LoadAdapter(place int, parts []backend.AdapterPart) error {
 	return nil
 }
 
-// adaptLinear records what adapters add to a product that was just recorded.
+// adaptLinear records the adapters' products after a matrix product.
 func (c *CUDA) adaptLinear(dst, x *buffer, w *weight) {
 	t := &c.adapt
 	m := t.targets[w]
@@ -127,12 +126,12 @@ func (c *CUDA) adaptLinear(dst, x *buffer, w *weight) {
 	})
 }
 
-// used says whether rows of a step go through adapters, which have to be there.
+// used reports whether rows of a step have adapters. It returns an error if one is not loaded.
 func (t *adapters) used(step *backend.Step) (any bool, err error) {
 	for i := range step.Spans {
 		a := int(step.Spans[i].Adapter)
 		if a < 0 || a > t.places || a > 0 && !t.loaded[a-1] {
-			return false, fmt.Errorf("%w: span %d goes through adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
+			return false, fmt.Errorf("%w: span %d uses adapter %d, which is not loaded; there are %d places", backend.ErrShape, i, a, t.places)
 		}
 		any = any || a > 0
 	}

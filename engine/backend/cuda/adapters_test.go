@@ -240,9 +240,9 @@ func TestAdaptersAreMergedWeights(t *testing.T) {
 	}
 }
 
-// Steps without an adapter run the plan that has none; requests beside some have the
-// bits that they have without; a place that is loaded anew while steps are under way
-// serves what it holds then.
+// Steps without an adapter run the plan that has none. Requests in a step with other
+// requests' adapters have the bits that they have without. A place that is reloaded while
+// steps are queued serves its new adapter.
 func TestAdapterPlans(t *testing.T) {
 	t.Setenv("TANDEM_TWIN_LATE", "5")
 	src := openTied(t)

@@ -21,15 +21,15 @@ type aheadRows struct {
 	params []sample.Params
 }
 
-// drew tells a row of its token.
+// drew records the token of a row.
 func (a *aheadRows) drew(row, token int32) {
 	if a.tokens[row] = token; a.params[row].Controls != nil {
 		a.params[row].Controls.Add(token)
 	}
 }
 
-// step is the next one of those rows that are in it; src, where not nil, says which
-// outputs of the step before its tokens are.
+// step returns the next step of the given rows. src, if not nil, is the outputs of the step
+// before that are its tokens.
 func (a *aheadRows) step(who, src []int32) *backend.Step {
 	s := &backend.Step{Sampled: make([]int32, len(who))}
 	for i, w := range who {
@@ -49,7 +49,7 @@ func (a *aheadRows) step(who, src []int32) *backend.Step {
 		s.Spans = append(s.Spans, span)
 		out := backend.Output{Row: int32(i), Position: a.pos + 1, Params: a.params[w]}
 		if out.Params.Controls != nil {
-			out.Probs = 3
+			out.LogProbs = 3
 		}
 		s.Outputs = append(s.Outputs, out)
 	}

@@ -103,8 +103,8 @@ func TestBLASRefused(t *testing.T) {
 	}
 }
 
-// With one order for all products the bits of a row's logits are the same alone, in a
-// chunk, cut into other chunks, and beside others.
+// With one order for all products the bits of a row's logits are the same alone, in a chunk,
+// in other chunks, and with other rows.
 func TestDeterministic(t *testing.T) {
 	for _, dir := range []string{"gqa-tied", "gpt-oss-mxfp4"} {
 		t.Run(dir, func(t *testing.T) {

@@ -1,19 +1,19 @@
-// Package cuda runs forward passes on an NVIDIA GPU, by a shared object (cuda/,
-// made by `make cuda`) that is opened at run time: so one binary serves with and
-// without one.
+// Package cuda runs forward passes on an NVIDIA GPU. It opens a shared object (cuda/,
+// made by `make cuda`) at run time, so that one binary serves with and without a GPU.
 //
-// A step is a recorded list of operations over device memory. What varies from
-// step to step is written into pinned memory that the shared object owns and that
-// the operations read, so steps of decoding replay a graph per bucket. The device
-// draws the tokens and then writes the step's number, which the host polls. Two steps
-// can be given to it at once: the second takes the first one's tokens where they lie.
+// A step is a recorded list of operations over device memory. What varies from step to
+// step is written into pinned memory that the shared object owns and the operations
+// read. So decode steps replay one graph per bucket. The device samples the tokens and
+// then writes the step's number, which the host polls. Two steps can be queued at once:
+// the second reads the first one's tokens from device memory.
 //
-// Invariant: what a plan's operations depend on beside the step's memory is fixed
-// when they are recorded. The shared object may be the host twin, which runs the
-// same kernels on the CPU: everything here is tested against it.
+// Invariant: apart from the step's memory, the inputs of a plan's operations are fixed
+// when they are recorded. The shared object may be the host twin, which runs the same
+// kernels on the CPU. All code of this package is tested against the twin.
 //
-// The package does not schedule and does not know models. It promises the tokens
-// of the same seed and logits, not the same bits of logits for every batch.
+// The package does not schedule and does not know models. For the same seed and logits
+// it samples the same tokens. It does not promise the same bits of logits for every
+// batch.
 package cuda
 
 import (
@@ -32,11 +32,11 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// kernelVersion is part of the numerics class. It rises with every change that
+// kernelVersion is part of the numerics class. It increases with every change that
 // can change a bit of any result or the layout of a KV page.
 const kernelVersion = 4
 
-// LibraryName is the shared object's file, looked for beside the program.
+// LibraryName is the file name of the shared object, next to the program.
 const LibraryName = "tandem-cuda.so"
 
 // Bounds on shapes.
@@ -44,69 +44,69 @@ const (
 	maxHeadDim     = 512 // of values
 	maxKeyDim      = 576 // of a latent's keys
 	maxCols        = 1 << 22
-	maxExperts     = 1024 // a thread each in the kernel that groups them
+	maxExperts     = 1024 // one thread each in the kernel that groups them
 	maxBlockTokens = 256
 )
 
-// unknownBlock is in the host's copy of a block table where the device has nothing.
+// unknownBlock marks an entry of the host's block table that the device does not have.
 const unknownBlock = -2
 
-// What Options.BLAS may say beside a path.
+// Values of Options.BLAS other than a path.
 const (
 	BLASNone = ""
 	BLASAuto = "auto"
 )
 
-// Options say how to run.
+// Options are the settings of New.
 type Options struct {
-	Library string         // path of the shared object; empty: LibraryName beside the program
-	Device  int            // number of the GPU
-	Limits  backend.Limits // largest step
-	Eager   bool           // no graphs: every operation is started by itself
-	Ranks   backend.Ranks  // that compute the model together, a device each; nil: this one does it alone
+	Library string              // path of the shared object; empty: LibraryName next to the program
+	Device  int                 // number of the GPU
+	Limits  backend.Limits      // largest step
+	Eager   bool                // no graphs: every operation is a launch of its own
+	Group   backend.WorkerGroup // tensor-parallel workers, one GPU each; nil: this process is alone
 
-	// BLAS is cuBLASLt for products of many rows: BLASAuto takes it where programs
-	// find it, BLASNone does without, else it is the library's path.
+	// BLAS selects cuBLASLt for products of many rows. BLASAuto uses it if the dynamic
+	// linker finds it, BLASNone does not use it; any other value is the library's path.
 	BLAS string
-	// Deterministic has every product add up in one order, so that the bits of a row
-	// do not depend on how many share its step. It excludes cuBLASLt.
+	// Deterministic fixes the order of every sum, so that the bits of a row do not
+	// depend on how many rows share its step. It excludes cuBLASLt.
 	Deterministic bool
 
-	// Mirror keeps a copy of the KV blocks that others read and write in memory of
-	// the host, pinned: KVRegion. MapKV maps that memory, where it is not nil.
+	// Mirror keeps a copy of the KV blocks in pinned host memory, KVRegion, which the
+	// network reads and writes. MapKV, if not nil, maps that memory.
 	Mirror bool
 	MapKV  func(bytes int) ([]byte, error)
 
-	apart bool // of tests: nothing is fused
+	unfused bool // for tests: nothing is fused
 }
 
-// CUDA is a backend.Backend. One goroutine uses it.
+// CUDA implements backend.Backend. It is not safe for concurrent use.
 type CUDA struct {
-	opts   Options
-	info   info
-	dev    *driver
-	memory [2]stepMemory // of steps with even and odd numbers
-	step   stepState
-	told   []probs  // of the outputs of the step that has ended last
-	asked  []draw   // and what was asked of them
-	flying []flight // steps that were started, at most two, the oldest first
+	opts        Options
+	info        info
+	dev         *driver
+	memory      [2]stepMemory // of steps with even and odd numbers
+	step        stepState
+	outputProbs []probs       // log-probabilities of the outputs of the last finished step
+	outputDraws []draw        // the sampling parameters of the same outputs
+	started     []startedStep // started steps, at most two, the oldest first
 
-	buffers  []*buffer
-	weights  []*weight
-	angles   map[*backend.Rope]angles
-	routes   []*routing
-	tables   map[backend.Weight]address // of experts, by the first
-	kv       kvStore
-	gathered map[backend.Buf]address // scratch of AllGather, by what is gathered
-	ruled    map[*buffer]address     // logits that rules have changed, by those that they change
-	blas     int                     // cuBLASLt's version; 0: not used
-	noBLAS   error                   // why it is not
+	buffers     []*buffer
+	weights     []*weight
+	angles      map[*backend.Rope]angles
+	routes      []*routing
+	tables      map[backend.Weight]address // expert tables, by their first matrix
+	kv          kvStore
+	gathered    map[backend.Buf]address // scratch of AllGather, by its source
+	ruledLogits map[*buffer]address     // copies of logits after rules, by the logits
+	blas        int                     // cuBLASLt's version; 0: not used
+	noBLAS      error                   // why cuBLASLt is not used
 
 	plans     map[backend.Key]*plan
 	adapt     adapters
 	recording *plan
 	scratch   sample.Scratch
-	row       []float32 // of logits, for draws by the host
+	row       []float32 // logits of one row, for sampling by the host
 }
 
 var (
@@ -120,53 +120,53 @@ var (
 	_ backend.Adapters = (*CUDA)(nil)
 )
 
-// buffer is fp32 [rows, cols], rows as many as the limits allow.
+// buffer is fp32 [rows, cols], with as many rows as the limits allow.
 type buffer struct {
 	rows backend.Rows
 	cols int
 	data address
 }
 
-// weight is a matrix [out, in] as the checkpoint has it or, with in 0, a vector
-// [out] of fp32.
+// weight is a matrix [out, in] in the checkpoint's type or, with in 0, a vector [out]
+// of fp32.
 type weight struct {
 	name    string
 	dtype   int32
 	out, in int
-	first   int // row of the whole matrix that is the first here
+	first   int // row of the whole matrix that row 0 is
 	of      int // rows of the whole matrix
 	scales  scales
 	data    address
 }
 
-// angles are a rotation's table of the step, [tokens, 2·half], and its frequencies.
+// angles is a rotation's table for the step, [tokens, 2·half], and its frequencies.
 type angles struct{ table, freq address }
 
-// kvStore is the paged KV. A page is K [kvHeads, blockTokens, headDim], then V the
-// same; a latent's page is [blockTokens, headDim], of which K is all and V the first
-// columns. What a group does not need of it stays unused.
+// kvStore is the paged KV. A page is K [kvHeads, blockTokens, headDim], then V of the
+// same shape. A latent's page is [blockTokens, headDim]: K is all columns and V the first
+// ones. Bytes of a page that a group does not need are unused.
 type kvStore struct {
 	spec    backend.KVSpec
 	regions []address  // [Regions] of [Blocks, PageBytes]
-	mirror  [][]byte   // the same, of the host; nil: none
-	digests [][]uint32 // [Regions] of [Blocks], where there is a mirror
+	mirror  [][]byte   // the host's copy of regions; nil: none
+	digests [][]uint32 // [Regions] of [Blocks], if there is a mirror
 	pieces  []piece    // scratch
 	copies  uint32     // calls of copy
 }
 
-// group is that of a KV layer.
+// group returns the group of a KV layer.
 func (kv *kvStore) group(layer int) *backend.KVGroup {
 	return &kv.spec.Groups[kv.spec.Layers[layer].Group]
 }
 
-// Device is what Look finds.
+// Device describes a device for Probe.
 type Device struct {
 	Name        string
 	Total, Free int64 // bytes of memory
 }
 
-// Look opens a device only to say what it is.
-func Look(library string, number int) (Device, error) {
+// Probe opens a device, reads its description and closes it.
+func Probe(library string, number int) (Device, error) {
 	c, err := New(Options{Library: library, Device: number, Limits: backend.Limits{Tokens: 1, Outputs: 1, Seqs: 1, Blocks: 1}})
 	if err != nil {
 		return Device{}, err
@@ -185,12 +185,12 @@ func open(path string) (*library, error) {
 	}
 	l, err := openLibrary(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the CUDA kernels cannot be opened (`make cuda` makes them): %w", backend.ErrNoDevice, err)
+		return nil, fmt.Errorf("%w: the CUDA kernels cannot be opened (`make cuda` builds them): %w", backend.ErrNoDevice, err)
 	}
 	return l, nil
 }
 
-// Ordinal reads a device's name, "cuda" or "cuda:N".
+// Ordinal parses a device's name, "cuda" or "cuda:N".
 func Ordinal(name string) (n int, ok bool) {
 	if name == "cuda" {
 		return 0, true
@@ -207,14 +207,14 @@ func New(o Options) (*CUDA, error) {
 		int64(l.Seqs)*int64(l.Blocks) > 1<<31-1 {
 		return nil, fmt.Errorf("%w: limits %+v", backend.ErrShape, l)
 	}
-	if o.Deterministic && o.Ranks != nil && o.Ranks.Ranks() > 2 {
-		return nil, fmt.Errorf("%w: one order for all sums holds at one or two GPUs, not at %d: NCCL chooses an order of ranks by the size of what it adds up", backend.ErrShape, o.Ranks.Ranks())
+	if o.Deterministic && o.Group != nil && o.Group.Size() > 2 {
+		return nil, fmt.Errorf("%w: a fixed order of sums needs one or two GPUs, not %d: NCCL chooses the order of ranks by the size of a sum", backend.ErrShape, o.Group.Size())
 	}
 	lib, err := open(o.Library)
 	if err != nil {
 		return nil, err
 	}
-	c := &CUDA{opts: o, plans: make(map[backend.Key]*plan), angles: make(map[*backend.Rope]angles), tables: make(map[backend.Weight]address), ruled: make(map[*buffer]address)}
+	c := &CUDA{opts: o, plans: make(map[backend.Key]*plan), angles: make(map[*backend.Rope]angles), tables: make(map[backend.Weight]address), ruledLogits: make(map[*buffer]address)}
 	n, err := lib.count()
 	if err == nil && o.Device >= n {
 		err = fmt.Errorf("there is no device %d, only %d", o.Device, n)
@@ -245,17 +245,17 @@ func (c *CUDA) limits() limits {
 	return limits{int32(l.Tokens), int32(l.Outputs), int32(l.Seqs), int32(l.Blocks), one}
 }
 
-// openBLAS opens cuBLASLt. One that was asked for by its path must be there.
+// openBLAS opens cuBLASLt. It is an error if a path is set and cannot be opened.
 func (c *CUDA) openBLAS() error {
 	path := c.opts.BLAS
 	switch {
 	case path == BLASNone:
-		c.noBLAS = errors.New("it is not asked for")
+		c.noBLAS = errors.New("not requested")
 		return nil
 	case c.opts.Deterministic && path != BLASAuto:
-		return fmt.Errorf("%w: cuBLASLt adds up in orders of its own: it and one order for all do not go together", backend.ErrShape)
+		return fmt.Errorf("%w: cuBLASLt does not fix the order of sums, so that it cannot be deterministic", backend.ErrShape)
 	case c.opts.Deterministic:
-		c.noBLAS = errors.New("it adds up in orders of its own")
+		c.noBLAS = errors.New("it does not fix the order of sums")
 		return nil
 	case path == BLASAuto:
 		path = ""
@@ -266,10 +266,10 @@ func (c *CUDA) openBLAS() error {
 	return nil
 }
 
-// BLAS is the version of cuBLASLt that is used, as in 130002, or 0 and why there is none.
+// BLAS returns the version of cuBLASLt in use, as in 130002, or 0 and the reason.
 func (c *CUDA) BLAS() (version int, why error) { return c.blas, c.noBLAS }
 
-// failed is what the device says of its last failure.
+// failed returns the device's last error, with the operation that failed.
 func (c *CUDA) failed(what string) error {
 	err := c.dev.err()
 	if strings.Contains(err.Error(), "out of memory") {
@@ -278,8 +278,8 @@ func (c *CUDA) failed(what string) error {
 	return fmt.Errorf("cuda: %s: %w", what, err)
 }
 
-// Variant names the chip's generation for the numerics class, and what else decides
-// how products add up.
+// Variant returns, for the numerics class, the chip's generation and the other settings
+// that determine the order of sums.
 func (c *CUDA) Variant() string {
 	chip := fmt.Sprintf("sm%d", c.info.capability)
 	if c.info.twin != 0 {
@@ -294,16 +294,16 @@ func (c *CUDA) Variant() string {
 	return fmt.Sprintf("cuda-%s-%d", chip, kernelVersion)
 }
 
-// Name is the device's own.
+// Name returns the device's name.
 func (c *CUDA) Name() string {
 	name, _, _ := bytes.Cut(c.info.name[:], []byte{0})
 	return string(name)
 }
 
-// Free is how much memory of the device is free, in bytes.
+// Free returns the free memory of the device in bytes.
 func (c *CUDA) Free() int64 { return c.dev.describe().free }
 
-// limit is the most rows of a kind.
+// limit returns the largest number of rows of a row set.
 func (c *CUDA) limit(rows backend.Rows) int {
 	if rows == backend.OutputRows {
 		return c.opts.Limits.Outputs
@@ -333,8 +333,8 @@ func (c *CUDA) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 	return backend.Buf(len(c.buffers) - 1), nil
 }
 
-// Load copies a vector, widened to fp32, or a matrix as it is or, with Tensor.As, in
-// 8 or 4 bits. FP8 whose blocks are too narrow for the kernels becomes bf16.
+// Load copies a vector, converted to fp32, or a matrix in its own type or, with Tensor.As,
+// in 8 or 4 bits. FP8 with blocks that are too narrow for the kernels becomes bf16.
 func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 	w := &weight{name: t.Name, first: t.First, of: t.Of}
 	if t.DType == backend.FP8 {
@@ -388,6 +388,7 @@ func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 		return backend.NoWeight, err
 	}
 	c.weights = append(c.weights, w)
+	// put copies bytes into newly allocated device memory.
 	return backend.Weight(len(c.weights) - 1), nil
 }
 
@@ -397,6 +398,7 @@ func (c *CUDA) put(data []byte, what string) (address, error) {
 	if err == nil && !c.dev.upload(a, data) {
 		err = c.failed(what)
 	}
+	// widen converts bf16 to fp32.
 	return a, err
 }
 
@@ -406,6 +408,7 @@ func widen(data []byte) []byte {
 	for ; len(data) > 0; data = data[2:] {
 		wide = append(wide, 0, 0, data[0], data[1])
 	}
+	// raw returns numbers as bytes.
 	return wide
 }
 
@@ -431,7 +434,7 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 	if c.memory, ok = c.dev.groups(len(spec.Groups), c.limits()); !ok {
 		return c.failed("block tables")
 	}
-	for i := range c.memory[0].tables { // both are the same
+	for i := range c.memory[0].tables { // both steps share the tables
 		c.memory[0].tables[i] = unknownBlock
 	}
 	for i := range spec.Regions {
@@ -471,18 +474,18 @@ func (c *CUDA) Download(dst []float32, src backend.Buf) []float32 {
 	return dst
 }
 
-// Close ends the device's work and returns its memory.
+// Close waits for the device's work and frees its memory.
 func (c *CUDA) Close() error {
 	if c.dev != nil {
 		c.dev.close()
 	}
 	c.dev = nil
 	c.buffers, c.weights, c.routes, c.plans = nil, nil, nil, nil
-	c.memory, c.kv, c.flying, c.told, c.asked, c.adapt = [2]stepMemory{}, kvStore{}, nil, nil, nil, adapters{}
+	c.memory, c.kv, c.started, c.outputProbs, c.outputDraws, c.adapt = [2]stepMemory{}, kvStore{}, nil, nil, nil, adapters{}
 	return nil
 }
 
-// float32Bytes is for tables that go to the device once.
+// float32Bytes returns numbers as bytes, for tables that are uploaded once.
 func float32Bytes(v []float32) []byte {
 	b := make([]byte, 0, 4*len(v))
 	for _, f := range v {

@@ -7,9 +7,11 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// KV that the network reads from the device's memory, or writes there, never comes
-// past the host. What it is checked by is computed where it lies: a checksum of each
-// page, which the device writes to the host beside the copies of mirror.go.
+// KV that the network transfers directly to or from device memory never passes the
+// host. The device computes a checksum of each page and writes it to the host, next to
+// the copies of mirror.go.
+
+// kvDigests allocates the checksums of a region.
 
 // kvDigests reserves a region's.
 func (c *CUDA) kvDigests(blocks int) ([]uint32, error) {
@@ -20,7 +22,7 @@ func (c *CUDA) kvDigests(blocks int) ([]uint32, error) {
 	return unsafe.Slice((*uint32)(unsafe.Pointer(&m[0])), blocks), nil
 }
 
-// KVAddress is where a region lies; see backend.Direct.
+// KVAddress returns the address of a region; see backend.Direct.
 func (c *CUDA) KVAddress(region int) (at uintptr, gpu int) {
 	if c.info.twin != 0 {
 		return uintptr(c.kv.regions[region]), -1
@@ -28,10 +30,10 @@ func (c *CUDA) KVAddress(region int) (at uintptr, gpu int) {
 	return uintptr(c.kv.regions[region]), c.opts.Device
 }
 
-// KVDigest is what Digest, or a step, has made of a page.
+// KVDigest returns the checksum of a page that Digest, or a step, computed last.
 func (c *CUDA) KVDigest(region int, block int32) uint32 { return c.kv.digests[region][block] }
 
-// Digest makes those of all layers' pages, and waits.
+// Digest computes the checksums of all layers' pages, and waits.
 func (c *CUDA) Digest(blocks [][]int32) error {
 	if err := c.checkBlocks(blocks); err != nil {
 		return err
@@ -43,7 +45,7 @@ func (c *CUDA) Digest(blocks [][]int32) error {
 	return c.digestNow()
 }
 
-// Verify compares pages with what they were where they came from, and waits.
+// Verify compares pages with the checksums of their source, and waits.
 func (c *CUDA) Verify(pages []backend.PageDigest) error {
 	c.kv.pieces = c.kv.pieces[:0]
 	for _, p := range pages {
@@ -63,7 +65,7 @@ func (c *CUDA) Verify(pages []backend.PageDigest) error {
 	return nil
 }
 
-// addDigests adds what a layer has in blocks, each by itself.
+// addDigests adds a layer's pages in blocks, one piece each.
 func (c *CUDA) addDigests(layer int, blocks [][]int32) {
 	place := c.kv.spec.Layers[layer]
 	for _, id := range blocks[place.Group] {
@@ -76,7 +78,7 @@ func (c *CUDA) digestOf(region int, block int32) piece {
 	return piece{c.kv.regions[region] + address(int(block)*size), uint64(uintptr(unsafe.Pointer(&c.kv.digests[region][block]))), int64(size)}
 }
 
-// startDigests starts those of c.kv.pieces; they are there when the next copies are.
+// startDigests starts the checksums of c.kv.pieces. They are complete when the next copies are.
 func (c *CUDA) startDigests() error {
 	if !c.dev.digest(c.kv.pieces) {
 		return c.failed("checksums of KV")

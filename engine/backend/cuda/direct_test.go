@@ -13,10 +13,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// A prompt goes on at another device whose memory the network writes to: each layer's
-// checksums are there when its mark is heard, the host's copies are not touched, a
-// flipped bit is noticed by the second device, and without one its logits are the
-// first one's.
+// A prompt continues on another device whose memory the network writes to. Each layer's
+// checksums are complete when its mark is called, and the host's copies are not touched. The
+// second device detects a flipped bit, and without one its logits are the first one's.
 func TestDirect(t *testing.T) {
 	for _, late := range []string{"0", "5"} {
 		t.Run(late, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 // drawVocab is more than the threads of a block have once.
 const drawVocab = 700
 
-// drawCase draws from rows of logits in every way, with ties, and tells
-// log-probabilities; with rules once more behind what was drawn.
+// drawCase samples from rows of logits in every way, with ties and log-probabilities. With
+// rules it samples once more after the sampled tokens.
 func drawCase(rules bool) kernelCase {
 	name, tokens := "draws", 12
 	if rules {
@@ -70,7 +70,7 @@ func drawAll(rng *rand.Rand, s *backend.Step) {
 		if i == 6 {
 			p.Temperature = 0
 		}
-		s.Outputs = append(s.Outputs, backend.Output{Row: int32(i), Position: int32(rng.IntN(5000)), Params: p, Probs: i * 5 % 22})
+		s.Outputs = append(s.Outputs, backend.Output{Row: int32(i), Position: int32(rng.IntN(5000)), Params: p, LogProbs: i * 5 % 22})
 	}
 	s.Sampled = make([]int32, len(s.Outputs))
 }
@@ -117,8 +117,8 @@ func ruleAll(rng *rand.Rand, s *backend.Step) {
 	}
 }
 
-// follow runs a step and one behind it, in which output i goes on with what output
-// i+1 has drawn. A device is given the second before the first has ended.
+// follow runs a step and one after it, in which output i continues with the token of output
+// i+1. A device gets the second before the first has ended.
 func (c *kernelCase) follow(dev backend.Backend, key backend.Key, first, second *backend.Step, record func()) error {
 	ahead, ok := dev.(backend.Ahead)
 	if ok {
@@ -158,13 +158,13 @@ func numbers(tokens []int32) (all []float32) {
 	return all
 }
 
-// drawn is what came of the outputs of a step: tokens, ranks, log-probabilities, the
-// best tokens and theirs. A backend that tells none has them made of its logits.
+// drawn returns the results of a step's outputs: tokens, ranks, log-probabilities, the best
+// tokens and theirs. If a backend has none, they are computed from its logits.
 func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results [][]float32) {
 	var tokens, ranks, own []float32
 	rows := dev.Download(nil, logits)
 	for i, token := range s.Sampled {
-		n := s.Outputs[i].Probs - 1
+		n := s.Outputs[i].LogProbs - 1
 		lp, rank, top := sample.LogProbs(sample.Portable{}, rows[i*drawVocab:(i+1)*drawVocab], token, max(n, 0), nil, nil)
 		if scorer, ok := dev.(backend.Scorer); ok && n >= 0 {
 			if lp, rank, top, ok = scorer.LogProbs(i, nil); !ok {

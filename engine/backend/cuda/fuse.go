@@ -2,9 +2,9 @@ package cuda
 
 import "slices"
 
-// fuse makes one operation of several neighbours where a kernel does them together:
-// each is a launch less and a trip through memory less. Marks are kept at their
-// places; nothing is fused across one.
+// fuse replaces neighbouring operations by one where a kernel computes them together,
+// which saves launches and memory traffic. Marks keep their places; nothing is fused
+// across one.
 func fuse(ops []op, marks []stop) ([]op, []stop) {
 	ops, marks = anglesFirst(ops, marks)
 	adaptsLast(ops, marks)
@@ -19,7 +19,7 @@ func fuse(ops []op, marks []stop) ([]op, []stop) {
 			until = marks[0].at
 		}
 		o, n := ops[at], 1
-		for _, f := range []func(ops, rest []op) (op, int){placing, joining, joiningAdapts} {
+		for _, f := range []func(ops, rest []op) (op, int){fusePlace, fuseLinear, fuseAdapts} {
 			if one, many := f(ops[at:until], ops[at:]); many > 0 {
 				o, n = one, many
 				break
@@ -33,8 +33,8 @@ func fuse(ops []op, marks []stop) ([]op, []stop) {
 	return fused, moved
 }
 
-// anglesFirst puts what layers turn by, which is of positions alone, before
-// everything else.
+// anglesFirst moves the operations that compute rotation tables to the front. They
+// depend on positions only.
 func anglesFirst(ops []op, marks []stop) ([]op, []stop) {
 	var first, rest []op
 	moved := append([]stop(nil), marks...)
@@ -53,9 +53,9 @@ func anglesFirst(ops []op, marks []stop) ([]op, []stop) {
 	return append(first, rest...), moved
 }
 
-// placing is the norms of queries' and keys' heads, where there are any, their
-// rotations and the write of keys and values.
-func placing(ops, _ []op) (op, int) {
+// fusePlace fuses the norms of queries' and keys' heads, if any, their rotations and the
+// write of keys and values.
+func fusePlace(ops, _ []op) (op, int) {
 	headNorm := func(o op) bool { return o.kind == opNorm && o.dim < o.n && o.b == 0 && o.dst == o.a }
 	n := 0
 	if len(ops) >= 5 && headNorm(ops[0]) && headNorm(ops[1]) {
@@ -81,10 +81,10 @@ func placing(ops, _ []op) (op, int) {
 	return p, n + 3
 }
 
-// joining is products of the same rows, which one kernel makes one behind the other:
-// queries, keys and values; a gate and what it lets through, also with what comes of
-// both where nobody looks at these themselves. rest goes on behind the next mark.
-func joining(ops, rest []op) (op, int) {
+// fuseLinear fuses products of the same rows, which one kernel computes one after the other:
+// queries, keys and values, or a gate and up. It also fuses the gated activation of both if
+// no later operation reads them. rest continues after the next mark.
+func fuseLinear(ops, rest []op) (op, int) {
 	o := ops[0]
 	if o.kind != opLinear {
 		return op{}, 0
@@ -96,7 +96,7 @@ func joining(ops, rest []op) (op, int) {
 		if m.table != 0 {
 			w = m.table
 		}
-		like := m // but for what may differ
+		like := m // except for fields that may differ
 		like.n, like.w, like.bias, like.dst, like.table, like.more = ops[0].n, o.w, o.bias, o.dst, o.table, o.more
 		if like != o || (m.table == 0) != (o.table == 0) || m.dst == o.a || m.dst == o.dst || n == 2 && m.dst == o.more[0].dst {
 			break
@@ -117,8 +117,8 @@ func joining(ops, rest []op) (op, int) {
 	return o, n
 }
 
-// adaptsLast puts what adapters add to a product behind the products that stand
-// together with it, in place.
+// adaptsLast moves adapters' products after the matrix products that can be fused with
+// theirs.
 func adaptsLast(ops []op, marks []stop) {
 	for end := len(ops); end > 1; end-- {
 		moved := false
@@ -135,8 +135,8 @@ func adaptsLast(ops []op, marks []stop) {
 	}
 }
 
-// joiningAdapts is what adapters add to several products of the same rows.
-func joiningAdapts(ops, _ []op) (op, int) {
+// fuseAdapts fuses adapters' products for several matrices of the same rows.
+func fuseAdapts(ops, _ []op) (op, int) {
 	o := ops[0]
 	if o.kind != opAdapt {
 		return op{}, 0
@@ -144,7 +144,7 @@ func joiningAdapts(ops, _ []op) (op, int) {
 	n := 1
 	for ; n < len(ops) && n <= len(o.more); n++ {
 		m := ops[n]
-		like := m // but for what may differ
+		like := m // except for fields that may differ
 		like.n, like.w, like.bias, like.dst = ops[0].n, o.w, o.bias, o.dst
 		if like != ops[0] || m.dst == o.dst || n == 2 && m.dst == o.more[0].dst {
 			break
@@ -154,7 +154,7 @@ func joiningAdapts(ops, _ []op) (op, int) {
 	return o, n
 }
 
-// unread says whether a buffer is written anew before anything reads it.
+// unread reports whether a buffer is written before any operation reads it.
 func unread(rest []op, b address) bool {
 	for _, o := range rest {
 		if o.a == b || o.b == b || o.extra == b || o.kind != opLinear && o.dst == b {

@@ -11,8 +11,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/model"
 )
 
-// What follows each other in the layers of these models is fused, and the marks stand
-// behind what stores KV, where they did.
+// Neighbouring operations in the layers of these models are fused, and the marks stay after
+// the operations that store KV.
 func TestFuse(t *testing.T) {
 	for _, dir := range []string{"gqa-tied", "qwen3", "gpt-oss-mxfp4"} {
 		src, err := model.OpenDir("../../model/testdata/" + dir)
@@ -76,7 +76,7 @@ func TestFuseMarks(t *testing.T) {
 	}
 }
 
-// A gate whose other half somebody reads later is not fused with it.
+// A gate is not fused if a later operation reads its other half.
 func TestFuseUnread(t *testing.T) {
 	linear := func(from, to address) op { return op{kind: opLinear, n: 8, k: 4, a: from, w: 2, dst: to} }
 	gate := []op{linear(1, 10), linear(1, 11), {kind: opGatedAct, n: 8, dst: 10, a: 10, b: 11}}
@@ -88,7 +88,7 @@ func TestFuseUnread(t *testing.T) {
 	}
 }
 
-// What is fused has the bits of what it stands for, in KV of either type too.
+// A fused operation has the bits of the operations that it replaces, with KV of either type.
 func TestFusedBits(t *testing.T) {
 	cases := []kernelCase{placeCase(backend.BF16, false), placeCase(backend.BF16, true), placeCase(backend.F32, true)}
 	for _, c := range kernelCases() {
@@ -99,7 +99,7 @@ func TestFusedBits(t *testing.T) {
 	for _, c := range cases {
 		var results [2][][]float32
 		for i, apart := range []bool{false, true} {
-			dev := openGPU(t, Options{Limits: benchLimits, apart: apart})
+			dev := openGPU(t, Options{Limits: benchLimits, unfused: apart})
 			var err error
 			if results[i], err = c.run(dev, 3); err != nil {
 				t.Fatal(err)

@@ -29,7 +29,7 @@ import (
 	"unsafe"
 )
 
-// The structures of both sides have one size.
+// The structures have the same size on both sides.
 var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_op{})-unsafe.Sizeof(op{})]
 	_ = [1]byte{}[unsafe.Sizeof(C.td_info{})-unsafe.Sizeof(info{})]
@@ -48,8 +48,8 @@ var (
 	_ = [1]byte{}[C.TD_ADAPT-int(opAdapt)]
 )
 
-// library is an opened shared object. It stays open: what a GPU's driver started
-// for it has no end before that of the process.
+// library is an opened shared object. It stays open, because what a GPU's driver started
+// for it ends only with the process.
 type library struct{ c *C.td_library }
 
 // openLibrary opens the shared object at path.
@@ -67,7 +67,7 @@ func openLibrary(path string) (*library, error) {
 	return l, nil
 }
 
-// count is how many devices there are.
+// count returns the number of devices.
 func (l *library) count() (int, error) {
 	var why [256]C.char
 	n := C.td_l_count(l.c, &why[0], C.int(len(why)))
@@ -77,7 +77,7 @@ func (l *library) count() (int, error) {
 	return int(n), nil
 }
 
-// ncclID makes the name of a group of ranks.
+// ncclID returns the id of a new NCCL communicator.
 func (l *library) ncclID(nccl string) ([]byte, error) {
 	var why [256]C.char
 	id := make([]byte, ncclIDBytes)
@@ -89,14 +89,14 @@ func (l *library) ncclID(nccl string) ([]byte, error) {
 	return id, nil
 }
 
-// ranks has the device meet the other ranks'.
-func (d *driver) ranks(nccl string, id []byte, rank, ranks int) bool {
+// joinGroup joins the communicator with that id.
+func (d *driver) joinGroup(nccl string, id []byte, rank, ranks int) bool {
 	path := C.CString(nccl)
 	defer C.free(unsafe.Pointer(path))
 	return C.td_l_ranks(d.l, d.d, path, (*C.char)(unsafe.Pointer(&id[0])), C.int(rank), C.int(ranks)) != 0
 }
 
-func (d *driver) leave() { C.td_l_leave(d.l, d.d) }
+func (d *driver) abortGroup() { C.td_l_leave(d.l, d.d) }
 
 // driver is an open device.
 type driver struct {
@@ -133,7 +133,7 @@ func (d *driver) describe() (i info) {
 	return i
 }
 
-// alloc reserves n bytes, or returns 0.
+// alloc returns n bytes of device memory, or 0.
 func (d *driver) alloc(n int) address { return address(C.td_l_alloc(d.l, d.d, C.int64_t(n))) }
 
 func (d *driver) upload(to address, from []byte) bool {
@@ -144,7 +144,7 @@ func (d *driver) download(to []byte, from address) bool {
 	return len(to) == 0 || C.td_l_download(d.l, d.d, unsafe.Pointer(&to[0]), C.td_address(from), C.int64_t(len(to))) != 0
 }
 
-// groups makes the two steps' memory for so many groups of KV.
+// groups allocates the memory of two steps for n groups of KV.
 func (d *driver) groups(n int, m limits) (s [2]stepMemory, ok bool) {
 	var both [2]C.td_step
 	if C.td_l_groups(d.l, d.d, C.int(n), &both[0]) == 0 {
@@ -170,7 +170,7 @@ func (d *driver) tables(which, group, seq, from, n int) bool {
 	return C.td_l_tables(d.l, d.d, C.int(which), C.int(group), C.int(seq), C.int(from), C.int(n)) != 0
 }
 
-// recorded is a plan of the device's.
+// recorded is a plan of the shared object.
 type recorded struct{ p *C.td_plan }
 
 func (d *driver) record(ops []op, tokens, outputs int, graph bool) (recorded, bool) {
@@ -186,8 +186,8 @@ func (d *driver) run(p recorded, which, from, to int) bool {
 	return C.td_l_run(d.l, d.d, p.p, C.int(which), C.int(from), C.int(to)) != 0
 }
 
-// host is memory of the host that copies reach, n bytes: memory, or where that is nil
-// some of the library's. Nil where there is none.
+// host returns n bytes of host memory that copies can use: memory, or memory of the
+// library if that is nil. It returns nil on failure.
 func (d *driver) host(memory []byte, n int) []byte {
 	p := C.td_l_host(d.l, d.d, unsafe.Pointer(unsafe.SliceData(memory)), C.int64_t(n))
 	if p == nil {
@@ -204,13 +204,13 @@ func (d *driver) copy(pieces []piece, toDevice bool) bool {
 	return C.td_l_copy(d.l, d.d, unsafe.Pointer(unsafe.SliceData(pieces)), C.int(len(pieces)), to) != 0
 }
 
-// digest writes the checksum of pieces to the host, before the copies of the next
-// copy end.
+// digest writes the checksums of pieces to the host, before the copies of the next call
+// of copy end.
 func (d *driver) digest(pieces []piece) bool {
 	return len(pieces) == 0 || C.td_l_digest(d.l, d.d, unsafe.Pointer(unsafe.SliceData(pieces)), C.int(len(pieces))) != 0
 }
 
-// poll says whether all work has ended; false with an error where it failed.
+// poll reports whether all work has ended. It returns an error if it failed.
 func (d *driver) poll() (bool, error) {
 	switch C.td_l_poll(d.l, d.d) {
 	case 0:
@@ -223,13 +223,13 @@ func (d *driver) poll() (bool, error) {
 
 func (d *driver) wait() bool { return C.td_l_wait(d.l, d.d) != 0 }
 
-// memory sees a twin's memory, which is the host's.
+// memory returns a twin's memory, which is host memory.
 func (d *driver) memory(at address, n int) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))), n)
 }
 
-// twin sets how the host twin runs what follows: a seed, whether copies land late,
-// and which barrier is left out.
+// twin sets how the host twin runs later calls: a seed, whether copies land late, and
+// which barrier is left out.
 func (l *library) twin(seed uint64, deferred bool, skip string) {
 	late, name := C.int(0), C.CString(skip)
 	defer C.free(unsafe.Pointer(name))
@@ -239,15 +239,15 @@ func (l *library) twin(seed uint64, deferred bool, skip string) {
 	C.td_l_twin(l.c, C.uint64_t(seed), late, name)
 }
 
-// sites lists the barriers and waits that the twin has met, one a line.
+// sites returns the barriers and waits that the twin has reached, one per line.
 func (l *library) sites() string {
 	b := make([]byte, 64<<10)
 	n := C.td_l_twin_sites(l.c, (*C.char)(unsafe.Pointer(&b[0])), C.int(len(b)))
 	return string(b[:min(int(n), len(b)-1)])
 }
 
-// fault runs one of the twin's kernels with faults and says what it noticed; false
-// if there is no such kernel.
+// fault runs one of the twin's kernels with faults and returns what it detected, or
+// false if there is no such kernel.
 func (l *library) fault(kind int, deferred bool) (string, bool) {
 	var why [256]C.char
 	late := C.int(0)

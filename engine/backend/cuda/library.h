@@ -1,4 +1,4 @@
-// The functions of api.h, found in a shared object that is opened at run time.
+// The functions of api.h in a shared object that is opened at run time.
 #pragma once
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -12,12 +12,12 @@ typedef struct {
 	void *handle;
 #define TD_FIELD(name) __typeof__(&td_##name) name;
 	TD_FUNCTIONS(TD_FIELD)
-	void (*twin)(uint64_t seed, int deferred, const char *skip); // of the host twin alone
+	void (*twin)(uint64_t seed, int deferred, const char *skip); // of the host twin only
 	int (*twin_sites)(char *to, int n);
 	int (*twin_fault)(int kind, int deferred, char *why, int n);
 } td_library;
 
-// td_load fills l and returns NULL, or says what is wrong.
+// td_load fills l and returns NULL, or returns an error text.
 static inline const char *td_load(td_library *l, const char *path) {
 	l->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!l->handle) return dlerror();

@@ -4,7 +4,7 @@ package cuda
 
 import "errors"
 
-var errBuild = errors.New("this build opens no shared objects: build it on Linux, with cgo")
+var errBuild = errors.New("this build cannot open shared objects: build it on Linux, with cgo")
 
 type (
 	library  struct{}
@@ -16,8 +16,8 @@ func openLibrary(string) (*library, error)                    { return nil, errB
 func (*library) count() (int, error)                          { return 0, errBuild }
 func (*library) open(int, limits) (*driver, error)            { return nil, errBuild }
 func (*library) ncclID(string) ([]byte, error)                { return nil, errBuild }
-func (*driver) ranks(string, []byte, int, int) bool           { return false }
-func (*driver) leave()                                        {}
+func (*driver) joinGroup(string, []byte, int, int) bool       { return false }
+func (*driver) abortGroup()                                   {}
 func (*driver) close()                                        {}
 func (*driver) err() error                                    { return errBuild }
 func (*driver) describe() info                                { return info{} }

@@ -11,12 +11,12 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// The network reads and writes KV in memory of the host that is as large as the
-// device's: a block has one number in both. What is to leave is copied there layer
-// by layer, on a stream of its own beside the step; what has come is copied to the
-// device before the next step begins.
+// The network reads and writes KV in a copy of the device's KV in host memory. A block
+// has one number in both. Blocks to send are copied to the host layer by layer, on a
+// stream of their own while the step runs. Received blocks are copied to the device
+// before the next step begins.
 
-// mapMirror reserves n bytes of the host's that copies reach.
+// mapMirror maps n bytes of host memory that copies can use.
 func (c *CUDA) mapMirror(n int) ([]byte, error) {
 	var m []byte
 	if c.opts.MapKV != nil {
@@ -34,7 +34,7 @@ func (c *CUDA) mapMirror(n int) ([]byte, error) {
 	return m, nil
 }
 
-// KVRegion is the host's copy of one region's pages; nil where there is none.
+// KVRegion returns the host's copy of one region's pages, or nil if there is none.
 func (c *CUDA) KVRegion(region int) []byte {
 	if c.kv.mirror == nil {
 		return nil
@@ -42,7 +42,7 @@ func (c *CUDA) KVRegion(region int) []byte {
 	return c.kv.mirror[region]
 }
 
-// Mirrored says whether KVRegion is a copy.
+// Mirrored reports whether KVRegion is a copy.
 func (c *CUDA) Mirrored() bool { return c.kv.mirror != nil }
 
 // Fetch copies pages to the host and waits for them; see backend.Mirror.
@@ -86,8 +86,7 @@ func (c *CUDA) checkBlocks(blocks [][]int32) error {
 	return nil
 }
 
-// addPieces adds what a layer has in blocks: blocks that follow each other are one
-// piece.
+// addPieces adds a layer's pages in blocks. Consecutive blocks are one piece.
 func (c *CUDA) addPieces(layer int, blocks [][]int32) {
 	place, size, first := c.kv.spec.Layers[layer], c.kv.spec.PageBytes, len(c.kv.pieces)
 	for _, id := range blocks[place.Group] {
@@ -110,13 +109,13 @@ func (c *CUDA) copyPieces(toDevice bool) error {
 	return nil
 }
 
-// awaitCopies waits until so many calls of copy have ended. It looks, gives other
-// goroutines a turn, and now and then asks the device.
+// awaitCopies waits until n calls of copy have ended.
 func (c *CUDA) awaitCopies(n uint32) error {
 	return c.await("copies of KV", func() bool { return int32(atomic.LoadUint32(c.memory[0].copied)-n) >= 0 })
 }
 
-// await looks for what the device writes.
+// await polls what the device writes. It yields to other goroutines, and now and then
+// asks the driver for errors.
 func (c *CUDA) await(what string, there func() bool) error {
 	const ask = 200 * time.Microsecond
 	var since time.Time
@@ -128,7 +127,7 @@ func (c *CUDA) await(what string, there func() bool) error {
 		}
 		if now := time.Now(); now.Sub(since) > ask {
 			since = now
-			if r := c.opts.Ranks; r != nil {
+			if r := c.opts.Group; r != nil {
 				if err := r.Waiting(began); err != nil {
 					return err
 				}
@@ -138,45 +137,44 @@ func (c *CUDA) await(what string, there func() bool) error {
 				return fmt.Errorf("cuda: %s: %w", what, err)
 			}
 			if idle && !there() {
-				return fmt.Errorf("cuda: the device ended %s without saying so: %w", what, c.dev.err())
+				return fmt.Errorf("cuda: the device finished %s without its completion write: %w", what, c.dev.err())
 			}
 		}
 	}
 	return nil
 }
 
-// wanted says whether there are blocks, which must be the KV's.
-func (c *CUDA) wanted(blocks [][]int32) (some bool, err error) {
+// hasBlocks reports whether blocks is not empty. It returns an error for blocks outside of the KV.
+func (c *CUDA) hasBlocks(blocks [][]int32) (some bool, err error) {
 	if c.kv.mirror == nil || !slices.ContainsFunc(blocks, func(b []int32) bool { return len(b) > 0 }) {
 		return false, nil
 	}
 	return true, c.checkBlocks(blocks)
 }
 
-// runMarked starts a step part by part, with copies of what is to be fetched of each
-// layer behind it, and tells of each layer when its copies have ended, while later
-// parts run.
+// runMarked starts a step part by part. After each part it copies the requested pages of
+// its layer, and it calls onMark when the copies have ended, while later parts run.
 func (c *CUDA) runMarked(p *plan, which int, step *backend.Step, onMark func(layer int)) error {
-	copying, err := c.wanted(step.Fetch)
+	copying, err := c.hasBlocks(step.Fetch)
 	if err != nil {
 		return err
 	}
-	checking, err := c.wanted(step.Digest)
+	checking, err := c.hasBlocks(step.Digest)
 	if err != nil {
 		return err
 	}
-	done, told := 0, 0
+	done, marked := 0, 0
 	first := c.kv.copies
-	tell := func(wait bool) error {
-		for ; told < len(p.marks); told++ {
-			n := first + uint32(told) + 1
+	callMarks := func(wait bool) error {
+		for ; marked < len(p.marks); marked++ {
+			n := first + uint32(marked) + 1
 			if int32(c.kv.copies-n) < 0 || !wait && int32(atomic.LoadUint32(c.memory[0].copied)-n) < 0 {
 				return nil
 			}
 			if err := c.awaitCopies(n); err != nil {
 				return err
 			}
-			onMark(p.marks[told].layer)
+			onMark(p.marks[marked].layer)
 		}
 		return nil
 	}
@@ -199,12 +197,12 @@ func (c *CUDA) runMarked(p *plan, which int, step *backend.Step, onMark func(lay
 		if err := c.copyPieces(false); err != nil {
 			return err
 		}
-		if err := tell(false); err != nil {
+		if err := callMarks(false); err != nil {
 			return err
 		}
 	}
 	if !c.dev.run(p.eager, which, done, len(p.ops)) {
 		return c.failed("a step")
 	}
-	return tell(true)
+	return callMarks(true)
 }

@@ -30,9 +30,9 @@ func (c *CUDA) here(region, block int) []byte {
 	return c.KVRegion(region)[block*n : (block+1)*n]
 }
 
-// A prompt that one device computes goes on at another: each layer's pages are in the
-// first one's host memory when its mark is heard, while later layers are still to be
-// computed, and in the second one's device memory before its next step, however late
+// A prompt that one device computes continues on another. Each layer's pages are in the
+// first one's host memory when its mark is called, while later layers are still to be
+// computed. They are in the second one's device memory before its next step, however late
 // both are.
 func TestMirror(t *testing.T) {
 	for _, dir := range []string{"gqa-tied", "mistral-window"} {

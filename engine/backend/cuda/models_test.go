@@ -106,9 +106,9 @@ func load(rng *rand.Rand, talks []*talk, spec backend.KVSpec) (*backend.Step, []
 		}
 		k.done += n
 		if k.done == len(k.tokens) && len(s.Outputs) < modelLimits.Outputs {
-			out := backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params, Probs: (k.done * 5) % 22}
+			out := backend.Output{Row: int32(len(s.Tokens) - 1), Position: int32(k.done), Params: k.params, LogProbs: (k.done * 5) % 22}
 			if c := k.params.Controls; c != nil && wordsOf(c) > ruleWords {
-				out.Probs = 0 // the host draws, and looks for itself
+				out.LogProbs = 0 // the host draws, and looks for itself
 			}
 			s.Outputs = append(s.Outputs, out)
 			who = append(who, k)
@@ -119,7 +119,7 @@ func load(rng *rand.Rand, talks []*talk, spec backend.KVSpec) (*backend.Step, []
 	return s, who
 }
 
-// newTalks makes sequences whose blocks lie anywhere.
+// newTalks makes sequences whose blocks are anywhere in the pool.
 func newTalks(rng *rand.Rand, vocab int, spec backend.KVSpec) []*talk {
 	perm := rng.Perm(spec.Blocks)
 	talks := make([]*talk, modelLimits.Seqs)
@@ -179,8 +179,8 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// widened is a backend that computes with the numbers which matrices of 8 and 4 bits
-// stand for, and does not round activations for them as the CPU does.
+// widened is a backend that computes with the values of matrices of 8 and 4 bits, and does
+// not round activations for them as the CPU does.
 type widened struct{ backend.Backend }
 
 func (w widened) Load(t backend.Tensor) (backend.Weight, error) {
@@ -240,7 +240,7 @@ func compareModels(t *testing.T, src *model.Source, want, got *seat, kv backend.
 			if own != step.Sampled[i] {
 				t.Errorf("step %d, output %d: token %d drawn, the host draws %d of the same logits", steps, i, step.Sampled[i], own)
 			}
-			compareProbs(t, got.Backend.(*CUDA), i, step.Outputs[i].Probs, b[i*vocab:(i+1)*vocab], own)
+			compareProbs(t, got.Backend.(*CUDA), i, step.Outputs[i].LogProbs, b[i*vocab:(i+1)*vocab], own)
 			drawn++
 			if sampled[i] == step.Sampled[i] {
 				draws++
@@ -261,8 +261,8 @@ func compareModels(t *testing.T, src *model.Source, want, got *seat, kv backend.
 	}
 }
 
-// compareProbs holds what the device told of an output against sample.LogProbs of its
-// own logits.
+// compareProbs compares the device's log-probabilities of an output with sample.LogProbs of
+// its logits.
 func compareProbs(t *testing.T, c *CUDA, output, asked int, logits []float32, token int32) {
 	t.Helper()
 	own, rank, top, ok := c.LogProbs(output, nil)

@@ -2,7 +2,7 @@ package cuda
 
 import "github.com/tandem-serving/tandem/engine/backend"
 
-// routing is where a step's choices of experts lie; layers take turns.
+// routing is the buffers of a step's expert selections, which the layers share.
 type routing struct {
 	rows                        backend.Rows
 	topK, experts               int
@@ -12,7 +12,7 @@ type routing struct {
 // spanSlots is kSpanSlots of the kernels: the most slots of one span.
 const spanSlots = 64
 
-// routing finds or makes the arrays for such choices.
+// routing returns the arrays for such a routing.
 func (c *CUDA) routing(rows backend.Rows, topK, experts int) *routing {
 	for _, r := range c.routes {
 		if r.rows == rows && r.topK == topK && r.experts == experts {
@@ -35,7 +35,7 @@ func (c *CUDA) routing(rows backend.Rows, topK, experts int) *routing {
 	return r
 }
 
-// MoE records the choice of experts, their three products and the sum.
+// MoE records the selection of experts, their three products and the sum.
 func (c *CUDA) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	d, rest := c.alike("MoE", dst, x)
 	inner, ups := c.alike("MoE", m.Inner, m.InnerUp)
@@ -67,7 +67,10 @@ func (c *CUDA) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	if g := m.Sigmoid; g != nil {
 		need(g.Groups > 0 && n%g.Groups == 0 && g.Keep > 0 && g.Keep <= g.Groups && m.TopK <= n/g.Groups*g.Keep && m.Scale == nil,
 			"MoE: top %d of the best %d of %d groups of %d experts", m.TopK, g.Keep, g.Groups, n)
-		o.kind, o.heads, o.kvHeads, o.scale, o.bias = opRouteGroups, int32(g.Groups), int32(g.Keep), g.Factor, c.vector(g.Bias, n)
+		o.kind, o.heads, o.kvHeads, o.scale = opRouteGroups, int32(g.Groups), int32(g.Keep), g.Factor
+		if !g.Softmax {
+			o.bias = c.vector(g.Bias, n)
+		}
 	}
 	c.record(a, o)
 	c.record(a, part(opGroup))
@@ -89,8 +92,8 @@ func (c *CUDA) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 	c.record(a, o)
 }
 
-// HeadLinear records a product per head as that of experts: every row uses every
-// head, a head's slots lie side by side, and its matrix is read once for all rows.
+// HeadLinear records a product per head as one of experts. Every row uses every head, a
+// head's slots are contiguous, and its matrix is read once for all rows.
 func (c *CUDA) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	d, a, in, out := c.buf(dst), c.buf(x), c.buf(s.In), c.buf(s.Out)
 	heads := len(s.Weights)
@@ -108,10 +111,10 @@ func (c *CUDA) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	c.record(a, op{kind: opJoin, heads: int32(heads), n: int32(d.cols), k: k, dim: int32(w.out), dst: d.data, a: a.data, b: out.data})
 }
 
-// experts is the table of matrices [out, in] and their biases.
+// experts returns the table of matrices [out, in] and their biases.
 func (c *CUDA) experts(ids, biases []backend.Weight, out, in int) (address, int32) {
 	need(biases == nil || len(biases) == len(ids), "MoE: %d biases of %d experts", len(biases), len(ids))
-	if have, ok := c.tables[ids[0]]; ok { // a weight is of one list of experts
+	if have, ok := c.tables[ids[0]]; ok { // a weight belongs to one list of experts
 		return have, c.weight(ids[0]).dtype
 	}
 	err := c.oneType(ids)

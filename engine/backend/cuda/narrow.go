@@ -10,30 +10,30 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// Matrices of 8 and 4 bits as kernels have them; cuda/api.h says how they lie.
+// Matrices of 8 and 4 bits in the layout of the kernels, which cuda/api.h describes.
 
 const (
-	fp8Fill   = 16 // a multiple of which rows of FP8 are filled up to
-	groupFill = 64 // and those of INT8 and INT4
-	leastCols = 16 // of FP8 that share a scale
-	allOfThem = 30 // a power of two that no matrix has as many rows, or columns
+	fp8Fill   = 16 // rows of FP8 are padded to a multiple of it
+	groupFill = 64 // rows of INT8 and INT4 are padded to a multiple of it
+	leastCols = 16 // least columns of FP8 that share a scale
+	allOfThem = 30 // exponent of a power of two above any number of rows or columns
 )
 
 var quantized = map[backend.DType]int32{backend.INT8: typeINT8, backend.INT4: typeINT4}
 
-// FP8Blocks says whether blocks of so many rows and columns stay FP8 here, also in
-// matrices that are turned, or begin at any multiple of 16 of each. 0 is all.
+// FP8Blocks reports whether blocks of rows × cols stay FP8 on the device, also in matrices
+// that are transposed or begin at a multiple of 16 of either. 0 means all.
 func FP8Blocks(rows, cols int) bool { return rows%leastCols == 0 && cols%leastCols == 0 }
 
-// shareScales checks a matrix of FP8 and says how many rows and columns share a scale
-// as the kernels count: powers of two that no block's edge cuts. Where that leaves
-// fewer columns than they take at once it becomes bf16.
+// shareScales checks an FP8 matrix and returns how many rows and columns share a scale in
+// the kernels: powers of two that divide every block evenly. If that leaves fewer columns
+// than the kernels need, Load converts the matrix to bf16.
 func shareScales(t *backend.Tensor) (scales, error) {
 	if len(t.Shape) != 2 || !t.Scales.Fit(t.Shape[0], t.Shape[1]) || len(t.Data) != t.Shape[0]*t.Shape[1] {
 		return scales{}, fmt.Errorf("%w: tensor %s %s %v of %d bytes and its scales", backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
 	}
 	if !t.Finite() {
-		return scales{}, fmt.Errorf("tensor %s: fp8 with a value or a scale that is no finite number", t.Name)
+		return scales{}, fmt.Errorf("tensor %s: fp8 with a value or a scale that is not finite", t.Name)
 	}
 	out, in, s := t.Shape[0], t.Shape[1], t.Scales
 	shared := scales{powerOfTwo(s.Rows, s.Row, out), powerOfTwo(s.Cols, s.Col, in)}
@@ -44,8 +44,8 @@ func shareScales(t *backend.Tensor) (scales, error) {
 	return shared, nil
 }
 
-// powerOfTwo is the largest, as an exponent, that blocks of so many can be cut into,
-// of which the first lacks before.
+// powerOfTwo returns the exponent of the largest power of two that divides blocks of the
+// given size, of which the first lacks before elements.
 func powerOfTwo(block, before, all int) int32 {
 	if before+all <= block {
 		return allOfThem
@@ -56,7 +56,7 @@ func powerOfTwo(block, before, all int) int32 {
 	return n
 }
 
-// packFP8 fills rows up and puts the scales behind.
+// packFP8 pads the rows and appends the scales.
 func packFP8(t *backend.Tensor, s scales) []byte {
 	out, in := t.Shape[0], t.Shape[1]
 	length := (in + fp8Fill - 1) / fp8Fill * fp8Fill
@@ -74,9 +74,8 @@ func packFP8(t *backend.Tensor, s scales) []byte {
 	return m
 }
 
-// oneType has all matrices of a list be bf16 where some had to become so as they were
-// loaded: heads may be cut out of a matrix where its blocks, of one and not of the
-// next, have no edge.
+// oneType converts the matrices of a list to bf16 if one of them was converted at load.
+// Heads may be parts of one matrix, and block edges may cut one head and not the next.
 func (c *CUDA) oneType(ids []backend.Weight) error {
 	wide := false
 	for _, id := range ids {
@@ -92,7 +91,7 @@ func (c *CUDA) oneType(ids []backend.Weight) error {
 	return nil
 }
 
-// widenFP8 makes bf16 of what packFP8 has put on the device.
+// widenFP8 converts an FP8 matrix on the device to bf16.
 func (c *CUDA) widenFP8(w *weight) error {
 	length := (w.in + fp8Fill - 1) / fp8Fill * fp8Fill
 	t := backend.Tensor{Name: w.name, DType: backend.FP8, Shape: []int{w.out, w.in}, Scales: &backend.Scales{Rows: 1 << w.scales.rows, Cols: 1 << w.scales.cols}}
@@ -113,8 +112,7 @@ func (c *CUDA) widenFP8(w *weight) error {
 	return err
 }
 
-// quantize makes a matrix of F32 or BF16 one of Tensor.As, all processors a part of
-// its rows.
+// quantize converts an F32 or BF16 matrix to Tensor.As, with all processors.
 func quantize(t *backend.Tensor) []byte {
 	out, in := t.Shape[0], t.Shape[1]
 	m := make([]byte, t.As.MatrixBytes(out, in))
@@ -151,7 +149,7 @@ func quantizeRows(m []byte, t *backend.Tensor, from, to int) {
 	}
 }
 
-// packFours makes a word of eight numbers of 4 bits, each 8 larger.
+// packFours packs eight numbers of 4 bits, with an offset of 8, into a word.
 func packFours(dst, q []byte) {
 	for at := 0; at < len(q); at += 8 {
 		var word uint32
@@ -162,7 +160,7 @@ func packFours(dst, q []byte) {
 	}
 }
 
-// floats reads numbers of F32 or BF16.
+// floats converts F32 or BF16 numbers.
 func floats(dst []float32, data []byte, from backend.DType) {
 	for i := range dst {
 		if from == backend.BF16 {

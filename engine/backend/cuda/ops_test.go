@@ -257,7 +257,7 @@ func kernelCases() (all []kernelCase) {
 		rows, experts, k  int
 		dt                backend.DType
 		sigmoid, normalze bool
-	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}} {
+	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
 		add("moe/"+c.name, c.rows, func(b *bench) func() {
 			const hidden, inner = 64, 96
 			x, y, router := b.input(hidden, 1), b.output(hidden), b.input(c.experts, 2)
@@ -269,6 +269,9 @@ func kernelCases() (all []kernelCase) {
 			}
 			if c.sigmoid {
 				spec.Sigmoid = &backend.SigmoidRouter{Bias: b.weight(backend.F32, 0.1, c.experts), Groups: 4, Keep: 2, Factor: 2.5}
+				if !c.normalze {
+					spec.Sigmoid.Softmax, spec.Sigmoid.Bias = true, backend.NoWeight
+				}
 			}
 			return func() { b.MoE(y, x, router, spec) }
 		})
@@ -291,12 +294,14 @@ func attentionCases() (all []kernelCase) {
 		heads, kvHeads, dim, latent, blockTokens, window int
 		dt                                               backend.DType
 		sinks                                            bool
+		softcap                                          float32
 	}{
-		{4, 2, 64, 0, 16, 0, backend.F32, false}, {8, 2, 64, 0, 16, 0, backend.BF16, false}, {5, 1, 128, 0, 16, 40, backend.BF16, true},
-		{3, 1, 256, 0, 16, 0, backend.BF16, true}, {2, 1, 512, 0, 8, 0, backend.BF16, false}, {4, 1, 80, 64, 16, 0, backend.BF16, false},
-		{6, 2, 40, 0, 16, 20, backend.BF16, false}, {3, 1, 128, 0, 32, 0, backend.BF16, false},
+		{4, 2, 64, 0, 16, 0, backend.F32, false, 0}, {8, 2, 64, 0, 16, 0, backend.BF16, false, 0}, {5, 1, 128, 0, 16, 40, backend.BF16, true, 0},
+		{3, 1, 256, 0, 16, 0, backend.BF16, true, 0}, {2, 1, 512, 0, 8, 0, backend.BF16, false, 0}, {4, 1, 80, 64, 16, 0, backend.BF16, false, 0},
+		{6, 2, 40, 0, 16, 20, backend.BF16, false, 0}, {3, 1, 128, 0, 32, 0, backend.BF16, false, 0},
+		{4, 2, 256, 0, 16, 30, backend.BF16, false, 1.5}, {2, 1, 24, 0, 16, 0, backend.F32, false, 0.7},
 	} {
-		name := fmt.Sprintf("attention/%d-%d-%d/%s", c.heads, c.kvHeads, c.dim, c.dt)
+		name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
 		spec := func(*rand.Rand) backend.KVSpec {
 			s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
 			s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
@@ -309,7 +314,7 @@ func attentionCases() (all []kernelCase) {
 				wide, first, second = c.latent, c.latent, c.dim-c.latent
 			}
 			q, k, v, y := b.input(c.heads*c.dim, 1), b.input(first, 1), b.input(second, 1), b.output(c.heads*wide)
-			a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Window: c.window}
+			a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Softcap: c.softcap, Window: c.window}
 			if c.sinks {
 				w := b.weight(backend.F32, 2, c.heads)
 				a.Sinks = &w
@@ -534,7 +539,7 @@ func openTwin(t *testing.T) *library {
 	return lib
 }
 
-// The twin says what is wrong with a kernel, where that is more than a wrong result.
+// The twin reports faults of a kernel that are more than a wrong result.
 func TestTwinSeesFaults(t *testing.T) {
 	lib := openTwin(t)
 	for kind, want := range []string{"different masks", "a mask without its caller", "deadlock", "at different barriers", "at different operations", "read before it landed"} {
@@ -554,8 +559,8 @@ func TestTwinSeesFaults(t *testing.T) {
 	}
 }
 
-// play runs a case on the twin with one barrier left out, or none, and says how far
-// off its results are.
+// play runs a case on the twin with one barrier left out, or none, and returns the error of
+// its results.
 func (c *kernelCase) play(lib *library, want [][]float32, seed uint64, skip string) (float64, error) {
 	lib.twin(seed, seed%2 == 1, skip)
 	dev, err := New(Options{Library: libraryPath, Limits: benchLimits})
@@ -612,8 +617,8 @@ func TestBarriersAreNeeded(t *testing.T) {
 	t.Logf("%d barriers and waits, each of them missed when left out", len(unnoticed))
 }
 
-// mutant plays a case without a barrier, in a few orders of threads, and returns the
-// process's status: 0 if nobody noticed.
+// mutant runs a case without a barrier, in a few orders of threads, and returns the process's
+// status: 0 if the fault was not detected.
 func mutant(what string) int {
 	var at int
 	var site string

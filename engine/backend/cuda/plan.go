@@ -6,31 +6,31 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// stop is a place in the plan that the host waits for: the KV of a layer is there.
+// stop is a place in the plan at which the KV of a layer is complete.
 type stop struct{ at, layer int }
 
 // plan is a recorded forward pass.
 type plan struct {
 	ops    []op
 	marks  []stop
-	logits *buffer // that were sampled; nil: none
+	logits *buffer // the sampled logits; nil: none
 	turned map[*backend.Rope]bool
 	vocab  int // smallest embedding table, 0 without one
 	usesKV bool
-	adapts bool // adapters take part
+	adapts bool // with adapters
 
-	whole, eager recorded // whole is a graph where the step is of decoding
+	whole, eager recorded // whole is a graph for decode steps
 }
 
-// need panics when shapes disagree: a fault of the model file.
+// need panics if shapes disagree, which is a bug of the model file.
 func need(ok bool, format string, args ...any) {
 	if !ok {
 		panic("cuda: " + fmt.Sprintf(format, args...))
 	}
 }
 
-// record appends an operation over rows like b's; c must be inside Replay's
-// record call.
+// record appends an operation over rows like b's. It must be called inside Replay's
+// record function.
 func (c *CUDA) record(b *buffer, o op) {
 	if b.rows == backend.OutputRows {
 		o.outputs = 1
@@ -53,7 +53,7 @@ func (c *CUDA) weight(id backend.Weight) *weight {
 	return c.weights[id]
 }
 
-// vector is where a parameter vector of n elements lies, 0 for NoWeight.
+// vector returns the address of a parameter vector of n elements, or 0 for NoWeight.
 func (c *CUDA) vector(id backend.Weight, n int) address {
 	if id == backend.NoWeight {
 		return 0
@@ -63,7 +63,7 @@ func (c *CUDA) vector(id backend.Weight, n int) address {
 	return w.data
 }
 
-// alike gives the buffers, which must have one row set and one width.
+// alike returns the buffers, which must have one row set and one width.
 func (c *CUDA) alike(what string, first backend.Buf, rest ...backend.Buf) (*buffer, []*buffer) {
 	a, all := c.buf(first), make([]*buffer, len(rest))
 	for i, id := range rest {
@@ -93,7 +93,7 @@ func (c *CUDA) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 	c.adaptLinear(d, a, m)
 }
 
-// norm records a norm of every dim columns; with add first x += add.
+// norm records a norm of every dim columns. With add it first records x += add.
 func (c *CUDA) norm(d, x, add *buffer, dim int, w backend.Weight, eps float32) {
 	o := op{kind: opNorm, n: int32(d.cols), dim: int32(dim), scale: eps, dst: d.data, a: x.data, w: c.vector(w, dim)}
 	if add != nil {
@@ -122,8 +122,8 @@ func (c *CUDA) HeadNorm(dst, x backend.Buf, heads, headDim int, w backend.Weight
 	c.norm(d, rest[0], nil, headDim, w, eps)
 }
 
-// Rope records the rotation of each head of x by the rows' positions. What all
-// layers turn by is computed once a step.
+// Rope records the rotation of each head of x by the rows' positions. The table of a
+// rotation is computed once per step for all layers.
 func (c *CUDA) Rope(x backend.Buf, heads, headDim int, r *backend.Rope) {
 	a := c.buf(x)
 	dim := 2 * len(r.InvFreq)
@@ -140,12 +140,12 @@ func (c *CUDA) Rope(x backend.Buf, heads, headDim int, r *backend.Rope) {
 	}
 	if p := c.plan(); !p.turned[r] {
 		p.turned[r] = true
-		c.record(a, op{kind: opAngles, dim: int32(dim), scale: r.Scale, dst: t.table, w: t.freq})
+		c.record(a, op{kind: opAngles, dim: int32(dim), scale: r.Scale, cap: r.Growth, from: int32(r.Span), dst: t.table, w: t.freq})
 	}
 	c.record(a, op{kind: opRope, n: int32(a.cols), k: int32(headDim), dim: int32(dim), dst: a.data, b: t.table})
 }
 
-// kvOp is what operations on a KV layer have in common.
+// kvOp returns the fields that operations on a KV layer have in common.
 func (c *CUDA) kvOp(kind opKind, layer int) (op, *backend.KVGroup) {
 	s := &c.kv.spec
 	need(layer >= 0 && layer < len(s.Layers), "KV layer %d of %d", layer, len(s.Layers))
@@ -187,7 +187,7 @@ func (c *CUDA) Attention(dst, q backend.Buf, a backend.AttentionSpec) {
 		"Attention: %+v over KV %+v in %d columns", a, *g, d.cols)
 	need(a.Window >= 0 && a.Window <= maxCols && (g.Window == 0 || a.Window > 0 && a.Window <= g.Window),
 		"Attention: window of %d over KV that keeps %d", a.Window, g.Window)
-	o.heads, o.scale, o.window, o.n = int32(a.Heads), a.Scale, int32(a.Window), int32(d.cols)
+	o.heads, o.scale, o.cap, o.window, o.n = int32(a.Heads), a.Scale, a.Softcap, int32(a.Window), int32(d.cols)
 	o.dst, o.a = d.data, x.data
 	if a.Sinks != nil {
 		o.extra = c.vector(*a.Sinks, a.Heads)
@@ -239,16 +239,16 @@ func (c *CUDA) Rows(dst, src backend.Buf) {
 func (c *CUDA) Sample(logits backend.Buf) {
 	b := c.buf(logits)
 	need(b.rows == backend.OutputRows && c.plan().logits == nil, "Sample: logits must have output rows, and be sampled once")
-	if c.opts.Ranks != nil && c.opts.Ranks.Rank() > 0 {
+	if c.opts.Group != nil && c.opts.Group.Rank() > 0 {
 		return
 	}
-	if c.ruled[b] == 0 {
+	if c.ruledLogits[b] == 0 {
 		var err error
-		c.ruled[b], err = c.reserve(c.limit(b.rows)*b.cols*4, "logits that rules change")
+		c.ruledLogits[b], err = c.reserve(c.limit(b.rows)*b.cols*4, "logits that rules change")
 		need(err == nil, "Sample: %v", err)
 	}
 	c.recording.logits = b
-	c.record(b, op{kind: opSample, n: int32(b.cols), dst: c.ruled[b], a: b.data})
+	c.record(b, op{kind: opSample, n: int32(b.cols), dst: c.ruledLogits[b], a: b.data})
 }
 
 // Mark records that all KV of a layer has been stored.

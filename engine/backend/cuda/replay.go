@@ -9,23 +9,23 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// stepState is what is kept of the last step.
+// stepState is the state of the last step.
 type stepState struct {
 	tokens, outputs int
-	number          int32 // of the last step that was started
-	controlled      []int // outputs of more rules than the device takes, which the host draws
+	number          int32 // of the last started step
+	controlled      []int // outputs whose rules exceed the device's limit, which the host samples
 }
 
-// flight is a step that was started and whose tokens nobody has read.
-type flight struct {
+// startedStep is a started step whose tokens have not been read.
+type startedStep struct {
 	number  int32
 	outputs int
 }
 
-// filling is which of the two steps' memory the next step has.
+// filling returns which of the two step memories the next step uses.
 func (s *stepState) filling() int { return int(s.number+1) & 1 }
 
-// live is how many rows of a kind the last step had.
+// live returns the number of rows of a row set in the last step.
 func (s *stepState) live(rows backend.Rows) int {
 	if rows == backend.OutputRows {
 		return s.outputs
@@ -33,9 +33,9 @@ func (s *stepState) live(rows backend.Rows) int {
 	return s.tokens
 }
 
-// graphTokens is the most tokens of a step that is a graph: beyond it the time to
-// start operations one by one is hidden by what they compute. Graphs are of steps of
-// decoding, in which every token has an output.
+// graphTokens is the most tokens of a step that runs as a graph. In larger steps the
+// computation hides the time to launch operations one by one. Graphs are for decode
+// steps, in which every token has an output.
 const graphTokens = 512
 
 func graphed(k backend.Key) bool { return k.Tokens <= graphTokens && k.Tokens == k.Outputs }
@@ -58,30 +58,30 @@ func (c *CUDA) Capture(keys []backend.Key, record func()) (graphs int, err error
 	return graphs, nil
 }
 
-// Replay runs a step; see backend.Backend. The step is checked against the plan
-// and copied before anything runs; a refusal means that nothing ran. Whatever fails
-// where ranks compute together ends all of them.
+// Replay runs a step; see backend.Backend. The step is checked against the plan and
+// copied before anything runs, so that a refused step changes nothing. With several
+// workers any other failure ends all of them.
 func (c *CUDA) Replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
 	err := c.replay(key, step, record, onMark)
-	if r := c.opts.Ranks; err != nil && r != nil && !errors.Is(err, backend.ErrShape) {
-		c.dev.leave()
+	if r := c.opts.Group; err != nil && r != nil && !errors.Is(err, backend.ErrShape) {
+		c.dev.abortGroup()
 		if lost := r.Err(); lost != nil {
 			return lost
 		}
-		return fmt.Errorf("%w: rank %d of %d: %w", backend.ErrLost, r.Rank(), r.Ranks(), err)
+		return fmt.Errorf("%w: rank %d of %d: %w", backend.ErrLost, r.Rank(), r.Size(), err)
 	}
 	return err
 }
 
 func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark func(layer int)) error {
-	if len(c.flying) > 0 {
-		return fmt.Errorf("%w: a step while %d that were started have not been finished", backend.ErrShape, len(c.flying))
+	if len(c.started) > 0 {
+		return fmt.Errorf("%w: Replay while %d started steps are not finished", backend.ErrShape, len(c.started))
 	}
 	p, err := c.prepare(key, step, record, 0)
 	if err != nil {
 		return err
 	}
-	if r := c.opts.Ranks; r != nil && r.Rank() == 0 {
+	if r := c.opts.Group; r != nil && r.Rank() == 0 {
 		if err := r.Begin(step); err != nil {
 			return err
 		}
@@ -101,18 +101,18 @@ func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark
 		return nil
 	}
 	copy(step.Sampled, c.memory[which].sampled[:c.step.outputs])
-	c.tell(which, c.step.outputs)
+	c.keepLogprobs(which, c.step.outputs)
 	for _, i := range c.step.controlled {
-		if err := c.drawHere(p.logits, step, i); err != nil {
+		if err := c.sampleOnHost(p.logits, step, i); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Start gives the device a step; see backend.Ahead.
+// Start queues a step on the device; see backend.Ahead.
 func (c *CUDA) Start(key backend.Key, step *backend.Step, record func()) error {
-	if len(c.flying) == 2 {
+	if len(c.started) == 2 {
 		return fmt.Errorf("%w: a third step while two have not been finished", backend.ErrShape)
 	}
 	for i := range step.Outputs {
@@ -127,49 +127,49 @@ func (c *CUDA) Start(key backend.Key, step *backend.Step, record func()) error {
 	if !c.dev.run(p.whole, int(c.step.number)&1, 0, len(p.ops)) {
 		return c.failed("a step")
 	}
-	c.flying = append(c.flying, flight{c.step.number, c.step.outputs})
+	c.started = append(c.started, startedStep{c.step.number, c.step.outputs})
 	return nil
 }
 
-// Finish waits for the oldest step that was started; see backend.Ahead.
+// Finish waits for the oldest started step; see backend.Ahead.
 func (c *CUDA) Finish(sampled []int32) error {
-	if len(c.flying) == 0 || len(sampled) != c.flying[0].outputs {
-		return fmt.Errorf("%w: the end of a step with %d outputs; started and not finished: %+v", backend.ErrShape, len(sampled), c.flying)
+	if len(c.started) == 0 || len(sampled) != c.started[0].outputs {
+		return fmt.Errorf("%w: the end of a step with %d outputs; started and not finished: %+v", backend.ErrShape, len(sampled), c.started)
 	}
-	f := c.flying[0]
-	c.flying = append(c.flying[:0], c.flying[1:]...)
+	f := c.started[0]
+	c.started = append(c.started[:0], c.started[1:]...)
 	if err := c.finish(f.number); err != nil {
 		return err
 	}
 	copy(sampled, c.memory[f.number&1].sampled)
-	c.tell(int(f.number)&1, f.outputs)
+	c.keepLogprobs(int(f.number)&1, f.outputs)
 	return nil
 }
 
-// MostProbs is how many best tokens the device finds, and one.
-func (c *CUDA) MostProbs() int { return 1 + topProbs }
+// MaxLogProbs returns 1 plus the number of best tokens that the device finds.
+func (c *CUDA) MaxLogProbs() int { return 1 + topProbs }
 
-// tell keeps what LogProbs tells of: the memory of the step that has ended, which is
-// not filled again before the one behind it has ended too.
-func (c *CUDA) tell(which, outputs int) {
-	c.told, c.asked = c.memory[which].probs[:outputs], c.memory[which].draws[:outputs]
+// keepLogprobs stores the inputs of LogProbs: the memory of the finished step, which is not
+// reused before the step after it has finished too.
+func (c *CUDA) keepLogprobs(which, outputs int) {
+	c.outputProbs, c.outputDraws = c.memory[which].probs[:outputs], c.memory[which].draws[:outputs]
 }
 
-// LogProbs is what the device told of an output; see backend.Scorer. Of what the host
-// has drawn, or where there is no finite logit, it tells nothing.
+// LogProbs returns the device's log-probabilities of an output; see backend.Scorer. ok is
+// false for outputs that the host sampled, and if no logit is finite.
 func (c *CUDA) LogProbs(output int, top []sample.Top) (own float32, rank int, all []sample.Top, ok bool) {
-	if output >= len(c.told) || c.asked[output].probs == 0 || c.told[output].rank < 1 {
+	if output >= len(c.outputProbs) || c.outputDraws[output].probs == 0 || c.outputProbs[output].rank < 1 {
 		return 0, 0, top, false
 	}
-	p := &c.told[output]
-	for i := range c.asked[output].probs - 1 {
+	p := &c.outputProbs[output]
+	for i := range c.outputDraws[output].probs - 1 {
 		top = append(top, sample.Top{Token: p.tokens[i], LogProb: p.top[i]})
 	}
 	return p.own, int(p.rank), top, true
 }
 
-// prepare finds the plan of a key and takes a step for it. Its tokens may be drawn by
-// so many outputs of the step before.
+// prepare returns the plan of a key and copies a step for it. Up to drawn outputs of the
+// step before may be tokens of this one.
 func (c *CUDA) prepare(key backend.Key, step *backend.Step, record func(), drawn int) (*plan, error) {
 	adapted, err := c.adapt.used(step)
 	if err != nil {
@@ -179,17 +179,16 @@ func (c *CUDA) prepare(key backend.Key, step *backend.Step, record func(), drawn
 	if err != nil {
 		return nil, err
 	}
-	return p, c.take(p, key, step, drawn)
+	return p, c.copyStep(p, key, step, drawn)
 }
 
-// finish waits until the device has written the number of a step, or of one that
-// was started later.
+// finish waits until the device has written the number of a step, or of a later one.
 func (c *CUDA) finish(number int32) error {
 	return c.await("a step", func() bool { return int32(atomic.LoadUint32(c.memory[0].done))-number >= 0 })
 }
 
-// drawHere draws an output of more rules than the device takes.
-func (c *CUDA) drawHere(logits *buffer, step *backend.Step, i int) error {
+// sampleOnHost samples on the host an output whose rules exceed the device's limit.
+func (c *CUDA) sampleOnHost(logits *buffer, step *backend.Step, i int) error {
 	if len(c.row) < logits.cols {
 		c.row = make([]float32, logits.cols)
 	}
@@ -201,7 +200,7 @@ func (c *CUDA) drawHere(logits *buffer, step *backend.Step, i int) error {
 	return nil
 }
 
-// planOf finds or records the plan of a key.
+// planOf returns the plan of a key, and records it if there is none.
 func (c *CUDA) planOf(key backend.Key, record func(), adapted bool) (*plan, error) {
 	plans := c.plans
 	if adapted {
@@ -227,7 +226,7 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 	defer func() { c.recording = nil }()
 	record()
 	p := c.recording
-	if !c.opts.apart {
+	if !c.opts.unfused {
 		p.ops, p.marks = fuse(p.ops, p.marks)
 	}
 	ok := true
@@ -243,9 +242,9 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 	return p, nil
 }
 
-// take checks a step and copies it. A token of -1-i is what output i of the step
-// before draws, of which there are drawn.
-func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) error {
+// copyStep checks a step and copies it. A token of -1-i is output i of the step before, which
+// has drawn outputs.
+func (c *CUDA) copyStep(p *plan, key backend.Key, step *backend.Step, drawn int) error {
 	s, l, to := &c.step, c.opts.Limits, &c.memory[c.step.filling()]
 	n := len(step.Tokens)
 	switch {
@@ -263,7 +262,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		}
 	}
 	for i := range step.Outputs {
-		if p := step.Outputs[i].Probs; p < 0 || p > c.MostProbs() {
+		if p := step.Outputs[i].LogProbs; p < 0 || p > c.MaxLogProbs() {
 			return fmt.Errorf("%w: output %d wants %d best tokens, at most %d", backend.ErrShape, i, p-1, topProbs)
 		}
 		if r := step.Outputs[i].Row; r < 0 || int(r) >= n {
@@ -271,7 +270,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		}
 	}
 	if p.usesKV {
-		if err := c.takeSpans(step); err != nil {
+		if err := c.copySpans(step); err != nil {
 			return err
 		}
 	}
@@ -285,7 +284,7 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 		to.outRows[i] = o.Row
 		to.draws[i] = draw{
 			seed: o.Params.Seed, choice: o.Params.Choice, position: o.Position, temperature: o.Params.Temperature,
-			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.Probs),
+			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.LogProbs),
 		}
 		switch k := o.Params.Controls; {
 		case k == nil || p.logits == nil:
@@ -299,9 +298,9 @@ func (c *CUDA) take(p *plan, key backend.Key, step *backend.Step, drawn int) err
 	return nil
 }
 
-// takeSpans checks that the spans cover the rows in order and that each row's
-// position follows from its span, and brings the block tables up to date.
-func (c *CUDA) takeSpans(step *backend.Step) error {
+// copySpans checks that the spans cover the rows in order and that each row's position
+// follows from its span, and updates the block tables.
+func (c *CUDA) copySpans(step *backend.Step) error {
 	next, rowSpan, adapters := 0, c.memory[c.step.filling()].rowSpan, c.memory[c.step.filling()].adapters
 	for i := range step.Spans {
 		sp := &step.Spans[i]
@@ -313,13 +312,13 @@ func (c *CUDA) takeSpans(step *backend.Step) error {
 			return fmt.Errorf("%w: span %d has %d block tables, the KV has %d groups", backend.ErrShape, i, len(sp.Tables), len(c.kv.spec.Groups))
 		}
 		for g := range sp.Tables {
-			if err := c.takeTable(i, sp, g); err != nil {
+			if err := c.copyTable(i, sp, g); err != nil {
 				return err
 			}
 		}
 		for r := next; r < next+int(sp.Tokens); r++ {
 			if pos := int(sp.Start) + r - next; int(step.Positions[r]) != pos {
-				return fmt.Errorf("%w: row %d has position %d, its span says %d", backend.ErrShape, r, step.Positions[r], pos)
+				return fmt.Errorf("%w: row %d has position %d, its span has %d", backend.ErrShape, r, step.Positions[r], pos)
 			}
 			rowSpan[r], adapters[r] = int32(i), sp.Adapter
 		}
@@ -334,8 +333,8 @@ func (c *CUDA) takeSpans(step *backend.Step) error {
 	return nil
 }
 
-// markChunks marks those of the rows from first on, all of one span, that stand
-// together with enough others where kernels look at them together.
+// markChunks marks the rows from first on, all of one span, of which enough are
+// neighbours for the kernels that process them together.
 func markChunks(rowSpan []int32, first int) {
 	for first < len(rowSpan) {
 		end := min((first/chunkRows+1)*chunkRows, len(rowSpan))
@@ -348,10 +347,10 @@ func markChunks(rowSpan []int32, first int) {
 	}
 }
 
-// takeTable checks one span's block table of a group, sends what of it the device
-// does not have, and notes where the span's rows are stored. Before the window
-// there may be no blocks.
-func (c *CUDA) takeTable(span int, sp *backend.Span, group int) error {
+// copyTable checks one span's block table of a group, sends the parts that the device
+// does not have, and sets where the span's rows are stored. Entries before the window
+// may hold no block.
+func (c *CUDA) copyTable(span int, sp *backend.Span, group int) error {
 	g, l, table := &c.kv.spec.Groups[group], c.opts.Limits, sp.Tables[group]
 	bt, end := g.BlockTokens, int(sp.Start)+int(sp.Tokens)
 	if len(table) > l.Blocks || len(table)*bt < end {
@@ -362,7 +361,7 @@ func (c *CUDA) takeTable(span int, sp *backend.Span, group int) error {
 	if g.Window > 0 {
 		first = max(0, int(sp.Start)-g.Window+1) / bt
 	}
-	// What the device has of this row is what pinned memory still says.
+	// Pinned memory still holds what the device has of this row.
 	to := &c.memory[c.step.filling()]
 	have := to.tables[(group*l.Seqs+span)*l.Blocks:][:len(table)]
 	lo, hi := len(table), 0

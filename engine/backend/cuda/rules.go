@@ -14,23 +14,23 @@ const (
 	markWords = int(unsafe.Sizeof(mark{}) / 8)
 )
 
-// OutputBytes is what an output of so many logits takes beside the buffers of a model:
-// its rules, and the logits as they leave them.
+// OutputBytes returns the memory that an output of vocab logits takes in addition to a
+// model's buffers: its rules, and the logits after the rules.
 func OutputBytes(vocab int) int64 { return ruleWords*8 + 4*int64(vocab) }
 
-// wordsOf is the most words that the rules of a request take.
+// wordsOf returns the most words that the rules of a request take.
 func wordsOf(c *sample.Controls) int {
-	return headWords + len(c.Allowed()) + banWords*c.MostBans() + markWords*len(c.Marks())
+	return headWords + len(c.Allowed()) + banWords*c.MaxBans() + markWords*len(c.Marks())
 }
 
-// Rules says whether the device draws by such rules, of which it takes so many words;
-// see backend.Ruler. Else the host reads the logits, and draws.
+// Rules reports whether the device applies such rules, which must fit in ruleWords words;
+// see backend.Ruler. Otherwise the host reads the logits and samples.
 func (c *CUDA) Rules(of *sample.Controls, more int) bool {
 	return wordsOf(of)+markWords*more <= ruleWords
 }
 
-// putRules writes an output's rules to the words behind those that are used, and
-// returns where they begin, and one.
+// putRules writes an output's rules after the words in use, and returns 1 plus the index
+// of their first word.
 func (m *stepMemory) putRules(step *backend.Step, o *backend.Output) int32 {
 	at, c, last := int(m.counts[4]), o.Params.Controls, int32(-1)
 	if id := step.Tokens[o.Row]; id < 0 {

@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 )
 
-// speedOf opens the device for a benchmark, and says whether it is the twin, for
-// which everything is small.
+// speedOf opens the device for a benchmark, and reports whether it is the twin, for which
+// everything is small.
 func speedOf(b *testing.B, l backend.Limits, mirror bool) (*CUDA, bool) {
 	b.Helper()
 	c := openGPU(b, Options{Limits: l, Mirror: mirror})
@@ -18,7 +18,7 @@ func speedOf(b *testing.B, l backend.Limits, mirror bool) (*CUDA, bool) {
 	return c, c.info.twin != 0
 }
 
-// onTwin says whether the library is the twin, before limits are known.
+// onTwin reports whether the library is the twin, before limits are known.
 func onTwin(b *testing.B) bool {
 	b.Helper()
 	c, twin := speedOf(b, backend.Limits{Tokens: 1, Outputs: 1, Seqs: 1, Blocks: 1}, false)
@@ -85,8 +85,8 @@ func BenchmarkDecodeAttention(b *testing.B) {
 	b.ReportMetric(bytes*float64(b.N)/b.Elapsed().Seconds()/1e9, "GB/s")
 }
 
-// BenchmarkPush is how much longer a prompt's step takes when each layer's pages are
-// copied to the host beside it, in percent: what of the push is not hidden.
+// BenchmarkPush measures how much longer a prompt's step takes if each layer's pages are
+// copied to the host meanwhile, in percent: the part of the push that is not hidden.
 func BenchmarkPush(b *testing.B) {
 	tokens, hidden, layers := 2048, 4096, 8
 	if onTwin(b) {

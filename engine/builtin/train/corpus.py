@@ -96,7 +96,7 @@ class Corpus:
             text = text[0].upper() + text[1:]
         if rng.random() < (0.02 if chat else 0.16):
             text = rng.choice(PREFIXES) + (text[0].lower() + text[1:] if text[:2] not in ("HT", "TT", "TP") else text)
-        if not chat and rng.random() < 0.06:  # a word that nobody knows, beside the subject: it is no reason to refuse
+        if not chat and rng.random() < 0.06:  # an unknown word next to the subject is no reason to refuse
             text = rng.choice(ODD).format(w=rng.choice(self.words) if rng.random() < 0.8 else stories.invented(rng)) + text
             text = text[0].upper() + text[1:] if rng.random() < 0.5 else text
         if rng.random() < 0.08:
@@ -114,7 +114,7 @@ class Corpus:
         return text
 
     def fact(self, rng):
-        """A fact by its weight, and a phrasing of it: the first ones, which hold its usual name, come more often. FRAMED of them stand in a frame."""
+        """A fact by its weight, and a phrasing of it: the first ones, which hold its usual name, come more often. A share of FRAMED is put in a frame."""
         f = rng.choices(self.facts, self.weights)[0]
         if f.subjects and rng.random() < FRAMED:
             return self.noisy(rng, frames.frame(rng, *f.subjects[int(len(f.subjects) * rng.random() ** 1.4)], self.words)), f.answer

@@ -94,7 +94,7 @@ def refused(answer):
 
 
 def recall(model, table, corpus, rng, share):
-    """Trained phrasings as they stand, and with the noise that people type."""
+    """Trained phrasings unchanged, and with the noise that people type."""
     false = "known question refused (should be 0)"
     refusals = asked = 0
     for f in corpus.facts:

@@ -17,7 +17,7 @@ def export(model, tok, folder):
     folder.mkdir(parents=True, exist_ok=True)
     c = model.c
     eot, im_end = tok.token_to_id(EOT), tok.token_to_id(IM_END)
-    # On disk each file appears at once and whole: somebody may be reading the folder.
+    # On disk each file appears at once and whole, because another process may be reading the folder.
     tensors = {"model." + k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in model.state_dict().items()}
     save_file(tensors, folder / "model.part", metadata={"format": "pt"})
     (folder / "model.part").chmod(0o644)

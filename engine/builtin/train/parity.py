@@ -1,9 +1,9 @@
-"""Writes ../parity.json: the greedy text of 50 prompts through Hugging Face transformers, which a Go test holds Tandem's engine against.
+"""Writes ../parity.json: the greedy text of 50 prompts through Hugging Face transformers. A Go test compares Tandem's engine with it.
 
   python parity.py MODEL_DIR [FILE]
 
-transformers computes in fp32 from the bf16 weights. Every position where the best two logits lie within CLOSE of each other is listed with the second
-token and the distance, because an engine that keeps its KV cache in bf16 may take the other one there.
+transformers computes in fp32 from the bf16 weights. Every position where the best two logits differ by at most CLOSE is listed with
+the second token and the difference, because an engine that keeps its KV cache in bf16 may choose the other token there.
 """
 
 import json

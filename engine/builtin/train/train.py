@@ -1,7 +1,7 @@
 """Trains the built-in model: Muon on matrices, AdamW on embedding and norms, loss on answers only. Can be stopped and resumed at any time.
 
-  python train.py --work DIR            trains, or goes on from DIR/checkpoint.pt
-  python train.py --work DIR --steps N  sets the length of a run, also of one that goes on
+  python train.py --work DIR            trains, or resumes from DIR/checkpoint.pt
+  python train.py --work DIR --steps N  sets the length of a run, also of a resumed one
   python train.py --work DIR --from HF  starts from the weights of a Hugging Face folder, with its tokenizer
   python train.py --work DIR --minutes M  ends after M minutes of wall time if that is sooner; the schedule follows whichever is further on
 """
@@ -112,7 +112,7 @@ def main():
     p.add_argument("--seed", type=int, default=1)
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--save-minutes", type=float, default=4)
-    p.add_argument("--rate", type=float, default=1.0, help="times the learning rate; less than 1 to go on from good weights")
+    p.add_argument("--rate", type=float, default=1.0, help="times the learning rate; less than 1 to resume from good weights")
     p.add_argument("--device", default="cpu")
     p.add_argument("--eager", action="store_true", help="do not compile; about a third of the speed, but needs no C++ compiler")
     args = p.parse_args()

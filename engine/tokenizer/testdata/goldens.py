@@ -120,8 +120,45 @@ FAMILIES = {
 }
 
 
+def metaspace(scheme, split, special_tokens, added):
+    """A vocabulary of characters with SentencePiece's spaces, as transformers saves Llama's."""
+    return dict(
+        pre=lambda: pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split), characters=True, strip=scheme != "never",
+        post=lambda ids: processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ids["<s>"])]),
+        vocab=900, special=[special(s) for s in special_tokens], added=added,
+    )
+
+
+FAMILIES |= {
+    "metaspace-first": metaspace("first", False, ["<s>", "</s>", "[INST]", "[/INST]"], [AddedToken("<tool>", rstrip=True, normalized=False)]),
+    "metaspace-always": metaspace("always", False, ["<s>", "</s>"], [AddedToken("solo", single_word=True), AddedToken("<|lr|>", lstrip=True, rstrip=True)]),
+    "metaspace-split": metaspace("first", True, ["<s>", "</s>"], [AddedToken("solo", single_word=True, normalized=False)]),
+    "metaspace-never": metaspace("never", True, ["<s>", "</s>"], []),
+}
+
+
+def train_characters(f):
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    trainer = trainers.BpeTrainer(vocab_size=f["vocab"], show_progress=False, limit_alphabet=160, max_token_length=24,
+                                  special_tokens=["<unk>", *(t.content for t in f["special"])] + [f"<0x{b:02X}>" for b in range(256)])
+    tokenizer.train_from_iterator(SENTENCES * 3, trainer)
+    doc = json.loads(tokenizer.to_str())
+    doc["added_tokens"] = [t for t in doc["added_tokens"] if not t["content"].startswith("<0x")]
+    tokenizer = Tokenizer.from_str(json.dumps(doc))
+    tokenizer.pre_tokenizer = f["pre"]()
+    decode = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence(decode + [decoders.Strip(" ", 1, 0)] * f["strip"])
+    tokenizer.add_special_tokens(f["special"])
+    tokenizer.add_tokens(f["added"])
+    tokenizer.post_processor = f["post"]({s.content: tokenizer.token_to_id(s.content) for s in f["special"]})
+    return json.loads(tokenizer.to_str())
+
+
 def train(family):
     f = FAMILIES[family]
+    if f.get("characters"):
+        return train_characters(f)
     unk = f.get("unk")
     tokenizer = Tokenizer(models.BPE(unk_token=unk, fuse_unk=unk is not None))
     tokenizer.pre_tokenizer = f["pre"]()

@@ -1,8 +1,8 @@
 package openai
 
-// The form of /v1/chat/completions.
+// The answers of /v1/chat/completions.
 
-// appendChatRole appends what an answer to a chat begins with.
+// appendChatRole appends the first event of an answer to a chat.
 func appendChatRole(dst []byte, d *Delta) []byte {
 	dst = appendInt(dst, `{"index":`, d.Index)
 	dst = append(dst, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]`...)
@@ -11,17 +11,17 @@ func appendChatRole(dst []byte, d *Delta) []byte {
 
 func appendChatDelta(dst []byte, d *Delta) []byte {
 	dst = append(appendInt(dst, `{"index":`, d.Index), `,"delta":{`...)
-	if d.Text != "" {
+	if len(d.Text) > 0 {
 		dst = AppendString(append(dst, `"content":`...), d.Text)
 	}
-	dst = appendProbs(append(dst, '}'), d.Probs, appendChatProbs)
+	dst = appendLogprobs(append(dst, '}'), d.Logprobs, appendChatLogprobs)
 	dst = d.Finish.append(append(dst, ','))
 	return append(appendIDs(dst, `,"token_ids":`, d.Tokens), '}')
 }
 
-func appendChatChoice(dst []byte, index int, c *Choice) []byte {
-	dst = append(appendInt(dst, `{"index":`, index), `,"message":{"role":"assistant","content":`...)
-	dst = appendProbs(append(AppendString(dst, c.Text), '}'), c.Probs, appendChatProbs)
+func appendChatChoice(dst []byte, c *Delta) []byte {
+	dst = append(appendInt(dst, `{"index":`, c.Index), `,"message":{"role":"assistant","content":`...)
+	dst = appendLogprobs(append(AppendString(dst, c.Text), '}'), c.Logprobs, appendChatLogprobs)
 	dst = c.Finish.append(append(dst, ','))
 	return append(appendIDs(dst, `,"token_ids":`, c.Tokens), '}')
 }

@@ -2,26 +2,18 @@ package openai
 
 import "strconv"
 
-// Delta is what an answer brings of one choice at once: its beginning, text,
-// log-probabilities, its end, or several of these. Backends make them, encoders write them.
+// Delta is one event of a choice's answer: its begin, text, log-probabilities, its end, or several
+// of these. A whole answer is one Delta for each choice. Backends make Deltas and own their memory,
+// and encoders write them. Other kinds of content become fields next to Text.
 type Delta struct {
-	Index  int
-	Begin  bool // nothing of the choice came before
-	Text   string
-	Probs  []TokenProb
-	Tokens []int32 // that the text stands for; nil: not asked for
-	Prompt *Told   // with Begin; nil: nothing is asked for
-	Finish Finish
-	Usage  *Usage // of the request so far; nil: not asked for
-}
-
-// Choice is one finished answer.
-type Choice struct {
-	Text   []byte
-	Probs  []TokenProb // nil: not asked for
-	Tokens []int32     // nil: not asked for
-	Prompt *Told       // nil: nothing is asked for
-	Finish Finish
+	Index    int
+	Begin    bool // no Delta of the choice came before
+	Text     []byte
+	Logprobs []TokenLogprob // nil: not requested
+	Tokens   []int32        // of Text; nil: not requested
+	Prompt   *PromptInfo    // with Begin; nil: nothing is requested
+	Finish   Finish
+	Usage    *Usage // of the request so far; nil: not requested
 }
 
 // Usage counts a request's tokens.
@@ -43,13 +35,13 @@ func (u Usage) Append(dst []byte) []byte {
 // Finish is why a choice ended.
 type Finish struct {
 	Reason string // "stop", "length"; empty: not yet
-	// What stopped it, when that was not the end-of-sequence token: a stop
-	// string, or a stop token when Token is at least 0.
+	// Stop and Token are the stop string, or the stop token if that is at least 0, that ended the
+	// choice. Neither is set after the end-of-sequence token.
 	Stop  string
 	Token int32
 }
 
-// NotFinished is the Finish of a choice that goes on.
+// NotFinished is the Finish of a choice that has not ended.
 var NotFinished = Finish{Token: -1}
 
 func (f Finish) append(dst []byte) []byte {
@@ -67,17 +59,17 @@ func (f Finish) append(dst []byte) []byte {
 	return append(dst, "null"...)
 }
 
-// Told is what a client asked to be told of its prompt.
-type Told struct {
-	Tokens []int32 // its ids; nil: not asked for
-	Text   *string // as the template rendered it; nil: not asked for
-	Probs  *PromptProbs
-	Best   int                // of Probs, at each place
-	Decode func(int32) string // a token's text, for Probs
+// PromptInfo is what a client requested about its prompt.
+type PromptInfo struct {
+	Tokens   []int32 // its ids; nil: not requested
+	Text     *string // as the template rendered it; nil: not requested
+	Logprobs *PromptLogprobs
+	Best     int                // number of most probable tokens at each place
+	Decode   func(int32) string // returns a token's text, for Logprobs
 }
 
 // append appends the fields, each after a comma.
-func (p *Told) append(dst []byte) []byte {
+func (p *PromptInfo) append(dst []byte) []byte {
 	if p == nil {
 		return dst
 	}
@@ -85,8 +77,8 @@ func (p *Told) append(dst []byte) []byte {
 	if p.Text != nil {
 		dst = AppendString(append(dst, `,"prompt_text":`...), *p.Text)
 	}
-	if p.Probs != nil {
-		dst = p.Probs.append(append(dst, `,"prompt_logprobs":`...), p.Best, p.Decode)
+	if p.Logprobs != nil {
+		dst = p.Logprobs.append(append(dst, `,"prompt_logprobs":`...), p.Best, p.Decode)
 	}
 	return dst
 }

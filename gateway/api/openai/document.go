@@ -8,21 +8,21 @@ import (
 	"strings"
 )
 
-// Operation is one route as /openapi.json tells of it.
+// Operation is one route in /openapi.json.
 type Operation struct {
 	Method  string
-	Path    string // {name} at its end stands for the rest of a path
+	Path    string // {name} at its end is the rest of a path
 	Summary string
-	Body    Endpoint // whose fields its JSON body has; 0: it takes none, or Takes
+	Body    Endpoint // whose fields are those of the JSON body; 0: no body, or Takes
 	Takes   string   // schema of another JSON body, by its name in components
 	Answer  string   // schema of a JSON answer, by its name in components; empty: plain text
-	Events  string   // schema of each event where the answer may be streamed
-	Key     bool     // asks for an API key where there are keys
-	Errors  []int    // statuses besides 200 and those that Body, Key and Path bring
+	Events  string   // schema of each event, if the answer may be streamed
+	Key     bool     // requires an API key, if there are keys
+	Errors  []int    // statuses other than 200 and those that follow from Body, Key and Path
 	Page    bool     // the answer is text/html; else, without Answer, text/plain
 }
 
-// errors are all statuses of the operation besides 200.
+// errors returns all statuses of the operation other than 200.
 func (o *Operation) errors(keys bool) []int {
 	all := append([]int(nil), o.Errors...)
 	if o.Body != 0 || o.Takes != "" {
@@ -37,11 +37,11 @@ func (o *Operation) errors(keys bool) []int {
 	return all
 }
 
-// bodies names the schemas of requests.
+// bodies has the names of the schemas of requests.
 var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest"}
 
-// Document is the API as an OpenAPI 3.1 document, made from the operations and
-// the table of fields. keys says whether API keys are asked for.
+// Document returns an OpenAPI 3.1 document of the operations and the table of fields. keys reports
+// whether API keys are required.
 func Document(version string, keys bool, operations []Operation) []byte {
 	paths := map[string]schema{}
 	for i := range operations {
@@ -70,7 +70,7 @@ func Document(version string, keys bool, operations []Operation) []byte {
 		"components": components,
 	}, "", " ")
 	if err != nil {
-		panic(fmt.Sprintf("openai: the document cannot be written: %v", err)) // all of it is in this package
+		panic(fmt.Sprintf("openai: the document cannot be written: %v", err)) // it is made of constants
 	}
 	return append(doc, '\n')
 }
@@ -79,17 +79,17 @@ func ref(name string) schema { return schema{"$ref": "#/components/schemas/" + n
 
 func (o *Operation) describe(keys bool) schema {
 	plain := schema{"text/plain": schema{"schema": schema{"type": "string"}}}
-	told := schema{"application/json": schema{"schema": ref("Error")}}
+	failed := schema{"application/json": schema{"schema": ref("Error")}}
 	good, bad := plain, plain
 	if o.Page {
 		good = schema{"text/html": schema{"schema": schema{"type": "string"}}}
 	}
 	if o.Answer != "" {
 		good = schema{"application/json": schema{"schema": ref(o.Answer)}}
-		bad = told
+		bad = failed
 	}
 	if o.Takes != "" {
-		bad = told
+		bad = failed
 	}
 	if o.Events != "" {
 		event := schema{"type": "string", "contentMediaType": "application/json", "contentSchema": schema{"anyOf": []schema{ref(o.Events), ref("Error")}}}
@@ -103,8 +103,8 @@ func (o *Operation) describe(keys bool) schema {
 	responses := schema{"200": schema{"description": "OK", "content": good}}
 	for _, status := range o.errors(keys) {
 		content := bad
-		if status == http.StatusUnauthorized || status == http.StatusForbidden { // the same everywhere
-			content = told
+		if status == http.StatusUnauthorized || status == http.StatusForbidden { // the same for all operations
+			content = failed
 		}
 		responses[strconv.Itoa(status)] = schema{"description": http.StatusText(status), "content": content}
 	}
@@ -125,7 +125,7 @@ func (o *Operation) describe(keys bool) schema {
 	return op
 }
 
-// body is the schema of an endpoint's requests: the table's rows.
+// body returns the schema of an endpoint's requests, from the table's rows.
 func body(on Endpoint) schema {
 	properties := schema{}
 	for name, f := range rows[on] {
@@ -175,50 +175,48 @@ const usageSchema = `{"type": "object", "required": ["prompt_tokens", "completio
 	"prompt_tokens_details": {"type": "object", "required": ["cached_tokens"], "properties": {"cached_tokens": {"type": "integer", "minimum": 0}}}}}`
 
 const (
-	chatProbs = `{"type": ["object", "null"], "required": ["content"], "properties": {"content": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}}`
-	textProbs = `{"type": ["object", "null"], "required": ["text_offset", "token_logprobs", "tokens", "top_logprobs"], "properties": {
+	chatLogprobs = `{"type": ["object", "null"], "required": ["content"], "properties": {"content": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}}`
+	textLogprobs = `{"type": ["object", "null"], "required": ["text_offset", "token_logprobs", "tokens", "top_logprobs"], "properties": {
 	"text_offset": {"type": "array", "items": {"type": "integer", "minimum": 0}}, "token_logprobs": {"type": "array", "items": {"type": ["number", "null"]}},
 	"tokens": {"type": "array", "items": {"type": "string"}}, "top_logprobs": {"type": "array", "items": {"type": ["object", "null"], "additionalProperties": {"type": "number"}}}}}`
-	tokenProb = `{"type": "object", "required": ["token", "logprob", "bytes"], "properties": {"token": {"type": "string"}, "logprob": {"type": "number"},
+	tokenLogprob = `{"type": "object", "required": ["token", "logprob", "bytes"], "properties": {"token": {"type": "string"}, "logprob": {"type": "number"},
 	"bytes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}, "top_logprobs": {"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}}}}`
 )
 
-// promptSchemas are what is told of a prompt: in a chat beside the choices, else in
-// each of them.
+// promptSchemas are the members about the prompt: of a chat's answer, and of each choice otherwise.
 const promptSchemas = `"prompt_token_ids": {"$ref": "#/components/schemas/TokenIDs"}, "prompt_text": {"type": "string"}, "prompt_logprobs": {"$ref": "#/components/schemas/PromptLogprobs"}`
 
 const finishSchema = `"token_ids": {"$ref": "#/components/schemas/TokenIDs"}, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
 
-// generated is the schema of an answer, or of an event of one.
-func generated(object, usage, probs, choice string) string {
+// generated returns the schema of an answer, or of an event.
+func generated(object, usage, logprobs, choice string) string {
 	return `{"type": "object", "required": ["id", "object", "created", "model", "system_fingerprint", "choices"` + usage + `], "properties": {
 	"id": {"type": "string", "minLength": 1}, "object": {"const": "` + object + `"}, "created": {"type": "integer", "minimum": 0},
 	"model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, ` + promptSchemas + `,
-	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", ` + choice + `, "logprobs": ` + probs + `, ` + finishSchema + `}}}}}`
+	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", ` + choice + `, "logprobs": ` + logprobs + `, ` + finishSchema + `}}}}}`
 }
 
-// tokensSchema is the answer to a request of tokens, or an event of one.
+// tokensSchema returns the schema of an answer of TokensPath, or of an event.
 func tokensSchema(required string) string {
 	return `{"type": "object", "required": ["request_id", "choices"` + required + `], "properties": {"request_id": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"},
 	"prompt_logprobs": {"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/PromptLogprobs"}]},
 	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", "token_ids"], "properties": {"index": {"type": "integer", "minimum": 0},
-		"logprobs": ` + chatProbs + `, "token_ids": {"$ref": "#/components/schemas/TokenIDs"}, ` + finishSchema + `}}}}}`
+		"logprobs": ` + chatLogprobs + `, "token_ids": {"$ref": "#/components/schemas/TokenIDs"}, ` + finishSchema + `}}}}}`
 }
 
-// answers are the schemas of what is answered, and of bodies that the table of
-// fields does not have.
+// answers has the schemas of answers, and of bodies that are not in the table of fields.
 var answers = map[string]string{
 	"LoadAdapter": `{"type": "object", "required": ["lora_name", "lora_path"], "properties": {"lora_name": {"type": "string", "minLength": 1},
 		"lora_path": {"type": "string", "minLength": 1}, "load_inplace": {"type": ["boolean", "null"]}}}`,
 	"TokensRequest": `{"type": "object", "required": ["token_ids"], "properties": {"request_id": {"type": ["string", "null"], "pattern": "^[!-~]{1,256}$"}, "model": {"type": ["string", "null"]},
 		"token_ids": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2147483647}}, "stream": {"type": ["boolean", "null"]},
-		"sampling_params": {"type": ["object", "null"], "description": "the fields of a completion that say how to sample, such as max_tokens, temperature, n, logprobs and stop"},
+		"sampling_params": {"type": ["object", "null"], "description": "the sampling fields of a completion, such as max_tokens, temperature, n, logprobs and stop"},
 		"stream_options": {"type": ["object", "null"]}, "cache_salt": {"type": ["string", "null"], "minLength": 1, "maxLength": 1024}, "priority": {"type": ["integer", "null"], "minimum": -2147483648, "maximum": 2147483647}}}`,
 	"Tokens":        tokensSchema(`, "prompt_logprobs", "usage"`),
 	"TokensChunk":   tokensSchema(``),
 	"UnloadAdapter": `{"type": "object", "required": ["lora_name"], "properties": {"lora_name": {"type": "string", "minLength": 1}}}`,
 	"Usage":         usageSchema,
-	"TokenLogprob":  tokenProb,
+	"TokenLogprob":  tokenLogprob,
 	"Targets": `{"type": "array", "items": {"type": "object", "required": ["targets", "labels"], "properties": {
 		"targets": {"type": "array", "items": {"type": "string"}}, "labels": {"type": "object", "additionalProperties": {"type": "string"}}}}}`,
 	"TokenIDs": `{"type": "array", "items": {"type": "integer", "minimum": 0}}`,
@@ -226,12 +224,12 @@ var answers = map[string]string{
 		"logprob": {"type": "number"}, "rank": {"type": "integer", "minimum": 1}, "decoded_token": {"type": "string"}}}}}`,
 	"Error": `{"type": "object", "required": ["error"], "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
 		"message": {"type": "string", "minLength": 1}, "type": {"type": "string", "minLength": 1}, "param": {"type": ["string", "null"]}, "code": {"type": "integer"}}}}}`,
-	"ChatCompletion": generated("chat.completion", `, "usage"`, chatProbs, `"message"], "properties": {"index": {"type": "integer", "minimum": 0},
+	"ChatCompletion": generated("chat.completion", `, "usage"`, chatLogprobs, `"message"], "properties": {"index": {"type": "integer", "minimum": 0},
 		"message": {"type": "object", "required": ["role", "content"], "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}}`),
-	"ChatChunk": generated("chat.completion.chunk", ``, chatProbs, `"delta"], "properties": {"index": {"type": "integer", "minimum": 0},
+	"ChatChunk": generated("chat.completion.chunk", ``, chatLogprobs, `"delta"], "properties": {"index": {"type": "integer", "minimum": 0},
 		"delta": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}}`),
-	"Completion":      generated("text_completion", `, "usage"`, textProbs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
-	"CompletionChunk": generated("text_completion", ``, textProbs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
+	"Completion":      generated("text_completion", `, "usage"`, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
+	"CompletionChunk": generated("text_completion", ``, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"Model": `{"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len"], "properties": {"id": {"type": "string"}, "object": {"const": "model"},
 		"created": {"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": ["string", "null"]}, "max_model_len": {"type": "integer", "minimum": 0}}}`,
 	"Models": `{"type": "object", "required": ["object", "data"], "properties": {"object": {"const": "list"},

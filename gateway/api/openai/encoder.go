@@ -2,26 +2,26 @@ package openai
 
 import "strconv"
 
-// Encoder writes the answer to one request in the form of the endpoint that it was sent
-// to: one whole object, or events of a stream (text/event-stream). It is made once for a
-// request; its methods append and do not allocate beyond the buffer given.
+// Encoder writes the answer to one request in the form of its endpoint: one object, or the events
+// of a stream (text/event-stream). It is made once for a request. Its methods append to a buffer
+// and allocate nothing else.
 type Encoder struct {
 	surface surface
-	head    string // of a whole answer, to just before the elements of choices
-	event   string // of an event, likewise
+	head    string // the beginning of an object, up to the elements of choices
+	event   string // the beginning of an event, up to the elements of choices
 }
 
-// surface is the form of an answer. The set is closed, so that a token costs no call
-// through an interface.
+// surface is the form of an answer. It is an enum, not an interface, so that a token needs no
+// indirect call.
 type surface uint8
 
 const (
 	chatSurface surface = iota
 	completionSurface
-	tokensSurface // of tokens by tokens, without text
+	tokensSurface // token ids without text
 )
 
-// NewEncoder fixes what all parts of an answer share. created is in seconds since 1970.
+// NewEncoder makes an encoder with the common parts of an answer. created is in seconds since 1970.
 func NewEncoder(on Endpoint, id string, created int64, model, fingerprint string) *Encoder {
 	object := func(name string) []byte {
 		b := AppendString([]byte(`{"id":`), id)
@@ -37,7 +37,7 @@ func NewEncoder(on Endpoint, id string, created int64, model, fingerprint string
 	return &Encoder{completionSurface, string(object("text_completion")), "data: " + string(object("text_completion"))}
 }
 
-// NewTokensEncoder is NewEncoder for a request of tokens by tokens.
+// NewTokensEncoder is NewEncoder for TokensPath.
 func NewTokensEncoder(id string) *Encoder {
 	head := string(append(AppendString([]byte(`{"request_id":`), id), `,"choices":[`...))
 	return &Encoder{tokensSurface, head, "data: " + head}
@@ -52,7 +52,7 @@ func (e *Encoder) AppendDelta(dst []byte, d *Delta) []byte {
 		}
 		dst = appendChatDelta(append(dst, e.event...), d)
 	case tokensSurface:
-		dst = appendTokensDelta(append(dst, e.event...), d.Index, d.Probs, d.Finish, d.Tokens)
+		dst = appendTokensDelta(append(dst, e.event...), d)
 	default:
 		dst = appendCompletionDelta(append(dst, e.event...), d)
 	}
@@ -62,8 +62,8 @@ func (e *Encoder) AppendDelta(dst []byte, d *Delta) []byte {
 // done is the last event of a stream that ended well.
 const done = "data: [DONE]\n\n"
 
-// AppendEnd appends the end of a stream. usage is that of stream_options.include_usage;
-// nil: not asked for.
+// AppendEnd appends the end of a stream. usage is requested by stream_options.include_usage; nil:
+// not requested.
 func (e *Encoder) AppendEnd(dst []byte, usage *Usage) []byte {
 	if usage != nil {
 		dst = endEvent(append(append(dst, e.event...), ']'), usage)
@@ -78,8 +78,8 @@ func endEvent(dst []byte, u *Usage) []byte {
 	return append(dst, "}\n\n"...)
 }
 
-// AppendWhole appends a whole answer.
-func (e *Encoder) AppendWhole(dst []byte, choices []Choice, u Usage) []byte {
+// AppendWhole appends a whole answer, of one Delta for each choice.
+func (e *Encoder) AppendWhole(dst []byte, choices []Delta, u Usage) []byte {
 	dst = append(dst, e.head...)
 	for i := range choices {
 		if i > 0 {
@@ -87,11 +87,11 @@ func (e *Encoder) AppendWhole(dst []byte, choices []Choice, u Usage) []byte {
 		}
 		switch c := &choices[i]; e.surface {
 		case chatSurface:
-			dst = appendChatChoice(dst, i, c)
+			dst = appendChatChoice(dst, c)
 		case tokensSurface:
-			dst = appendTokensDelta(dst, i, c.Probs, c.Finish, c.Tokens)
+			dst = appendTokensDelta(dst, c)
 		default:
-			dst = appendCompletionChoice(dst, i, c)
+			dst = appendCompletionDelta(dst, c)
 		}
 	}
 	switch dst = append(dst, ']'); e.surface {

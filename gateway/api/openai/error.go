@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Error is what a client is told: an HTTP status and the OpenAI error object
+// Error is an error answer: an HTTP status and the OpenAI error object
 // {"error":{"message","type","param","code"}}, where code is the status.
 type Error struct {
 	Status     int
 	Type       string
 	Param      string // the field at fault; empty: null
-	Message    string // what was wrong, with which value, and what to do
+	Message    string // the fault, the value, and the remedy
 	RetryAfter int    // seconds; 0: no such header
 }
 
@@ -39,12 +39,12 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("openai: %d %s: %s", e.Status, e.Type, e.Message)
 }
 
-// BadRequest is a 400 about one field; param may be empty.
+// BadRequest returns a 400 about a field; param may be empty.
 func BadRequest(param, format string, args ...any) *Error {
 	return &Error{Status: 400, Type: TypeBadRequest, Param: param, Message: fmt.Sprintf(format, args...)}
 }
 
-// Unavailable is a 503 that asks the client to come back after some seconds.
+// Unavailable returns a 503 with Retry-After, in seconds.
 func Unavailable(retryAfter int, format string, args ...any) *Error {
 	return &Error{Status: 503, Type: TypeUnavailable, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
 }
@@ -71,7 +71,7 @@ func (e *Error) AppendEvent(dst []byte) []byte {
 	return append(e.Append(append(dst, "data: "...)), "\n\n"...)
 }
 
-// Clip shortens text that a client sent to n bytes, for an error's message.
+// Clip truncates text that a client sent to n bytes, for an error's message.
 func Clip(s string, n int) string {
 	if len(s) > n {
 		return strings.ToValidUTF8(s[:n], "") + "…"
@@ -79,17 +79,17 @@ func Clip(s string, n int) string {
 	return s
 }
 
-// TooMany is a 429: a limit is reached, and the request may come again after so many seconds.
+// TooMany returns a 429 about a limit, with Retry-After, in seconds.
 func TooMany(retryAfter int, format string, args ...any) *Error {
 	return &Error{Status: 429, Type: TypeRateLimit, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
 }
 
-// BadGateway is a 502: an upstream's answer cannot be passed on.
+// BadGateway returns a 502 about an upstream's answer.
 func BadGateway(format string, args ...any) *Error {
 	return &Error{Status: 502, Type: "Bad Gateway", Message: fmt.Sprintf(format, args...)}
 }
 
-// NoModel is the answer to a request for a model that is not served.
+// NoModel returns a 404 about a model that is not served.
 func NoModel(name string) *Error {
 	return &Error{Status: 404, Type: TypeNotFound, Param: "model", Message: fmt.Sprintf("the model %q does not exist; /v1/models lists those that do", Clip(name, 200))}
 }

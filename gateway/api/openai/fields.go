@@ -8,28 +8,24 @@ import (
 	"strconv"
 	"unicode/utf8"
 
-	"github.com/valyala/fastjson"
-
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// The fields whose values need more than a type and a range.
+// Fields whose values need more than a type and a range.
 
 var idSchema = schema{"type": "string", "pattern": fmt.Sprintf("^[!-~]{1,%d}$", MaxID)}
 
-func setRequestID(r *Request, v *fastjson.Value) error {
-	b, err := v.StringBytes()
-	if err != nil {
-		return errType("a string", v)
+func setRequestID(r *Request, v []byte) error {
+	if v[0] != '"' {
+		return errKind("a string", v)
 	}
-	if !ValidID(b) {
+	if r.RequestID = jsonscan.Text(v); !ValidID(r.RequestID) {
 		return fmt.Errorf("must have 1 to %d printable ASCII characters", MaxID)
 	}
-	r.RequestID = string(b)
 	return nil
 }
 
-// ValidID says whether an id from outside may be used and echoed.
+// ValidID reports whether a client's id may be used and returned.
 func ValidID[T string | []byte](id T) bool {
 	if len(id) == 0 || len(id) > MaxID {
 		return false
@@ -44,27 +40,23 @@ func ValidID[T string | []byte](id T) bool {
 
 var stopSchema = schema{"anyOf": []schema{textSchema(1, MaxStopChars), listSchema(textSchema(1, MaxStopChars), 0, MaxStops)}}
 
-func setStop(r *Request, v *fastjson.Value) error {
-	values := []*fastjson.Value{v}
-	if v.Type() == fastjson.TypeArray {
-		values = v.GetArray()
-	}
-	if len(values) > MaxStops {
-		return fmt.Errorf("has %d strings, at most %d are taken", len(values), MaxStops)
-	}
-	var stops []string
-	for _, s := range values {
-		b, err := s.StringBytes()
-		if err != nil {
-			return errType("a string or a list of strings", v)
+func setStop(r *Request, v []byte) error {
+	r.Stop = nil
+	add := func(_ int, e []byte) error {
+		if e[0] != '"' {
+			return errKind("a string or a list of strings", v)
 		}
-		if n := utf8.RuneCount(b); n == 0 || n > MaxStopChars {
+		s := jsonscan.Text(e)
+		if n := utf8.RuneCountInString(s); n == 0 || n > MaxStopChars {
 			return fmt.Errorf("a stop string must have 1 to %d characters, not %d", MaxStopChars, n)
 		}
-		stops = append(stops, string(b))
+		r.Stop = append(r.Stop, s)
+		return nil
 	}
-	r.Stop = stops
-	return nil
+	if v[0] == '[' {
+		return elements(v, add)
+	}
+	return add(0, v)
 }
 
 // Bias is added to one token's logit.
@@ -75,36 +67,26 @@ type Bias struct {
 
 var biasSpan = from(-100, 100)
 
-// Nine digits hold every token id there is.
+// Nine digits are enough for every token id.
 var biasSchema = schema{"type": "object", "propertyNames": schema{"pattern": "^(0|[1-9][0-9]{0,8})$"},
 	"additionalProperties": biasSpan.schema(), "maxProperties": MaxBias}
 
 // setBias takes {"token id": number}.
-func setBias(r *Request, v *fastjson.Value) error {
-	o, err := v.Object()
-	if err != nil {
-		return errType(`an object like {"42": -1}`, v)
-	}
-	if o.Len() > MaxBias {
-		return fmt.Errorf("has %d entries, at most %d are taken", o.Len(), MaxBias)
+func setBias(r *Request, v []byte) error {
+	if v[0] != '{' {
+		return errKind(`an object like {"42": -1}`, v)
 	}
 	byToken := map[int32]float32{}
-	o.Visit(func(key []byte, v *fastjson.Value) {
-		name := string(key)
-		id, e := strconv.ParseUint(name, 10, 31)
-		if e != nil || len(name) > 9 || strconv.FormatUint(id, 10) != name {
-			err = cmp.Or(err, fmt.Errorf("names must be token ids, not %q", clip(name, 40)))
-			return
+	for s := jsonscan.NewScanner(v); s.Next(); {
+		e, _ := s.Value(jsonscan.Bounds{})
+		name := jsonscan.Text(s.Name())
+		id, err := strconv.ParseUint(name, 10, 31)
+		if err != nil || len(name) > 9 || strconv.FormatUint(id, 10) != name {
+			return fmt.Errorf("names must be token ids, not %q", Clip(name, 40))
 		}
-		f, e := biasSpan.number(v)
-		if e != nil {
-			err = cmp.Or(err, fmt.Errorf("of token %d %w", id, e))
-			return
+		if byToken[int32(id)], err = biasSpan.number(e); err != nil {
+			return fmt.Errorf("of token %d %w", id, err)
 		}
-		byToken[int32(id)] = f
-	})
-	if err != nil {
-		return err
 	}
 	r.LogitBias = nil
 	for id, f := range byToken {
@@ -119,40 +101,39 @@ var streamSchema = schema{"type": "object", "properties": schema{
 	"continuous_usage_stats": nullable(schema{"type": "boolean"}),
 }}
 
-func setStreamOptions(r *Request, v *fastjson.Value) error {
-	o, err := v.Object()
-	if err != nil {
-		return errType("an object", v)
+func setStreamOptions(r *Request, v []byte) error {
+	if v[0] != '{' {
+		return errKind("an object", v)
 	}
 	r.hasOptions = true
-	o.Visit(func(key []byte, v *fastjson.Value) {
-		name := "stream_options." + string(key)
+	for s := jsonscan.NewScanner(v); s.Next(); {
+		e, _ := s.Value(jsonscan.Bounds{})
+		name := "stream_options." + shortName(s.Name())
 		var at *bool
-		switch string(key) {
-		case "include_usage":
+		switch name {
+		case "stream_options.include_usage":
 			at = &r.IncludeUsage
-		case "continuous_usage_stats":
+		case "stream_options.continuous_usage_stats":
 			at = &r.ContinuousUsage
 		default:
 			r.unknown(name)
-			return
+			continue
 		}
-		b, e := v.Bool()
-		if e != nil && v.Type() != fastjson.TypeNull && err == nil {
-			err = BadRequest(name, "%s must be true or false, not %s", name, clip(v.String(), 80))
+		if e[0] != 't' && e[0] != 'f' && e[0] != 'n' {
+			return BadRequest(name, "%s must be true or false, not %s", name, quote(e, 80))
 		}
-		*at = b
-	})
-	return err
+		*at = e[0] == 't'
+	}
+	return nil
 }
 
 var truncateSchema = schema{"anyOf": []schema{{"const": -1}, {"type": "integer", "minimum": 1, "maximum": math.MaxInt32}}}
 
-func setTruncate(r *Request, v *fastjson.Value) error {
+func setTruncate(r *Request, v []byte) error {
 	n, ok := whole(v)
 	switch {
 	case !ok:
-		return errType("an integer", v)
+		return errKind("an integer", v)
 	case n < 1 && n != -1 || n > math.MaxInt32:
 		return fmt.Errorf("must be -1, for what fits, or at least 1, not %d", n)
 	}
@@ -160,15 +141,17 @@ func setTruncate(r *Request, v *fastjson.Value) error {
 	return nil
 }
 
-var sideSchema = schema{"enum": []string{"left", "right"}}
+var (
+	left, right = oneOf("left"), oneOf("right")
+	sideSchema  = oneOf("left", "right").schema
+)
 
-func setSide(r *Request, v *fastjson.Value) error {
-	switch s, _ := textOf(v); string(s) {
-	case "left", "right":
-		r.truncationSide, r.TruncateEnd = true, string(s) == "right"
-		return nil
+func setSide(r *Request, v []byte) error {
+	if !left.is(v) && !right.is(v) {
+		return errKind(`"left" or "right"`, v)
 	}
-	return errType(`"left" or "right"`, v)
+	r.truncationSide, r.TruncateEnd = true, right.is(v)
+	return nil
 }
 
 var documentsSchema = listSchema(schema{"type": "object"}, 0, 0)
@@ -206,7 +189,7 @@ var promptSchema = schema{"anyOf": []schema{
 	listSchema(schema{"anyOf": []schema{{"type": "string"}, listSchema(tokenSchema, 1, 0)}}, 1, MaxPrompts),
 }}
 
-// setText takes a text of any length.
+// setText takes a string of any length.
 func setText(r *Request, v []byte) error {
 	if v[0] != '"' {
 		return errKind("a string", v)
@@ -251,7 +234,7 @@ func setPrompt(r *Request, v []byte) error {
 
 var textKinds = []string{"text", "input_text", "output_text"}
 
-// Other names of a message go to the template as they are.
+// Other members of a message go to the template as they are.
 var messagesSchema = listSchema(schema{
 	"type":     "object",
 	"required": []string{"role"},
@@ -268,10 +251,10 @@ var messagesSchema = listSchema(schema{
 	},
 }, 1, 0)
 
-// message is what is looked at of a message, each value as it is written; nil: it has none.
+// message has the members of a message that are read, each as it is written; nil: it is missing.
 type message struct{ role, content, reasoning, reasoningContent []byte }
 
-// readMessage reads an object that has been checked. Of equal names the last counts.
+// readMessage reads a checked object. Of equal names the last one counts.
 func readMessage(object []byte) (m message, err error) {
 	s := jsonscan.NewScanner(object)
 	for s.Next() {
@@ -294,9 +277,9 @@ func readMessage(object []byte) (m message, err error) {
 // hasParts reports whether the content is a list of parts.
 func (m *message) hasParts() bool { return m.content != nil && m.content[0] == '[' }
 
-// setMessages keeps the messages' JSON, with the order of their fields, after
-// looking at what every template relies on. Lists of text parts become one
-// string, parts separated by line ends; reasoning_content is also reasoning.
+// setMessages stores the messages' JSON, with the order of their members, after checking the
+// members that every template uses. A list of text parts becomes one string, in which line ends
+// separate the parts; reasoning_content is added as reasoning, too.
 func setMessages(r *Request, v []byte) error {
 	if err := isList(v, "a list", true); err != nil {
 		return err
@@ -333,12 +316,12 @@ func setMessages(r *Request, v []byte) error {
 	return nil
 }
 
-// rewrite returns messages in which reasoning_content is also reasoning and, with
-// join, lists of parts are one string.
+// rewrite returns messages with reasoning_content as reasoning, too, and, with join, with lists of
+// parts as one string.
 func rewrite(messages []byte, join bool) []byte {
 	dst := make([]byte, 0, len(messages)+len(messages)/16)
 	dst = append(dst, '[')
-	_ = elements(messages, func(i int, e []byte) error { // it has been walked before
+	_ = elements(messages, func(i int, e []byte) error { // it was checked before
 		if i > 0 {
 			dst = append(dst, ',')
 		}
@@ -349,7 +332,7 @@ func rewrite(messages []byte, join bool) []byte {
 			name := s.Name()
 			v, _ := s.Value(jsonscan.Bounds{})
 			joined := join && m.hasParts() && shortName(name) == "content"
-			if joined && content { // it is there, at the first one's place
+			if joined && content { // it was written at the place of the first one
 				continue
 			}
 			if !first {
@@ -373,8 +356,8 @@ func rewrite(messages []byte, join bool) []byte {
 	return append(dst, ']')
 }
 
-// partText is a part's text as it is written; nil: it has none. typ is its type where
-// it is an object.
+// partText returns a part's text as it is written, or nil, and the type of a part that is an
+// object.
 func partText(part []byte) (text []byte, typ string) {
 	switch part[0] {
 	case '"':
@@ -406,7 +389,7 @@ func checkParts(i int, content []byte) error {
 		text, typ := partText(p)
 		param := fmt.Sprintf("messages[%d].content[%d]", i, j)
 		if !slices.Contains(textKinds, typ) {
-			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, clip(typ, 40))
+			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, Clip(typ, 40))
 		}
 		if text == nil {
 			return BadRequest(param+".text", "%s.text must be a string", param)
@@ -415,10 +398,10 @@ func checkParts(i int, content []byte) error {
 	})
 }
 
-// appendJoined appends the text of parts as one string. Their escapes stay.
+// appendJoined appends the text of parts as one string, with their escapes.
 func appendJoined(dst, parts []byte) []byte {
 	dst = append(dst, '"')
-	_ = elements(parts, func(j int, p []byte) error { // it has been walked before
+	_ = elements(parts, func(j int, p []byte) error { // it was checked before
 		if j > 0 {
 			dst = append(dst, '\\', 'n')
 		}
@@ -429,8 +412,8 @@ func appendJoined(dst, parts []byte) []byte {
 	return append(dst, '"')
 }
 
-// LastWords is the text of the last of a chat's messages, if it has this role.
-func LastWords(messages []byte, role string) string {
+// LastContent returns the text of a chat's last message, if it has this role.
+func LastContent(messages []byte, role string) string {
 	var last []byte
 	if err := elements(messages, func(_ int, e []byte) error { last = e; return nil }); err != nil || last == nil {
 		return ""
@@ -440,12 +423,4 @@ func LastWords(messages []byte, role string) string {
 		return ""
 	}
 	return jsonscan.Text(m.content)
-}
-
-// textOf is the value of a string; false for everything else, nil included.
-func textOf(v *fastjson.Value) ([]byte, bool) {
-	if v == nil || v.Type() != fastjson.TypeString {
-		return nil, false
-	}
-	return v.GetStringBytes(), true
 }

@@ -181,16 +181,16 @@ func TestAnswers(t *testing.T) {
 		return `data: {"id":"` + id + `","object":"` + object + `","created":17,"model":"m","system_fingerprint":"fp_1","choices":[` + rest + "\n\n"
 	}
 	for _, c := range []struct{ got, want string }{
-		{string(chat.AppendDelta(nil, &Delta{Index: 1, Begin: true, Text: "x", Finish: NotFinished})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":1,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`) +
+		{string(chat.AppendDelta(nil, &Delta{Index: 1, Begin: true, Text: []byte("x"), Finish: NotFinished})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":1,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`) +
 			chunk("chatcmpl-1", "chat.completion.chunk", `{"index":1,"delta":{"content":"x"},"logprobs":null,"finish_reason":null}]}`)},
-		{string(chat.AppendDelta(nil, &Delta{Text: "a\"b", Finish: NotFinished})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{"content":"a\"b"},"logprobs":null,"finish_reason":null}]}`)},
+		{string(chat.AppendDelta(nil, &Delta{Text: []byte("a\"b"), Finish: NotFinished})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{"content":"a\"b"},"logprobs":null,"finish_reason":null}]}`)},
 		{string(chat.AppendDelta(nil, &Delta{Finish: stop, Usage: &u})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":`+usage+`}`)},
 		{string(chat.AppendEnd(nil, &u)), chunk("chatcmpl-1", "chat.completion.chunk", `],"usage":`+usage+`}`) + "data: [DONE]\n\n"},
 		{string(text.AppendEnd(nil, nil)), "data: [DONE]\n\n"},
-		{string(text.AppendDelta(nil, &Delta{Index: 2, Begin: true, Text: "x", Finish: Finish{Reason: "length", Token: -1}})), chunk("cmpl-1", "text_completion", `{"index":2,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null}]}`)},
-		{string(text.AppendWhole(nil, []Choice{{Text: []byte("x"), Finish: Finish{Reason: "stop", Token: 5}}, {Finish: stop}}, u)),
+		{string(text.AppendDelta(nil, &Delta{Index: 2, Begin: true, Text: []byte("x"), Finish: Finish{Reason: "length", Token: -1}})), chunk("cmpl-1", "text_completion", `{"index":2,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null}]}`)},
+		{string(text.AppendWhole(nil, []Delta{{Text: []byte("x"), Finish: Finish{Reason: "stop", Token: 5}}, {Index: 1, Finish: stop}}, u)),
 			`{"id":"cmpl-1","object":"text_completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"text":"x","logprobs":null,"finish_reason":"stop","stop_reason":5},{"index":1,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":` + usage + `}`},
-		{string(chat.AppendWhole(nil, []Choice{{Text: []byte("x"), Finish: Finish{Reason: "length", Token: -1}}}, u)),
+		{string(chat.AppendWhole(nil, []Delta{{Text: []byte("x"), Finish: Finish{Reason: "length", Token: -1}}}, u)),
 			`{"id":"chatcmpl-1","object":"chat.completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":` + usage + `}`},
 		{string(AppendModels(nil, []Model{{"m", 17, 4096, ""}})), `{"object":"list","data":[{"id":"m","object":"model","created":17,"owned_by":"tandem","root":"m","parent":null,"max_model_len":4096}]}`},
 		{string((&Error{Status: 404, Type: TypeNotFound, Param: "model", Message: `no "x"`}).Append(nil)), `{"error":{"message":"no \"x\"","type":"NotFoundError","param":"model","code":404}}`},
@@ -211,7 +211,7 @@ func TestStreamEventsDoNotAllocate(t *testing.T) {
 	a := NewEncoder(Chat, "chatcmpl-1", 17, "m", "fp")
 	buf, text, u := make([]byte, 0, 4096), "héllo \"x\"\n", Usage{}
 	if n := testing.AllocsPerRun(200, func() {
-		buf = a.AppendDelta(buf[:0], &Delta{Text: text, Finish: NotFinished, Usage: &u})
+		buf = a.AppendDelta(buf[:0], &Delta{Text: []byte(text), Finish: NotFinished, Usage: &u})
 		buf = a.AppendEnd(buf, &u)
 	}); n != 0 {
 		t.Fatalf("%g allocations", n)

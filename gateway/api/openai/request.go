@@ -1,17 +1,15 @@
-// Package openai holds the OpenAI API as Tandem speaks it: requests are parsed
-// and checked against one table of fields, responses and stream events are
-// built by appending to a buffer.
+// Package openai implements the types of the OpenAI API. Requests are parsed and checked by one
+// table of fields. Answers and events are appended to buffers.
 //
-// Every field that the API knows is a row of one table with its type, its range
-// and what happens to it: served, accepted because any value means the same
-// here, or refused with its name when its value would change the answer. Names
-// that are not in the table are collected, so that the caller can warn about
-// them. The table also describes the API as an OpenAPI document.
+// Each field of the API is a row of the table, with its type, its range and its class: served,
+// accepted because any value has the same effect, or refused by name if its value would change the
+// answer. Names that are not in the table are collected, so that the caller can log them. The
+// OpenAPI document is made from the table, too.
 //
-// Invariant: a request that parses asks for nothing that is silently left out.
+// Invariant: no effect that a parsed request asks for is silently left out.
 //
-// The package does not know models: it leaves prompts as text, counts no
-// tokens and fills in no sampling defaults.
+// The package does not know models. It leaves prompts as text, counts no tokens, and sets no
+// sampling defaults.
 package openai
 
 import (
@@ -41,21 +39,21 @@ var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize}
 
 // Bounds of one request.
 const (
-	MaxN         = 128       // choices; each costs a place in a decode node's batch
+	MaxN         = 128       // choices; each is a request of its own for a decode node
 	MaxPrompts   = 256       // prompts in one completions request; times n, at most MaxChoices
 	MaxChoices   = 1024      // answers to one request
-	MaxStops     = 64        // stop strings or stop tokens; every token is matched against all
-	MaxStopChars = 1024      // characters of one stop string; as much text may be held back
-	MaxBadWords  = 256       // strings; every token is matched against all
-	MaxBias      = 1024      // entries of logit_bias; each is looked at for every token
+	MaxStops     = 64        // stop strings or stop tokens; each token is compared with all
+	MaxStopChars = 1024      // characters of a stop string; as much text may be held back
+	MaxBadWords  = 256       // strings; each token is compared with all
+	MaxBias      = 1024      // entries of logit_bias; each is applied to every token
 	MaxAllowed   = 1 << 18   // allowed_token_ids: the largest vocabularies
-	MaxLogprobs  = 256       // best tokens told about with each token; a gateway may have a lower bound
-	MaxNamed     = 128       // logprob_token_ids, told about with each token
-	MaxInterval  = 1024      // stream_interval: tokens whose text waits to be sent
+	MaxLogprobs  = 256       // most probable tokens of each token; a gateway may have a lower bound
+	MaxNamed     = 128       // logprob_token_ids, which are added to each token
+	MaxInterval  = 1024      // stream_interval: tokens whose text is sent together
 	MaxSalt      = 1024      // characters of cache_salt
 	MaxID        = 256       // bytes of request_id
 	MaxIDs       = 1 << 22   // token ids in a prompt, or in the prompts of a request together
-	MaxMessages  = 1 << 14   // messages, and so documents and tools
+	MaxMessages  = 1 << 14   // messages, documents or tools
 	MaxValues    = 1 << 17   // JSON values in messages, documents, tools or chat_template_kwargs, at any depth
 	maxUnknown   = 16        // names of unknown fields that are kept
 	maxTokenID   = 1<<31 - 1 // token ids travel as int32
@@ -67,14 +65,14 @@ type Prompt struct {
 	Tokens []int32
 }
 
-// Request is a parsed request. Its strings are copies. Messages, MessageParts,
-// TemplateArgs, Documents and Tools may be parts of the body: DropRaw ends their use.
+// Request is a parsed request. Its strings are copies. Messages, MessageParts, TemplateArgs,
+// Documents and Tools may be parts of the body until DropRaw.
 type Request struct {
 	Endpoint Endpoint
-	Model    string // empty: the only one
+	Model    string // empty: the only model
 
 	Messages            []byte // chat: a JSON array of objects with role; text parts are joined
-	MessageParts        []byte // the same with its parts, for templates that go through them; nil: it has none
+	MessageParts        []byte // Messages with its parts, for templates that read them; nil: no message has parts
 	AddGenerationPrompt bool
 	ContinueFinal       bool
 	TemplateArgs        []byte // JSON object; nil: none
@@ -83,17 +81,17 @@ type Request struct {
 	ReasoningEffort     string // for the template; empty: not given
 
 	Prompts []Prompt // completions
-	Echo    bool     // the prompt's text comes first; in a chat, that of a last message by the assistant
+	Echo    bool     // the answer begins with the prompt or, in a chat, with a last message of the assistant
 
-	AddSpecialTokens *bool // nil: as the endpoint does
+	AddSpecialTokens *bool // nil: the endpoint's default
 	Truncate         int   // tokens that are kept of a prompt; -1: as many as fit, 0: all
-	TruncateEnd      bool  // its end goes, not its beginning
-	TokenStrings     bool  // tokenize: tell the tokens as text too
+	TruncateEnd      bool  // the end of the prompt is removed, not its beginning
+	TokenStrings     bool  // tokenize: the answer also has the tokens as text
 
 	N           int
-	MaxTokens   int      // of each answer; -1: not given, 0: nothing but the prompt, with Echo
-	MinTokens   int      // of each answer, before which none may end it
-	Temperature *float32 // nil: the model's default, like the three below
+	MaxTokens   int      // of each answer; -1: not given, 0: only the prompt, with Echo
+	MinTokens   int      // of each answer, before it may end
+	Temperature *float32 // nil: the model's default, also of the next three
 	TopP        *float32
 	TopK        *int32
 	MinP        *float32
@@ -107,48 +105,48 @@ type Request struct {
 	CacheSalt   string
 	RequestID   string
 
-	// What changes logits. A table's row says whether it is served.
+	// Changes of logits.
 	RepetitionPenalty *float32 // above 0; nil: the model's default
-	FrequencyPenalty  float32  // in [-2, 2], like the next
+	FrequencyPenalty  float32  // in [-2, 2], also the next
 	PresencePenalty   float32
-	LogitBias         []Bias   // by ascending token, each once
+	LogitBias         []Bias   // by ascending token, without duplicates
 	AllowedTokens     []int32  // nil: all
 	BadWords          []string // not empty
 
 	Logprobs       bool    // of each token of the answers
-	TopLogprobs    int     // best tokens to tell with each, at most MaxLogprobs
-	LogprobTokens  []int32 // more tokens to tell with each
-	PromptLogprobs *int    // best tokens to tell with each of the prompt's; nil: not asked
+	TopLogprobs    int     // most probable tokens of each, at most MaxLogprobs
+	LogprobTokens  []int32 // further tokens of each
+	PromptLogprobs *int    // most probable tokens of each prompt token; nil: not requested
 
-	TokenIDs    bool // tell the ids of prompt and answers
-	TokensAsIDs bool // in log-probabilities, tokens read token_id:N
-	PromptText  bool // tell the text that the template made
+	TokenIDs    bool // the answer has the ids of prompt and answers
+	TokensAsIDs bool // in log-probabilities, tokens are written as token_id:N
+	PromptText  bool // the answer has the text that the template rendered
 
 	Stream          bool
-	StreamInterval  int // tokens that an event brings, but for the first and the last
+	StreamInterval  int // tokens of an event, except the first and the last
 	IncludeUsage    bool
 	ContinuousUsage bool
 
 	Unknown []string // fields that are not in the table, at most maxUnknown
 
-	maxCompletion   int // max_completion_tokens, which wins; -1: not given
+	maxCompletion   int // max_completion_tokens, which has precedence; -1: not given
 	hasOptions      bool
 	addGenerationIn bool
 	truncationSide  bool
 	beamSearch      bool
 }
 
-// Parse reads a request's JSON body. The error says which field is at fault.
+// Parse parses a request's JSON body. The error names the field.
 func Parse(on Endpoint, body []byte) (*Request, *Error) { return ParseWithin(on, body, nil) }
 
-// DropRaw forgets what may be parts of the body, once the prompt is rendered.
+// DropRaw drops the parts of the body. It is called once the prompt is rendered.
 func (r *Request) DropRaw() {
 	r.Messages, r.MessageParts, r.TemplateArgs, r.Documents, r.Tools = nil, nil, nil, nil, nil
 }
 
-// ParseWithin is Parse for a caller that counts memory. Before anything is kept of
-// the body, charge is called with the bytes that the request will take besides the
-// body, up to the tokens of its prompts; its error ends the parse. nil: no count.
+// ParseWithin is Parse for a caller that accounts memory. Before any part of the body is stored,
+// charge is called with the bytes that the request will need in addition to the body, up to the
+// tokens of its prompts. Its error ends the parse. charge may be nil.
 func ParseWithin(on Endpoint, body []byte, charge func(bytes int) *Error) (*Request, *Error) {
 	r, fault := parse(on, body, charge, true, func(f *field) bool { return true }, (*field).take)
 	if fault == nil {
@@ -160,17 +158,17 @@ func ParseWithin(on Endpoint, body []byte, charge func(bytes int) *Error) (*Requ
 	return r, nil
 }
 
-// promptFields are what a prompt's tokens depend on. chat_template and those that
-// bring more than text are refused by their rows.
+// promptFields are the fields on which a prompt's tokens depend. Rows refuse chat_template, and
+// fields with content other than text.
 var promptFields = []string{
 	"messages", "prompt", "cache_salt", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "prompt_embeds", "suffix",
 	"add_generation_prompt", "continue_final_message", "chat_template_kwargs", "chat_template", "documents", "reasoning_effort",
 	"media_io_kwargs", "mm_processor_kwargs", "tools",
 }
 
-// ParsePrompt reads of a body that another server is to answer what the prompt's
-// tokens depend on, tools included, and leaves the other fields to that server.
-// charge is as in ParseWithin.
+// ParsePrompt parses the fields on which the prompt's tokens depend, also tools, of a body that
+// another server will answer. It leaves the other fields to that server. charge is as in
+// ParseWithin.
 func ParsePrompt(on Endpoint, body []byte, charge func(bytes int) *Error) (*Request, *Error) {
 	r, fault := parse(on, body, charge, false, func(f *field) bool { return slices.Contains(promptFields, f.name) }, func(f *field, r *Request, v []byte) *Error {
 		if f.name == "tools" {
@@ -188,16 +186,16 @@ func ParsePrompt(on Endpoint, body []byte, charge func(bytes int) *Error) (*Requ
 	return r, nil
 }
 
-// member is a member of the body that the table knows.
+// member is a member of the body that the table has.
 type member struct {
 	f     *field
 	value []byte // as it is written
-	cost  int    // bytes that taking it needs
+	cost  int    // bytes that storing it needs
 }
 
-// parse reads a body in two steps. The first checks all of it and finds the wanted
-// members, each within its bounds; of equal names the last counts. The second takes
-// their values in this order. unknown: names that no row has are collected.
+// parse reads a body in two steps. The first checks all of it and finds the wanted members, each
+// within its bounds; of equal names the last one counts. The second stores their values in this
+// order. unknown reports whether names without a row are collected.
 func parse(on Endpoint, body []byte, charge func(int) *Error, unknown bool, wanted func(*field) bool, take func(*field, *Request, []byte) *Error) (*Request, *Error) {
 	r := &Request{Endpoint: on, N: 1, MaxTokens: -1, maxCompletion: -1, AddGenerationPrompt: true, SkipSpecial: true, StreamInterval: 1}
 	var room [16]member
@@ -235,8 +233,7 @@ func parse(on Endpoint, body []byte, charge func(int) *Error, unknown bool, want
 	return r, fault
 }
 
-// scan checks the whole of a body and calls f with each of its members, whose value
-// f has to read.
+// scan checks a whole body. It calls f for each member, and f reads the member's value.
 func scan(body []byte, f func(*jsonscan.Scanner) *Error) *Error {
 	if !utf8.Valid(body) {
 		return BadRequest("", "the body is not valid UTF-8")
@@ -261,7 +258,7 @@ func scan(body []byte, f func(*jsonscan.Scanner) *Error) *Error {
 
 func notJSON(err error) *Error { return BadRequest("", "the body is not valid JSON: %s", err) }
 
-// exceeded is the fault of a member whose value could not be read.
+// exceeded returns the fault of a member whose value could not be read.
 func exceeded(name string, most jsonscan.Bounds, err error) *Error {
 	switch {
 	case errors.Is(err, jsonscan.ErrElements):
@@ -272,10 +269,10 @@ func exceeded(name string, most jsonscan.Bounds, err error) *Error {
 	return notJSON(err)
 }
 
-// longestName is more than any name of the table takes, each character written \uXXXX.
+// longestName is above the length of any name of the table, with each character written as \uXXXX.
 const longestName = 256
 
-// find is the row of a member by its name as it is written; nil: there is none.
+// find returns the row of a member by its name as it is written, or nil.
 func find(on Endpoint, quoted []byte) *field {
 	if bytes.IndexByte(quoted, '\\') < 0 {
 		return rows[on][string(quoted[1:len(quoted)-1])]
@@ -283,21 +280,21 @@ func find(on Endpoint, quoted []byte) *field {
 	return rows[on][shortName(quoted)]
 }
 
-// shortName is a member's name, of a long one its beginning as it is written.
+// shortName returns a member's name. Of a long name it returns the beginning as it is written.
 func shortName(quoted []byte) string {
 	if len(quoted) > longestName {
-		return clip(string(quoted[1:longestName]), longestName-8)
+		return Clip(string(quoted[1:longestName]), longestName-8)
 	}
 	return jsonscan.Text(quoted)
 }
 
 func (r *Request) unknown(name string) {
 	if len(r.Unknown) < maxUnknown {
-		r.Unknown = append(r.Unknown, clip(name, 64))
+		r.Unknown = append(r.Unknown, Clip(name, 64))
 	}
 }
 
-// check looks at what several fields say together.
+// check checks combinations of fields.
 func (r *Request) check() *Error {
 	if r.maxCompletion >= 0 {
 		r.MaxTokens = r.maxCompletion
@@ -317,7 +314,7 @@ func (r *Request) check() *Error {
 	case r.MaxTokens == 0 && !r.Echo:
 		return BadRequest("max_tokens", "max_tokens must be at least 1, not 0, unless echo gives the prompt back")
 	case r.MaxTokens == 0 && len(r.LogprobTokens) > 0:
-		return BadRequest("logprob_token_ids", "logprob_token_ids are told with tokens of the answer, and max_tokens is 0")
+		return BadRequest("logprob_token_ids", "logprob_token_ids needs tokens of an answer, and max_tokens is 0")
 	case r.truncationSide && r.Truncate == 0:
 		return BadRequest("truncation_side", "truncation_side needs truncate_prompt_tokens")
 	case r.TopLogprobs > 0 && !r.Logprobs:
@@ -335,8 +332,7 @@ func (r *Request) check() *Error {
 	return nil
 }
 
-// CheckLogprobs refuses a request that asks for more than most best tokens with
-// each token.
+// CheckLogprobs refuses a request for more than most of the most probable tokens with each token.
 func (r *Request) CheckLogprobs(most int) *Error {
 	name, n := "top_logprobs", r.TopLogprobs
 	if r.Endpoint == Completions {
@@ -351,7 +347,7 @@ func (r *Request) CheckLogprobs(most int) *Error {
 	return nil
 }
 
-// required looks for what an endpoint cannot do without.
+// required checks that the required fields are present.
 func (r *Request) required() *Error {
 	hasMessages, hasPrompt := r.Messages != nil, r.Prompts != nil
 	switch {
@@ -365,15 +361,4 @@ func (r *Request) required() *Error {
 		return BadRequest("tokens", "tokens is required: a list of token ids")
 	}
 	return nil
-}
-
-// clip shortens what an error message quotes.
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n] + "…"
 }

@@ -10,7 +10,7 @@ type Model struct {
 	ID          string
 	Created     int64  // seconds since 1970
 	MaxModelLen int    // tokens of prompt and answer together
-	Parent      string // of an adapter: the model that it is for; empty: none
+	Parent      string // of an adapter: its model; empty: not an adapter
 }
 
 // Append appends the model object.
@@ -45,7 +45,7 @@ func appendInt(dst []byte, before string, n int) []byte {
 
 const hex = "0123456789abcdef"
 
-// plain marks the bytes that stand for themselves in a JSON string.
+// plain has the bytes that need no escape in a JSON string.
 var plain = func() (t [256]bool) {
 	for c := ' '; c < utf8.RuneSelf; c++ {
 		t[c] = c != '"' && c != '\\' && c != 0x7f
@@ -53,7 +53,7 @@ var plain = func() (t [256]bool) {
 	return t
 }()
 
-// AppendString appends s as a JSON string. What is not UTF-8 becomes U+FFFD.
+// AppendString appends s as a JSON string. Bytes that are not UTF-8 become U+FFFD.
 func AppendString[T string | []byte](dst []byte, s T) []byte {
 	dst = append(dst, '"')
 	start := 0
@@ -64,7 +64,7 @@ func AppendString[T string | []byte](dst []byte, s T) []byte {
 			continue
 		}
 		if c >= utf8.RuneSelf {
-			// At most four bytes, so that the conversion stays on the stack.
+			// At most four bytes, so that the conversion does not allocate.
 			r, size := utf8.DecodeRuneInString(string(s[i:min(i+utf8.UTFMax, len(s))]))
 			if r != utf8.RuneError || size != 1 {
 				i += size
@@ -92,8 +92,7 @@ func AppendString[T string | []byte](dst []byte, s T) []byte {
 	return append(append(dst, s[start:]...), '"')
 }
 
-// AppendTokenized appends the answer of /tokenize. strs is nil when the tokens'
-// texts were not asked for.
+// AppendTokenized appends the answer of /tokenize. strs has the tokens' texts; nil: not requested.
 func AppendTokenized(dst []byte, tokens []int32, strs []string, maxModelLen int) []byte {
 	dst = appendInt(dst, `{"count":`, len(tokens))
 	dst = appendInt(dst, `,"max_model_len":`, maxModelLen)

@@ -3,18 +3,16 @@ package openai
 import (
 	"math"
 
-	"github.com/valyala/fastjson"
-
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// Class is what happens to a field that is given.
+// Class is the treatment of a field.
 type Class uint8
 
 // Classes.
 const (
-	Served   Class = iota // it does what the API says
-	Accepted              // its type is checked; any value gives the same answer, for the reason in the table
+	Served   Class = iota // it has the effect that the API documents
+	Accepted              // its type is checked; its value has no effect, for the reason in the table
 	Refused               // 400 with its name, unless its value asks for nothing
 )
 
@@ -23,20 +21,19 @@ type field struct {
 	name  string
 	on    Endpoint
 	class Class
-	value value   // type and range; also of what is refused, so that a bad value is told apart
-	idle  neutral // Refused: the value that asks for nothing, besides null
-	why   string  // Accepted: why it has no effect; Refused: what to do instead, if anything
+	value value   // type and range, which are checked for every class
+	idle  neutral // Refused: the value that asks for nothing, in addition to null
+	why   string  // Accepted: why it has no effect; Refused: the remedy, if there is one
 }
 
-// Whoever makes a Refused field work changes its class and nothing else here:
-// its value is in Request already, checked.
+// To serve a Refused field, change its class only: its checked value is already stored in Request.
 
-// table is every field of every endpoint. null is always taken as "not given".
+// table has every field of every endpoint. null always means "not given".
 var table = []field{
 	{"model", all, Served, text(0, 1024, func(r *Request, s string) { r.Model = s }), never, ""},
-	{"messages", Chat | Tokenize, Served, value{schema: messagesSchema, raw: setMessages, most: tree}, never, ""},
-	{"prompt", Completions, Served, value{schema: promptSchema, raw: setPrompt, promptBounds: true}, never, ""},
-	{"prompt", Tokenize, Served, value{schema: textSchema(0, math.MaxInt), raw: setText}, never, ""},
+	{"messages", Chat | Tokenize, Served, value{schema: messagesSchema, check: setMessages, most: tree}, never, ""},
+	{"prompt", Completions, Served, value{schema: promptSchema, check: setPrompt, promptBounds: true}, never, ""},
+	{"prompt", Tokenize, Served, value{schema: textSchema(0, math.MaxInt), check: setText}, never, ""},
 	{"tokens", Detokenize, Served, tokens(0, MaxIDs, func(r *Request, ids []int32) { r.Prompts = []Prompt{{Tokens: ids}} }), never, ""},
 
 	// Length and end of an answer.
@@ -61,14 +58,14 @@ var table = []field{
 	{"repetition_penalty", both, Served, number(above(0, math.MaxFloat32), func(r *Request, f float32) { r.RepetitionPenalty = &f }), one, ""},
 	{"logit_bias", both, Served, value{schema: biasSchema, check: setBias, most: jsonscan.Bounds{Elements: MaxBias}}, emptyObject, ""},
 	{"allowed_token_ids", both, Served, tokens(1, MaxAllowed, func(r *Request, ids []int32) { r.AllowedTokens = ids }), never, ""},
-	{"bad_words", both, Served, texts(0, MaxBadWords, func(r *Request, words []string) { r.BadWords = words }), emptyList, ""},
+	{"bad_words", both, Served, texts(MaxBadWords, func(r *Request, words []string) { r.BadWords = words }), emptyList, ""},
 	{"use_beam_search", both, Refused, boolean(func(r *Request, b bool) { r.beamSearch = b }), no, "use n and temperature"},
 	{"best_of", Completions, Refused, integer(1, MaxN, nil), one, "use n"},
 	{"length_penalty", both, Refused, anyNumber, one, "it belongs to beam search"},
 	{"watermarking", both, Refused, boolean(nil), no, ""},
 	{"repetition_detection", both, Refused, object, never, ""},
 
-	// What is told about tokens.
+	// Information about tokens.
 	{"logprobs", Chat, Served, boolean(func(r *Request, b bool) { r.Logprobs = b }), no, ""},
 	{"top_logprobs", Chat, Served, integer(0, MaxLogprobs, func(r *Request, n int64) { r.TopLogprobs = int(n) }), zero, ""},
 	{"logprobs", Completions, Served, integer(0, MaxLogprobs, func(r *Request, n int64) { r.Logprobs, r.TopLogprobs = true, int(n) }), never, ""},
@@ -80,7 +77,7 @@ var table = []field{
 	{"return_weight_versions", both, Refused, boolean(nil), no, "system_fingerprint changes with the weights"},
 	{"return_token_strs", Tokenize, Served, boolean(func(r *Request, b bool) { r.TokenStrings = b }), never, ""},
 
-	// How an answer is sent.
+	// The form of an answer.
 	{"stream", both, Served, boolean(func(r *Request, b bool) { r.Stream = b }), never, ""},
 	{"stream_options", both, Served, value{schema: streamSchema, check: setStreamOptions}, never, ""},
 	{"stream_interval", both, Served, integer(1, MaxInterval, func(r *Request, n int64) { r.StreamInterval = int(n) }), never, ""},
@@ -101,18 +98,18 @@ var table = []field{
 	// Chat templates.
 	{"add_generation_prompt", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddGenerationPrompt, r.addGenerationIn = b, true }), never, ""},
 	{"continue_final_message", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.ContinueFinal = b }), never, ""},
-	{"chat_template_kwargs", Chat | Tokenize, Served, value{schema: object.schema, raw: setTemplateArgs, most: tree}, never, ""},
+	{"chat_template_kwargs", Chat | Tokenize, Served, value{schema: object.schema, check: setTemplateArgs, most: tree}, never, ""},
 	{"chat_template", Chat | Tokenize, Refused, text(0, math.MaxInt, nil), never, "a request's own template is not run"},
-	{"documents", Chat | Tokenize, Served, value{schema: documentsSchema, raw: setDocuments, most: tree}, never, ""},
+	{"documents", Chat | Tokenize, Served, value{schema: documentsSchema, check: setDocuments, most: tree}, never, ""},
 	{"reasoning_effort", Chat | Tokenize, Served, text(0, 64, func(r *Request, s string) { r.ReasoningEffort = s }), never, ""},
 	{"media_io_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 	{"mm_processor_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 
 	// Tools, reasoning, structure.
-	{"tools", Chat | Tokenize, Refused, value{schema: list.schema, raw: setTools, most: tree}, never, ""},
-	{"tool_choice", Chat, Refused, anything, is("none"), ""},
+	{"tools", Chat | Tokenize, Refused, value{schema: list.schema, check: setTools, most: tree}, never, ""},
+	{"tool_choice", Chat, Refused, anything, oneOf("none"), ""},
 	{"functions", Chat, Refused, list, never, ""},
-	{"function_call", Chat, Refused, anything, is("none"), ""},
+	{"function_call", Chat, Refused, anything, oneOf("none"), ""},
 	{"parallel_tool_calls", Chat, Accepted, boolean(nil), never, "without tools there are no calls"},
 	{"include_reasoning", Chat, Accepted, boolean(nil), never, "nothing is split off as reasoning"},
 	{"thinking_token_budget", both, Refused, integer(0, math.MaxInt32, nil), never, "use max_tokens"},
@@ -135,15 +132,15 @@ var table = []field{
 	{"prompt_cache_key", Chat, Accepted, text(0, math.MaxInt, nil), never, "prompts are routed by their own prefix"},
 	{"metadata", Chat, Accepted, object, never, "it labels stored answers, and none is stored"},
 	{"store", Chat, Refused, boolean(nil), no, "answers are not stored"},
-	{"service_tier", Chat, Refused, text(0, 64, nil), is("auto", "default"), "use priority"},
+	{"service_tier", Chat, Refused, text(0, 64, nil), oneOf("auto", "default"), "use priority"},
 	{"modalities", Chat, Refused, list, textOnly, "only text is served"},
 	{"audio", Chat, Refused, object, never, "only text is served"},
 	{"prediction", Chat, Refused, object, never, ""},
 	{"web_search_options", Chat, Refused, object, never, ""},
-	{"verbosity", Chat, Refused, text(0, 64, nil), is("medium"), "ask for it in a message"},
+	{"verbosity", Chat, Refused, text(0, 64, nil), oneOf("medium"), "ask for it in a message"},
 }
 
-// rows finds the table's rows by endpoint and name.
+// rows has the table's rows by endpoint and name.
 var rows = func() map[Endpoint]map[string]*field {
 	m := map[Endpoint]map[string]*field{}
 	for _, on := range endpoints {
@@ -157,12 +154,12 @@ var rows = func() map[Endpoint]map[string]*field {
 	return m
 }()
 
-// take takes a value that is not null into the request.
+// take stores a value that is not null in the request.
 func (f *field) take(r *Request, v []byte) *Error {
 	if fault := f.read(r, v); fault != nil {
 		return fault
 	}
-	if f.class != Refused || f.idle.is != nil && f.idle.is(parseShort(v)) {
+	if f.class != Refused || f.idle.is != nil && f.idle.is(short(v)) {
 		return nil
 	}
 	advice := "leave it out"
@@ -172,17 +169,12 @@ func (f *field) take(r *Request, v []byte) *Error {
 	return BadRequest(f.name, "%s is not supported here (got %s): %s", f.name, quote(v, 80), advice)
 }
 
-// read takes a value of the right type and range, whether the field is served or not.
+// read stores a value if its type and range are right, whether the field is served or not.
 func (f *field) read(r *Request, v []byte) *Error {
-	var err error
-	switch {
-	case f.value.raw != nil:
-		err = f.value.raw(r, v)
-	case f.class == Served:
-		err = f.value.check(r, fastjson.MustParseBytes(v)) // jsonscan has checked it
-	default:
-		err = f.value.check(r, parseShort(v))
+	if f.class != Served && f.value.most != tree {
+		v = short(v)
 	}
+	err := f.value.check(r, v)
 	if e, ok := err.(*Error); ok || err == nil {
 		return e
 	}

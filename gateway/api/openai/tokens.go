@@ -4,10 +4,9 @@ import (
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// Tokens in, tokens out, as vLLM's /inference/v1/generate has it: the prompt is
-// token_ids, and how to sample stands in sampling_params, whose members are those of
-// a completion. Such a request is turned into a completion's, so that one table says
-// what is served.
+// vLLM's /inference/v1/generate takes and returns token ids: the prompt is token_ids, and
+// sampling_params has the sampling fields of a completion. Such a request is converted into a
+// completion's, so that one table has all fields.
 
 // Paths that are served in more than one place.
 const (
@@ -16,16 +15,16 @@ const (
 	UnloadAdapterPath = "/v1/unload_lora_adapter"
 )
 
-// CompletionOfTokens is the body of a completion that a body of tokens asks for.
+// CompletionOfTokens returns the body of the completion for a body of TokensPath.
 func CompletionOfTokens(body []byte) ([]byte, *Error) {
 	var ids, params []byte
-	out := append(make([]byte, 0, len(body)+64), '{') // of equal names the last counts: the prompt
+	out := append(make([]byte, 0, len(body)+64), '{') // of equal names the last one counts, which is the prompt
 	add := func(name, v []byte) { out = append(append(append(append(out, name...), ':'), v...), ',') }
 	fault := scan(body, func(s *jsonscan.Scanner) *Error {
 		quoted := s.Name()
 		v, _ := s.Value(jsonscan.Bounds{})
 		switch name := shortName(quoted); {
-		case v == nil: // broken: scan reports it
+		case v == nil: // invalid: scan reports it
 		case name == "token_ids":
 			ids = v
 		case name == "sampling_params":
@@ -33,8 +32,8 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 		case v[0] == 'n':
 		case name == "features", name == "kv_transfer_params":
 			return BadRequest(name, "%s: is not served here: send token_ids alone", name)
-		case samples(name): // where vLLM does not look, either
-			return BadRequest(name, "%s: belongs into sampling_params", name)
+		case samples(name): // vLLM does not read them here either
+			return BadRequest(name, "%s: must be in sampling_params", name)
 		default:
 			add(quoted, v)
 		}
@@ -55,8 +54,8 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 			v, _ := s.Value(jsonscan.Bounds{})
 			switch name := shortName(quoted); name {
 			case "prompt", "model", "stream", "stream_options", "echo", "suffix", "return_prompt_text", "return_token_ids":
-				return nil, BadRequest("sampling_params", "sampling_params: %s is none of them", name)
-			case "detokenize", "output_kind", "skip_clone", "_all_stop_token_ids": // of vLLM's own insides
+				return nil, BadRequest("sampling_params", "sampling_params: %s is not a sampling parameter", name)
+			case "detokenize", "output_kind", "skip_clone", "_all_stop_token_ids": // internal to vLLM
 			default:
 				add(quoted, v)
 			}
@@ -66,7 +65,7 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 	return append(out, `"return_token_ids":true}`...), nil
 }
 
-// samples says whether a member of a completion says how to sample.
+// samples reports whether a member of a completion is a sampling field.
 func samples(name string) bool {
 	switch name {
 	case "n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs",
@@ -77,20 +76,21 @@ func samples(name string) bool {
 }
 
 // appendTokensDelta appends a choice, or what is new of it, without its text.
-func appendTokensDelta(dst []byte, index int, probs []TokenProb, f Finish, ids []int32) []byte {
-	dst = appendProbs(appendInt(dst, `{"index":`, index), probs, appendChatProbs)
+func appendTokensDelta(dst []byte, d *Delta) []byte {
+	dst = appendLogprobs(appendInt(dst, `{"index":`, d.Index), d.Logprobs, appendChatLogprobs)
+	ids := d.Tokens
 	if ids == nil {
 		ids = []int32{}
 	}
-	dst = f.append(append(dst, ','))
+	dst = d.Finish.append(append(dst, ','))
 	return append(appendIDs(dst, `,"token_ids":`, ids), '}')
 }
 
-// appendPromptLogprobs appends the prompt's log-probabilities: null without any.
-func appendPromptLogprobs(dst []byte, choices []Choice) []byte {
+// appendPromptLogprobs appends the prompt's log-probabilities, or null if there are none.
+func appendPromptLogprobs(dst []byte, choices []Delta) []byte {
 	dst = append(dst, `,"prompt_logprobs":`...)
-	if p := choices[0].Prompt; p != nil && p.Probs != nil {
-		return p.Probs.append(dst, p.Best, p.Decode)
+	if p := choices[0].Prompt; p != nil && p.Logprobs != nil {
+		return p.Logprobs.append(dst, p.Best, p.Decode)
 	}
 	return append(dst, "null"...)
 }

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// What a body of tokens has besides its tokens reaches the completion as it is, whichever characters it is made of.
+// What a body of tokens has besides its tokens reaches the completion as it is, whichever
+// characters it is made of.
 func TestCompletionOfTokensIsJSON(t *testing.T) {
 	const body = `{"token_ids":[1,2],"cache_salt":"\u0012é\ud83d\ude00\"\\","x\u0003":{"\u0001":["\u001f",1.5e3,true,null,{}]},"sampling_params":{"stop":["\u0007"],"logit_bias":{"5":-1}}}`
 	got, fault := CompletionOfTokens([]byte(body))

@@ -8,31 +8,29 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
-
-	"github.com/valyala/fastjson"
 
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// value is what a field may hold: its JSON Schema, for /openapi.json, and the
-// same in code. Both are made from one range.
+// value describes what a field may hold: a JSON Schema for /openapi.json, and the same rule in
+// code. Both are made from one range.
 type value struct {
 	schema       schema
-	check        func(r *Request, v *fastjson.Value) error // takes what is good; v is not null
-	raw          func(r *Request, v []byte) error          // instead of check: takes the value as it is written
-	most         jsonscan.Bounds                           // of what may come to check and raw
-	promptBounds bool                                      // most depends on the kind of the elements
+	check        func(r *Request, v []byte) error // stores a good value; v is checked JSON and not null
+	most         jsonscan.Bounds                  // bounds of v
+	promptBounds bool                             // most depends on the kind of the elements
 }
 
-// tree bounds what a template gets.
+// tree bounds the values that go to a chat template.
 var tree = jsonscan.Bounds{Elements: MaxMessages, Values: MaxValues}
 
-// smallValues bounds the values in what has no bound of its own.
+// smallValues bounds the values in a field without bounds of its own.
 const smallValues = 256
 
-// bounds are those of a value that begins b. What is not served has none: nothing is
-// kept of it.
+// bounds returns the bounds of a value that begins with b. Fields that are not served have none
+// by default, because nothing of their value is kept.
 func (v *value) bounds(c Class, b []byte) jsonscan.Bounds {
 	switch {
 	case v.promptBounds:
@@ -49,48 +47,44 @@ func (v *value) bounds(c Class, b []byte) jsonscan.Bounds {
 	return jsonscan.Bounds{}
 }
 
-// What values take besides the body, at most: a prompt is copied, rendered and
-// tokenized; a template's values are boxed; small ones are parsed into a tree.
+// Memory that values need in addition to the body, at most: a prompt is copied, rendered and
+// tokenized, and a template's values are boxed.
 const (
 	promptCopies = 3
 	treeValue    = 128
-	smallCopies  = 2
-	smallValue   = 320
 )
 
-// cost is what a value of so many bytes with so many values in it takes.
+// cost returns the memory in bytes that storing a value needs.
 func (v *value) cost(c Class, bytes, values int) int {
 	switch {
 	case v.most == tree:
 		return promptCopies*bytes + treeValue*values
-	case v.raw != nil:
-		return promptCopies * bytes
 	case c == Served:
-		return smallCopies*bytes + smallValue*values
+		return promptCopies * bytes
 	}
 	return 0
 }
 
-// parseShort parses a value of which only its type and whether it is one of a few
-// short ones matters; instead of a long one it gives another of the type.
-func parseShort(v []byte) *fastjson.Value {
+// short returns v or, where v is long, a short value of the same type. Fields that are not served
+// are checked by it: only their type and a few short values matter.
+func short(v []byte) []byte {
 	const most = 1 << 10
 	if len(v) > most {
 		switch v[0] {
 		case '"':
-			v = []byte(`"a longer text"`)
+			return []byte(`"a longer text"`)
 		case '[':
-			v = []byte(`["a longer list"]`)
+			return []byte(`["a longer list"]`)
 		case '{':
-			v = []byte(`{"a longer object":0}`)
+			return []byte(`{"a longer object":0}`)
 		}
 	}
-	return fastjson.MustParseBytes(v) // jsonscan has checked it
+	return v
 }
 
 func isDigit(c byte) bool { return c == '-' || '0' <= c && c <= '9' }
 
-// kind is the type of the value that begins with c.
+// kind returns the type of the value that begins with c.
 func kind(c byte) string {
 	switch c {
 	case '{':
@@ -109,12 +103,12 @@ func kind(c byte) string {
 	return "number"
 }
 
-// quote is the beginning of a value, of at most n bytes.
+// quote returns the beginning of a value, at most n bytes.
 func quote(v []byte, n int) string {
-	return clip(string(v[:min(len(v), n+utf8.UTFMax)]), n)
+	return Clip(string(v[:min(len(v), n+utf8.UTFMax)]), n)
 }
 
-// elements calls f with each element of a list that has been checked.
+// elements calls f with each element of a checked list.
 func elements(list []byte, f func(i int, e []byte) error) error {
 	s := jsonscan.NewScanner(list)
 	for i := 0; s.Next(); i++ {
@@ -126,7 +120,7 @@ func elements(list []byte, f func(i int, e []byte) error) error {
 	return s.Err()
 }
 
-// isList checks that v is a list, of at least one element if some is set.
+// isList checks that v is a list, and not empty if some is set.
 func isList(v []byte, words string, some bool) error {
 	switch {
 	case v[0] != '[':
@@ -147,67 +141,68 @@ type schema = map[string]any
 // neutral is the value of a refused field that asks for nothing.
 type neutral struct {
 	schema schema // nil: there is none
-	is     func(*fastjson.Value) bool
+	is     func(v []byte) bool
 }
 
 var (
 	never       = neutral{}
 	zero        = neutral{schema{"const": 0}, isNumber(0)}
 	one         = neutral{schema{"const": 1}, isNumber(1)}
-	no          = neutral{schema{"const": false}, isBool(false)}
-	yes         = neutral{schema{"const": true}, isBool(true)}
-	emptyText   = is("")
-	emptyObject = neutral{schema{"type": "object", "maxProperties": 0}, func(v *fastjson.Value) bool {
-		o, err := v.Object()
-		return err == nil && o.Len() == 0
-	}}
-	emptyList = neutral{schema{"type": "array", "maxItems": 0}, func(v *fastjson.Value) bool {
-		a, err := v.Array()
-		return err == nil && len(a) == 0
-	}}
-	textFormat = neutral{schema{"const": schema{"type": "text"}}, func(v *fastjson.Value) bool {
-		o, err := v.Object()
-		return err == nil && o.Len() == 1 && string(v.GetStringBytes("type")) == "text"
-	}}
-	textOnly = neutral{schema{"const": []string{"text"}}, func(v *fastjson.Value) bool {
-		a, err := v.Array()
-		return err == nil && len(a) == 1 && is("text").is(a[0])
-	}}
+	no          = neutral{schema{"const": false}, isWord("false")}
+	yes         = neutral{schema{"const": true}, isWord("true")}
+	emptyText   = oneOf("")
+	emptyObject = neutral{schema{"type": "object", "maxProperties": 0}, func(v []byte) bool { return v[0] == '{' && v[jsonscan.Space(v, 1)] == '}' }}
+	emptyList   = neutral{schema{"type": "array", "maxItems": 0}, func(v []byte) bool { return v[0] == '[' && v[jsonscan.Space(v, 1)] == ']' }}
+	textFormat  = neutral{schema{"const": schema{"type": "text"}}, only('{', `"type"`)}
+	textOnly    = neutral{schema{"const": []string{"text"}}, only('[', "")}
 )
 
-func isNumber(want float64) func(*fastjson.Value) bool {
-	return func(v *fastjson.Value) bool {
-		f, err := v.Float64()
+func isNumber(want float64) func([]byte) bool {
+	return func(v []byte) bool {
+		f, err := strconv.ParseFloat(string(v), 64)
 		return err == nil && f == want
 	}
 }
 
-func isBool(want bool) func(*fastjson.Value) bool {
-	return func(v *fastjson.Value) bool {
-		b, err := v.Bool()
-		return err == nil && b == want
-	}
+func isWord(want string) func([]byte) bool {
+	return func(v []byte) bool { return string(v) == want }
 }
 
-func is(words ...string) neutral {
-	return neutral{schema{"enum": words}, func(v *fastjson.Value) bool {
-		b, err := v.StringBytes()
-		return err == nil && slices.Contains(words, string(b))
+func oneOf(words ...string) neutral {
+	return neutral{schema{"enum": words}, func(v []byte) bool {
+		return v[0] == '"' && slices.Contains(words, jsonscan.Text(v))
 	}}
+}
+
+// only returns whether a list or an object holds nothing but the string "text", as a member of
+// the quoted name.
+func only(open byte, name string) func([]byte) bool {
+	return func(v []byte) bool {
+		if v[0] != open {
+			return false
+		}
+		n, found := 0, false
+		for s := jsonscan.NewScanner(v); s.Next(); n++ {
+			e, _ := s.Value(jsonscan.Bounds{})
+			found = string(s.Name()) == name && e[0] == '"' && jsonscan.Text(e) == "text"
+		}
+		return n == 1 && found
+	}
 }
 
 // Values of which only the type matters.
 var (
-	anything  = value{schema: schema{}, check: func(*Request, *fastjson.Value) error { return nil }}
-	object    = typed("object", "an object", fastjson.TypeObject)
-	list      = typed("array", "a list", fastjson.TypeArray)
-	anyNumber = typed("number", "a number", fastjson.TypeNumber)
+	anything  = value{schema: schema{}, check: func(*Request, []byte) error { return nil }}
+	object    = typed("object", "an object", "{")
+	list      = typed("array", "a list", "[")
+	anyNumber = typed("number", "a number", "-0123456789")
 )
 
-func typed(name, words string, want fastjson.Type) value {
-	return value{schema: schema{"type": name}, check: func(_ *Request, v *fastjson.Value) error {
-		if v.Type() != want {
-			return errType(words, v)
+// typed takes values that begin with one of the characters of first.
+func typed(name, words, first string) value {
+	return value{schema: schema{"type": name}, check: func(_ *Request, v []byte) error {
+		if strings.IndexByte(first, v[0]) < 0 {
+			return errKind(words, v)
 		}
 		return nil
 	}}
@@ -215,24 +210,23 @@ func typed(name, words string, want fastjson.Type) value {
 
 // boolean takes true and false; set may be nil, here and below.
 func boolean(set func(*Request, bool)) value {
-	return value{schema: schema{"type": "boolean"}, check: func(r *Request, v *fastjson.Value) error {
-		b, err := v.Bool()
-		if err != nil {
-			return errType("true or false", v)
+	return value{schema: schema{"type": "boolean"}, check: func(r *Request, v []byte) error {
+		if v[0] != 't' && v[0] != 'f' {
+			return errKind("true or false", v)
 		}
 		if set != nil {
-			set(r, b)
+			set(r, v[0] == 't')
 		}
 		return nil
 	}}
 }
 
-// whole takes 3 and 3.0 alike.
-func whole(v *fastjson.Value) (int64, bool) {
-	if n, err := v.Int64(); err == nil {
+// whole parses an integer, which may be written as 3 or as 3.0.
+func whole(v []byte) (int64, bool) {
+	if n, err := strconv.ParseInt(string(v), 10, 64); err == nil {
 		return n, true
 	}
-	f, err := v.Float64()
+	f, err := strconv.ParseFloat(string(v), 64)
 	if err != nil || f != math.Trunc(f) || math.Abs(f) > 1<<53 {
 		return 0, false
 	}
@@ -240,11 +234,11 @@ func whole(v *fastjson.Value) (int64, bool) {
 }
 
 func integer(low, high int64, set func(*Request, int64)) value {
-	return value{schema: schema{"type": "integer", "minimum": low, "maximum": high}, check: func(r *Request, v *fastjson.Value) error {
+	return value{schema: schema{"type": "integer", "minimum": low, "maximum": high}, check: func(r *Request, v []byte) error {
 		n, ok := whole(v)
 		switch {
 		case !ok:
-			return errType("an integer", v)
+			return errKind("an integer", v)
 		case n < low:
 			return fmt.Errorf("must be at least %d, not %d", low, n)
 		case n > high:
@@ -257,10 +251,10 @@ func integer(low, high int64, set func(*Request, int64)) value {
 	}}
 }
 
-// span is a range of numbers; high belongs to it.
+// span is a range of numbers, with high included.
 type span struct {
 	low, high float64
-	open      bool // low does not belong to it
+	open      bool // low is excluded
 }
 
 func from(low, high float64) span  { return span{low, high, false} }
@@ -285,7 +279,7 @@ func (s span) schema() schema {
 }
 
 func number(s span, set func(*Request, float32)) value {
-	return value{schema: s.schema(), check: func(r *Request, v *fastjson.Value) error {
+	return value{schema: s.schema(), check: func(r *Request, v []byte) error {
 		f, err := s.number(v)
 		if err == nil && set != nil {
 			set(r, f)
@@ -294,13 +288,12 @@ func number(s span, set func(*Request, float32)) value {
 	}}
 }
 
-// number reads a number of the span. What is too small for a float32 stays
-// above 0.
-func (s span) number(v *fastjson.Value) (float32, error) {
-	f, err := v.Float64()
+// number parses a number within the span. A number that is too small for a float32 stays above 0.
+func (s span) number(v []byte) (float32, error) {
+	f, err := strconv.ParseFloat(string(v), 64)
 	switch {
-	case err != nil || math.IsNaN(f) || math.IsInf(f, 0):
-		return 0, errType("a number", v)
+	case err != nil:
+		return 0, errKind("a number", v)
 	case f < s.low || f > s.high || s.open && f == s.low:
 		return 0, fmt.Errorf("must be %s, not %g", s, f)
 	case s.open && f > 0 && float32(f) == 0:
@@ -311,7 +304,7 @@ func (s span) number(v *fastjson.Value) (float32, error) {
 
 // text takes strings of low to high characters.
 func text(low, high int, set func(*Request, string)) value {
-	return value{schema: textSchema(low, high), check: func(r *Request, v *fastjson.Value) error {
+	return value{schema: textSchema(low, high), check: func(r *Request, v []byte) error {
 		s, err := readText(v, low, high)
 		if err == nil && set != nil {
 			set(r, s)
@@ -331,53 +324,38 @@ func textSchema(low, high int) schema {
 	return s
 }
 
-func readText(v *fastjson.Value, low, high int) (string, error) {
-	b, err := v.StringBytes()
-	if err != nil {
-		return "", errType("a string", v)
+func readText(v []byte, low, high int) (string, error) {
+	if v[0] != '"' {
+		return "", errKind("a string", v)
 	}
-	if n := utf8.RuneCount(b); n < low || n > high {
+	s := jsonscan.Text(v)
+	if n := utf8.RuneCountInString(s); n < low || n > high {
 		return "", fmt.Errorf("must have %d to %d characters, not %d", low, high, n)
 	}
-	return string(b), nil
+	return s, nil
 }
 
-// texts takes lists of non-empty strings.
-func texts(low, high int, set func(*Request, []string)) value {
-	return value{schema: listSchema(textSchema(1, MaxStopChars), low, high), most: jsonscan.Bounds{Elements: high}, check: func(r *Request, v *fastjson.Value) error {
-		a, err := readList(v, "a list of strings", low, high)
-		if err != nil {
+// texts takes lists of at most high non-empty strings.
+func texts(high int, set func(*Request, []string)) value {
+	return value{schema: listSchema(textSchema(1, MaxStopChars), 0, high), most: jsonscan.Bounds{Elements: high}, check: func(r *Request, v []byte) error {
+		if err := isList(v, "a list of strings", false); err != nil {
 			return err
 		}
 		var all []string
-		for i, e := range a {
+		err := elements(v, func(i int, e []byte) error {
 			s, err := readText(e, 1, MaxStopChars)
 			if err != nil {
 				return fmt.Errorf("[%d] %w", i, err)
 			}
 			all = append(all, s)
-		}
+			return nil
+		})
 		set(r, all)
-		return nil
+		return err
 	}}
 }
 
 var errEmpty = errors.New("must not be empty")
-
-// readList reads a list of low to high elements; high 0: any number, which the
-// bound on a body bounds.
-func readList(v *fastjson.Value, words string, low, high int) ([]*fastjson.Value, error) {
-	a, err := v.Array()
-	switch {
-	case err != nil:
-		return nil, errType(words, v)
-	case len(a) < low:
-		return nil, errEmpty
-	case high > 0 && len(a) > high:
-		return nil, fmt.Errorf("has %d elements, at most %d are taken", len(a), high)
-	}
-	return a, nil
-}
 
 func listSchema(items schema, low, high int) schema {
 	s := schema{"type": "array", "items": items}
@@ -396,9 +374,9 @@ var tokenSchema = schema{"type": "integer", "minimum": 0, "maximum": maxTokenID}
 func tokens(low, high int, set func(*Request, []int32)) value {
 	shown := high
 	if high == MaxIDs {
-		shown = 0 // a bound on memory, not on what is asked for
+		shown = 0 // it bounds memory, and is not part of the API
 	}
-	return value{schema: listSchema(tokenSchema, low, shown), most: jsonscan.Bounds{Elements: high}, raw: func(r *Request, v []byte) error {
+	return value{schema: listSchema(tokenSchema, low, shown), most: jsonscan.Bounds{Elements: high}, check: func(r *Request, v []byte) error {
 		if err := isList(v, "a list of token ids", low > 0); err != nil {
 			return err
 		}
@@ -411,7 +389,7 @@ func tokens(low, high int, set func(*Request, []int32)) value {
 	}}
 }
 
-// tokenIDs reads a list of token ids that has been checked as JSON.
+// tokenIDs parses a list of token ids that was checked as JSON.
 func tokenIDs(list []byte) ([]int32, error) {
 	at := jsonscan.Space(list, 1)
 	if list[at] == ']' {
@@ -422,7 +400,7 @@ func tokenIDs(list []byte) ([]int32, error) {
 		end := jsonscan.PlainEnd(list, at)
 		id, ok := tokenID(list[at:end])
 		if !ok {
-			end, _, _ = jsonscan.Skip(list, at, 0, jsonscan.Bounds{}) // a string may have a comma
+			end, _, _ = jsonscan.Skip(list, at, 0, jsonscan.Bounds{}) // a string may contain a comma
 			return nil, fmt.Errorf("[%d] must be a token id, not %s", len(ids), quote(list[at:end], 40))
 		}
 		ids = append(ids, id)
@@ -433,7 +411,7 @@ func tokenIDs(list []byte) ([]int32, error) {
 	}
 }
 
-// tokenID reads a number that is a token id; 3.0 is one, too.
+// tokenID parses a token id, which may be written as 3 or as 3.0.
 func tokenID(v []byte) (int32, bool) {
 	n := int64(0)
 	for i, c := range v {
@@ -452,7 +430,7 @@ func tokenID(v []byte) (int32, bool) {
 	return int32(n), len(v) > 0 && n <= maxTokenID
 }
 
-// nullable is a schema that takes null too.
+// nullable returns a schema that also accepts null.
 func nullable(s schema) schema {
 	kind, ok := s["type"].(string)
 	if !ok {
@@ -464,8 +442,4 @@ func nullable(s schema) schema {
 	n := maps.Clone(s)
 	n["type"] = []string{kind, "null"}
 	return n
-}
-
-func errType(want string, v *fastjson.Value) error {
-	return fmt.Errorf("must be %s, not %s", want, clip(v.String(), 80))
 }

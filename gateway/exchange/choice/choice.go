@@ -1,17 +1,16 @@
-// Package choice decides the life of one choice of a request: when it is attempted on a
-// node, retried on another one, resumed, paused for its client, or given up.
+// Package choice decides about one choice of a request: when it is attempted on a node, retried on
+// another one, resumed, paused for its client, or given up.
 //
-// A choice is in one State. Each method is an event: it takes what happened, and the time
-// as a value, changes the state, and returns an Action where the caller has to act. A choice
-// without a token is retried on a few nodes. One that has tokens is resumed: its prompt and
-// output continue on another node at the next position, and where no node takes them it
-// waits, for a bounded time.
+// A choice is in one State. Each method is an event: it takes what happened, and the time as a
+// value, changes the state, and returns an Action if the caller has to act. A choice without a
+// token is retried on a few nodes. A choice with tokens is resumed: its prompt and output continue
+// on another node at the next position. If no node takes it, it waits for a bounded time.
 //
-// Invariant: exactly one thing moves a choice on: the caller (Seeking), an event of its
-// attempt (Asked, Running), the clock (Waiting), the client (Paused), or nothing (Finished,
-// GivenUp). Attempts that a node took without progress are counted, and waits are bounded.
-// Attempts that no node has seen are not counted: the caller's budget of retries bounds
-// those of a choice without tokens, ResumeTimeout those of one with tokens.
+// Invariant: exactly one thing advances a choice: the caller (Seeking), an event of its attempt
+// (Asked, Running), the clock (Waiting), the client (Paused), or nothing (Finished, GivenUp).
+// Attempts that a node accepted without progress are counted, and waits are bounded. Attempts that
+// no node has seen are not counted. The caller's retry budget bounds those of a choice without
+// tokens, and ResumeTimeout those of a choice with tokens.
 //
 // The package reads no clock, sends nothing and knows nothing of nodes: N names one.
 package choice
@@ -23,21 +22,21 @@ import (
 	"time"
 )
 
-// State says what a choice waits for.
+// State is what a choice waits for.
 type State uint8
 
 // States.
 const (
-	Seeking  State = iota // the caller looks for a node
-	Asked                 // an attempt was sent, and its node has not accepted it
-	Running               // the node has accepted the attempt
-	Waiting               // no node takes it; the caller looks again at RetryAt
-	Paused                // its attempt was cancelled because the client is slow
-	Finished              // it has its last token
-	GivenUp               // no attempt can follow, and it has not finished
+	Seeking  State = iota // for the caller to find a node
+	Asked                 // for a node to accept the attempt that was sent
+	Running               // for tokens of the accepted attempt
+	Waiting               // for RetryAt, because no node takes the choice
+	Paused                // for the slow client; the attempt was cancelled
+	Finished              // for nothing: the last token is there
+	GivenUp               // for nothing: no attempt can follow
 )
 
-// String is the state's name in errors.
+// String returns the state's name in errors.
 func (s State) String() string {
 	return [...]string{"seeking", "asked", "running", "waiting", "paused", "finished", "given up"}[s]
 }
@@ -48,12 +47,12 @@ type Action uint8
 // Actions.
 const (
 	GiveUp Action = iota // end the request: no attempt can follow
-	Retry                // try another node, if the budget of retries allows it
+	Retry                // try another node, if the retry budget allows it
 	Resume               // continue on another node
 	Wait                 // look for a node again at RetryAt
 )
 
-// Between two searches for a node, while none takes a choice that has tokens.
+// Pauses between two searches for a node for a choice with tokens.
 const (
 	firstBackoff = 50 * time.Millisecond
 	maxBackoff   = time.Second
@@ -61,60 +60,60 @@ const (
 
 // Limits bound a choice's attempts.
 type Limits struct {
-	MaxAttempts   int           // attempts in a row that bring no token
+	MaxAttempts   int           // in a row without a token
 	ResumeTimeout time.Duration // how long a choice with tokens waits for a node
 }
 
-// Failure is what an attempt's error says about further attempts.
+// Failure is what the error of an attempt means for further attempts.
 type Failure struct {
-	Refused    bool // the node answered so; false: its connection failed, or it was silent
-	Final      bool // no other node would take the request
+	Refused    bool // the node answered with an error; false: its connection failed, or it was silent
+	Final      bool // no other node would accept the request
 	HandedOver bool // the node was drained or out of room, which is no judgement on the request
 	Untouched  bool // the node has not worked on the attempt
-	Lost       bool // the connection ended while the attempt was on it
+	Lost       bool // the connection ended during the attempt
 }
 
-// Choice is one choice's state. The zero value has had no attempt. N names a node.
+// Choice is the state of one choice. The zero value has had no attempt. N names a node.
 type Choice[N comparable] struct {
 	state    State
 	attempt  uint32        // the current one; grows by one with each
-	tokens   int           // taken so far
+	tokens   int           // received
 	from     int           // tokens when the current attempt began
-	failures int           // attempts in a row that nodes took and that brought no token
+	failures int           // accepted attempts in a row without a token
 	tried    []N           // nodes that failed since the last token
-	refused  []N           // those of them that answered that they do not take it
-	lostAt   time.Time     // since when no node runs it; zero: one does, or none ever has
+	refused  []N           // of tried, those that answered with a refusal
+	lostAt   time.Time     // when the last node was lost; zero: a node runs the choice, or none ever has
 	retryAt  time.Time     // of Waiting; else zero
 	backoff  time.Duration // the last wait, which the next doubles
 }
 
-// State is what the choice waits for.
+// State returns what the choice waits for.
 func (c *Choice[N]) State() State { return c.state }
 
-// Attempt is the number of the current attempt. Events of others come too late.
+// Attempt returns the number of the current attempt. Events of earlier attempts are stale.
 func (c *Choice[N]) Attempt() uint32 { return c.attempt }
 
 // Started reports whether the choice has tokens, which its client may have seen.
 func (c *Choice[N]) Started() bool { return c.tokens > 0 }
 
-// Fresh reports whether the current attempt has brought no token yet.
+// Fresh reports whether the current attempt has no token yet.
 func (c *Choice[N]) Fresh() bool { return c.tokens == c.from }
 
-// From is the number of tokens when the current attempt began.
+// From returns the number of tokens before the current attempt.
 func (c *Choice[N]) From() int { return c.from }
 
-// Tried are the nodes that have failed since the last token.
+// Tried returns the nodes that have failed since the last token.
 func (c *Choice[N]) Tried() []N { return c.tried }
 
-// RetryAt is when a Waiting choice looks for a node again; zero in other states.
+// RetryAt returns when a Waiting choice looks for a node again; zero in other states.
 func (c *Choice[N]) RetryAt() time.Time { return c.retryAt }
 
-// Seek begins the search for a node, after a pause or a wait too.
+// Seek starts the search for a node, also after a pause or a wait.
 func (c *Choice[N]) Seek() {
 	c.state, c.retryAt = Seeking, time.Time{}
 }
 
-// Excludes reports whether the next attempt may not go to a node.
+// Excludes reports whether the next attempt may not use a node.
 func (c *Choice[N]) Excludes(node N) bool {
 	return slices.Contains(c.refused, node) || c.Started() && slices.Contains(c.tried, node)
 }
@@ -126,10 +125,10 @@ func (c *Choice[N]) Begin() uint32 {
 	return c.attempt
 }
 
-// Sent says that the attempt is on its way.
+// Sent records that the attempt was sent.
 func (c *Choice[N]) Sent() { c.state = Asked }
 
-// Accepted says that the node has the attempt. Each of its later events says so, too.
+// Accepted records that the node has the attempt. Later events of the attempt imply it.
 func (c *Choice[N]) Accepted() {
 	c.state, c.lostAt, c.backoff = Running, time.Time{}, 0
 }
@@ -140,17 +139,16 @@ func (c *Choice[N]) Token() { c.tokens++ }
 // Live reports whether events of the current attempt count.
 func (c *Choice[N]) Live() bool { return c.state == Asked || c.state == Running }
 
-// Pause says that the attempt was cancelled because its client does not read.
+// Pause records that the attempt was cancelled because its client does not read.
 func (c *Choice[N]) Pause() { c.state = Paused }
 
 // Finish ends the choice with its last token.
 func (c *Choice[N]) Finish() { c.state, c.retryAt = Finished, time.Time{} }
 
-// Abandon ends the choice without.
+// Abandon ends the choice without its last token.
 func (c *Choice[N]) Abandon() { c.state, c.retryAt = GivenUp, time.Time{} }
 
-// Failed records that the current attempt failed on a node. The choice is Seeking then,
-// or GivenUp.
+// Failed records that the current attempt failed on a node. The choice is then Seeking or GivenUp.
 func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
 	accepted, progress := c.state == Running, c.tokens > c.from
 	c.Seek()
@@ -160,14 +158,14 @@ func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
 	if c.lostAt.IsZero() {
 		c.lostAt = now
 	}
-	if accepted { // nodes that refused before may have room again, or be back
+	if accepted { // meanwhile nodes that refused may have room again
 		c.refused = c.refused[:0]
 	}
 	c.tried = append(c.tried, node)
 	if f.Refused && !progress && !(accepted && f.HandedOver) {
 		c.refused = append(c.refused, node)
 	}
-	unseen := f.Lost && !accepted // the connection ended with the attempt on its way, which says nothing about the request
+	unseen := f.Lost && !accepted // no node has judged the request
 	if !progress && !unseen && !(c.Started() && f.Untouched) {
 		c.failures++
 	}
@@ -181,33 +179,33 @@ func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
 	return Retry
 }
 
-// NoNode records that no node is left for the choice. One with tokens waits and looks
-// again, within ResumeTimeout from when its node was lost.
+// NoNode records that no node is left for the choice. A choice with tokens waits and looks again,
+// within ResumeTimeout from when its node was lost.
 func (c *Choice[N]) NoNode(now time.Time, l Limits) Action {
 	if !c.Started() {
 		c.Abandon()
 		return GiveUp
 	}
-	if c.lostAt.IsZero() { // it was paused for its client
+	if c.lostAt.IsZero() { // it was paused
 		c.lostAt = now
 	}
 	if now.Sub(c.lostAt) >= l.ResumeTimeout {
 		c.Abandon()
 		return GiveUp
 	}
-	c.tried, c.refused = c.tried[:0], c.refused[:0] // nodes that refused, or were away, may have recovered
+	c.tried, c.refused = c.tried[:0], c.refused[:0] // the nodes may have recovered
 	c.backoff = min(max(firstBackoff, 2*c.backoff), maxBackoff)
 	c.Delay(now.Add(c.backoff))
 	return Wait
 }
 
-// Delay has the choice look for a node at t.
+// Delay makes the choice look for a node at t.
 func (c *Choice[N]) Delay(t time.Time) { c.state, c.retryAt = Waiting, t }
 
-// errBroken is behind what Check finds.
+// errBroken is the cause of Check's errors.
 var errBroken = errors.New("choice: broken state")
 
-// Check verifies the state's invariants.
+// Check verifies the invariants of the state.
 func (c *Choice[N]) Check() error {
 	switch {
 	case c.state > GivenUp,

@@ -1,9 +1,11 @@
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -12,34 +14,27 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// Adapter is a low-rank adapter that a node has told that it has loaded.
+// Adapter is a low-rank adapter in a node's heartbeat.
 type Adapter struct {
 	Name   string
-	Digest uint64 // of what it computes
+	Digest uint64 // of its weights
 }
 
 // maxAdapters bounds how many of a node's adapters are kept.
 const maxAdapters = 256
 
-func adaptersOf(told []*nodepb.Adapter) (all []Adapter) {
-	for _, a := range told[:min(len(told), maxAdapters)] {
+func adaptersOf(sent []*nodepb.Adapter) (all []Adapter) {
+	for _, a := range sent[:min(len(sent), maxAdapters)] {
 		all = append(all, Adapter{a.GetName(), a.GetDigest()})
 	}
 	return all
 }
 
-// Adapters are what the node has told of on its present connection.
-func (n *Node) Adapters() []Adapter {
-	if l := n.link.Load(); l != nil {
-		if h := l.heart.Load(); h != nil {
-			return h.adapters
-		}
-	}
-	return nil
-}
+// Adapters returns the adapters in the node's last heartbeat.
+func (n *Node) Adapters() []Adapter { return n.link.Load().last().adapters }
 
-// Adapters are those that decode nodes which serve the model have loaded, by name.
-// Where nodes disagree on what a name stands for, the one that most have counts.
+// Adapters returns the adapters of decode nodes that serve the model, by name. If nodes disagree
+// about a name, the adapter that most of them have counts.
 func (s *Snapshot) Adapters(fingerprint uint64) []Adapter {
 	count := map[Adapter]int{}
 	for _, n := range s.Decode {
@@ -56,35 +51,26 @@ func (s *Snapshot) Adapters(fingerprint uint64) []Adapter {
 			best[a.Name] = a
 		}
 	}
-	all := make([]Adapter, 0, len(best))
-	for _, a := range best {
-		all = append(all, a)
-	}
-	slices.SortFunc(all, func(a, b Adapter) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
-	return all
+	return slices.SortedFunc(maps.Values(best), func(a, b Adapter) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// LoadAdapter has every connected node of the fleet load an adapter from a folder
-// that it can read, under a name; replace says that the name may stand for another
-// one. What has been loaded stays where other nodes refuse: a request goes only
-// where its adapter is.
+// LoadAdapter lets every connected node load an adapter from a folder that it can read, under a
+// name. With replace, the name may belong to another adapter. The error joins the refusals as
+// CodeErrors with the nodes' names: CODE_INVALID if the folder, the name or the room is at fault.
+// Nodes that loaded it keep it although others refuse, because a request is sent only to nodes with
+// its adapter.
 func (f *Fleet) LoadAdapter(ctx context.Context, name, path string, replace bool) error {
 	return f.askAll(ctx, rpc.FrameLoadAdapter, &nodepb.LoadAdapter{Name: name, Path: path, Replace: replace})
 }
 
-// UnloadAdapter has every connected node take an adapter's name away. It is an
-// error when none had it.
+// UnloadAdapter lets every connected node remove an adapter's name. It returns an error if no node
+// had it.
 func (f *Fleet) UnloadAdapter(ctx context.Context, name string) error {
 	return f.askAll(ctx, rpc.FrameUnloadAdapter, &nodepb.UnloadAdapter{Name: name})
 }
 
-// askAll asks all nodes at once and joins what they refuse. What only some do not
-// know is no error.
+// askAll asks all nodes at once and joins their refusals. That only some do not know the adapter is
+// no error.
 func (f *Fleet) askAll(ctx context.Context, t rpc.Type, m proto.Message) error {
 	now := f.Now()
 	nodes := slices.DeleteFunc(slices.Concat(now.Decode, now.Prefill), func(n *Node) bool { return !n.connected() })
@@ -113,38 +99,17 @@ func (f *Fleet) askAll(ctx context.Context, t rpc.Type, m proto.Message) error {
 	return errors.Join(refused...)
 }
 
-// askAdapter asks one node, and waits for its answer while ctx lasts.
+// askAdapter asks one node, and waits for its answer until ctx ends.
 func (n *Node) askAdapter(ctx context.Context, t rpc.Type, m proto.Message) error {
-	l, err := n.connect(ctx)
+	reply, err := n.ask(ctx, t, m, "an adapter")
 	if err != nil {
-		return fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
+		return err
 	}
-	id, ch := l.conn.NewStream(), make(chan *nodepb.AdapterDone, 1)
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return fmt.Errorf("%w: %s", ErrLost, n.Name)
+	switch d, ok := reply.(*nodepb.AdapterDone); {
+	case !ok:
+		return fmt.Errorf("%w: %s gave no answer", ErrNode, n.Name)
+	case d.Code != 0:
+		return fmt.Errorf("%s: %w", n.Name, &CodeError{d.Code, d.Message})
 	}
-	l.loads[id] = ch
-	l.mu.Unlock()
-	defer func() {
-		l.mu.Lock()
-		delete(l.loads, id)
-		l.mu.Unlock()
-	}()
-	if err := l.conn.Send(t, id, m); err != nil {
-		return fmt.Errorf("%w: asking %s for an adapter: %w", ErrLost, n.Name, err)
-	}
-	select {
-	case d, ok := <-ch:
-		switch {
-		case !ok:
-			return fmt.Errorf("%w: %s", ErrLost, n.Name)
-		case d.Code != 0:
-			return fmt.Errorf("%s: %w", n.Name, &CodeError{d.Code, d.Message})
-		}
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("upstream: adapter on %s: %w", n.Name, ctx.Err())
-	}
+	return nil
 }

@@ -8,29 +8,29 @@ import (
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
-// maxHeard bounds the block hashes that are remembered of one node: 16 million
-// tokens of cache. What is beyond is taken for not cached.
-const maxHeard = 1 << 20
+// maxBlocks bounds the block hashes that are kept of one node: 16 million tokens of cache. Blocks
+// beyond it count as not cached.
+const maxBlocks = 1 << 20
 
-// Blocks is what nodes have told of their prefix caches. It is a hint: a node
-// that says nothing is taken to hold nothing, and one whose news has gaps is
-// forgotten until it has told everything anew. It implements cluster.Subscriber.
+// Blocks is what nodes have published of their prefix caches. It is a hint: a node without events
+// counts as empty, and a node whose events have gaps is dropped until it has published all its
+// blocks again. It implements cluster.Subscriber.
 type Blocks struct {
 	mu    sync.RWMutex
 	index *route.Index
 	slots map[string]int // by member id
-	free  []int          // slots whose nodes have left
+	free  []int          // slots of nodes that have left
 	match sync.Pool      // of *[]int32, by slot
 }
 
-// NewBlocks knows nothing yet.
+// NewBlocks returns Blocks without nodes.
 func NewBlocks() *Blocks {
 	b := &Blocks{index: route.NewIndex(), slots: make(map[string]int)}
 	b.match.New = func() any { return new([]int32) }
 	return b
 }
 
-// slot is a node's place in the index; -1: there are too many. The caller holds mu.
+// slot returns a node's place in the index; -1: there are too many. The caller holds mu.
 func (b *Blocks) slot(node string) int {
 	at, ok := b.slots[node]
 	if ok {
@@ -49,7 +49,7 @@ func (b *Blocks) slot(node string) int {
 	return at
 }
 
-// Blocks takes a node's next changes.
+// Blocks applies a node's next changes.
 func (b *Blocks) Blocks(e cluster.BlockEvent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -61,38 +61,38 @@ func (b *Blocks) Blocks(e cluster.BlockEvent) {
 		b.index.Remove(at, kvcache.Hash(h))
 	}
 	for _, s := range e.Stored {
-		if b.index.Count(at) >= maxHeard {
+		if b.index.Count(at) >= maxBlocks {
 			return
 		}
 		b.index.Add(at, kvcache.Hash(s.Hash))
 	}
 }
 
-// Forget drops a node whose news cannot be trusted any more.
+// Forget drops the blocks of a node whose events have a gap.
 func (b *Blocks) Forget(node, _ string) {
 	b.mu.RLock()
 	at, ok := b.slots[node]
 	b.mu.RUnlock()
-	for shard := 0; ok && shard < route.IndexShards; shard++ { // in between, others look
+	for shard := 0; ok && shard < route.IndexShards; shard++ { // lookups run in between
 		b.mu.Lock()
 		b.index.Clear(at, shard)
 		b.mu.Unlock()
 	}
 }
 
-// Leave forgets a node for good.
+// Leave drops a node for good.
 func (b *Blocks) Leave(node string) {
 	b.Forget(node, "it has left")
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if at, ok := b.slots[node]; ok && b.index.Count(at) == 0 { // else it has said something again
+	if at, ok := b.slots[node]; ok && b.index.Count(at) == 0 { // else it has published again
 		delete(b.slots, node)
 		b.free = append(b.free, at)
 	}
 }
 
-// Held is how many leading blocks of a prompt, of so many tokens each, the node's
-// cache is known to hold in all of its groups.
+// Held returns how many leading blocks of a prompt, of so many tokens each, the node's cache has in
+// all of its groups.
 func (b *Blocks) Held(node string, hashes []kvcache.Hash, tokens int, groups []kvcache.Group) int {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -105,8 +105,8 @@ func (b *Blocks) Held(node string, hashes []kvcache.Hash, tokens int, groups []k
 	return int((*held)[at])
 }
 
-// look is how many leading blocks each slot's node holds; the caller holds mu for
-// reading and puts the result back.
+// look returns how many leading blocks each slot's node has. The caller holds mu for reading and
+// returns the result to the pool.
 func (b *Blocks) look(hashes []kvcache.Hash, tokens int, groups []kvcache.Group) *[]int32 {
 	held := b.match.Get().(*[]int32)
 	if n := b.index.Slots(); cap(*held) < n {
@@ -119,8 +119,8 @@ func (b *Blocks) look(hashes []kvcache.Hash, tokens int, groups []kvcache.Group)
 	return held
 }
 
-// held is how many leading blocks of a prompt the node holds, of what look found;
-// the caller holds mu.
+// held returns how many leading blocks of a prompt the node has, according to look. The caller
+// holds mu.
 func (b *Blocks) held(n *Node, found []int32) int {
 	at := n.slot.Load()
 	if at == noSlot {
@@ -135,11 +135,11 @@ func (b *Blocks) held(n *Node, found []int32) int {
 	return int(found[at-1])
 }
 
-// noSlot of Node.slot says that the node has told nothing yet; others are one
-// above the place in the index.
+// noSlot of Node.slot means that the node has published nothing yet. Other values are the place in
+// the index plus one.
 const noSlot = 0
 
-// Count is how many blocks are known of a node.
+// Count returns how many blocks of a node are known.
 func (b *Blocks) Count(node string) int {
 	b.mu.RLock()
 	defer b.mu.RUnlock()

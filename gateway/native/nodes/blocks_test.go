@@ -73,14 +73,14 @@ func TestBlocksHeldInAllGroups(t *testing.T) {
 func TestBlocksAreBounded(t *testing.T) {
 	b := NewBlocks()
 	e := cluster.BlockEvent{Node: "d0", Stored: make([]cluster.Stored, 1<<16)}
-	for n := uint64(0); n < maxHeard+1<<17; {
+	for n := uint64(0); n < maxBlocks+1<<17; {
 		for i := range e.Stored {
 			e.Stored[i].Hash = n
 			n++
 		}
 		b.Blocks(e)
 	}
-	if n := b.Count("d0"); n != maxHeard {
-		t.Errorf("%d blocks remembered, the bound is %d", n, maxHeard)
+	if n := b.Count("d0"); n != maxBlocks {
+		t.Errorf("%d blocks remembered, the bound is %d", n, maxBlocks)
 	}
 }

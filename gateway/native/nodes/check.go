@@ -5,16 +5,15 @@ import (
 	"fmt"
 )
 
-// Check verifies the fleet's accounts: no node's count of attempts is below
-// zero, and where idle says that no request is being answered, all are zero and
-// no connection has a stream.
+// Check verifies the fleet's counts: no node's count of attempts is below zero. If idle, no request
+// is in flight: all counts are zero and no connection has a stream.
 func (f *Fleet) Check(idle bool) error {
 	var errs []error
 	s := f.Now()
 	for _, nodes := range [][]*Node{s.Decode, s.Prefill} {
 		for _, n := range nodes {
 			if held := n.InFlight.Load(); held < 0 || idle && held > 0 {
-				errs = append(errs, fmt.Errorf("upstream: %d attempts on the books of %s (idle: %t)", held, n.Name, idle))
+				errs = append(errs, fmt.Errorf("nodes: %d attempts on the books of %s (idle: %t)", held, n.Name, idle))
 			}
 		}
 	}
@@ -25,7 +24,7 @@ func (f *Fleet) Check(idle bool) error {
 		streams := len(l.streams)
 		l.mu.Unlock()
 		if idle && streams > 0 {
-			errs = append(errs, fmt.Errorf("upstream: %d streams on the connection to %s while no request is being answered", streams, c.RemoteAddr()))
+			errs = append(errs, fmt.Errorf("nodes: %d streams on the connection to %s while no request is being answered", streams, c.RemoteAddr()))
 		}
 	}
 	return errors.Join(errs...)

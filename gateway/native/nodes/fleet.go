@@ -1,34 +1,33 @@
-// Package nodes knows who answers: it keeps one connection to each node of the
-// fleet, starts and cancels attempts on decode nodes, turns what they send into
-// events of the request that asked, and keeps what nodes tell of their queues and
-// caches.
+// Package nodes keeps one connection to each node of the fleet. It starts and cancels attempts on
+// decode nodes, turns their frames into events of the request, and keeps what nodes report of their
+// queues and caches.
 //
-// A node's connection is dialled as soon as the node is a member and again
-// whenever it is lost, through a circuit breaker that counts failures to
-// connect and nothing else; so the dialling is the probe that closes it again.
-// Frames are matched to their attempt by stream, attempt number and exact
-// position.
+// A node is dialled as soon as it is a member, and again whenever its connection is lost. A circuit
+// breaker counts failures to connect and nothing else, so that dialling is the probe that closes
+// it. Frames are matched to their attempt by stream, attempt number and exact position.
 //
-// Invariant: a request sees the tokens of its current attempts only, each
-// position once and in order, and every attempt ends in exactly one last event
-// unless its reader cancelled it first.
+// Invariant: a request receives the tokens of its current attempts only, each position once and in
+// order. Every attempt ends in exactly one last event, unless its reader cancelled it first.
 //
-// The package does not choose nodes and does not retry; it does not know text.
+// The package does not choose nodes, does not retry, and does not know text.
 package nodes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -36,50 +35,50 @@ import (
 
 // Bounds.
 const (
-	// DefaultProbeInterval is how often a node that is not connected is dialled:
-	// a restarted node serves again within this.
+	// DefaultProbeInterval is how often a node without a connection is dialled: a restarted node
+	// serves again within it.
 	DefaultProbeInterval = 500 * time.Millisecond
-	// breakerFailures in a row open a node's breaker: one refused connection may
-	// be a restart, three are not.
+	// breakerFailures in a row open a node's breaker. One refused connection may be a restart,
+	// three are not.
 	breakerFailures = 3
-	// DialTimeout bounds the wait for a connection when a request needs one.
+	// DialTimeout bounds the wait for a connection that a request needs.
 	DialTimeout = 2 * time.Second
-	// bundleTimeout bounds a Bundle request: tokenizers have tens of megabytes.
+	// bundleTimeout bounds a Bundle request, because tokenizers have tens of megabytes.
 	bundleTimeout = 30 * time.Second
 )
 
-// errHaste: the caller's deadline came before DialTimeout.
-var errHaste = errors.New("upstream: no time left to connect")
+// errHaste reports that the caller's deadline is before DialTimeout.
+var errHaste = errors.New("nodes: no time left to connect")
 
-// Member is a node of the fleet as gossip or configuration tells of it.
+// Member is a node of the fleet, from gossip or configuration.
 type Member struct {
-	ID          string
-	Role        string // "decode", "prefill" or "serve"; "gateway": all of them, this one included, to know whether there are others
-	RPC         string // address; the node's name on the routing ring
-	HTTP        string // address of its metrics, for people
-	Model       string
-	Build       string // version with build; empty: it does not say
-	Fingerprint uint64
-	Class       string // numerics class
-	Ready       bool
-	Draining    bool
+	ID          string `json:"id"`
+	Role        string `json:"role"`           // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
+	RPC         string `json:"rpc"`            // address; the node's name on the routing ring
+	HTTP        string `json:"http,omitempty"` // address of its metrics
+	Model       string `json:"model"`
+	Build       string `json:"version,omitempty"` // version with build; empty: not known
+	Fingerprint uint64 `json:"-"`
+	Class       string `json:"class"` // numerics class
+	Ready       bool   `json:"ready"`
+	Draining    bool   `json:"draining"`
 }
 
 // Options of a Fleet.
 type Options struct {
 	RPC           rpc.Options
 	ProbeInterval time.Duration   // 0: DefaultProbeInterval
-	StallTimeout  time.Duration   // 0: a node that makes no step is never given up
-	NodeSilence   time.Duration   // 0: silent nodes are left to the connection's own bound
-	Silent        *metrics.Value  // counts nodes that lost their streams because of it; nil: not counted
-	Stalled       *metrics.Value  // counts those that did because of StallTimeout; nil: not counted
+	StallTimeout  time.Duration   // of a node with work that makes no step; 0: none
+	NodeSilence   time.Duration   // of heartbeats; 0: the connection's own bound applies
+	Silent        *metrics.Value  // counts nodes lost by NodeSilence; nil: not counted
+	Stalled       *metrics.Value  // counts nodes lost by StallTimeout; nil: not counted
 	Stale         *metrics.Value  // counts refused tokens; nil: not counted
-	Blocks        *Blocks         // what nodes tell of their caches; nil: nothing
-	Left          func(id string) // told of a member that is gone, before Blocks forgets it; it may not call the Fleet; nil: nobody asks
+	Blocks        *Blocks         // cached by nodes; nil: nothing
+	Left          func(id string) // called for a member that has left; may not call the Fleet; nil: not called
 	Log           *slog.Logger    // nil: discarded
 }
 
-// Fleet is the gateway's side of all its connections.
+// Fleet is the gateway's side of all connections to nodes.
 type Fleet struct {
 	o    Options
 	pool *rpc.Pool
@@ -89,7 +88,7 @@ type Fleet struct {
 
 	now atomic.Pointer[Snapshot]
 
-	mu      sync.Mutex       // of the two below
+	mu      sync.Mutex       // guards the two below
 	decode  map[string]*Node // by rpc address
 	prefill map[string]*Node
 
@@ -97,35 +96,35 @@ type Fleet struct {
 	links   map[*rpc.Conn]*link
 }
 
-// Node is a member as the gateway sees it.
+// Node is a member of the fleet.
 type Node struct {
 	Name     string       // rpc address
-	InFlight atomic.Int64 // attempts of this gateway that the node has in hand
-	Local    atomic.Bool  // decode: its last prompt worth a transfer was computed there
+	InFlight atomic.Int64 // attempts of this gateway on the node
+	Local    atomic.Bool  // decode: the last prompt worth a transfer was computed here
 
 	queued  queued
 	f       *Fleet
 	member  atomic.Pointer[Member]
 	link    atomic.Pointer[link] // nil: not connected
-	breaker *gobreaker.CircuitBreaker[*link]
-	stalled atomic.Bool        // it has work and makes no steps
-	quiet   atomic.Bool        // it misses heartbeats
-	pulse   pulse              // owned by the keeper, as clock
-	clock   time.Time          // by which pulse measures
-	slot    atomic.Int32       // in Blocks, see held
-	stop    context.CancelFunc // ends the keeper
+	breaker *breaker.Breaker
+	stalled atomic.Bool        // has work and makes no steps
+	quiet   atomic.Bool        // misses heartbeats
+	pulse   pulse              // owned by keep, as clock
+	clock   time.Time          // time of pulse, without this gateway's own pauses
+	slot    atomic.Int32       // in Blocks, see noSlot
+	stop    context.CancelFunc // ends keep
 }
 
-// Snapshot is the fleet's membership at one moment.
+// Snapshot is the membership of the fleet at one moment. It is not changed once made.
 type Snapshot struct {
 	Table   *route.Table
 	Decode  []*Node // by the table's index
 	Prefill []*Node
-	Shared  bool // there are other gateways
+	Shared  bool // by other gateways
 	blocks  *Blocks
 }
 
-// New makes a fleet without members.
+// New returns a fleet without members.
 func New(o Options) *Fleet {
 	if o.ProbeInterval == 0 {
 		o.ProbeInterval = DefaultProbeInterval
@@ -151,18 +150,18 @@ func New(o Options) *Fleet {
 	return f
 }
 
-// Close ends all connections and waits for everything the fleet has started.
+// Close closes all connections and waits for all goroutines of the fleet.
 func (f *Fleet) Close() {
 	f.stop()
 	f.pool.Close()
 	f.wg.Wait()
 }
 
-// Now is the present membership; it is not changed afterwards.
+// Now returns the present membership.
 func (f *Fleet) Now() *Snapshot { return f.now.Load() }
 
-// SetMembers replaces the membership. Nodes that stay keep their connections
-// and counts; attempts on nodes that leave run on until their connection ends.
+// SetMembers replaces the membership. Nodes that stay keep their connections and counts. Attempts
+// on nodes that leave run until their connection ends.
 func (f *Fleet) SetMembers(members []Member) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -189,7 +188,7 @@ func (f *Fleet) SetMembers(members []Member) {
 	f.now.Store(s)
 }
 
-// leave lets go of those nodes that are not among the new ones.
+// leave stops the nodes that are not among the new ones.
 func (f *Fleet) leave(old, now map[string]*Node) {
 	for name, n := range old {
 		if now[name] == nil {
@@ -199,7 +198,7 @@ func (f *Fleet) leave(old, now map[string]*Node) {
 	}
 }
 
-// forget drops what a process has told of its cache.
+// forget drops the cache state of a process.
 func (f *Fleet) forget(id string) {
 	if f.o.Left != nil {
 		f.o.Left(id)
@@ -214,22 +213,20 @@ func (f *Fleet) node(n *Node, m Member) *Node {
 	if n != nil {
 		if old := n.member.Swap(&m).ID; old != m.ID { // another process at its address
 			f.forget(old)
-			n.slot.Store(noSlot) // behind it: whoever looked up the old place meanwhile has stored it by now
+			n.slot.Store(noSlot) // after forget: a concurrent lookup has stored the old slot by now
 		}
 		return n
 	}
 	n = &Node{Name: m.RPC, f: f, clock: time.Now()}
 	n.member.Store(&m)
 	changes := &breakerLog{log: f.o.Log, node: m.RPC}
-	n.breaker = gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{
-		Name:        m.RPC,
-		Timeout:     f.o.ProbeInterval,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
-		// Repeated by the pool, or the caller's own haste: nothing was learnt.
-		IsExcluded: func(err error) bool {
+	n.breaker = breaker.New(breaker.Options{
+		Failures: breakerFailures, Pause: f.o.ProbeInterval,
+		// An error that the pool repeats, or the caller's short deadline, is no evidence.
+		Ignore: func(err error) bool {
 			return errors.Is(err, rpc.ErrBackoff) || errors.Is(err, context.Canceled) || errors.Is(err, errHaste)
 		},
-		OnStateChange: func(_ string, from, to gobreaker.State) { changes.changed(time.Now(), from, to) },
+		Changed: func(from, to string) { changes.changed(time.Now(), from, to) },
 	})
 	var ctx context.Context
 	ctx, n.stop = context.WithCancel(f.ctx)
@@ -238,17 +235,7 @@ func (f *Fleet) node(n *Node, m Member) *Node {
 }
 
 func byName(nodes map[string]*Node) []*Node {
-	var out []*Node
-	for _, n := range nodes {
-		out = append(out, n)
-	}
-	slices.SortFunc(out, func(a, b *Node) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
-	return out
+	return slices.SortedFunc(maps.Values(nodes), func(a, b *Node) int { return cmp.Compare(a.Name, b.Name) })
 }
 
 func ringNodes(nodes []*Node) []route.Node {
@@ -259,7 +246,7 @@ func ringNodes(nodes []*Node) []route.Node {
 	return out
 }
 
-// keep holds the node's connection open until ctx ends.
+// keep keeps the node connected until ctx ends.
 func (n *Node) keep(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
@@ -292,27 +279,28 @@ func (n *Node) connect(ctx context.Context) (*link, error) {
 			return l, nil
 		}
 	}
-	return n.breaker.Execute(func() (*link, error) {
+	var l *link
+	err := n.breaker.Do(func() error {
 		patience, cancel := context.WithTimeout(ctx, DialTimeout)
 		defer cancel()
 		c, err := n.f.pool.Get(patience, n.Name)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return nil, fmt.Errorf("%w: %w", errHaste, err)
+			return fmt.Errorf("%w: %w", errHaste, err)
 		case err != nil:
-			return nil, err
+			return err
 		}
-		l := n.f.linkOf(c)
-		if l == nil {
-			return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
+		if l = n.f.linkOf(c); l == nil {
+			return fmt.Errorf("%w: %s", ErrLost, n.Name)
 		}
 		n.link.Store(l)
-		return l, nil
+		return nil
 	})
+	return l, err
 }
 
-// linkOf finds or makes a connection's link; nil when the connection is over.
-// Done is closed before Closed is called, so no link is made after its end.
+// linkOf returns or makes a connection's link; nil: the connection is over. Done is closed before
+// Closed is called, so that no link is made after its end.
 func (f *Fleet) linkOf(c *rpc.Conn) *link {
 	f.linksMu.RLock()
 	l := f.links[c]
@@ -331,7 +319,7 @@ func (f *Fleet) linkOf(c *rpc.Conn) *link {
 	default:
 	}
 	l = newLink(c, f.o.Stale)
-	l.said = c.Peer().GetFingerprint()
+	l.model = c.Peer().GetFingerprint()
 	if role := c.Peer().GetRole(); f.o.NodeSilence > 0 && (role == "decode" || role == "serve") {
 		c.SetSilence(max(rpc.StreamSilence, 2*f.o.NodeSilence))
 	}
@@ -362,53 +350,31 @@ func (f *Fleet) Closed(c *rpc.Conn, err error) {
 	}
 }
 
-// Member is what is known of the node from outside.
+// Member returns the node's member entry.
 func (n *Node) Member() Member { return *n.member.Load() }
 
-// Stats is the node's last heartbeat on its present connection; false: none.
-func (n *Node) Stats() (running, waiting, held int, steps uint64, draining, ok bool) {
-	l := n.link.Load()
-	if l == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	s := &l.stats
-	return int(s.Running), int(s.Waiting), int(s.Held), s.Steps, s.Draining, l.heard && !l.closed
-}
-
-// Status is a decode node as its last heartbeat on the present connection has
-// it, for people; zero where there was none.
+// Status is the state of a node for /debug/nodes. Zero fields have no heartbeat on the present
+// connection.
 type Status struct {
 	Connected, Draining    bool
 	Running, Waiting, Held int
 	KVUsage                float64 // share of blocks in use
 }
 
-// Status is the node's state for people.
+// Status returns the node's state.
 func (n *Node) Status() Status {
-	s := Status{Connected: n.connected()}
-	l := n.link.Load()
-	if l == nil {
-		return s
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if st := &l.stats; l.heard {
-		s.Draining, s.Running, s.Waiting, s.Held = st.Draining, int(st.Running), int(st.Waiting), int(st.Held)
-		s.KVUsage = float64(st.BlocksUsed) / float64(max(1, st.BlocksTotal))
-	}
-	return s
+	h := n.link.Load().last()
+	return Status{Connected: n.connected(), Draining: h.draining, Running: h.Running, Waiting: h.Waiting, Held: h.Held, KVUsage: h.kvUsage}
 }
 
-// connected says whether the node's connection is open.
+// connected reports whether the node's connection is open.
 func (n *Node) connected() bool {
 	l := n.link.Load()
 	return l != nil && l.conn.Open()
 }
 
-// Generate starts an attempt. Its events carry choice and go to in. The error is
-// for attempts that the node cannot have seen.
+// Generate starts an attempt. Its events carry choice and are sent to in. An error means that the
+// node cannot have seen the attempt.
 func (n *Node) Generate(ctx context.Context, req *nodepb.Generate, in *Inbox, choice int32) (*Stream, error) {
 	l, err := n.connect(ctx)
 	if err != nil {
@@ -417,10 +383,9 @@ func (n *Node) Generate(ctx context.Context, req *nodepb.Generate, in *Inbox, ch
 	return l.open(req, in, choice)
 }
 
-// Drain asks the node to take no more work, and to end what still runs when the
-// timeout is over, so that it goes on elsewhere; or, with cancel, to take work
-// again. Here it gets nothing new from now on; other gateways hear of it from the
-// node. A timeout of 0 never comes.
+// Drain asks the node to take no more work, and to end what still runs after the timeout, so that
+// gateways resume it elsewhere. With cancel the node takes work again. A timeout of 0 is none. This
+// gateway sends the node nothing new from now on; other gateways learn of it from the node.
 func (n *Node) Drain(timeout time.Duration, cancel bool) error {
 	l := n.link.Load()
 	if l == nil || !n.connected() {
@@ -429,7 +394,7 @@ func (n *Node) Drain(timeout time.Duration, cancel bool) error {
 	if err := l.conn.Send(rpc.FrameDrain, 0, &nodepb.Drain{TimeoutMs: uint64(timeout.Milliseconds()), Cancel: cancel}); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
 	}
-	if old := l.heart.Load(); old != nil && !cancel { // its own word follows
+	if old := l.heart.Load(); old != nil && !cancel { // the node's own heartbeat follows
 		h := *old
 		h.draining = true
 		l.heart.CompareAndSwap(old, &h)
@@ -442,35 +407,49 @@ func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, err)
+		return nil, fmt.Errorf("nodes: bundle of %s: %w", n.Name, err)
 	}
+	reply, err := n.ask(ctx, rpc.FrameBundleRequest, &nodepb.BundleRequest{}, "its bundle")
+	if err != nil {
+		return nil, err
+	}
+	b, ok := reply.(*nodepb.Bundle)
+	if !ok {
+		return nil, fmt.Errorf("%w: %s gave no bundle", ErrNode, n.Name)
+	}
+	return b, nil
+}
+
+// ask sends a request to the node and returns the reply on its stream; nil: the node refused. what
+// names the request in errors.
+func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string) (proto.Message, error) {
 	l, err := n.connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
 	}
-	id, ch := l.conn.NewStream(), make(chan *nodepb.Bundle, 1)
+	id, ch := l.conn.NewStream(), make(chan proto.Message, 1)
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
 		return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
 	}
-	l.bundles[id] = ch
+	l.replies[id] = ch
 	l.mu.Unlock()
 	defer func() {
 		l.mu.Lock()
-		delete(l.bundles, id)
+		delete(l.replies, id)
 		l.mu.Unlock()
 	}()
-	if err := l.conn.Send(rpc.FrameBundleRequest, id, &nodepb.BundleRequest{}); err != nil {
-		return nil, fmt.Errorf("%w: asking %s for its bundle: %w", ErrLost, n.Name, err)
+	if err := l.conn.Send(t, id, m); err != nil {
+		return nil, fmt.Errorf("%w: asking %s for %s: %w", ErrLost, n.Name, what, err)
 	}
 	select {
-	case b, ok := <-ch:
+	case reply, ok := <-ch:
 		if !ok {
-			return nil, fmt.Errorf("%w: %s gave no bundle", ErrNode, n.Name)
+			return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
 		}
-		return b, nil
+		return reply, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("upstream: bundle of %s: %w", n.Name, ctx.Err())
+		return nil, fmt.Errorf("nodes: asking %s for %s: %w", n.Name, what, ctx.Err())
 	}
 }

@@ -6,36 +6,35 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// Kind says what an Event tells.
+// Kind is the kind of an Event.
 type Kind uint8
 
-// Kinds of events. Failed and Overflow end their stream; so does a Token with a Finish.
+// Kinds of events. Failed and Overflow end their stream, and so does a Token with a Finish.
 const (
 	Accepted Kind = iota + 1 // the node has queued the attempt
 	Token                    // the next token, the end, or both
-	Failed                   // the attempt is over without a finish: Err says why
+	Failed                   // the attempt ended without a finish, because of Err
 	Scored                   // log-probabilities of the prompt's next tokens
-	Overflow                 // the reader was too slow: the attempt was cancelled
+	Overflow                 // the reader was too slow and the attempt was cancelled
 )
 
-// Event is something that happened to one choice's attempt.
+// Event is an event of one choice's attempt.
 type Event struct {
 	Err     error                  // Failed
-	Probs   *nodepb.TokenLogProbs  // Token: when they were asked for
+	Probs   *nodepb.TokenLogProbs  // Token: if requested
 	Prompt  *nodepb.PromptLogProbs // Scored
 	Choice  int32                  // as given to Generate
 	Token   int32                  // Token: the id, -1 for an end without one
 	Cached  uint32                 // Accepted: tokens of the prompt found in the node's cache
 	Attempt uint32
 	Kind    Kind
-	Finish  uint8 // Token: nodepb.FinishReason, 0 when the stream goes on
+	Finish  uint8 // Token: nodepb.FinishReason; 0: more follow
 }
 
-// Inbox gathers the events of one request's choices for its one reader. Tokens
-// are bounded; what ends a stream always finds room, once per choice and
-// attempt.
+// Inbox collects the events of one request's choices for one reader. Tokens are bounded. An event
+// that ends a stream always finds room, once for each choice and attempt.
 type Inbox struct {
-	// Ready holds a value when there may be something to Drain.
+	// Ready has a value if there may be something to Drain.
 	Ready chan struct{}
 
 	mu     sync.Mutex
@@ -44,12 +43,12 @@ type Inbox struct {
 	tokens int // tokens that wait
 }
 
-// NewInbox makes an inbox in which up to most tokens may wait.
+// NewInbox returns an inbox in which at most so many tokens may wait.
 func NewInbox(most int) *Inbox {
 	return &Inbox{Ready: make(chan struct{}, 1), most: most}
 }
 
-// push adds an event; it refuses a token that goes on when the inbox is full.
+// push adds an event. It refuses a token, unless that is the last one, if the inbox is full.
 func (in *Inbox) push(e Event) bool {
 	in.mu.Lock()
 	if e.Kind == Token && e.Finish == 0 {
@@ -68,8 +67,8 @@ func (in *Inbox) push(e Event) bool {
 	return true
 }
 
-// Drain takes all that waits, in order of arrival. The caller gives the slice of
-// its last call back, to be filled anew.
+// Drain returns all events in order of arrival. The caller passes the slice of its last call, which
+// is reused.
 func (in *Inbox) Drain(last []Event) []Event {
 	clear(last) // drops errors
 	in.mu.Lock()

@@ -8,8 +8,8 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// memoryOf returns a decode node's KV memory; unknown of nodes of a version that
-// does not report what is cached and reserved.
+// memoryOf returns a decode node's KV memory. It is unknown for versions that do not report cached
+// and reserved blocks.
 func memoryOf(m *nodepb.Stats) route.Memory {
 	if m.BlocksCached == nil || m.BlocksReserved == nil {
 		return route.Memory{}
@@ -18,8 +18,8 @@ func memoryOf(m *nodepb.Stats) route.Memory {
 	return route.Memory{Total: total, Free: max(0, total-int(m.BlocksUsed)-cached), Cached: cached, Reserved: int(*m.BlocksReserved)}
 }
 
-// Takes notes how many KV blocks the request is expected to take of its node,
-// until a heartbeat includes it.
+// Takes counts the KV blocks that the request is expected to take of its node, until a heartbeat
+// includes it.
 func (s *Stream) Takes(blocks int) {
 	s.l.mu.Lock()
 	defer s.l.mu.Unlock()
@@ -29,8 +29,8 @@ func (s *Stream) Takes(blocks int) {
 	}
 }
 
-// forget removes a stream. Its blocks are free until the next heartbeat says
-// more; l.mu is held.
+// forget removes a stream. Its blocks count as free until the next heartbeat. The caller holds
+// l.mu.
 func (l *link) forget(s *Stream) {
 	if l.streams[s.id] == s {
 		delete(l.streams, s.id)
@@ -38,8 +38,8 @@ func (l *link) forget(s *Stream) {
 	}
 }
 
-// reported starts the count of blocks anew: a heartbeat includes every stream
-// that its node has accepted. l.mu is held.
+// reported restarts the count of blocks, because a heartbeat includes every stream that its node
+// has accepted. The caller holds l.mu.
 func (l *link) reported() {
 	sum := 0
 	for _, s := range l.streams {
@@ -50,8 +50,8 @@ func (l *link) reported() {
 	l.blocks.Store(int64(sum))
 }
 
-// taken returns the blocks that streams took since the last heartbeat, negative
-// where more came back; 0 without a link.
+// taken returns the blocks that streams took since the last heartbeat, negative if more were
+// released; 0 without a link.
 func (l *link) taken() int {
 	if l == nil {
 		return 0
@@ -59,20 +59,15 @@ func (l *link) taken() int {
 	return int(l.blocks.Load())
 }
 
-// Holds reports whether the whole KV memory of some node of the model could hold
-// the prompt, as far as nodes report it.
+// Holds reports whether the whole KV memory of some node of the model could hold the prompt, as far
+// as nodes report it.
 func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
 	known := false
 	for _, n := range s.Decode {
 		if !n.serves(fingerprint) {
 			continue
 		}
-		l := n.link.Load()
-		if l == nil {
-			return true
-		}
-		h := l.heart.Load()
-		if h == nil || h.Memory.Holds(d) {
+		if h := n.link.Load().last(); h.number == 0 || h.Memory.Holds(d) {
 			return true
 		}
 		known = true
@@ -83,10 +78,10 @@ func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
 // views are reused by HasRoom.
 var views = sync.Pool{New: func() any { return new(route.View) }}
 
-// HasRoom reports whether a node that takes requests, of those that are not in q.Avoid, has
-// KV memory for one; true where none takes any and none is avoided. Where none has, most is
-// the one that will probably have room first; nil: it is not known. What nodes cache of the
-// prompt is looked up only when it matters.
+// HasRoom reports whether a node that takes requests, other than those in q.Avoid, has KV memory
+// for the demand. It returns true if no node takes any and q.Avoid is empty. If none has room, most
+// is the node that probably has room first; nil: not known. The nodes' caches are looked up only if
+// they matter.
 func (s *Snapshot) HasRoom(q Query, d route.Demand) (has bool, most *Node) {
 	any := false
 	for _, n := range s.Decode {

@@ -15,15 +15,15 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// Errors of attempts. A CodeError is the node's own word.
+// Errors of attempts.
 var (
-	ErrLost     = errors.New("upstream: connection to the node lost")
-	ErrPosition = errors.New("upstream: the node sent a token out of order")
-	ErrNode     = errors.New("upstream: node not usable")
-	ErrStalled  = errors.New("upstream: the node has work and makes no steps")
+	ErrLost     = errors.New("nodes: connection to the node lost")
+	ErrPosition = errors.New("nodes: the node sent a token out of order")
+	ErrNode     = errors.New("nodes: node not usable")
+	ErrStalled  = errors.New("nodes: the node has work and makes no steps")
 )
 
-// CodeError is how a node ended an attempt.
+// CodeError is the code with which a node ended an attempt.
 type CodeError struct {
 	Code    nodepb.Code
 	Message string
@@ -31,46 +31,66 @@ type CodeError struct {
 
 // Error implements error.
 func (e *CodeError) Error() string {
-	return fmt.Sprintf("upstream: node answered %s: %s", e.Code, e.Message)
+	return fmt.Sprintf("nodes: node answered %s: %s", e.Code, e.Message)
 }
 
-// heartbeat is of a node's Stats what routing looks at.
+// heartbeat is the last Stats of a node on a connection. It is not changed once made.
 type heartbeat struct {
 	route.Report
-	maxRunning int // 0: not told
-	own        int // streams of this connection then
+	number     uint64 // among those of the connection, from 1; 0: none has come
+	steps      uint64
+	kvUsage    float64 // share of blocks in use
+	maxRunning int     // requests; 0: not reported
+	own        int     // streams of this connection then
 	draining   bool
 	adapters   []Adapter
 }
 
-// link is what the fleet keeps for one open connection to a node.
+// link is the state of one open connection to a node.
 type link struct {
 	conn  *rpc.Conn
-	said  uint64 // the fingerprint that the node itself told; 0: none
+	model uint64 // fingerprint in the node's Hello; 0: none
 	stale *metrics.Value
-	token func(rpc.Token)           // l.take, made once: a method value allocates
-	heart atomic.Pointer[heartbeat] // the last; nil: none yet
+	token func(rpc.Token)           // l.take, made once because a method value allocates
+	heart atomic.Pointer[heartbeat] // the last one; nil: none yet
 
-	blocks atomic.Int64 // KV blocks that streams took or gave back since the last heartbeat
+	blocks atomic.Int64 // KV blocks that streams took or released since the last heartbeat
 
 	mu      sync.Mutex
 	closed  bool
 	streams map[uint64]*Stream
-	bundles map[uint64]chan *nodepb.Bundle
-	loads   map[uint64]chan *nodepb.AdapterDone
-	stats   nodepb.Stats // the last heartbeat
-	heard   bool         // stats is of this connection
-	beats   uint64       // heartbeats heard
+	replies map[uint64]chan proto.Message // of Node.ask, by stream; each has room for one
 }
 
 func newLink(c *rpc.Conn, stale *metrics.Value) *link {
-	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, bundles: map[uint64]chan *nodepb.Bundle{}, loads: map[uint64]chan *nodepb.AdapterDone{}}
+	l := &link{conn: c, stale: stale, streams: map[uint64]*Stream{}, replies: map[uint64]chan proto.Message{}}
 	l.token = l.take
 	return l
 }
 
-// Stream is one attempt of one choice on a node. The fleet delivers its events
-// to its Inbox until one ends it.
+// last returns the last heartbeat; of a nil link, or before the first, a zero one.
+func (l *link) last() *heartbeat {
+	if l != nil {
+		if h := l.heart.Load(); h != nil {
+			return h
+		}
+	}
+	return &noHeart
+}
+
+// noHeart is the heartbeat of a node that has sent none.
+var noHeart heartbeat
+
+// reply delivers the answer to Node.ask; nil: it was refused. The caller holds l.mu.
+func (l *link) reply(stream uint64, m proto.Message) {
+	if ch := l.replies[stream]; ch != nil {
+		delete(l.replies, stream)
+		ch <- m
+	}
+}
+
+// Stream is one attempt of one choice on a node. The fleet delivers its events to its Inbox until
+// one ends it.
 type Stream struct {
 	l       *link
 	in      *Inbox
@@ -78,13 +98,13 @@ type Stream struct {
 	choice  int32
 	attempt uint32
 	next    uint32 // position of the next token; guarded by l.mu
-	// scored is the position of the prompt's next token to be told about, prompt
-	// where that ends; equal where nothing is, or was asked for. Guarded by l.mu.
+	// scored is the position of the prompt's next log-probabilities, and prompt where they end.
+	// They are equal if none are missing or requested. Guarded by l.mu.
 	scored, prompt uint32
-	// probs are those of tokens that the next Tokens frame brings; guarded by l.mu.
+	// probs belong to the tokens of the next Tokens frame; guarded by l.mu.
 	probs []*nodepb.TokenLogProbs
-	// blocks are what the request is expected to take of the node's KV memory;
-	// accepted: the node's next heartbeat knows of it. Guarded by l.mu.
+	// blocks is what the request is expected to take of the node's KV memory. accepted: the node's
+	// next heartbeat includes it. Guarded by l.mu.
 	blocks   int
 	accepted bool
 }
@@ -105,21 +125,21 @@ func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, err
 	l.mu.Unlock()
 	if err := l.conn.Send(rpc.FrameGenerate, s.id, req); err != nil {
 		if !l.drop(s) {
-			return s, nil // the connection's end has reached the inbox already
+			return s, nil // the connection's end is in the inbox already
 		}
 		return nil, fmt.Errorf("%w: sending to %s: %w", ErrLost, l.conn.RemoteAddr(), err)
 	}
 	return s, nil
 }
 
-// count returns how many streams the link has.
+// count returns the number of the link's streams.
 func (l *link) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.streams)
 }
 
-// drop forgets the stream; false when it had ended before.
+// drop removes the stream. It returns false if the stream had ended before.
 func (l *link) drop(s *Stream) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -128,24 +148,23 @@ func (l *link) drop(s *Stream) bool {
 	return was
 }
 
-// Cancel ends the attempt: the node is told to free what it holds, and nothing
-// of it reaches the inbox after Cancel has returned. It may be called at any
-// time and again.
+// Cancel ends the attempt. The node frees what it holds, and after Cancel has returned no event of
+// the attempt reaches the inbox. It may be called at any time and again.
 func (s *Stream) Cancel(reason string) {
 	if s.l.drop(s) {
 		s.l.cancel(s.id, reason)
 	}
 }
 
-// cancel tells the node. Where the outbox refuses it, the connection is closed:
-// a request that nobody reads must not run on.
+// cancel sends a Cancel to the node. If the outbox refuses it, the connection is closed, because a
+// request without a reader must not continue.
 func (l *link) cancel(id uint64, reason string) {
 	if err := l.conn.Send(rpc.FrameCancel, id, &nodepb.Cancel{Reason: reason}); err != nil {
-		l.conn.Close(fmt.Errorf("upstream: cancel of stream %d not sent: %w", id, err))
+		l.conn.Close(fmt.Errorf("nodes: cancel of stream %d not sent: %w", id, err))
 	}
 }
 
-// take delivers one token; the caller holds l.mu.
+// take delivers one token. The caller holds l.mu.
 func (l *link) take(t rpc.Token) {
 	s := l.streams[t.Stream]
 	if s == nil || t.Attempt != s.attempt {
@@ -177,7 +196,7 @@ func (l *link) disorder(s *Stream, err error) {
 	s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: err})
 }
 
-// score delivers log-probabilities of the prompt; the caller holds l.mu.
+// score delivers log-probabilities of the prompt. The caller holds l.mu.
 func (l *link) score(s *Stream, m *nodepb.PromptLogProbs) {
 	n := len(m.Logprobs)
 	if m.First != s.scored || n == 0 || n > int(s.prompt-s.scored) || len(m.Ranks) != n ||
@@ -190,19 +209,18 @@ func (l *link) score(s *Stream, m *nodepb.PromptLogProbs) {
 	s.in.push(Event{Kind: Scored, Choice: s.choice, Attempt: s.attempt, Prompt: m})
 }
 
-// maxProbs bounds the log-probabilities that wait for their tokens: a step's,
-// which are the token after the last one and after each guess.
+// maxProbs bounds the log-probabilities that wait for their tokens: those of one step, which has a
+// token behind the last one and behind each draft token.
 const maxProbs = 1 + 16
 
-// keepProbs files a token's log-probabilities until the token comes, which is
-// with the next frame.
+// keepProbs keeps a token's log-probabilities until the next frame brings the token.
 func (s *Stream) keepProbs(p *nodepb.TokenLogProbs) {
 	if p.Attempt == s.attempt && len(s.probs) < maxProbs {
 		s.probs = append(s.probs, p)
 	}
 }
 
-// takeProbs returns those of a position, and keeps those of later ones.
+// takeProbs returns the log-probabilities of a position, and keeps those of later ones.
 func (s *Stream) takeProbs(position uint32) (found *nodepb.TokenLogProbs) {
 	if len(s.probs) == 0 {
 		return nil
@@ -219,8 +237,8 @@ func (s *Stream) takeProbs(position uint32) (found *nodepb.TokenLogProbs) {
 	return found
 }
 
-// frame takes what the node sent; it runs on the connection's reading
-// goroutine. Malformed payloads end the connection: the two sides disagree.
+// frame handles a frame of the node on the connection's reading goroutine. A malformed payload ends
+// the connection, because the two sides disagree.
 func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 	if t == rpc.FrameTokens {
 		l.mu.Lock()
@@ -248,9 +266,8 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
 			l.forget(s)
 			s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: &CodeError{m.Code, m.Message}})
-		} else if ch := l.bundles[stream]; ch != nil {
-			delete(l.bundles, stream)
-			close(ch)
+		} else {
+			l.reply(stream, nil)
 		}
 	case *nodepb.LogProbs:
 		for _, p := range m.Tokens {
@@ -264,11 +281,8 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		}
 	case *nodepb.Stats:
 		l.reported()
-		proto.Reset(&l.stats)
-		proto.Merge(&l.stats, m)
-		l.heard = true
-		l.beats++
 		l.heart.Store(&heartbeat{
+			number: l.last().number + 1, steps: m.Steps, kvUsage: float64(m.BlocksUsed) / float64(max(1, m.BlocksTotal)),
 			Report: route.Report{
 				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
 				Queued: int(m.QueuedTokens), ShortFirst: len(m.QueuedByLength) >= lengths.N, Lengths: lengthsOf(m),
@@ -277,16 +291,8 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
 			adapters: adaptersOf(m.Adapters),
 		})
-	case *nodepb.AdapterDone:
-		if ch := l.loads[stream]; ch != nil {
-			delete(l.loads, stream)
-			ch <- m // buffered for this one
-		}
-	case *nodepb.Bundle:
-		if ch := l.bundles[stream]; ch != nil {
-			delete(l.bundles, stream)
-			ch <- m // buffered for this one
-		}
+	case *nodepb.AdapterDone, *nodepb.Bundle:
+		l.reply(stream, m)
 	}
 	return nil
 }
@@ -300,12 +306,8 @@ func (l *link) lost(err error) {
 		l.forget(s)
 		s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: fmt.Errorf("%w: %w", ErrLost, err)})
 	}
-	for id, ch := range l.bundles {
-		delete(l.bundles, id)
-		close(ch)
-	}
-	for id, ch := range l.loads {
-		delete(l.loads, id)
+	for id, ch := range l.replies {
+		delete(l.replies, id)
 		close(ch)
 	}
 }

@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -32,7 +31,7 @@ func largeFleet(nodes, blocks int) (*Snapshot, []kvcache.Hash) {
 	var identities []route.Node
 	for i := range nodes {
 		id := fmt.Sprintf("10.0.%d.%d:7102", i/256, i%256)
-		n := &Node{Name: id, breaker: gobreaker.NewCircuitBreaker[*link](gobreaker.Settings{})}
+		n := &Node{Name: id, breaker: breaker.New(breaker.Options{Failures: breakerFailures})}
 		n.member.Store(&Member{ID: id, RPC: id, Fingerprint: 7, Class: "c", Ready: true})
 		l := newLink(new(rpc.Conn), nil)
 		l.heart.Store(&heartbeat{Report: route.Report{Running: r.IntN(60), Queued: r.IntN(8000), Rate: 9000 + 1000*r.Float64()}})

@@ -6,29 +6,29 @@ import (
 	"time"
 )
 
-// pulse judges by a node's heartbeats whether it gets on: a process whose engine
+// pulse judges by a node's heartbeats whether it makes progress, because a process whose engine
 // hangs still answers pings. It reads no clock.
 type pulse struct {
-	beats, steps uint64    // of the last heartbeat looked at
-	moved        time.Time // when steps last grew, or there was nothing to do
-	heard        time.Time // when the last heartbeat came
+	beats, steps uint64    // of the last heartbeat
+	moved        time.Time // when steps last grew, or the node had no work
+	beatAt       time.Time // when the last heartbeat arrived
 }
 
-// quietAfter: a node that misses heartbeats for so long gets new requests only
-// when no other is left. Its streams stay until its connection is given up.
+// quietAfter is how long a node may miss heartbeats before it gets new requests only if no other
+// node is left. It keeps its streams until its connection is closed.
 const quietAfter = 2 * time.Second
 
 // maxLookGap is how many ProbeIntervals the time between two looks counts at most.
 const maxLookGap = 2
 
-// beat takes what is known at now; it returns how long the node has had work and
-// made no step. beats is 0 before a connection's first heartbeat.
+// beat updates p at now. It returns how long the node has had work and made no step. beats is 0
+// before a connection's first heartbeat.
 func (p *pulse) beat(now time.Time, beats, steps uint64, busy bool) time.Duration {
-	news := beats != p.beats
-	if beats == 0 || news {
-		p.heard = now
+	fresh := beats != p.beats
+	if beats == 0 || fresh {
+		p.beatAt = now
 	}
-	if beats == 0 || p.moved.IsZero() || news && (steps != p.steps || !busy) {
+	if beats == 0 || p.moved.IsZero() || fresh && (steps != p.steps || !busy) {
 		p.moved = now
 	}
 	if p.beats = beats; beats > 0 {
@@ -37,9 +37,9 @@ func (p *pulse) beat(now time.Time, beats, steps uint64, busy bool) time.Duratio
 	return now.Sub(p.moved)
 }
 
-// watch looks after an open connection until it ends; false: ctx has. A node
-// that is stalled loses it, and with it all attempts, which go on elsewhere;
-// it gets none until it has made a step.
+// watch watches an open connection until it ends; false: ctx has ended. A stalled node loses the
+// connection and with it all attempts, which are resumed elsewhere. It gets no new ones until it
+// has made a step.
 func (n *Node) watch(ctx context.Context, l *link) bool {
 	look := time.NewTicker(n.f.o.ProbeInterval)
 	defer look.Stop()
@@ -51,15 +51,14 @@ func (n *Node) watch(ctx context.Context, l *link) bool {
 		case <-l.conn.Done():
 			return true
 		case now := <-look.C:
-			l.mu.Lock()
-			beats, steps, busy := l.beats, l.stats.Steps, l.stats.Running+l.stats.Waiting > 0
-			l.mu.Unlock()
+			h := l.last()
+			beats, steps, busy := h.number, h.steps, h.Running+h.Waiting > 0
 			before := n.pulse.steps
-			// A gateway that was stopped does not take its own pause for the node's.
+			// The gateway's own pause, as of a stopped process, does not count.
 			n.clock = n.clock.Add(min(now.Sub(last), maxLookGap*n.f.o.ProbeInterval))
 			last = now
 			still := n.pulse.beat(n.clock, beats, steps, busy)
-			n.quiet.Store(n.clock.Sub(n.pulse.heard) >= quietAfter)
+			n.quiet.Store(n.clock.Sub(n.pulse.beatAt) >= quietAfter)
 			if beats > 0 && (steps != before || !busy) {
 				n.stalled.Store(false)
 			}

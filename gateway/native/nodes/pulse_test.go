@@ -30,8 +30,8 @@ func TestPulse(t *testing.T) {
 		{1, 2, 9, true, 0, 0},
 	} {
 		at = at.Add(c.after * time.Second)
-		if still := p.beat(at, c.beats, c.steps, c.busy); still != c.still*time.Second || at.Sub(p.heard) != c.quiet*time.Second {
-			t.Errorf("%d: still for %v, quiet for %v, want %+v", i, still, at.Sub(p.heard), c)
+		if still := p.beat(at, c.beats, c.steps, c.busy); still != c.still*time.Second || at.Sub(p.beatAt) != c.quiet*time.Second {
+			t.Errorf("%d: still for %v, quiet for %v, want %+v", i, still, at.Sub(p.beatAt), c)
 		}
 	}
 }

@@ -8,17 +8,16 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// queued is how many prompt tokens a node was to compute for this gateway and has not,
-// as far as is known.
+// queued counts the prompt tokens of this gateway that a node is to compute, as far as is known.
 type queued struct {
 	tokens   atomic.Int64
-	byLength [lengths.N]atomic.Int64 // of these, as lengths.Queue has them
+	byLength [lengths.N]atomic.Int64 // of these, as in lengths.Queue
 }
 
-// Computes notes that the node is to compute so many tokens of a prompt.
+// Computes counts tokens of a prompt that the node is to compute.
 func (n *Node) Computes(tokens int) { n.queued.add(tokens, tokens) }
 
-// Computed takes them away again.
+// Computed removes them again.
 func (n *Node) Computed(tokens int) { n.queued.add(tokens, -tokens) }
 
 // Queued returns how many tokens the node is to compute.
@@ -31,7 +30,7 @@ func (q *queued) add(length, tokens int) {
 	}
 }
 
-// sent writes the counts into what a decision sees.
+// sent copies the counts for a routing decision.
 func (q *queued) sent(s *route.Sent) {
 	s.Queued = int(q.tokens.Load())
 	if s.Queued == 0 {
@@ -42,7 +41,7 @@ func (q *queued) sent(s *route.Sent) {
 	}
 }
 
-// lengthsOf reads what a heartbeat says of the queue by length.
+// lengthsOf returns a heartbeat's queue by length.
 func lengthsOf(m *nodepb.Stats) (q lengths.Queue) {
 	for i := range min(len(q), len(m.QueuedByLength)) {
 		q[i] = int(m.QueuedByLength[i])

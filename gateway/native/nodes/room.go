@@ -5,22 +5,21 @@ import (
 	"time"
 )
 
-// leastBacklog is how many prompt tokens a node may always have before it: some
-// steps' worth, so that a slow one, or one whose speed is not known yet, does not
-// run dry between two requests.
+// leastBacklog is the number of prompt tokens that may always wait on a node. It is worth some
+// steps, so that a slow node, or one of unknown speed, does not run dry between two requests.
 const leastBacklog = 2048
 
-// Room is what a gateway may have on the nodes of a model at once;
-// math.MaxInt64 where they do not tell.
+// Room is what a gateway may send to the nodes of a model at once; math.MaxInt64 if nodes do not
+// report it.
 type Room struct {
 	Requests int64
-	Tokens   int64 // of prompts that are not computed
+	Tokens   int64 // of prompts that are not computed yet
 }
 
-// Room is how many requests the usable decode nodes take beside those of other
-// gateways: as many as they run at once and waiting ones more, of a node that cannot run
-// so many only what it does run and waiting ones; and how many prompt tokens keep all usable nodes
-// busy for so long. Without a usable decode node there is no telling.
+// Room returns how many requests the usable decode nodes take in addition to those of other
+// gateways, and how many prompt tokens keep all usable nodes busy for so long. A node takes as many
+// requests as it runs at once, and waiting more. A node that cannot run so many takes those that it
+// runs, and waiting more. Without a usable decode node, the room is unknown.
 func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Room {
 	r, any := Room{}, false
 	for _, n := range s.Decode {
@@ -51,18 +50,12 @@ func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Roo
 	return r
 }
 
-func backlog(h heartbeat, busy time.Duration) int64 {
+func backlog(h *heartbeat, busy time.Duration) int64 {
 	return max(leastBacklog, int64(h.Rate*busy.Seconds()))
 }
 
-// takes says whether the node takes new work, and how it fares.
-func (n *Node) takes(fingerprint uint64) (h heartbeat, ok bool) {
-	l := n.link.Load()
-	if l == nil || !n.connected() || n.stalled.Load() || n.quiet.Load() || !n.serves(fingerprint) {
-		return h, false
-	}
-	if p := l.heart.Load(); p != nil {
-		h = *p
-	}
-	return h, !h.draining
+// takes returns the node's last heartbeat, and whether the node takes new work of the model.
+func (n *Node) takes(fingerprint uint64) (h *heartbeat, ok bool) {
+	h = n.link.Load().last()
+	return h, n.usable(fingerprint) && !n.stalled.Load() && !n.quiet.Load()
 }

@@ -8,14 +8,14 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
-// watchSilence closes the connections of decode nodes that liveness.Decider takes for
-// stopped, until the fleet closes. Their streams move to other nodes.
+// watchSilence closes the connections of decode nodes that liveness.Decider considers stopped,
+// until the fleet closes. Their streams move to other nodes.
 func (f *Fleet) watchSilence() {
 	d := liveness.New(f.o.NodeSilence)
 	var (
 		nodes []liveness.Node
 		links []*link
-		held  bool // logged once for each time that nodes are held
+		held  bool // logged once for each period in which nodes are held
 	)
 	next := time.NewTimer(d.Next())
 	defer next.Stop()
@@ -32,12 +32,12 @@ func (f *Fleet) watchSilence() {
 			if l == nil || !l.conn.Open() {
 				continue
 			}
-			at := l.conn.HeardAt()
-			nodes = append(nodes, liveness.Node{Name: n.Name, HeardAt: at, Unread: now.Sub(at) > liveness.LookInterval && l.conn.Unread()})
+			at := l.conn.ReceivedAt()
+			nodes = append(nodes, liveness.Node{Name: n.Name, ReadAt: at, Unread: now.Sub(at) > liveness.Interval && l.conn.Unread()})
 			links = append(links, l)
 		}
 		holding := 0
-		for i, verdict := range d.Look(now, nodes) {
+		for i, verdict := range d.Observe(now, nodes) {
 			l, name := links[i], nodes[i].Name
 			switch verdict {
 			case liveness.Ask:
@@ -48,7 +48,7 @@ func (f *Fleet) watchSilence() {
 				silent := d.Silence(name).Round(time.Millisecond)
 				f.o.Silent.Inc()
 				f.o.Log.Warn("silent node loses its streams", "node", name, "silence", silent, "streams", l.count())
-				l.conn.GiveUp(fmt.Errorf("%w: nothing heard from %s for %v", rpc.ErrSilent, name, silent))
+				l.conn.GiveUp(fmt.Errorf("%w: no frame from %s for %v", rpc.ErrSilent, name, silent))
 			}
 		}
 		if holding > 0 && !held {

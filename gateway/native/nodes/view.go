@@ -3,40 +3,37 @@ package nodes
 import (
 	"slices"
 
-	"github.com/sony/gobreaker/v2"
-
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/breaker"
 )
 
-// Query is whom a view of the fleet is for.
+// Query is what a view of the fleet is made for.
 type Query struct {
 	Fingerprint uint64         // of the model; 0: any
 	Adapter     uint64         // digest of the adapter; 0: none
-	Avoid       []*Node        // decode nodes that are used only when no other is left
-	Class       string         // decode nodes of other numerics classes are used only when none of it is usable; empty: any
+	Avoid       []*Node        // decode nodes that are used only if no other is left
+	Class       string         // numerics class; other decode nodes are used only if none of it is usable; empty: any
 	Hashes      []kvcache.Hash // of the prompt's full blocks
 	BlockTokens int
-	Groups      []kvcache.Group // of the model's caches; none: one
-	Tokens      int             // of the prompt, without its last: what is computed at most
+	Groups      []kvcache.Group // of the model's caches; none: one group
+	Tokens      int             // of the prompt, without its last: at most so many are computed
 	Answer      int             // KV blocks that an answer of the model is expected to take
 }
 
-// View is the fleet's state for a request without a prompt.
+// View returns the fleet's state for a request without a prompt.
 func (s *Snapshot) View(fingerprint uint64, avoid []*Node) (v route.View) {
 	s.Look(&v, Query{Fingerprint: fingerprint, Avoid: avoid})
 	return v
 }
 
-// Look fills v with the fleet's state for a request; it allocates only where v
-// has no room.
+// Look fills v with the fleet's state for a request. It allocates only if v has no room.
 //
-// Of the nodes that are ready and not draining, those that get on and have an
-// open connection are usable; failing that, those whose breaker is not open;
-// failing that, one in Avoid that is connected, since what it failed may be over;
-// failing that, all: a breaker never leaves a request without candidates. Where a
-// decode node of q.Class gets on and has an open connection, those of other classes
-// are not usable.
+// Of the nodes that are ready and not draining, those that make progress and have an open
+// connection are usable. If there are none, those whose breaker is not open are; then those in
+// Avoid that are connected, because what they failed may be over; then all, so that a breaker never
+// leaves a request without candidates. If a decode node of q.Class makes progress and has an open
+// connection, those of other classes are not usable.
 func (s *Snapshot) Look(v *route.View, q Query) {
 	v.Decode = sized(v.Decode, len(s.Decode))
 	v.Prefill = sized(v.Prefill, len(s.Prefill))
@@ -55,8 +52,8 @@ func (s *Snapshot) Look(v *route.View, q Query) {
 	s.keepClass(v.Decode, q.Class)
 }
 
-// keepClass makes the decode nodes of other classes unusable where one of the class is
-// usable and connected. A node whose class is not known is of every class.
+// keepClass makes the decode nodes of other classes unusable if one of the class is usable and
+// connected. A node of unknown class is of every class.
 func (s *Snapshot) keepClass(states []route.State, class string) {
 	if class == "" {
 		return
@@ -88,22 +85,22 @@ func sized(s []route.State, n int) []route.State {
 	return s[:n]
 }
 
-// levels are what is asked of a node, from what is best down to nothing. Prefill
-// nodes are never in Avoid.
+// levels are the conditions on a usable node, from the best down to none. Prefill nodes are never
+// in Avoid.
 var levels = [...]func(n *Node, avoid []*Node) bool{
 	func(n *Node, avoid []*Node) bool {
 		return n.connected() && !n.stalled.Load() && !n.quiet.Load() && !slices.Contains(avoid, n)
 	},
 	func(n *Node, avoid []*Node) bool {
-		return n.breaker.State() != gobreaker.StateOpen && !slices.Contains(avoid, n)
+		return n.breaker.State() != breaker.Open && !slices.Contains(avoid, n)
 	},
 	func(n *Node, _ []*Node) bool { return n.connected() && !n.stalled.Load() },
 	func(n *Node, avoid []*Node) bool { return !slices.Contains(avoid, n) },
 	func(*Node, []*Node) bool { return true },
 }
 
-// fill writes the nodes' states; those of the first level that any reaches are
-// usable. held is how many leading blocks of the prompt each slot of b's index has.
+// fill writes the nodes' states. The nodes of the first level that any node reaches are usable.
+// held is how many leading blocks of the prompt each slot of b's index has.
 func fill(nodes []*Node, states []route.State, b *Blocks, held []int32, q *Query) {
 	any := false
 	for i, n := range nodes {
@@ -122,19 +119,11 @@ func fill(nodes []*Node, states []route.State, b *Blocks, held []int32, q *Query
 	}
 }
 
-// noHeart is what is known of a node that has not told anything.
-var noHeart heartbeat
-
-// state writes what is known of the node; it is usable where it fits and is of the
-// first level. A request looks at a thousand nodes: each is read once, and what is
-// cheapest to know is asked first.
+// state writes the node's state. The node is usable if it takes the request and is of the first
+// level. A request looks at a thousand nodes: each is read once, the cheapest conditions first.
 func (n *Node) state(s *route.State, q *Query) {
-	h, l := &noHeart, n.link.Load()
-	if l != nil {
-		if p := l.heart.Load(); p != nil {
-			h = p
-		}
-	}
+	l := n.link.Load()
+	h := l.last()
 	s.Usable = l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && n.takesFor(l, h, q) && !slices.Contains(q.Avoid, n)
 	s.Local, s.Held = n.Local.Load(), 0
 	sent := route.Sent{Requests: int(n.InFlight.Load()), Blocks: l.taken()}
@@ -142,24 +131,18 @@ func (n *Node) state(s *route.State, q *Query) {
 	s.Merge(&h.Report, sent, q.Answer)
 }
 
-// fits says whether the node may get the request, connected or not.
+// fits reports whether the node may get the request, connected or not.
 func (n *Node) fits(q *Query) bool {
-	h, l := &noHeart, n.link.Load()
-	if l != nil {
-		if p := l.heart.Load(); p != nil {
-			h = p
-		}
-	}
-	return n.takesFor(l, h, q)
+	l := n.link.Load()
+	return n.takesFor(l, l.last(), q)
 }
 
 func (n *Node) takesFor(l *link, h *heartbeat, q *Query) bool {
 	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter)
 }
 
-// serves says whether the node takes requests of the model. What the node itself
-// said when it was connected wins over hearsay; a fingerprint of 0, as static
-// lists have it, matches every model.
+// serves reports whether the node takes requests of the model. The fingerprint in the node's Hello
+// overrides its member entry. A fingerprint of 0, as in static lists, matches every model.
 func (n *Node) serves(fingerprint uint64) bool { return n.servesBy(n.link.Load(), fingerprint) }
 
 // servesBy is serves over a link that the caller has loaded; nil: there is none.
@@ -172,58 +155,51 @@ func (n *Node) servesBy(l *link, fingerprint uint64) bool {
 	return fingerprint == 0 || own == 0 || own == fingerprint
 }
 
-// Fingerprint is the node's model, as far as is known; 0: any.
+// Fingerprint returns the fingerprint of the node's model; 0: not known.
 func (n *Node) Fingerprint() uint64 { return fingerprintOf(n.link.Load(), n.member.Load()) }
 
 func fingerprintOf(l *link, m *Member) uint64 {
-	if l != nil && l.said != 0 {
-		return l.said
+	if l != nil && l.model != 0 {
+		return l.model
 	}
 	return m.Fingerprint
 }
 
-// adapts says whether the node has an adapter; every node has none.
+// adapts reports whether the node has an adapter. Every node has none.
 func (n *Node) adapts(digest uint64) bool {
 	return digest == 0 || slices.ContainsFunc(n.Adapters(), func(a Adapter) bool { return a.Digest == digest })
 }
 
-// Breakers is the number of decode nodes whose breaker is in the state: closed,
-// half-open or open.
+// Breakers returns the number of decode nodes whose breaker is in the state: closed, half-open or
+// open.
 func (s *Snapshot) Breakers(state string) int {
-	count := 0
-	for _, n := range s.Decode {
-		if n.breaker.State().String() == state {
-			count++
-		}
-	}
-	return count
+	return s.count(func(n *Node) bool { return n.breaker.State() == state })
 }
 
-// Usable is the number of decode nodes that a request of the model could be sent
-// to now over an open connection.
+// Usable returns the number of decode nodes that a request of the model could be sent to now over
+// an open connection.
 func (s *Snapshot) Usable(fingerprint uint64) int {
-	count := 0
-	for _, n := range s.Decode {
-		if _, _, _, _, draining, _ := n.Stats(); n.connected() && !draining && n.serves(fingerprint) {
-			count++
-		}
-	}
-	return count
+	return s.count(func(n *Node) bool { return n.usable(fingerprint) })
 }
 
-// Usable says that the node is connected and takes work.
-func (n *Node) Usable() bool {
-	_, _, _, _, draining, _ := n.Stats()
-	return n.connected() && !draining && n.serves(0)
-}
-
-// Ready is the number of decode nodes that serve the model, connected or not.
+// Ready returns the number of decode nodes that serve the model, connected or not.
 func (s *Snapshot) Ready(fingerprint uint64) int {
-	count := 0
-	for _, n := range s.Decode {
-		if n.serves(fingerprint) {
-			count++
+	return s.count(func(n *Node) bool { return n.serves(fingerprint) })
+}
+
+// count returns the number of decode nodes for which is holds.
+func (s *Snapshot) count(is func(*Node) bool) (n int) {
+	for _, node := range s.Decode {
+		if is(node) {
+			n++
 		}
 	}
-	return count
+	return n
+}
+
+// Usable reports whether the node is connected and takes work.
+func (n *Node) Usable() bool { return n.usable(0) }
+
+func (n *Node) usable(fingerprint uint64) bool {
+	return n.connected() && !n.link.Load().last().draining && n.serves(fingerprint)
 }

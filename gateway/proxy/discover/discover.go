@@ -1,12 +1,12 @@
-// Package discover tells a gateway which servers there are: those of a DNS name,
-// asked again and again, and those behind a Kubernetes Service, watched.
+// Package discover finds upstream servers by DNS names, which it resolves periodically, and by
+// Kubernetes Services, which it watches.
 //
-// A source tells the whole list whenever it has changed. Invariant: what cannot
-// be learnt changes nothing; a name that does not resolve and an API that does
-// not answer leave the servers as they were, since probes know better whether
-// they are well.
+// A source reports the whole list of servers after each change.
 //
-// The package does not look at servers and keeps no connection to them.
+// Invariant: a failure changes nothing. If a name does not resolve or the API does not answer, the
+// servers stay as they were, because probes know better whether they work.
+//
+// The package does not probe servers and keeps no connection to them.
 package discover
 
 import (
@@ -25,20 +25,20 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 )
 
-// resolveEvery is how often names are resolved: Go's resolver does not tell how
-// long an answer holds, and cluster DNS has 5 s for names of services.
+// resolveEvery is the interval between lookups of a name. Go's resolver does not return the time to
+// live of an answer; cluster DNS uses 5 s for names of Services.
 const resolveEvery = 5 * time.Second
 
-// ErrSpec says that what was given names neither a server nor a source of them.
+// ErrSpec reports a specification that is neither a server nor a source of servers.
 var ErrSpec = errors.New("discover: bad upstream")
 
 // Options of sources.
 type Options struct {
-	API       string        // of Kubernetes, such as http://127.0.0.1:8001 for kubectl proxy; empty: the one of the pod
-	Every     time.Duration // between two looks at a name; 0: 5 s
+	API       string        // of Kubernetes, such as http://127.0.0.1:8001 for kubectl proxy; empty: that of the pod
+	Every     time.Duration // between lookups of a name; 0: 5 s
 	Resolver  Resolver      // nil: the machine's
 	Log       *slog.Logger
-	tokenFile string // of a pod's service account; tests have their own
+	tokenFile string // of a pod's service account; set by tests
 }
 
 // Resolver is the part of net.Resolver that sources use.
@@ -47,14 +47,14 @@ type Resolver interface {
 	LookupSRV(ctx context.Context, service, proto, name string) (string, []*net.SRV, error)
 }
 
-// Parse reads how servers of a role were given:
+// Parse parses a specification of servers of a role:
 //
 //	http://HOST:PORT, https://…        one server
 //	dns:HOST:PORT, dns+https://…       each address of a name
 //	srv:NAME, srv+https://NAME         each target of an SRV record
 //	k8s:NAMESPACE/SERVICE:PORT, …      each ready endpoint of a Service; PORT is a number or a name
 //
-// A source is nil where a target is given.
+// The source is nil if the specification is one server, which the target is.
 func Parse(spec string, role upstream.Role, bootstrap int, o Options) (upstream.Source, upstream.Target, error) {
 	kind, rest, ok := strings.Cut(spec, ":")
 	t := upstream.Target{URL: spec, Role: role, Bootstrap: bootstrap}
@@ -88,12 +88,12 @@ func Parse(spec string, role upstream.Role, bootstrap int, o Options) (upstream.
 		if n, bad := strconv.Atoi(port); err != nil || host == "" || bad != nil || n < 1 || n > 65535 {
 			return nil, t, fmt.Errorf("%w: %q: want dns:HOST:PORT", ErrSpec, spec)
 		}
-		return &names{base: b, host: host, port: port}, t, nil
+		return &dnsSource{base: b, host: host, port: port}, t, nil
 	case "srv":
 		if rest == "" || strings.ContainsAny(rest, ":/ ") {
 			return nil, t, fmt.Errorf("%w: %q: want srv:NAME", ErrSpec, spec)
 		}
-		return &names{base: b, host: rest, srv: true}, t, nil
+		return &dnsSource{base: b, host: rest, srv: true}, t, nil
 	case "k8s":
 		s, err := newSlices(b, rest)
 		return s, t, err
@@ -101,58 +101,58 @@ func Parse(spec string, role upstream.Role, bootstrap int, o Options) (upstream.
 	return nil, t, fmt.Errorf("%w: %q: want a URL, or one of dns:HOST:PORT, srv:NAME, k8s:NAMESPACE/SERVICE:PORT", ErrSpec, spec)
 }
 
-// base is what sources have in common.
+// base has the common parts of sources.
 type base struct {
 	spec   string
 	scheme string
-	target upstream.Target // of which each server has another URL
+	target upstream.Target // whose URL is replaced for each server
 	o      Options
 }
 
 // String implements upstream.Source.
 func (b *base) String() string {
-	if b.target.Role != upstream.Whole { // the same names may be asked for two roles
+	if b.target.Role != upstream.Whole { // one name may be used for two roles
 		return b.spec + " (" + b.target.Role.String() + ")"
 	}
 	return b.spec
 }
 
-// at is the target of an address; name is what its certificate says, if not that.
-func (b *base) at(host, port, name string) upstream.Target {
+// targetAt returns the target of an address. name is the name in its certificate; empty: the host.
+func (b *base) targetAt(host, port, name string) upstream.Target {
 	t := b.target
 	t.URL = (&url.URL{Scheme: b.scheme, Host: net.JoinHostPort(host, port)}).String()
 	t.ServerName = name
 	return t
 }
 
-// names is the addresses of a DNS name.
-type names struct {
+// dnsSource has the addresses of a DNS name.
+type dnsSource struct {
 	base
 	host, port string
 	srv        bool
 }
 
 // Watch implements upstream.Source.
-func (n *names) Watch(ctx context.Context, tell func([]upstream.Target)) {
+func (n *dnsSource) Watch(ctx context.Context, update func([]upstream.Target)) {
 	var last []upstream.Target
-	said := ""
+	logged := "" // the last error
 	tick := time.NewTicker(n.o.Every)
 	defer tick.Stop()
 	for {
-		now, err := n.look(ctx)
+		now, err := n.resolve(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			if err.Error() != said {
-				n.o.Log.Warn("upstreams cannot be found", "source", n.spec, "error", err)
-				said = err.Error()
+			if err.Error() != logged {
+				n.o.Log.Warn("cannot discover upstreams", "source", n.spec, "error", err)
+				logged = err.Error()
 			}
 		case !slices.Equal(now, last):
-			last, said = now, ""
-			tell(now)
+			last, logged = now, ""
+			update(now)
 		default:
-			said = ""
+			logged = ""
 		}
 		select {
 		case <-ctx.Done():
@@ -162,8 +162,8 @@ func (n *names) Watch(ctx context.Context, tell func([]upstream.Target)) {
 	}
 }
 
-// look resolves the name.
-func (n *names) look(ctx context.Context) ([]upstream.Target, error) {
+// resolve looks the name up and returns its targets, sorted by URL.
+func (n *dnsSource) resolve(ctx context.Context) ([]upstream.Target, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(n.o.Every, time.Second))
 	defer cancel()
 	var found []upstream.Target
@@ -173,7 +173,7 @@ func (n *names) look(ctx context.Context) ([]upstream.Target, error) {
 			return nil, fmt.Errorf("discover: SRV record of %s: %w", n.host, err)
 		}
 		for _, r := range records {
-			found = append(found, n.at(strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port)), ""))
+			found = append(found, n.targetAt(strings.TrimSuffix(r.Target, "."), strconv.Itoa(int(r.Port)), ""))
 		}
 	} else {
 		addrs, err := n.o.Resolver.LookupNetIP(ctx, "ip", n.host)
@@ -181,7 +181,7 @@ func (n *names) look(ctx context.Context) ([]upstream.Target, error) {
 			return nil, fmt.Errorf("discover: addresses of %s: %w", n.host, err)
 		}
 		for _, a := range addrs {
-			found = append(found, n.at(a.Unmap().String(), n.port, n.host))
+			found = append(found, n.targetAt(a.Unmap().String(), n.port, n.host))
 		}
 	}
 	slices.SortFunc(found, func(a, b upstream.Target) int { return strings.Compare(a.URL, b.URL) })

@@ -24,24 +24,23 @@ import (
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// A pod's own account, as Kubernetes mounts it.
+// Parameters of the Kubernetes API.
 const (
-	account     = "/var/run/secrets/kubernetes.io/serviceaccount"
-	watchFor    = 4 * time.Minute  // the API ends a watch after this, and it begins anew
-	apiPatience = 30 * time.Second // for a list, and for a watch to be ended
-	firstPause  = 500 * time.Millisecond
-	lastPause   = 15 * time.Second
-	maxList     = 64 << 20 // bytes of an answer of the API: slices of some 100,000 endpoints
-	pageSize    = 500      // slices in one answer
+	account    = "/var/run/secrets/kubernetes.io/serviceaccount" // where a pod's service account is mounted
+	watchFor   = 4 * time.Minute                                 // after which the API ends a watch, and the next one starts
+	apiTimeout = 30 * time.Second                                // of a list, and of the end of a watch
+	minBackoff = 500 * time.Millisecond
+	maxBackoff = 15 * time.Second
+	maxList    = 64 << 20 // bytes of an answer of the API: slices of some 100,000 endpoints
+	pageSize   = 500      // slices in one answer
 )
 
-// errExpired says that the API has forgotten the version to go on from.
-var errExpired = errors.New("discover: the API has forgotten that version")
+// errExpired reports that the API no longer has the version from which a watch was to resume.
+var errExpired = errors.New("discover: the API no longer has that version")
 
-// endpointSlices is the ready endpoints of a Service, by the EndpointSlices that
-// Kubernetes keeps of it. They are listed once and then watched from that list's
-// version on, with bookmarks, so that a watch that ends goes on where it was;
-// when the API has forgotten that version they are listed anew.
+// endpointSlices has the ready endpoints of a Service, from its EndpointSlices. They are listed
+// once and then watched from the version of that list on. Bookmarks let the next watch resume where
+// the last one ended. When the API no longer has that version, the slices are listed again.
 type endpointSlices struct {
 	base
 	namespace, service, port string
@@ -49,12 +48,12 @@ type endpointSlices struct {
 	api                      string
 	tokenFile                string
 
-	known   map[string][]string // host:port of each slice's ready endpoints
+	known   map[string][]string // host:port of the ready endpoints, by slice
 	version string
-	watched bool // since the last list
+	watched bool // a watch has ended since the last list
 }
 
-// slice is of an EndpointSlice what matters here.
+// slice has the used fields of an EndpointSlice.
 type slice struct {
 	Metadata struct {
 		Name            string
@@ -85,8 +84,8 @@ const maxAccountFile = 1 << 20
 
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
-// newSlices reads NAMESPACE/SERVICE:PORT; without a namespace it is the pod's own,
-// without a port the Service has only one.
+// newSlices parses NAMESPACE/SERVICE:PORT. The default namespace is the pod's. Without a port, the
+// Service must have only one.
 func newSlices(b base, rest string) (*endpointSlices, error) {
 	s := &endpointSlices{base: b, known: map[string][]string{}, tokenFile: b.o.tokenFile}
 	service, port, _ := strings.Cut(rest, ":")
@@ -99,14 +98,14 @@ func newSlices(b base, rest string) (*endpointSlices, error) {
 	if !dnsLabel.MatchString(s.namespace) || !dnsLabel.MatchString(s.service) || s.port != "" && !dnsLabel.MatchString(s.port) {
 		return nil, fmt.Errorf("%w: %q: want k8s:NAMESPACE/SERVICE:PORT", ErrSpec, b.spec)
 	}
-	transport := &http.Transport{ResponseHeaderTimeout: apiPatience, MaxIdleConnsPerHost: 1}
+	transport := &http.Transport{ResponseHeaderTimeout: apiTimeout, MaxIdleConnsPerHost: 1}
 	s.client, s.api = &http.Client{Transport: transport}, strings.TrimSuffix(b.o.API, "/")
 	if s.api != "" {
 		return s, nil
 	}
 	host, apiPort := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || apiPort == "" {
-		return nil, fmt.Errorf("%w: %q: this is no pod of a Kubernetes cluster; --kubernetes-api says where its API is", ErrSpec, b.spec)
+		return nil, fmt.Errorf("%w: %q: this is not a pod of a Kubernetes cluster: set --kubernetes-api", ErrSpec, b.spec)
 	}
 	pem, err := regular.ReadFile(filepath.Join(account, "ca.crt"), maxAccountFile)
 	if err != nil {
@@ -120,23 +119,23 @@ func newSlices(b base, rest string) (*endpointSlices, error) {
 }
 
 // Watch implements upstream.Source.
-func (s *endpointSlices) Watch(ctx context.Context, tell func([]upstream.Target)) {
+func (s *endpointSlices) Watch(ctx context.Context, update func([]upstream.Target)) {
 	defer s.client.CloseIdleConnections()
-	pause, said := firstPause, ""
+	backoff, logged := minBackoff, ""
 	var last []upstream.Target
 	for ctx.Err() == nil {
 		began, err := time.Now(), error(nil)
 		if s.version == "" {
 			if err = s.list(ctx); err == nil {
 				last = s.targets()
-				tell(last)
+				update(last)
 			}
 		} else {
 			err = s.watch(ctx, func() {
-				pause, said = firstPause, ""
+				backoff, logged = minBackoff, ""
 				if now := s.targets(); !slices.Equal(now, last) {
 					last = now
-					tell(now)
+					update(now)
 				}
 			})
 		}
@@ -145,23 +144,23 @@ func (s *endpointSlices) Watch(ctx context.Context, tell func([]upstream.Target)
 			return
 		case errors.Is(err, errExpired):
 			s.version = ""
-		case err != nil && err.Error() != said:
-			s.o.Log.Warn("upstreams cannot be found", "source", s.spec, "error", err)
-			said = err.Error()
+		case err != nil && err.Error() != logged:
+			s.o.Log.Warn("cannot discover upstreams", "source", s.spec, "error", err)
+			logged = err.Error()
 		}
-		if err == nil && (!s.watched || time.Since(began) >= firstPause) {
-			s.watched, pause = true, firstPause // a watch follows its list at once
+		if err == nil && (!s.watched || time.Since(began) >= minBackoff) {
+			s.watched, backoff = true, minBackoff // a watch starts directly after its list
 			continue
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(pause):
+		case <-time.After(backoff):
 		}
-		pause = min(2*pause, lastPause)
+		backoff = min(2*backoff, maxBackoff)
 	}
 }
 
-// get asks the API for the Service's slices.
+// get requests the Service's slices.
 func (s *endpointSlices) get(ctx context.Context, query url.Values) (*http.Response, error) {
 	query.Set("labelSelector", "kubernetes.io/service-name="+s.service)
 	at := s.api + "/apis/discovery.k8s.io/v1/namespaces/" + s.namespace + "/endpointslices?" + query.Encode()
@@ -170,7 +169,7 @@ func (s *endpointSlices) get(ctx context.Context, query url.Values) (*http.Respo
 		return nil, fmt.Errorf("discover: %w", err)
 	}
 	req.Header.Set("Accept", "application/json")
-	if s.tokenFile != "" { // read each time: it is renewed
+	if s.tokenFile != "" { // read for each request, because Kubernetes renews it
 		token, err := regular.ReadFile(s.tokenFile, maxAccountFile)
 		if err != nil {
 			return nil, fmt.Errorf("discover: the pod's token: %w", err)
@@ -189,13 +188,13 @@ func (s *endpointSlices) get(ctx context.Context, query url.Values) (*http.Respo
 		return nil, errExpired
 	}
 	var status struct{ Message string }
-	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&status) // the status says enough
+	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&status) // the message is optional
 	return nil, fmt.Errorf("discover: Kubernetes' API answers %d for endpointslices of %s/%s: %s", resp.StatusCode, s.namespace, s.service, status.Message)
 }
 
-// list reads all slices, page by page.
+// list reads all slices in pages.
 func (s *endpointSlices) list(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, apiPatience)
+	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
 	known, next := map[string][]string{}, ""
 	for {
@@ -227,9 +226,9 @@ func (s *endpointSlices) list(ctx context.Context) error {
 	}
 }
 
-// watch follows changes until the API ends it; changed is called behind each.
+// watch follows changes until the API ends the watch. changed is called after each.
 func (s *endpointSlices) watch(ctx context.Context, changed func()) error {
-	ctx, cancel := context.WithTimeout(ctx, watchFor+apiPatience)
+	ctx, cancel := context.WithTimeout(ctx, watchFor+apiTimeout)
 	defer cancel()
 	resp, err := s.get(ctx, url.Values{
 		"watch": {"1"}, "allowWatchBookmarks": {"true"}, "resourceVersion": {s.version}, "timeoutSeconds": {strconv.Itoa(int(watchFor.Seconds()))},
@@ -241,7 +240,7 @@ func (s *endpointSlices) watch(ctx context.Context, changed func()) error {
 	for in := json.NewDecoder(resp.Body); ; {
 		var e watchEvent
 		if err := in.Decode(&e); errors.Is(err, io.EOF) {
-			return nil // its time was over
+			return nil // after watchFor
 		} else if err != nil {
 			return fmt.Errorf("discover: watching Kubernetes' endpointslices: %w", err)
 		}
@@ -272,8 +271,8 @@ func (s *endpointSlices) watch(ctx context.Context, changed func()) error {
 	}
 }
 
-// ready are the addresses of a slice's ready endpoints. Those that terminate are
-// not ready: they finish what they have.
+// ready returns the addresses of a slice's ready endpoints. Terminating endpoints are not ready:
+// they only finish their requests.
 func (s *endpointSlices) ready(o *slice) (addrs []string) {
 	port := 0
 	for _, p := range o.Ports {
@@ -293,7 +292,7 @@ func (s *endpointSlices) ready(o *slice) (addrs []string) {
 	return addrs
 }
 
-// targets are the ready endpoints of all slices.
+// targets returns the ready endpoints of all slices, sorted.
 func (s *endpointSlices) targets() []upstream.Target {
 	seen := map[string]bool{}
 	for _, addrs := range s.known {
@@ -305,7 +304,7 @@ func (s *endpointSlices) targets() []upstream.Target {
 	for _, a := range slices.Sorted(maps.Keys(seen)) {
 		host, port, err := net.SplitHostPort(a)
 		if err == nil {
-			out = append(out, s.at(host, port, s.service+"."+s.namespace+".svc"))
+			out = append(out, s.targetAt(host, port, s.service+"."+s.namespace+".svc"))
 		}
 	}
 	return out

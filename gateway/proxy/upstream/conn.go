@@ -20,29 +20,24 @@ import (
 
 // Bounds of one exchange, in bytes.
 const (
-	connBuffer = 4 << 10   // what a connection reads at once: many events
-	maxHead    = 32 << 10  // of an answer
-	maxLine    = 1 << 10   // of a chunk's head or a trailer
-	oneWrite   = 16 << 10  // bodies up to this leave with their head, copied
-	atOnce     = 256 << 10 // and up to this without waiting, as far as a plain socket takes them
+	connBuffer = 4 << 10   // read at once: many events
+	maxHead    = 32 << 10  // of an answer's head
+	maxLine    = 1 << 10   // of a chunk's size line, and of the trailers
+	oneWrite   = 16 << 10  // over TLS, bodies up to this are copied behind their head
+	atOnce     = 256 << 10 // bodies up to this are written without waiting, as far as the socket takes them
 )
-
-// lookAgain is how long an end that came with the last bytes before it may go unseen.
-const lookAgain = time.Second
 
 // Errors of exchanges.
 var (
-	// ErrServer is behind every failure of a server to answer at all.
-	ErrServer = errors.New("foreign: the server failed")
-	// ErrStale is ErrServer where the connection had been kept from an earlier
-	// request and was closed before a byte of the answer came: the server may
-	// not have seen the request.
+	// ErrServer is wrapped by every error of a server that did not answer.
+	ErrServer = errors.New("upstream: the server failed")
+	// ErrStale is an ErrServer: a kept connection was closed before the first byte of the answer
+	// arrived, so that the server may not have received the request.
 	ErrStale = fmt.Errorf("%w: a kept connection was closed", ErrServer)
-	// ErrMalformed is ErrServer where the server's answer is not HTTP/1 by its rules, or
-	// says its length in a way that others may read differently.
+	// ErrMalformed is an ErrServer: the answer breaks the rules of HTTP/1, or its length is ambiguous.
 	ErrMalformed = fmt.Errorf("%w: a malformed answer", ErrServer)
-	// ErrBroken says that an answer's body ended before its end.
-	ErrBroken = errors.New("foreign: the answer broke off")
+	// ErrBroken reports that the connection ended before the answer's body did.
+	ErrBroken = errors.New("upstream: the answer broke off")
 )
 
 // framing is how the end of an answer's body is found.
@@ -52,33 +47,33 @@ const (
 	none    framing = iota // there is no body
 	length                 // Content-Length
 	chunked                // Transfer-Encoding: chunked
-	toEnd                  // the connection's end
+	toEnd                  // the end of the connection
 )
 
-// conn is one connection to a server. Whoever took it from the server owns it;
-// only abort may be called from elsewhere.
+// conn is one connection to a server. The goroutine that took it from the server owns it; only
+// abort may be called by others.
 type conn struct {
-	nc     net.Conn
-	raw    *sock.Conn  // the same; nil: there is none
-	quiet  func() bool // nothing is to be read: neither data nor an end
-	server *Server
-	kept   time.Time    // when it became idle; zero: never yet
-	until  time.Time    // how long reads wait
-	bed    int          // its place among the server's active ones
-	heard  atomic.Int64 // the server's era when bytes came last
+	nc       net.Conn
+	raw      *sock.Conn  // the socket of nc; nil: over TLS, or not supported
+	quiet    func() bool // reports whether the connection is open and has nothing to read
+	server   *Server
+	idleAt   time.Time    // when it became idle; zero: it was never used
+	deadline time.Time    // of reads
+	index    int          // in the server's active connections
+	readEra  atomic.Int64 // the server's era when bytes last arrived
 
 	buf     []byte // [connBuffer] or, for a long head, [maxHead]; nil while idle
-	r, w    int    // what is read and not taken is buf[r:w]
+	r, w    int    // buf[r:w] was read and not consumed
 	body    framing
 	left    int64 // bytes until the end of the body, or of the chunk
-	inBody  bool  // chunked: the chunk's own line end is still to come
-	ended   bool  // the body is over
+	inBody  bool  // chunked: the line end behind the last chunk has not been read
+	ended   bool  // the body is complete
 	closing bool  // the server closes the connection after the answer
-	failed  error // of a read, which the next is to tell; nil: none
+	failed  error // of an earlier read, returned by the next fill
 
 	mu      sync.Mutex
-	aborted bool         // by abort
-	member  *sock.Member // it is in a crowd, which reads it; nil: not now
+	aborted bool
+	polled  *sock.Registration // with the poller that reads the connection; nil: none does
 }
 
 var connBuffers = sync.Pool{New: func() any { return new([connBuffer]byte) }}
@@ -88,10 +83,10 @@ type Reply struct {
 	Status      int
 	Lines       []byte // header lines, without the status line
 	ContentType []byte
-	Length      int64 // of the body; -1: not told
+	Length      int64 // of the body; -1: unknown
 }
 
-// hold gives the connection its buffer, drop takes it.
+// hold gives the connection a buffer.
 func (c *conn) hold() {
 	if c.buf == nil {
 		c.buf = connBuffers.Get().(*[connBuffer]byte)[:]
@@ -99,6 +94,7 @@ func (c *conn) hold() {
 	c.r, c.w = 0, 0
 }
 
+// drop gives the buffer back to the pool.
 func (c *conn) drop() {
 	if len(c.buf) == connBuffer {
 		connBuffers.Put((*[connBuffer]byte)(c.buf))
@@ -106,34 +102,21 @@ func (c *conn) drop() {
 	c.buf = nil
 }
 
-// send writes a request. Small ones leave in one piece; on plain TCP nothing is
-// copied for it.
+// send writes a request. Over TLS a small body is copied behind its head, so that both leave in one
+// record.
 func (c *conn) send(head, body []byte, deadline time.Time) error {
-	switch {
-	case c.raw != nil && len(body) > 0 && len(body) <= atOnce:
-		n, err := c.raw.WriteBoth(head, body)
-		if err != nil || n == len(head)+len(body) {
-			return err
-		}
-		return c.rest(head, body, n, deadline)
-	case c.raw != nil && len(body) == 0:
-		n, err := c.raw.WriteNow(head)
-		if err != nil || n == len(head) {
-			return err
-		}
-		head = head[n:]
-	case c.raw == nil && len(body) <= oneWrite:
+	if c.raw == nil && len(body) <= oneWrite {
 		head, body = append(head, body...), nil
 	}
-	return c.rest(head, body, 0, deadline)
+	return c.sendRest(head, body, 0, deadline)
 }
 
-// rest writes what is left of a request behind what was sent.
-func (c *conn) rest(head, body []byte, sent int, deadline time.Time) error {
+// sendRest writes a request without its first sent bytes.
+func (c *conn) sendRest(head, body []byte, sent int, deadline time.Time) error {
 	n := min(sent, len(head))
 	head, body = head[n:], body[sent-n:]
-	// A server that does not read blocks even a small body, where it has left one
-	// before unread. The deadline does not outlive the write.
+	// A server that did not read an earlier body blocks even a small one. The deadline ends with
+	// this write.
 	if err := c.nc.SetWriteDeadline(deadline); err != nil {
 		return err
 	}
@@ -144,24 +127,24 @@ func (c *conn) rest(head, body []byte, sent int, deadline time.Time) error {
 	return err
 }
 
-// ask is send, and where nothing has to wait for that, the first read of the answer.
-func (c *conn) ask(head, body []byte, deadline time.Time) error {
+// sendAndRead is send, and the first read of the answer if the request can be sent without waiting.
+func (c *conn) sendAndRead(head, body []byte, deadline time.Time) error {
 	if c.raw == nil || len(body) == 0 || len(body) > atOnce {
 		return c.send(head, body, deadline)
 	}
-	c.space()
-	sent, err, n, failed := c.raw.Ask(head, body, c.buf[c.w:])
-	if sent == 0 && errors.Is(err, os.ErrDeadlineExceeded) { // of reading, before anything left
+	c.makeRoom()
+	sent, err, n, failed := c.raw.WriteThenRead(head, body, c.buf[c.w:])
+	if sent == 0 && errors.Is(err, os.ErrDeadlineExceeded) { // the read deadline passed before anything was sent
 		return c.send(head, body, deadline)
 	}
 	if err != nil || sent == len(head)+len(body) {
 		if n > 0 {
-			c.came(n)
+			c.received(n)
 		}
 		c.failed = failed
 		return err
 	}
-	return c.rest(head, body, sent, deadline)
+	return c.sendRest(head, body, sent, deadline)
 }
 
 func (c *conn) write(head, body []byte) error {
@@ -177,12 +160,12 @@ func (c *conn) write(head, body []byte) error {
 	return err
 }
 
-// fill reads more behind what is there.
+// fill reads more bytes into the buffer.
 func (c *conn) fill() (err error) {
 	if err, c.failed = c.failed, nil; err != nil {
 		return err
 	}
-	if c.space(); c.w == len(c.buf) {
+	if c.makeRoom(); c.w == len(c.buf) {
 		return io.ErrShortBuffer
 	}
 	n := 0
@@ -192,32 +175,32 @@ func (c *conn) fill() (err error) {
 		n, err = c.nc.Read(c.buf[c.w:])
 	}
 	if n > 0 {
-		c.came(n)
+		c.received(n)
 		return nil
 	}
 	return err
 }
 
-// lending is a connection whose buffer is lent while an answer comes: where nothing
-// is left in it, it goes back before each wait.
-type lending conn
+// bufferOf is a connection as a source of its own buffer: an empty buffer goes back to the pool
+// before each wait.
+type bufferOf conn
 
-// Lend implements sock.Lender.
-func (c *lending) Lend() []byte {
-	(*conn)(c).space()
+// Buffer implements sock.BufferSource.
+func (c *bufferOf) Buffer() []byte {
+	(*conn)(c).makeRoom()
 	return c.buf[c.w:]
 }
 
-// Idle implements sock.Lender.
-func (c *lending) Idle() {
+// Release implements sock.BufferSource.
+func (c *bufferOf) Release() {
 	if c.r == c.w {
 		(*conn)(c).drop()
 		c.r, c.w = 0, 0
 	}
 }
 
-// space makes what room there is behind what is there.
-func (c *conn) space() {
+// makeRoom moves the unread bytes to the front of the buffer if it is full.
+func (c *conn) makeRoom() {
 	if c.buf == nil {
 		c.hold()
 	}
@@ -230,59 +213,34 @@ func (c *conn) space() {
 	}
 }
 
-func (c *conn) came(n int) {
+// received counts bytes that were read into the buffer.
+func (c *conn) received(n int) {
 	c.w += n
-	c.heard.Store(c.server.era.Load())
+	c.readEra.Store(c.server.era.Load())
 }
 
-// each calls took whenever more of the body has come, until it returns false, or for
-// a while where it comes without a pause; it takes all of it. An error is next's.
-func (c *conn) each(took func() bool) error {
-	if c.raw == nil {
-		for {
-			if err := c.fill(); err != nil {
-				return c.broken(err)
-			}
-			if !took() {
-				return nil
-			}
-		}
+// more waits for more of the body. Over a plain socket it holds no buffer meanwhile, unless the
+// buffer has bytes that were not consumed.
+func (c *conn) more() error {
+	if c.raw == nil || c.failed != nil || c.w > c.r {
+		return c.bodyError(c.fill())
 	}
-	came := func(n int) bool {
-		c.came(n)
-		return took()
+	n, err := c.raw.ReadInto((*bufferOf)(c))
+	if n > 0 {
+		c.received(n)
 	}
-	if c.body == toEnd { // whose end must not come late
-		return c.broken(c.raw.Each((*lending)(c), false, came))
-	}
-	for {
-		soon := time.Now().Add(lookAgain)
-		last := !soon.Before(c.until)
-		if last {
-			soon = c.until
-		}
-		err := c.nc.SetReadDeadline(soon)
-		if err == nil {
-			err = c.raw.Each((*lending)(c), !last, came)
-		}
-		if !last && errors.Is(err, os.ErrDeadlineExceeded) {
-			continue
-		}
-		if again := c.nc.SetReadDeadline(c.until); err == nil {
-			err = again
-		}
-		return c.broken(err)
-	}
+	return c.bodyError(err)
 }
 
-// patience is how long reads wait from now on.
-func (c *conn) patience(until time.Time) error {
-	c.until = until
-	return c.nc.SetReadDeadline(until)
+// setDeadline sets the deadline of reads.
+func (c *conn) setDeadline(t time.Time) error {
+	c.deadline = t
+	return c.nc.SetReadDeadline(t)
 }
 
-// broken is what a failed read means within a body; io.EOF: it is the body's end.
-func (c *conn) broken(err error) error {
+// bodyError returns what a failed read means within a body: io.EOF at the end of a body that ends
+// with the connection, os.ErrDeadlineExceeded as it is, and otherwise an ErrBroken.
+func (c *conn) bodyError(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -294,13 +252,13 @@ func (c *conn) broken(err error) error {
 		return err
 	}
 	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF // io.EOF is a whole body's end
+		err = io.ErrUnexpectedEOF // io.EOF marks the end of a complete body
 	}
 	return fmt.Errorf("%w: %w", ErrBroken, err)
 }
 
-// head reads an answer's head; answers that only say to go on are skipped.
-// fresh says that not a byte of it had come when it failed.
+// head reads the head of an answer, and skips interim (1xx) answers. fresh reports that not a byte
+// of it had arrived when it failed.
 func (c *conn) head() (rep Reply, fresh bool, err error) {
 	for {
 		end := bytes.Index(c.buf[c.r:c.w], []byte("\r\n\r\n"))
@@ -348,23 +306,23 @@ func (c *conn) parse(head []byte) (rep Reply, err error) {
 			return rep, fmt.Errorf("%w: its head has the line %q", ErrMalformed, line[:min(len(line), 64)])
 		}
 		switch {
-		case is(name, "content-type"):
+		case equalFold(name, "content-type"):
 			rep.ContentType = value
-		case is(name, "content-length"):
+		case equalFold(name, "content-length"):
 			n, err := digits(value)
 			if err != nil || sized && n != c.left {
 				return rep, fmt.Errorf("%w: its Content-Length is %q", ErrMalformed, value[:min(len(value), 64)])
 			}
 			sized = true
 			c.body, c.left, rep.Length = length, n, n
-		case is(name, "transfer-encoding"):
-			if !is(value, "chunked") || coded {
+		case equalFold(name, "transfer-encoding"):
+			if !equalFold(value, "chunked") || coded {
 				return rep, fmt.Errorf("%w: its Transfer-Encoding is %q", ErrMalformed, value[:min(len(value), 64)])
 			}
 			coded = true
-		case is(name, "connection"):
-			closing = closing || Lists(value, "close")
-			keeping = keeping || Lists(value, "keep-alive")
+		case equalFold(name, "connection"):
+			closing = closing || HasToken(value, "close")
+			keeping = keeping || HasToken(value, "keep-alive")
 		}
 	}
 	switch {
@@ -383,8 +341,7 @@ func (c *conn) parse(head []byte) (rep Reply, err error) {
 	return rep, nil
 }
 
-// digits returns the number that b is, without a sign or a space. It fails where an int64
-// cannot have it.
+// digits parses a number without sign or space. It fails if the number does not fit an int64.
 func digits(b []byte) (n int64, err error) {
 	for _, d := range b {
 		if d < '0' || d > '9' || n > (math.MaxInt64-9)/10 {
@@ -398,8 +355,8 @@ func digits(b []byte) (n int64, err error) {
 	return n, nil
 }
 
-// token reports whether a header's name has only characters that names may have
-// (RFC 9110, 5.6.2): no space before the colon, none at the start of a folded line.
+// token reports whether a header's name is a token (RFC 9110, 5.6.2). A space before the colon and
+// the beginning of a folded line are none.
 func token(name []byte) bool {
 	for _, c := range name {
 		if c <= ' ' || c >= 0x7f || strings.IndexByte(`"(),/:;<=>?@[\]{}`, c) >= 0 {
@@ -419,28 +376,30 @@ func hasControl(line []byte) bool {
 	return false
 }
 
-// CutLine takes the first header line off; a name is empty where there is none.
+// CutLine returns name and value of the first header line, and the lines behind it. The name is
+// empty if the line has none.
 func CutLine(lines []byte) (name, value, rest []byte) {
 	line, rest, _ := bytes.Cut(lines, []byte("\r\n"))
 	name, value, _ = bytes.Cut(line, []byte{':'})
 	return name, bytes.TrimSpace(value), rest
 }
 
-// Lists says whether a comma-separated value, such as Connection's, has the token,
-// which is in lower case.
-func Lists(value []byte, token string) bool {
+// HasToken reports whether a comma-separated value, such as Connection's, contains the token, which
+// is in lower case.
+func HasToken(value []byte, token string) bool {
 	for len(value) > 0 {
 		var one []byte
 		one, value, _ = bytes.Cut(value, []byte{','})
-		if is(bytes.TrimSpace(one), token) {
+		if equalFold(bytes.TrimSpace(one), token) {
 			return true
 		}
 	}
 	return false
 }
 
-// is compares in ASCII without regard to case; want is in lower case.
-func is(name []byte, want string) bool {
+// equalFold compares without regard to the case of ASCII letters; want is in lower case. Unlike
+// bytes.EqualFold it takes no other characters for ASCII letters.
+func equalFold(name []byte, want string) bool {
 	if len(name) != len(want) {
 		return false
 	}
@@ -455,9 +414,9 @@ func is(name []byte, want string) bool {
 	return true
 }
 
-// next is the next piece of the body, as it lies in the buffer until the next
-// call; io.EOF behind the last. It waits only where wait says so; without, no
-// piece and no error mean that more has to be read.
+// next returns the next piece of the body, which is part of the buffer and valid until the next
+// call, or io.EOF at the end. Without wait it returns neither piece nor error if more has to be
+// read.
 func (c *conn) next(wait bool) ([]byte, error) {
 	for !c.ended {
 		if c.r < c.w {
@@ -485,14 +444,14 @@ func (c *conn) next(wait bool) ([]byte, error) {
 			return nil, nil
 		}
 		if err := c.fill(); err != nil {
-			return nil, c.broken(err)
+			return nil, c.bodyError(err)
 		}
 	}
 	return nil, io.EOF
 }
 
-// chunk takes the line before the next chunk, or those after the last; false:
-// they are not all here yet.
+// chunk consumes the line before the next chunk, or the lines after the last. It returns false if
+// they have not all arrived.
 func (c *conn) chunk() (bool, error) {
 	b := c.buf[c.r:c.w]
 	if c.inBody { // the line end behind the chunk before
@@ -500,7 +459,7 @@ func (c *conn) chunk() (bool, error) {
 			return false, nil
 		}
 		if b[0] != '\r' || b[1] != '\n' {
-			return false, fmt.Errorf("%w: a chunk is longer than it says", ErrBroken)
+			return false, fmt.Errorf("%w: a chunk is longer than its size", ErrBroken)
 		}
 		b, c.r, c.inBody = b[2:], c.r+2, false
 	}
@@ -560,45 +519,45 @@ func unhex(c byte) int {
 	return -1
 }
 
-// reusable says whether another request may follow on the connection.
+// reusable reports whether the connection can carry another request.
 func (c *conn) reusable() bool { return c.ended && !c.closing && c.r == c.w }
 
-// abort ends the connection, and with it whatever waits on it.
+// abort closes the connection, and ends what waits on it. Any goroutine may call it.
 func (c *conn) abort() {
 	c.mu.Lock()
 	c.aborted = true
-	m := c.member
+	polled := c.polled
 	c.mu.Unlock()
-	if m != nil {
-		m.End(net.ErrClosed) // who reads it has to be through before it is closed
+	if polled != nil {
+		polled.Cancel(net.ErrClosed) // before the descriptor is closed and its number used again
 	}
 	_ = c.nc.Close()
 }
 
-// stays says whether stay can do what each does: a body to the connection's end is left to
-// each, which sees no end but the server's.
-func (c *conn) stays() bool { return c.raw != nil && c.body != toEnd }
+// canPoll reports whether poll works: it needs a plain socket, and a body whose end shows in its
+// bytes.
+func (c *conn) canPoll() bool { return c.raw != nil && c.body != toEnd }
 
-// stay is each, with a crowd that waits for more while to, which is written to, lasts;
-// false: it does not.
-func (c *conn) stay(w *sock.Crowd, to *sock.Conn, took func() bool) (error, bool) {
-	m := sock.NewMember(c.raw, to, (*lending)(c), func(n int) bool {
-		c.came(n)
-		return took()
+// poll has a poller read the body until the connection to, which the body is written to, ends.
+// onRead is called whenever more has arrived, until it returns false. ok is false if the poller
+// could not take the connection.
+func (c *conn) poll(w *sock.Poller, to *sock.Conn, onRead func() bool) (err error, ok bool) {
+	polled := sock.NewRegistration(c.raw, to, (*bufferOf)(c), func(n int) bool {
+		c.received(n)
+		return onRead()
 	})
 	c.mu.Lock()
-	c.member = m
+	c.polled = polled
 	aborted := c.aborted
 	c.mu.Unlock()
-	err, ok := error(nil), false
 	if !aborted {
-		err, ok = m.Stay(w, c.until)
+		err, ok = polled.Wait(w, c.deadline)
 	}
 	c.mu.Lock()
-	c.member = nil
+	c.polled = nil
 	c.mu.Unlock()
-	if !errors.Is(err, sock.ErrLeft) {
-		err = c.broken(err)
+	if !errors.Is(err, sock.ErrPeerClosed) {
+		err = c.bodyError(err)
 	}
 	return err, ok
 }

@@ -185,7 +185,7 @@ func TestNextDoesNotAllocate(t *testing.T) {
 // ending is a connection that is closed before it is used.
 type ending struct{ script }
 
-func (*ending) SetDeadline(time.Time) error { return net.ErrClosed }
+func (*ending) SetReadDeadline(time.Time) error { return net.ErrClosed }
 
 // A probe whose connection is closed under it leaves nothing in the books.
 func TestProbeOfClosedConnection(t *testing.T) {
@@ -209,8 +209,8 @@ func TestSendHasDeadline(t *testing.T) {
 			defer far.Close()
 			began := time.Now()
 			err := (&conn{nc: near}).send([]byte("POST / HTTP/1.1\r\n\r\n"), make([]byte, size), began.Add(time.Minute))
-			if took := time.Since(began); !errors.Is(err, os.ErrDeadlineExceeded) || took != time.Minute {
-				t.Errorf("%d bytes: %v after %v", size, err, took)
+			if onRead := time.Since(began); !errors.Is(err, os.ErrDeadlineExceeded) || onRead != time.Minute {
+				t.Errorf("%d bytes: %v after %v", size, err, onRead)
 			}
 		})
 	}
@@ -237,18 +237,18 @@ func TestProbesLeavePlainSockets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.shut()
+	defer s.close()
 	if _, _, err := s.get(t.Context(), "/health", 1); err != nil || len(s.idle) != 1 {
 		t.Fatalf("%d connections are kept: %v", len(s.idle), err)
 	}
-	if c := s.idle[0]; (c.raw == nil) != (sock.Of(c.nc) == nil) {
+	if c := s.idle[0]; (c.raw == nil) != (sock.NewConn(c.nc) == nil) {
 		t.Errorf("the socket is used as a plain one: %v", c.raw != nil)
 	}
 }
 
 // An answer that breaks off is noticed, also where its last bytes and the connection's end
 // come together, and its patience is what it was.
-func TestEachNoticesEndsThatComeWithData(t *testing.T) {
+func TestPollNoticesEndsThatComeWithData(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -274,22 +274,24 @@ func TestEachNoticesEndsThatComeWithData(t *testing.T) {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup
+	var poller sock.Poller
+	defer poller.Close()
 	for range 50 {
 		wg.Go(func() {
 			until := time.Now().Add(time.Minute)
-			c, err := s.take(t.Context(), until)
+			c, err := s.acquire(t.Context(), until, false)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			defer s.give(c, false)
+			defer s.release(c, false)
 			c.hold()
 			if _, _, err := c.head(); err != nil {
 				t.Error(err)
 				return
 			}
 			got := ""
-			took := func() bool {
+			onRead := func() bool {
 				for {
 					piece, err := c.next(false)
 					if got += string(piece); err != nil {
@@ -304,9 +306,12 @@ func TestEachNoticesEndsThatComeWithData(t *testing.T) {
 				}
 				return true
 			}
-			took() // of what came with the head
-			if err := c.each(took); !errors.Is(err, ErrBroken) || got != "onetwo" || !c.until.Equal(until) {
-				t.Errorf("%q, %v", got, err)
+			onRead() // of what came with the head
+			if !c.canPoll() {
+				return // no socket here
+			}
+			if err, ok := c.poll(&poller, nil, onRead); !ok || !errors.Is(err, ErrBroken) || got != "onetwo" || !c.deadline.Equal(until) {
+				t.Errorf("%q, %v, %v", got, err, ok)
 			}
 		})
 	}

@@ -1,32 +1,33 @@
 package upstream
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// Protocol is how a prefill and a decode server are joined.
+// Protocol is the way in which a prefill and a decode server compute one request.
 type Protocol uint8
 
 // Protocols.
 const (
-	// VLLM: one leg after the other. The prefill server is asked for one token and
-	// answers with kv_transfer_params, which the decode server's request carries.
+	// VLLM sends one request after the other. The prefill server is asked for one token and answers
+	// with kv_transfer_params, which are added to the decode server's request.
 	VLLM Protocol = iota
-	// SGLang: both legs at once, with the prefill server's bootstrap address and a
-	// room that nobody else uses.
+	// SGLang sends both requests at once, with the prefill server's bootstrap address and a room
+	// number of their own.
 	SGLang
 )
 
 var protocols = [...]string{"vllm", "sglang"}
 
-// ErrProtocol says that a name is no protocol's.
-var ErrProtocol = errors.New("foreign: no such protocol of prefill and decode servers")
+// ErrProtocol reports a name of no protocol.
+var ErrProtocol = errors.New("upstream: no such protocol of prefill and decode servers")
 
-// ParseProtocol finds a protocol by its name.
+// ParseProtocol returns the protocol of that name.
 func ParseProtocol(name string) (Protocol, error) {
 	for i, n := range protocols {
 		if n == name {
@@ -38,36 +39,35 @@ func ParseProtocol(name string) (Protocol, error) {
 
 func (p Protocol) String() string { return protocols[p] }
 
-// change is what becomes of one member of an object.
+// change is a change of one member of an object.
 type change struct {
 	name string
-	to   string // JSON; empty: the member goes
-	kept bool   // only where it is there
+	to   string // JSON; empty: the member is removed
+	kept bool   // only if the object has the member
 }
 
-// patch is an object with changes, appended to dst. Members that are not named
-// stay as they are written; changed ones stand at the end.
+// patch appends an object with changes to dst. Other members stay as they are written; changed ones
+// are moved to the end.
 func patch(dst, b []byte, changes ...change) []byte {
 	present := make([]bool, len(changes))
 	room := len(b) + 2
 	for _, c := range changes {
 		room += len(c.name) + len(c.to) + len(`,"":`)
 	}
-	dst = append(slices.Grow(dst, room), '{') // once: a large body is not to be copied as it grows
+	dst = append(slices.Grow(dst, room), '{') // once, so that a large body is not copied as it grows
 	begin := len(dst)
-	s := scan(b)
-members:
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		for i := range changes {
-			if f.is(changes[i].name) {
-				present[i] = true
-				continue members
-			}
+	s := jsonscan.Object(b)
+	for s.Next() {
+		s.Unchecked()
+		key := s.Key()
+		if i := slices.IndexFunc(changes, func(c change) bool { return c.name == string(key) }); i >= 0 {
+			present[i] = true
+			continue
 		}
 		if len(dst) > begin {
 			dst = append(dst, ',')
 		}
-		dst = append(dst, b[f.start:f.end]...)
+		dst = append(dst, s.Member()...)
 	}
 	for i, c := range changes {
 		if c.to == "" || c.kept && !present[i] {
@@ -82,42 +82,42 @@ members:
 	return append(dst, '}')
 }
 
-// PrefillLeg is the body of VLLM's first leg.
-func PrefillLeg(dst, b []byte) []byte {
+// PrefillRequest appends the body of VLLM's request to the prefill server.
+func PrefillRequest(dst, b []byte) []byte {
 	return patch(dst, b,
 		change{name: "max_tokens", to: "1"}, change{name: "min_tokens", to: "1"}, change{name: "max_completion_tokens", to: "1", kept: true},
 		change{name: "stream", to: "false"}, change{name: "stream_options"},
 		change{name: "kv_transfer_params", to: `{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`})
 }
 
-// TransferParams are those of an answer to VLLM's first leg; nil: it has none,
-// and the decode server computes the prompt itself.
+// TransferParams returns the kv_transfer_params of a prefill server's answer, or nil if it has
+// none: then the decode server computes the prompt.
 func TransferParams(answer []byte) ([]byte, error) {
-	s := scan(answer)
 	var params []byte
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		if f.is("kv_transfer_params") {
-			params = answer[f.from:f.end]
+	s := jsonscan.Object(answer)
+	for s.Next() {
+		if v := s.Unchecked(); string(s.Key()) == "kv_transfer_params" {
+			params = v
 		}
 	}
 	if string(params) == "null" {
 		params = nil
 	}
-	return params, s.err()
+	return params, bodyError(&s)
 }
 
-// DecodeLeg is the body of VLLM's second leg.
-func DecodeLeg(dst, b, params []byte) []byte {
+// DecodeRequest appends the body of VLLM's request to the decode server.
+func DecodeRequest(dst, b, params []byte) []byte {
 	return patch(dst, b, change{name: "kv_transfer_params", to: string(params)})
 }
 
-// BothLegs is the body of both of SGLang's legs. room gives one number after the
-// other; a batch of prompts takes one each.
-func BothLegs(dst, b []byte, look *Body, host string, port int, room func() int64) []byte {
+// BootstrapRequest appends the body of both of SGLang's requests. room returns a new number for
+// each prompt of a batch.
+func BootstrapRequest(dst, b []byte, envelope *Envelope, host string, port int, room func() int64) []byte {
 	hosts, ports, rooms := strconv.AppendQuote(nil, host), strconv.AppendInt(nil, int64(port), 10), strconv.AppendInt(nil, room(), 10)
-	if look.Batch > 1 {
+	if envelope.Batch > 1 {
 		h, p := hosts, ports
-		for range look.Batch - 1 {
+		for range envelope.Batch - 1 {
 			hosts, ports = append(append(hosts, ','), h...), append(append(ports, ','), p...)
 			rooms = strconv.AppendInt(append(rooms, ','), room(), 10)
 		}
@@ -128,8 +128,8 @@ func BothLegs(dst, b []byte, look *Body, host string, port int, room func() int6
 
 func brackets(b []byte) []byte { return append(append([]byte{'['}, b...), ']') }
 
-// batch is the number of prompts in a value of prompt: elements of a list of
-// texts or of lists; 1 for anything else.
+// batch returns the number of prompts in a value of prompt: the elements of a list of strings or of
+// lists, and 1 for anything else.
 func batch(v []byte) int {
 	if len(v) < 2 || v[0] != '[' {
 		return 1
@@ -140,7 +140,7 @@ func batch(v []byte) int {
 		case ' ', '\t', '\n', '\r', ',':
 			i++
 		case '"', '[':
-			if i = skipValue(v, i); i < 0 {
+			if i = jsonscan.Past(v, i); i < 0 {
 				return max(1, n)
 			}
 			n++
@@ -151,13 +151,13 @@ func batch(v []byte) int {
 	return max(1, n)
 }
 
-// bootstrapPort is an SGLang server's own word on the port of its bootstrap
-// server; 0: it says nothing of it.
+// bootstrapPort returns the port of the bootstrap server in an SGLang server's description, or 0 if
+// it has none.
 func bootstrapPort(info []byte) int {
-	s := scan(info)
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		if f.is("disaggregation_bootstrap_port") {
-			if n, err := strconv.Atoi(string(bytes.TrimSpace(info[f.from:f.end]))); err == nil && n > 0 && n < 1<<16 {
+	s := jsonscan.Object(info)
+	for s.Next() {
+		if v := s.Unchecked(); string(s.Key()) == "disaggregation_bootstrap_port" {
+			if n, err := strconv.Atoi(string(v)); err == nil && n > 0 && n < 1<<16 {
 				return n
 			}
 		}

@@ -6,13 +6,13 @@ func TestLegs(t *testing.T) {
 	n := int64(0)
 	room := func() int64 { n++; return n }
 	const chat = `{"model":"m", "max_tokens":50,"stream" : true,"stream_options":{"a":1}, "x":[1, 2]}`
-	if got := string(PrefillLeg(nil, []byte(chat))); got != `{"model":"m","x":[1, 2],"max_tokens":1,"min_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}` {
+	if got := string(PrefillRequest(nil, []byte(chat))); got != `{"model":"m","x":[1, 2],"max_tokens":1,"min_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}` {
 		t.Error(got)
 	}
-	if got := string(DecodeLeg(nil, []byte(`{"a":1}`), []byte(`{"b": 2}`))); got != `{"a":1,"kv_transfer_params":{"b": 2}}` {
+	if got := string(DecodeRequest(nil, []byte(`{"a":1}`), []byte(`{"b": 2}`))); got != `{"a":1,"kv_transfer_params":{"b": 2}}` {
 		t.Error(got)
 	}
-	if got := string(DecodeLeg(nil, []byte(`{"a":1,"kv_transfer_params":{}}`), nil)); got != `{"a":1}` {
+	if got := string(DecodeRequest(nil, []byte(`{"a":1,"kv_transfer_params":{}}`), nil)); got != `{"a":1}` {
 		t.Error(got)
 	}
 	for body, want := range map[string]string{
@@ -23,11 +23,11 @@ func TestLegs(t *testing.T) {
 		`{"prompt":["a"],"bootstrap_room":9}`: `{"prompt":["a"],"bootstrap_host":"h","bootstrap_port":7,"bootstrap_room":1}`,
 	} {
 		n = 0
-		look, err := Look([]byte(body))
+		look, err := ParseEnvelope([]byte(body))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := string(BothLegs(nil, []byte(body), &look, "h", 7, room)); got != want {
+		if got := string(BootstrapRequest(nil, []byte(body), &look, "h", 7, room)); got != want {
 			t.Errorf("%s: %s", body, got)
 		}
 	}

@@ -4,5 +4,5 @@ package upstream
 
 import "net"
 
-// peeker cannot look here: a kept connection that is closed shows by its use.
+// peeker returns a function that is always true: a closed connection is found by using it.
 func peeker(net.Conn) func() bool { return func() bool { return true } }

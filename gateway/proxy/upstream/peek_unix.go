@@ -9,8 +9,8 @@ import (
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
-// peeker makes a function that says whether a connection is open with nothing to
-// be read. What a server sends on an idle connection is its goodbye.
+// peeker returns a function that reports whether a connection is open and has nothing to read. Any
+// bytes or EOF on an idle connection mean that the server is closing it.
 func peeker(nc net.Conn) func() bool {
 	sc, ok := nc.(syscall.Conn)
 	if !ok {
@@ -21,12 +21,12 @@ func peeker(nc net.Conn) func() bool {
 		return func() bool { return true }
 	}
 	open := false
-	look := func(fd uintptr) bool {
+	peek := func(fd uintptr) bool {
 		open = sock.Quiet(fd)
 		return true
 	}
 	return func() bool {
 		open = false
-		return raw.Read(look) == nil && open
+		return raw.Read(peek) == nil && open
 	}
 }

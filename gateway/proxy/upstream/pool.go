@@ -1,16 +1,15 @@
-// Package upstream is the gateway's side of OpenAI-compatible servers that are not
-// Tandem's: vLLM, SGLang, TGI, llama.cpp and whatever else speaks HTTP/1.1.
+// Package upstream connects the gateway to OpenAI-compatible servers other than Tandem's nodes:
+// vLLM, SGLang, TGI, llama.cpp, and others that speak HTTP/1.1.
 //
-// Each server is probed, asked for its models and kept behind a circuit breaker;
-// a model's servers stand on the routing ring that native nodes stand on. A
-// request's own bytes go to the chosen server over a kept connection, and its
-// answer comes back piece by piece as it lies in the connection's buffer: the
-// JSON of tokens is never parsed. Of a request only the outermost members are
-// looked at (scan.go), of an answer only the framing (conn.go).
+// Each server is probed, asked for its models, and called through a circuit breaker. The servers of
+// a model are on a routing ring, as native nodes are. A request's own bytes are sent to the chosen
+// server over a kept connection. Its answer is returned piece by piece as slices of the
+// connection's buffer, and the JSON of tokens is never parsed. Of a request only the outermost
+// members are read (envelope.go), of an answer only the framing (conn.go).
 //
-// Invariant: an answer's body ends in io.EOF only where the server ended it, by
-// length, last chunk or, where it said neither, its connection; whatever else
-// ends it is an error. A connection is kept only behind a whole answer.
+// Invariant: the body of an answer ends in io.EOF only if the server ended it, by its length, by
+// the last chunk or, without either, by closing the connection. Any other end is an error. A
+// connection is kept only after a complete answer.
 //
 // The package does not retry, does not know clients, and parses no event.
 package upstream
@@ -35,67 +34,66 @@ import (
 // Options of a Pool.
 type Options struct {
 	Targets    []Target
-	Sources    []Source          // of more of them
-	Names      map[string]string // further names of models, by the new one
+	Sources    []Source          // of further targets
+	Names      map[string]string // the servers' names of models, by further names
 	Protocol   Protocol          // between prefill and decode servers
 	APIKey     string            // sent to servers as a bearer token; empty: none
-	TLS        *tls.Config       // towards https servers; nil: the system's authorities
+	TLS        *tls.Config       // of https servers; nil: the system's authorities
 	HealthPath string            // empty: /health
-	// StallTimeout: a server whose probes are late for so long loses the requests
-	// that nothing was heard of meanwhile; 0: never.
+	// StallTimeout is the time for which probes of a server are late before its requests without
+	// any byte meanwhile are aborted; 0: they never are.
 	StallTimeout time.Duration
 	Dial         func(ctx context.Context, network, addr string) (net.Conn, error)
 	Log          *slog.Logger // nil: discarded
 }
 
-// Source tells of servers that come and go.
+// Source discovers targets.
 type Source interface {
-	// Watch calls tell with all of them, now and whenever they have changed, until
-	// ctx ends.
-	Watch(ctx context.Context, tell func([]Target))
+	// Watch calls update with all targets, at first and after each change, until ctx ends.
+	Watch(ctx context.Context, update func([]Target))
 	String() string
 }
 
-// Any says whether there are servers, or sources of them.
+// Any reports whether there are targets or sources.
 func (o *Options) Any() bool { return len(o.Targets)+len(o.Sources) > 0 }
 
-// Pool is the gateway's servers.
+// Pool holds the gateway's servers. Make it with New.
 type Pool struct {
-	o       Options
-	ctx     context.Context
-	end     context.CancelFunc
-	wg      sync.WaitGroup // keepers
-	now     atomic.Pointer[Snapshot]
-	mu      sync.Mutex // of the servers
-	all     map[string]*Server
-	left    []*Server                     // that are gone and may have requests in hand
-	told    map[string][]Target           // by each source, by its name
-	ends    map[string]context.CancelFunc // of those that are watched
-	drained drained
+	o          Options
+	ctx        context.Context
+	cancel     context.CancelFunc
+	wg         sync.WaitGroup // probing goroutines and watched sources
+	now        atomic.Pointer[Snapshot]
+	mu         sync.Mutex // guards what follows
+	all        map[string]*Server
+	leaving    []*Server                     // were removed, and may have running requests
+	discovered map[string][]Target           // by the name of their source
+	sources    map[string]context.CancelFunc // of the watched sources, by name
+	drained    drained
 }
 
-// Snapshot is servers and models at one moment. It is not changed afterwards.
+// Snapshot is the servers and models at one moment. It is immutable.
 type Snapshot struct {
-	Servers []*Server // by name
-	Models  []*Model  // by name
-	// Rest is the servers that do not tell their models, as those of a model
-	// without a name; nil: there are none.
+	Servers []*Server // sorted by name
+	Models  []*Model  // sorted by name
+	// Rest has the servers without a list of models, as servers of a model without a name; nil: there
+	// are none.
 	Rest    *Model
-	Unknown int // servers that have not been asked for their models yet
+	Unknown int // servers whose models are not known yet
 	byName  map[string]*Model
 }
 
-// Model is the servers of one model.
+// Model is one model and its servers.
 type Model struct {
 	Name    string
-	As      string // the servers' own name of it; empty: Name
-	Card    []byte // JSON as the first of its servers describes it
+	As      string // the servers' name of it; empty: Name
+	Card    []byte // JSON object by which the first of its servers describes it
 	Table   *route.Table
-	Servers []*Server // by the table's index; decode servers among them
-	Prefill []*Server // likewise
+	Servers []*Server // by the table's index; decode servers are among them
+	Prefill []*Server // by the table's index
 }
 
-// New makes a pool and begins to probe its servers.
+// New makes a pool and starts to probe its servers.
 func New(o Options) (*Pool, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
@@ -107,10 +105,10 @@ func New(o Options) (*Pool, error) {
 		o.Dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
 	}
 	if strings.ContainsFunc(o.APIKey, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return nil, errors.New("foreign: the key for upstreams has characters that a header cannot carry")
+		return nil, errors.New("upstream: the key for upstreams has characters that a header cannot carry")
 	}
-	p := &Pool{o: o, all: map[string]*Server{}, told: map[string][]Target{}, ends: map[string]context.CancelFunc{}, drained: drained{}}
-	p.ctx, p.end = context.WithCancel(context.Background())
+	p := &Pool{o: o, all: map[string]*Server{}, discovered: map[string][]Target{}, sources: map[string]context.CancelFunc{}, drained: drained{}}
+	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.now.Store(&Snapshot{})
 	if err := p.SetTargets(o.Targets); err != nil {
 		p.Close()
@@ -123,8 +121,8 @@ func New(o Options) (*Pool, error) {
 	return p, nil
 }
 
-// SetSources replaces the sources. Those that stay, by their names, are watched on;
-// the servers of those that leave go, as with SetTargets.
+// SetSources replaces the sources. Sources whose names stay are not restarted. Servers of removed
+// sources are removed as by SetTargets.
 func (p *Pool) SetSources(sources []Source) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,24 +133,24 @@ func (p *Pool) SetSources(sources []Source) error {
 	for _, s := range sources {
 		next[s.String()] = true
 	}
-	for name, end := range p.ends {
+	for name, cancel := range p.sources {
 		if !next[name] {
-			end()
-			delete(p.ends, name)
-			delete(p.told, name)
+			cancel()
+			delete(p.sources, name)
+			delete(p.discovered, name)
 		}
 	}
 	for _, s := range sources {
-		if p.ends[s.String()] == nil {
-			ctx, end := context.WithCancel(p.ctx)
-			p.ends[s.String()] = end
+		if p.sources[s.String()] == nil {
+			ctx, cancel := context.WithCancel(p.ctx)
+			p.sources[s.String()] = cancel
 			p.wg.Go(func() { p.watch(ctx, s) })
 		}
 	}
 	return p.update(p.o.Targets)
 }
 
-// watch follows a source.
+// watch updates the servers by a source until ctx ends.
 func (p *Pool) watch(ctx context.Context, source Source) {
 	source.Watch(ctx, func(targets []Target) {
 		p.mu.Lock()
@@ -160,34 +158,33 @@ func (p *Pool) watch(ctx context.Context, source Source) {
 		if ctx.Err() != nil {
 			return
 		}
-		p.told[source.String()] = targets
-		p.o.Log.Info("upstreams found", "source", source.String(), "servers", len(targets))
+		p.discovered[source.String()] = targets
+		p.o.Log.Info("upstreams discovered", "source", source.String(), "servers", len(targets))
 		if err := p.update(p.o.Targets); err != nil {
-			p.o.Log.Warn("upstreams found cannot be used", "source", source.String(), "error", err)
+			p.o.Log.Warn("cannot use discovered upstreams", "source", source.String(), "error", err)
 		}
 	})
 }
 
-// SetTargets replaces the servers that no source tells of. Those that stay keep
-// their connections and what is known of them; requests on those that leave run
-// to their end.
+// SetTargets replaces the configured servers. Servers that stay keep their connections and state.
+// Requests on removed servers run to their end.
 func (p *Pool) SetTargets(targets []Target) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.update(targets)
 }
 
-// update is SetTargets with mu held.
+// update is SetTargets. p.mu must be held.
 func (p *Pool) update(static []Target) error {
 	targets := slices.Clone(static)
-	for _, name := range slices.Sorted(maps.Keys(p.told)) {
-		targets = append(targets, p.told[name]...)
+	for _, name := range slices.Sorted(maps.Keys(p.discovered)) {
+		targets = append(targets, p.discovered[name]...)
 	}
 	if p.ctx.Err() != nil {
 		return nil
 	}
 	next := make(map[string]*Server, len(targets))
-	listed := map[string]bool{}
+	configured := map[string]bool{}
 	for i, t := range targets {
 		s, err := newServer(p, t)
 		if err != nil {
@@ -197,31 +194,31 @@ func (p *Pool) update(static []Target) error {
 			s = old
 		}
 		if next[s.Name] != nil && next[s.Name].Role != s.Role {
-			return fmt.Errorf("foreign: upstream %s is given as %s and as %s", s.Name, next[s.Name].Role, s.Role)
+			return fmt.Errorf("upstream: upstream %s is given as %s and as %s", s.Name, next[s.Name].Role, s.Role)
 		}
 		next[s.Name] = s
-		listed[s.Name] = listed[s.Name] || i < len(static)
+		configured[s.Name] = configured[s.Name] || i < len(static)
 	}
 	now := time.Now()
 	for name, s := range p.all {
 		if next[name] != s {
-			p.drained.left(s, now)
+			p.drained.removed(s, now)
 			s.stop()
-			s.shut()
-			p.left = append(p.left, s)
+			s.close()
+			p.leaving = append(p.leaving, s)
 		}
 	}
-	p.left = slices.DeleteFunc(p.left, func(s *Server) bool { return s.InFlight.Load() == 0 })
+	p.leaving = slices.DeleteFunc(p.leaving, func(s *Server) bool { return s.InFlight.Load() == 0 })
 	for name, s := range next {
-		s.listed = listed[name]
+		s.static = configured[name]
 		if p.all[name] != s {
-			if p.drained.joined(name, now) {
+			if p.drained.added(name, now) {
 				s.Drain(true)
-				p.o.Log.Warn("upstream is back, and still drained", "upstream", name)
+				p.o.Log.Warn("rediscovered upstream stays drained", "upstream", name)
 			}
 			var ctx context.Context
 			ctx, s.stop = context.WithCancel(p.ctx)
-			p.wg.Go(func() { s.keep(ctx) })
+			p.wg.Go(func() { s.keepProbing(ctx) })
 		}
 	}
 	p.all, p.o.Targets = next, static
@@ -229,14 +226,14 @@ func (p *Pool) update(static []Target) error {
 	return nil
 }
 
-// rebuild makes a new snapshot.
+// rebuild publishes a new snapshot.
 func (p *Pool) rebuild() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.build()
 }
 
-// build is rebuild with mu held.
+// build is rebuild. p.mu must be held.
 func (p *Pool) build() {
 	n := &Snapshot{byName: map[string]*Model{}}
 	for _, s := range p.all {
@@ -298,7 +295,7 @@ func (p *Pool) build() {
 	p.now.Store(n)
 }
 
-// lists says whether the server says that it serves the model, or says nothing.
+// lists reports whether the model is in the server's list, or the server has none.
 func (s *Server) lists(model string) bool {
 	cards := s.models.Load()
 	if cards == nil || len(*cards) == 0 {
@@ -307,37 +304,37 @@ func (s *Server) lists(model string) bool {
 	return slices.ContainsFunc(*cards, func(c Card) bool { return c.ID == model })
 }
 
-// Protocol is what joins prefill and decode servers.
+// Protocol returns how prefill and decode servers are joined.
 func (p *Pool) Protocol() Protocol { return p.o.Protocol }
 
-// Now is the present servers and models.
+// Now returns the current servers and models.
 func (p *Pool) Now() *Snapshot { return p.now.Load() }
 
-// Close ends probes and every connection.
+// Close ends probes and closes every connection.
 func (p *Pool) Close() {
-	p.mu.Lock() // nothing is started from here on
-	p.end()
+	p.mu.Lock() // no goroutine is started from here on
+	p.cancel()
 	p.mu.Unlock()
 	p.wg.Wait()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.all {
-		s.shut()
+		s.close()
 		s.abortAll()
 	}
-	for _, s := range p.left {
+	for _, s := range p.leaving {
 		s.abortAll()
 	}
 }
 
-// AbortAll ends every request that servers have in hand.
+// AbortAll ends every request.
 func (p *Pool) AbortAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, s := range p.all {
 		s.abortAll()
 	}
-	for _, s := range p.left {
+	for _, s := range p.leaving {
 		s.abortAll()
 	}
 }
@@ -351,8 +348,8 @@ func (p *Pool) authorize(head []byte) []byte {
 	return append(append(head, p.o.APIKey...), "\r\n"...)
 }
 
-// Find is the model of that name; nil: nobody serves it. Without a name it is the
-// only one there is.
+// Find returns the model of that name, or nil if no server has it. Without a name it returns the
+// only model, if there is only one.
 func (n *Snapshot) Find(name string) *Model {
 	if name == "" {
 		if len(n.Models) == 1 && n.Rest == nil {
@@ -369,15 +366,19 @@ func (n *Snapshot) Find(name string) *Model {
 	return n.Rest
 }
 
-// Meeting says whether there are servers that nobody has heard of yet, neither
-// well nor ill.
-func (n *Snapshot) Meeting() bool {
+// Probing reports whether there are servers whose first probe has not ended.
+func (n *Snapshot) Probing() bool {
 	return n.Unknown > 0 && slices.ContainsFunc(n.Servers, func(s *Server) bool { return s.models.Load() == nil && s.why.Load() == nil })
 }
 
-// Up is the number of the model's servers that probes found well and nobody drains.
-func (m *Model) Up() (n int) {
-	for _, s := range m.Servers {
+// Up returns the number of the model's servers that passed their last probe and are not drained.
+func (m *Model) Up() int { return countUp(m.Servers) }
+
+// Up returns the number of all such servers.
+func (n *Snapshot) Up() int { return countUp(n.Servers) }
+
+func countUp(servers []*Server) (n int) {
+	for _, s := range servers {
 		if s.Up() && !s.Draining() {
 			n++
 		}
@@ -385,21 +386,11 @@ func (m *Model) Up() (n int) {
 	return n
 }
 
-// Up is the number of servers that probes found well.
-func (n *Snapshot) Up() (up int) {
-	for _, s := range n.Servers {
-		if s.Up() && !s.Draining() {
-			up++
-		}
-	}
-	return up
-}
-
-// States are what a server can be to its gateway: what its probes say, or not looked
-// at yet, or no longer named and with requests still in hand.
+// States are the states of a server: by its last probes, not probed yet, or removed while requests
+// still run on it.
 var States = []string{"up", "down", "new", "leaving"}
 
-// state is one of States.
+// state returns the server's state, which is not leaving.
 func (s *Server) state() string {
 	switch {
 	case s.up.Load():
@@ -410,7 +401,7 @@ func (s *Server) state() string {
 	return "down"
 }
 
-// Count is the number of servers of a role in one of States.
+// Count returns the number of servers of a role in one of States.
 func (p *Pool) Count(role Role, state string) (n int) {
 	if state != "leaving" {
 		for _, s := range p.Now().Servers {
@@ -422,7 +413,7 @@ func (p *Pool) Count(role Role, state string) (n int) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, s := range p.left {
+	for _, s := range p.leaving {
 		if s.Role == role && s.InFlight.Load() > 0 {
 			n++
 		}
@@ -430,8 +421,7 @@ func (p *Pool) Count(role Role, state string) (n int) {
 	return n
 }
 
-// Breakers is the number of servers whose breaker is in a state: closed, half-open
-// or open.
+// Breakers returns the number of servers whose breaker is in a state: closed, half-open or open.
 func (n *Snapshot) Breakers(state string) (found int) {
 	for _, s := range n.Servers {
 		if s.Breaker() == state {
@@ -441,7 +431,7 @@ func (n *Snapshot) Breakers(state string) (found int) {
 	return found
 }
 
-// Requests is how many requests servers of a role have in hand.
+// Requests returns the number of requests that run on servers of a role.
 func (n *Snapshot) Requests(role Role) (sum int64) {
 	for _, s := range n.Servers {
 		if s.Role == role {
@@ -451,9 +441,8 @@ func (n *Snapshot) Requests(role Role) (sum int64) {
 	return sum
 }
 
-// levels are what is asked of a server, from what is best down to nothing: a
-// breaker, a probe and a failure leave a request without candidates only where
-// all that is left has failed it.
+// levels are what a server has to fulfil, from best to worst. Breakers and probes alone never leave
+// a request without a candidate: only servers that it has tried, and drained ones, are out.
 var levels = [...]func(s *Server, now time.Time) bool{
 	func(s *Server, now time.Time) bool {
 		return s.up.Load() && int64(now.Sub(s.made)) >= s.openUntil.Load()
@@ -462,18 +451,17 @@ var levels = [...]func(s *Server, now time.Time) bool{
 	func(*Server, time.Time) bool { return true },
 }
 
-// Look fills the view of the model's servers for a request that some of them
-// have failed.
-func (m *Model) Look(v *route.View, avoid []*Server) (forced Forced) {
+// FillView fills the view of the model's servers for a request that is not to go to those of avoid.
+func (m *Model) FillView(v *route.View, avoid []*Server) (forced Forced) {
 	forced.Server = fill(&v.Decode, m.Servers, avoid)
 	forced.Prefill = fill(&v.Prefill, m.Prefill, avoid)
 	return forced
 }
 
-// Forced says of which servers the breakers are to be passed by.
+// Forced reports for which kind of servers the breakers are ignored, because no closed one is left.
 type Forced struct{ Server, Prefill bool }
 
-// fill writes the servers' states; those of the first level that any reaches are
+// fill writes the servers' states. The servers of the first level that any server reaches are
 // usable.
 func fill(states *[]route.State, servers, avoid []*Server) (forced bool) {
 	if cap(*states) < len(servers) {
@@ -495,23 +483,23 @@ func fill(states *[]route.State, servers, avoid []*Server) (forced bool) {
 	return false
 }
 
-// Check says what is wrong with the pool's own books while no request runs.
+// Check verifies the accounts of connections. It is called while no request runs.
 func (p *Pool) Check() error {
 	for _, s := range p.Now().Servers {
 		s.mu.Lock()
 		idle, active := len(s.idle), len(s.active)
 		for i, c := range s.active {
-			if c.bed != i {
+			if c.index != i {
 				s.mu.Unlock()
-				return fmt.Errorf("foreign: %s: a connection is booked at %d and lies at %d", s.Name, c.bed, i)
+				return fmt.Errorf("upstream: %s: a connection with index %d is at index %d", s.Name, c.index, i)
 			}
 		}
 		s.mu.Unlock()
 		if n := s.InFlight.Load(); n < 0 || int(n) > active {
-			return fmt.Errorf("foreign: %s: %d requests in flight on %d connections", s.Name, n, active)
+			return fmt.Errorf("upstream: %s: %d requests in flight on %d connections", s.Name, n, active)
 		}
 		if idle > maxIdle {
-			return fmt.Errorf("foreign: %s: %d idle connections, at most %d are kept", s.Name, idle, maxIdle)
+			return fmt.Errorf("upstream: %s: %d idle connections, at most %d are kept", s.Name, idle, maxIdle)
 		}
 	}
 	return nil

@@ -1,40 +1,43 @@
 package upstream
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
-	"github.com/valyala/fastjson"
+	"github.com/tandem-serving/tandem/internal/breaker"
 )
 
-// How servers are looked at.
+// Parameters of probes.
 const (
 	probeUp      = 2 * time.Second        // between probes of a server that is up
-	probeDown    = 250 * time.Millisecond // of one that is not: it serves again this long after it can
+	probeDown    = 250 * time.Millisecond // between probes of any other: the delay until it is used again
 	probeTimeout = 2 * time.Second
-	probeMisses  = 3 // late probes in a row that take a server down: a busy one is late now and then
+	probeMisses  = 3 // late probes in a row after which a server is down, because a busy one may be late once
 	modelsEvery  = 10 * time.Second
 	maxModels    = 1 << 20 // bytes of a list of models
 	maxNames     = 4096    // models of one server
 )
 
-// Card is a model as its server describes it.
+// Card is a server's description of a model.
 type Card struct {
 	ID  string
 	Raw []byte // the server's JSON object
 }
 
-// keep probes the server until ctx ends.
-func (s *Server) keep(ctx context.Context) {
+// keepProbing probes the server until ctx ends.
+func (s *Server) keepProbing(ctx context.Context) {
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	missed := 0
-	var listed time.Time // when the models were asked for last
+	var listed time.Time // when the models were last requested
 	var late0 time.Time  // when probes began to be late
 	for {
 		select {
@@ -57,20 +60,20 @@ func (s *Server) keep(ctx context.Context) {
 		}
 		if stall := s.p.o.StallTimeout; stall > 0 && missed >= probeMisses && time.Since(late0) >= stall {
 			if n := s.abortSilent(); n > 0 {
-				s.p.o.Log.Warn("upstream hangs: its requests go elsewhere", "upstream", s.Name, "requests", n)
+				s.p.o.Log.Warn("upstream hangs: its requests are retried on other upstreams", "upstream", s.Name, "requests", n)
 			}
-			// What was asked since this era began, before the server counted as down, is next.
+			// The next era has the requests that were sent in this one, before the server was down.
 			late0 = time.Now()
 			s.era.Add(1)
 		}
 		switch was := s.up.Load(); {
 		case err == nil:
-			if !was || s.breaker.Load().State().String() != "closed" && s.cutOff.Load() {
+			if !was || s.Breaker() != breaker.Closed && s.connLost.Load() {
 				s.renew()
 			}
 			if !was || time.Since(listed) >= modelsEvery {
 				s.list(ctx)
-				s.meet(ctx)
+				s.askBootstrap(ctx)
 				listed = time.Now()
 			}
 			if s.up.Store(true); !was {
@@ -81,10 +84,10 @@ func (s *Server) keep(ctx context.Context) {
 			s.why.Store(&why)
 			if s.up.Store(false); was {
 				s.p.o.Log.Warn("upstream is down", "upstream", s.Name, "error", err)
-				s.sweep(true)
+				s.closeIdle(true)
 			}
 		}
-		s.sweep(false)
+		s.closeIdle(false)
 		if s.up.Load() && missed == 0 {
 			pause.Reset(probeUp)
 		} else {
@@ -93,11 +96,11 @@ func (s *Server) keep(ctx context.Context) {
 	}
 }
 
-// errDown is a probe's sure answer: nobody listens, or the server says itself
-// that it cannot serve.
-var errDown = errors.New("foreign: down")
+// errDown is the result of a probe that is certain: no process listens, or the server answers that
+// it cannot serve.
+var errDown = errors.New("upstream: down")
 
-// probe asks for the server's health. A server that knows no such path is alive.
+// probe requests the health path. A server without such a path is up.
 func (s *Server) probe(ctx context.Context) error {
 	status, _, err := s.get(ctx, s.p.o.HealthPath, 64<<10)
 	switch {
@@ -109,7 +112,7 @@ func (s *Server) probe(ctx context.Context) error {
 	return nil
 }
 
-// list asks for the server's models. What cannot be had stays as it was.
+// list requests the server's models. If that fails, the list stays as it was.
 func (s *Server) list(ctx context.Context) {
 	status, body, err := s.get(ctx, s.base+"/v1/models", maxModels)
 	var cards []Card
@@ -119,19 +122,19 @@ func (s *Server) list(ctx context.Context) {
 			s.p.o.Log.Warn("upstream's list of models cannot be read", "upstream", s.Name, "error", err)
 			return
 		}
-	case err == nil && status < 500: // it has no such list: it gets whatever nobody else serves
+	case err == nil && status < 500: // it has no such list, and gets the requests for models that no other server has
 	default:
 		s.p.o.Log.Warn("upstream's models cannot be listed", "upstream", s.Name, "status", status, "error", err)
 		return
 	}
 	old := s.models.Swap(&cards)
-	if old == nil || !sameCards(*old, cards) {
+	if old == nil || !slices.EqualFunc(*old, cards, func(a, b Card) bool { return a.ID == b.ID }) {
 		s.p.rebuild()
 	}
 }
 
-// meet asks an SGLang prefill server for the port that decode servers meet it at.
-func (s *Server) meet(ctx context.Context) {
+// askBootstrap requests the port of an SGLang prefill server's bootstrap server.
+func (s *Server) askBootstrap(ctx context.Context) {
 	if s.Role != Prefill || s.p.o.Protocol != SGLang || s.bootstrap.Load() != 0 {
 		return
 	}
@@ -143,51 +146,41 @@ func (s *Server) meet(ctx context.Context) {
 			}
 		}
 	}
-	s.p.o.Log.Warn("upstream does not tell its bootstrap port", "upstream", s.Name, "taken", defaultBootstrap)
+	s.p.o.Log.Warn("upstream does not report its bootstrap port", "upstream", s.Name, "default", defaultBootstrap)
 }
 
-func sameCards(a, b []Card) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i].ID != b[i].ID {
-			return false
-		}
-	}
-	return true
-}
-
-// parseModels reads a list of models.
+// parseModels reads a list of models. Elements without an id are left out.
 func parseModels(body []byte) ([]Card, error) {
-	v, err := fastjson.ParseBytes(body)
-	if err != nil {
-		return nil, fmt.Errorf("foreign: models: %w", err)
+	var list struct{ Data []json.RawMessage }
+	if err := json.Unmarshal(body, &list); err != nil {
+		return nil, fmt.Errorf("upstream: models: %w", err)
 	}
 	var cards []Card
-	for _, m := range v.GetArray("data") {
-		id := string(m.GetStringBytes("id"))
-		if id == "" || len(cards) == maxNames {
+	for _, raw := range list.Data {
+		var m struct{ ID string }
+		if json.Unmarshal(raw, &m) != nil || m.ID == "" || len(cards) == maxNames {
 			continue
 		}
-		cards = append(cards, Card{ID: id, Raw: m.MarshalTo(nil)})
+		var card bytes.Buffer
+		_ = json.Compact(&card, raw) // it was read before
+		cards = append(cards, Card{ID: m.ID, Raw: card.Bytes()})
 	}
 	if len(cards) == 0 {
-		return nil, errors.New("foreign: models: no model in it")
+		return nil, errors.New("upstream: models: no model in it")
 	}
 	return cards, nil
 }
 
-// get fetches a small thing. It takes no part in the breaker.
+// get requests a small document. The breaker does not count it.
 func (s *Server) get(ctx context.Context, path string, most int) (status int, body []byte, err error) {
-	patience := probeTimeout
+	timeout := probeTimeout
 	if stall := s.p.o.StallTimeout; stall > 0 {
-		patience = min(patience, stall)
+		timeout = min(timeout, stall)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	until, _ := ctx.Deadline()
-	c, err := s.takeProbe(ctx, until)
+	c, err := s.acquire(ctx, until, true) // a kept one does not show whether the server accepts connections
 	if err != nil {
 		var late net.Error
 		if ctx.Err() == nil && !(errors.As(err, &late) && late.Timeout()) { // refused, not late
@@ -196,7 +189,7 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 		return 0, nil, err
 	}
 	fit := false
-	defer func() { s.give(c, fit) }()
+	defer func() { s.release(c, fit) }()
 	c.hold()
 	stop := context.AfterFunc(ctx, c.abort)
 	defer stop()
@@ -214,7 +207,7 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 	for {
 		piece, err := c.next(true)
 		if err == io.EOF {
-			fit = c.reusable() && c.nc.SetDeadline(time.Time{}) == nil
+			fit = c.reusable()
 			return rep.Status, body, nil
 		}
 		if err != nil {
@@ -224,22 +217,4 @@ func (s *Server) get(ctx context.Context, path string, most int) (status int, bo
 			return 0, nil, fmt.Errorf("%w: %s: %s has more than %s bytes", ErrServer, s.Name, path, strconv.Itoa(most))
 		}
 	}
-}
-
-// takeProbe is a new connection: a kept one says nothing of whether the server
-// accepts others.
-func (s *Server) takeProbe(ctx context.Context, until time.Time) (*conn, error) {
-	nc, err := s.connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c := s.newConn(nc)
-	s.mu.Lock()
-	s.activate(c)
-	s.mu.Unlock()
-	if err := nc.SetDeadline(until); err != nil {
-		s.give(c, false)
-		return nil, err
-	}
-	return c, nil
 }

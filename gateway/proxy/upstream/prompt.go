@@ -1,17 +1,20 @@
 package upstream
 
-import "bytes"
+import (
+	"bytes"
 
-// BytesPerToken is how many bytes of text a token is taken for where a bound of
-// tokens has to be held without a tokenizer: more than any language needs (English
-// has 4 to 5), so that no prompt within the bound is refused, and less than twice
-// of it lets through.
+	"github.com/tandem-serving/tandem/internal/jsonscan"
+)
+
+// BytesPerToken is the number of bytes that count as a token when a bound of tokens is checked
+// without a tokenizer. It is above the mean of any language (4 to 5 in English), so that no prompt
+// within the bound is refused, and below twice that, so that none far beyond it passes.
 const BytesPerToken = 8
 
-// Tokens is how many tokens the largest prompt in a value of prompt, messages or
-// input has: exactly where it comes as tokens, and at least where it is text. What is
-// no text, such as pictures in a chat, is not counted.
-func Tokens(prompt []byte) (n int, exact bool) {
+// PromptTokens returns the number of tokens of the largest prompt in a value of prompt, messages or
+// input. It is exact for token ids, and a lower bound for text. Anything that is not text, such as
+// pictures in a chat, is not counted.
+func PromptTokens(prompt []byte) (n int, exact bool) {
 	b := bytes.TrimLeft(prompt, " \t\r\n")
 	if len(b) == 0 || b[0] != '[' {
 		return textBytes(b) / BytesPerToken, false
@@ -21,17 +24,17 @@ func Tokens(prompt []byte) (n int, exact bool) {
 		return 0, false
 	case first[0] == '-' || first[0] >= '0' && first[0] <= '9':
 		return elements(b), true
-	case first[0] == '{': // messages, or parts of them: one prompt
+	case first[0] == '{': // messages, or parts of a message: one prompt
 		return textBytes(b) / BytesPerToken, false
 	}
-	for i := 1; i < len(b); { // prompts of their own
+	for i := 1; i < len(b); { // a list of prompts
 		switch b[i] {
 		case '"', '[':
-			end := skipValue(b, i)
+			end := jsonscan.Past(b, i)
 			if end < 0 {
 				return n, exact
 			}
-			if m, sure := Tokens(b[i:end]); m > n {
+			if m, sure := PromptTokens(b[i:end]); m > n {
 				n, exact = m, sure
 			}
 			i = end
@@ -44,7 +47,7 @@ func Tokens(prompt []byte) (n int, exact bool) {
 	return n, exact
 }
 
-// elements is how many numbers a JSON list of them has.
+// elements returns the number of numbers in a JSON list.
 func elements(b []byte) (n int) {
 	in := false
 	for _, c := range b {
@@ -60,25 +63,22 @@ func elements(b []byte) (n int) {
 	return n
 }
 
-// textBytes is how many bytes of text the strings of a JSON value have, the names of
-// members and what refers to or holds data left out.
+// textBytes returns the number of bytes of text in the strings of a JSON value, without the names
+// of members, and without data or references to it.
 func textBytes(b []byte) (n int) {
-	kind := ofText // of the member at hand
+	kind := ofText // of the current member
 	for i := 0; i < len(b); {
 		if b[i] != '"' {
 			i++
 			continue
 		}
-		end := skipString(b, i)
+		end := jsonscan.PastString(b, i)
 		if end < 0 {
 			return n
 		}
 		text := b[i+1 : end-1]
 		i = end
-		for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
-			i++
-		}
-		if i < len(b) && b[i] == ':' {
+		if i = jsonscan.Space(b, i); i < len(b) && b[i] == ':' {
 			kind = kindOf(text)
 			i++
 			continue
@@ -90,10 +90,10 @@ func textBytes(b []byte) (n int) {
 	return n
 }
 
-// What a member of a message holds.
+// Kinds of members of a message.
 const (
-	ofText = iota // and nothing else: a text may begin like a URL of data
-	ofAny
+	ofText = iota // text only, even if it begins like a data URL
+	ofAny         // text or a data URL
 	ofData
 )
 
@@ -107,13 +107,15 @@ func kindOf(name []byte) int {
 	return ofAny
 }
 
-// MostTokens is Tokens of the member with the most, of a body of which several might
-// be the prompt: which of them counts depends on the server and the path.
-func MostTokens(body []byte) (n int, exact bool) {
-	s := scan(body)
-	for f, ok := s.next(); ok; f, ok = s.next() {
-		if f.isPrompt() {
-			if m, sure := Tokens(body[f.from:f.end]); m > n {
+// MaxPromptTokens returns the largest PromptTokens of the members of a body that may be the prompt.
+// It is for bodies with several: which of them counts depends on the server and the path.
+func MaxPromptTokens(body []byte) (n int, exact bool) {
+	s := jsonscan.Object(body)
+	for s.Next() {
+		v := s.Unchecked()
+		switch string(s.Key()) {
+		case "prompt", "messages", "input", "query", "token_ids":
+			if m, sure := PromptTokens(v); m > n {
 				n, exact = m, sure
 			}
 		}
@@ -121,18 +123,14 @@ func MostTokens(body []byte) (n int, exact bool) {
 	return n, exact
 }
 
-func (f *field) isPrompt() bool {
-	return f.is("prompt") || f.is("messages") || f.is("input") || f.is("query") || f.is("token_ids")
-}
-
-// escapes is by how many bytes a JSON string is longer than its text, at least.
+// escapes returns a lower bound of the bytes by which a JSON string is longer than its text.
 func escapes(s []byte) (n int) {
 	for {
 		i := bytes.IndexByte(s, '\\')
 		if i < 0 || i+1 >= len(s) {
 			return n
 		}
-		if s[i+1] == 'u' { // two to four bytes in UTF-8, of six
+		if s[i+1] == 'u' { // six bytes for two to four of UTF-8
 			n += 3
 		}
 		n++

@@ -32,7 +32,7 @@ func TestTokens(t *testing.T) {
 		`[`:                                                                    {0, false},
 		`["x`:                                                                  {0, false},
 	} {
-		if n, exact := Tokens([]byte(prompt)); n != want.n || exact != want.exact {
+		if n, exact := PromptTokens([]byte(prompt)); n != want.n || exact != want.exact {
 			t.Errorf("%.60s: %d %v, want %v", prompt, n, exact, want)
 		}
 	}

@@ -13,79 +13,78 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
-
+	"github.com/tandem-serving/tandem/internal/breaker"
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // Bounds of a server's connections and of its breaker.
 const (
-	// DialTimeout bounds the wait for a new connection.
+	// DialTimeout bounds dialing, TLS included.
 	DialTimeout = 2 * time.Second
-	// maxIdle bounds kept connections of one server: as many as requests usually
-	// run at once on one.
+	// maxIdle bounds the kept connections of a server: about as many as the requests that usually
+	// run on it at once.
 	maxIdle = 1024
-	// keepIdle is how long one is kept. Servers close theirs after 5 s (uvicorn)
-	// or later, which is noticed when it is taken.
+	// keepIdle is how long an idle connection is kept. A server that closes it earlier, as uvicorn
+	// does after 5 s, is noticed when the connection is taken.
 	keepIdle = 60 * time.Second
-	// breakerFailures in a row open a server's breaker for breakerPause; then one
-	// request at a time tries it.
+	// breakerFailures in a row open a server's breaker for breakerPause. Then it lets one request
+	// through at a time.
 	breakerFailures = 5
 	breakerPause    = time.Second
 )
 
-// Role is what a server does of a request.
+// Role is the part of a request that a server computes.
 type Role uint8
 
 // Roles.
 const (
-	Whole   Role = iota // all of it
-	Prefill             // its prompt
-	Decode              // its answer, from a prompt computed elsewhere
+	Whole   Role = iota // prompt and answer
+	Prefill             // the prompt
+	Decode              // the answer, from a prompt computed elsewhere
 )
 
 var roles = [...]string{"serve", "prefill", "decode"}
 
 func (r Role) String() string { return roles[r] }
 
-// Target is a server as configuration or discovery tells of it.
+// Target is a server as configured or discovered.
 type Target struct {
 	URL  string // http or https, host and port; a path before /v1 is kept
 	Role Role
-	// Bootstrap is the port of an SGLang prefill server's bootstrap server; 0: it
-	// is asked for it.
+	// Bootstrap is the port of an SGLang prefill server's bootstrap server; 0: the server is asked
+	// for it.
 	Bootstrap  int
-	ServerName string // that its certificate is for; empty: the URL's host
+	ServerName string // in the server's certificate; empty: the URL's host
 }
 
 // Server is one OpenAI-compatible server.
 type Server struct {
-	Name     string // its URL: the name on the routing ring
+	Name     string // its URL, which is its name on the routing ring
 	Role     Role
-	InFlight atomic.Int64 // requests of this gateway that it has in hand
+	InFlight atomic.Int64 // requests of this gateway that it has not answered
 
 	p      *Pool
-	listed bool   // no source told of it; guarded by p.mu
-	host   string // of the Host header
+	static bool   // configured, not discovered; guarded by p.mu
+	host   string // Host header
 	dial   string // host:port
 	base   string // path before /v1
 	secure *tls.Config
-	stop   context.CancelFunc // ends its keeper
-	kick   chan struct{}      // asks the keeper to look now
+	stop   context.CancelFunc // ends its probes
+	kick   chan struct{}      // requests a probe now
 
-	made      time.Time // with the monotonic clock: the wall clock may jump
-	breaker   atomic.Pointer[gobreaker.TwoStepCircuitBreaker[struct{}]]
-	up        atomic.Bool            // its last probes were good
-	openUntil atomic.Int64           // nanoseconds since made: the breaker lets nothing pass before
+	made      time.Time // with the monotonic clock, because the wall clock may jump
+	breaker   atomic.Pointer[breaker.Breaker]
+	up        atomic.Bool            // its last probes succeeded
+	openUntil atomic.Int64           // nanoseconds since made: until then the breaker lets nothing pass
 	bootstrap atomic.Int32           // port; 0: not known
-	draining  atomic.Bool            // an operator wants it to get nothing new
+	draining  atomic.Bool            // an operator stopped new requests to it
 	era       atomic.Int64           // grows when its probes begin to be late
-	cutOff    atomic.Bool            // the last verdict was about a connection, not an answer
-	models    atomic.Pointer[[]Card] // nil: not known yet; empty: it does not tell
+	connLost  atomic.Bool            // the last result was a failed connection, not an answer
+	models    atomic.Pointer[[]Card] // nil: not known yet; empty: it has no list of models
 	why       atomic.Pointer[string] // it is not up; nil: not known yet
 
 	mu     sync.Mutex
-	idle   []*conn // the last is the one used last
+	idle   []*conn // the last one was used last
 	active []*conn
 	closed bool
 }
@@ -95,11 +94,11 @@ func newServer(p *Pool, t Target) (*Server, error) {
 	u, err := url.Parse(t.URL)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("foreign: upstream %q: %w", t.URL, err)
+		return nil, fmt.Errorf("upstream: upstream %q: %w", t.URL, err)
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.Hostname() == "":
-		return nil, fmt.Errorf("foreign: upstream %q: want http://HOST:PORT or https://HOST:PORT", t.URL)
+		return nil, fmt.Errorf("upstream: upstream %q: want http://HOST:PORT or https://HOST:PORT", t.URL)
 	case u.User != nil, u.RawQuery != "", u.Fragment != "":
-		return nil, fmt.Errorf("foreign: upstream %s: want no user, query or fragment", u.Redacted())
+		return nil, fmt.Errorf("upstream: upstream %s: want no user, query or fragment", u.Redacted())
 	}
 	s := &Server{Role: t.Role, p: p, host: u.Host, kick: make(chan struct{}, 1), made: time.Now()}
 	s.bootstrap.Store(int32(t.Bootstrap))
@@ -124,44 +123,41 @@ func newServer(p *Pool, t Target) (*Server, error) {
 	return s, nil
 }
 
-// renew gives the server a closed breaker: one of a process that is gone says
-// nothing of the next.
+// renew gives the server a closed breaker, because failures of an earlier process are no evidence
+// about the present one.
 func (s *Server) renew() {
 	s.openUntil.Store(0)
-	s.breaker.Store(gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		Name:        s.Name,
-		MaxRequests: 1,
-		Timeout:     breakerPause,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakerFailures },
-		IsExcluded:  func(err error) bool { return errors.Is(err, errNoVerdict) },
-		OnStateChange: func(name string, from, to gobreaker.State) {
-			if to == gobreaker.StateOpen {
+	s.breaker.Store(breaker.New(breaker.Options{Failures: breakerFailures, Pause: breakerPause,
+		Ignore: func(err error) bool { return errors.Is(err, errNoVerdict) },
+		Changed: func(from, to string) {
+			if to == breaker.Open {
 				s.openUntil.Store(int64(time.Since(s.made) + breakerPause))
 			}
-			s.p.o.Log.Info("upstream's breaker", "upstream", name, "from", from.String(), "to", to.String())
+			s.p.o.Log.Info("upstream's breaker", "upstream", s.Name, "from", from, "to", to)
 		},
 	}))
 }
 
-// errNoVerdict ends a request that tells the breaker nothing: its client left.
-var errNoVerdict = errors.New("foreign: nothing learnt")
+// errNoVerdict is the result of a request that is no evidence about the server, such as one whose
+// client left.
+var errNoVerdict = errors.New("upstream: nothing learnt")
 
-// Up says whether the server's probes are good.
+// Up reports whether the server's last probes succeeded.
 func (s *Server) Up() bool { return s.up.Load() }
 
-// Drain has the server get no new requests, or again; what it has goes on.
+// Drain stops new requests to the server, or allows them again. Running requests continue.
 func (s *Server) Drain(on bool) { s.draining.Store(on) }
 
-// Draining says whether an operator drains it.
+// Draining reports whether an operator drains the server.
 func (s *Server) Draining() bool { return s.draining.Load() }
 
-// Called says whether that is what somebody calls the server: its URL, also where
-// its slashes were taken for one, or its host.
-func (s *Server) Called(name string) bool {
+// HasName reports whether name is the server's URL, also with its two slashes merged into one, or
+// its host.
+func (s *Server) HasName(name string) bool {
 	return name == s.Name || name == strings.Replace(s.Name, "://", ":/", 1) || name == s.host+s.base
 }
 
-// Why says why it is not up; empty: it is, or nobody has looked yet.
+// Why returns why the server is not up; empty if it is, or was not probed yet.
 func (s *Server) Why() string {
 	if why := s.why.Load(); why != nil && !s.Up() {
 		return *why
@@ -169,10 +165,10 @@ func (s *Server) Why() string {
 	return ""
 }
 
-// Breaker is the state of the server's breaker: closed, half-open or open.
-func (s *Server) Breaker() string { return s.breaker.Load().State().String() }
+// Breaker returns the state of the server's breaker.
+func (s *Server) Breaker() string { return s.breaker.Load().State() }
 
-// Bootstrap is the address of an SGLang prefill server's bootstrap server.
+// Bootstrap returns the address of an SGLang prefill server's bootstrap server.
 func (s *Server) Bootstrap() (host string, port int) {
 	host, _, err := net.SplitHostPort(s.dial)
 	if err != nil {
@@ -184,12 +180,11 @@ func (s *Server) Bootstrap() (host string, port int) {
 	return host, port
 }
 
-// defaultBootstrap is SGLang's own default.
+// defaultBootstrap is SGLang's default port.
 const defaultBootstrap = 8998
 
-// AppendHead appends the beginning of a request's head: the request line and the
-// headers that only the server's own address and key decide. path and query are
-// as they go over the wire.
+// AppendHead appends the beginning of a request's head: the request line, Host and the server's
+// key. path and query are sent as they are.
 func (s *Server) AppendHead(dst []byte, method string, path, query []byte) []byte {
 	dst = append(append(dst, method...), ' ')
 	dst = append(append(dst, s.base...), path...)
@@ -200,9 +195,10 @@ func (s *Server) AppendHead(dst []byte, method string, path, query []byte) []byt
 	return s.p.authorize(append(dst, "\r\n"...))
 }
 
-// take is an open connection to the server: one that was kept, or a new one.
-func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
-	for {
+// acquire returns an open connection to the server with that read deadline: a kept one or, if there
+// is none or fresh is set, a new one.
+func (s *Server) acquire(ctx context.Context, deadline time.Time, fresh bool) (*conn, error) {
+	for !fresh {
 		s.mu.Lock()
 		n := len(s.idle)
 		if n == 0 {
@@ -214,33 +210,27 @@ func (s *Server) take(ctx context.Context, patience time.Time) (*conn, error) {
 		s.idle = s.idle[:n-1]
 		s.activate(c)
 		s.mu.Unlock()
-		if time.Since(c.kept) < keepIdle && c.patience(patience) == nil && c.quiet() {
+		if time.Since(c.idleAt) < keepIdle && c.setDeadline(deadline) == nil && c.quiet() {
 			return c, nil
 		}
-		s.give(c, false)
+		s.release(c, false)
 	}
 	nc, err := s.connect(ctx)
 	if err != nil {
-		s.Kick()
 		return nil, err
 	}
-	c := s.newConn(nc)
+	c := &conn{nc: nc, raw: sock.NewConn(nc), server: s, quiet: peeker(below(nc))}
 	s.mu.Lock()
 	s.activate(c)
 	s.mu.Unlock()
-	if err := c.patience(patience); err != nil {
-		s.give(c, false)
+	if err := c.setDeadline(deadline); err != nil {
+		s.release(c, false)
 		return nil, fmt.Errorf("%w: %s: %w", ErrServer, s.Name, err)
 	}
 	return c, nil
 }
 
-// newConn is what a fresh connection is kept in.
-func (s *Server) newConn(nc net.Conn) *conn {
-	return &conn{nc: nc, raw: sock.Of(nc), server: s, quiet: peeker(below(nc))}
-}
-
-// below is the connection under TLS.
+// below returns the connection below TLS, or nc.
 func below(nc net.Conn) net.Conn {
 	if t, ok := nc.(*tls.Conn); ok {
 		return t.NetConn()
@@ -248,7 +238,7 @@ func below(nc net.Conn) net.Conn {
 	return nc
 }
 
-// connect dials, TLS included, within DialTimeout.
+// connect opens a connection within DialTimeout.
 func (s *Server) connect(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, DialTimeout)
 	defer cancel()
@@ -267,19 +257,19 @@ func (s *Server) connect(ctx context.Context) (net.Conn, error) {
 	return t, nil
 }
 
-// activate books a connection as in use; the caller holds mu.
+// activate adds a connection to the active ones. s.mu must be held.
 func (s *Server) activate(c *conn) {
-	c.heard.Store(s.era.Load())
-	c.bed = len(s.active)
+	c.readEra.Store(s.era.Load())
+	c.index = len(s.active)
 	s.active = append(s.active, c)
 }
 
-// give takes a connection back, to keep it where it is fit for another request.
-func (s *Server) give(c *conn, fit bool) {
+// release takes a connection back, and keeps it if it is fit for another request.
+func (s *Server) release(c *conn, fit bool) {
 	c.drop()
 	s.mu.Lock()
 	last := s.active[len(s.active)-1]
-	s.active[c.bed], last.bed = last, c.bed
+	s.active[c.index], last.index = last, c.index
 	s.active[len(s.active)-1] = nil
 	s.active = s.active[:len(s.active)-1]
 	var old *conn
@@ -293,18 +283,18 @@ func (s *Server) give(c *conn, fit bool) {
 	default:
 		s.idle = append(s.idle, c)
 	}
-	c.kept = time.Now()
+	c.idleAt = time.Now()
 	s.mu.Unlock()
 	if old != nil {
 		old.abort()
 	}
 }
 
-// sweep closes connections that have been idle for long; all of them on demand.
-func (s *Server) sweep(all bool) {
+// closeIdle closes the connections that have been idle for keepIdle, or all idle ones.
+func (s *Server) closeIdle(all bool) {
 	s.mu.Lock()
 	n := 0
-	for n < len(s.idle) && (all || time.Since(s.idle[n].kept) > keepIdle) {
+	for n < len(s.idle) && (all || time.Since(s.idle[n].idleAt) > keepIdle) {
 		n++
 	}
 	old := append([]*conn(nil), s.idle[:n]...)
@@ -315,15 +305,15 @@ func (s *Server) sweep(all bool) {
 	}
 }
 
-// shut closes what is idle now and what comes back later.
-func (s *Server) shut() {
+// close closes idle connections, and active ones when they are released.
+func (s *Server) close() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
-	s.sweep(true)
+	s.closeIdle(true)
 }
 
-// abortAll ends every request that the server has in hand.
+// abortAll ends every request of the server.
 func (s *Server) abortAll() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -332,13 +322,14 @@ func (s *Server) abortAll() {
 	}
 }
 
-// abortSilent ends the requests that nothing was heard of since the era began.
+// abortSilent ends the requests for which no byte arrived since the era began, and returns their
+// number.
 func (s *Server) abortSilent() (n int) {
 	era := s.era.Load()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.active {
-		if c.heard.Load() < era {
+		if c.readEra.Load() < era {
 			c.abort()
 			n++
 		}
@@ -346,7 +337,7 @@ func (s *Server) abortSilent() (n int) {
 	return n
 }
 
-// Kick asks for a probe now.
+// Kick requests a probe now.
 func (s *Server) Kick() {
 	select {
 	case s.kick <- struct{}{}:
@@ -354,20 +345,20 @@ func (s *Server) Kick() {
 	}
 }
 
-// Call is one request at one server.
+// Call is one request to one server.
 type Call struct {
 	Reply
-	Late bool // what failed last ran out of the patience given
+	Late bool // the last error was the read deadline
 
-	s    *Server
-	c    *conn
-	done func(error) // the breaker's; nil: it was passed by
-	told bool
+	s        *Server
+	c        *conn
+	done     func(error) // of the breaker; nil: it was not asked
+	reported bool
 }
 
-// Open gets a connection for a request. Errors wrap ErrServer. force passes the
-// breaker by.
-func (s *Server) Open(ctx context.Context, patience time.Time, force bool) (*Call, error) {
+// Open gets a connection for a request, with that read deadline. Errors wrap ErrServer. force
+// ignores the breaker.
+func (s *Server) Open(ctx context.Context, deadline time.Time, force bool) (*Call, error) {
 	k := &Call{s: s}
 	if !force {
 		done, err := s.breaker.Load().Allow()
@@ -376,9 +367,10 @@ func (s *Server) Open(ctx context.Context, patience time.Time, force bool) (*Cal
 		}
 		k.done = done
 	}
-	c, err := s.take(ctx, patience)
+	c, err := s.acquire(ctx, deadline, false)
 	if err != nil {
-		k.verdict(err)
+		s.Kick()
+		k.report(err)
 		return nil, err
 	}
 	k.c = c
@@ -387,29 +379,29 @@ func (s *Server) Open(ctx context.Context, patience time.Time, force bool) (*Cal
 	return k, nil
 }
 
-// verdict tells the breaker, once, what came of the request.
-func (k *Call) verdict(err error) {
-	if k.told {
+// report passes the result of the request to the breaker, the first time.
+func (k *Call) report(err error) {
+	if k.reported {
 		return
 	}
-	k.told = true
+	k.reported = true
 	if errors.Is(err, ErrServer) {
-		k.s.cutOff.Store(true)
+		k.s.connLost.Store(true)
 	} else if err == nil {
-		k.s.cutOff.Store(false)
+		k.s.connLost.Store(false)
 	}
 	if k.done != nil {
 		k.done(err)
 	}
 }
 
-// Abort ends the request from any goroutine, while it is the caller's.
+// Abort ends the request. Any goroutine may call it until Close.
 func (k *Call) Abort() { k.c.abort() }
 
-// Patience is how long reads wait from now on.
-func (k *Call) Patience(t time.Time) error { return k.c.patience(t) }
+// SetDeadline sets the deadline of reads.
+func (k *Call) SetDeadline(t time.Time) error { return k.c.setDeadline(t) }
 
-// Send writes the request. Errors wrap ErrServer.
+// Send writes the request within the deadline. Errors wrap ErrServer.
 func (k *Call) Send(head, body []byte, deadline time.Time) error {
 	if err := k.c.send(head, body, deadline); err != nil {
 		return k.failure(err, true)
@@ -417,16 +409,16 @@ func (k *Call) Send(head, body []byte, deadline time.Time) error {
 	return nil
 }
 
-// Ask is Send for a request whose answer is then waited for: it may have the first of
-// it, and takes as long as Patience says where the server does.
-func (k *Call) Ask(head, body []byte, deadline time.Time) error {
-	if err := k.c.ask(head, body, deadline); err != nil {
+// SendAndRead is Send for a request whose answer is read next. It may wait for the first bytes of
+// the answer, until the read deadline.
+func (k *Call) SendAndRead(head, body []byte, deadline time.Time) error {
+	if err := k.c.sendAndRead(head, body, deadline); err != nil {
 		return k.failure(err, true)
 	}
 	return nil
 }
 
-// Head waits for the answer's head. When Late is set it may be called again.
+// Head reads the answer's head. It may be called again if Late is set.
 func (k *Call) Head() error {
 	rep, fresh, err := k.c.head()
 	if err != nil {
@@ -437,17 +429,18 @@ func (k *Call) Head() error {
 	}
 	k.Reply = rep
 	if rep.Status >= 500 {
-		k.verdict(fmt.Errorf("foreign: %s: status %d", k.s.Name, rep.Status))
+		k.report(fmt.Errorf("upstream: %s: status %d", k.s.Name, rep.Status))
 	} else {
-		k.verdict(nil) // now: an answer may take minutes to its end
+		k.report(nil) // already now, because an answer may take minutes
 	}
 	return nil
 }
 
-// failure is what a broken connection means.
+// failure returns the error of a failed connection. fresh reports that no byte of the answer had
+// arrived.
 func (k *Call) failure(err error, fresh bool) error {
-	if fresh && !k.c.kept.IsZero() {
-		k.verdict(errNoVerdict)
+	if fresh && !k.c.idleAt.IsZero() {
+		k.report(errNoVerdict)
 		return fmt.Errorf("%w: %s: %w", ErrStale, k.s.Name, err)
 	}
 	if errors.Is(err, ErrServer) {
@@ -456,50 +449,49 @@ func (k *Call) failure(err error, fresh bool) error {
 	return fmt.Errorf("%w: %s: %w", ErrServer, k.s.Name, err)
 }
 
-// Next is the next piece of the body, valid until the next call; io.EOF behind
-// the last, ErrBroken where it broke off. Without wait it may give nothing.
+// Next returns the next piece of the body, which is valid until the next call. The error is io.EOF
+// at the end, and ErrBroken if the connection ended before. Without wait it may return neither.
 func (k *Call) Next(wait bool) ([]byte, error) {
 	b, err := k.c.next(wait)
 	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
 	return b, err
 }
 
-// Each calls took whenever more of the body has come, until it returns false, or for
-// a while where it comes without a pause; what has come is to be taken by Next
-// without wait. It ends in the errors of Next, but
-// for io.EOF behind the last piece, which Next tells. took must not wait for
-// anything: Abort waits for it.
-func (k *Call) Each(took func() bool) error {
-	err := k.c.each(took)
+// More waits for more of the body, which the caller reads by Next without wait. Its errors are
+// those of Next, except io.EOF at the end.
+func (k *Call) More() error {
+	err := k.c.more()
 	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
 	return err
 }
 
-// Stays says whether Stay can do for the answer what Each does.
-func (k *Call) Stays() bool { return k.c.stays() }
+// CanPoll reports whether Poll works for the answer.
+func (k *Call) CanPoll() bool { return k.c.canPoll() }
 
-// Stay is Each in a crowd, which also waits for the end of who is written to: then it ends in
-// sock.ErrLeft. ok is false where it cannot.
-func (k *Call) Stay(w *sock.Crowd, to *sock.Conn, took func() bool) (err error, ok bool) {
-	err, ok = k.c.stay(w, to, took)
+// Poll has a poller read the body, and calls onRead whenever more has arrived, until onRead returns
+// false. onRead reads by Next without wait; it must not block, because Abort waits for it. The
+// errors are those of More, and sock.ErrPeerClosed when to, the connection that the body is written
+// to, has ended. ok is false if the poller could not take the connection.
+func (k *Call) Poll(w *sock.Poller, to *sock.Conn, onRead func() bool) (err error, ok bool) {
+	err, ok = k.c.poll(w, to, onRead)
 	k.Late = err != nil && errors.Is(err, os.ErrDeadlineExceeded)
 	return err, ok
 }
 
-// Close ends the request: err is what it says of the server, nil: all is well.
-// The connection is kept where the answer was read to its end.
+// Close ends the request. err is the server's failure, or nil. The connection is kept if the answer
+// was read to its end.
 func (k *Call) Close(err error) {
 	if k.c == nil {
 		return
 	}
-	k.verdict(err)
+	k.report(err)
 	k.s.InFlight.Add(-1)
-	k.s.give(k.c, err == nil && k.c.reusable())
+	k.s.release(k.c, err == nil && k.c.reusable())
 	k.c = nil
 	if err != nil && errors.Is(err, ErrServer) {
 		k.s.Kick()
 	}
 }
 
-// NoVerdict is Close for a request whose end says nothing of the server.
+// NoVerdict is Close for a request whose end is no evidence about the server.
 func (k *Call) NoVerdict() { k.Close(errNoVerdict) }

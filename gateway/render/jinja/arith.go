@@ -2,19 +2,13 @@ package jinja
 
 import (
 	"math"
-	"math/bits"
+	"slices"
 	"strings"
 )
 
 func (x *unaryExpr) eval(r *run) Value {
 	v := x.x.eval(r)
-	if !r.charge(1) {
-		return nil
-	}
-	r.line = x.line
-	if !r.use(v) {
-		return nil
-	}
+	r.at(x.line)
 	if f, ok := v.(float64); ok {
 		if x.op == "-" {
 			f = -f
@@ -23,27 +17,22 @@ func (x *unaryExpr) eval(r *run) Value {
 	}
 	i, ok := asInt(v)
 	if !ok {
-		return r.fail(ErrRender, "bad operand type for unary %s: '%s'", x.op, typeName(v))
+		return r.reject(v, "bad operand type for unary %s: '%s'", x.op, typeName(v))
 	}
 	if x.op == "-" {
-		return r.intOrFail(-i, i != math.MinInt64)
+		return r.intOp("-", 0, i)
 	}
 	return i
 }
 
 func (x *binaryExpr) eval(r *run) Value {
 	a, b := x.l.eval(r), x.r.eval(r)
-	if !r.charge(1) {
-		return nil
-	}
-	r.line = x.line
+	r.at(x.line)
 	return r.binary(x.op, a, b)
 }
 
 func (r *run) binary(op string, a, b Value) Value {
-	if !r.use(a) || !r.use(b) {
-		return nil
-	}
+	r.use(a, b)
 	i, ok1 := asInt(a)
 	j, ok2 := asInt(b)
 	if ok1 && ok2 {
@@ -54,115 +43,88 @@ func (r *run) binary(op string, a, b Value) Value {
 	if ok1 && ok2 {
 		return r.floatOp(op, f, g)
 	}
-	_, left := a.(markup)
-	_, right := b.(markup)
+	var v Value
+	ok := false
 	switch op {
 	case "+":
-		if left || right {
-			if v, ok := r.joinMarkup(a, b); ok {
-				return v
-			}
-		}
-		if v, ok := r.join(a, b); ok {
-			return v
-		}
+		v, ok = r.join(a, b)
 	case "*":
-		if v, ok := r.repeat(a, b); ok {
-			return v
-		}
-		if v, ok := r.repeat(b, a); ok {
-			return v
+		if v, ok = r.repeat(a, b); !ok {
+			v, ok = r.repeat(b, a)
 		}
 	case "%":
-		if left {
-			return r.fail(ErrUnsupported, "formatting Markup with %%")
-		}
-		if s, ok := a.(string); ok {
-			if args, ok := b.(Tuple); ok {
+		switch s := a.(type) {
+		case markup:
+			r.fail(ErrUnsupported, "formatting Markup with %%")
+		case string:
+			switch args := b.(type) {
+			case Tuple:
 				return r.percent(s, args)
-			}
-			if _, ok := b.(*Dict); ok {
-				return r.fail(ErrUnsupported, "formatting a string with a dict")
+			case *Dict:
+				r.fail(ErrUnsupported, "formatting a string with a dict")
 			}
 			return r.percent(s, []Value{b})
 		}
 	}
-	return r.fail(ErrRender, "unsupported operand type(s) for %s: '%s' and '%s'", op, typeName(a), typeName(b))
-}
-
-// join is + of two sequences.
-func (r *run) join(a, b Value) (Value, bool) {
-	switch a := a.(type) {
-	case string:
-		if b, ok := b.(string); ok {
-			if !r.fits(len(a) + len(b)) {
-				return nil, true
-			}
-			return a + b, true
-		}
-	case List:
-		if b, ok := b.(List); ok && r.charge(len(a)+len(b)) {
-			return append(append(make(List, 0, len(a)+len(b)), a...), b...), true
-		}
-	case Tuple:
-		if b, ok := b.(Tuple); ok && r.charge(len(a)+len(b)) {
-			return append(append(make(Tuple, 0, len(a)+len(b)), a...), b...), true
-		}
-	}
-	return nil, r.err != nil
-}
-
-// repeat is seq * times.
-func (r *run) repeat(seq, times Value) (Value, bool) {
-	n, ok := asInt(times)
 	if !ok {
+		r.fail(ErrRender, "unsupported operand type(s) for %s: '%s' and '%s'", op, typeName(a), typeName(b))
+	}
+	return v
+}
+
+// join is + of two sequences; ok is false for a TypeError. Where one string is markup, the result
+// is, and the other one is escaped.
+func (r *run) join(a, b Value) (v Value, ok bool) {
+	if x, y, ok := sequences(a, b); ok {
+		r.charge(len(x) + len(y))
+		return like(a, append(append(make([]Value, 0, len(x)+len(y)), x...), y...)), true
+	}
+	s, ok1 := plain(a).(string)
+	t, ok2 := plain(b).(string)
+	if !ok1 || !ok2 {
 		return nil, false
 	}
-	if m, ok := seq.(markup); ok {
-		v, ok := r.repeat(string(m), times)
-		return remark(v), ok
+	_, left := a.(markup)
+	_, right := b.(markup)
+	if left || right {
+		x, y := r.escape(a), r.escape(b)
+		r.fits(len(x) + len(y))
+		return x + y, true
 	}
-	n = max(n, 0)
-	size, isSeq := length(seq)
-	if s, ok := seq.(string); ok {
-		size = len(s)
+	r.fits(len(s) + len(t))
+	return s + t, true
+}
+
+// repeat is seq * times; ok is false for a TypeError.
+func (r *run) repeat(seq, times Value) (v Value, ok bool) {
+	n, ok := asInt(times)
+	s, isString := plain(seq).(string)
+	vs, isSequence := sequence(seq)
+	if !ok || !isString && !isSequence {
+		return nil, false
 	}
-	if isSeq && size > 0 && n > int64(maxOutput/size) {
+	size := len(s) + len(vs)
+	if n = max(n, 0); size > 0 && n > int64(maxOutput/size) {
 		r.fail(ErrLimit, "a sequence of %d elements repeated %d times", size, n)
-		return nil, true
 	}
-	many := func(vs []Value) []Value {
-		var out []Value
-		if r.charge(size * int(n)) {
-			for range n {
-				out = append(out, vs...)
-			}
-		}
-		return out
+	if size == 0 {
+		return seq, true
 	}
-	switch seq := seq.(type) {
-	case string:
-		if size == 0 || !r.fits(size*int(n)) {
-			return "", true
+	if isString {
+		r.fits(size * int(n))
+		v = strings.Repeat(s, int(n))
+		if _, ok := seq.(markup); ok {
+			v = remark(v)
 		}
-		return strings.Repeat(seq, int(n)), true
-	case List:
-		if size == 0 {
-			return List{}, true
-		}
-		return List(many(seq)), true
-	case Tuple:
-		if size == 0 {
-			return Tuple{}, true
-		}
-		return Tuple(many(seq)), true
+		return v, true
 	}
-	return nil, false
+	r.charge(size * int(n))
+	return like(seq, slices.Repeat(vs, int(n))), true
 }
 
 func (r *run) intOrFail(v int64, ok bool) Value {
 	if !ok {
-		return r.fail(ErrUnsupported, "integers beyond 64 bits")
+		r.fail(ErrUnsupported, "integers beyond 64 bits")
 	}
 	return v
 }
@@ -181,59 +143,44 @@ func (r *run) intOp(op string, a, b int64) Value {
 		if b < 0 {
 			return r.floatOp(op, float64(a), float64(b))
 		}
-		return r.power(a, b)
+		// From 64 factors on, all bases but -1, 0 and 1 have overflowed, and those repeat.
+		out, ok := int64(1), true
+		for range min(b, 64+b%2) {
+			if out, ok = multiply(out, a); !ok {
+				break
+			}
+		}
+		return r.intOrFail(out, ok)
 	}
 	if b == 0 {
 		return r.fail(ErrRender, "division by zero")
 	}
+	m := a % b
+	inexact := m != 0 && (m < 0) != (b < 0)
 	switch op {
 	case "/":
 		const exact = 1 << 53 // beyond it Python rounds once, floats here twice
-		if a > exact || a < -exact || b > exact || b < -exact {
-			return r.fail(ErrUnsupported, "dividing integers beyond 53 bits")
+		if max(a, b) > exact || min(a, b) < -exact {
+			r.fail(ErrUnsupported, "dividing integers beyond 53 bits")
 		}
 		return float64(a) / float64(b)
 	case "//":
 		q := a / b
-		if a%b != 0 && (a < 0) != (b < 0) {
+		if inexact {
 			q--
 		}
 		return r.intOrFail(q, a != math.MinInt64 || b != -1)
 	}
-	m := a % b
-	if m != 0 && (m < 0) != (b < 0) {
+	if inexact {
 		m += b
 	}
 	return m
 }
 
-func multiply(a, b int64) (int64, bool) {
-	hi, lo := bits.Mul64(magnitude(a), magnitude(b))
-	p := a * b
-	negative := (a < 0) != (b < 0)
-	fits := hi == 0 && (lo <= math.MaxInt64 || negative && lo == 1<<63)
-	return p, fits
-}
-
-func magnitude(a int64) uint64 {
-	if a < 0 {
-		return -uint64(a)
-	}
-	return uint64(a)
-}
-
-func (r *run) power(base, exponent int64) Value {
-	if base >= -1 && base <= 1 { // the only ones for which the exponent may be large
-		if base == -1 && exponent%2 == 0 || exponent == 0 {
-			return int64(1)
-		}
-		return base
-	}
-	out, ok := int64(1), true
-	for ; exponent > 0 && ok; exponent-- {
-		out, ok = multiply(out, base)
-	}
-	return r.intOrFail(out, ok)
+// multiply returns a*b; ok is false on overflow.
+func multiply(a, b int64) (p int64, ok bool) {
+	p = a * b
+	return p, a == 0 || p/a == b && (a != -1 || b != math.MinInt64)
 }
 
 func (r *run) floatOp(op string, a, b float64) Value {
@@ -248,11 +195,11 @@ func (r *run) floatOp(op string, a, b float64) Value {
 		v := math.Pow(a, b)
 		switch {
 		case a == 0 && b < 0:
-			return r.fail(ErrRender, "0.0 cannot be raised to a negative power")
+			r.fail(ErrRender, "0.0 cannot be raised to a negative power")
 		case math.IsNaN(v) && !math.IsNaN(a) && !math.IsNaN(b):
-			return r.fail(ErrUnsupported, "complex numbers")
+			r.fail(ErrUnsupported, "complex numbers")
 		case math.IsInf(v, 0) && !math.IsInf(a, 0) && !math.IsInf(b, 0):
-			return r.fail(ErrRender, "numerical result out of range")
+			r.fail(ErrRender, "numerical result out of range")
 		}
 		return v
 	}

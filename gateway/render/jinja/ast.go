@@ -36,17 +36,11 @@ type (
 		args argExprs
 		line int
 	}
-	filterExpr struct { // x|name(args)
-		x    expr // nil in a filter block: the block's text
+	applyExpr struct { // x|name(args), or x is name(args)
+		x    expr   // nil in a filter block: the block's text
+		kind string // filter or test
 		name string
-		def  *filterDef // nil: refused when it is applied
-		args argExprs
-		line int
-	}
-	testExpr struct { // x is name(args)
-		x    expr
-		name string
-		def  *testDef // nil: refused when it is applied
+		def  *builtin // nil: unknown, an error when it is applied
 		args argExprs
 		line int
 	}
@@ -84,7 +78,7 @@ type (
 type argExprs struct {
 	pos   []expr
 	names []string
-	named []expr // beside names
+	named []expr // one for each of names
 	star  expr   // *args, or nil
 	stars expr   // **kwargs, or nil
 }
@@ -102,7 +96,7 @@ type (
 	}
 	ifStmt struct {
 		conds  []expr
-		bodies [][]stmt // beside conds
+		bodies [][]stmt // one for each of conds
 		other  []stmt
 	}
 	forStmt struct {
@@ -120,7 +114,7 @@ type (
 	}
 	setBlockStmt struct { // {% set name %}…{% endset %}
 		target target
-		filter expr // a chain of filterExpr, or nil
+		filter expr // a chain of filters, or nil
 		body   []stmt
 		line   int
 	}
@@ -143,15 +137,13 @@ type (
 		body   []stmt
 		line   int
 	}
-	withStmt struct {
+	withStmt struct { // also {% generation %}…{% endgeneration %}, without targets
 		targets []target
 		values  []expr
 		body    []stmt
 		line    int
 	}
-	scopeStmt    struct{ body []stmt } // {% generation %}…{% endgeneration %}
-	breakStmt    struct{}
-	continueStmt struct{}
+	flowStmt flow // break, continue
 )
 
 // target is what set, for and with assign to.

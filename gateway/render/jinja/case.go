@@ -1,8 +1,10 @@
 package jinja
 
 import (
+	"regexp"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // multiCase lists the characters whose capitals are more than one character, as
@@ -16,111 +18,78 @@ const multiCase = `ß SS Ss,ŉ ʼN,ǰ J̌,ΐ Ϊ́,ΰ Ϋ́,և ԵՒ Եւ,ẖ H
 	`ῲ ῺΙ Ὼͅ,ῳ ΩΙ ῼ,ῴ ΏΙ Ώͅ,ῶ Ω͂,ῷ Ω͂Ι ῼ͂,ῼ ΩΙ ῼ,ﬀ FF Ff,ﬁ FI Fi,ﬂ FL Fl,ﬃ FFI Ffi,ﬄ FFL Ffl,ﬅ ST St,ﬆ ST St,ﬓ ՄՆ Մն,` +
 	`ﬔ ՄԵ Մե,ﬕ ՄԻ Մի,ﬖ ՎՆ Վն,ﬗ ՄԽ Մխ`
 
-type casing struct{ upper, title string }
-
-var multi = func() map[rune]casing {
-	m := map[rune]casing{}
+// multiUpper and multiTitle map the characters of multiCase.
+var multiUpper, multiTitle = func() (upper *strings.Replacer, title map[rune]string) {
+	var pairs []string
+	title = map[rune]string{}
 	for entry := range strings.SplitSeq(multiCase, ",") {
 		parts := strings.Split(entry, " ")
-		c := casing{parts[1], parts[len(parts)-1]}
-		m[[]rune(parts[0])[0]] = c
+		pairs = append(pairs, parts[:2]...)
+		title[[]rune(parts[0])[0]] = parts[len(parts)-1]
 	}
-	return m
+	return strings.NewReplacer(pairs...), title
 }()
 
 // upper is str.upper.
-func upper(s string) string {
-	if isASCII(s) {
-		return strings.ToUpper(s)
-	}
-	var b strings.Builder
-	for _, c := range s {
-		if m, ok := multi[c]; ok {
-			b.WriteString(m.upper)
-		} else {
-			b.WriteRune(unicode.ToUpper(c))
-		}
-	}
-	return b.String()
-}
+func upper(s string) string { return strings.ToUpper(multiUpper.Replace(s)) }
 
 // lower is str.lower.
 func lower(s string) string {
 	if isASCII(s) {
 		return strings.ToLower(s)
 	}
-	var b strings.Builder
-	rs := []rune(s)
-	for i := range rs {
-		writeLower(&b, rs, i)
-	}
-	return b.String()
+	return recase(s, func(int, rune) bool { return false })
 }
 
 // capitalize is str.capitalize.
-func capitalize(s string) string {
-	var b strings.Builder
-	rs := []rune(s)
-	for i, c := range rs {
-		if i == 0 {
-			writeTitle(&b, c)
-		} else {
-			writeLower(&b, rs, i)
-		}
-	}
-	return b.String()
-}
+func capitalize(s string) string { return recase(s, func(i int, _ rune) bool { return i == 0 }) }
 
-// title is str.title: a letter after anything without case is a capital.
+// title is str.title: a letter after a character without case is a capital.
 func title(s string) string {
+	return recase(s, func(_ int, before rune) bool { return !isCased(before) })
+}
+
+var word = regexp.MustCompile(`[^-({\[<\s\v\x1c-\x1f\x{85}\p{Z}]+`)
+
+// jinjaTitle is the filter title, which differs from str.title: words begin only after
+// white space, dashes and opening brackets.
+func jinjaTitle(s string) string {
+	return word.ReplaceAllStringFunc(s, func(w string) string {
+		first := byteOffset(w, 1)
+		return upper(w[:first]) + lower(w[first:])
+	})
+}
+
+// recase returns s with the characters for which initial holds in title case and all others in
+// lower case. initial gets the byte offset of a character and the character before it.
+func recase(s string, initial func(i int, before rune) bool) string {
 	var b strings.Builder
-	rs := []rune(s)
-	inWord := false
-	for i, c := range rs {
-		if inWord {
-			writeLower(&b, rs, i)
-		} else {
-			writeTitle(&b, c)
+	before := rune(0)
+	for i, c := range s {
+		capitals, isMulti := multiTitle[c]
+		switch titled := initial(i, before); {
+		case titled && isMulti:
+			b.WriteString(capitals)
+		case titled:
+			b.WriteRune(unicode.ToTitle(c))
+		case c == 'İ':
+			b.WriteString("i̇")
+		case c == 'Σ' && finalSigma(s[:i], s[i+len("Σ"):]):
+			b.WriteRune('ς')
+		default:
+			b.WriteRune(unicode.ToLower(c))
 		}
-		inWord = isCased(c)
+		before = c
 	}
 	return b.String()
 }
 
-func writeTitle(b *strings.Builder, c rune) {
-	if m, ok := multi[c]; ok {
-		b.WriteString(m.title)
-	} else {
-		b.WriteRune(unicode.ToTitle(c))
-	}
-}
-
-func writeLower(b *strings.Builder, rs []rune, i int) {
-	switch c := rs[i]; {
-	case c == 'İ':
-		b.WriteString("i̇")
-	case c == 'Σ' && finalSigma(rs, i):
-		b.WriteRune('ς')
-	default:
-		b.WriteRune(unicode.ToLower(c))
-	}
-}
-
-// finalSigma reports whether the sigma at rs[i] ends a word: a letter comes
-// before it and none after, looking past what has no bearing on case.
-func finalSigma(rs []rune, i int) bool {
-	j := i - 1
-	for j >= 0 && caseIgnorable(rs[j]) {
-		j--
-	}
-	if j < 0 || !isCased(rs[j]) {
-		return false
-	}
-	j = i + 1
-	for j < len(rs) && caseIgnorable(rs[j]) {
-		j++
-	}
-	return j == len(rs) || !isCased(rs[j])
+// finalSigma reports whether a sigma between two texts ends a word: a letter comes
+// before it and none after, past characters that are ignored for case.
+func finalSigma(before, after string) bool {
+	last, _ := utf8.DecodeLastRuneInString(strings.TrimRightFunc(before, caseIgnorable))
+	next, _ := utf8.DecodeRuneInString(strings.TrimLeftFunc(after, caseIgnorable))
+	return isCased(last) && !isCased(next)
 }
 
 func isUpper(c rune) bool { return unicode.IsUpper(c) || unicode.Is(unicode.Other_Uppercase, c) }
@@ -132,10 +101,5 @@ func caseIgnorable(c rune) bool {
 }
 
 func isASCII(s string) bool {
-	for i := range len(s) {
-		if s[i] >= 0x80 {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(s, func(c rune) bool { return c >= utf8.RuneSelf })
 }

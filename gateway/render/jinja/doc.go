@@ -8,5 +8,7 @@
 // and nested calls, whatever the template does.
 //
 // It does not load templates from files or other templates, reach the network or read a
-// clock: the time is an input.
+// clock: the time is an input. It imports nothing of this module.
+//
+// Errors inside the package are panics with an *Error, as in text/template; see fail.
 package jinja

@@ -2,15 +2,14 @@ package jinja
 
 import (
 	"math"
+	"slices"
 	"strings"
 )
 
 func (x *constExpr) eval(*run) Value { return x.v }
 
 func (x *nameExpr) eval(r *run) Value {
-	if !r.charge(1) {
-		return nil
-	}
+	r.charge(1)
 	if v, ok := r.lookup(x.name); ok {
 		return v
 	}
@@ -51,7 +50,7 @@ func (x *dictExpr) eval(r *run) Value {
 }
 
 func (r *run) setKey(d *Dict, key, v Value) {
-	if r.err == nil && !d.put(key, v) {
+	if !d.Set(key, v) {
 		r.fail(ErrUnsupported, "a %s as key of a dict", typeName(key))
 	}
 }
@@ -60,18 +59,15 @@ func (x *notExpr) eval(r *run) Value { return !truth(x.x.eval(r)) }
 
 func (x *logicExpr) eval(r *run) Value {
 	l := x.l.eval(r)
-	if r.err != nil || truth(l) == x.or {
+	if truth(l) == x.or {
 		return l
 	}
 	return x.r.eval(r)
 }
 
 func (x *condExpr) eval(r *run) Value {
-	c := x.cond.eval(r)
 	switch {
-	case r.err != nil:
-		return nil
-	case truth(c):
+	case truth(x.cond.eval(r)):
 		return x.then.eval(r)
 	case x.other != nil:
 		return x.other.eval(r)
@@ -84,16 +80,11 @@ func (x *concatExpr) eval(r *run) Value {
 	n := 0
 	for i, e := range x.elems {
 		v := e.eval(r)
-		if r.err != nil {
-			return nil
-		}
 		r.line = x.line
 		parts[i] = r.str(v)
 		n += len(parts[i])
 	}
-	if !r.fits(n) {
-		return nil
-	}
+	r.fits(n)
 	return strings.Join(parts, "")
 }
 
@@ -101,10 +92,7 @@ func (x *compareExpr) eval(r *run) Value {
 	l := x.first.eval(r)
 	for i, op := range x.ops {
 		right := x.operands[i].eval(r)
-		if !r.charge(1) {
-			return nil
-		}
-		r.line = x.line
+		r.at(x.line)
 		if !r.compare(op, l, right) {
 			return false
 		}
@@ -124,9 +112,7 @@ func (r *run) compare(op string, a, b Value) bool {
 	case "notin":
 		return !r.contains(b, a)
 	}
-	if !r.use(a) || !r.use(b) {
-		return false
-	}
+	r.use(a, b)
 	if f, ok := asFloat(a); ok {
 		if g, ok := asFloat(b); ok && (math.IsNaN(f) || math.IsNaN(g)) {
 			return false
@@ -152,26 +138,17 @@ func (r *run) contains(seq, v Value) bool {
 		if !ok {
 			r.fail(ErrRender, "'in <string>' requires string as left operand, not %s", typeName(v))
 		}
-		return ok && r.scans(seq) && strings.Contains(seq, s)
+		r.scans(seq)
+		return strings.Contains(seq, s)
 	case *Dict:
 		r.hashable(v)
 		return seq.find(v) >= 0
-	case *namespace, *undefined:
-		if isUndefined(seq) {
-			return false
-		}
 	}
 	vs, ok := r.items(seq)
 	if !ok {
 		r.fail(ErrRender, "argument of type '%s' is not iterable", typeName(seq))
-		return false
 	}
-	for _, e := range vs {
-		if r.equal(v, e, 0) || r.err != nil {
-			return r.err == nil
-		}
-	}
-	return false
+	return slices.ContainsFunc(vs, func(e Value) bool { return r.equal(v, e, 0) })
 }
 
 func (r *run) hashable(v Value) {
@@ -183,18 +160,13 @@ func (r *run) hashable(v Value) {
 
 func (x *attrExpr) eval(r *run) Value {
 	v := x.x.eval(r)
-	if !r.charge(1) {
-		return nil
-	}
-	r.line = x.line
-	if !r.use(v) {
-		return nil
-	}
+	r.at(x.line)
+	r.use(v)
 	if a, ok := r.attribute(v, x.name); ok {
 		return a
 	}
 	if d, ok := v.(*Dict); ok {
-		if e, ok := d.get(x.name); ok {
+		if e, ok := d.Get(x.name); ok {
 			return e
 		}
 	}
@@ -203,18 +175,13 @@ func (x *attrExpr) eval(r *run) Value {
 
 func (x *itemExpr) eval(r *run) Value {
 	v, index := x.x.eval(r), x.index.eval(r)
-	if !r.charge(1) {
-		return nil
-	}
-	r.line = x.line
+	r.at(x.line)
 	return r.item(v, index)
 }
 
 // item is v[index] with Jinja's fallback to attributes.
 func (r *run) item(v, index Value) Value {
-	if !r.use(v) {
-		return nil
-	}
+	r.use(v)
 	index = plain(index)
 	if i, ok := asInt(index); ok {
 		if e, ok := r.element(v, i); ok {
@@ -222,7 +189,7 @@ func (r *run) item(v, index Value) Value {
 		}
 	}
 	if d, ok := v.(*Dict); ok {
-		if e, ok := d.get(index); ok {
+		if e, ok := d.Get(index); ok {
 			return e
 		}
 	}
@@ -237,16 +204,13 @@ func (r *run) item(v, index Value) Value {
 
 // element is the i-th element of a sequence, from the end for negative i.
 func (r *run) element(v Value, i int64) (Value, bool) {
-	var n int
-	if m, ok := v.(markup); ok {
-		c, ok := r.element(string(m), i)
-		return remark(c), ok
-	}
+	n := 0
 	switch v := v.(type) {
+	case markup:
+		c, ok := r.element(string(v), i)
+		return remark(c), ok
 	case string:
-		if !r.scans(v) {
-			return nil, false
-		}
+		r.scans(v)
 		n, _ = length(v)
 	case List, Tuple, intRange:
 		n, _ = length(v)
@@ -258,15 +222,14 @@ func (r *run) element(v Value, i int64) (Value, bool) {
 		return nil, false
 	}
 	switch v := v.(type) {
-	case List:
-		return v[i], true
-	case Tuple:
-		return v[i], true
+	case string:
+		end := i + 1
+		return sliceString(v, &i, &end, nil), true
 	case intRange:
 		return v.at(i), true
 	}
-	at, one := i, i+1
-	return sliceString(v.(string), &at, &one, nil), true
+	vs, _ := sequence(v)
+	return vs[i], true
 }
 
 func objectName(v Value) string {
@@ -291,127 +254,71 @@ func (x *sliceExpr) eval(r *run) Value {
 		n, ok := asInt(b)
 		if b != nil && !ok {
 			r.line = x.line
-			r.use(b)
-			r.fail(ErrRender, "slice indices must be integers or None")
+			r.reject(b, "slice indices must be integers or None")
 		}
 		if b != nil {
 			bounds[i] = &n
 		}
 	}
-	if !r.charge(1) {
-		return nil
-	}
-	r.line = x.line
+	r.at(x.line)
 	return r.slice(v, bounds[0], bounds[1], bounds[2])
 }
 
 func (r *run) slice(v Value, start, stop, step *int64) Value {
-	if !r.use(v) {
-		return nil
-	}
+	r.use(v)
 	if step != nil && *step == 0 {
-		return r.fail(ErrRender, "slice step cannot be zero")
+		r.fail(ErrRender, "slice step cannot be zero")
 	}
+	n := 0
 	switch v := v.(type) {
 	case markup:
 		return remark(r.slice(string(v), start, stop, step))
 	case *Dict:
-		return r.fail(ErrRender, "unhashable type: 'slice'")
+		r.fail(ErrRender, "unhashable type: 'slice'")
 	case string:
-		if !r.scans(v) {
-			return nil
-		}
-	}
-	n, _ := length(v)
-	pick := func(vs []Value) []Value {
-		first, by, count := sliceBounds(n, start, stop, step)
-		out := make([]Value, count)
-		for i := range out {
-			out[i] = vs[first+i*by]
-		}
-		r.charge(count)
-		return out
-	}
-	switch v := v.(type) {
-	case string:
+		r.scans(v)
 		s := sliceString(v, start, stop, step)
 		r.fits(len(s))
 		return s
-	case List:
-		return List(pick(v))
-	case Tuple:
-		return Tuple(pick(v))
-	case intRange:
-		first, by, count := sliceBounds(n, start, stop, step)
+	case List, Tuple, intRange:
+		n, _ = length(v)
+	default:
+		return &undefined{msg: objectName(v) + " has no element slice"}
+	}
+	first, by, count := sliceBounds(n, start, stop, step)
+	if v, ok := v.(intRange); ok {
 		from := v.start + int64(first)*v.step
 		return intRange{from, from + int64(count)*int64(by)*v.step, int64(by) * v.step}
 	}
-	return &undefined{msg: objectName(v) + " has no element slice"}
+	r.charge(count)
+	vs, _ := sequence(v)
+	out := make([]Value, count)
+	for i := range out {
+		out[i] = vs[first+i*by]
+	}
+	return like(v, out)
 }
 
 func (x *callExpr) eval(r *run) Value {
 	fn := x.fn.eval(r)
 	a := r.args(&x.args)
-	if !r.charge(1) {
-		return nil
+	r.at(x.line)
+	if c, ok := fn.(callable); ok {
+		return c.call(r, a)
 	}
-	r.line = x.line
-	switch fn := fn.(type) {
-	case *macro:
-		return r.callMacro(fn, a, nil)
-	case *function:
-		return fn.call(r, a)
-	case method:
-		if fn.def == nil {
-			return r.fail(ErrUnsupported, "method %q of %s", fn.name, typeName(fn.recv))
-		}
-		if fn.def.raw != nil {
-			return fn.def.raw(r, fn.recv, a)
-		}
-		a.pos, a.named = plainAll(a.pos), plainAll(a.named)
-		p := r.bind(fn.name+"()", a, fn.def.params, fn.def.required)
-		if r.err != nil {
-			return nil
-		}
-		return fn.def.call(r, fn.recv, p)
-	case loopMethod:
-		return fn.call(r, a)
-	}
-	if r.use(fn) {
-		r.fail(ErrRender, "'%s' object is not callable", typeName(fn))
-	}
-	return nil
+	return r.reject(fn, "'%s' object is not callable", typeName(fn))
 }
 
-func (x *filterExpr) eval(r *run) Value {
-	v := x.x.eval(r)
-	if r.err != nil {
-		return nil
-	}
-	return x.apply(r, v)
-}
+func (x *applyExpr) eval(r *run) Value { return x.apply(r, x.x.eval(r)) }
 
-func (x *filterExpr) apply(r *run, v Value) Value {
+func (x *applyExpr) apply(r *run, v Value) Value {
 	a := r.args(&x.args)
-	if !r.charge(1) {
-		return nil
+	r.at(x.line)
+	switch {
+	case x.def == nil:
+		return r.fail(ErrUnsupported, "%s %q", x.kind, x.name)
+	case x.kind == "test":
+		return r.test(x.def, v, a)
 	}
-	r.line = x.line
-	if x.def == nil {
-		return r.fail(ErrUnsupported, "filter %q", x.name)
-	}
-	return x.def.apply(r, x.name, v, a)
-}
-
-func (x *testExpr) eval(r *run) Value {
-	v := x.x.eval(r)
-	a := r.args(&x.args)
-	if !r.charge(1) {
-		return nil
-	}
-	r.line = x.line
-	if x.def == nil {
-		return r.fail(ErrUnsupported, "test %q", x.name)
-	}
-	return x.def.apply(r, v, a)
+	return x.def.invoke(r, x.name, v, a)
 }

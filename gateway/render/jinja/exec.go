@@ -1,56 +1,45 @@
 package jinja
 
-// flow says how a statement ended.
+import "slices"
+
+// flow is how a statement ended.
 type flow uint8
 
 const (
 	flowNext flow = iota
 	flowBreak
 	flowContinue
-	flowStop // an error is recorded
 )
 
 func (r *run) exec(body []stmt) flow {
 	for _, s := range body {
-		if !r.charge(1) {
-			return flowStop
-		}
+		r.charge(1)
 		if f := s.exec(r); f != flowNext {
 			return f
 		}
-	}
-	return r.done()
-}
-
-// done ends a statement that may have failed.
-func (r *run) done() flow {
-	if r.err != nil {
-		return flowStop
 	}
 	return flowNext
 }
 
 func (s *dataStmt) exec(r *run) flow {
 	r.write(s.text)
-	return r.done()
+	return flowNext
 }
 
 func (s *outputStmt) exec(r *run) flow {
-	v := s.x.eval(r)
-	if r.err == nil {
-		r.line = s.line
-		r.write(r.str(v))
-	}
-	return r.done()
+	r.print(s.line, s.x.eval(r))
+	return flowNext
+}
+
+// print writes v as a string.
+func (r *run) print(line int, v Value) {
+	r.line = line
+	r.write(r.str(v))
 }
 
 func (s *ifStmt) exec(r *run) flow {
 	for i, cond := range s.conds {
-		hit := truth(cond.eval(r))
-		if r.err != nil {
-			return flowStop
-		}
-		if hit {
+		if truth(cond.eval(r)) {
 			return r.exec(s.bodies[i])
 		}
 	}
@@ -61,22 +50,19 @@ func (s *setStmt) exec(r *run) flow {
 	v := s.x.eval(r)
 	r.line = s.line
 	r.assign(s.target, v)
-	return r.done()
+	return flowNext
 }
 
 // assign gives v to a target in the current scope.
 func (r *run) assign(t target, v Value) {
 	switch {
-	case r.err != nil:
 	case t.elems != nil:
 		vs, ok := r.items(v)
 		if !ok {
 			r.fail(ErrRender, "cannot unpack non-iterable %s object", typeName(v))
-			return
 		}
 		if len(vs) != len(t.elems) {
 			r.fail(ErrRender, "expected %d values to unpack, got %d", len(t.elems), len(vs))
-			return
 		}
 		for i, e := range t.elems {
 			r.assign(e, vs[i])
@@ -86,79 +72,54 @@ func (r *run) assign(t target, v Value) {
 		ns, ok := have.(*namespace)
 		if !ok {
 			r.fail(ErrRender, "cannot assign attribute on non-namespace object")
-			return
 		}
 		if t.attr[0] == '_' {
 			r.fail(ErrRender, underscoreMsg, t.attr)
-			return
 		}
-		ns.vars.put(t.attr, v)
+		ns.vars.Set(t.attr, v)
 	default:
 		r.scope.set(t.name, v)
 	}
 }
 
 func (s *setBlockStmt) exec(r *run) flow {
-	restore := r.push(r.scope)
-	text := r.capture(s.body)
-	restore()
-	var v Value = text
-	if s.filter != nil {
-		v = r.pipe(s.filter, text)
-	}
+	v := r.filtered(s.body, s.filter)
 	r.line = s.line
 	r.assign(s.target, v)
-	return r.done()
+	return flowNext
 }
 
 func (s *filterStmt) exec(r *run) flow {
-	restore := r.push(r.scope)
-	text := r.capture(s.body)
-	v := r.pipe(s.filter, text)
-	restore()
-	if r.err == nil {
-		r.line = s.line
-		r.write(r.str(v))
-	}
-	return r.done()
+	r.print(s.line, r.filtered(s.body, s.filter))
+	return flowNext
 }
 
-// pipe applies the filters of a filter or set block to its text.
-func (r *run) pipe(x expr, text string) Value {
-	f := x.(*filterExpr)
-	var v Value = text
-	if f.x != nil {
-		v = r.pipe(f.x, text)
+// filtered returns the output of body, executed in a scope of its own and passed through a chain
+// of filters.
+func (r *run) filtered(body []stmt, filters expr) Value {
+	defer r.push(r.scope)()
+	return r.pipe(filters, r.capture(body))
+}
+
+func (r *run) pipe(filters expr, v Value) Value {
+	f, ok := filters.(*applyExpr)
+	if !ok {
+		return v
 	}
-	if r.err != nil {
-		return nil
-	}
-	return f.apply(r, v)
+	return f.apply(r, r.pipe(f.x, v))
 }
 
 func (s *withStmt) exec(r *run) flow {
-	vals := make([]Value, len(s.values))
-	for i, x := range s.values {
-		vals[i] = x.eval(r)
-	}
+	vals := r.evalAll(s.values)
 	defer r.push(r.scope)()
 	r.line = s.line
 	for i, t := range s.targets {
 		r.assign(t, vals[i])
 	}
-	if r.err != nil {
-		return flowStop
-	}
 	return r.exec(s.body)
 }
 
-func (s *scopeStmt) exec(r *run) flow {
-	defer r.push(r.scope)()
-	return r.exec(s.body)
-}
-
-func (breakStmt) exec(*run) flow    { return flowBreak }
-func (continueStmt) exec(*run) flow { return flowContinue }
+func (s flowStmt) exec(*run) flow { return flow(s) }
 
 func (s *macroStmt) exec(r *run) flow {
 	r.scope.set(s.name, &macro{s, r.scope})
@@ -168,20 +129,13 @@ func (s *macroStmt) exec(r *run) flow {
 func (s *callStmt) exec(r *run) flow {
 	fn := s.call.fn.eval(r)
 	a := r.args(&s.call.args)
-	if r.err != nil {
-		return flowStop
-	}
 	r.line = s.line
 	m, ok := fn.(*macro)
 	if !ok {
 		r.fail(ErrUnsupported, "call block of a %s", typeName(fn))
-		return flowStop
 	}
-	v := r.callMacro(m, a, &macro{s.caller, r.scope})
-	if r.err == nil {
-		r.write(v)
-	}
-	return r.done()
+	r.write(r.callMacro(m, a, &macro{s.caller, r.scope}))
+	return flowNext
 }
 
 // macro is a macro with the scope it was defined in.
@@ -190,33 +144,26 @@ type macro struct {
 	scope *scope
 }
 
+func (m *macro) call(r *run, a callArgs) Value { return r.callMacro(m, a, nil) }
+
 // callMacro runs a macro; caller is the body of a call block, or nil.
 func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 	d := m.def
 	if r.calls++; r.calls > maxCalls {
 		r.fail(ErrLimit, "macros call each other deeper than %d", maxCalls)
-		return ""
 	}
 	line := r.line
 	defer r.push(m.scope)()
-	vals := make([]Value, len(d.params))
-	for i := range vals {
-		vals[i] = absent
-	}
+	vals := slices.Repeat([]Value{absent}, len(d.params))
 	extra := a.pos[copy(vals, a.pos):]
 	kwargs := new(Dict)
 	for i, name := range a.names {
-		at := -1
-		for k, p := range d.params {
-			if p == name && k >= len(a.pos) {
-				at = k
-			}
-		}
+		at := slices.Index(d.params, name)
 		switch {
-		case at >= 0:
+		case at >= len(a.pos):
 			vals[at] = a.named[i]
 		case d.usesKwargs:
-			kwargs.put(name, a.named[i])
+			kwargs.Set(name, a.named[i])
 		default:
 			r.fail(ErrRender, "macro '%s' takes no keyword argument '%s'", d.name, name)
 		}
@@ -244,10 +191,11 @@ func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 		r.scope.set("kwargs", kwargs)
 	}
 	if d.usesCaller {
-		r.scope.set("caller", callerValue(caller))
-	}
-	if r.err != nil {
-		return ""
+		callerOf := Value(&undefined{msg: "No caller defined"})
+		if caller != nil {
+			callerOf = caller
+		}
+		r.scope.set("caller", callerOf)
 	}
 	text := r.capture(d.body)
 	r.calls--
@@ -255,15 +203,8 @@ func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 	return text
 }
 
-func callerValue(caller *macro) Value {
-	if caller == nil {
-		return &undefined{msg: "No caller defined"}
-	}
-	return caller
-}
-
-// loop is the variable of the same name in a for loop's body. Elements are
-// drawn one at a time, because a filter may depend on what the body did.
+// loop is the variable of the same name in a for loop's body. It draws elements
+// one at a time, because a filter may depend on effects of the body.
 type loop struct {
 	r       *run
 	source  []Value // not drawn yet
@@ -271,81 +212,56 @@ type loop struct {
 	index0  int
 	prev    Value // undefined in the first iteration
 	current Value
-	ahead   []Value // drawn, not yet current: at most one, all after length was asked for
-	total   int     // elements in all, or -1 before it was asked for
+	ahead   []Value // drawn, not yet current
 	changed []Value // the last arguments of changed(), or nil
 }
 
-// draw takes the next element that the filter keeps.
-func (l *loop) draw() (Value, bool) {
-	for len(l.source) > 0 && l.r.charge(1) {
+// draw moves the next element that the filter keeps from source to ahead.
+func (l *loop) draw() bool {
+	for len(l.source) > 0 {
+		l.r.charge(1)
 		v := l.source[0]
 		l.source = l.source[1:]
 		if l.keep == nil || l.keep(v) {
-			return v, true
+			l.ahead = append(l.ahead, v)
+			return true
 		}
 	}
-	return nil, false
+	return false
 }
 
-// peek returns the element after the current one.
-func (l *loop) peek() (Value, bool) {
-	if len(l.ahead) == 0 {
-		v, ok := l.draw()
-		if !ok {
-			return nil, false
-		}
-		l.ahead = append(l.ahead, v)
-	}
-	return l.ahead[0], true
-}
+// more reports whether an element follows the current one; it is then the first of ahead.
+func (l *loop) more() bool { return len(l.ahead) > 0 || l.draw() }
 
 func (l *loop) next() bool {
-	v, ok := l.peek()
-	if !ok || l.r.err != nil {
+	if !l.more() {
 		return false
 	}
+	l.prev, l.current = l.current, l.ahead[0]
 	l.ahead = l.ahead[1:]
-	l.prev = l.current
-	l.current = v
 	l.index0++
 	return true
 }
 
 func (l *loop) length() int {
-	if l.total < 0 {
-		for {
-			v, ok := l.draw()
-			if !ok {
-				break
-			}
-			l.ahead = append(l.ahead, v)
-		}
-		l.total = l.index0 + 1 + len(l.ahead)
+	for l.draw() {
 	}
-	return l.total
+	return l.index0 + 1 + len(l.ahead)
 }
 
 func (s *forStmt) exec(r *run) flow {
 	in := s.in.eval(r)
-	if r.err != nil {
-		return flowStop
-	}
 	r.line = s.line
-	source, ok := r.items(in)
-	if !ok {
-		r.fail(ErrRender, "'%s' object is not iterable", typeName(in))
-		return flowStop
-	}
+	source := r.iterate(in)
 	outer := r.scope
 	defer func() { r.scope = outer }()
 	none := Value(&undefined{msg: "there is no previous item"})
-	l := &loop{r: r, source: source, index0: -1, total: -1, prev: none, current: none}
+	l := &loop{r: r, source: source, index0: -1, prev: none, current: none}
 	if s.filter != nil {
 		l.keep = func(v Value) bool {
 			defer r.push(outer)()
 			r.assign(s.target, v)
-			return r.err == nil && truth(s.filter.eval(r)) && r.err == nil
+			return truth(s.filter.eval(r))
 		}
 	}
 	// As in Jinja, "else" runs unless a body ran to its end.
@@ -355,17 +271,11 @@ func (s *forStmt) exec(r *run) flow {
 		r.line = s.line
 		r.assign(s.target, l.current)
 		r.scope.set("loop", l)
-		switch r.exec(s.body) {
-		case flowStop:
-			return flowStop
-		case flowBreak:
-			l.source, l.ahead = nil, nil
-		case flowNext:
-			completed = true
+		end := r.exec(s.body)
+		completed = completed || end == flowNext
+		if end == flowBreak {
+			break
 		}
-	}
-	if r.err != nil {
-		return flowStop
 	}
 	r.scope = outer
 	if !completed && s.other != nil {

@@ -2,109 +2,69 @@ package jinja
 
 import (
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// filterDef is a filter: call takes bound parameters, or raw the arguments as
-// they come.
-type filterDef struct {
-	params   []string
-	required int
-	call     func(r *run, v Value, p []Value) Value
-	raw      func(r *run, v Value, a callArgs) Value
-	// What is made of markup is markup again.
-	keepsMarkup bool
+// otherFilters are Jinja's filters that Parse refuses by name: chat templates do not use them.
+var otherFilters = strings.Fields(`batch center filesizeformat forceescape groupby pprint random slice striptags truncate
+	urlencode urlize wordcount wordwrap xmlattr`)
+
+var filters = map[string]*builtin{
+	"abs":        define(filterAbs),
+	"attr":       define(filterAttr, "name", absent),
+	"capitalize": ofString(capitalize).keepMarkup(),
+	"count":      define(filterLength),
+	"d":          define(filterDefault, "default_value", "", "boolean", false),
+	"default":    define(filterDefault, "default_value", "", "boolean", false),
+	"dictsort":   define(filterDictSort, "case_sensitive", false, "by", "key", "reverse", false),
+	"e":          define(func(r *run, v Value, _ []Value) Value { return r.escape(v) }),
+	"escape":     define(func(r *run, v Value, _ []Value) Value { return r.escape(v) }),
+	"first":      define(filterFirst),
+	"float":      define(filterFloat, "default", 0.0),
+	"format":     raw(filterFormat),
+	"indent":     define(filterIndent, "width", int64(4), "first", false, "blank", false).keepMarkup(),
+	"int":        define(filterInt, "default", int64(0), "base", int64(10)),
+	"items":      define(filterItems),
+	"join":       define(filterJoin, "d", "", "attribute", nil),
+	"last":       define(filterLast),
+	"length":     define(filterLength),
+	"list":       define(func(r *run, v Value, _ []Value) Value { return List(slices.Clone(r.iterate(v))) }),
+	"lower":      ofString(lower).keepMarkup(),
+	"map":        raw(filterMap),
+	"max":        define(filterMax, "case_sensitive", false, "attribute", nil),
+	"min":        define(filterMin, "case_sensitive", false, "attribute", nil),
+	"reject":     raw(func(r *run, v Value, a callArgs) Value { return r.choose(v, a, false, false) }),
+	"rejectattr": raw(func(r *run, v Value, a callArgs) Value { return r.choose(v, a, true, false) }),
+	"replace":    define(filterReplace, "old", absent, "new", absent, "count", nil),
+	"reverse":    define(filterReverse).keepMarkup(),
+	"round":      define(filterRound, "precision", int64(0), "method", "common"),
+	"safe":       define(func(r *run, v Value, _ []Value) Value { return markup(r.str(v)) }),
+	"select":     raw(func(r *run, v Value, a callArgs) Value { return r.choose(v, a, false, true) }),
+	"selectattr": raw(func(r *run, v Value, a callArgs) Value { return r.choose(v, a, true, true) }),
+	"sort":       define(filterSort, "reverse", false, "case_sensitive", false, "attribute", nil),
+	"string":     define(func(r *run, v Value, _ []Value) Value { return r.str(v) }).keepMarkup(),
+	"sum":        define(filterSum, "attribute", nil, "start", int64(0)),
+	"title":      ofString(jinjaTitle),
+	"tojson":     define(toJSON, "ensure_ascii", false, "indent", nil, "separators", nil, "sort_keys", false),
+	"trim":       define(func(r *run, v Value, p []Value) Value { return r.strip(r.str(v), p[0], true, true) }, "chars", nil).keepMarkup(),
+	"unique":     define(filterUnique, "case_sensitive", false, "attribute", nil),
+	"upper":      ofString(upper).keepMarkup(),
 }
 
-func (f *filterDef) apply(r *run, name string, v Value, a callArgs) Value {
-	if f.raw != nil {
-		return f.raw(r, v, a)
-	}
-	p := r.bind(name, a, f.params, f.required)
-	if s, ok := plain(v).(string); ok {
-		r.scans(s)
-	}
-	if r.err != nil {
-		return nil
-	}
-	if _, ok := v.(markup); ok && f.keepsMarkup {
-		return remark(f.call(r, plain(v), plainAll(p)))
-	}
-	out := f.call(r, v, p)
-	if s, ok := out.(string); ok {
-		r.fits(len(s))
-	}
-	return out
-}
-
-// otherFilters are those of Jinja that are refused by name when a template is
-// parsed: chat templates have no use for them.
-var otherFilters = names(`batch center filesizeformat forceescape groupby pprint random slice striptags truncate urlencode
-	urlize wordcount wordwrap xmlattr`)
-
-// filters are the known ones.
-var filters = map[string]*filterDef{
-	"abs":        {call: filterAbs},
-	"attr":       {params: []string{"name"}, required: 1, call: filterAttr},
-	"capitalize": {keepsMarkup: true, call: func(r *run, v Value, _ []Value) Value { return capitalize(r.str(v)) }},
-	"count":      {call: filterLength},
-	"d":          {params: []string{"default_value", "boolean"}, call: filterDefault},
-	"default":    {params: []string{"default_value", "boolean"}, call: filterDefault},
-	"dictsort":   {params: []string{"case_sensitive", "by", "reverse"}, call: filterDictSort},
-	"e":          {call: func(r *run, v Value, _ []Value) Value { return r.escape(v) }},
-	"escape":     {call: func(r *run, v Value, _ []Value) Value { return r.escape(v) }},
-	"first":      {call: filterFirst},
-	"float":      {params: []string{"default"}, call: filterFloat},
-	"format":     {raw: filterFormat},
-	"indent":     {keepsMarkup: true, params: []string{"width", "first", "blank"}, call: filterIndent},
-	"int":        {params: []string{"default", "base"}, call: filterInt},
-	"items":      {call: filterItems},
-	"join":       {params: []string{"d", "attribute"}, call: filterJoin},
-	"last":       {call: filterLast},
-	"length":     {call: filterLength},
-	"list":       {call: func(r *run, v Value, _ []Value) Value { return List(slices.Clone(r.iterate(v))) }},
-	"lower":      {keepsMarkup: true, call: func(r *run, v Value, _ []Value) Value { return lower(r.str(v)) }},
-	"map":        {raw: filterMap},
-	"max":        {params: []string{"case_sensitive", "attribute"}, call: filterMax},
-	"min":        {params: []string{"case_sensitive", "attribute"}, call: filterMin},
-	"reject":     {raw: func(r *run, v Value, a callArgs) Value { return r.choose(v, a, false, false) }},
-	"rejectattr": {raw: func(r *run, v Value, a callArgs) Value { return r.choose(v, a, true, false) }},
-	"replace":    {params: []string{"old", "new", "count"}, required: 2, call: filterReplace},
-	"reverse":    {keepsMarkup: true, call: filterReverse},
-	"round":      {params: []string{"precision", "method"}, call: filterRound},
-	"safe":       {call: func(r *run, v Value, _ []Value) Value { return markup(r.str(v)) }},
-	"select":     {raw: func(r *run, v Value, a callArgs) Value { return r.choose(v, a, false, true) }},
-	"selectattr": {raw: func(r *run, v Value, a callArgs) Value { return r.choose(v, a, true, true) }},
-	"sort":       {params: []string{"reverse", "case_sensitive", "attribute"}, call: filterSort},
-	"string":     {keepsMarkup: true, call: func(r *run, v Value, _ []Value) Value { return r.str(v) }},
-	"sum":        {params: []string{"attribute", "start"}, call: filterSum},
-	"title":      {call: func(r *run, v Value, _ []Value) Value { return jinjaTitle(r.str(v)) }},
-	"tojson":     {params: []string{"ensure_ascii", "indent", "separators", "sort_keys"}, call: toJSON},
-	"trim":       {keepsMarkup: true, params: []string{"chars"}, call: func(r *run, v Value, p []Value) Value { return r.strip(r.str(v), p[0], true, true) }},
-	"unique":     {params: []string{"case_sensitive", "attribute"}, call: filterUnique},
-	"upper":      {keepsMarkup: true, call: func(r *run, v Value, _ []Value) Value { return upper(r.str(v)) }},
-}
-
-func isTrue(v Value) bool { return v != absent && truth(v) }
-
-// iterate returns v's elements, failing where Python cannot iterate.
-func (r *run) iterate(v Value) []Value {
-	vs, ok := r.items(v)
-	if !ok {
-		r.fail(ErrRender, "'%s' object is not iterable", typeName(v))
-	}
-	return vs
+// ofString returns a filter or method without parameters that maps a value's string.
+func ofString(f func(string) string) *builtin {
+	return define(func(r *run, v Value, _ []Value) Value { return f(r.str(v)) })
 }
 
 func generator(vs []Value) Value { return &iterator{name: "generator", items: vs} }
 
-// getter returns what attribute, as filters take it, reads from an element.
+// getter returns a function that reads an attribute, as filters name it, from an element.
 func (r *run) getter(attribute Value) func(Value) Value {
 	var parts []Value
-	switch a := attribute.(type) {
-	case string:
+	if a, ok := attribute.(string); ok {
 		for part := range strings.SplitSeq(a, ".") {
 			if i, err := strconv.ParseUint(part, 10, 31); err == nil {
 				parts = append(parts, int64(i))
@@ -112,10 +72,8 @@ func (r *run) getter(attribute Value) func(Value) Value {
 				parts = append(parts, part)
 			}
 		}
-	default:
-		if attribute != absent && attribute != nil {
-			parts = []Value{attribute}
-		}
+	} else if attribute != nil {
+		parts = []Value{attribute}
 	}
 	return func(v Value) Value {
 		for _, part := range parts {
@@ -130,7 +88,7 @@ func (r *run) folded(attribute, caseSensitive Value) func(Value) Value {
 	get := r.getter(attribute)
 	return func(v Value) Value {
 		v = plain(get(v))
-		if s, ok := v.(string); ok && !isTrue(caseSensitive) {
+		if s, ok := v.(string); ok && !truth(caseSensitive) {
 			return lower(s)
 		}
 		return v
@@ -142,20 +100,18 @@ func filterAbs(r *run, v Value, _ []Value) Value {
 		return math.Abs(f)
 	}
 	i, ok := asInt(v)
-	if !ok && r.use(v) {
-		return r.fail(ErrRender, "bad operand type for abs(): '%s'", typeName(v))
+	if !ok {
+		r.reject(v, "bad operand type for abs(): '%s'", typeName(v))
 	}
 	if i < 0 {
-		return r.intOrFail(-i, i != math.MinInt64)
+		return r.intOp("-", 0, i)
 	}
 	return i
 }
 
 func filterAttr(r *run, v Value, p []Value) Value {
 	name := r.wantStr(p[0])
-	if !r.use(v) {
-		return nil
-	}
+	r.use(v)
 	if a, ok := r.attribute(v, name); ok {
 		return a
 	}
@@ -163,10 +119,7 @@ func filterAttr(r *run, v Value, p []Value) Value {
 }
 
 func filterDefault(_ *run, v Value, p []Value) Value {
-	if isUndefined(v) || isTrue(p[1]) && !truth(v) {
-		if p[0] == absent {
-			return ""
-		}
+	if isUndefined(v) || truth(p[1]) && !truth(v) {
 		return p[0]
 	}
 	return v
@@ -175,27 +128,25 @@ func filterDefault(_ *run, v Value, p []Value) Value {
 func filterLength(r *run, v Value, _ []Value) Value {
 	n, ok := length(v)
 	if !ok {
-		return r.fail(ErrRender, "object of type '%s' has no len()", typeName(v))
+		r.fail(ErrRender, "object of type '%s' has no len()", typeName(v))
 	}
 	return int64(n)
 }
 
 func filterFirst(r *run, v Value, _ []Value) Value {
-	if it, ok := v.(*iterator); ok { // takes only one
-		if len(it.items) > 0 {
-			first := it.items[0]
-			it.items = it.items[1:]
-			return first
-		}
-	} else if vs := r.iterate(v); len(vs) > 0 {
-		return vs[0]
+	vs := r.iterate(v)
+	if len(vs) == 0 {
+		return &undefined{"No first item, sequence was empty."}
 	}
-	return &undefined{"No first item, sequence was empty."}
+	if it, ok := v.(*iterator); ok { // only the first element is consumed
+		it.items = vs[1:]
+	}
+	return vs[0]
 }
 
 func filterLast(r *run, v Value, _ []Value) Value {
 	if it, ok := v.(*iterator); ok {
-		return r.fail(ErrRender, "'%s' object is not reversible", it.name)
+		r.fail(ErrRender, "'%s' object is not reversible", it.name)
 	}
 	if vs := r.iterate(v); len(vs) > 0 {
 		return vs[len(vs)-1]
@@ -209,10 +160,9 @@ func filterItems(r *run, v Value, _ []Value) Value {
 	}
 	d, ok := v.(*Dict)
 	if !ok {
-		return r.fail(ErrRender, "Can only get item pairs from a mapping.")
+		r.fail(ErrRender, "Can only get item pairs from a mapping.")
 	}
-	r.charge(d.Len())
-	return generator(dictView{d, "items"}.list())
+	return generator(r.iterate(dictView{d, "dict_items"}))
 }
 
 func filterJoin(r *run, v Value, p []Value) Value {
@@ -220,15 +170,9 @@ func filterJoin(r *run, v Value, p []Value) Value {
 	vs := r.iterate(v)
 	parts := make([]string, len(vs))
 	for i, e := range vs {
-		if parts[i] = r.str(get(e)); r.err != nil {
-			return nil
-		}
+		parts[i] = r.str(get(e))
 	}
-	sep := ""
-	if p[0] != absent {
-		sep = r.str(p[0])
-	}
-	return r.joinStrings(parts, sep)
+	return r.joinStrings(parts, r.str(p[0]))
 }
 
 func filterReplace(r *run, v Value, p []Value) Value {
@@ -240,10 +184,9 @@ func filterReverse(r *run, v Value, _ []Value) Value {
 		back := int64(-1)
 		return r.slice(s, nil, nil, &back)
 	}
-	_, oneShot := v.(*iterator)
 	vs := slices.Clone(r.iterate(v))
 	slices.Reverse(vs)
-	if oneShot {
+	if _, ok := v.(*iterator); ok {
 		return List(vs)
 	}
 	return &iterator{name: typeName(v) + "_reverseiterator", items: vs}
@@ -251,25 +194,22 @@ func filterReverse(r *run, v Value, _ []Value) Value {
 
 func filterIndent(r *run, v Value, p []Value) Value {
 	s, ok := v.(string)
-	if !ok && r.use(v) {
-		return r.fail(ErrRender, "indent of a %s", typeName(v))
+	if !ok {
+		r.reject(v, "indent of a %s", typeName(v))
 	}
-	pad := "    "
-	if w, ok := p[0].(string); ok {
-		pad = w
-	} else if p[0] != absent {
-		n := r.wantInt(p[0], 4)
+	pad, ok := p[0].(string)
+	if !ok {
+		n := r.wantInt(p[0])
 		if n > maxOutput {
-			return r.fail(ErrLimit, "indent by %d", n)
+			r.fail(ErrLimit, "indent by %d", n)
 		}
 		pad = strings.Repeat(" ", int(max(n, 0)))
 	}
 	lines := splitLines(s+"\n", false)
-	if !r.charge(len(lines)) || !r.fits(len(s)+len(lines)*(len(pad)+1)) {
-		return nil
-	}
+	r.charge(len(lines))
+	r.fits(len(s) + len(lines)*(len(pad)+1))
 	for i, line := range lines {
-		if i > 0 && (line != "" || isTrue(p[2])) || i == 0 && isTrue(p[1]) {
+		if i > 0 && (line != "" || truth(p[2])) || i == 0 && truth(p[1]) {
 			lines[i] = pad + line
 		}
 	}
@@ -278,36 +218,30 @@ func filterIndent(r *run, v Value, p []Value) Value {
 
 func filterFormat(r *run, v Value, a callArgs) Value {
 	if len(a.names) > 0 {
-		return r.fail(ErrUnsupported, "filter format with names")
+		r.fail(ErrUnsupported, "filter format with names")
 	}
 	return r.percent(r.str(v), a.pos)
 }
 
 func filterInt(r *run, v Value, p []Value) Value {
-	if !r.use(v) {
-		return nil
-	}
-	v = plain(v)
-	missing := Value(int64(0))
-	if p[0] != absent {
-		missing = p[0]
-	}
-	switch v := v.(type) {
+	r.use(v)
+	switch v := plain(v).(type) {
 	case int64, BigInt:
 		return v
 	case bool:
 		return boolInt(v)
 	case float64:
 		if math.IsInf(v, 0) {
-			return r.fail(ErrRender, "cannot convert float infinity to integer")
+			r.fail(ErrRender, "cannot convert float infinity to integer")
 		}
-		return r.truncate(v, missing)
+		return r.truncate(v, p[0])
 	case string:
-		return r.parseInt(v, r.wantInt(p[1], 10), missing)
+		return r.parseInt(v, r.wantInt(p[1]), p[0])
 	}
-	return missing
+	return p[0]
 }
 
+// truncate returns f without its fraction; missing if f is not finite.
 func (r *run) truncate(f float64, missing Value) Value {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return missing
@@ -315,38 +249,36 @@ func (r *run) truncate(f float64, missing Value) Value {
 	return r.intOrFail(int64(f), math.Abs(f) < 1<<63)
 }
 
+// The numbers that Python's int and float read from strings.
+var (
+	intString   = regexp.MustCompile(`^[+-]?` + digits + `$`)
+	floatString = regexp.MustCompile(`(?i)^[+-]?(inf(inity)?|nan|(` + digits + `(\.(` + digits + `)?)?|\.` + digits + `)(e[+-]?` + digits + `)?)$`)
+)
+
 func (r *run) parseInt(s string, base int64, missing Value) Value {
-	s = strings.TrimFunc(s, isSpace)
 	if base != 10 {
-		return r.fail(ErrUnsupported, "filter int with base %d", base)
+		r.fail(ErrUnsupported, "filter int with base %d", base)
 	}
-	digits := strings.TrimLeft(s, "+-")
-	valid := len(s)-len(digits) <= 1 && digits != "" && digits[len(digits)-1] != '_' && digitsEnd(digits, 0, decimal) == len(digits)
-	if valid {
+	s = strings.TrimFunc(s, isSpace)
+	if intString.MatchString(s) {
 		i, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
 		return r.intOrFail(i, err == nil)
 	}
-	f, ok := parseFloat(s)
-	if !ok {
-		return missing
+	if f, ok := parseFloat(s); ok {
+		return r.truncate(f, missing)
 	}
-	return r.truncate(f, missing)
+	return missing
 }
 
 // parseFloat is Python's float(s).
-func parseFloat(s string) (float64, bool) {
+func parseFloat(s string) (f float64, ok bool) {
 	s = strings.TrimFunc(s, isSpace)
-	if strings.ContainsAny(s, "xXpP") || strings.HasPrefix(s, "_") || strings.HasSuffix(s, "_") || strings.Contains(s, "__") {
-		return 0, false
-	}
-	f, err := strconv.ParseFloat(strings.ReplaceAll(s, "_", ""), 64)
-	return f, err == nil || math.IsInf(f, 0)
+	f, _ = strconv.ParseFloat(strings.ReplaceAll(s, "_", ""), 64) // infinite where it is out of range
+	return f, floatString.MatchString(s)
 }
 
 func filterFloat(r *run, v Value, p []Value) Value {
-	if !r.use(v) {
-		return nil
-	}
+	r.use(v)
 	if f, ok := asFloat(v); ok {
 		return f
 	}
@@ -355,24 +287,18 @@ func filterFloat(r *run, v Value, p []Value) Value {
 			return f
 		}
 	}
-	if p[0] == absent {
-		return 0.0
-	}
 	return p[0]
 }
 
 func filterRound(r *run, v Value, p []Value) Value {
-	precision := r.wantInt(p[0], 0)
-	method := "common"
-	if p[1] != absent {
-		method = r.str(p[1])
-	}
+	precision := r.wantInt(p[0])
+	method := r.str(p[1])
 	f, ok := asFloat(v)
-	if !ok && r.use(v) {
-		return r.fail(ErrRender, "type %s doesn't define __round__ method", typeName(v))
+	if !ok {
+		r.reject(v, "type %s doesn't define __round__ method", typeName(v))
 	}
 	if precision < 0 || precision > 20 || math.IsInf(f, 0) || math.IsNaN(f) {
-		return r.fail(ErrUnsupported, "rounding %v to %d digits", f, precision)
+		r.fail(ErrUnsupported, "rounding %v to %d digits", f, precision)
 	}
 	scale := math.Pow(10, float64(precision))
 	switch method {
@@ -392,43 +318,12 @@ func filterRound(r *run, v Value, p []Value) Value {
 
 func filterSum(r *run, v Value, p []Value) Value {
 	get := r.getter(p[0])
-	var total Value = int64(0)
-	if p[1] != absent {
-		total = p[1]
-	}
+	total := p[1]
 	if _, ok := total.(string); ok {
-		return r.fail(ErrRender, "sum() can't sum strings [use ''.join(seq) instead]")
+		r.fail(ErrRender, "sum() can't sum strings [use ''.join(seq) instead]")
 	}
 	for _, e := range r.iterate(v) {
-		if total = r.binary("+", total, get(e)); r.err != nil {
-			return nil
-		}
+		total = r.binary("+", total, get(e))
 	}
 	return total
-}
-
-// jinjaTitle is the filter title, which is not str.title: words begin behind
-// white space, dashes and opening brackets only.
-func jinjaTitle(s string) string {
-	var b strings.Builder
-	for s != "" {
-		split := func(c rune) bool { return isSpace(c) || strings.ContainsRune("-({[<", c) }
-		end := strings.IndexFunc(s, split)
-		if end < 0 {
-			end = len(s)
-		}
-		if end > 0 {
-			first := byteOffset(s, 1)
-			b.WriteString(upper(s[:first]))
-			b.WriteString(lower(s[first:end]))
-		}
-		s = s[end:]
-		next := strings.IndexFunc(s, func(c rune) bool { return !split(c) })
-		if next < 0 {
-			next = len(s)
-		}
-		b.WriteString(s[:next])
-		s = s[next:]
-	}
-	return b.String()
 }

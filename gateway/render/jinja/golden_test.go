@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"bytes"
 	"compress/gzip"
 	"encoding/json"
 	"errors"
@@ -65,13 +66,53 @@ func loadGoldens(t testing.TB) *goldens {
 // clock is the time at which the goldens were rendered.
 var clock = time.Date(2026, 11, 5, 7, 8, 9, 0, time.UTC)
 
+// value reads JSON with the keys of objects in their order.
 func value(t testing.TB, raw json.RawMessage) Value {
 	t.Helper()
-	v, err := FromJSON(raw)
-	if err != nil {
-		t.Fatal(err)
+	d := json.NewDecoder(bytes.NewReader(raw))
+	d.UseNumber()
+	return readValue(t, d)
+}
+
+func readValue(t testing.TB, d *json.Decoder) Value {
+	t.Helper()
+	next := func() json.Token {
+		tok, err := d.Token()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tok
 	}
-	return v
+	switch tok := next(); tok {
+	case json.Delim('['):
+		list := List{}
+		for d.More() {
+			list = append(list, readValue(t, d))
+		}
+		next()
+		return list
+	case json.Delim('{'):
+		dict := new(Dict)
+		for d.More() {
+			key := next().(string)
+			dict.Set(key, readValue(t, d))
+		}
+		next()
+		return dict
+	default:
+		n, ok := tok.(json.Number)
+		if !ok {
+			return tok // a string, a bool or nil
+		}
+		if i, err := n.Int64(); err == nil {
+			return i
+		}
+		if !strings.ContainsAny(n.String(), ".eE") {
+			return BigInt(n)
+		}
+		f, _ := n.Float64()
+		return f
+	}
 }
 
 // chatInput makes a render's input of a chat of the goldens.

@@ -1,86 +1,12 @@
 package jinja
 
 import (
-	"math"
-	"sort"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/tandem-serving/tandem/internal/jsonscan"
+	"unicode/utf16"
 )
-
-// FromJSON reads a JSON document into the values that templates take, with the
-// keys of objects in their order. As in Python the last of equal keys wins and
-// keeps the first one's place. The values do not refer to data.
-func FromJSON(data []byte) (Value, error) {
-	if _, err := jsonscan.Valid(data, jsonscan.Bounds{Values: maxJSONValues}); err != nil {
-		return nil, &Error{Kind: ErrInput, Msg: err.Error()}
-	}
-	v, _, err := fromJSON(data, jsonscan.Space(data, 0))
-	return v, err
-}
-
-// maxJSONValues bounds the values in one document, each of which takes some 100 bytes.
-const maxJSONValues = 1 << 17
-
-// fromJSON reads the value at b[at], which has been checked, and returns the
-// position behind it.
-func fromJSON(b []byte, at int) (v Value, end int, err error) {
-	switch b[at] {
-	case '"':
-		end = jsonscan.StringEnd(b, at)
-		return jsonscan.Text(b[at:end]), end, nil
-	case 'n', 't', 'f':
-		end = jsonscan.PlainEnd(b, at)
-		if b[at] == 'n' {
-			return nil, end, nil
-		}
-		return b[at] == 't', end, nil
-	case '[':
-		list := List{}
-		for at = jsonscan.Space(b, at+1); b[at] != ']'; {
-			if v, at, err = fromJSON(b, at); err != nil {
-				return nil, at, err
-			}
-			list = append(list, v)
-			if at = jsonscan.Space(b, at); b[at] == ',' {
-				at = jsonscan.Space(b, at+1)
-			}
-		}
-		return list, at + 1, nil
-	case '{':
-		d := new(Dict)
-		for at = jsonscan.Space(b, at+1); b[at] != '}'; {
-			end = jsonscan.StringEnd(b, at)
-			key := jsonscan.Text(b[at:end])
-			if v, at, err = fromJSON(b, jsonscan.Space(b, jsonscan.Space(b, end)+1)); err != nil {
-				return nil, at, err
-			}
-			d.Set(key, v)
-			if at = jsonscan.Space(b, at); b[at] == ',' {
-				at = jsonscan.Space(b, at+1)
-			}
-		}
-		return d, at + 1, nil
-	}
-	end = jsonscan.PlainEnd(b, at)
-	v, err = number(string(b[at:end]))
-	return v, end, err
-}
-
-func number(s string) (Value, error) {
-	if !strings.ContainsAny(s, ".eE") {
-		if i, err := strconv.ParseInt(s, 10, 64); err == nil {
-			return i, nil
-		}
-		return BigInt(s), nil
-	}
-	f, err := strconv.ParseFloat(s, 64)
-	if err != nil && !math.IsInf(f, 0) {
-		return nil, &Error{Kind: ErrInput, Msg: "number " + s + ": " + err.Error()}
-	}
-	return f, nil
-}
 
 // jsonWriter is Python's json.dumps with the options that tojson takes.
 type jsonWriter struct {
@@ -88,34 +14,21 @@ type jsonWriter struct {
 	b           strings.Builder
 	ascii       bool
 	indent      string // of one level
-	pretty      bool   // indent was given, maybe as nothing
+	pretty      bool   // indent was given; it may be empty
 	item, colon string // separators
 	sortKeys    bool
 }
 
 func (w *jsonWriter) write(v Value, depth int) {
-	if w.r.err != nil || !w.r.charge(1) {
-		return
-	}
-	if depth > maxValueDepth {
-		w.r.fail(ErrLimit, "a value nests deeper than %d", maxValueDepth)
-		return
-	}
-	if w.b.Len() > maxOutput {
-		w.r.fail(ErrLimit, "a string is longer than %d bytes", maxOutput)
-		return
-	}
-	switch v := v.(type) {
+	w.r.enter(depth, w.b.Len())
+	switch v := plain(v).(type) {
 	case nil, bool, int64, BigInt, float64:
 		w.b.WriteString(jsonScalar(v))
 	case string:
 		w.str(v)
-	case markup:
-		w.str(string(v))
-	case List:
-		w.array(v, depth)
-	case Tuple:
-		w.array(v, depth)
+	case List, Tuple:
+		vs, _ := sequence(v)
+		w.nested('[', ']', len(vs), depth, func(i int) { w.write(vs[i], depth+1) })
 	case *Dict:
 		w.object(v, depth)
 	default:
@@ -123,7 +36,7 @@ func (w *jsonWriter) write(v Value, depth int) {
 	}
 }
 
-// jsonScalar writes anything but strings and containers.
+// jsonScalar returns the JSON of a value that is not a string or container.
 func jsonScalar(v Value) string {
 	switch v := v.(type) {
 	case bool:
@@ -133,15 +46,11 @@ func jsonScalar(v Value) string {
 	case BigInt:
 		return string(v)
 	case float64:
-		switch {
-		case math.IsNaN(v):
-			return "NaN"
-		case math.IsInf(v, 1):
-			return "Infinity"
-		case math.IsInf(v, -1):
-			return "-Infinity"
+		s := floatRepr(v)
+		if name, ok := map[string]string{"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[s]; ok {
+			return name
 		}
-		return floatRepr(v)
+		return s
 	}
 	return "null"
 }
@@ -156,22 +65,20 @@ func (w *jsonWriter) newline(depth int) {
 	}
 }
 
-func (w *jsonWriter) array(vs []Value, depth int) {
-	w.b.WriteByte('[')
-	for i, v := range vs {
+// nested writes a container of n elements between brackets.
+func (w *jsonWriter) nested(opening, closing byte, n, depth int, element func(i int)) {
+	w.b.WriteByte(opening)
+	for i := range n {
 		if i > 0 {
 			w.b.WriteString(w.item)
 		}
 		w.newline(depth + 1)
-		w.write(v, depth+1)
-		if w.r.err != nil {
-			return
-		}
+		element(i)
 	}
-	if len(vs) > 0 {
+	if n > 0 {
 		w.newline(depth)
 	}
-	w.b.WriteByte(']')
+	w.b.WriteByte(closing)
 }
 
 func (w *jsonWriter) object(d *Dict, depth int) {
@@ -180,56 +87,38 @@ func (w *jsonWriter) object(d *Dict, depth int) {
 		order[i] = i
 	}
 	if w.sortKeys {
-		sort.SliceStable(order, func(i, j int) bool { return w.r.less(d.keys[order[i]], d.keys[order[j]], 0) })
+		slices.SortStableFunc(order, func(i, j int) int {
+			if w.r.less(d.keys[i], d.keys[j], 0) {
+				return -1
+			}
+			return 1
+		})
 	}
-	w.b.WriteByte('{')
-	for n, i := range order {
-		if n > 0 {
-			w.b.WriteString(w.item)
-		}
-		w.newline(depth + 1)
-		if key, ok := d.keys[i].(string); ok {
+	w.nested('{', '}', len(order), depth, func(i int) {
+		if key, ok := d.keys[order[i]].(string); ok {
 			w.str(key)
 		} else {
-			w.str(jsonScalar(d.keys[i]))
+			w.str(jsonScalar(d.keys[order[i]]))
 		}
 		w.b.WriteString(w.colon)
-		w.write(d.vals[i], depth+1)
-		if w.r.err != nil {
-			return
-		}
-	}
-	if d.Len() > 0 {
-		w.newline(depth)
-	}
-	w.b.WriteByte('}')
+		w.write(d.vals[order[i]], depth+1)
+	})
 }
 
 func (w *jsonWriter) str(s string) {
 	w.b.WriteByte('"')
 	for _, c := range s {
-		switch {
-		case c == '"' || c == '\\':
+		switch short := strings.IndexRune("\"\\\b\f\n\r\t", c); {
+		case short >= 0:
 			w.b.WriteByte('\\')
+			w.b.WriteByte(`"\bfnrt`[short])
+		case c >= 0x20 && (c < 0x7f || !w.ascii):
 			w.b.WriteRune(c)
-		case c == '\n':
-			w.b.WriteString(`\n`)
-		case c == '\r':
-			w.b.WriteString(`\r`)
-		case c == '\t':
-			w.b.WriteString(`\t`)
-		case c == '\b':
-			w.b.WriteString(`\b`)
-		case c == '\f':
-			w.b.WriteString(`\f`)
-		case c < 0x20 || w.ascii && c >= 0x7f && c < 0x10000:
-			writeHex(&w.b, `\u`, c, 4)
-		case w.ascii && c >= 0x10000:
-			c -= 0x10000
-			writeHex(&w.b, `\u`, 0xd800+c>>10, 4)
-			writeHex(&w.b, `\u`, 0xdc00+c&0x3ff, 4)
+		case c >= 0x10000:
+			high, low := utf16.EncodeRune(c)
+			fmt.Fprintf(&w.b, `\u%04x\u%04x`, high, low)
 		default:
-			w.b.WriteRune(c)
+			fmt.Fprintf(&w.b, `\u%04x`, c)
 		}
 	}
 	w.b.WriteByte('"')
@@ -237,26 +126,24 @@ func (w *jsonWriter) str(s string) {
 
 // toJSON is the filter tojson as transformers defines it.
 func toJSON(r *run, v Value, p []Value) Value {
-	w := jsonWriter{r: r, item: ", ", colon: ": "}
-	w.ascii = p[0] != absent && truth(p[0])
-	if p[1] != absent && p[1] != nil {
-		w.pretty, w.item = true, ","
+	w := jsonWriter{r: r, item: ", ", colon: ": ", ascii: truth(p[0]), pretty: p[1] != nil, sortKeys: truth(p[3])}
+	if w.pretty {
+		w.item = ","
 		if s, ok := p[1].(string); ok {
 			w.indent = s
 		} else if n, ok := asInt(p[1]); ok && n <= maxValueDepth {
 			w.indent = strings.Repeat(" ", int(max(n, 0)))
 		} else {
-			return r.fail(ErrUnsupported, "tojson(indent=%s)", r.str(p[1]))
+			r.fail(ErrUnsupported, "tojson(indent=%s)", r.str(p[1]))
 		}
 	}
-	if p[2] != absent && p[2] != nil {
+	if p[2] != nil {
 		pair, ok := r.items(p[2])
 		if !ok || len(pair) != 2 {
-			return r.fail(ErrRender, "tojson: separators must be a pair")
+			r.fail(ErrRender, "tojson: separators must be a pair")
 		}
 		w.item, w.colon = r.str(pair[0]), r.str(pair[1])
 	}
-	w.sortKeys = p[3] != absent && truth(p[3])
 	w.write(v, 0)
 	r.fits(w.b.Len())
 	return w.b.String()

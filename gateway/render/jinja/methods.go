@@ -7,148 +7,137 @@ import (
 	"unicode/utf8"
 )
 
-// methodDef is a method of a Python type. A param without a name takes a
-// positional argument only.
-type methodDef struct {
-	params   []string
-	required int
-	call     func(r *run, recv Value, p []Value) Value
-	raw      func(r *run, recv Value, a callArgs) Value // instead of call: the arguments as they come
-}
+// Parameters of methods have no names where Python takes them by position only.
 
-var dictMethods = map[string]*methodDef{
-	"items":  {call: func(_ *run, d Value, _ []Value) Value { return dictView{d.(*Dict), "items"} }},
-	"keys":   {call: func(_ *run, d Value, _ []Value) Value { return dictView{d.(*Dict), "keys"} }},
-	"values": {call: func(_ *run, d Value, _ []Value) Value { return dictView{d.(*Dict), "values"} }},
-	"get": {params: []string{"", ""}, required: 1, call: func(r *run, d Value, p []Value) Value {
+var dictMethods = map[string]*builtin{
+	"items":  define(func(_ *run, d Value, _ []Value) Value { return dictView{d.(*Dict), "dict_items"} }),
+	"keys":   define(func(_ *run, d Value, _ []Value) Value { return dictView{d.(*Dict), "dict_keys"} }),
+	"values": define(func(_ *run, d Value, _ []Value) Value { return dictView{d.(*Dict), "dict_values"} }),
+	"get": define(func(r *run, d Value, p []Value) Value {
 		r.hashable(p[0])
-		if v, ok := d.(*Dict).get(p[0]); ok {
+		if v, ok := d.(*Dict).Get(p[0]); ok {
 			return v
 		}
-		if p[1] != absent {
-			return p[1]
-		}
-		return nil
-	}},
+		return p[1]
+	}, "", absent, "", nil),
 }
 
 // seqMethods are those of lists and tuples.
-var seqMethods = map[string]*methodDef{
-	"index": {params: []string{""}, required: 1, call: func(r *run, seq Value, p []Value) Value {
-		vs, _ := r.items(seq)
-		for i, v := range vs {
+var seqMethods = map[string]*builtin{
+	"index": define(func(r *run, seq Value, p []Value) Value {
+		for i, v := range r.iterate(seq) {
 			if r.equal(v, p[0], 0) {
 				return int64(i)
 			}
 		}
 		return r.fail(ErrRender, "%s is not in list", r.str(p[0]))
-	}},
-	"count": {params: []string{""}, required: 1, call: func(r *run, seq Value, p []Value) Value {
-		vs, _ := r.items(seq)
+	}, "", absent),
+	"count": define(func(r *run, seq Value, p []Value) Value {
 		n := int64(0)
-		for _, v := range vs {
+		for _, v := range r.iterate(seq) {
 			n += boolInt(r.equal(v, p[0], 0))
 		}
 		return n
-	}},
+	}, "", absent),
 }
 
-// strMethod declares a method whose work grows with the string.
-func strMethod(params []string, required int, call func(r *run, s string, p []Value) Value) *methodDef {
-	return &methodDef{params: params, required: required, call: func(r *run, recv Value, p []Value) Value {
-		s := recv.(string)
-		if !r.scans(s) {
-			return nil
-		}
-		v := call(r, s, p)
-		if out, ok := v.(string); ok {
-			r.fits(len(out))
-		}
-		return v
-	}}
+// strMethod returns a method of strings; Markup has it too.
+func strMethod(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
+	return define(func(r *run, recv Value, p []Value) Value { return call(r, recv.(string), p) }, params...).keepMarkup()
 }
 
-func plainStr(f func(string) string) *methodDef {
-	return strMethod(nil, 0, func(_ *run, s string, _ []Value) Value { return f(s) })
+// matching returns a method that reports whether a string has characters, and all are such.
+func matching(is func(c rune) bool) *builtin {
+	return strMethod(func(_ *run, s string, _ []Value) Value { return allRunes(s, is) })
 }
 
-var strMethods = map[string]*methodDef{
-	"format":       {raw: func(r *run, recv Value, a callArgs) Value { return r.formatMethod(recv.(string), a) }},
-	"upper":        plainStr(upper),
-	"lower":        plainStr(lower),
-	"title":        plainStr(title),
-	"capitalize":   plainStr(capitalize),
-	"strip":        strMethod([]string{""}, 0, func(r *run, s string, p []Value) Value { return r.strip(s, p[0], true, true) }),
-	"lstrip":       strMethod([]string{""}, 0, func(r *run, s string, p []Value) Value { return r.strip(s, p[0], true, false) }),
-	"rstrip":       strMethod([]string{""}, 0, func(r *run, s string, p []Value) Value { return r.strip(s, p[0], false, true) }),
-	"split":        strMethod([]string{"sep", "maxsplit"}, 0, func(r *run, s string, p []Value) Value { return r.split(s, p, false) }),
-	"rsplit":       strMethod([]string{"sep", "maxsplit"}, 0, func(r *run, s string, p []Value) Value { return r.split(s, p, true) }),
-	"splitlines":   strMethod([]string{"keepends"}, 0, splitLinesMethod),
-	"startswith":   strMethod([]string{"", "", ""}, 1, func(r *run, s string, p []Value) Value { return r.affix(s, p, strings.HasPrefix) }),
-	"endswith":     strMethod([]string{"", "", ""}, 1, func(r *run, s string, p []Value) Value { return r.affix(s, p, strings.HasSuffix) }),
-	"removeprefix": strMethod([]string{""}, 1, func(r *run, s string, p []Value) Value { return strings.TrimPrefix(s, r.wantStr(p[0])) }),
-	"removesuffix": strMethod([]string{""}, 1, func(r *run, s string, p []Value) Value { return strings.TrimSuffix(s, r.wantStr(p[0])) }),
-	"replace": strMethod([]string{"", "", ""}, 2, func(r *run, s string, p []Value) Value {
+func stripMethod(left, right bool) *builtin {
+	return strMethod(func(r *run, s string, p []Value) Value { return r.strip(s, p[0], left, right) }, "", nil)
+}
+
+func splitMethod(right bool) *builtin {
+	return strMethod(func(r *run, s string, p []Value) Value { return r.split(s, p, right) }, "sep", nil, "maxsplit", int64(-1))
+}
+
+func affixMethod(has func(s, affix string) bool) *builtin {
+	return strMethod(func(r *run, s string, p []Value) Value { return r.affix(s, p, has) }, "", absent, "", nil, "", nil)
+}
+
+// findMethod returns a method that finds a substring; missing is the result if there is none, and
+// absent an error.
+func findMethod(index func(s, sub string) int, missing Value) *builtin {
+	return strMethod(func(r *run, s string, p []Value) Value { return r.find(s, p, index, missing) }, "", absent, "", nil, "", nil)
+}
+
+// withoutMarkup returns a method that Markup lacks, because it would escape the arguments.
+func withoutMarkup(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
+	b := strMethod(call, params...)
+	b.keepsMarkup = false
+	return b
+}
+
+var strMethods = map[string]*builtin{
+	"format":       raw(func(r *run, recv Value, a callArgs) Value { return r.formatMethod(recv.(string), a) }),
+	"upper":        ofString(upper).keepMarkup(),
+	"lower":        ofString(lower).keepMarkup(),
+	"title":        ofString(title).keepMarkup(),
+	"capitalize":   ofString(capitalize).keepMarkup(),
+	"strip":        stripMethod(true, true),
+	"lstrip":       stripMethod(true, false),
+	"rstrip":       stripMethod(false, true),
+	"split":        splitMethod(false),
+	"rsplit":       splitMethod(true),
+	"splitlines":   strMethod(func(r *run, s string, p []Value) Value { return r.strList(splitLines(s, truth(p[0]))) }, "keepends", false),
+	"startswith":   affixMethod(strings.HasPrefix),
+	"endswith":     affixMethod(strings.HasSuffix),
+	"removeprefix": withoutMarkup(func(r *run, s string, p []Value) Value { return strings.TrimPrefix(s, r.wantStr(p[0])) }, "", absent),
+	"removesuffix": withoutMarkup(func(r *run, s string, p []Value) Value { return strings.TrimSuffix(s, r.wantStr(p[0])) }, "", absent),
+	"replace": withoutMarkup(func(r *run, s string, p []Value) Value {
 		return r.replace(s, r.wantStr(p[0]), r.wantStr(p[1]), p[2])
-	}),
-	"find":  strMethod([]string{"", "", ""}, 1, func(r *run, s string, p []Value) Value { return r.find(s, p, strings.Index, false) }),
-	"rfind": strMethod([]string{"", "", ""}, 1, func(r *run, s string, p []Value) Value { return r.find(s, p, strings.LastIndex, false) }),
-	"index": strMethod([]string{"", "", ""}, 1, func(r *run, s string, p []Value) Value { return r.find(s, p, strings.Index, true) }),
-	"rindex": strMethod([]string{"", "", ""}, 1, func(r *run, s string, p []Value) Value {
-		return r.find(s, p, strings.LastIndex, true)
-	}),
-	"count": strMethod([]string{"", "", ""}, 1, func(r *run, s string, p []Value) Value {
+	}, "", absent, "", absent, "", nil),
+	"find":   findMethod(strings.Index, int64(-1)),
+	"rfind":  findMethod(strings.LastIndex, int64(-1)),
+	"index":  findMethod(strings.Index, absent),
+	"rindex": findMethod(strings.LastIndex, absent),
+	"count": strMethod(func(r *run, s string, p []Value) Value {
 		part, _, _ := r.window(s, p)
 		return int64(strings.Count(part, r.wantStr(p[0])))
-	}),
-	"join": strMethod([]string{""}, 1, func(r *run, s string, p []Value) Value {
+	}, "", absent, "", nil, "", nil),
+	"join": withoutMarkup(func(r *run, s string, p []Value) Value {
 		vs, ok := r.items(p[0])
 		if !ok {
-			return r.fail(ErrRender, "can only join an iterable")
+			r.fail(ErrRender, "can only join an iterable")
 		}
 		parts := make([]string, len(vs))
 		for i, v := range vs {
 			if parts[i], ok = plain(v).(string); !ok {
-				return r.fail(ErrRender, "sequence item %d: expected str instance, %s found", i, typeName(v))
+				r.fail(ErrRender, "sequence item %d: expected str instance, %s found", i, typeName(v))
 			}
 		}
 		return r.joinStrings(parts, s)
-	}),
-	"isspace": strMethod(nil, 0, func(_ *run, s string, _ []Value) Value { return allRunes(s, isSpace) }),
-	"isalpha": strMethod(nil, 0, func(_ *run, s string, _ []Value) Value { return allRunes(s, unicode.IsLetter) }),
-	"isdigit": strMethod(nil, 0, func(r *run, s string, _ []Value) Value { return allRunes(s, r.isDigit) }),
-	"isalnum": strMethod(nil, 0, func(r *run, s string, _ []Value) Value {
+	}, "", absent),
+	"isspace": matching(isSpace),
+	"isalpha": matching(unicode.IsLetter),
+	"isdigit": strMethod(func(r *run, s string, _ []Value) Value { return allRunes(s, r.isDigit) }),
+	"isalnum": strMethod(func(r *run, s string, _ []Value) Value {
 		return allRunes(s, func(c rune) bool { return unicode.IsLetter(c) || r.isDigit(c) })
 	}),
-	"isupper": strMethod(nil, 0, func(_ *run, s string, _ []Value) Value { return onlyCase(s, isUpper) }),
-	"islower": strMethod(nil, 0, func(_ *run, s string, _ []Value) Value { return onlyCase(s, isLower) }),
+	"isupper": strMethod(func(_ *run, s string, _ []Value) Value { return onlyCase(s, isUpper) }),
+	"islower": strMethod(func(_ *run, s string, _ []Value) Value { return onlyCase(s, isLower) }),
 }
 
+// allRunes reports whether s has characters and is holds for all.
 func allRunes(s string, is func(rune) bool) bool {
-	for _, c := range s {
-		if !is(c) {
-			return false
-		}
-	}
-	return s != ""
+	return s != "" && !strings.ContainsFunc(s, func(c rune) bool { return !is(c) })
 }
 
-// onlyCase reports whether s has letters with case and all of them are such.
+// onlyCase reports whether s has letters with case and such holds for all of them.
 func onlyCase(s string, such func(rune) bool) bool {
-	some := false
-	for _, c := range s {
-		if isCased(c) {
-			if !such(c) {
-				return false
-			}
-			some = true
-		}
-	}
-	return some
+	return strings.ContainsFunc(s, isCased) && !strings.ContainsFunc(s, func(c rune) bool { return isCased(c) && !such(c) })
 }
 
-// isDigit is str.isdigit of one character. Numbers that are no decimal digits
-// are refused: Go has no table of which of them Python counts.
+// isDigit is str.isdigit of one character. It fails for numbers other than decimal digits,
+// because Go has no table of those that Python counts.
 func (r *run) isDigit(c rune) bool {
 	if unicode.Is(unicode.No, c) || unicode.Is(unicode.Nl, c) {
 		r.fail(ErrUnsupported, "isdigit or isalnum of %q", c)
@@ -158,27 +147,23 @@ func (r *run) isDigit(c rune) bool {
 
 func (r *run) wantStr(v Value) string {
 	s, ok := plain(v).(string)
-	if !ok && r.use(v) {
-		r.fail(ErrRender, "expected str, got %s", typeName(v))
+	if !ok {
+		r.reject(v, "expected str, got %s", typeName(v))
 	}
 	return s
 }
 
-// wantInt returns an optional integer argument.
-func (r *run) wantInt(v Value, missing int64) int64 {
-	if v == absent {
-		return missing
-	}
+func (r *run) wantInt(v Value) int64 {
 	i, ok := asInt(v)
-	if !ok && r.use(v) {
-		r.fail(ErrRender, "'%s' object cannot be interpreted as an integer", typeName(v))
+	if !ok {
+		r.reject(v, "'%s' object cannot be interpreted as an integer", typeName(v))
 	}
 	return i
 }
 
 func (r *run) strip(s string, chars Value, left, right bool) string {
 	cut := isSpace
-	if chars != absent && chars != nil {
+	if chars != nil {
 		set := r.wantStr(chars)
 		cut = func(c rune) bool { return strings.ContainsRune(set, c) }
 	}
@@ -193,21 +178,20 @@ func (r *run) strip(s string, chars Value, left, right bool) string {
 
 // split is str.split and, from the right, str.rsplit.
 func (r *run) split(s string, p []Value, right bool) Value {
-	limit := int(min(max(r.wantInt(p[1], -1), -1), 1<<30))
-	var parts []string
+	limit := int(min(max(r.wantInt(p[1]), -1), 1<<30))
+	if p[0] == nil {
+		return r.strList(splitSpace(s, limit, right))
+	}
+	sep := r.wantStr(p[0])
 	switch {
-	case p[0] == absent || p[0] == nil:
-		parts = splitSpace(s, limit, right)
-	case r.wantStr(p[0]) == "":
+	case sep == "":
 		return r.fail(ErrRender, "empty separator")
 	case right:
-		parts = splitRight(s, r.wantStr(p[0]), limit)
+		return r.strList(splitRight(s, sep, limit))
 	case limit < 0:
-		parts = strings.Split(s, r.wantStr(p[0]))
-	default:
-		parts = strings.SplitN(s, r.wantStr(p[0]), limit+1)
+		return r.strList(strings.Split(s, sep))
 	}
-	return r.strList(parts)
+	return r.strList(strings.SplitN(s, sep, limit+1))
 }
 
 func (r *run) strList(parts []string) Value {
@@ -221,49 +205,35 @@ func (r *run) strList(parts []string) Value {
 
 func splitRight(s, sep string, limit int) []string {
 	var parts []string
-	for ; limit != 0; limit-- {
-		i := strings.LastIndex(s, sep)
-		if i < 0 {
-			break
-		}
+	for i := strings.LastIndex(s, sep); i >= 0 && limit != 0; i = strings.LastIndex(s, sep) {
 		parts = append(parts, s[i+len(sep):])
 		s = s[:i]
+		limit--
 	}
 	parts = append(parts, s)
 	slices.Reverse(parts)
 	return parts
 }
 
+// splitSpace splits at white space, at most limit times unless limit is negative. The rest of s
+// keeps its white space.
 func splitSpace(s string, limit int, right bool) []string {
-	var parts []string
-	trim, index := strings.TrimLeftFunc, strings.IndexFunc
-	if right {
-		trim, index = strings.TrimRightFunc, strings.LastIndexFunc
-	}
-	for s = trim(s, isSpace); s != ""; s = trim(s, isSpace) {
-		at := index(s, isSpace)
-		if at < 0 || limit == 0 {
-			parts = append(parts, s)
-			break
+	parts := strings.FieldsFunc(s, isSpace)
+	switch {
+	case limit < 0 || len(parts) <= limit:
+		return parts
+	case right:
+		s = strings.TrimRightFunc(s, isSpace)
+		for range limit {
+			s = strings.TrimRightFunc(s[:strings.LastIndexFunc(s, isSpace)], isSpace)
 		}
-		limit--
-		if right {
-			_, width := utf8.DecodeRuneInString(s[at:])
-			parts = append(parts, s[at+width:])
-			s = s[:at]
-		} else {
-			parts = append(parts, s[:at])
-			s = s[at:]
-		}
+		return append([]string{s}, parts[len(parts)-limit:]...)
 	}
-	if right {
-		slices.Reverse(parts)
+	s = strings.TrimLeftFunc(s, isSpace)
+	for range limit {
+		s = strings.TrimLeftFunc(s[strings.IndexFunc(s, isSpace):], isSpace)
 	}
-	return parts
-}
-
-func splitLinesMethod(r *run, s string, p []Value) Value {
-	return r.strList(splitLines(s, p[0] != absent && truth(p[0])))
+	return append(parts[:limit], s)
 }
 
 // splitLines is str.splitlines.
@@ -290,24 +260,22 @@ func splitLines(s string, keep bool) []string {
 	return lines
 }
 
-// window cuts s to the optional start and end in p[1] and p[2]; offset is where
-// it begins, in characters, and ok is false for a start behind the end of s.
+// window cuts s to the optional start and end in p[1] and p[2]. offset is the start of the part, in
+// characters; ok is false if that is after the end of s.
 func (r *run) window(s string, p []Value) (part string, offset int, ok bool) {
-	if p[1] == absent && p[2] == absent {
+	if p[1] == nil && p[2] == nil {
 		return s, 0, true
 	}
 	bounds := [2]*int64{}
 	for i, v := range p[1:3] {
-		if v != absent && v != nil {
-			n := r.wantInt(v, 0)
+		if v != nil {
+			n := r.wantInt(v)
 			bounds[i] = &n
 		}
 	}
 	n := utf8.RuneCountInString(s)
-	first, _, count := sliceBounds(n, bounds[0], bounds[1], nil)
-	inside := bounds[0] == nil || *bounds[0] <= int64(n)
-	at := byteOffset(s, first)
-	return s[at : at+byteOffset(s[at:], count)], first, inside
+	first, _, _ := sliceBounds(n, bounds[0], bounds[1], nil)
+	return sliceString(s, bounds[0], bounds[1], nil), first, bounds[0] == nil || *bounds[0] <= int64(n)
 }
 
 func (r *run) affix(s string, p []Value, has func(s, affix string) bool) Value {
@@ -318,37 +286,35 @@ func (r *run) affix(s string, p []Value, has func(s, affix string) bool) Value {
 	}
 	for _, o := range options {
 		if has(part, r.wantStr(o)) {
-			return ok && r.err == nil
+			return ok
 		}
 	}
 	return false
 }
 
-func (r *run) find(s string, p []Value, index func(s, sub string) int, must bool) Value {
+func (r *run) find(s string, p []Value, index func(s, sub string) int, missing Value) Value {
 	part, offset, ok := r.window(s, p)
 	at := index(part, r.wantStr(p[0]))
-	if at < 0 || !ok {
-		if must {
-			return r.fail(ErrRender, "substring not found")
-		}
-		return int64(-1)
+	switch {
+	case ok && at >= 0:
+		return int64(offset + utf8.RuneCountInString(part[:at]))
+	case missing == absent:
+		r.fail(ErrRender, "substring not found")
 	}
-	return int64(offset + utf8.RuneCountInString(part[:at]))
+	return missing
 }
 
 // replace is str.replace, checking the size of the result before making it.
 func (r *run) replace(s, old, with string, count Value) Value {
 	n := -1
-	if count != absent && count != nil {
-		n = int(max(min(r.wantInt(count, -1), 1<<30), -1))
+	if count != nil {
+		n = int(max(min(r.wantInt(count), 1<<30), -1))
 	}
 	hits := strings.Count(s, old)
 	if n >= 0 {
 		hits = min(hits, n)
 	}
-	if r.err != nil || !r.fits(len(s)+hits*(len(with)-len(old))) {
-		return nil
-	}
+	r.fits(len(s) + hits*(len(with)-len(old)))
 	return strings.Replace(s, old, with, n)
 }
 
@@ -357,8 +323,7 @@ func (r *run) joinStrings(parts []string, sep string) Value {
 	for _, s := range parts {
 		n += len(s)
 	}
-	if !r.charge(len(parts)) || !r.fits(n) {
-		return nil
-	}
+	r.charge(len(parts))
+	r.fits(n)
 	return strings.Join(parts, sep)
 }

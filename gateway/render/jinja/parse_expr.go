@@ -1,9 +1,6 @@
 package jinja
 
-import (
-	"slices"
-	"strconv"
-)
+import "slices"
 
 // tuple parses an expression, or several with commas between as a tuple.
 func (p *parser) tuple() expr { return p.tupleOf(p.expression, false) }
@@ -14,7 +11,7 @@ func (p *parser) tupleNoCond() expr { return p.tupleOf(p.or, false) }
 func (p *parser) tupleOf(element func() expr, parens bool) expr {
 	var elems []expr
 	isTuple := false
-	for p.err == nil && !p.tupleEnd() {
+	for !p.tupleEnd() {
 		elems = append(elems, element())
 		if !p.skipOp(",") {
 			break
@@ -26,7 +23,6 @@ func (p *parser) tupleOf(element func() expr, parens bool) expr {
 	}
 	if len(elems) == 0 {
 		p.unexpected("an expression")
-		return &constExpr{}
 	}
 	return elems[0]
 }
@@ -37,9 +33,7 @@ func (p *parser) tupleEnd() bool {
 }
 
 func (p *parser) expression() expr {
-	if !p.enter() {
-		return &constExpr{}
-	}
+	p.enter()
 	defer p.leave()
 	known := len(p.unknown)
 	x := p.or()
@@ -49,35 +43,27 @@ func (p *parser) expression() expr {
 			c.other = p.expression()
 		}
 		x = c
-		p.unknown = p.unknown[:known] // Jinja looks them up when it gets there
+		p.unknown = p.unknown[:known] // Jinja looks them up when it evaluates them
 	}
 	return x
 }
 
-func (p *parser) or() expr {
-	x := p.and()
-	for n := 0; p.chain(n) && p.skipName("or"); n++ {
-		x = &logicExpr{true, x, p.and()}
-	}
-	return x
-}
+func (p *parser) or() expr  { return p.logic("or", p.and) }
+func (p *parser) and() expr { return p.logic("and", p.not) }
 
-func (p *parser) and() expr {
-	x := p.not()
-	for n := 0; p.chain(n) && p.skipName("and"); n++ {
-		x = &logicExpr{false, x, p.not()}
+func (p *parser) logic(word string, operand func() expr) expr {
+	x := operand()
+	for n := 0; p.chain(n) && p.skipName(word); n++ {
+		x = &logicExpr{word == "or", x, operand()}
 	}
 	return x
 }
 
 func (p *parser) not() expr {
-	if !p.isName("not") {
+	if !p.skipName("not") {
 		return p.compare()
 	}
-	p.next()
-	if !p.enter() {
-		return &constExpr{}
-	}
+	p.enter()
 	defer p.leave()
 	return &notExpr{p.not()}
 }
@@ -146,9 +132,7 @@ func (p *parser) power() expr {
 }
 
 func (p *parser) unary(withFilter bool) expr {
-	if !p.enter() {
-		return &constExpr{}
-	}
+	p.enter()
 	defer p.leave()
 	t := p.cur()
 	var x expr
@@ -195,44 +179,27 @@ func (p *parser) primary() expr {
 			p.expectOp(")")
 			return x
 		case "[":
-			return &listExpr{p.elements("]")}
+			return &listExpr{p.elements()}
 		case "{":
 			return p.dict(t.line)
 		}
 	}
-	p.fail(ErrSyntax, t.line, "unexpected %s", t)
-	return &constExpr{}
+	fail(ErrSyntax, t.line, "unexpected %s", t)
+	return nil
 }
 
-func (p *parser) elements(closing string) []expr {
-	var elems []expr
-	for p.err == nil && !p.isOp(closing) {
-		if len(elems) > 0 {
-			p.expectOp(",")
-			if p.isOp(closing) {
-				break
-			}
-		}
-		elems = append(elems, p.expression())
-	}
-	p.expectOp(closing)
+func (p *parser) elements() (elems []expr) {
+	p.list("]", func() { elems = append(elems, p.expression()) })
 	return elems
 }
 
 func (p *parser) dict(line int) expr {
 	d := &dictExpr{line: line}
-	for p.err == nil && !p.isOp("}") {
-		if len(d.keys) > 0 {
-			p.expectOp(",")
-			if p.isOp("}") {
-				break
-			}
-		}
+	p.list("}", func() {
 		d.keys = append(d.keys, p.expression())
 		p.expectOp(":")
 		d.vals = append(d.vals, p.expression())
-	}
-	p.expectOp("}")
+	})
 	return d
 }
 
@@ -261,8 +228,8 @@ func (p *parser) dot(x expr) expr {
 	case tokInt:
 		return &itemExpr{x, &constExpr{t.value}, line}
 	}
-	p.fail(ErrSyntax, t.line, "expected a name or a number after the dot, got %s", t)
-	return x
+	fail(ErrSyntax, t.line, "expected a name or a number after the dot, got %s", t)
+	return nil
 }
 
 func (p *parser) subscript(x expr) expr {
@@ -274,8 +241,7 @@ func (p *parser) subscript(x expr) expr {
 			return &itemExpr{x, index, line}
 		}
 		if p.isOp(",") {
-			p.fail(ErrUnsupported, line, "subscript with a comma")
-			return x
+			fail(ErrUnsupported, line, "subscript with a comma")
 		}
 		s.start = index
 	}
@@ -295,16 +261,9 @@ func (p *parser) call(fn expr) expr {
 	return &callExpr{fn, p.args(), line}
 }
 
-func (p *parser) args() argExprs {
-	var a argExprs
+func (p *parser) args() (a argExprs) {
 	line := p.next().line
-	for n := 0; p.chain(n) && !p.isOp(")"); n++ {
-		if n > 0 {
-			p.expectOp(",")
-			if p.isOp(")") {
-				break
-			}
-		}
+	p.list(")", func() {
 		ok := a.stars == nil
 		switch {
 		case p.skipOp("*"):
@@ -321,10 +280,9 @@ func (p *parser) args() argExprs {
 			a.pos = append(a.pos, p.expression())
 		}
 		if !ok {
-			p.fail(ErrSyntax, line, "invalid syntax for function call expression")
+			fail(ErrSyntax, line, "invalid syntax for function call expression")
 		}
-	}
-	p.expectOp(")")
+	})
 	return a
 }
 
@@ -353,24 +311,25 @@ func (p *parser) filters(x expr) expr {
 }
 
 func (p *parser) filter(x expr) expr {
-	f := &filterExpr{x: x, line: p.cur().line, name: p.dottedName()}
+	line := p.cur().line
+	name := p.dottedName()
+	f := &applyExpr{x: x, kind: "filter", name: name, def: filters[name], line: line}
 	if p.isOp("(") {
 		f.args = p.args()
 	}
-	f.def = filters[f.name]
-	p.known(f.def != nil, otherFilters[f.name], f.line, "filter", f.name)
+	p.known(f, slices.Contains(otherFilters, name))
 	return f
 }
 
-// known notes a filter or test that is not here; inJinja says that it is Jinja's
-// own, so that Jinja would not fail for it.
-func (p *parser) known(here, inJinja bool, line int, what, name string) {
+// known records a filter or test that this package lacks. If Jinja has it, it is an error at once:
+// Jinja would not fail.
+func (p *parser) known(x *applyExpr, inJinja bool) {
 	switch {
-	case here || p.err != nil:
+	case x.def != nil:
 	case inJinja:
-		p.fail(ErrUnsupported, line, "%s %q", what, name)
+		fail(ErrUnsupported, x.line, "%s %q", x.kind, x.name)
 	case !p.soft:
-		p.unknown = append(p.unknown, &Error{Kind: ErrUnsupported, Line: line, Msg: what + " " + strconv.Quote(name)})
+		p.unknown = append(p.unknown, x)
 	}
 }
 
@@ -386,15 +345,14 @@ func (p *parser) test(x expr) expr {
 	line := p.next().line
 	negated := p.skipName("not")
 	name := p.dottedName()
-	t := &testExpr{x: x, name: name, line: line}
-	t.def = tests[name]
-	p.known(t.def != nil, name == "escaped", line, "test", name)
+	t := &applyExpr{x: x, kind: "test", name: name, def: tests[name], line: line}
+	p.known(t, name == "escaped")
 	switch c := p.cur(); {
 	case p.isOp("("):
 		t.args = p.args()
 	case p.isName("else") || p.isName("or") || p.isName("and"):
 	case p.isName("is"):
-		p.fail(ErrSyntax, c.line, "tests cannot be chained with is")
+		fail(ErrSyntax, c.line, "tests cannot be chained with is")
 	case c.kind == tokName || c.kind == tokString || c.kind == tokInt || c.kind == tokFloat || p.isOp("[") || p.isOp("{"):
 		t.args.pos = []expr{p.postfix(p.primary())}
 	}

@@ -20,12 +20,11 @@ type parser struct {
 	at    int
 	depth int
 	loops int // loops around the statement, for break and continue
-	err   error
-	// soft: directly in a condition or its branches, where Jinja finds out
-	// about names of filters and tests that it lacks only when it gets there.
+	// soft: directly in a condition or its branches, where Jinja looks up
+	// unknown filters and tests only when it evaluates them.
 	soft bool
-	// Unknown filters and tests of the statement, unless excused as above.
-	unknown []*Error
+	// Unknown filters and tests of the statement that are not soft.
+	unknown []*applyExpr
 	// Names that the macro being parsed mentions, for varargs and the like.
 	names map[string]bool
 	// Variables that hold a message's content, and whether a loop runs over
@@ -46,39 +45,23 @@ func (p *parser) next() token {
 
 func (p *parser) look() token { return p.toks[min(p.at+1, len(p.toks)-1)] }
 
-// fail records the first error and moves to the end, where all loops stop.
-func (p *parser) fail(kind error, line int, format string, args ...any) {
-	if p.err == nil {
-		p.err = &Error{Kind: kind, Line: line, Msg: fmt.Sprintf(format, args...)}
-	}
-	p.at = len(p.toks) - 1
-}
-
-func (p *parser) isName(name string) bool {
+func (p *parser) is(kind tokenKind, text string) bool {
 	t := p.cur()
-	return t.kind == tokName && t.text == name
+	return t.kind == kind && t.text == text
 }
 
-func (p *parser) isOp(op string) bool {
-	t := p.cur()
-	return t.kind == tokOp && t.text == op
-}
-
-func (p *parser) skipName(name string) bool {
-	ok := p.isName(name)
+func (p *parser) skip(kind tokenKind, text string) bool {
+	ok := p.is(kind, text)
 	if ok {
 		p.at++
 	}
 	return ok
 }
 
-func (p *parser) skipOp(op string) bool {
-	ok := p.isOp(op)
-	if ok {
-		p.at++
-	}
-	return ok
-}
+func (p *parser) isName(name string) bool   { return p.is(tokName, name) }
+func (p *parser) isOp(op string) bool       { return p.is(tokOp, op) }
+func (p *parser) skipName(name string) bool { return p.skip(tokName, name) }
+func (p *parser) skipOp(op string) bool     { return p.skip(tokOp, op) }
 
 func (p *parser) expectOp(op string) {
 	if !p.skipOp(op) {
@@ -89,48 +72,59 @@ func (p *parser) expectOp(op string) {
 func (p *parser) expectName() string {
 	if p.cur().kind != tokName {
 		p.unexpected("a name")
-		return ""
 	}
 	return p.next().text
 }
 
 func (p *parser) unexpected(format string, args ...any) {
 	t := p.cur()
-	p.fail(ErrSyntax, t.line, "expected %s, got %s", fmt.Sprintf(format, args...), t)
+	fail(ErrSyntax, t.line, "expected %s, got %s", fmt.Sprintf(format, args...), t)
 }
 
-// enter counts nesting; each true one is paired with leave.
-func (p *parser) enter() bool {
-	p.depth++
-	if p.depth > maxNesting {
-		p.fail(ErrLimit, p.cur().line, "nested deeper than %d", maxNesting)
+// enter counts nesting, and leave ends it.
+func (p *parser) enter() {
+	if p.depth++; p.depth > maxNesting {
+		fail(ErrLimit, p.cur().line, "nested deeper than %d", maxNesting)
 	}
-	return p.err == nil
 }
 
 func (p *parser) leave() { p.depth-- }
 
+// chain fails if n operators in a row exceed the bound. Otherwise it returns true, so that it can
+// be a loop's condition.
 func (p *parser) chain(n int) bool {
 	if n > maxChain {
-		p.fail(ErrLimit, p.cur().line, "more than %d operators in a row", maxChain)
+		fail(ErrLimit, p.cur().line, "more than %d operators in a row", maxChain)
 	}
-	return p.err == nil
+	return true
+}
+
+// list parses elements separated by commas, and the closing operator. A last comma may follow.
+func (p *parser) list(closing string, element func()) {
+	for first := true; !p.isOp(closing); first = false {
+		if !first {
+			p.expectOp(",")
+			if p.isOp(closing) {
+				break
+			}
+		}
+		element()
+	}
+	p.expectOp(closing)
 }
 
 // body parses statements up to a block tag that begins with one of ends, and
-// leaves the parser behind that name. At the top level ends is empty.
+// leaves the parser after that name. At the top level ends is empty.
 func (p *parser) body(ends ...string) []stmt {
 	var out []stmt
-	if !p.enter() {
-		return nil
-	}
+	p.enter()
 	defer p.leave()
-	for p.err == nil {
+	for {
 		t := p.cur()
 		switch t.kind {
 		case tokEOF:
 			if len(ends) > 0 {
-				p.fail(ErrSyntax, t.line, "unexpected end of template, expected %q", ends)
+				fail(ErrSyntax, t.line, "unexpected end of template, expected %q", ends)
 			}
 			return out
 		case tokData:
@@ -141,34 +135,30 @@ func (p *parser) body(ends ...string) []stmt {
 			out = append(out, &outputStmt{p.tuple(), t.line})
 			p.refuseUnknown()
 			p.expectKind(tokVarEnd)
-		default: // tokBegin: the lexer gives nothing else here
+		default: // tokBegin: the lexer emits no other kind here
 			p.next()
 			if name := p.cur(); name.kind == tokName && slices.Contains(ends, name.text) {
 				return out
 			}
-			if s := p.statement(); s != nil {
-				out = append(out, s)
-			}
+			out = append(out, p.statement())
 			p.refuseUnknown()
 			p.expectKind(tokEnd)
 		}
 	}
-	return nil
 }
 
 func (p *parser) expectKind(kind tokenKind) {
 	if p.cur().kind != kind {
 		p.unexpected("%s", token{kind: kind})
-		return
 	}
 	p.next()
 }
 
-// refuseUnknown fails for a filter or test that nothing excuses.
+// refuseUnknown fails if the statement has an unknown filter or test.
 func (p *parser) refuseUnknown() {
 	if len(p.unknown) > 0 {
-		u := p.unknown[0]
-		p.fail(u.Kind, u.Line, "%s", u.Msg)
+		x := p.unknown[0]
+		fail(ErrUnsupported, x.line, "%s %q", x.kind, x.name)
 	}
 }
 
@@ -182,7 +172,7 @@ func (p *parser) closeWith(end string) []stmt {
 	return b
 }
 
-// setSoft sets p.soft and returns what restores it.
+// setSoft sets p.soft and returns a function that restores it.
 func (p *parser) setSoft(soft bool) (restore func()) {
 	outer := p.soft
 	p.soft = soft
@@ -209,20 +199,18 @@ func (p *parser) statement() stmt {
 	case "with":
 		return p.with(t.line)
 	case "generation":
-		return &scopeStmt{p.closeWith("endgeneration")}
+		return &withStmt{body: p.closeWith("endgeneration"), line: t.line} // a scope
 	case "break", "continue":
 		if p.loops == 0 {
-			p.fail(ErrSyntax, t.line, "%s outside a loop", name)
+			fail(ErrSyntax, t.line, "%s outside a loop", name)
 		} else if name == "break" {
-			return breakStmt{}
+			return flowStmt(flowBreak)
 		}
-		return continueStmt{}
+		return flowStmt(flowContinue)
 	case "include", "import", "from", "extends", "block", "autoescape", "do", "trans", "debug":
-		p.fail(ErrUnsupported, t.line, "tag %q", name)
-	case "":
-	default:
-		p.fail(ErrSyntax, t.line, "unknown tag %q", name)
+		fail(ErrUnsupported, t.line, "tag %q", name)
 	}
+	fail(ErrSyntax, t.line, "unknown tag %q", name)
 	return nil
 }
 
@@ -232,12 +220,12 @@ func (p *parser) forLoop(line int) stmt {
 		p.unexpected(`"in"`)
 	}
 	s.in = p.tupleNoCond()
-	p.noteLoop(s)
+	p.contentParts = p.contentParts || p.isContent(s.in)
 	if p.skipName("if") {
 		s.filter = p.expression()
 	}
 	if p.isName("recursive") {
-		p.fail(ErrUnsupported, p.cur().line, "recursive for loop")
+		fail(ErrUnsupported, p.cur().line, "recursive for loop")
 	}
 	p.expectKind(tokEnd)
 	defer p.setSoft(false)()
@@ -255,22 +243,16 @@ func (p *parser) forLoop(line int) stmt {
 func (p *parser) ifChain() stmt {
 	s := new(ifStmt)
 	defer p.setSoft(true)()
-	for p.err == nil {
+	for more := true; more; more = p.skipName("elif") {
 		s.conds = append(s.conds, p.tupleNoCond())
 		p.expectKind(tokEnd)
 		s.bodies = append(s.bodies, p.body("elif", "else", "endif"))
-		switch {
-		case p.skipName("elif"):
-			continue
-		case p.skipName("else"):
-			p.expectKind(tokEnd)
-			s.other = p.body("endif")
-			p.skipName("endif")
-		default:
-			p.skipName("endif")
-		}
-		break
 	}
+	if p.skipName("else") {
+		p.expectKind(tokEnd)
+		s.other = p.body("endif")
+	}
+	p.skipName("endif")
 	return s
 }
 
@@ -278,7 +260,9 @@ func (p *parser) set(line int) stmt {
 	to := p.target("")
 	if p.skipOp("=") {
 		x := p.tuple()
-		p.noteSet(to, x)
+		if to.name != "" && to.attr == "" && p.isContent(x) {
+			p.contentNames[to.name] = true
+		}
 		return &setStmt{to, x, line}
 	}
 	var f expr
@@ -292,27 +276,22 @@ func (p *parser) set(line int) stmt {
 // name that ends a tuple, as in "for a, b in".
 func (p *parser) target(end string) target {
 	var elems []target
-	isTuple := false
-	for p.err == nil {
-		if len(elems) > 0 && (end != "" && p.isName(end) || p.isOp("=") || p.cur().kind == tokEnd || p.isOp(")")) {
-			break
-		}
+	for len(elems) == 0 || !p.isOp("=") && !p.isOp(")") && p.cur().kind != tokEnd && (end == "" || !p.isName(end)) {
 		if p.skipOp("(") {
-			if p.enter() {
-				elems = append(elems, p.target(""))
-			}
+			p.enter()
+			elems = append(elems, p.target(""))
 			p.leave()
 			p.expectOp(")")
 		} else {
 			elems = append(elems, p.targetName())
 		}
-		if !p.skipOp(",") {
-			break
+		if p.skipOp(",") {
+			continue
 		}
-		isTuple = true
-	}
-	if !isTuple && len(elems) == 1 {
-		return elems[0]
+		if len(elems) == 1 {
+			return elems[0]
+		}
+		break
 	}
 	return target{elems: elems}
 }
@@ -321,7 +300,7 @@ func (p *parser) targetName() target {
 	line := p.cur().line
 	t := target{name: p.expectName()}
 	if slices.Contains([]string{"true", "false", "none", "True", "False", "None"}, t.name) {
-		p.fail(ErrSyntax, line, "cannot assign to %s", t.name)
+		fail(ErrSyntax, line, "cannot assign to %s", t.name)
 	}
 	if p.skipOp(".") {
 		t.attr = p.expectName()
@@ -338,7 +317,7 @@ func (p *parser) macro(line int) stmt {
 
 func (p *parser) params(m *macroStmt) {
 	p.expectOp("(")
-	for p.err == nil && !p.isOp(")") {
+	for !p.isOp(")") {
 		if len(m.params) > 0 {
 			p.expectOp(",")
 		}
@@ -346,7 +325,7 @@ func (p *parser) params(m *macroStmt) {
 		if p.skipOp("=") {
 			m.defaults = append(m.defaults, p.expression())
 		} else if len(m.defaults) > 0 {
-			p.fail(ErrSyntax, m.line, "macro %s: an argument without default follows one with", m.name)
+			fail(ErrSyntax, m.line, "macro %s: an argument without default follows one with", m.name)
 		}
 	}
 	p.expectOp(")")
@@ -367,8 +346,8 @@ func (p *parser) callBlock(line int) stmt {
 		p.params(m)
 	}
 	call, ok := p.expression().(*callExpr)
-	if p.err == nil && !ok {
-		p.fail(ErrSyntax, line, "expected a call")
+	if !ok {
+		fail(ErrSyntax, line, "expected a call")
 	}
 	p.macroBody(m, "endcall")
 	return &callStmt{m, call, line}
@@ -376,7 +355,7 @@ func (p *parser) callBlock(line int) stmt {
 
 func (p *parser) with(line int) stmt {
 	s := &withStmt{line: line}
-	for p.err == nil && p.cur().kind != tokEnd {
+	for p.cur().kind != tokEnd {
 		if len(s.targets) > 0 {
 			p.expectOp(",")
 		}
@@ -388,19 +367,7 @@ func (p *parser) with(line int) stmt {
 	return s
 }
 
-// noteSet and noteLoop find out whether the template handles content in parts.
-func (p *parser) noteSet(to target, x expr) {
-	if to.name != "" && to.attr == "" && p.isContent(x) {
-		p.contentNames[to.name] = true
-	}
-}
-
-func (p *parser) noteLoop(s *forStmt) {
-	if p.isContent(s.in) {
-		p.contentParts = true
-	}
-}
-
+// isContent reports whether an expression is syntactically a message's content.
 func (p *parser) isContent(x expr) bool {
 	switch x := x.(type) {
 	case *attrExpr:
@@ -408,8 +375,8 @@ func (p *parser) isContent(x expr) bool {
 	case *itemExpr:
 		c, ok := x.index.(*constExpr)
 		return ok && c.v == "content"
-	case *filterExpr:
-		return x.x != nil && p.isContent(x.x)
+	case *applyExpr:
+		return x.kind == "filter" && x.x != nil && p.isContent(x.x)
 	case *nameExpr:
 		return p.contentNames[x.name]
 	}

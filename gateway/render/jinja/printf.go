@@ -2,62 +2,53 @@ package jinja
 
 import (
 	"fmt"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+)
+
+const specChars = "-+ 0#.123456789"
+
+var (
+	conversions = regexp.MustCompile(`(?s)%[-+ 0#.1-9]*.?`)
+	fields      = regexp.MustCompile(`\{\{|\}\}|\{[^}]*\}|[{}]`)
 )
 
 // percent is Python's format % args for the conversions s, r, d, i and f with
 // flags, width and precision.
 func (r *run) percent(format string, args []Value) Value {
-	var b strings.Builder
-	for {
-		i := strings.IndexByte(format, '%')
-		if i < 0 {
-			b.WriteString(format)
-			break
+	s := conversions.ReplaceAllStringFunc(format, func(c string) string {
+		verb := strings.TrimLeft(c[1:], specChars)
+		spec := c[1 : len(c)-len(verb)]
+		switch {
+		case verb == "":
+			r.fail(ErrRender, "incomplete format")
+		case verb == "%":
+			return verb
+		case !strings.Contains("s r d i f", verb) || strings.Contains(spec, "#") || len(spec) > 6:
+			r.fail(ErrUnsupported, "format %q", c)
+		case len(args) == 0:
+			r.fail(ErrRender, "not enough arguments for format string")
 		}
-		b.WriteString(format[:i])
-		format = format[i+1:]
-		end := strings.IndexFunc(format, func(c rune) bool { return !strings.ContainsRune("-+ 0#.123456789", c) })
-		if end < 0 {
-			return r.fail(ErrRender, "incomplete format")
-		}
-		verb, spec := format[end], format[:end]
-		format = format[end+1:]
-		if verb == '%' {
-			b.WriteByte('%')
-			continue
-		}
-		if !strings.ContainsRune("srdif", rune(verb)) || strings.Contains(spec, "#") || len(spec) > 6 {
-			return r.fail(ErrUnsupported, "format %q", "%"+spec+string(rune(verb)))
-		}
-		if len(args) == 0 {
-			return r.fail(ErrRender, "not enough arguments for format string")
-		}
-		b.WriteString(r.conversion(spec, verb, args[0]))
+		arg := args[0]
 		args = args[1:]
-		if r.err != nil {
-			return nil
-		}
-	}
+		return r.conversion(spec, verb[0], arg)
+	})
 	if len(args) > 0 {
-		return r.fail(ErrRender, "not all arguments converted during string formatting")
+		r.fail(ErrRender, "not all arguments converted during string formatting")
 	}
-	r.fits(b.Len())
-	return b.String()
+	r.fits(len(s))
+	return s
 }
 
 func (r *run) conversion(spec string, verb byte, v Value) string {
-	if !r.use(v) && verb != 's' {
-		return ""
-	}
+	r.use(v)
 	switch verb {
 	case 's', 'r':
 		s := r.str(v)
 		if verb == 'r' {
-			var b strings.Builder
-			r.repr(&b, v, 0)
-			s = b.String()
+			s = r.reprOf(v)
 		}
 		return fmt.Sprintf("%"+strings.Trim(spec, "0+ ")+"s", s)
 	case 'f':
@@ -69,8 +60,7 @@ func (r *run) conversion(spec string, verb byte, v Value) string {
 	}
 	i, ok := asInt(v)
 	if f, isFloat := v.(float64); isFloat {
-		n, _ := r.truncate(f, nil).(int64)
-		i, ok = n, true
+		i, ok = asInt(r.truncate(f, int64(0)))
 	}
 	if !ok {
 		r.fail(ErrRender, "%%d format: a real number is required, not %s", typeName(v))
@@ -80,35 +70,18 @@ func (r *run) conversion(spec string, verb byte, v Value) string {
 
 // formatMethod is str.format for {}, {0} and {name} without a format spec.
 func (r *run) formatMethod(s string, a callArgs) Value {
-	var b strings.Builder
 	auto := 0
-	for s != "" {
-		i := strings.IndexAny(s, "{}")
-		if i < 0 {
-			b.WriteString(s)
-			break
+	s = fields.ReplaceAllStringFunc(s, func(f string) string {
+		switch {
+		case f == "{{" || f == "}}":
+			return f[:1]
+		case len(f) == 1:
+			r.fail(ErrRender, "single '%s' encountered in format string", f)
 		}
-		b.WriteString(s[:i])
-		brace := s[i]
-		s = s[i+1:]
-		if s != "" && s[0] == brace {
-			b.WriteByte(brace)
-			s = s[1:]
-			continue
-		}
-		end := strings.IndexByte(s, '}')
-		if brace == '}' || end < 0 {
-			return r.fail(ErrRender, "single '%c' encountered in format string", brace)
-		}
-		v := r.field(s[:end], a, &auto)
-		if r.err != nil {
-			return nil
-		}
-		b.WriteString(r.str(v))
-		s = s[end+1:]
-	}
-	r.fits(b.Len())
-	return b.String()
+		return r.str(r.field(f[1:len(f)-1], a, &auto))
+	})
+	r.fits(len(s))
+	return s
 }
 
 // field returns the argument that a replacement field names; auto counts the
@@ -122,16 +95,13 @@ func (r *run) field(name string, a callArgs, auto *int) Value {
 		*auto++
 	} else if n, err := strconv.ParseUint(name, 10, 16); err == nil {
 		at = int(n)
+	} else if i := slices.Index(a.names, name); i >= 0 {
+		return a.named[i]
 	} else {
-		for i, have := range a.names {
-			if have == name {
-				return a.named[i]
-			}
-		}
-		return r.fail(ErrRender, "'%s'", name)
+		r.fail(ErrRender, "'%s'", name)
 	}
 	if at >= len(a.pos) {
-		return r.fail(ErrRender, "Replacement index %d out of range for positional args tuple", at)
+		r.fail(ErrRender, "Replacement index %d out of range for positional args tuple", at)
 	}
 	return a.pos[at]
 }

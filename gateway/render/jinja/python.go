@@ -1,7 +1,9 @@
 package jinja
 
 import (
+	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -21,26 +23,32 @@ func (r *run) str(v Value) string {
 	case *undefined:
 		return ""
 	}
+	return r.reprOf(v)
+}
+
+// reprOf is Python's repr(v).
+func (r *run) reprOf(v Value) string {
 	var b strings.Builder
 	r.repr(&b, v, 0)
-	s := b.String()
-	r.fits(len(s))
-	return s
+	r.fits(b.Len())
+	return b.String()
+}
+
+// enter charges for a value that is printed or compared, within depth others and after n bytes of
+// output, and fails past the bounds of both.
+func (r *run) enter(depth, n int) {
+	r.charge(1)
+	if depth > maxValueDepth {
+		r.fail(ErrLimit, "a value nests deeper than %d", maxValueDepth)
+	}
+	if n > maxOutput {
+		r.fail(ErrLimit, "a string is longer than %d bytes", maxOutput)
+	}
 }
 
 // repr writes Python's repr(v).
 func (r *run) repr(b *strings.Builder, v Value, depth int) {
-	if !r.charge(1) {
-		return
-	}
-	if depth > maxValueDepth {
-		r.fail(ErrLimit, "a value nests deeper than %d", maxValueDepth)
-		return
-	}
-	if b.Len() > maxOutput {
-		r.fail(ErrLimit, "a string is longer than %d bytes", maxOutput)
-		return
-	}
+	r.enter(depth, b.Len())
 	switch v := v.(type) {
 	case nil:
 		b.WriteString("None")
@@ -69,8 +77,7 @@ func (r *run) repr(b *strings.Builder, v Value, depth int) {
 	case *Dict:
 		r.reprDict(b, v, depth)
 	case dictView:
-		b.WriteString("dict_" + v.kind + "(")
-		r.reprSeq(b, "[", v.list(), "])", depth)
+		r.reprSeq(b, typeName(v)+"([", v.list(), "])", depth)
 	case intRange:
 		b.WriteString("range(" + strconv.FormatInt(v.start, 10) + ", " + strconv.FormatInt(v.stop, 10))
 		if v.step != 1 {
@@ -95,9 +102,6 @@ func (r *run) reprSeq(b *strings.Builder, opening string, vs []Value, closing st
 			b.WriteString(", ")
 		}
 		r.repr(b, v, depth+1)
-		if r.err != nil {
-			return
-		}
 	}
 	b.WriteString(closing)
 }
@@ -111,14 +115,9 @@ func (r *run) reprDict(b *strings.Builder, d *Dict, depth int) {
 		r.repr(b, k, depth+1)
 		b.WriteString(": ")
 		r.repr(b, d.vals[i], depth+1)
-		if r.err != nil {
-			return
-		}
 	}
 	b.WriteByte('}')
 }
-
-const hexDigits = "0123456789abcdef"
 
 // reprString quotes with ' unless only ' occurs in s.
 func reprString(b *strings.Builder, s string) {
@@ -128,53 +127,39 @@ func reprString(b *strings.Builder, s string) {
 	}
 	b.WriteRune(quote)
 	for _, c := range s {
-		switch {
-		case c == quote || c == '\\':
+		switch short := strings.IndexRune("\\\n\r\t", c); {
+		case short >= 0:
+			b.WriteByte('\\')
+			b.WriteByte(`\nrt`[short])
+		case c == quote:
 			b.WriteByte('\\')
 			b.WriteRune(c)
-		case c == '\n':
-			b.WriteString(`\n`)
-		case c == '\r':
-			b.WriteString(`\r`)
-		case c == '\t':
-			b.WriteString(`\t`)
 		case unicode.IsPrint(c):
 			b.WriteRune(c)
 		case c < 0x100:
-			writeHex(b, `\x`, c, 2)
+			fmt.Fprintf(b, `\x%02x`, c)
 		case c < 0x10000:
-			writeHex(b, `\u`, c, 4)
+			fmt.Fprintf(b, `\u%04x`, c)
 		default:
-			writeHex(b, `\U`, c, 8)
+			fmt.Fprintf(b, `\U%08x`, c)
 		}
 	}
 	b.WriteRune(quote)
 }
 
-func writeHex(b *strings.Builder, prefix string, c rune, digits int) {
-	b.WriteString(prefix)
-	for shift := 4 * (digits - 1); shift >= 0; shift -= 4 {
-		b.WriteByte(hexDigits[c>>shift&15])
-	}
-}
-
 // floatRepr is repr of a float: the shortest digits that read back the same,
 // with an exponent from 1e16 up and below 1e-4.
 func floatRepr(f float64) string {
+	format := byte('f')
+	a := math.Abs(f)
 	switch {
-	case math.IsNaN(f):
-		return "nan"
-	case math.IsInf(f, 1):
-		return "inf"
-	case math.IsInf(f, -1):
-		return "-inf"
+	case math.IsNaN(f) || math.IsInf(f, 0):
+		return strings.ToLower(strings.TrimPrefix(strconv.FormatFloat(f, 'g', -1, 64), "+"))
+	case a != 0 && (a < 1e-4 || a >= 1e16):
+		format = 'e' // Go, like Python, writes at least two exponent digits
 	}
-	if a := math.Abs(f); a != 0 && (a < 1e-4 || a >= 1e16) {
-		s := strconv.FormatFloat(f, 'e', -1, 64)
-		return s // Go, like Python, writes at least two exponent digits
-	}
-	s := strconv.FormatFloat(f, 'f', -1, 64)
-	if !strings.Contains(s, ".") {
+	s := strconv.FormatFloat(f, format, -1, 64)
+	if format == 'f' && !strings.Contains(s, ".") {
 		s += ".0"
 	}
 	return s
@@ -187,31 +172,25 @@ func isSpace(c rune) bool {
 
 // equal is Python's a == b.
 func (r *run) equal(a, b Value, depth int) bool {
-	if !r.charge(1) {
-		return false
-	}
-	if depth > maxValueDepth {
-		r.fail(ErrLimit, "a value nests deeper than %d", maxValueDepth)
-		return false
-	}
+	r.enter(depth, 0)
 	a, b = plain(a), plain(b)
 	switch a := a.(type) {
 	case nil:
 		return b == nil
 	case string:
 		s, ok := b.(string)
-		return ok && len(a) == len(s) && r.scans(a) && a == s
+		if !ok || len(a) != len(s) {
+			return false
+		}
+		r.scans(a)
+		return a == s
 	case BigInt:
-		s, ok := b.(BigInt)
-		return ok && a == s
+		return b == Value(a)
 	case bool, int64, float64:
 		return numbersEqual(a, b)
-	case List:
-		l, ok := b.(List)
-		return ok && r.equalSeq(a, l, depth)
-	case Tuple:
-		l, ok := b.(Tuple)
-		return ok && r.equalSeq(a, l, depth)
+	case List, Tuple:
+		x, y, ok := sequences(a, b)
+		return ok && r.equalSeq(x, y, depth)
 	case *Dict:
 		d, ok := b.(*Dict)
 		return ok && r.equalDict(a, d, depth)
@@ -229,9 +208,9 @@ func (r *run) equal(a, b Value, depth int) bool {
 }
 
 func numbersEqual(a, b Value) bool {
-	x, xi := asInt(a)
-	y, yi := asInt(b)
-	if xi && yi {
+	x, ok1 := asInt(a)
+	y, ok2 := asInt(b)
+	if ok1 && ok2 {
 		return x == y
 	}
 	f, ok1 := asFloat(a)
@@ -240,15 +219,7 @@ func numbersEqual(a, b Value) bool {
 }
 
 func (r *run) equalSeq(a, b []Value, depth int) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if !r.equal(a[i], b[i], depth+1) {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(a, b, func(x, y Value) bool { return r.equal(x, y, depth+1) })
 }
 
 func (r *run) equalDict(a, b *Dict, depth int) bool {
@@ -256,7 +227,7 @@ func (r *run) equalDict(a, b *Dict, depth int) bool {
 		return false
 	}
 	for i, k := range a.keys {
-		v, ok := b.get(k)
+		v, ok := b.Get(k)
 		if !ok || !r.equal(a.vals[i], v, depth+1) {
 			return false
 		}
@@ -266,17 +237,11 @@ func (r *run) equalDict(a, b *Dict, depth int) bool {
 
 // less is Python's a < b; it fails where Python raises a TypeError.
 func (r *run) less(a, b Value, depth int) bool {
-	if !r.charge(1) {
-		return false
-	}
-	if depth > maxValueDepth {
-		r.fail(ErrLimit, "a value nests deeper than %d", maxValueDepth)
-		return false
-	}
+	r.enter(depth, 0)
 	a, b = plain(a), plain(b)
-	x, xi := asInt(a)
-	y, yi := asInt(b)
-	if xi && yi {
+	x, ok1 := asInt(a)
+	y, ok2 := asInt(b)
+	if ok1 && ok2 {
 		return x < y
 	}
 	f, ok1 := asFloat(a)
@@ -284,29 +249,20 @@ func (r *run) less(a, b Value, depth int) bool {
 	if ok1 && ok2 {
 		return f < g
 	}
-	switch a := a.(type) {
-	case string:
-		if s, ok := b.(string); ok {
-			return r.scans(a) && a < s
-		}
-	case List:
-		if l, ok := b.(List); ok {
-			return r.lessSeq(a, l, depth)
-		}
-	case Tuple:
-		if l, ok := b.(Tuple); ok {
-			return r.lessSeq(a, l, depth)
+	s, ok1 := a.(string)
+	t, ok2 := b.(string)
+	if ok1 && ok2 {
+		r.scans(s)
+		return s < t
+	}
+	l, m, ok := sequences(a, b)
+	if !ok {
+		r.fail(ErrRender, "'<' not supported between instances of '%s' and '%s'", typeName(a), typeName(b))
+	}
+	for i := range min(len(l), len(m)) {
+		if !r.equal(l[i], m[i], depth+1) {
+			return r.less(l[i], m[i], depth+1)
 		}
 	}
-	r.fail(ErrRender, "'<' not supported between instances of '%s' and '%s'", typeName(a), typeName(b))
-	return false
-}
-
-func (r *run) lessSeq(a, b []Value, depth int) bool {
-	for i := range min(len(a), len(b)) {
-		if !r.equal(a[i], b[i], depth+1) {
-			return r.err == nil && r.less(a[i], b[i], depth+1)
-		}
-	}
-	return len(a) < len(b)
+	return len(l) < len(m)
 }

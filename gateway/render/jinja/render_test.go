@@ -164,23 +164,6 @@ func TestContentParts(t *testing.T) {
 	}
 }
 
-func TestFromJSON(t *testing.T) {
-	v, err := FromJSON([]byte(`{"b":1,"a":[null,true,1.5,"é\u00e9\ud83d\ude00"],"b":2,"n":123456789012345678901234567890,"e":1e400}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := renderString("{{ v | tojson }}", map[string]Value{"v": v})
-	want := `{"b": 2, "a": [null, true, 1.5, "éé😀"], "n": 123456789012345678901234567890, "e": Infinity}`
-	if err != nil || got != want {
-		t.Errorf("got %s, %v\nwant %s", got, err, want)
-	}
-	for _, bad := range []string{"", "{", "[1,]", "{\"a\"}", "nul", "1 2", strings.Repeat("[", 1000) + strings.Repeat("]", 1000)} {
-		if v, err := FromJSON([]byte(bad)); !errors.Is(err, ErrInput) {
-			t.Errorf("%.20q: gave %v and error %v, want %v", bad, v, err, ErrInput)
-		}
-	}
-}
-
 // TestDictKeepsOrder sets keys again and again and holds order and values against a plain list.
 func TestDictKeepsOrder(t *testing.T) {
 	d := new(Dict)
@@ -231,35 +214,6 @@ func FuzzParse(f *testing.F) {
 		}
 		if again, err := tmpl.Render(in); err != nil || again != first {
 			t.Fatalf("first %q, then %q, %v", first, again, err)
-		}
-	})
-}
-
-func FuzzFromJSON(f *testing.F) {
-	f.Add([]byte(`{"a":[1,2.5,"x",null,true,{"b":{}}]}`))
-	f.Add([]byte(`-0`))
-	f.Add([]byte(`"\ud800"`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		v, err := FromJSON(data)
-		if err != nil {
-			return
-		}
-		out, err := renderString("{{ v | tojson }}", map[string]Value{"v": v})
-		if err != nil {
-			if errors.Is(err, ErrLimit) {
-				return
-			}
-			t.Fatal(err)
-		}
-		again, err := FromJSON([]byte(out))
-		if err != nil {
-			if strings.Contains(out, "Infinity") {
-				return
-			}
-			t.Fatalf("%s: %v", out, err)
-		}
-		if twice, err := renderString("{{ v | tojson }}", map[string]Value{"v": again}); err != nil || twice != out {
-			t.Fatalf("first %s, then %s, %v", out, twice, err)
 		}
 	})
 }

@@ -1,56 +1,60 @@
 package jinja
 
-// testDef is what may follow "is".
-type testDef struct {
-	params []string
-	holds  func(r *run, v Value, p []Value) bool
+import (
+	"slices"
+	"strings"
+)
+
+// test applies a test, the word after "is", to a value.
+func (r *run) test(def *builtin, v Value, a callArgs) Value {
+	a.pos = plainAll(a.pos)
+	return def.invoke(r, "test", plain(v), a)
 }
 
-func (t *testDef) apply(r *run, v Value, a callArgs) Value {
-	a.pos, v = plainAll(a.pos), plain(v)
-	p := r.bind("test", a, t.params, len(t.params))
-	if s, ok := v.(string); ok {
-		r.scans(s)
-	}
-	return r.err == nil && t.holds(r, v, p)
+func kind(is func(v Value) bool) *builtin {
+	return define(func(_ *run, v Value, _ []Value) Value { return is(v) })
 }
 
-func unary(is func(v Value) bool) *testDef {
-	return &testDef{nil, func(_ *run, v Value, _ []Value) bool { return is(v) }}
+// named returns a test for values of some types of Python.
+func named(types string) *builtin {
+	names := strings.Fields(types)
+	return kind(func(v Value) bool { return slices.Contains(names, typeName(v)) })
 }
 
-func comparison(op string) *testDef {
-	return &testDef{[]string{"other"}, func(r *run, v Value, p []Value) bool { return r.compare(op, v, p[0]) }}
+func comparison(op string) *builtin {
+	return define(func(r *run, v Value, p []Value) Value { return r.compare(op, v, p[0]) }, "other", absent)
 }
 
-var tests = map[string]*testDef{
-	"defined":   unary(func(v Value) bool { return !isUndefined(v) }),
-	"undefined": unary(isUndefined),
-	"none":      unary(func(v Value) bool { return v == nil }),
-	"boolean":   unary(func(v Value) bool { _, ok := v.(bool); return ok }),
-	"true":      unary(func(v Value) bool { return v == true }),
-	"false":     unary(func(v Value) bool { return v == false }),
-	"string":    unary(func(v Value) bool { _, ok := v.(string); return ok }),
-	"mapping":   unary(func(v Value) bool { _, ok := v.(*Dict); return ok }),
-	"float":     unary(func(v Value) bool { _, ok := v.(float64); return ok }),
-	"integer":   unary(isInteger),
-	"number":    unary(isNumber),
-	"sequence":  unary(isSequence),
-	"iterable":  unary(isIterable),
-	"callable":  unary(isCallable),
-	"odd":       {nil, func(r *run, v Value, _ []Value) bool { return r.remainder(v, int64(2), int64(1)) }},
-	"even":      {nil, func(r *run, v Value, _ []Value) bool { return r.remainder(v, int64(2), int64(0)) }},
-	"divisibleby": {[]string{"num"}, func(r *run, v Value, p []Value) bool {
-		return r.remainder(v, p[0], int64(0))
-	}},
-	"lower": {nil, func(r *run, v Value, _ []Value) bool { return onlyCase(r.str(v), isLower) }},
-	"upper": {nil, func(r *run, v Value, _ []Value) bool { return onlyCase(r.str(v), isUpper) }},
-	"in":    {[]string{"seq"}, func(r *run, v Value, p []Value) bool { return r.contains(p[0], v) }},
-	"sameas": {[]string{"other"}, func(r *run, v Value, p []Value) bool {
-		return r.same(v, p[0])
-	}},
-	"filter": {nil, func(r *run, v Value, _ []Value) bool { return r.filters[r.str(v)] != nil }},
-	"test":   {nil, func(r *run, v Value, _ []Value) bool { return r.tests[r.str(v)] != nil }},
+func remainder(by, want int64) *builtin {
+	return define(func(r *run, v Value, _ []Value) Value { return r.equal(r.binary("%", v, by), want, 0) })
+}
+
+var tests = map[string]*builtin{
+	"defined":   kind(func(v Value) bool { return !isUndefined(v) }),
+	"undefined": kind(isUndefined),
+	"none":      kind(func(v Value) bool { return v == nil }),
+	"boolean":   named("bool"),
+	"true":      kind(func(v Value) bool { return v == true }),
+	"false":     kind(func(v Value) bool { return v == false }),
+	"string":    named("str"),
+	"mapping":   named("dict"),
+	"float":     named("float"),
+	"integer":   named("int"),
+	"number":    named("int float bool"),
+	"sequence":  named("str list tuple dict range Undefined"),
+	"iterable":  kind(isIterable),
+	"callable":  named("Macro function builtin_function_or_method LoopContext Undefined"),
+	"odd":       remainder(2, 1),
+	"even":      remainder(2, 0),
+	"divisibleby": define(func(r *run, v Value, p []Value) Value {
+		return r.equal(r.binary("%", v, p[0]), int64(0), 0)
+	}, "num", absent),
+	"lower":  define(func(r *run, v Value, _ []Value) Value { return onlyCase(r.str(v), isLower) }),
+	"upper":  define(func(r *run, v Value, _ []Value) Value { return onlyCase(r.str(v), isUpper) }),
+	"in":     define(func(r *run, v Value, p []Value) Value { return r.contains(p[0], v) }, "seq", absent),
+	"sameas": define(func(r *run, v Value, p []Value) Value { return r.same(v, p[0]) }, "other", absent),
+	"filter": define(func(r *run, v Value, _ []Value) Value { return r.filters[r.str(v)] != nil }),
+	"test":   define(func(r *run, v Value, _ []Value) Value { return r.tests[r.str(v)] != nil }),
 
 	"==": comparison("=="), "eq": comparison("=="), "equalto": comparison("=="),
 	"!=": comparison("!="), "ne": comparison("!="),
@@ -60,54 +64,19 @@ var tests = map[string]*testDef{
 	">=": comparison(">="), "ge": comparison(">="),
 }
 
-func isInteger(v Value) bool {
-	switch v.(type) {
-	case int64, BigInt:
-		return true
-	}
-	return false
-}
-
-func isNumber(v Value) bool {
-	_, ok := asFloat(v)
-	return ok || isInteger(v)
-}
-
-func isSequence(v Value) bool {
-	switch v.(type) {
-	case string, List, Tuple, *Dict, intRange, *undefined:
-		return true
-	}
-	return false
-}
-
 func isIterable(v Value) bool {
 	switch v.(type) {
-	case dictView, *iterator, *loop:
-		return true
-	}
-	return isSequence(v)
-}
-
-func isCallable(v Value) bool {
-	switch v.(type) {
-	case *macro, *function, method, loopMethod, *loop, *undefined:
+	case string, List, Tuple, *Dict, intRange, dictView, *iterator, *loop, *undefined:
 		return true
 	}
 	return false
 }
 
-func (r *run) remainder(v, by, want Value) bool {
-	return r.equal(r.binary("%", v, by), want, 0) && r.err == nil
-}
-
-// same is Python's "is" where that does not depend on which objects Python
+// same is Python's "is" where the result does not depend on which objects Python
 // happens to share.
 func (r *run) same(a, b Value) bool {
 	switch a.(type) {
-	case nil, bool:
-		return a == b
-	case *Dict, *namespace, *macro:
+	case nil, bool, *Dict, *namespace, *macro:
 		return a == b
 	}
 	switch b.(type) {

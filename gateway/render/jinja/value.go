@@ -2,14 +2,14 @@ package jinja
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
 
-// Value is a Python value as a template sees it: nil (None), bool, int64,
-// float64, BigInt, string, List, Tuple or *Dict, and inside the evaluator the
-// types further below. A Value is never changed once a template can see it, so
-// inputs may be shared between renders.
+// Value is a Python value: nil (None), bool, int64, float64, BigInt, string, List,
+// Tuple or *Dict, and inside the evaluator the types below. A render never changes
+// a Value of its input, so that renders may share inputs.
 type Value = any
 
 // List is a Python list.
@@ -19,7 +19,7 @@ type List []Value
 type Tuple []Value
 
 // BigInt is an integer beyond 64 bits, in decimal. It can be printed and
-// compared for equality; arithmetic with it is refused.
+// compared for equality; arithmetic with it fails.
 type BigInt string
 
 // dictIndexFrom is the size from which a Dict finds keys by a map: below it,
@@ -37,19 +37,13 @@ type Dict struct {
 func NewDict(pairs ...Value) *Dict {
 	d := new(Dict)
 	for i := 0; i+1 < len(pairs); i += 2 {
-		d.put(pairs[i], pairs[i+1])
+		d.Set(pairs[i], pairs[i+1])
 	}
 	return d
 }
 
 // Len returns the number of keys.
 func (d *Dict) Len() int { return len(d.keys) }
-
-// Set gives key a value; a new key goes to the end.
-func (d *Dict) Set(key string, v Value) { d.put(key, v) }
-
-// Get returns the value of key.
-func (d *Dict) Get(key string) (Value, bool) { return d.get(key) }
 
 // At returns the i-th key and its value.
 func (d *Dict) At(i int) (key, v Value) { return d.keys[i], d.vals[i] }
@@ -92,15 +86,16 @@ func (d *Dict) find(key Value) int {
 	return -1
 }
 
-func (d *Dict) get(key Value) (Value, bool) {
+// Get returns the value of key.
+func (d *Dict) Get(key Value) (Value, bool) {
 	if i := d.find(key); i >= 0 {
 		return d.vals[i], true
 	}
 	return nil, false
 }
 
-// put reports whether key can be a key.
-func (d *Dict) put(key, v Value) bool {
+// Set sets the value of key; a new key goes to the end. It returns false if key cannot be a key.
+func (d *Dict) Set(key, v Value) bool {
 	k, ok := normalKey(key)
 	if !ok {
 		return false
@@ -110,43 +105,44 @@ func (d *Dict) put(key, v Value) bool {
 		return true
 	}
 	d.keys, d.vals = append(d.keys, plain(key)), append(d.vals, v)
-	switch {
-	case d.index != nil:
+	if d.index == nil {
+		d.reindex()
+	} else {
 		d.index[k] = len(d.keys) - 1
-	case len(d.keys) >= dictIndexFrom:
-		d.index = make(map[Value]int, 2*len(d.keys))
-		for i, have := range d.keys {
-			h, _ := normalKey(have)
-			d.index[h] = i
-		}
 	}
 	return true
 }
 
+// reindex builds the index of a dict of dictIndexFrom keys or more.
+func (d *Dict) reindex() {
+	if len(d.keys) < dictIndexFrom {
+		return
+	}
+	d.index = make(map[Value]int, 2*len(d.keys))
+	for i, key := range d.keys {
+		k, _ := normalKey(key)
+		d.index[k] = i
+	}
+}
+
 // clone returns a copy whose keys can be set without changing d.
 func (d *Dict) clone() *Dict {
-	c := &Dict{keys: append([]Value(nil), d.keys...), vals: append([]Value(nil), d.vals...)}
-	if len(c.keys) >= dictIndexFrom {
-		c.index = make(map[Value]int, len(c.keys))
-		for i, have := range c.keys {
-			h, _ := normalKey(have)
-			c.index[h] = i
-		}
-	}
+	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals)}
+	c.reindex()
 	return c
 }
 
-// undefined is Jinja's Undefined: prints as nothing, is false and empty, and
-// fails with its message in any other use.
+// undefined is Jinja's Undefined: it prints as nothing, is false and empty, and
+// any other use fails with its message.
 type undefined struct{ msg string }
 
-// namespace is the one thing that a template can change.
+// namespace is Jinja's namespace object, the only value that a template can change.
 type namespace struct{ vars *Dict }
 
-// dictView is what items(), keys() and values() of a dict return.
+// dictView is the result of items(), keys() or values() of a dict.
 type dictView struct {
 	d    *Dict
-	kind string // items, keys or values
+	kind string // dict_items, dict_keys or dict_values
 }
 
 // intRange is Python's range.
@@ -164,23 +160,11 @@ func (g intRange) length() int64 {
 
 func (g intRange) at(i int64) Value { return g.start + i*g.step }
 
-// iterator is a Python generator or iterator: it has no length and can be gone
-// through once.
+// iterator is a Python generator or iterator: it has no length and can be iterated
+// over once.
 type iterator struct {
 	name  string // of its Python type
 	items []Value
-}
-
-// method is a method bound to its receiver.
-type method struct {
-	recv Value
-	name string
-	def  *methodDef // nil: Python has it, this package has not
-}
-
-// function is a global function.
-type function struct {
-	call func(r *run, a callArgs) Value
 }
 
 func boolInt(b bool) int64 {
@@ -222,34 +206,25 @@ func truth(v Value) bool {
 		return false
 	case bool:
 		return v
+	case string:
+		return v != ""
 	case int64:
 		return v != 0
 	case float64:
 		return v != 0
-	case string:
-		return v != ""
-	case markup:
-		return v != ""
-	case *undefined:
-		return false
 	}
-	if n, ok := length(v); ok {
-		return n > 0
-	}
-	return true
+	n, ok := length(v)
+	return n > 0 || !ok
 }
 
 // length is Python's len(v); ok is false where that is a TypeError.
 func length(v Value) (n int, ok bool) {
-	switch v := v.(type) {
+	if vs, ok := sequence(v); ok {
+		return len(vs), true
+	}
+	switch v := plain(v).(type) {
 	case string:
 		return utf8.RuneCountInString(v), true
-	case markup:
-		return utf8.RuneCountInString(string(v)), true
-	case List:
-		return len(v), true
-	case Tuple:
-		return len(v), true
 	case *Dict:
 		return v.Len(), true
 	case dictView:
@@ -260,6 +235,32 @@ func length(v Value) (n int, ok bool) {
 		return 0, true
 	}
 	return 0, false
+}
+
+// sequence returns the elements of a list or tuple, which the caller must not change.
+func sequence(v Value) (vs []Value, ok bool) {
+	switch v := v.(type) {
+	case List:
+		return v, true
+	case Tuple:
+		return v, true
+	}
+	return nil, false
+}
+
+// like returns vs as a tuple if v is one, otherwise as a list.
+func like(v Value, vs []Value) Value {
+	if _, ok := v.(Tuple); ok {
+		return Tuple(vs)
+	}
+	return List(vs)
+}
+
+// sequences returns the elements of two lists or of two tuples; ok is false for anything else.
+func sequences(a, b Value) (x, y []Value, ok bool) {
+	x, ok1 := sequence(a)
+	y, ok2 := sequence(b)
+	return x, y, ok1 && ok2 && typeName(a) == typeName(b)
 }
 
 // typeName is type(v).__name__.
@@ -283,29 +284,23 @@ func typeName(v Value) string {
 		return "tuple"
 	case *Dict:
 		return "dict"
-	case dictView:
-		return "dict_" + v.kind
-	case intRange:
-		return "range"
-	case *iterator:
-		return v.name
-	case *undefined:
-		return "Undefined"
-	case *namespace:
-		return "Namespace"
-	case *macro:
-		return "Macro"
-	case *loop:
-		return "LoopContext"
-	case method:
-		return "builtin_function_or_method"
+	case interface{ typeName() string }:
+		return v.typeName()
 	}
 	return "function"
 }
 
-// items returns what iterating over v yields, and charges for it; ok is false
-// where v is not iterable. An iterator is used up by it. The result must not be
-// changed, and is empty when the render has to end.
+func (v dictView) typeName() string  { return v.kind }
+func (intRange) typeName() string    { return "range" }
+func (v *iterator) typeName() string { return v.name }
+func (*undefined) typeName() string  { return "Undefined" }
+func (*namespace) typeName() string  { return "Namespace" }
+func (*macro) typeName() string      { return "Macro" }
+func (*loop) typeName() string       { return "LoopContext" }
+func (method) typeName() string      { return "builtin_function_or_method" }
+
+// items returns the elements that iterating over v yields, and charges for them; ok is false
+// where v is not iterable. It exhausts an iterator. The caller must not change the result.
 func (r *run) items(v Value) (out []Value, ok bool) {
 	v = plain(v)
 	n := 0
@@ -317,14 +312,11 @@ func (r *run) items(v Value) (out []Value, ok bool) {
 	default:
 		n, _ = length(v)
 	}
-	if !r.charge(n) {
-		return nil, true
+	r.charge(n)
+	if vs, ok := sequence(v); ok {
+		return vs, true
 	}
 	switch v := v.(type) {
-	case List:
-		return v, true
-	case Tuple:
-		return v, true
 	case *Dict:
 		return v.keys, true
 	case dictView:
@@ -350,11 +342,20 @@ func (r *run) items(v Value) (out []Value, ok bool) {
 	return nil, false
 }
 
+// iterate is items, and fails where Python cannot iterate.
+func (r *run) iterate(v Value) []Value {
+	vs, ok := r.items(v)
+	if !ok {
+		r.fail(ErrRender, "'%s' object is not iterable", typeName(v))
+	}
+	return vs
+}
+
 func (v dictView) list() []Value {
 	switch v.kind {
-	case "keys":
+	case "dict_keys":
 		return v.d.keys
-	case "values":
+	case "dict_values":
 		return v.d.vals
 	}
 	out := make([]Value, v.d.Len())
@@ -364,8 +365,8 @@ func (v dictView) list() []Value {
 	return out
 }
 
-// sliceBounds turns Python slice arguments, absent ones nil, into a start, a
-// step and a count of elements for a sequence of n.
+// sliceBounds returns the first index, the step and the number of elements of a
+// Python slice of a sequence of n. Arguments that were not given are nil.
 func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
 	by = 1
 	if step != nil {
@@ -416,7 +417,7 @@ func sliceString(s string, start, stop, step *int64) string {
 	return b.String()
 }
 
-// byteOffset returns where the n-th character of s begins.
+// byteOffset returns the byte offset of the n-th character of s.
 func byteOffset(s string, n int) int {
 	i := 0
 	for ; n > 0 && i < len(s); n-- {

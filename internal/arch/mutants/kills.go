@@ -8,9 +8,9 @@ import (
 	"sync"
 )
 
-// kills is a file of mutants that need not run again: killed ones stay killed
-// while tests are only added, and what does not compile never does. Its lines
-// are of runs with any seed; several runs may append at a time.
+// kills is a file of mutants that need not run again: a killed mutant is killed as long as
+// tests are only added, and a mutant that does not compile never does. Its lines are of runs
+// with any seed; several runs may append to it at a time.
 type kills struct {
 	mu    sync.Mutex
 	file  *os.File // nil: nothing is kept
@@ -23,7 +23,7 @@ type kill struct {
 	Fate   fate
 }
 
-// openKills reads a file, or makes it; path "" keeps nothing.
+// openKills reads a file, or creates it; with path "" nothing is kept.
 func openKills(path string) (*kills, error) {
 	k := &kills{fates: map[string]fate{}}
 	if path == "" {
@@ -47,7 +47,7 @@ func openKills(path string) (*kills, error) {
 	}
 }
 
-// fate returns what became of a mutant in an earlier run; false: it has to run.
+// fate returns the result of a mutant in an earlier run; false: it must run.
 func (k *kills) fate(m *mutant) (fate, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -55,7 +55,7 @@ func (k *kills) fate(m *mutant) (fate, bool) {
 	return f, ok
 }
 
-// add writes a mutant that has run, unless it survived.
+// add records a mutant that has run, unless it survived.
 func (k *kills) add(m *mutant, f fate) error {
 	if k.file == nil || f == survived {
 		return nil

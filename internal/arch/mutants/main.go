@@ -34,14 +34,14 @@ import (
 	"time"
 )
 
-// packages are what a run samples: the deciders that internal/arch holds to be
-// pure, and the two roles of nodes.
+// packages are the packages that a run samples: the deciders, whose purity internal/arch tests,
+// and the two roles of nodes.
 var packages = []string{
 	"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course",
 	"decode", "prefill",
 }
 
-// What a run of all packages has to reach.
+// Goals of a run of all packages.
 const (
 	wholeSample   = 330
 	minPerPackage = 25
@@ -93,7 +93,7 @@ type options struct {
 	out      io.Writer
 }
 
-// result is one mutant's fate.
+// result is the result of one mutant.
 type result struct {
 	m      *mutant
 	fate   fate
@@ -137,8 +137,7 @@ func (s *sampled) count() (kills, survivors, equivalents int) {
 	return kills, survivors, equivalents
 }
 
-// run draws, runs, reports, and returns an error if the tests are not good
-// enough.
+// run draws, runs and reports mutants, and returns an error if the tests miss a goal.
 func run(ctx context.Context, o options) error {
 	began := time.Now()
 	names := o.packages

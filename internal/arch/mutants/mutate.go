@@ -90,9 +90,8 @@ type mutator struct {
 	all      []*mutant
 }
 
-// mutants returns all mutants of a source file in order of position. Those that
-// do not compile, such as a - b of strings, are among them: only the compiler
-// can tell.
+// mutants returns all mutants of a source file in order of position, mutants that do not
+// compile, such as a - b of strings, included.
 func mutants(name string, text []byte) ([]*mutant, error) {
 	fset := token.NewFileSet()
 	parsed, err := parser.ParseFile(fset, name, text, parser.SkipObjectResolution)
@@ -219,7 +218,7 @@ func (m *mutator) condition(c ast.Expr) {
 }
 
 // statements adds the removal of each assignment, call, send and increment of a
-// list. What an assignment evaluates stays, so that its variables are still used.
+// list. The right side of an assignment is kept, so that its variables are still used.
 func (m *mutator) statements(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
@@ -282,8 +281,8 @@ func lineAt(text []byte, at int) string {
 
 // order returns the mutants in the order of a draw: one of each line that has
 // any, lines and mutants in an order drawn from the seed, then the second of
-// each line, and so on. The order hangs on the content alone, so that a change
-// of one line does not draw all others anew.
+// each line, and so on. The order depends only on the content, so that a change
+// of one line does not change the draw of the others.
 func order(all []*mutant, seed uint64) []*mutant {
 	type line struct {
 		file string
@@ -329,7 +328,7 @@ func compare(a, b uint64) int {
 	return 0
 }
 
-// rank returns a number that is as good as drawn from the seed for each text.
+// rank returns a pseudo-random number of the seed and the parts.
 func rank(seed uint64, parts ...string) uint64 {
 	h := fnv.New64a()
 	h.Write(binary.LittleEndian.AppendUint64(nil, seed))

@@ -2,11 +2,10 @@ package main
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
-	"runtime"
 	"strings"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/arch/provenance"
 )
 
 // rate returns killed of killed and surviving mutants, from 0 to 1; 1 for none.
@@ -26,28 +25,28 @@ func (s *sampled) summary() string {
 // judge returns what a run misses of its goals, one line each.
 func judge(all []*sampled) []string {
 	var failures []string
-	say := func(format string, args ...any) { failures = append(failures, fmt.Sprintf(format, args...)) }
+	miss := func(format string, args ...any) { failures = append(failures, fmt.Sprintf(format, args...)) }
 	var kills, survivors, equivalents int
 	for _, s := range all {
 		k, v, e := s.count()
 		kills, survivors, equivalents = kills+k, survivors+v, equivalents+e
 		if rate(k, v) < minKilledEach {
-			say("%s: the tests kill %d of %d mutants, %.1f %%: want %.0f %% of each package", s.name, k, k+v, 100*rate(k, v), 100*minKilledEach)
+			miss("%s: the tests kill %d of %d mutants, %.1f %%: want %.0f %% of each package", s.name, k, k+v, 100*rate(k, v), 100*minKilledEach)
 		}
 		if len(s.results) < s.want {
-			say("%s: only %d mutants compile: want %d", s.name, len(s.results), s.want)
+			miss("%s: only %d mutants compile: want %d", s.name, len(s.results), s.want)
 		}
 		for _, r := range s.results {
 			if r.reason != "" && r.fate != survived {
-				say("testdata/equivalents: a test kills this mutant, so it is not equivalent: %s", r.m.key())
+				miss("testdata/equivalents: a test kills this mutant, so it is not equivalent: %s", r.m.key())
 			}
 		}
 	}
 	if rate(kills, survivors) < minKilled {
-		say("the tests kill %d of %d mutants, %.1f %%: want %.0f %%", kills, kills+survivors, 100*rate(kills, survivors), 100*minKilled)
+		miss("the tests kill %d of %d mutants, %.1f %%: want %.0f %%", kills, kills+survivors, 100*rate(kills, survivors), 100*minKilled)
 	}
 	if n := kills + survivors + equivalents; float64(equivalents) > maxEquivalent*float64(n) {
-		say("%d of %d mutants are listed as equivalent: want at most %.0f %%", equivalents, n, 100*maxEquivalent)
+		miss("%d of %d mutants are listed as equivalent: want at most %.0f %%", equivalents, n, 100*maxEquivalent)
 	}
 	return failures
 }
@@ -59,9 +58,8 @@ func page(o options, all []*sampled, failures []string, began time.Time) string 
 	if o.sample != wholeSample || len(o.packages) > 0 {
 		command = fmt.Sprintf("go run ./internal/arch/mutants -seed %d -n %d %s", o.seed, o.sample, strings.Join(o.packages, " "))
 	}
-	fmt.Fprintf(&b, "# Mutants: whether tests notice wrong code\n\n- Machine: %s\n- Commit: %s\n- Go: %s\n- Begun: %s, lasted %v\n- Command: `%s`\n- Seed: %d\n",
-		machine(), commit(), runtime.Version(), began.UTC().Format("2006-01-02 15:04 MST"), time.Since(began).Round(time.Second), strings.TrimSpace(command), o.seed)
-	fmt.Fprintf(&b, "- Goals: %.0f %% of all mutants killed, %.0f %% of each package's, at most %.0f %% equivalent\n\n", 100*minKilled, 100*minKilledEach, 100*maxEquivalent)
+	b.WriteString(provenance.Header("Mutants: whether tests notice wrong code", began, strings.TrimSpace(command)))
+	fmt.Fprintf(&b, "- Seed: %d\n- Goals: %.0f %% of all mutants killed, %.0f %% of each package's, at most %.0f %% equivalent\n\n", o.seed, 100*minKilled, 100*minKilledEach, 100*maxEquivalent)
 	for _, f := range failures {
 		fmt.Fprintf(&b, "- MISSED: %s\n", f)
 	}
@@ -132,25 +130,4 @@ func list(b *strings.Builder, title string, s *sampled, choose func(result) bool
 	if n == 0 {
 		b.WriteString("None.\n")
 	}
-}
-
-// machine names the processor, its cores and the system.
-func machine() string {
-	name := runtime.GOARCH
-	if text, err := os.ReadFile("/proc/cpuinfo"); err == nil {
-		if _, rest, ok := strings.Cut(string(text), "model name"); ok {
-			line, _, _ := strings.Cut(rest, "\n")
-			name = strings.TrimLeft(line, "\t :")
-		}
-	}
-	return fmt.Sprintf("%s, %d cores, %s", name, runtime.NumCPU(), runtime.GOOS)
-}
-
-// commit is what git says of the tree.
-func commit() string {
-	out, err := exec.Command("git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*").Output()
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(out))
 }

@@ -1,14 +1,13 @@
-// Package logs writes log lines in the manner that vLLM's users know:
+// Package logs writes log lines in vLLM's format:
 //
 //	INFO 11-21 03:42:21 model loaded weights=8.4MB seconds=0.4
 //
-// and the engine's line of rates that follows a node's work every ten seconds.
+// and a line of rates for the work of a node every ten seconds.
 //
-// Invariant: one record is one line, whatever its values hold, so that a line
-// of another process cannot be forged and grep stays useful.
+// Invariant: one record is one line, whatever its values contain, so that values cannot
+// forge lines and grep works.
 //
-// The package knows no levels of its own and prints no prompt text: what it
-// is not given it cannot print.
+// The package has no levels of its own.
 package logs
 
 import (
@@ -36,21 +35,21 @@ type output struct {
 	w  io.Writer
 }
 
-// New writes records of level and above to w.
+// New returns a handler that writes records of level and above to w.
 func New(w io.Writer, level slog.Leveler) *Handler {
 	return &Handler{out: &output{w: w}, level: level}
 }
 
-// Format says how records are written.
+// Format is the format of records.
 type Format string
 
 // Formats.
 const (
-	Text Format = "text" // one line in vLLM's manner
+	Text Format = "text" // one line in vLLM's format
 	JSON Format = "json" // one object, as log/slog writes it
 )
 
-// Log makes a logger of a format; ok is false for a format that is not known.
+// Log returns a logger of a format; ok is false for an unknown format.
 func Log(w io.Writer, level slog.Leveler, f Format) (log *slog.Logger, ok bool) {
 	switch f {
 	case Text, "":
@@ -61,7 +60,7 @@ func Log(w io.Writer, level slog.Leveler, f Format) (log *slog.Logger, ok bool) 
 	return nil, false
 }
 
-// Enabled says whether records of this level are written.
+// Enabled reports whether records of this level are written.
 func (h *Handler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level.Level() }
 
 // Handle writes one line.
@@ -102,7 +101,7 @@ func (h *Handler) WithGroup(name string) slog.Handler {
 	return &d
 }
 
-// LevelName is a level as lines begin with it.
+// LevelName returns the name of a level at the beginning of lines.
 func LevelName(l slog.Level) string {
 	switch {
 	case l >= slog.LevelError:
@@ -115,7 +114,7 @@ func LevelName(l slog.Level) string {
 	return "DEBUG"
 }
 
-// ParseLevel is the level of a name: debug, info, warning or error.
+// ParseLevel returns the level of a name: debug, info, warning or error.
 func ParseLevel(name string) (slog.Level, error) {
 	switch strings.ToLower(name) {
 	case "debug":
@@ -160,7 +159,7 @@ func appendAttr(b []byte, prefix string, a slog.Attr) []byte {
 	return append(b, s...)
 }
 
-// appendClean writes text that must not break the line.
+// appendClean appends text, quoted if it would break the line.
 func appendClean(b []byte, s string) []byte {
 	if clean(s) {
 		return append(b, s...)

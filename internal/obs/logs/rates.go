@@ -11,21 +11,21 @@ import (
 // RatesInterval is how often a node's rates are logged.
 const RatesInterval = 10 * time.Second
 
-// Counts are what lines of rates are made of. Counters only grow.
+// Counts are the numbers in lines of rates. Counters only grow.
 type Counts struct {
 	PromptTokens, GeneratedTokens   uint64
 	PrefixQueries, PrefixHits       uint64 // tokens
 	ExternalQueries, ExternalHits   uint64 // tokens
 	Preemptions                     uint64
-	Running, Waiting, Deferred      int     // the second includes the third
+	Running, Waiting, Deferred      int     // Waiting includes Deferred
 	KVUsage                         float64 // share of blocks in use
 	Transfers, TransferFailures     uint64
 	TransferBytes                   uint64
-	TransferHidden, TransferExposed time.Duration // sums over Transfers; known to who writes
+	TransferHidden, TransferExposed time.Duration // sums over Transfers; of prefill nodes
 }
 
-// Rates logs a line every interval in which something happened, and one more
-// after the last of it, until ctx ends.
+// Rates logs a line for every interval with work, and one for the first idle interval, until
+// ctx ends.
 func Rates(ctx context.Context, log *slog.Logger, interval time.Duration, counts func() Counts) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -48,9 +48,9 @@ func Rates(ctx context.Context, log *slog.Logger, interval time.Duration, counts
 	}
 }
 
-// Line is the text between two counts: throughputs are over the interval, hit
-// rates are over it as well, or "n/a" when nothing was looked up. What is in
-// brackets in docs/logs.md is there only where it is not zero.
+// Line returns the text for the interval between two counts: throughputs, and hit rates,
+// which are "n/a" without look-ups. The parts in brackets in docs/logs.md are present only if
+// they are not zero.
 func Line(from, to Counts, d time.Duration) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, Waiting: %d reqs",
@@ -68,8 +68,7 @@ func Line(from, to Counts, d time.Duration) string {
 	return b.String()
 }
 
-// TransferLine is a second line about KV transfers between two counts; empty
-// where there were none.
+// TransferLine returns a second line about KV transfers in the interval; empty without any.
 func TransferLine(from, to Counts, d time.Duration) string {
 	done, failed := to.Transfers-from.Transfers, to.TransferFailures-from.TransferFailures
 	if done+failed == 0 {

@@ -9,22 +9,21 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// format is what every scraper reads.
+// format is the format that every scraper reads.
 var format = expfmt.NewFormat(expfmt.TypeTextPlain)
 
-// ContentType is that of Append's text.
+// ContentType is the content type of Append's text.
 var ContentType = string(format)
 
-// register makes the set's registry: its own series, and the process' and the Go
-// runtime's under the names that Prometheus' client libraries use.
+// register creates the set's registry: its own series, and those of the process and the Go
+// runtime under the names of Prometheus' client libraries.
 func (s *Set) register() {
 	s.registry = prometheus.NewPedanticRegistry()
 	s.registry.MustRegister(s, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
-// Describe implements prometheus.Collector. It describes nothing, which makes
-// the collector an unchecked one: the model's name, a label, is not known when
-// the set is made.
+// Describe implements prometheus.Collector. It describes nothing, which makes the collector
+// unchecked, because the model's name, a label, is not known yet.
 func (s *Set) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -62,7 +61,7 @@ func (s *Set) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// metric is the histogram's present state, buckets cumulative.
+// metric returns the histogram's current state, with cumulative buckets.
 func (h *Histogram) metric(desc *prometheus.Desc, values []string) prometheus.Metric {
 	buckets := make(map[float64]uint64, len(h.bounds))
 	var n uint64
@@ -78,7 +77,7 @@ func (h *Histogram) metric(desc *prometheus.Desc, values []string) prometheus.Me
 func (s *Set) Append(dst []byte) []byte {
 	families, err := s.registry.Gather()
 	out := bytes.NewBuffer(dst)
-	if err != nil { // what could be gathered is there all the same
+	if err != nil { // families has the rest
 		fmt.Fprintf(out, "# %q\n", err.Error())
 	}
 	enc := expfmt.NewEncoder(out, format)

@@ -9,11 +9,11 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/logs"
 )
 
-// LevelPath is where a process tells its log level, and changes it.
+// LevelPath is the path of the log level.
 const LevelPath = "/log-level"
 
-// ServeLevel answers GET with the level and sets it to what PUT brings: debug,
-// info, warning or error. Who may do that is the caller's to say.
+// ServeLevel answers GET with the level and sets it to the body of a PUT: debug,
+// info, warning or error. The caller checks the client's rights.
 func ServeLevel(ctx *fasthttp.RequestCtx, v *slog.LevelVar) {
 	switch {
 	case ctx.IsPut():

@@ -13,27 +13,26 @@ import (
 	"github.com/tandem-serving/tandem/internal/netio"
 )
 
-// NodeOptions are what a node's HTTP side needs.
+// NodeOptions configure ServeNode.
 type NodeOptions struct {
 	Set *Set
-	// Ready is nil's equal of "yes", or says why the node takes no work: model
-	// not loaded, not joined, draining.
+	// Ready returns why the node accepts no work: model not loaded, not joined, draining.
+	// nil: it accepts work.
 	Ready func() error
-	// Live says whether the node's loop still turns; nil: always.
+	// Live returns why the node must be restarted; a nil func or result: it is alive.
 	Live    func() error
 	Version string
 	Level   *slog.LevelVar // of the process' log; nil: it cannot be changed here
 	Log     *slog.Logger   // nil: discarded
-	// MaxConns bounds connections further than nodeMaxConns does; 0: not at all.
+	// MaxConns lowers nodeMaxConns; 0: no change.
 	MaxConns int
 }
 
-// Bounds of a node's HTTP side. It serves scrapers and probes only, so they
-// are fixed.
+// Bounds of a node's HTTP server. They are fixed, because it serves only scrapers and probes.
 const (
 	nodeReadTimeout = 10 * time.Second
 	nodeIdleTimeout = 2 * time.Minute // longer than scrape intervals in use
-	nodeMaxBody     = 4 << 10         // nothing here takes a body
+	nodeMaxBody     = 4 << 10         // of PUT /log-level
 	nodeMaxConns    = 256
 	nodeDrain       = time.Second
 )
@@ -86,7 +85,7 @@ func ServeNode(ctx context.Context, l net.Listener, o NodeOptions) error {
 func (o NodeOptions) handle(ctx *fasthttp.RequestCtx) {
 	if string(ctx.Path()) == LevelPath && o.Level != nil {
 		if ctx.IsPut() && !ctx.RemoteIP().IsLoopback() {
-			ctx.Error("the log level is changed from this machine only\n", fasthttp.StatusForbidden)
+			ctx.Error("the log level may be changed from this machine only\n", fasthttp.StatusForbidden)
 			return
 		}
 		ServeLevel(ctx, o.Level)
@@ -123,7 +122,7 @@ func probe(ctx *fasthttp.RequestCtx, check func() error) {
 	ctx.SetBodyString("ok\n")
 }
 
-// quiet drops what fasthttp would log: port scans and torn probes.
+// quiet drops fasthttp's log lines: port scans and aborted probes.
 type quiet struct{}
 
 // Printf implements fasthttp.Logger.

@@ -2,151 +2,202 @@ package metrics
 
 import "github.com/tandem-serving/tandem/internal/netio"
 
-// request are the roles that see requests from their start to their end.
+// request is the roles that see a request from its start to its end.
 const request = Gateway | Decode
 
-// Rows is the table.
-var Rows = [count]Row{
-	BuildInfo: {"tandem:build_info", KindInfo, all, []Label{{Name: "version"}, {Name: "role"}}, nil, "Always 1; the program's version and this process' role."},
+// Every metric: the order of the rows is that of docs/metrics.md.
+var (
+	BuildInfo = info("tandem:build_info", all,
+		"Always 1; labels are the program's version and the role of the process.", label("version"), label("role"))
+	LoRARequestsInfo = info("vllm:lora_requests_info", nodes,
+		"The time, in Unix seconds; labels are the adapters of waiting and running requests, joined by commas, and the most adapters of a step. Only with --enable-lora.", label("max_lora"), label("waiting_lora_adapters"), label("running_lora_adapters"))
 
-	LoRARequestsInfo: {"vllm:lora_requests_info", KindInfo, nodes, []Label{{Name: "max_lora"}, {Name: "waiting_lora_adapters"}, {Name: "running_lora_adapters"}},
-		nil, "The time, in Unix seconds; adapters that requests wait and run with, joined by commas, and how many one step can have. There with --enable-lora alone."},
-	NumRequestsRunning: {"vllm:num_requests_running", KindGauge, nodes, nil, nil, "Requests that take part in the engine's steps."},
-	NumRequestsWaiting: {"vllm:num_requests_waiting", KindGauge, nodes, nil, nil, "Requests that wait: for the engine, for KV from another node, or on a prefill node for their turn or a grant."},
-	NumRequestsWaitingByReason: {"vllm:num_requests_waiting_by_reason", KindGauge, nodes, []Label{{Name: "reason", Values: []string{"capacity", "deferred"}}}, nil,
-		"Those by reason: capacity waits for its turn, deferred for KV from another node or, on a prefill node, for the grant to write there. The sum is vllm:num_requests_waiting."},
-	NumRequestsKVFetch: {"vllm:num_requests_kv_fetch_by_stage", KindGauge, Decode,
-		[]Label{{Name: "stage", Values: []string{"waiting_to_start", "in_progress", "completed_waiting"}}}, nil,
-		"Requests whose KV comes from another node: without a grant yet, with one, arrived and not running yet."},
-	KVCacheUsage:       {"vllm:kv_cache_usage_perc", KindGauge, nodes, nil, nil, "Share of KV blocks in use, pinned ones included; 1 is all of them."},
-	PrefixCacheQueries: {"vllm:prefix_cache_queries_total", KindCounter, nodes, nil, nil, "Tokens looked up in this node's prefix cache, once per request."},
-	PrefixCacheHits:    {"vllm:prefix_cache_hits_total", KindCounter, nodes, nil, nil, "Of these, tokens that were found."},
-	ExternalPrefixCacheQueries: {"vllm:external_prefix_cache_queries_total", KindCounter, Decode, nil, nil,
-		"Tokens whose KV a prefill node was let write, once per request."},
-	ExternalPrefixCacheHits: {"vllm:external_prefix_cache_hits_total", KindCounter, Decode, nil, nil, "Tokens whose KV arrived from a prefill node."},
-	NumPreemptions:          {"vllm:num_preemptions_total", KindCounter, nodes, nil, nil, "Times a request gave its KV blocks back and was queued again; a prefill node's jobs never do."},
-	PromptTokens:            {"vllm:prompt_tokens_total", KindCounter, all, nil, nil, "Prompt tokens of requests that had their first token, and of computed prefill jobs; cached ones included."},
-	PromptTokensBySource: {"vllm:prompt_tokens_by_source_total", KindCounter, nodes,
-		[]Label{{Name: "source", Values: []string{"local_compute", "local_cache_hit", "external_kv_transfer"}}}, nil, "Those by where their KV came from. The sum is vllm:prompt_tokens_total."},
-	PromptTokensCached: {"vllm:prompt_tokens_cached_total", KindCounter, all, nil, nil, "Of these, tokens that were not computed here: cached or transferred. At the gateway, what decode nodes found in their caches."},
-	PromptTokensCachedBySource: {"vllm:prompt_tokens_cached_by_source_total", KindCounter, nodes, []Label{{Name: "source", Values: []string{"device", "p2p"}}}, nil,
-		"Cache hits by what supplied them: this node's memory, or another node. The sum is that of both kinds of hits."},
-	GenerationTokens: {"vllm:generation_tokens_total", KindCounter, all, nil, nil, "Tokens generated; at the gateway, tokens taken from nodes."},
-	RequestSuccess:   {"vllm:request_success_total", KindCounter, all, finished, nil, "Finished requests by reason; at the gateway and on decode nodes each choice counts."},
-	AdmissionRejections: {"vllm:admission_rejections_total", KindCounter, all, []Label{{Name: "reason", Values: []string{"max_num_queued_reqs"}}}, nil,
-		"Requests refused because a queue was full."},
-	IterationTokens:    {"vllm:iteration_tokens_total", KindHistogram, nodes, nil, iterBuckets, "Tokens per step of the engine."},
-	SpecDrafts:         {"vllm:spec_decode_num_drafts_total", KindCounter, Decode, nil, nil, "Times that tokens were guessed for a request."},
-	SpecDraftTokens:    {"vllm:spec_decode_num_draft_tokens_total", KindCounter, Decode, nil, nil, "Tokens that were guessed."},
-	SpecAcceptedTokens: {"vllm:spec_decode_num_accepted_tokens_total", KindCounter, Decode, nil, nil, "Of these, tokens that were what the model drew."},
-	SpecAcceptedPerPos: {"vllm:spec_decode_num_accepted_tokens_per_pos_total", KindCounter, Decode, []Label{{Name: "position", Values: positions}}, nil,
-		"Those by their place among the guesses, from 0; the last stands for all beyond."},
-	CacheConfigInfo: {"vllm:cache_config_info", KindInfo, nodes,
-		[]Label{{Name: "block_size"}, {Name: "cache_dtype"}, {Name: "enable_prefix_caching"}, {Name: "num_gpu_blocks"}}, nil, "Always 1; the KV cache's shape. num_gpu_blocks are those of the device, whatever it is."},
+	// Engine, on nodes.
+	NumRequestsRunning = gauge("vllm:num_requests_running", nodes, "Requests in the engine's steps.")
+	NumRequestsWaiting = gauge("vllm:num_requests_waiting", nodes,
+		"Requests that wait: for the engine, for KV from another node, or on a prefill node for their turn or a grant.")
+	NumRequestsWaitingByReason = gauge("vllm:num_requests_waiting_by_reason", nodes,
+		"Waiting requests by reason: capacity for the engine; deferred for KV from another node or, on a prefill node, for a grant. The sum is vllm:num_requests_waiting.", label("reason", "capacity", "deferred"))
+	NumRequestsKVFetch = gauge("vllm:num_requests_kv_fetch_by_stage", Decode,
+		"Requests whose KV comes from another node: waiting for a grant, transferring, and arrived but not running.", label("stage", "waiting_to_start", "in_progress", "completed_waiting"))
+	KVCacheUsage       = gauge("vllm:kv_cache_usage_perc", nodes, "Share of KV blocks in use, pinned ones included; 1 means all.")
+	PrefixCacheQueries = counter("vllm:prefix_cache_queries_total", nodes,
+		"Tokens looked up in this node's prefix cache, once per request.")
+	PrefixCacheHits            = counter("vllm:prefix_cache_hits_total", nodes, "Looked-up tokens that were found in this node's prefix cache.")
+	ExternalPrefixCacheQueries = counter("vllm:external_prefix_cache_queries_total", Decode,
+		"Tokens whose KV was granted to a prefill node, once per request.")
+	ExternalPrefixCacheHits = counter("vllm:external_prefix_cache_hits_total", Decode, "Tokens whose KV arrived from a prefill node.")
+	NumPreemptions          = counter("vllm:num_preemptions_total", nodes,
+		"Preemptions: a request released its KV blocks and was queued again. Jobs of prefill nodes are never preempted.")
+	PromptTokens = counter("vllm:prompt_tokens_total", all,
+		"Prompt tokens of requests that had their first token, and of computed prefill jobs; cached ones included.")
+	PromptTokensBySource = counter("vllm:prompt_tokens_by_source_total", nodes,
+		"Prompt tokens by the source of their KV. The sum is vllm:prompt_tokens_total.", label("source", "local_compute", "local_cache_hit", "external_kv_transfer"))
+	PromptTokensCached = counter("vllm:prompt_tokens_cached_total", all,
+		"Prompt tokens that were not computed on this node: cached or transferred. At the gateway, tokens in the caches of decode nodes.")
+	PromptTokensCachedBySource = counter("vllm:prompt_tokens_cached_by_source_total", nodes,
+		"Cache hits by source: this node's memory, or another node. The sum is that of both kinds of hits.", label("source", "device", "p2p"))
+	GenerationTokens = counter("vllm:generation_tokens_total", all, "Tokens generated; at the gateway, tokens received from nodes.")
+	RequestSuccess   = counter("vllm:request_success_total", all,
+		"Finished requests by reason; at the gateway and on decode nodes each choice counts.", finished)
+	AdmissionRejections = counter("vllm:admission_rejections_total", all,
+		"Requests refused because a queue was full.", label("reason", "max_num_queued_reqs"))
+	IterationTokens    = histogram("vllm:iteration_tokens_total", nodes, iterBuckets, "Tokens per step of the engine.")
+	SpecDrafts         = counter("vllm:spec_decode_num_drafts_total", Decode, "Drafts of tokens for a request.")
+	SpecDraftTokens    = counter("vllm:spec_decode_num_draft_tokens_total", Decode, "Draft tokens.")
+	SpecAcceptedTokens = counter("vllm:spec_decode_num_accepted_tokens_total", Decode,
+		"Draft tokens that the model accepted.")
+	SpecAcceptedPerPos = counter("vllm:spec_decode_num_accepted_tokens_per_pos_total", Decode,
+		"Accepted draft tokens by position in the draft, from 0; the last includes all further ones.", label("position", positions...))
+	CacheConfigInfo = info("vllm:cache_config_info", nodes,
+		"Always 1; labels are the KV cache's shape. num_gpu_blocks is the number of blocks on any device.", label("block_size"), label("cache_dtype"), label("enable_prefix_caching"), label("num_gpu_blocks"))
 
-	RequestPromptTokens:           {"vllm:request_prompt_tokens", KindHistogram, request, nil, tokenBuckets, "Prompt tokens of a finished request."},
-	RequestGenerationTokens:       {"vllm:request_generation_tokens", KindHistogram, request, nil, tokenBuckets, "Tokens generated for a finished request."},
-	RequestMaxNumGenerationTokens: {"vllm:request_max_num_generation_tokens", KindHistogram, Gateway, nil, tokenBuckets, "Most tokens that one of a finished request's choices got."},
-	RequestParamsN:                {"vllm:request_params_n", KindHistogram, Gateway, nil, nBuckets, "The n of requests."},
-	RequestParamsMaxTokens:        {"vllm:request_params_max_tokens", KindHistogram, request, nil, tokenBuckets, "The max_tokens of requests."},
-	TimeToFirstToken:              {"vllm:time_to_first_token_seconds", KindHistogram, request, nil, ttftBuckets, "From a request's arrival to its first token."},
-	InterTokenLatency:             {"vllm:inter_token_latency_seconds", KindHistogram, request, nil, itlBuckets, "Between two tokens of one choice."},
-	TimePerOutputToken:            {"vllm:request_time_per_output_token_seconds", KindHistogram, request, nil, itlBuckets, "Mean time per token after the first, per request."},
-	E2ERequestLatency:             {"vllm:e2e_request_latency_seconds", KindHistogram, request, nil, latencyBuckets, "From a request's arrival to its end."},
-	RequestQueueTime:              {"vllm:request_queue_time_seconds", KindHistogram, nodes, nil, latencyBuckets, "From a request's arrival at the engine to its first step; on decode nodes the wait for KV is part of it."},
-	RequestInferenceTime:          {"vllm:request_inference_time_seconds", KindHistogram, nodes, nil, latencyBuckets, "From a request's first step to its last token, or a prefill job's end."},
-	RequestPrefillTime:            {"vllm:request_prefill_time_seconds", KindHistogram, nodes, nil, latencyBuckets, "From a request's first step to its first token, or a prefill job's end."},
-	RequestDecodeTime:             {"vllm:request_decode_time_seconds", KindHistogram, request, nil, latencyBuckets, "From a request's first token to its last."},
-	RequestNumPreemptions:         {"vllm:request_num_preemptions", KindHistogram, nodes, nil, preemptBuckets, "Times a finished request was preempted; a prefill node's jobs never are."},
-	RequestPrefillKVComputed:      {"vllm:request_prefill_kv_computed_tokens", KindHistogram, nodes, nil, tokenBuckets, "Prompt tokens of a request or prefill job that were computed here, neither cached nor transferred."},
+	// A request's times and sizes.
+	RequestPromptTokens           = histogram("vllm:request_prompt_tokens", request, tokenBuckets, "Prompt tokens of a finished request.")
+	RequestGenerationTokens       = histogram("vllm:request_generation_tokens", request, tokenBuckets, "Tokens generated for a finished request.")
+	RequestMaxNumGenerationTokens = histogram("vllm:request_max_num_generation_tokens", Gateway, tokenBuckets,
+		"Tokens of the longest choice of a finished request.")
+	RequestParamsN         = histogram("vllm:request_params_n", Gateway, nBuckets, "The n of requests.")
+	RequestParamsMaxTokens = histogram("vllm:request_params_max_tokens", request, tokenBuckets, "The max_tokens of requests.")
+	TimeToFirstToken       = histogram("vllm:time_to_first_token_seconds", request, ttftBuckets,
+		"From a request's arrival to its first token.")
+	InterTokenLatency  = histogram("vllm:inter_token_latency_seconds", request, itlBuckets, "Between two tokens of one choice.")
+	TimePerOutputToken = histogram("vllm:request_time_per_output_token_seconds", request, itlBuckets,
+		"Mean time per token after the first, per request.")
+	E2ERequestLatency = histogram("vllm:e2e_request_latency_seconds", request, latencyBuckets, "From a request's arrival to its end.")
+	RequestQueueTime  = histogram("vllm:request_queue_time_seconds", nodes, latencyBuckets,
+		"From a request's arrival at the engine to its first step; on decode nodes the wait for KV is part of it.")
+	RequestInferenceTime = histogram("vllm:request_inference_time_seconds", nodes, latencyBuckets,
+		"From a request's first step to its last token, or a prefill job's end.")
+	RequestPrefillTime = histogram("vllm:request_prefill_time_seconds", nodes, latencyBuckets,
+		"From a request's first step to its first token, or a prefill job's end.")
+	RequestDecodeTime = histogram("vllm:request_decode_time_seconds", request, latencyBuckets,
+		"From a request's first token to its last.")
+	RequestNumPreemptions = histogram("vllm:request_num_preemptions", nodes, preemptBuckets,
+		"Preemptions of a finished request. Jobs of prefill nodes are never preempted.")
+	RequestPrefillKVComputed = histogram("vllm:request_prefill_kv_computed_tokens", nodes, tokenBuckets,
+		"Prompt tokens of a request or prefill job that were computed on this node, neither cached nor transferred.")
 
-	PrefillTokensComputed: {"tandem:prefill_tokens_computed_total", KindCounter, nodes, nil, nil, "Prompt tokens run through a forward pass on this node, recomputed ones included."},
-	EngineSteps:           {"tandem:engine_steps_total", KindCounter, nodes, nil, nil, "Steps of the engine."},
-	EngineStepSeconds:     {"tandem:engine_step_seconds", KindHistogram, nodes, nil, stepBuckets, "Time of a step on the device."},
-	KVBlocks: {"tandem:kv_blocks", KindGauge, nodes,
-		[]Label{{Name: "state", Values: []string{"free", "cached", "used", "pinned"}}}, nil, "KV blocks by state: free, cached without a user, used by requests, kept by transfers alone. The sum is the pool."},
-	KVBlocksPinned:        {"tandem:kv_blocks_in_transfer", KindGauge, nodes, directions, nil, "KV blocks that a transfer may write or read, used ones included."},
-	DecodePrefills:        {"tandem:decode_prefills_total", KindCounter, Decode, []Label{{Name: "where", Values: []string{"remote", "local"}}}, nil, "Attempts whose prompt another node computed, or this one."},
-	DecodePrefillFailures: {"tandem:decode_prefill_failures_total", KindCounter, Decode, nil, nil, "Prefill nodes that were asked and did not deliver."},
-	DecodePrefillBreakers: {"tandem:decode_prefill_breakers", KindGauge, Decode, breakers, nil, "Prefill nodes that this node has asked, by the state of their circuit breaker."},
-	DecodeDroppedStreams:  {"tandem:decode_dropped_streams_total", KindCounter, Decode, nil, nil, "Streams ended because a gateway's outbox was full."},
-	DecodeRefused:         {"tandem:decode_refused_total", KindCounter, Decode, nil, nil, "Attempts that were refused at once."},
-	PrefillJobs: {"tandem:prefill_jobs_total", KindCounter, Prefill,
-		[]Label{{Name: "result", Values: []string{"done", "cancelled", "failed", "refused"}}}, nil, "Prefill jobs by what became of them."},
-	KVTransferBytes:       {"tandem:kv_transfer_bytes_total", KindCounter, nodes, directions, nil, "KV bytes moved between nodes: payload only, no headers."},
-	KVTransferSharedBytes: {"tandem:kv_transfer_shared_bytes_total", KindCounter, nodes, directions, nil, "Of these, bytes that a decode node copied out of the memory of a prefill node on its host."},
-	KVTransferRDMABytes:   {"tandem:kv_transfer_rdma_bytes_total", KindCounter, nodes, directions, nil, "Of these, bytes that a prefill node wrote into a decode node's memory by RDMA."},
-	KVTransfers:           {"tandem:kv_transfers_total", KindCounter, nodes, directions, nil, "KV transfers that were completed and checked."},
-	KVTransferFailures:    {"tandem:kv_transfer_failures_total", KindCounter, nodes, directions, nil, "KV transfers that did not complete."},
-	KVTransferPieces:      {"tandem:kv_transfer_pieces_total", KindCounter, nodes, directions, nil, "Pieces of KV moved between nodes: a block of one layer each."},
-	KVTransferRetries:     {"tandem:kv_transfer_retries_total", KindCounter, Prefill, nil, nil, "Connections for KV that had to be dialled again."},
-	KVTransferHidden:      {"tandem:kv_transfer_hidden_seconds", KindHistogram, Prefill, nil, transferBuckets, "Of a KV transfer, the time while the prompt was still being computed."},
-	KVTransferExposed:     {"tandem:kv_transfer_exposed_seconds", KindHistogram, Prefill, nil, transferBuckets, "Of a KV transfer, the time from the computation's end until all had landed: what a request waits for."},
-	KVTransferFirstByte:   {"tandem:kv_transfer_first_byte_seconds", KindHistogram, Decode, nil, transferBuckets, "Of a KV transfer, the time from its grant until the first bytes came."},
-	KVTransferLastByte:    {"tandem:kv_transfer_last_byte_seconds", KindHistogram, Decode, nil, transferBuckets, "Of a KV transfer, the time from its grant until the last byte had landed and matched."},
-	KVLeases: {"tandem:kv_leases", KindGauge, Decode, []Label{{Name: "state", Values: []string{"granted", "arriving", "quarantined"}}}, nil,
-		"Leases by state: waiting for a first page, in transfer, ended with a write under way."},
-	KVLeasesExpired: {"tandem:kv_leases_expired_total", KindCounter, Decode, nil, nil, "Leases that ended because their writer was silent."},
-	FencedWrites: {"tandem:fenced_writes_total", KindCounter, Decode, []Label{{Name: "kind", Values: []string{"stale", "duplicate", "corrupt"}}}, nil,
-		"KV pages that were kept out: of a lease that was over, sent twice, or not matching their checksum."},
-	BlockEventsDropped: {"tandem:block_events_dropped_total", KindCounter, nodes, nil, nil, "Messages about the prefix cache that were not sent; gateways ask for everything anew."},
+	// Own, on nodes.
+	PrefillTokensComputed = counter("tandem:prefill_tokens_computed_total", nodes,
+		"Prompt tokens run through a forward pass on this node, recomputed ones included.")
+	EngineSteps       = counter("tandem:engine_steps_total", nodes, "Steps of the engine.")
+	EngineStepSeconds = histogram("tandem:engine_step_seconds", nodes, stepBuckets, "Time of a step on the device.")
+	KVBlocks          = gauge("tandem:kv_blocks", nodes,
+		"KV blocks by state: free; cached and unused; used by requests; pinned by transfers only. The sum is the pool.", label("state", "free", "cached", "used", "pinned"))
+	KVBlocksPinned = gauge("tandem:kv_blocks_in_transfer", nodes,
+		"KV blocks that a transfer may write or read, used ones included.", directions)
+	DecodePrefills = counter("tandem:decode_prefills_total", Decode,
+		"Attempts by the node that computed the prompt: another one, or this one.", label("where", "remote", "local"))
+	DecodePrefillFailures = counter("tandem:decode_prefill_failures_total", Decode, "Prefill requests to other nodes that failed.")
+	DecodePrefillBreakers = gauge("tandem:decode_prefill_breakers", Decode,
+		"Prefill nodes that this node has used, by the state of their circuit breaker.", breakers)
+	DecodeDroppedStreams = counter("tandem:decode_dropped_streams_total", Decode, "Streams ended because a gateway's outbox was full.")
+	DecodeRefused        = counter("tandem:decode_refused_total", Decode, "Attempts that were refused on arrival.")
+	PrefillJobs          = counter("tandem:prefill_jobs_total", Prefill,
+		"Prefill jobs by result.", label("result", "done", "cancelled", "failed", "refused"))
+	KVTransferBytes = counter("tandem:kv_transfer_bytes_total", nodes,
+		"KV bytes transferred between nodes, without headers.", directions)
+	KVTransferSharedBytes = counter("tandem:kv_transfer_shared_bytes_total", nodes,
+		"KV bytes that a decode node copied from the memory of a prefill node on its host; part of the transferred bytes.", directions)
+	KVTransferRDMABytes = counter("tandem:kv_transfer_rdma_bytes_total", nodes,
+		"KV bytes that a prefill node wrote into a decode node's memory by RDMA; part of the transferred bytes.", directions)
+	KVTransfers        = counter("tandem:kv_transfers_total", nodes, "KV transfers that completed with matching checksums.", directions)
+	KVTransferFailures = counter("tandem:kv_transfer_failures_total", nodes, "KV transfers that did not complete.", directions)
+	KVTransferPieces   = counter("tandem:kv_transfer_pieces_total", nodes,
+		"Pieces of KV transferred between nodes; each is one layer of a block.", directions)
+	KVTransferRetries = counter("tandem:kv_transfer_retries_total", Prefill, "KV connections that were dialled again.")
+	KVTransferHidden  = histogram("tandem:kv_transfer_hidden_seconds", Prefill, transferBuckets,
+		"The part of a KV transfer's time during which the prompt was computed.")
+	KVTransferExposed = histogram("tandem:kv_transfer_exposed_seconds", Prefill, transferBuckets,
+		"The time from the end of the prompt's computation until all KV had arrived, which delays the request.")
+	KVTransferFirstByte = histogram("tandem:kv_transfer_first_byte_seconds", Decode, transferBuckets,
+		"The time from the grant of a KV transfer until its first bytes arrived.")
+	KVTransferLastByte = histogram("tandem:kv_transfer_last_byte_seconds", Decode, transferBuckets,
+		"The time from the grant of a KV transfer until its last byte had arrived and all checksums matched.")
+	KVLeases = gauge("tandem:kv_leases", Decode,
+		"Leases by state: waiting for the first page, transferring, ended with a write in flight.", label("state", "granted", "arriving", "quarantined"))
+	KVLeasesExpired = counter("tandem:kv_leases_expired_total", Decode, "Leases that expired because their writer was silent.")
+	FencedWrites    = counter("tandem:fenced_writes_total", Decode,
+		"KV pages that were rejected: of an ended lease, sent twice, or with a wrong checksum.", label("kind", "stale", "duplicate", "corrupt"))
+	BlockEventsDropped = counter("tandem:block_events_dropped_total", nodes,
+		"Block events that were not sent. Gateways then ask for all blocks again.")
 
-	HTTPRequests: {"tandem:http_requests_total", KindCounter, Gateway,
-		[]Label{{Name: "route", Values: HTTPRoutes}, {Name: "status", Values: HTTPStatuses}}, nil, "Answered HTTP requests."},
-	GatewayInFlight: {"tandem:gateway_requests_in_flight", KindGauge, Gateway, nil, nil, "Requests accepted and not yet answered in full."},
-	GatewayAttempts: {"tandem:gateway_attempts_total", KindCounter, Gateway, nil, nil, "Attempts started on decode nodes."},
-	GatewayAttemptFailures: {"tandem:gateway_attempt_failures_total", KindCounter, Gateway,
-		[]Label{{Name: "code", Values: AttemptFailures}}, nil, "Attempts that ended in an error, by its kind."},
-	GatewayRefused: {"tandem:gateway_refused_total", KindCounter, Gateway, []Label{{Name: "limit", Values: []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory"}}}, nil,
-		"Requests refused with 429: the gateway's queue was full, they would have waited too long, made place for others, did wait too long; or by their API key's limits or their address's (connections), or for want of memory for large bodies; and with 503 because all of --max-connections had requests."},
-	GatewayEvictedConns:  {"tandem:gateway_evicted_connections_total", KindCounter, Gateway, nil, nil, "Connections of clients without a request that were closed for new ones: the longest without one first, at --max-connections or out of file descriptors."},
-	GatewayKeyFileBad:    {"tandem:gateway_key_file_bad", KindGauge, Gateway, nil, nil, "1 while the file of API keys cannot be read; the keys before it stay."},
-	GatewayQueueTime:     {"tandem:gateway_queue_time_seconds", KindHistogram, Gateway, nil, latencyBuckets, "How long requests waited in the gateway for the fleet, of those that had to."},
-	GatewayStreamBuffers: {"tandem:gateway_stream_buffer_bytes", KindGauge, Gateway, nil, nil, "Memory of events that streams' clients have not taken yet; each holds at most --stream-buffer-tokens of a choice."},
-	GatewayReloadFailed:  {"tandem:gateway_reload_failed", KindGauge, Gateway, []Label{{Name: "part", Values: []string{"certificates", "config"}}}, nil, "1 while what changed of a part could not be read anew; what was there stays."},
-	GatewayResumes:       {"tandem:gateway_resumes_total", KindCounter, Gateway, nil, nil, "Started streams whose node was lost and that looked for another."},
-	GatewayClassChanges:  {"tandem:gateway_class_changes_total", KindCounter, Gateway, nil, nil, "Started streams that another node continues in another numerics class, because no node of theirs was usable: what follows is valid and may differ."},
-	GatewayNodesLost: {"tandem:gateway_nodes_lost_total", KindCounter, Gateway, []Label{{Name: "reason", Values: []string{"silence", "stall"}}}, nil,
-		"Decode nodes that lost their streams to others over an open connection: no heartbeats for --node-silence, or no step for --stall-timeout."},
-	GatewayStaleTokens:     {"tandem:gateway_stale_tokens_total", KindCounter, Gateway, nil, nil, "Tokens refused because their attempt or stream was over."},
-	GatewayStreamsPaused:   {"tandem:gateway_streams_paused_total", KindCounter, Gateway, nil, nil, "Times a slow client's full buffer paused its generation."},
-	GatewayStreamsAborted:  {"tandem:gateway_streams_aborted_total", KindCounter, Gateway, []Label{{Name: "cause", Values: StreamAborts}}, nil, "Requests cut before their end."},
-	GatewayRoutes:          {"tandem:gateway_routes_total", KindCounter, Gateway, []Label{{Name: "reason", Values: RouteReasons}}, nil, "Routing decisions by reason; one about decode and one about prefill for each attempt."},
-	GatewayPredictedCached: {"tandem:gateway_predicted_cached_tokens_total", KindCounter, Gateway, nil, nil, "Prompt tokens that the chosen decode nodes were expected to have cached."},
-	GatewayActualCached:    {"tandem:gateway_actual_cached_tokens_total", KindCounter, Gateway, nil, nil, "Prompt tokens that they said they had."},
-	GatewayPredictedFirst: {"tandem:gateway_predicted_first_token_seconds", KindHistogram, Gateway, nil, ttftBuckets,
-		"What routing predicted a request to wait for its first token, where it knew the speed of the node that was to compute the prompt."},
-	GatewayActualFirst: {"tandem:gateway_actual_first_token_seconds", KindHistogram, Gateway, nil, ttftBuckets, "What those requests waited, from their routing on; those whose first attempt failed are left out of both."},
-	GatewayFirstError: {"tandem:gateway_first_token_error_seconds", KindHistogram, Gateway, []Label{{Name: "side", Values: []string{"early", "late"}}}, ttftBuckets,
-		"By how much a first token came before or after the prediction; one of the two for each of those requests."},
-	GatewayUsableDecodeNodes: {"tandem:gateway_usable_decode_nodes", KindGauge, Gateway, nil, nil, "Decode nodes that this gateway can send requests to."},
-	GatewayBreakers: {"tandem:gateway_breakers", KindGauge, Gateway,
-		breakers, nil, "Decode nodes by the state of their circuit breaker."},
-	GatewayUpstreams: {"tandem:gateway_upstreams", KindGauge, Gateway, []Label{tasks, {Name: "state", Values: UpstreamStates}}, nil,
-		"Servers of another kind by what they do of a request and by what their probes say; new: not looked at yet; leaving: no longer named and with requests in hand."},
-	GatewayUpstreamBreakers: {"tandem:gateway_upstream_breakers", KindGauge, Gateway, breakers, nil, "Those servers by the state of their circuit breaker."},
-	GatewayUpstreamRequests: {"tandem:gateway_upstream_requests", KindGauge, Gateway, []Label{tasks}, nil, "Requests of this gateway that those servers have in hand."},
-	GatewayUntokenized: {"tandem:gateway_untokenized_prompts_total", KindCounter, Gateway, nil, nil,
-		"Requests for those servers that were routed by their prompt's first bytes although --tokenizer names one for their model: what the chat template or the tokenizer cannot take."},
-	GatewayRetryBudget: {"tandem:gateway_retry_budget", KindGauge, Gateway, nil, nil, "Retries that may be started at once; at 0 failed attempts are not retried."},
-	TokenizerCacheLookups: {"tandem:tokenizer_cache_lookups_total", KindCounter, Gateway,
-		[]Label{{Name: "result", Values: []string{"hit", "miss"}}}, nil, "Look-ups of chat messages whose tokens may be known from an earlier turn."},
-	TokenizerCacheBytes: {"tandem:tokenizer_cache_bytes", KindGauge, Gateway, nil, nil, "Memory of that cache."},
+	// Own, at the gateway.
+	HTTPRequests = counter("tandem:http_requests_total", Gateway,
+		"Answered HTTP requests.", label("route", HTTPRoutes...), label("status", HTTPStatuses...))
+	GatewayInFlight        = gauge("tandem:gateway_requests_in_flight", Gateway, "Requests accepted and not completely answered.")
+	GatewayAttempts        = counter("tandem:gateway_attempts_total", Gateway, "Attempts started on decode nodes.")
+	GatewayAttemptFailures = counter("tandem:gateway_attempt_failures_total", Gateway,
+		"Attempts that ended in an error, by code.", label("code", AttemptFailures...))
+	GatewayResumes = counter("tandem:gateway_resumes_total", Gateway,
+		"Streams that moved to another node after theirs was lost.")
+	GatewayClassChanges = counter("tandem:gateway_class_changes_total", Gateway,
+		"Streams that continued on a node of another numerics class because no node of theirs was usable; later tokens are valid and may differ.")
+	GatewayNodesLost = counter("tandem:gateway_nodes_lost_total", Gateway,
+		"Decode nodes whose streams moved although the connection was open: no heartbeats for --node-silence, or no step for --stall-timeout.", label("reason", "silence", "stall"))
+	GatewayRefused = counter("tandem:gateway_refused_total", Gateway,
+		"Requests refused with 429 by limit: the queue was full, the wait would have been or was too long, a request of higher priority took the place, the limits of the API key or of the client's address, or the memory for large bodies; and with 503: all --max-connections were busy.", label("limit", "queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory"))
+	GatewayEvictedConns = counter("tandem:gateway_evicted_connections_total", Gateway,
+		"Idle client connections that were closed for new ones, the longest idle first: at --max-connections, or without free file descriptors.")
+	GatewayKeyFileBad = gauge("tandem:gateway_key_file_bad", Gateway,
+		"1 while the file of API keys cannot be read; the previous keys are kept.")
+	GatewayQueueTime = histogram("tandem:gateway_queue_time_seconds", Gateway, latencyBuckets,
+		"How long requests waited in the gateway for room in the fleet, without requests that did not wait.")
+	GatewayReloadFailed = gauge("tandem:gateway_reload_failed", Gateway,
+		"1 while the last reload of a part failed; its previous state is kept.", label("part", "certificates", "config"))
+	GatewayStreamBuffers = gauge("tandem:gateway_stream_buffer_bytes", Gateway,
+		"Memory of events that clients have not read yet; each stream buffers at most --stream-buffer-tokens of a choice.")
+	GatewayStaleTokens = counter("tandem:gateway_stale_tokens_total", Gateway,
+		"Tokens ignored because their attempt or stream had ended.")
+	GatewayStreamsPaused = counter("tandem:gateway_streams_paused_total", Gateway,
+		"Times a slow client's full buffer paused its generation.")
+	GatewayStreamsAborted = counter("tandem:gateway_streams_aborted_total", Gateway,
+		"Requests aborted before their end.", label("cause", StreamAborts...))
+	GatewayRoutes = counter("tandem:gateway_routes_total", Gateway,
+		"Routing decisions by reason; one about decode and one about prefill for each attempt.", label("reason", RouteReasons...))
+	GatewayPredictedCached = counter("tandem:gateway_predicted_cached_tokens_total", Gateway,
+		"Prompt tokens that the chosen decode nodes were expected to have cached.")
+	GatewayActualCached   = counter("tandem:gateway_actual_cached_tokens_total", Gateway, "Prompt tokens that the chosen decode nodes had cached.")
+	GatewayPredictedFirst = histogram("tandem:gateway_predicted_first_token_seconds", Gateway, ttftBuckets,
+		"Predicted time to first token at routing, if the speed of the node that computes the prompt was known.")
+	GatewayActualFirst = histogram("tandem:gateway_actual_first_token_seconds", Gateway, ttftBuckets,
+		"Time to first token since routing, of the requests with a prediction. Both leave out requests whose first attempt failed.")
+	GatewayFirstError = histogram("tandem:gateway_first_token_error_seconds", Gateway, ttftBuckets,
+		"Difference between the first token and its prediction, early or late, of each request with a prediction.", label("side", "early", "late"))
+	GatewayUsableDecodeNodes = gauge("tandem:gateway_usable_decode_nodes", Gateway, "Decode nodes that this gateway can send requests to.")
+	GatewayBreakers          = gauge("tandem:gateway_breakers", Gateway, "Decode nodes by the state of their circuit breaker.", breakers)
+	GatewayUpstreams         = gauge("tandem:gateway_upstreams", Gateway,
+		"Upstreams by task and by the result of their probes; new: not probed yet; leaving: removed, with requests in flight.", tasks, label("state", UpstreamStates...))
+	GatewayUpstreamBreakers = gauge("tandem:gateway_upstream_breakers", Gateway,
+		"Upstreams by the state of their circuit breaker.", breakers)
+	GatewayUpstreamRequests = gauge("tandem:gateway_upstream_requests", Gateway,
+		"Requests of this gateway in flight at upstreams.", tasks)
+	GatewayUntokenized = counter("tandem:gateway_untokenized_prompts_total", Gateway,
+		"Requests for upstreams that were routed by the first bytes of their prompt although --tokenizer has their model, because the chat template or the tokenizer failed.")
+	GatewayRetryBudget = gauge("tandem:gateway_retry_budget", Gateway,
+		"Retries that may be started at once; at 0 failed attempts are not retried.")
+	TokenizerCacheLookups = counter("tandem:tokenizer_cache_lookups_total", Gateway,
+		"Look-ups in the cache of tokenized chat messages.", label("result", "hit", "miss"))
+	TokenizerCacheBytes = gauge("tandem:tokenizer_cache_bytes", Gateway, "Memory of the cache of tokenized chat messages.")
 
-	QueueLength:    {"tandem:queue_length", KindGauge, all, queues, nil, "Entries of each bounded queue."},
-	QueueLimit:     {"tandem:queue_limit", KindGauge, all, queues, nil, "The bounds of those queues; what comes beyond is refused or waits outside."},
-	RPCFrames:      {"tandem:rpc_frames_total", KindCounter, all, directions, nil, "Frames between nodes."},
-	RPCBytes:       {"tandem:rpc_bytes_total", KindCounter, all, directions, nil, "Their bytes, headers included and TLS left out."},
-	RPCConnections: {"tandem:rpc_connections", KindGauge, all, nil, nil, "Open connections to other nodes."},
-	RPCOutboxFull:  {"tandem:rpc_outbox_full_total", KindCounter, all, nil, nil, "Frames refused because a connection's outbox was full."},
-	RPCSilent:      {"tandem:rpc_silent_connections_total", KindCounter, all, nil, nil, "Connections ended because the other side was silent or did not read."},
-	RPCRefused:     {"tandem:rpc_refused_connections_total", KindCounter, all, nil, nil, "Connections refused: strangers, other versions, too many."},
-	RPCForbidden:   {"tandem:rpc_forbidden_frames_total", KindCounter, all, nil, nil, "Frames refused because the sender's certificate is a node's and only gateways may send them."},
-	RPCDialErrors:  {"tandem:rpc_dial_errors_total", KindCounter, all, nil, nil, "Connections to other nodes that could not be made."},
-	AcceptErrors: {"tandem:accept_errors_total", KindCounter, all, []Label{{Name: "error", Values: netio.ErrorNames()}}, nil,
-		"Failed attempts to accept a connection on the HTTP ports, which are retried: out of file descriptors (EMFILE, ENFILE) or memory (ENOBUFS, ENOMEM), or the client aborted."},
-	TraceSpans: {"tandem:trace_spans_total", KindCounter, all, []Label{{Name: "result", Values: []string{"sent", "failed"}}}, nil, "Spans handed to the collector, and those that it did not take."},
-}
-
-// positions are the places of guessed tokens that are told apart.
-var positions = []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15"}
+	// Own, everywhere.
+	QueueLength = gauge("tandem:queue_length", all, "Entries of each bounded queue.", queues)
+	QueueLimit  = gauge("tandem:queue_limit", all,
+		"Bounds of the bounded queues; further entries are refused or wait before the queue.", queues)
+	RPCFrames      = counter("tandem:rpc_frames_total", all, "Frames between nodes.", directions)
+	RPCBytes       = counter("tandem:rpc_bytes_total", all, "Bytes of frames between nodes, with headers and without TLS.", directions)
+	RPCConnections = gauge("tandem:rpc_connections", all, "Open connections to other nodes.")
+	RPCOutboxFull  = counter("tandem:rpc_outbox_full_total", all, "Frames refused because a connection's outbox was full.")
+	RPCSilent      = counter("tandem:rpc_silent_connections_total", all,
+		"Connections ended because the peer was silent or did not read.")
+	RPCRefused = counter("tandem:rpc_refused_connections_total", all,
+		"Connections refused: foreign certificates, other versions, or too many.")
+	RPCForbidden = counter("tandem:rpc_forbidden_frames_total", all,
+		"Frames refused because the sender's certificate is a node's and only gateways may send them.")
+	RPCDialErrors = counter("tandem:rpc_dial_errors_total", all, "Failed connections to other nodes.")
+	AcceptErrors  = counter("tandem:accept_errors_total", all,
+		"Failed attempts to accept a connection on the HTTP ports, which are retried: out of file descriptors (EMFILE, ENFILE) or memory (ENOBUFS, ENOMEM), or the client aborted.", label("error", netio.ErrorNames()...))
+	TraceSpans = counter("tandem:trace_spans_total", all,
+		"Spans sent to the collector, and spans that it did not accept.", label("result", "sent", "failed"))
+)

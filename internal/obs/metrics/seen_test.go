@@ -67,11 +67,11 @@ func rowNames(t *testing.T) map[string]string {
 		t.Fatal(err)
 	}
 	out := map[string]string{}
-	for _, m := range regexp.MustCompile(`(?m)^\t([A-Z]\w*): +\{"([^"]*)"`).FindAllSubmatch(table, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\t([A-Z]\w*) += [a-z]+\("([^"]*)"`).FindAllSubmatch(table, -1) {
 		out[string(m[2])] = string(m[1])
 	}
-	if len(out) != int(count) {
-		t.Fatalf("found %d rows in rows.go, the table has %d", len(out), count)
+	if len(out) != len(Rows) {
+		t.Fatalf("found %d rows in rows.go, the table has %d", len(out), len(Rows))
 	}
 	return out
 }

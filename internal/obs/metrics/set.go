@@ -14,7 +14,7 @@ import (
 type Set struct {
 	roles    Role
 	model    atomic.Pointer[string] // served name, a label of vllm: rows
-	families [count]family
+	families []family
 	registry *prometheus.Registry
 }
 
@@ -26,10 +26,10 @@ type family struct {
 	info       atomic.Pointer[func() (value float64, facts []string)] // of an info; nil: not known yet
 }
 
-// New makes the series of the given roles. model is the served model's name;
-// SetModel gives it later where it is not known yet.
+// New returns the series of the given roles. model is the served model's name, or empty until
+// SetModel.
 func New(roles Role, model string) *Set {
-	s := &Set{roles: roles}
+	s := &Set{roles: roles, families: make([]family, len(Rows))}
 	s.SetModel(model)
 	for id := range Rows {
 		row := &Rows[id]
@@ -56,8 +56,7 @@ func New(roles Role, model string) *Set {
 // SetModel changes the label model_name.
 func (s *Set) SetModel(name string) { s.model.Store(&name) }
 
-// product is every combination of label values that the roles have; the last
-// label varies fastest.
+// product returns every combination of the roles' label values; the last label varies fastest.
 func product(labels []Label, roles Role) [][]string {
 	out := [][]string{nil}
 	for _, l := range labels {
@@ -72,15 +71,14 @@ func product(labels []Label, roles Role) [][]string {
 	return out
 }
 
-// Counter returns a counter. Like Gauge and Histogram it panics when the table
-// says otherwise about kind, roles or number of labels, since that is a fault
-// of the caller's code; a label value that the table does not list counts under
-// the label's last one.
+// Counter returns a counter. Like Gauge and Histogram, it panics if the row has another kind,
+// other roles or another number of labels, because that is an error in the caller's code. A
+// label value that is not in the row counts as the label's last value.
 func (s *Set) Counter(id ID, labels ...string) *Value {
 	return s.families[id].values[s.index(id, KindCounter, labels)]
 }
 
-// valuesOf are the values that the roles have.
+// valuesOf returns the values of the roles.
 func (l *Label) valuesOf(roles Role) []string {
 	if l.Of == nil {
 		return l.Values
@@ -88,21 +86,22 @@ func (l *Label) valuesOf(roles Role) []string {
 	return slices.DeleteFunc(slices.Clone(l.Values), func(v string) bool { return l.Of[v]&roles == 0 })
 }
 
-// Info tells the facts of an info, in the order of its labels.
+// Info sets the facts of an info, in the order of its labels.
 func (s *Set) Info(id ID, facts ...string) {
 	s.InfoFunc(id, func() (float64, []string) { return 1, facts })
 }
 
-// InfoFunc makes an info's value and facts be read from f at each scrape. f must be safe for concurrent use and must not block.
+// InfoFunc reads an info's value and facts from f at each scrape. f must be safe for concurrent
+// use and must not block.
 func (s *Set) InfoFunc(id ID, f func() (value float64, facts []string)) {
 	row := &Rows[id]
 	if _, facts := f(); row.Kind != KindInfo || row.Roles&s.roles == 0 || len(facts) != len(row.Labels) {
-		panic(fmt.Sprintf("metrics: %s told as an info of %d labels in roles %b", row.Name, len(facts), s.roles))
+		panic(fmt.Sprintf("metrics: %s set as an info of %d labels in roles %b", row.Name, len(facts), s.roles))
 	}
 	s.families[id].info.Store(&f)
 }
 
-// Has says whether the process' roles have a metric.
+// Has reports whether the process' roles have a metric.
 func (s *Set) Has(id ID) bool { return Rows[id].Roles&s.roles != 0 }
 
 // Gauge returns a gauge.
@@ -118,7 +117,7 @@ func (s *Set) Histogram(id ID, labels ...string) *Histogram {
 func (s *Set) index(id ID, kind Kind, labels []string) int {
 	row := &Rows[id]
 	if row.Kind != kind || row.Roles&s.roles == 0 || len(labels) != len(row.Labels) {
-		panic(fmt.Sprintf("metrics: %s asked for as kind %d with %d labels in roles %b", row.Name, kind, len(labels), s.roles))
+		panic(fmt.Sprintf("metrics: %s requested as kind %d with %d labels in roles %b", row.Name, kind, len(labels), s.roles))
 	}
 	i := 0
 	for n := range row.Labels {
@@ -141,19 +140,19 @@ type Value struct {
 // Inc adds one.
 func (v *Value) Inc() { v.Add(1) }
 
-// Add adds x, which a counter's owner never lets be negative.
+// Add adds x, which is not negative for a counter.
 func (v *Value) Add(x float64) {
 	addFloat(&v.bits, x)
 }
 
-// Set is for gauges, and for counters whose owner keeps the count.
+// Set sets a gauge, or a counter whose owner keeps the count.
 func (v *Value) Set(x float64) { v.bits.Store(math.Float64bits(x)) }
 
-// Func makes the value be read from f at each scrape. f must be safe for
-// concurrent use and must not block.
+// Func reads the value from f at each scrape. f must be safe for concurrent use and must not
+// block.
 func (v *Value) Func(f func() float64) { v.fn.Store(&f) }
 
-// Get is the present value.
+// Get returns the current value.
 func (v *Value) Get() float64 {
 	if f := v.fn.Load(); f != nil {
 		return (*f)()
@@ -187,7 +186,7 @@ func (h *Histogram) Observe(x float64) {
 	addFloat(&h.sum, x)
 }
 
-// Count is the number of observations.
+// Count returns the number of observations.
 func (h *Histogram) Count() uint64 {
 	var n uint64
 	for i := range h.counts {
@@ -196,5 +195,5 @@ func (h *Histogram) Count() uint64 {
 	return n
 }
 
-// Sum is the sum of observations.
+// Sum returns the sum of observations.
 func (h *Histogram) Sum() float64 { return math.Float64frombits(h.sum.Load()) }

@@ -2,8 +2,8 @@ package trace
 
 import "go.opentelemetry.io/otel/attribute"
 
-// Attributes: those of OpenTelemetry's conventions for generative AI and HTTP,
-// the two of vLLM's that these lack, and our own.
+// Attributes: those of OpenTelemetry's conventions for generative AI and HTTP, two of vLLM's
+// that the conventions lack, and Tandem's own.
 const (
 	Operation     = attribute.Key("gen_ai.operation.name")
 	Provider      = attribute.Key("gen_ai.provider.name")

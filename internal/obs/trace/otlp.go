@@ -27,17 +27,17 @@ import (
 const (
 	otlpPath        = "/v1/traces"
 	otlpTimeout     = 10 * time.Second // of one request
-	firstRetry      = 5 * time.Second  // the waits and their sum are those of OpenTelemetry's own client
+	firstRetry      = 5 * time.Second  // the waits and their sum are OpenTelemetry's defaults
 	longestRetry    = 30 * time.Second
 	retriesTogether = time.Minute
 	maxReply        = 64 << 10 // bytes of an answer that are read
 	maxPEM          = 1 << 20
 )
 
-// uploader posts spans to a collector as protobuf over HTTP, once more while the
-// collector says that it is busy (https://opentelemetry.io/docs/specs/otlp/#otlphttp).
-// OpenTelemetry's own client links gRPC for the type of this request; TracesData has its
-// wire form.
+// uploader posts spans to a collector as protobuf over HTTP, and retries while the
+// collector is busy (https://opentelemetry.io/docs/specs/otlp/#otlphttp).
+// OpenTelemetry's own client links gRPC for the type of this request. TracesData has the
+// same encoding.
 type uploader struct {
 	url     *url.URL
 	header  http.Header
@@ -48,8 +48,8 @@ type uploader struct {
 	close   context.CancelFunc
 }
 
-// newUploader takes the collector's URL from the flag, or else from OpenTelemetry's
-// variables, as all other settings
+// newUploader returns an uploader to the URL of the flag, or else of OpenTelemetry's
+// variables, which also have all other settings
 // (https://opentelemetry.io/docs/specs/otel/protocol/exporter/). Errors are an ErrOption
 // that names the variable.
 func newUploader(endpoint, version string, getenv func(string) string) (*uploader, error) {
@@ -96,8 +96,8 @@ func newUploader(endpoint, version string, getenv func(string) string) (*uploade
 	return u, nil
 }
 
-// setting is one of OpenTelemetry's for exporters: the variable for traces, or else the
-// one for all signals. name is the one that is set.
+// setting returns a setting of OpenTelemetry's exporters: the variable for traces, or else
+// the variable for all signals. name is the variable that is set.
 func setting(getenv func(string) string, what string) (name, value string) {
 	for _, name = range []string{"OTEL_EXPORTER_OTLP_TRACES_" + what, "OTEL_EXPORTER_OTLP_" + what} {
 		if value = getenv(name); value != "" {
@@ -107,8 +107,8 @@ func setting(getenv func(string) string, what string) (name, value string) {
 	return name, ""
 }
 
-// collectorURL is where spans are posted. The path of the flag and of the variable for all
-// signals is a prefix; that of the variable for traces stays as it is.
+// collectorURL returns the URL of the collector. The path of the flag and of the variable for
+// all signals is a prefix; the path of the variable for traces is complete.
 func collectorURL(endpoint string, getenv func(string) string) (*url.URL, error) {
 	name := "--otlp-traces-endpoint"
 	if endpoint == "" {
@@ -127,7 +127,7 @@ func collectorURL(endpoint string, getenv func(string) string) (*url.URL, error)
 	return u, nil
 }
 
-// collectorTLS is nil where no variable names a certificate.
+// collectorTLS returns the TLS configuration, nil if no variable names a certificate.
 func collectorTLS(getenv func(string) string) (*tls.Config, error) {
 	var c *tls.Config
 	if name, path := setting(getenv, "CERTIFICATE"); path != "" {
@@ -170,14 +170,14 @@ func collectorTLS(getenv func(string) string) (*tls.Config, error) {
 // Start does nothing: the first spans open the connection.
 func (u *uploader) Start(context.Context) error { return nil }
 
-// Stop ends requests under way.
+// Stop aborts running requests.
 func (u *uploader) Stop(context.Context) error {
 	u.close()
 	u.client.CloseIdleConnections()
 	return nil
 }
 
-// UploadTraces returns when the collector has the spans, or will not get them.
+// UploadTraces returns when the collector has the spans, or when they cannot be sent.
 func (u *uploader) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSpans) error {
 	body, err := proto.Marshal(&tracepb.TracesData{ResourceSpans: spans})
 	if err != nil {
@@ -199,7 +199,7 @@ func (u *uploader) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSp
 		if !busy {
 			return err
 		}
-		// Half of the wait is drawn: a fleet's processes must not come back together.
+		// Half of the wait is random, so that a fleet's processes do not retry together.
 		next := max(retryAfter(err), wait/2+rand.N(wait))
 		if waited += next; waited > retriesTogether {
 			return err
@@ -212,17 +212,17 @@ func (u *uploader) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSp
 	}
 }
 
-// refusal is an answer that is no success.
+// refusal is an answer with an error status.
 type refusal struct {
 	url, status, body string
-	after             time.Duration // Retry-After; 0: not told
+	after             time.Duration // Retry-After; 0: none
 }
 
 func (r *refusal) Error() string {
 	return fmt.Sprintf("trace: %s answers %s: %s", r.url, r.status, cmp.Or(r.body, "(no body)"))
 }
 
-// retryAfter is how long the collector asks to be left alone; 0: it does not.
+// retryAfter returns the Retry-After of a refusal; 0: none.
 func retryAfter(err error) time.Duration {
 	var r *refusal
 	if errors.As(err, &r) {
@@ -231,7 +231,7 @@ func retryAfter(err error) time.Duration {
 	return 0
 }
 
-// post makes one request. busy says that the same spans may be sent later.
+// post sends one request. busy reports whether the spans may be sent again later.
 func (u *uploader) post(ctx context.Context, body []byte) (busy bool, err error) {
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, u.url.String(), bytes.NewReader(body))
 	if err != nil {
@@ -264,8 +264,8 @@ func (u *uploader) post(ctx context.Context, body []byte) (busy bool, err error)
 	return false, r
 }
 
-// rejected reads an ExportTraceServiceResponse, whose field 1 says how many spans were
-// rejected (its field 1) and why (2).
+// rejected parses an ExportTraceServiceResponse. Its field 1 has the number of rejected spans
+// (field 1) and the reason (field 2).
 func rejected(reply []byte) error {
 	partial, _ := field(reply, 1)
 	_, n := field(partial, 1)
@@ -276,7 +276,7 @@ func rejected(reply []byte) error {
 	return fmt.Errorf("trace: the collector rejected %d spans: %s", n, bytes.ToValidUTF8(why[:min(len(why), 500)], nil))
 }
 
-// field is the last value of a message's field, bytes or a varint; nothing where the
+// field returns the last value of a message's field, bytes or a varint; nothing if the
 // message has none or is malformed.
 func field(message []byte, number protowire.Number) (b []byte, v uint64) {
 	for len(message) > 0 {

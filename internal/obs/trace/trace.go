@@ -1,16 +1,15 @@
-// Package trace tells one request's way through the fleet as OpenTelemetry spans.
+// Package trace records a request's way through the fleet as OpenTelemetry spans.
 //
 // A Tracer batches ended spans and sends them over OTLP (HTTP, protobuf) to a
-// collector. Who starts a span hands its W3C context to the next process, and so
-// gateway, decode node, prefill node and transfer end up in one trace. What the
-// package adds to OpenTelemetry's SDK is a way to be off: a nil *Tracer starts
-// zero Spans, whose methods do nothing and allocate nothing, so that code need
-// not ask.
+// collector. Each process passes the W3C context of its span to the next, so that
+// gateway, decode node, prefill node and transfer are in one trace. The package adds
+// a disabled state to OpenTelemetry's SDK: a nil *Tracer starts zero Spans, whose
+// methods do nothing and allocate nothing, so that callers need no check.
 //
 // Invariant: nothing here blocks a request. Spans that cannot be sent in time
 // are dropped by the SDK's bounded queue.
 //
-// The package does not decide what is a span and never sees text of a prompt.
+// The package does not define the spans and never sees text of a prompt.
 package trace
 
 import (
@@ -33,31 +32,31 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// ErrOption is behind refusals of Options.
+// ErrOption is wrapped by refusals of Options.
 var ErrOption = errors.New("trace: bad option")
 
 // Options of a Tracer.
 type Options struct {
-	// Endpoint is the collector's URL; without a path /v1/traces is meant. Empty:
-	// what OpenTelemetry's environment variables say, or no tracing.
+	// Endpoint is the collector's URL, whose default path is /v1/traces. Empty: the URL of
+	// OpenTelemetry's environment variables, or no tracing.
 	Endpoint string
 	// Getenv reads those variables. The SDK reads more of them by itself:
 	// headers, sampler, batch sizes and timeouts.
 	Getenv              func(string) string
 	Role, Node, Version string
-	Log                 *slog.Logger     // of what could not be sent; nil: discarded
+	Log                 *slog.Logger     // of failed exports; nil: discarded
 	Exporter            sdk.SpanExporter // nil: OTLP over HTTP
 }
 
-// Tracer sends spans. A nil one is off.
+// Tracer sends spans. A nil Tracer is off.
 type Tracer struct {
 	t                api.Tracer
 	provider         *sdk.TracerProvider
 	exported, failed atomic.Uint64
 }
 
-// New makes a tracer; it is nil where nobody asked for one. It connects to
-// nobody before the first span has ended.
+// New returns a tracer, or nil if tracing is not configured. It connects to the collector when
+// the first span has ended.
 func New(o Options) (*Tracer, error) {
 	endpoint := o.Endpoint
 	if endpoint == "" {
@@ -68,7 +67,7 @@ func New(o Options) (*Tracer, error) {
 	}
 	for _, name := range []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"} {
 		if p := o.Getenv(name); p != "" && p != "http/protobuf" {
-			return nil, fmt.Errorf("%w: %s=%s: traces leave as http/protobuf only; collectors take that on port 4318", ErrOption, name, p)
+			return nil, fmt.Errorf("%w: %s=%s: traces are sent as http/protobuf only; collectors accept that on port 4318", ErrOption, name, p)
 		}
 	}
 	if o.Log == nil {
@@ -84,7 +83,7 @@ func New(o Options) (*Tracer, error) {
 			return nil, fmt.Errorf("trace: exporter: %w", err)
 		}
 	}
-	// The SDK has one handler per process for what goes wrong behind its queue.
+	// The SDK has one handler per process for errors after its queue.
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { o.Log.Warn("traces not sent", "err", err) }))
 	r, err := resource.New(context.Background(),
 		resource.WithTelemetrySDK(),
@@ -100,7 +99,7 @@ func New(o Options) (*Tracer, error) {
 	return t, nil
 }
 
-// counted counts what an exporter sends.
+// counted counts the spans that an exporter sends.
 type counted struct {
 	sdk.SpanExporter
 	t *Tracer
@@ -116,7 +115,7 @@ func (c counted) ExportSpans(ctx context.Context, spans []sdk.ReadOnlySpan) erro
 	return err
 }
 
-// Counts is how many spans were sent, and how many could not be.
+// Counts returns how many spans were sent, and how many could not be sent.
 func (t *Tracer) Counts() (exported, failed uint64) {
 	if t == nil {
 		return 0, 0
@@ -124,7 +123,7 @@ func (t *Tracer) Counts() (exported, failed uint64) {
 	return t.exported.Load(), t.failed.Load()
 }
 
-// Close sends what is left, until ctx ends.
+// Close sends the remaining spans, until ctx ends.
 func (t *Tracer) Close(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -132,14 +131,14 @@ func (t *Tracer) Close(ctx context.Context) error {
 	return t.provider.Shutdown(ctx)
 }
 
-// Context is a span's W3C trace context, as it travels: the headers traceparent
-// and tracestate. It passes through processes that trace nothing.
+// Context is a span's W3C trace context: the headers traceparent and tracestate. Processes
+// without tracing pass it on.
 type Context struct{ Parent, State string }
 
-// maxState bounds a tracestate that is passed on, as the standard does.
+// maxState bounds a tracestate, as the standard does.
 const maxState = 512
 
-// Incoming is a context from outside, empty where it is not well-formed.
+// Incoming returns a context from a client's headers, empty if they are malformed.
 func Incoming(parent, state string) Context {
 	c := Context{parent, state}
 	if len(state) > maxState || len(parent) > 256 || !c.span().IsValid() {
@@ -148,10 +147,10 @@ func Incoming(parent, state string) Context {
 	return c
 }
 
-// FromWire is the context that came with a message.
+// FromWire returns the context of a message.
 func FromWire(c *nodepb.TraceContext) Context { return Incoming(c.GetTraceparent(), c.GetTracestate()) }
 
-// Wire is the span's context for a message; nil for a span that is part of nothing.
+// Wire returns the span's context for a message; nil for a span without a trace.
 func (s Span) Wire() *nodepb.TraceContext {
 	c := s.Context()
 	if c.Parent == "" {
@@ -168,7 +167,7 @@ func (c Context) span() api.SpanContext {
 	return api.SpanContextFromContext(ctx)
 }
 
-// Kind says which side of a call a span is.
+// Kind is the side of a call that a span describes.
 type Kind = api.SpanKind
 
 // Kinds.
@@ -181,7 +180,7 @@ const (
 // Attr is an attribute of a span or event.
 type Attr = attribute.KeyValue
 
-// Start begins a span below parent, or a trace of its own.
+// Start starts a span below parent, or a new trace.
 func (t *Tracer) Start(parent Context, name string, kind Kind, at time.Time) Span {
 	if t == nil {
 		return Span{from: parent}
@@ -202,12 +201,11 @@ type Span struct {
 	from Context
 }
 
-// On says whether somebody will see the span, or could have: only then are
-// attributes and children worth making.
+// On reports whether the span is sampled. Otherwise callers can skip attributes and children.
 func (s Span) On() bool { return s.s != nil && s.s.SpanContext().IsSampled() }
 
-// Context is what the span's children elsewhere get. A span that is off hands on
-// what it was given.
+// Context returns the context for children in other processes. A span that is off returns the
+// context of its parent.
 func (s Span) Context() Context {
 	if s.s == nil {
 		return s.from
@@ -217,7 +215,7 @@ func (s Span) Context() Context {
 	return Context{c["traceparent"], c["tracestate"]}
 }
 
-// Child begins a span below this one.
+// Child starts a span below this one.
 func (s Span) Child(name string, kind Kind, at time.Time) Span {
 	if s.s == nil {
 		return s
@@ -240,14 +238,14 @@ func (s Span) Set(attrs ...Attr) {
 	}
 }
 
-// Event notes a moment.
+// Event adds an event with its time.
 func (s Span) Event(name string, at time.Time) {
 	if s.s != nil {
 		s.s.AddEvent(name, api.WithTimestamp(at))
 	}
 }
 
-// Fail marks the operation as failed; kind is of few values, for error.type.
+// Fail marks the operation as failed. kind is the value of error.type, which has few values.
 func (s Span) Fail(kind, message string) {
 	if s.s != nil {
 		s.s.SetAttributes(attribute.String("error.type", kind))
@@ -255,7 +253,7 @@ func (s Span) Fail(kind, message string) {
 	}
 }
 
-// End ends the span; a second end does nothing.
+// End ends the span; a second call does nothing.
 func (s Span) End(at time.Time) {
 	if s.s != nil {
 		s.s.End(api.WithTimestamp(at))

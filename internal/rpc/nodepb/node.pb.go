@@ -1,13 +1,14 @@
-// The contract between Tandem's nodes: what travels on the one mutual-TLS
+// The contract between Tandem's nodes: the messages on the one mutual-TLS
 // connection that a pair of nodes shares. Each message is the payload of one
 // frame (see package rpc for the frame header, the frame types and the token
 // frame, which has a fixed layout of its own and is not protobuf).
 //
-// Who dials: gateways dial decode nodes (Generate, Bundle, Stats) and prefill
-// nodes (Stats), and decode nodes dial prefill nodes (Prefill). A stream id names one Generate or one
-// Prefill on its connection; the dialling side chooses it and never reuses it.
+// Dialling: gateways dial decode nodes (Generate, Bundle, Stats) and prefill
+// nodes (Stats), and decode nodes dial prefill nodes (Prefill). A stream id names
+// one Generate or one Prefill on its connection; the dialling side chooses it and
+// never reuses it.
 //
-// Who may ask: Generate, BundleRequest, Drain, LoadAdapter and UnloadAdapter are
+// Rights: Generate, BundleRequest, Drain, LoadAdapter and UnloadAdapter are
 // refused with CODE_FORBIDDEN from peers whose certificate has the URI
 // tandem://node/NAME. A refused frame without a stream closes the connection.
 
@@ -34,7 +35,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// FinishReason says why a stream of tokens ended.
+// FinishReason is why a stream of tokens ended.
 type FinishReason int32
 
 const (
@@ -87,15 +88,15 @@ func (FinishReason) EnumDescriptor() ([]byte, []int) {
 	return file_node_proto_rawDescGZIP(), []int{0}
 }
 
-// Code is why something failed, in the words of HTTP where they fit.
+// Code is the reason of a failure, with the HTTP status that gateways answer where there is one.
 type Code int32
 
 const (
 	Code_CODE_UNSPECIFIED Code = 0
 	Code_CODE_INVALID     Code = 1 // 400: the request itself is wrong
 	Code_CODE_NOT_FOUND   Code = 2 // 404: no such model
-	Code_CODE_OVERLOADED  Code = 3 // 429/503: queue full, try elsewhere
-	Code_CODE_DRAINING    Code = 4 // 503: node is leaving, try elsewhere
+	Code_CODE_OVERLOADED  Code = 3 // 429/503: queue full, try another node
+	Code_CODE_DRAINING    Code = 4 // 503: node is leaving, try another node
 	Code_CODE_DEADLINE    Code = 5 // 504
 	Code_CODE_MISMATCH    Code = 6 // model, class, layout or protocol differ
 	Code_CODE_INTERNAL    Code = 7 // 500
@@ -158,8 +159,8 @@ func (Code) EnumDescriptor() ([]byte, []int) {
 	return file_node_proto_rawDescGZIP(), []int{1}
 }
 
-// Hello is the first frame in both directions. Nodes that speak no common
-// protocol version close the connection with an End that says so.
+// Hello is the first frame in both directions. Nodes without a common protocol
+// version close the connection with an End of CODE_MISMATCH.
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`                               // highest version spoken
@@ -260,7 +261,7 @@ func (x *Hello) GetNumericsClass() string {
 	return ""
 }
 
-// Sampling is how tokens are drawn. Unset optional fields mean "off".
+// Sampling configures how tokens are drawn. Unset optional fields mean "off".
 type Sampling struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
 	Seed              uint64                 `protobuf:"varint,1,opt,name=seed,proto3" json:"seed,omitempty"` // always set by the gateway
@@ -523,7 +524,7 @@ type Generate struct {
 	LogprobTokenIds []int32                `protobuf:"varint,18,rep,packed,name=logprob_token_ids,json=logprobTokenIds,proto3" json:"logprob_token_ids,omitempty"` // report these instead of the best
 	Trace           *TraceContext          `protobuf:"bytes,20,opt,name=trace,proto3" json:"trace,omitempty"`                                                      // of the span that this is part of; unset: none
 	Adapter         *Adapter               `protobuf:"bytes,21,opt,name=adapter,proto3" json:"adapter,omitempty"`                                                  // that computes it; unset: none
-	PrefixDigest    []byte                 `protobuf:"bytes,22,opt,name=prefix_digest,json=prefixDigest,proto3" json:"prefix_digest,omitempty"`                    // 16 bytes of SHA-256 of what prefix_root hashes; empty: of a gateway without it
+	PrefixDigest    []byte                 `protobuf:"bytes,22,opt,name=prefix_digest,json=prefixDigest,proto3" json:"prefix_digest,omitempty"`                    // 16 bytes of SHA-256 of the fields that prefix_root hashes; empty: of an older gateway
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -708,8 +709,8 @@ func (x *Generate) GetPrefixDigest() []byte {
 // Adapter is a low-rank adapter (LoRA) that a node has loaded.
 type Adapter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // of a request: as clients say it
-	Digest        uint64                 `protobuf:"fixed64,2,opt,name=digest,proto3" json:"digest,omitempty"` // of what it computes: part of prefix_root; never 0
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`       // of a request: the name that its client sent
+	Digest        uint64                 `protobuf:"fixed64,2,opt,name=digest,proto3" json:"digest,omitempty"` // of its content: part of prefix_root; never 0
 	Rank          uint32                 `protobuf:"varint,3,opt,name=rank,proto3" json:"rank,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -766,12 +767,12 @@ func (x *Adapter) GetRank() uint32 {
 	return 0
 }
 
-// LoadAdapter has a node load an adapter from a folder that it can read.
+// LoadAdapter asks a node to load an adapter from a folder that it can read.
 type LoadAdapter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
-	Replace       bool                   `protobuf:"varint,3,opt,name=replace,proto3" json:"replace,omitempty"` // another one of that name; what runs on it goes on
+	Replace       bool                   `protobuf:"varint,3,opt,name=replace,proto3" json:"replace,omitempty"` // the adapter of that name; requests that run on the old one continue
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -827,7 +828,7 @@ func (x *LoadAdapter) GetReplace() bool {
 	return false
 }
 
-// UnloadAdapter takes an adapter's name away; what runs on it goes on.
+// UnloadAdapter removes an adapter's name. Requests that run on the adapter continue.
 type UnloadAdapter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -872,12 +873,12 @@ func (x *UnloadAdapter) GetName() string {
 	return ""
 }
 
-// AdapterDone answers both, on the stream that asked.
+// AdapterDone answers LoadAdapter and UnloadAdapter, on their stream.
 type AdapterDone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Code          Code                   `protobuf:"varint,1,opt,name=code,proto3,enum=tandem.node.v1.Code" json:"code,omitempty"` // 0: done
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
-	Adapter       *Adapter               `protobuf:"bytes,3,opt,name=adapter,proto3" json:"adapter,omitempty"` // that was loaded
+	Adapter       *Adapter               `protobuf:"bytes,3,opt,name=adapter,proto3" json:"adapter,omitempty"` // after LoadAdapter
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -933,7 +934,7 @@ func (x *AdapterDone) GetAdapter() *Adapter {
 	return nil
 }
 
-// TraceContext names a span of another process as W3C's headers do.
+// TraceContext names a span of another process by the values of W3C's headers.
 type TraceContext struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Traceparent   string                 `protobuf:"bytes,1,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
@@ -986,13 +987,13 @@ func (x *TraceContext) GetTracestate() string {
 	return ""
 }
 
-// PromptLogProbs tells of tokens of the prompt, under the model's own
-// distribution. The frames of a stream tell of every token but the first, in
+// PromptLogProbs has log-probabilities of prompt tokens under the model's own
+// distribution. The frames of a stream cover every token but the first, in
 // order, before its first Tokens frame.
 type PromptLogProbs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attempt       uint32                 `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	First         uint32                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`                                 // position of the first token told of, at least 1
+	First         uint32                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`                                 // position of the first token of this frame, at least 1
 	Logprobs      []float32              `protobuf:"fixed32,3,rep,packed,name=logprobs,proto3" json:"logprobs,omitempty"`                   // one for each token
 	Ranks         []uint32               `protobuf:"varint,4,rep,packed,name=ranks,proto3" json:"ranks,omitempty"`                          // one for each token; 1 is the most probable
 	TopTokens     []int32                `protobuf:"varint,5,rep,packed,name=top_tokens,json=topTokens,proto3" json:"top_tokens,omitempty"` // equally many for each token, most probable first
@@ -1073,7 +1074,7 @@ func (x *PromptLogProbs) GetTopLogprobs() []float32 {
 	return nil
 }
 
-// LogProbs goes before the Tokens frame whose tokens it tells about.
+// LogProbs precedes the Tokens frame with the tokens that it describes.
 type LogProbs struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tokens        []*TokenLogProbs       `protobuf:"bytes,1,rep,name=tokens,proto3" json:"tokens,omitempty"`
@@ -1212,7 +1213,7 @@ func (x *TokenLogProbs) GetTopLogprobs() []float32 {
 	return nil
 }
 
-// End closes a stream with an error. A Generate that went well ends with the
+// End closes a stream with an error. A Generate that succeeds ends with the
 // token frame's finish reason instead.
 type End struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1328,7 +1329,7 @@ func (x *Accepted) GetCachedTokens() uint32 {
 	return 0
 }
 
-// Cancel ends a Generate or a Prefill; the other side frees what it holds.
+// Cancel ends a Generate or a Prefill; the other side releases its blocks.
 type Cancel struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -1373,14 +1374,14 @@ func (x *Cancel) GetReason() string {
 	return ""
 }
 
-// Prefill asks a prefill node to compute a prompt's KV and to push what the
-// asking decode node lacks.
+// Prefill asks a prefill node to compute a prompt's KV and to push the part that
+// the asking decode node lacks.
 type Prefill struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Attempt       uint32                 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	Tokens        []int32                `protobuf:"varint,3,rep,packed,name=tokens,proto3" json:"tokens,omitempty"` // exactly the tokens to compute: n-1 of the prompt
-	Have          uint32                 `protobuf:"varint,4,opt,name=have,proto3" json:"have,omitempty"`            // leading tokens that decode already holds (whole blocks)
+	Have          uint32                 `protobuf:"varint,4,opt,name=have,proto3" json:"have,omitempty"`            // leading tokens that the decode node already holds (whole blocks)
 	PrefixRoot    uint64                 `protobuf:"varint,5,opt,name=prefix_root,json=prefixRoot,proto3" json:"prefix_root,omitempty"`
 	Fingerprint   uint64                 `protobuf:"varint,6,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`
 	NumericsClass string                 `protobuf:"bytes,7,opt,name=numerics_class,json=numericsClass,proto3" json:"numerics_class,omitempty"`
@@ -1389,7 +1390,7 @@ type Prefill struct {
 	Priority      int32                  `protobuf:"varint,10,opt,name=priority,proto3" json:"priority,omitempty"`
 	Trace         *TraceContext          `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`                                   // of the span that this is part of; unset: none
 	Adapter       *Adapter               `protobuf:"bytes,12,opt,name=adapter,proto3" json:"adapter,omitempty"`                               // that computes it; unset: none
-	Kv            string                 `protobuf:"bytes,13,opt,name=kv,proto3" json:"kv,omitempty"`                                         // decode's KV blocks in words, for who reads why layouts differ
+	Kv            string                 `protobuf:"bytes,13,opt,name=kv,proto3" json:"kv,omitempty"`                                         // the decode node's KV layout in words, for the error where layouts differ
 	PrefixDigest  []byte                 `protobuf:"bytes,14,opt,name=prefix_digest,json=prefixDigest,proto3" json:"prefix_digest,omitempty"` // as Generate has it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1523,8 +1524,8 @@ func (x *Prefill) GetPrefixDigest() []byte {
 	return nil
 }
 
-// Queued tells decode that its Prefill still waits; sent while it does. From decode it
-// says that a GrantRequest waits for room, and that its Grant follows.
+// Queued reports to a decode node that its Prefill waits; it is sent repeatedly. From a decode
+// node it reports that a GrantRequest waits for room and that its Grant follows.
 type Queued struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Position      uint32                 `protobuf:"varint,1,opt,name=position,proto3" json:"position,omitempty"` // requests ahead
@@ -1569,7 +1570,7 @@ func (x *Queued) GetPosition() uint32 {
 	return 0
 }
 
-// GrantRequest is sent by prefill when it is about to run.
+// GrantRequest is sent by a prefill node when the job is about to run.
 type GrantRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1606,7 +1607,7 @@ func (*GrantRequest) Descriptor() ([]byte, []int) {
 	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
-// Grant answers it: opaque bytes made by kvtransfer that carry address, epoch,
+// Grant answers GrantRequest: opaque bytes made by kvtransfer with address, epoch,
 // lease, pages, layout and duration; or a refusal.
 type Grant struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1684,8 +1685,8 @@ func (x *Grant) GetReason() string {
 	return ""
 }
 
-// PrefillDone is the last word of a prefill that went well: everything has been
-// pushed and confirmed by the transfer.
+// PrefillDone ends a Prefill that succeeded: all blocks have been pushed and the
+// transfer has confirmed them.
 type PrefillDone struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	ComputedTokens uint32                 `protobuf:"varint,1,opt,name=computed_tokens,json=computedTokens,proto3" json:"computed_tokens,omitempty"` // in forward passes, on this node
@@ -1741,7 +1742,7 @@ func (x *PrefillDone) GetCachedTokens() uint32 {
 // Stats is a node's heartbeat, sent to every connected gateway.
 type Stats struct {
 	state             protoimpl.MessageState `protogen:"open.v1"`
-	Steps             uint64                 `protobuf:"varint,1,opt,name=steps,proto3" json:"steps,omitempty"` // engine steps so far: progress, not mere life
+	Steps             uint64                 `protobuf:"varint,1,opt,name=steps,proto3" json:"steps,omitempty"` // engine steps so far, which show progress
 	Running           uint32                 `protobuf:"varint,2,opt,name=running,proto3" json:"running,omitempty"`
 	Waiting           uint32                 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	Held              uint32                 `protobuf:"varint,4,opt,name=held,proto3" json:"held,omitempty"` // waiting for remote KV
@@ -1750,19 +1751,18 @@ type Stats struct {
 	Draining          bool                   `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`
 	PrefillTokensPerS float64                `protobuf:"fixed64,8,opt,name=prefill_tokens_per_s,json=prefillTokensPerS,proto3" json:"prefill_tokens_per_s,omitempty"` // measured, 0 before the first
 	QueuedTokens      uint32                 `protobuf:"varint,9,opt,name=queued_tokens,json=queuedTokens,proto3" json:"queued_tokens,omitempty"`                     // of prompts, not yet computed
-	MaxRunning        uint32                 `protobuf:"varint,10,opt,name=max_running,json=maxRunning,proto3" json:"max_running,omitempty"`                          // requests that may run at once; 0: not told
+	MaxRunning        uint32                 `protobuf:"varint,10,opt,name=max_running,json=maxRunning,proto3" json:"max_running,omitempty"`                          // requests that may run at once; 0: not known
 	Adapters          []*Adapter             `protobuf:"bytes,11,rep,name=adapters,proto3" json:"adapters,omitempty"`                                                 // loaded
-	// Decode nodes: of the blocks that are not used, those that cache a prefix, and
-	// how many more blocks the requests in hand need for the tokens that they have.
-	// Gateways route by KV memory where both are told.
+	// Decode nodes: unused blocks that cache a prefix, and blocks that accepted requests
+	// still need for the tokens that they have. Gateways route by KV memory if both are set.
 	BlocksCached   *uint32 `protobuf:"varint,12,opt,name=blocks_cached,json=blocksCached,proto3,oneof" json:"blocks_cached,omitempty"`
 	BlocksReserved *uint32 `protobuf:"varint,13,opt,name=blocks_reserved,json=blocksReserved,proto3,oneof" json:"blocks_reserved,omitempty"`
-	// Prefill nodes: of the queued tokens, those that are computed before a prompt of 64,
-	// 256 and 1024 tokens that comes now: of prompts with as little left, and of all before
-	// one that has waited long enough. None told: prompts are computed in order of arrival.
+	// Prefill nodes: queued tokens that are computed before a new prompt of 64, 256 and 1024
+	// tokens: those of prompts with no more left, and of all before a prompt that has waited
+	// long enough. Empty: prompts are computed in order of arrival.
 	QueuedByLength []uint32 `protobuf:"varint,14,rep,packed,name=queued_by_length,json=queuedByLength,proto3" json:"queued_by_length,omitempty"`
-	// The most tokens of a step, so that gateways know how long a prompt may pause streams.
-	// 0: not told; 2048 are assumed.
+	// The most tokens of a step, by which gateways predict how long a prompt pauses streams.
+	// 0: not known; gateways assume 2048.
 	StepTokens    uint32 `protobuf:"varint,15,opt,name=step_tokens,json=stepTokens,proto3" json:"step_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1903,7 +1903,7 @@ func (x *Stats) GetStepTokens() uint32 {
 	return 0
 }
 
-// BundleRequest asks a node for what a gateway needs to serve its model.
+// BundleRequest asks a node for its Bundle.
 type BundleRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1940,7 +1940,8 @@ func (*BundleRequest) Descriptor() ([]byte, []int) {
 	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
-// Bundle is that: gateways need no model files.
+// Bundle is what a gateway needs to serve the node's model, so that gateways need no
+// model files.
 type Bundle struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Model         string                 `protobuf:"bytes,1,opt,name=model,proto3" json:"model,omitempty"` // served model name
@@ -1955,7 +1956,7 @@ type Bundle struct {
 	VocabSize     uint32                 `protobuf:"varint,10,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
 	BlockTokens   uint32                 `protobuf:"varint,11,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	Defaults      *GenerationDefaults    `protobuf:"bytes,12,opt,name=defaults,proto3" json:"defaults,omitempty"`
-	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"` // of KV layers, the one that sees farthest first; none told: one
+	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"` // of KV layers, that with the largest window first; empty: one group
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2081,11 +2082,11 @@ func (x *Bundle) GetGroups() []*CacheGroup {
 	return nil
 }
 
-// CacheGroup is layers that cache blocks of their own.
+// CacheGroup is a group of layers with a block table of its own.
 type CacheGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BlockTokens   uint32                 `protobuf:"varint,1,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
-	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // positions that a token sees, 0 all
+	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // positions that a token attends to; 0: all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2195,12 +2196,12 @@ func (x *GenerationDefaults) GetTopK() int32 {
 	return 0
 }
 
-// Drain asks a node to stop taking work and to finish what runs. The process goes
-// on, and so do its connections.
+// Drain asks a node to accept no work and to finish running requests. The process and its
+// connections continue.
 type Drain struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	TimeoutMs     uint64                 `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // what runs then is ended with CODE_DRAINING, to go on elsewhere; 0: never
-	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`                        // take work again; one that is shutting down does not
+	TimeoutMs     uint64                 `protobuf:"varint,1,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"` // requests that still run then end with CODE_DRAINING and move to another node; 0: never
+	Cancel        bool                   `protobuf:"varint,2,opt,name=cancel,proto3" json:"cancel,omitempty"`                        // accept work again; a node that shuts down ignores it
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

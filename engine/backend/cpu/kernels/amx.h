@@ -1,10 +1,10 @@
 // Products with bf16 weights by AMX; part of body.h.
 //
-// Rows are rounded to bf16 first (OP_QUANTIZE), k filled up with zeros to a
-// multiple of 32. A result is one chain of TDPBF16PS, 32 of the reduction each,
-// from the first on, for one row as for many; a step's batch and cuts do not show.
-// These bits are of no other variant: products lose what bf16 has not of a row,
-// and denormal numbers are zeros.
+// Rows are rounded to bf16 first (OP_QUANTIZE) and k is padded with zeros to a multiple
+// of 32. A result is one chain of TDPBF16PS from the start of the reduction, 32
+// elements each, for one row as for many. So it does not depend on a step's batch and
+// chunks. No other variant gives these bits: products lose the bits of a row that bf16
+// does not have, and denormal numbers count as zero.
 
 FN size_t amx_row(int k) { return (size_t)(k + AMX_DEPTH - 1) / AMX_DEPTH * AMX_DEPTH * 2; }
 
@@ -22,7 +22,7 @@ static TARGET void amx_round(const tandem_op *op, int row) {
 	}
 }
 
-// Registers: 0 to 3 sums, 4 rows, 5 weights; 6 and 7 what is left of both.
+// Tile registers: 0 to 3 sums, 4 rows, 5 weights; 6 and 7 the remainders of both.
 typedef struct {
 	uint8_t palette, start, reserved[14];
 	uint16_t bytes[16];
@@ -45,7 +45,7 @@ typedef struct {
 	if (tiles > 3) \
 		DO(3)
 
-// nt rows against so many tiles, a constant where it is called; k1 - k0 is even, or ends the reduction.
+// nt rows times tiles tiles, a constant at each call; k1 - k0 is even, or ends the reduction.
 FN void amx_block(const int tiles, int nt, const part *p) {
 	enum { AHEAD = 2048 };
 	const int whole = (p->k1 - p->k0) / AMX_DEPTH, lines = ((p->k1 - p->k0) % AMX_DEPTH + 1) / 2;

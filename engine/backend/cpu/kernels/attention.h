@@ -1,10 +1,10 @@
 // Paged attention; part of body.h.
 //
-// A page is K [kv_heads, dim, block_tokens] then V [kv_heads, block_tokens,
-// dim], so that scores have a position per lane and outputs a dimension per
-// lane. Positions are cut into segments of whole blocks counted from position
-// 0; each segment gets its own maximum, sum and output, and they are merged in
-// order. A query sees only its own positions, whichever queries share a pass.
+// A page is K [kv_heads, dim, block_tokens] then V [kv_heads, block_tokens, dim], so that
+// scores have a position per lane and outputs a dimension per lane. Positions are cut
+// into segments of whole blocks counted from position 0. Each segment gets its own
+// maximum, sum and output, and they are merged in order. A query reads only its own
+// positions, whichever queries share a pass.
 
 FN uint16_t to_bf16(float f) {
 	uint32_t u;
@@ -43,15 +43,15 @@ static TARGET void storekv(const tandem_op *op, const tandem_step *st, int row) 
 		}
 }
 
-// Queries that share a pass: of one sequence, one KV head, positions ascending.
+// Queries that share a pass: of one sequence and one KV head, positions ascending.
 typedef struct {
 	int n;
 	const float *q[QUERIES]; // [dim]
 	float *dst[QUERIES];     // [dim]
 	int keys[QUERIES];       // positions up to the query's own
-	int first[QUERIES];      // the first one that its window holds
+	int first[QUERIES];      // first position of its window
 	float most[QUERIES], sum[QUERIES];
-	float sink[QUERIES]; // a score beside those of the keys, when there are any
+	float sink[QUERIES]; // a score in addition to those of the keys, if there are sinks
 	const int32_t *table; // the sequence's blocks
 	size_t k_at, v_at;    // of the KV head in a page, bytes
 } pass;
@@ -69,8 +69,8 @@ FN float kv_at(int bf16, const uint8_t *p, int i) {
 	return f;
 }
 
-// Scores of nq queries against ng groups of 16 positions. A group's K lies at
-// k[g], stride bytes from dimension to dimension.
+// Scores of nq queries against ng groups of 16 positions. A group's K begins at k[g], and
+// its dimensions are stride bytes apart.
 FN void score_block(const int bf16, const int nq, const int ng, int dim, const float *const *q,
                     const uint8_t *const *k, size_t stride, float *out, size_t ld) {
 	V acc[SCORE_NQ][SCORE_NG * VPT];
@@ -127,7 +127,7 @@ static TARGET void score_groups(int bf16, int nq, int ng, int dim, const float *
 	}
 }
 
-// Scores over a latent, whose keys lie in rows: 16 of them are turned at a time.
+// Scores over a latent, whose keys are stored in rows. 16 of them are transposed at a time.
 static TARGET void latent_scores(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from,
                                  int keys, tandem_scratch *s) {
 	int bt = op->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
@@ -145,8 +145,8 @@ static TARGET void latent_scores(const tandem_op *op, const tandem_step *st, con
 	}
 }
 
-// Scores of queries [i0, i1) for the keys of the segment, unscaled, from the
-// block on that holds the first query's window.
+// Scores of queries [i0, i1) for the keys of the segment, unscaled, from the block of the
+// first query's window on.
 static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from, int keys,
                           tandem_scratch *s) {
 	if (op->latent) {
@@ -184,14 +184,25 @@ static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass
 	}
 }
 
-// Turns one query's scores of keys [lo, keys) into weights; the sum goes to
-// *sum. A key's lane is its place in the segment, wherever the window begins.
-FN float softmax(float *w, int lo, int keys, float scale, float *sum) {
+// Bounds n scores by cap. tanh y is twice the logistic function of 2y, less one.
+FN void cap_scores(float *w, int n, float cap) {
+	const v16 twice = v16_set1(2 / cap), limit = v16_set1(cap);
+	for (int t = 0; t < n; t += TILE) {
+		v16 s = v16_sigmoid(v16_mul(v16_load(w + t), twice));
+		v16_store(w + t, v16_mul(limit, v16_sub(v16_add(s, s), v16_set1(1.0f))));
+	}
+}
+
+// Turns one query's scores of keys [lo, keys) into weights and stores their sum in *sum. A
+// key's lane is its place in the segment, wherever the window begins.
+FN float softmax(float *w, int lo, int keys, float scale, float cap, float *sum) {
 	int begin = lo / TILE * TILE, end = (keys + TILE - 1) / TILE * TILE;
 	const v16 factor = v16_set1(scale);
 	v16 top = v16_set1(-INFINITY);
 	for (int t = begin; t < end; t += TILE)
 		v16_store(w + t, v16_mul(v16_load(w + t), factor));
+	if (cap > 0)
+		cap_scores(w + begin, end - begin, cap);
 	for (int t = begin; t < lo; t++)
 		w[t] = -INFINITY;
 	for (int t = keys; t < end; t++)
@@ -257,10 +268,10 @@ FN void mix(const int bf16, const int nq, int dim, int t0, int t1, const uint8_t
 	}
 }
 
-// Columns of a head's values.
+// Number of columns of a head's values.
 FN int value_dim(const tandem_op *op) { return op->latent ? op->latent : op->dim; }
 
-// mix with the constants where it is called, for one or MIX_NQ queries from i.
+// mix with constants at each call, for one or MIX_NQ queries from i.
 static TARGET void mix_keys(const tandem_op *op, const tandem_step *st, int i, int nq, int t0, int t1, tandem_scratch *s) {
 	if (t0 >= t1)
 		return;
@@ -274,8 +285,8 @@ static TARGET void mix_keys(const tandem_op *op, const tandem_step *st, int i, i
 		mix(0, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 }
 
-// Outputs of queries [i0, i1) over the segment, each over its own keys only and
-// in their order.
+// Outputs of queries [i0, i1) over the segment, each over its own keys only and in their
+// order.
 static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from,
                                int keys, tandem_scratch *s) {
 	int bt = op->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
@@ -292,21 +303,21 @@ static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const
 		          (size_t)((from + t) % bt) * dim * (bf16 ? 2 : 4);
 	for (int i = i0; i < i1;) {
 		int nq = i1 - i >= MIX_NQ ? MIX_NQ : 1, last = i + nq - 1;
-		if (nq == 1 || lo[last] >= hi[i]) { // nothing that all of them see
+		if (nq == 1 || lo[last] >= hi[i]) { // no key that all of them read
 			for (; i <= last; i++)
 				mix_keys(op, st, i, 1, lo[i], hi[i], s);
 			continue;
 		}
-		for (int j = i; j < last; j++) // earlier rows see a few keys before
+			for (int j = i; j < last; j++) // earlier rows read a few keys before
 			mix_keys(op, st, j, 1, lo[j], lo[last], s);
 		mix_keys(op, st, i, nq, lo[last], hi[i], s);
-		for (int j = i + 1; j <= last; j++) // later rows see a few keys more
+			for (int j = i + 1; j <= last; j++) // later rows read a few keys more
 			mix_keys(op, st, j, 1, hi[i], hi[j], s);
 		i += nq;
 	}
 }
 
-// Joins a segment to those before it.
+// Merges a segment into the ones before it.
 FN void merge(pass *p, int i, float most, float sum, int first, int dim, tandem_scratch *s) {
 	float *out = s->out[i], *part = s->part[i];
 	if (first) {
@@ -332,12 +343,12 @@ static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, t
 		while (p->keys[i0] <= from)
 			i0++; // these queries end before the segment
 		while (i1 < p->n && p->first[i1] < from + keys)
-			i1++; // the others' windows begin after it
+			i1++; // the other queries' windows begin after the segment
 		scores(op, st, p, i0, i1, from, keys, s);
 		float most[QUERIES], sum[QUERIES];
 		for (int i = i0; i < i1; i++) {
 			int lo = p->first[i] > from ? p->first[i] - from : 0;
-			most[i] = softmax(s->scores[i], lo, min_int(keys, p->keys[i] - from), op->scale, &sum[i]);
+			most[i] = softmax(s->scores[i], lo, min_int(keys, p->keys[i] - from), op->scale, op->cap, &sum[i]);
 		}
 		mix_segment(op, st, p, i0, i1, from, keys, s);
 		for (int i = i0; i < i1; i++)
@@ -357,7 +368,7 @@ static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, t
 	}
 }
 
-// One KV head for a few rows: gathers queries that may share passes.
+// One KV head for a few rows: collects queries that may share passes.
 static TARGET void attention(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item,
                              tandem_scratch *s) {
 	int head = item % op->kv_heads, r0 = item / op->kv_heads * sp->chunk, r1 = min_int(r0 + sp->chunk, sp->rows);

@@ -1,9 +1,9 @@
-// The kernels, once for all instruction sets; each kernels_*.c sets KERNEL_ISA
-// and KERNELS, the name of its table, and includes this.
+// The kernels, once for all instruction sets. Each variant's .c file sets KERNEL_ISA and
+// KERNELS, the name of its table, and includes this.
 //
-// One lane is one result, and each result is one sequential chain over the
-// reduction, or 16 interleaved chains joined by a fixed tree. How many rows or
-// tiles an inner loop holds changes nothing in any chain.
+// One lane is one result. Each result is one sequential chain over the reduction, or 16
+// interleaved chains joined by a fixed tree. No chain depends on how many rows or tiles an
+// inner loop holds.
 #ifndef KERNEL_AMX
 #define KERNEL_AMX 0
 #endif

@@ -1,7 +1,7 @@
-// Package kernels is the C of the CPU backend: the thread pool, and the kernels once for
-// each instruction set (body.h, compiled by avx2.c, avx512.c and so on).
+// Package kernels is the C code of the CPU backend: the thread pool, and the kernels, once
+// for each instruction set (body.h, compiled by avx2.c, avx512.c and so on).
 //
-// It is apart from the backend's Go so that a change there compiles no C. The backend
-// calls the functions of kernels.h, which checks nothing: callers have checked bounds.
-// Without cgo the package is empty.
+// It is a package of its own so that a change of the backend's Go compiles no C. The
+// backend calls the functions of kernels.h, which check no bounds: the caller has checked
+// them. Without cgo the package is empty.
 package kernels

@@ -1,10 +1,10 @@
 // Weights in floats of 8 bits, E4M3; part of body.h.
 //
-// A packed matrix is a tandem_fp8, then tiles of [k/2, 16, 2] bytes with a zero
-// after an odd k, then 256 times the scales, [tile, block] of lanes. They are
-// unpacked to fp32 a stretch at a time, each value multiplied by its scale and
-// rounded once: so the matrix gives the bits of an fp32 one that holds what it
-// means. AMX has them rounded to bf16, as all that it multiplies.
+// A packed matrix is a tandem_fp8, then tiles of [k/2, 16, 2] bytes with a zero after an
+// odd k, then 256 times the scales, [tile, block] of lanes. They are unpacked to fp32 a
+// stretch at a time. Each value is multiplied by its scale and rounded once, so that the
+// result has the bits of an fp32 matrix of the same values. For AMX they are rounded to
+// bf16, as all its inputs.
 
 static TARGET void pack_fp8(const tandem_op *op, int tile) {
 	size_t k = op->k;
@@ -24,7 +24,7 @@ FN v16 fp8_scale(const tandem_fp8 *head, int tile, int block) {
 	return head->lanes == 1 ? v16_set1(*s) : v16_load(s);
 }
 
-// One or two of the reduction, from an even one on, to where a tile of the products' type has them.
+// One or two elements of the reduction from an even one on, stored to a tile of the products' type.
 FN void fp8_pair(const uint8_t *w, v16 scale, int even, int odd, void *dst) {
 #if KERNEL_AMX
 	__m512i a = _mm512_setzero_si512(), b = a;
@@ -44,7 +44,7 @@ FN void fp8_pair(const uint8_t *w, v16 scale, int even, int odd, void *dst) {
 #endif
 }
 
-// So many times four of the reduction, all of one scale; the end of their bytes is the result.
+// fours times four elements of the reduction, all of one scale. Returns the end of their bytes.
 FN const uint8_t *fp8_lines(const uint8_t *w, v16 scale, int fours, char *dst) {
 	enum { AHEAD = 2048 };
 	for (; fours > 0; fours--, w += 64) {
@@ -64,7 +64,7 @@ FN const uint8_t *fp8_lines(const uint8_t *w, v16 scale, int fours, char *dst) {
 	return w;
 }
 
-// [k0, k1) of a packed tile, k0 even, as a stretch of an fp32 or, for AMX, a bf16 one.
+// [k0, k1) of a packed tile, k0 even, as a stretch of an fp32 tile or, for AMX, of a bf16 one.
 static TARGET void unpack_fp8(const tandem_op *op, int tile, int k0, int k1, char *dst) {
 	enum { PAIR = KERNEL_AMX ? 64 : 128 };
 	const tandem_fp8 *head = op->w;

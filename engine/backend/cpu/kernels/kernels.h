@@ -1,6 +1,6 @@
-// What Go, the thread pool and the kernels of each instruction set share. All
-// memory that these structs point to is mapped by Go outside of its heap and
-// lives as long as the backend; bounds were checked before C is entered.
+// Types and functions that Go, the thread pool and the kernels of each instruction set
+// share. All memory that these structs point to is mapped by Go outside of its heap and
+// valid until the backend is closed. Bounds are checked before C is called.
 #ifndef TANDEM_KERNELS_H
 #define TANDEM_KERNELS_H
 
@@ -25,12 +25,12 @@ enum {
 	OP_COLUMNS,
 	OP_SPLIT, // of HeadLinear, see moe.h
 	OP_JOIN,
-	OP_ADAPT, // dst += a in rows that chose an adapter
-	OP_QUANTIZE, // rows of a to q, see quant.h, or with ELEM_BF16 amx.h
+	OP_ADAPT, // dst += a in rows that have an adapter
+	OP_QUANTIZE, // rows of a to q, see quant.h, or amx.h for ELEM_BF16
 	OP_PACK,     // not in plans: row-major matrix a to packed w
 };
 
-// Element types of weights; "bf16" fields hold one of them.
+// Element types of weights; fields named bf16 hold one of them.
 enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4, ELEM_INT8, ELEM_INT4, ELEM_FP8 };
 
 // Activations, the numbers of backend.Act.
@@ -43,12 +43,12 @@ typedef struct {
 	const float *bias; // or null
 } tandem_expert;
 
-// What a packed matrix of ELEM_FP8 begins with, see fp8.h.
+// The head of a packed matrix of ELEM_FP8, see fp8.h.
 typedef struct {
-	int32_t cols, from; // of a block of one scale, and how many of the first come before the matrix
-	int32_t across;     // blocks side by side
+	int32_t cols, from; // columns of a block of one scale; columns of the first block before the matrix
+	int32_t across;     // blocks in a row
 	int32_t lanes;      // scales of a tile and block: one, or one for each output
-	int64_t scales;     // bytes from here to the scales
+	int64_t scales;     // offset of the scales in bytes
 	int64_t unused[5];
 } tandem_fp8;
 
@@ -62,19 +62,20 @@ typedef struct {
 	int32_t groups, keep; // of OP_ROUTE by the logistic function; 0: by softmax
 	int32_t bf16;      // element type of w
 	float scale;       // of scores, or epsilon
-	int32_t window;    // positions that a row sees, 0 all
+	float cap;         // of OP_ATTENTION: scores become cap tanh(score / cap); 0: not bounded
+	int32_t window;    // positions that a row attends to, 0 all
 	int32_t act;       // of OP_GATEDACT
 	int32_t from;      // of OP_COLUMNS; of OP_EMBED the token of w's first row; of OP_PACK the element type of a
-	int32_t w_rows;    // of OP_EMBED: tokens that w has
+	int32_t w_rows;    // of OP_EMBED: tokens in w
 	const float *sinks;  // [heads] of OP_ATTENTION, or null
 	const float *scales; // [n_experts] of OP_ROUTE, or null
-	int32_t slots;     // rows are slots: so many per live row; else 0
+	int32_t slots;     // if rows are slots, their number per live row; else 0
 
 	int32_t top_k, normalize, n_experts; // of the parts of a mixture of experts
 	int32_t *chosen;                     // [rows, top_k] experts, the best first
 	float *weights;                      // [rows, top_k]
-	int32_t *slot;                       // [rows, top_k] where each choice lies, sorted by expert
-	int32_t *list;                       // how many spans, then expert, first slot, slots of each
+	int32_t *slot;                       // [rows, top_k] slot of each selection, sorted by expert
+	int32_t *list;                       // number of spans, then expert, first slot, slots of each
 	int32_t *count;                      // [n_experts + 1] of OP_GROUP
 	const tandem_expert *experts;        // [n_experts]
 	float *dst;        // [rows, n]
@@ -84,8 +85,8 @@ typedef struct {
 	const float *bias; // [n] or null
 	uint8_t *kv;       // [blocks, page_bytes] of the layer
 	int32_t block_tokens;    // of the layer's KV group, as the next three
-	int64_t v_at;            // bytes of a page before V
-	const int32_t *slots_kv; // [tokens] where a row's KV goes
+	int64_t v_at;            // offset of V in a page, bytes
+	const int32_t *slots_kv; // [tokens] slot for each row's KV
 	const int32_t *tables;   // [spans, table_stride]
 	const float *cs;   // [tokens, dim] cosines, then sines
 } tandem_op;
@@ -101,8 +102,8 @@ typedef struct {
 	int32_t fault_batch_order;
 } tandem_step;
 
-// How one operation is cut into items for one step. It changes with batch and
-// thread count; results do not.
+// The division of one operation into items for one step. It depends on batch and thread
+// count; results do not.
 typedef struct {
 	int32_t items;
 	int32_t rows;   // live
@@ -113,10 +114,10 @@ typedef struct {
 
 enum {
 	TILE = 16,            // outputs per packed tile, lanes of every reduction
-	LINEAR_TILES = 4,     // tiles, so streams from memory, in one item
+	LINEAR_TILES = 4,     // tiles, and so streams from memory, in one item
 	LINEAR_ROWS = 96,     // rows in one item
-	AMX_ROWS = 16,        // rows of one product of AMX,
-	AMX_DEPTH = 32,       // and how much of the reduction
+	AMX_ROWS = 16,        // rows of one AMX product,
+	AMX_DEPTH = 32,       // and its elements of the reduction
 	LINEAR_DEPTH = 1024,  // of the reduction, so that a group of tiles stays in L2
 	SEGMENT = 256,        // most positions per attention segment
 	QUERIES = 16,         // query vectors that share one pass over K and V
@@ -130,8 +131,8 @@ enum {
 	INT8_PAIR = 17 * 64,   // bytes of 64 inputs of a tile: weights, then a line of scales
 	INT4_PAIR = 9 * 64,
 	FP8_DEPTH = 512,       // as LINEAR_DEPTH, of ELEM_FP8: unpacked it is four times as large,
-	FP8_AT_ONCE = 128,     // and of few rows, so that it stays in L1
-	SAMPLE_BLOCK = 512,    // tokens whose weights have one sum, engine/sample's Block
+	FP8_AT_ONCE = 128,     // and for few rows, so that it stays in L1
+	SAMPLE_BLOCK = 512,    // tokens per sum of weights, engine/sample's Block
 };
 
 // How logits become weights: engine/sample's Weighing.
@@ -146,14 +147,14 @@ typedef struct {
 	float out[QUERIES][MAX_HEAD_DIM];  // output of the segments so far
 	float tile[MAX_KEY_DIM][TILE];     // K of up to 16 positions, unpacked
 	const uint8_t *v[SEGMENT];         // V row of each position of the segment
-	uint8_t unpacked[LINEAR_TILES][LINEAR_DEPTH / 2 * 64]; // MXFP4 tiles as bf16 ones, FP8 tiles as fp32 ones
+	uint8_t unpacked[LINEAR_TILES][LINEAR_DEPTH / 2 * 64]; // MXFP4 tiles as bf16 tiles, FP8 tiles as fp32 tiles
 } tandem_scratch;
 
 // Kernels of one instruction set.
 typedef struct {
 	void (*item)(const tandem_op *, const tandem_step *, const tandem_split *, int item, tandem_scratch *);
 
-	// engine/sample's Kernels, see there.
+	// engine/sample's Kernels, documented there.
 	int64_t (*argmax)(const float *, int64_t n);
 	void (*weigh)(float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
 	void (*mass)(double *sums, const float *weights, int64_t n, float least);
@@ -164,9 +165,10 @@ typedef struct {
 
 extern const tandem_kernels tandem_generic;
 
-// Whether one row's pass over the weights leaves prefetching to the processor. AMD's do it
-// well where there is one stream of quantized weights: by prefetch instructions and by four
-// streams at once a thread reads a quarter less each (Zen 4; bench/results/engine.md).
+// Whether one row's pass over the weights leaves prefetching to the processor. AMD's
+// processors do it well for one stream of quantized weights. With prefetch instructions, or
+// with four streams at once, a thread reads a quarter less (Zen 4;
+// bench/results/engine.md).
 extern int tandem_hardware_prefetch;
 
 #if defined(__x86_64__)
@@ -177,12 +179,13 @@ extern const tandem_kernels tandem_neon;
 
 typedef struct tandem_pool tandem_pool;
 
-// Whether the processor converts half precision, which golang.org/x/sys/cpu does not say: of the kernels for AVX2 those of fp8.h do.
+// Whether the processor converts half precision, which golang.org/x/sys/cpu does not
+// report. The AVX2 kernels of fp8.h need it.
 int tandem_has_f16c(void);
 
-// Variant 0 is generic, 1 avx2, 2 avx512, 3 neon, 4 avxvnni, 5 avx512vnni, 6 amx; the caller
-// knows that the processor has it. Null when threads or memory are short. The caller of tandem_run is one of the
-// threads.
+// Variant 0 is generic, 1 avx2, 2 avx512, 3 neon, 4 avxvnni, 5 avx512vnni, 6 amx. The
+// processor must support it. Returns null if threads or memory are short. The caller of
+// tandem_run is one of the threads.
 tandem_pool *tandem_pool_new(int threads, int variant);
 void tandem_pool_free(tandem_pool *);
 
@@ -192,7 +195,7 @@ void tandem_run(tandem_pool *, const tandem_op *ops, int count, const tandem_ste
 // Packs a row-major matrix [op.n, op.k] of any alignment into op.w.
 void tandem_pack(tandem_pool *, tandem_op op, const void *matrix, const tandem_step *);
 
-// The kernels of a variant over rows of logits and weights, which any thread may call.
+// The kernels of a variant over rows of logits and weights. Any thread may call them.
 int64_t tandem_argmax(int variant, const float *, int64_t n);
 void tandem_weigh(int variant, float *weights, double *sums, const float *, int64_t n, const tandem_weighing *);
 void tandem_mass(int variant, double *sums, const float *weights, int64_t n, float least);
@@ -200,7 +203,7 @@ int64_t tandem_between(int variant, float *dst, int32_t *counts, double *above, 
 int64_t tandem_first_above(int variant, const float *, int64_t n, int64_t from, float than);
 int64_t tandem_count_above(int variant, const float *, int64_t n, float than);
 
-// Cuts an operation into items.
+// Divides an operation into items.
 tandem_split tandem_cut(const tandem_op *, const tandem_step *, int threads);
 
 #endif

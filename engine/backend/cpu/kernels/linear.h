@@ -1,10 +1,10 @@
 // Matrix products over packed weights; part of body.h.
 //
-// A tile holds 16 outputs: fp32 [k, 16], bf16 [k/2, 16, 2] with a zero after an
-// odd k. Either way a 64-byte line feeds 16 lanes. MXFP4 is kept as it is, [k/32]
-// of 16 blocks and their exponents, and unpacked to bf16, which holds its values
-// exactly, a stretch at a time: so it gives the bits of a bf16 matrix. FP8 is
-// unpacked likewise, to fp32 (fp8.h).
+// A tile holds 16 outputs: fp32 [k, 16], or bf16 [k/2, 16, 2] with a zero after an odd k.
+// Either way a 64-byte line feeds 16 lanes. MXFP4 is kept as it is, [k/32] of 16 blocks
+// and their exponents. It is unpacked a stretch at a time to bf16, which holds its values
+// exactly, so that it gives the bits of a bf16 matrix. FP8 is unpacked likewise, to fp32
+// (fp8.h).
 
 FN size_t tile_bytes(const tandem_op *op) {
 	if (op->bf16 == ELEM_MXFP4)
@@ -16,7 +16,7 @@ FN size_t tile_bytes(const tandem_op *op) {
 	return op->bf16 ? (size_t)(op->k + 1) / 2 * 64 : (size_t)op->k * 64;
 }
 
-// A part of the reduction: [k0, k1) of rows of x against neighbouring tiles.
+// A part of the reduction: [k0, k1) of rows of x times neighbouring tiles.
 typedef struct {
 	const char *w;    // first tile
 	size_t tile;      // bytes from tile to tile
@@ -50,8 +50,8 @@ FN void part_store(const part *p, int t, int v, V sum) {
 #include "amx.h"
 #endif
 
-// Packs one tile of the row-major matrix a [n, k], a stretch of k at a time so
-// that the lines being filled stay in L1.
+// Packs one tile of the row-major matrix a [n, k], a stretch of k at a time so that the
+// lines being written stay in L1.
 static TARGET void pack_mxfp4(const tandem_op *op, int tile) {
 	int groups = op->k / 32, lanes = min_int(TILE, op->n - tile * TILE);
 	uint8_t *dst = (uint8_t *)op->w + tile * tile_bytes(op);
@@ -119,8 +119,8 @@ static TARGET void pack(const tandem_op *op, int tile) {
 	}
 }
 
-// The inner loop: nv registers of outputs by nt rows. bf16, nv and nt are
-// constants where it is called, so that the sums live in registers.
+// The inner loop: nv registers of outputs by nt rows. bf16, nv and nt are constants at each
+// call, so that the sums stay in registers.
 FN void linear_block(const int bf16, const int nv, const int nt, const part *p) {
 	const int ahead = nt == 1 && tandem_hardware_prefetch ? 0 : 1536; // bytes of prefetch in each tile's stream
 	V acc[LINEAR_NT][LINEAR_TILES * VPT];
@@ -205,8 +205,8 @@ static TARGET void linear_one_tile(int bf16, int nt, const part *p) {
 	}
 }
 
-// All tiles of a group at once, as far as registers go: one row is bound by
-// memory and wants several streams.
+// All tiles of a group at once, as far as registers allow, because one row is bound by
+// memory and needs several streams.
 #if KERNEL_ISA == 512
 enum { GROUP_NT = LINEAR_BLOCK };
 #elif KERNEL_ISA
@@ -231,7 +231,7 @@ static TARGET void linear_group(int bf16, int nt, const part *p) {
 	(void)bf16, (void)p;
 }
 
-// Two tiles, for the rows that four leave no registers for.
+// Two tiles, for row counts that leave no registers for four.
 static TARGET void linear_pair(int bf16, int nt, const part *p) {
 	switch (nt) {
 #if KERNEL_ISA == 512
@@ -242,8 +242,7 @@ static TARGET void linear_pair(int bf16, int nt, const part *p) {
 	(void)bf16, (void)p;
 }
 
-// nt rows against tiles [t0, t1), through a copy where the last tile hangs over
-// the edge of y.
+// nt rows times tiles [t0, t1), through a copy if the last tile extends past the edge of y.
 static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part p) {
 	int tiles = t1 - t0, lanes = min_int(tiles * TILE, op->n - t0 * TILE);
 	float edge[AMX_ROWS][LINEAR_TILES * TILE], bias[LINEAR_TILES * TILE];
@@ -293,11 +292,11 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 			memcpy(y + t * ldy, edge[t], lanes * sizeof(float));
 }
 
-// Tiles [t0, t1) of rows [r0, r1), of a batch of so many.
+// Tiles [t0, t1) of rows [r0, r1), of a batch of the given size.
 static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch,
                                tandem_scratch *s) {
-	// One pass over the weights as long as that is possible, as memory is slower, but for int8,
-	// whose registers would hold a single tile then.
+	// One pass over the weights if possible, because memory is slower. Not for int8, whose
+	// registers would then hold only one tile.
 	int most = r1 - r0 <= LINEAR_NT && op->bf16 != ELEM_INT8 ? LINEAR_NT : LINEAR_BLOCK;
 #if KERNEL_AMX
 	if (op->bf16 == ELEM_BF16 || op->bf16 == ELEM_MXFP4 || op->bf16 == ELEM_FP8)

@@ -1,11 +1,29 @@
 // A mixture of experts; part of body.h.
 //
-// Each row chooses top_k experts. Its choices get slots sorted by expert, so
-// that the products read each matrix once for all rows that chose it; the sum
-// of a row's slots goes in the order of its choices, best first.
+// Each row selects top_k experts. Its selections get slots sorted by expert, so that the
+// products read each matrix once for all rows that selected it. A row's slots are summed
+// in the order of its selections, best first.
 
-// A row's experts by the logistic function of their scores, and a bias that the
-// weights do not have: of the best groups of neighbours only.
+// The softmax of n scores, stored twice.
+static TARGET void softmax_scores(const float *z, int n, float *one, float *other) {
+	float most = z[0];
+	for (int e = 1; e < n; e++)
+		most = z[e] > most ? z[e] : most;
+	v16 total = v16_zero();
+	for (int e = 0; e < n; e += TILE) {
+		int lanes = min_int(TILE, n - e);
+		v16_store(one + e, v16_exp(v16_sub(v16_loadn(z + e, lanes), v16_set1(most))));
+		if (lanes < TILE)
+			memset(one + n, 0, (TILE - lanes) * sizeof *one);
+		total = v16_add(total, v16_load(one + e));
+	}
+	float sum = v16_sum(total);
+	for (int e = 0; e < n; e++)
+		other[e] = one[e] = one[e] / sum;
+}
+
+// Selects a row's experts, only from the best groups of neighbours: by the logistic function of
+// their scores plus a bias, which is not part of the weights, or by softmax without a bias.
 static TARGET void route_groups(const tandem_op *op, int row) {
 	int n = op->n_experts, size = n / op->groups;
 	const float *z = op->a + (size_t)row * n;
@@ -13,7 +31,9 @@ static TARGET void route_groups(const tandem_op *op, int row) {
 	float *weights = op->weights + (size_t)row * op->top_k;
 	float p[MAX_EXPERTS + TILE], choice[MAX_EXPERTS + TILE], together[MAX_EXPERTS], sum = 0;
 	uint8_t kept[MAX_EXPERTS] = {0}, taken[MAX_EXPERTS] = {0};
-	for (int e = 0; e < n; e += TILE) {
+	if (!op->bias)
+		softmax_scores(z, n, choice, p);
+	for (int e = 0; op->bias && e < n; e += TILE) {
 		int lanes = min_int(TILE, n - e);
 		v16 s = v16_sigmoid(v16_loadn(z + e, lanes));
 		v16_store(p + e, s);
@@ -29,7 +49,7 @@ static TARGET void route_groups(const tandem_op *op, int row) {
 				second = choice[e];
 			}
 		}
-		together[g] = size > 1 ? first + second : first;
+		together[g] = size > 1 && op->bias ? first + second : first;
 	}
 	for (int j = 0; j < op->keep; j++) {
 		int best = -1;
@@ -51,8 +71,8 @@ static TARGET void route_groups(const tandem_op *op, int row) {
 		weights[j] = (op->normalize ? p[chosen[j]] / (sum + 1e-20f) : p[chosen[j]]) * op->scale;
 }
 
-// A row's experts and their weights. Each choice takes an expert that none
-// before it took, whatever the scores: one that is no number leads nowhere else.
+// Selects a row's experts and computes their weights. Each selection takes an expert that
+// none before it took, whatever the scores are, so that a NaN score selects a valid one.
 static TARGET void route(const tandem_op *op, int row) {
 	if (op->groups) {
 		route_groups(op, row);
@@ -96,7 +116,7 @@ static TARGET void route(const tandem_op *op, int row) {
 			weights[j] *= op->scales[chosen[j]];
 }
 
-// The first dim columns of each of a row's heads, to a slot of the head's.
+// Copies the first dim columns of each of a row's heads to the head's slots.
 static TARGET void split(const tandem_op *op, const tandem_split *sp, int row) {
 	int width = op->k / op->heads;
 	for (int h = 0; h < op->heads; h++)
@@ -104,7 +124,7 @@ static TARGET void split(const tandem_op *op, const tandem_split *sp, int row) {
 		       op->dim * sizeof(float));
 }
 
-// A row's heads from their slots, dim columns each; the rest as it is in a.
+// Copies a row's heads from their slots, dim columns each, and the other columns from a.
 static TARGET void join(const tandem_op *op, const tandem_split *sp, int row) {
 	int width = op->n / op->heads, rest = width - op->dim, from = op->k / op->heads;
 	for (int h = 0; h < op->heads; h++) {
@@ -114,7 +134,7 @@ static TARGET void join(const tandem_op *op, const tandem_split *sp, int row) {
 	}
 }
 
-// Slots of all choices, and the spans of slots that OP_EXPERTS takes.
+// Assigns slots to all selections and lists the spans of slots for OP_EXPERTS.
 static TARGET void group(const tandem_op *op, const tandem_split *sp) {
 	int32_t *count = op->count, *list = op->list + 1;
 	int choices = sp->rows * op->top_k, spans = 0;

@@ -1,11 +1,11 @@
 //go:build cgo
 
-// The thread pool of the C kernels. The caller publishes one operation at a
-// time as a word (operation number, items left); whoever decrements it owns an
-// item. A claimed item keeps the operation from ending, so its fields are read
-// only after a claim and nobody waits for a thread that has not started. Idle
-// threads spin for some ten microseconds, as the next operation usually follows
-// at once, and then sleep.
+// The thread pool of the C kernels. The caller publishes one operation at a time as a
+// word (operation number, items left). A thread that decrements the word owns an item. A
+// claimed item keeps the operation from ending, so that its fields are read only after a
+// claim, and no operation waits for a thread that has not started. Idle threads spin for
+// some ten microseconds, because the next operation usually follows at once, and then
+// sleep.
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -30,7 +30,7 @@ enum { SPINS = 400 }; // pauses before sleeping: 10 to 30 microseconds
 
 struct tandem_pool {
 	const tandem_kernels *kernels;
-	int threads; // with the caller
+	int threads; // caller included
 	int started;
 	pthread_t *ids;
 	tandem_scratch *scratch; // [threads]
@@ -61,7 +61,7 @@ static inline void relax(void) {
 #endif
 }
 
-// Claims and runs items until none is left; 1 if it finished the last one.
+// Claims and runs items until none is left; returns 1 if it finished the last one.
 static int drain(tandem_pool *p, int worker) {
 	for (;;) {
 		uint64_t word = atomic_load(&p->claim);
@@ -131,8 +131,8 @@ static void wait_done(tandem_pool *p) {
 	pthread_mutex_unlock(&p->lock);
 }
 
-// Multiply-adds, or something as costly, below which an operation is not worth
-// the exchange with another thread.
+// Multiply-adds, or operations of the same cost, below which an operation is not worth
+// waking another thread.
 static const int64_t worth_sharing = 1 << 16;
 
 static int64_t cost(const tandem_op *op, const tandem_step *st, int rows) {
@@ -198,7 +198,7 @@ tandem_split tandem_cut(const tandem_op *op, const tandem_step *st, int threads)
 		s.chunk = LINEAR_ROWS;
 		s.chunks = (s.rows + s.chunk - 1) / s.chunk;
 		s.tiles = LINEAR_TILES;
-		// Fewer tiles at once when that keeps threads from idling.
+		// Fewer tiles per item if otherwise threads would be idle.
 		if (tiles * s.chunks < threads * 2 * LINEAR_TILES)
 			s.tiles = 1;
 		s.items = (tiles + s.tiles - 1) / s.tiles * s.chunks;
@@ -287,7 +287,7 @@ tandem_pool *tandem_pool_new(int threads, int variant) {
 	}
 	p->scratch = scratch;
 
-	// Signals are Go's: none may land on these threads.
+	// Signals belong to the Go runtime: block all of them on these threads.
 	sigset_t all, old;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &old);

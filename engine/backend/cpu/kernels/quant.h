@@ -1,22 +1,21 @@
 // Products with weights of 8 and 4 bits; part of body.h.
 //
-// Weights and activations are whole numbers, with a scale for each group of 32
-// of the reduction. A group's products are summed exactly, so only the chain
-// over the groups rounds: sum = fma(products, weight's scale · activation's
-// scale, sum). Every variant, with whichever instructions, gives the same bits.
+// Weights and activations are integers, with a scale for each group of 32 of the
+// reduction. A group's products are summed exactly, so that only the chain over the groups
+// rounds: sum = fma(products, weight's scale · activation's scale, sum). Every variant gives
+// the same bits, whatever its instructions.
 //
-// A packed tile is [k/64] pairs of groups, a short k filled up with zeros: 8
-// lines of 64 bytes per group, each 4 of the reduction for 16 outputs, then a
-// line with both scales, bf16, of each output. Int8 weights are stored 128 more
-// than they mean and int4 weights 8 more; an int4 line holds line i of the group
-// in the low and line i+4 in the high half of its bytes. What is too much is
-// taken back by where the sum starts.
+// A packed tile is [k/64] pairs of groups; a short k is padded with zeros. A group is 8
+// lines of 64 bytes, each 4 elements of the reduction for 16 outputs. A pair ends with a
+// line of both scales, bf16, of each output. Int8 weights are stored with an offset of 128
+// and int4 weights with one of 8. An int4 line holds line i of the group in the low and
+// line i+4 in the high half of its bytes. The start value of a sum subtracts the offset.
 //
-// A quantized row of activations is int8 [k] filled up likewise, then for each
-// group: fp32 scale, -8 and -128 times the sum of its numbers, int32.
+// A quantized row of activations is int8 [k], padded likewise. For each group follow the
+// fp32 scale and, as int32, -8 and -128 times the sum of its numbers.
 
 typedef struct {
-	size_t scale, less8, less128, size; // bytes from the row's first
+	size_t scale, less8, less128, size; // bytes from the start of the row
 } quant_row;
 
 FN quant_row quant_layout(int k) {
@@ -64,8 +63,8 @@ FN float bf16_at(const void *p) {
 	return f;
 }
 
-// A scale as bf16, away from zero when up, so that nothing is cut off; 0 where
-// it would be of no use.
+// A scale as bf16, rounded away from zero if up is set, so that no weight is cut off. It is
+// 0 if it is too small to be of use.
 FN float bf16_scale(float f, int up) {
 	uint32_t u;
 	memcpy(&u, &f, 4);
@@ -75,7 +74,7 @@ FN float bf16_scale(float f, int up) {
 	return f > 1e-35f || f < -1e-35f ? f : 0;
 }
 
-// Up to 32 weights as numbers of 8 or 4 bits, offset included; the scale is the result.
+// Converts up to 32 weights to 8 or 4 bits, offset included, and returns the scale.
 static TARGET float quantize_weights(const float *w, int n, int four, uint8_t *q) {
 	float most = 0, signed_most = 0;
 	for (int i = 0; i < n; i++) {
@@ -218,8 +217,8 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 			quant_block(0, (tiles) * VPT, nt, p); \
 		break;
 
-// How many of a group's tiles nt rows take at once: as far as registers go, but one row in
-// order of address where the processor prefetches.
+// Returns how many of a group's tiles nt rows take at once: as many as registers allow, but
+// one row reads in order of address if the processor prefetches.
 FN int quant_tiles(int nt) {
 	if (nt == 1 && tandem_hardware_prefetch)
 		return 1;
@@ -232,7 +231,7 @@ FN int quant_tiles(int nt) {
 #endif
 }
 
-// nt rows against so many tiles, of which quant_tiles at once.
+// nt rows times tiles tiles, quant_tiles at once.
 static TARGET void quant_group(int four, int tiles, int nt, const part *p) {
 	switch (tiles * 16 + nt) {
 		QUANT_CASE(1, 1)

@@ -1,12 +1,13 @@
-// Loops over rows of logits and weights: engine/sample's Kernels, whose Portable they
-// follow bit for bit. Every product and sum rounds by itself, and each of the 16
-// lanes of a block has a sum of its own.
+// Loops over rows of logits and weights: engine/sample's Kernels. They return the bits of
+// its Portable. Every product and sum rounds by itself, and each of the 16 lanes of a block
+// has a sum of its own.
 
 // Vectors whose weights are computed together.
 enum { SAMPLE_CHAINS = KERNEL_ISA == 512 ? 8 : KERNEL_ISA ? 4 : 1 };
 
-// The weight of each lane of n vectors: 2^((logit - max) * scale), or 0. Filters are those
-// of by beside that. Each vector is one long chain, so that they go step by step together.
+// The weight of each lane of n vectors: 2^((logit - max) * scale), or 0. If filters is set,
+// the filters of by apply as well. Each vector is one long chain, so that all advance
+// step by step together.
 FN void weight(v16 *p, const v16 *logit, const int n, const tandem_weighing *by, int filters) {
 	static const float coefficients[] = {0.001339086336464892f, 0.009618082557285924f, 0.05550357114219124f,
 	                                     0.24022650760568087f, 0.6931471880262288f, 1.0f};
@@ -38,7 +39,7 @@ FN void weight(v16 *p, const v16 *logit, const int n, const tandem_weighing *by,
 		}
 }
 
-// Of the lanes of a block, as Go joins them.
+// Sum of the lanes of a block, joined as in Go.
 FN double lanes_sum(w16 v) {
 	double t[16];
 	w16_store(t, v);
@@ -55,7 +56,7 @@ static TARGET int64_t argmax(const float *x, int64_t n) {
 		int64_t end = from + SAMPLE_BLOCK < n ? from + SAMPLE_BLOCK : n, i = from;
 		v16 most = v16_set1(best);
 		for (; i + 16 <= end; i += 16)
-			most = v16_max(v16_load(x + i), most); // of a NaN, most
+			most = v16_max(v16_load(x + i), most); // for a NaN, most
 		int more = v16_above(most, v16_set1(best)) != 0;
 		for (; i < end; i++)
 			more |= x[i] > best;

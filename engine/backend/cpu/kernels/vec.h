@@ -1,11 +1,11 @@
-// Vectors of one instruction set, under names that body.h is written
-// in. Two widths: V is the native register, VL lanes, for the inner loops; v16
-// is always 16 lanes, whose reductions are the same tree everywhere. vfma and
-// v16_fma round once on AVX2, AVX-512 and NEON, which so give the same bits.
+// Vectors of one instruction set, under the names that body.h uses. There are two widths.
+// V is the native register, VL lanes, for the inner loops. v16 always has 16 lanes, whose
+// reductions are the same tree everywhere. vfma and v16_fma round once on AVX2, AVX-512
+// and NEON, so that these give the same bits.
 //
-// LINEAR_NT is how many rows, or LINEAR_BLOCK where there are more, SCORE_NQ x SCORE_NG how many queries and groups
-// of 16 positions, MIX_NQ x MIX_NV how many queries and registers of the output
-// an inner loop keeps in registers.
+// The constants are how much an inner loop keeps in registers. LINEAR_NT is the number of
+// rows, LINEAR_BLOCK that of larger batches. SCORE_NQ x SCORE_NG are queries and groups of
+// 16 positions. MIX_NQ x MIX_NV are queries and registers of the output.
 #include <stdint.h>
 #include <string.h>
 
@@ -66,7 +66,7 @@ FN VI vints(int32_t i) { return _mm512_set1_epi32(i); }
 FN V vfloat(VI v) { return _mm512_cvtepi32_ps(v); }
 FN VI vnibbles(VI v, int high) { return _mm512_and_si512(high ? _mm512_srli_epi32(v, 4) : v, _mm512_set1_epi8(15)); }
 #if KERNEL_VNNI
-// The intrinsic would cost a copy of the sum in each product.
+// The intrinsic would copy the sum in each product.
 FN VI vdot_uint8(VI sum, VI w, VI x) {
 	__asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
 	return sum;
@@ -267,7 +267,7 @@ FN V vmul(V a, V b) { return vmulq_f32(a, b); }
 FN VI vints(int32_t i) { return vdupq_n_u32((uint32_t)i); }
 FN V vfloat(VI v) { return vcvtq_f32_s32(vreinterpretq_s32_u32(v)); }
 FN VI vnibbles(VI v, int high) { return vandq_u32(high ? vshrq_n_u32(v, 4) : v, vdupq_n_u32(0x0f0f0f0f)); }
-FN VI vdot_uint4(VI sum, VI w, VI x) { // not above 127, so a sign makes no difference
+FN VI vdot_uint4(VI sum, VI w, VI x) { // not above 127, so that a sign makes no difference
 	int8x16_t a = vreinterpretq_s8_u32(w), b = vreinterpretq_s8_u32(x);
 	int16x8_t pairs = vpaddq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)), vmull_high_s8(a, b));
 	return vreinterpretq_u32_s32(vpadalq_s16(vreinterpretq_s32_u32(sum), pairs));
@@ -303,14 +303,14 @@ FN void v16_storen(float *p, v16 v, int n) {
 	v16_store(t, v);
 	memcpy(p, t, n * sizeof *t);
 }
-// Each of the four registers of x, y and z alike.
+// The same for each of the four registers of x, y and z.
 #define V16_EACH(f) (v16){f(a), f(b), f(c), f(d)}
 #define ADD(r) vaddq_f32(x.r, y.r)
 #define SUB(r) vsubq_f32(x.r, y.r)
 #define MUL(r) vmulq_f32(x.r, y.r)
 #define DIV(r) vdivq_f32(x.r, y.r)
 #define FMA(r) vfmaq_f32(z.r, x.r, y.r)
-#define MAX(r) vbslq_f32(vcgtq_f32(x.r, y.r), x.r, y.r) // of a NaN, y: as on x86
+#define MAX(r) vbslq_f32(vcgtq_f32(x.r, y.r), x.r, y.r) // for a NaN, y: as on x86
 #define MIN(r) vbslq_f32(vcltq_f32(x.r, y.r), x.r, y.r)
 #define POW2(r) vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vreinterpretq_s32_f32(x.r), vdupq_n_s32(127)), 23))
 #define CLEAR(r) vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.r), vcltq_f32(y.r, z.r)))
@@ -361,7 +361,7 @@ FN void w16_store(double *p, w16 v) {
 		vst1q_f64(p + 2 * i, v.v[i]);
 }
 
-#else // any processor: 4 lanes, product and sum rounded apart
+#else // any processor: 4 lanes, product and sum rounded separately
 
 enum { VL = 4, SCORE_NQ = 2, SCORE_NG = 1, MIX_NQ = 2, MIX_NV = 4 };
 #if defined(__aarch64__)
@@ -476,13 +476,14 @@ FN void w16_store(double *p, w16 v) { memcpy(p, &v, sizeof v); }
 
 enum { VPT = 16 / VL }; // registers per tile
 
-// v16_where_least is v where x is at least lo, else 0, of a NaN too. v16_above has a bit
-// for each lane. v16_round is the integer next to x, ties to even, and leaves in n what
-// v16_raise multiplies v by: two to that integer. Both have to be normal numbers. w16 is 16 lanes of double precision.
+// v16_where_least returns v where x is at least lo, else 0, also for a NaN. v16_above has
+// a bit for each lane. v16_round returns the nearest integer to x, ties to even, and stores
+// in n the input of v16_raise, which multiplies v by two to the power of that integer. v and
+// the result must be normal numbers. w16 has 16 lanes of double precision.
 
-// v16_fp8 takes every other one of 32 bytes as E4M3, and gives a 256th of what they
-// mean, exactly: what half precision, whose exponent is one bit longer, makes of them.
-// v16_fp8_four takes 64 bytes.
+// v16_fp8 reads every other one of 32 bytes as E4M3 and returns exactly a 256th of their
+// values: their bits in half precision, whose exponent is one bit longer. v16_fp8_four
+// takes 64 bytes.
 #if !V16_FP8_FOUR
 FN void v16_fp8_four(const void *p, v16 v[4]) {
 	UNROLL for (int i = 0; i < 4; i++)
@@ -490,11 +491,11 @@ FN void v16_fp8_four(const void *p, v16 v[4]) {
 }
 #endif
 
-// vdot_uint8 and vdot_uint4 add to each lane four products of bytes of w, which
-// have no sign, or four bits of them, with bytes of x, which have one. vdot_int8
-// takes w less 128, without overflow only where no byte of x is -128.
+// vdot_uint8 and vdot_uint4 add to each lane four products of unsigned bytes of w, or four
+// bits of them, with signed bytes of x. vdot_int8 takes w less 128, and overflows if a byte
+// of x is -128.
 #if KERNEL_VNNI || !KERNEL_ISA
-enum { DOT_OFFSET = 1 }; // int8 weights are multiplied as they are, 128 too large
+enum { DOT_OFFSET = 1 }; // int8 weights are multiplied with their offset of 128
 FN VI vdot_int8(VI sum, VI w, VI x) { return vdot_uint8(sum, w, x); }
 #else
 enum { DOT_OFFSET = 0 };
@@ -519,9 +520,9 @@ FN float v16_hmax(v16 v) {
 	return t[0];
 }
 
-// exp within 2 units in the last place on [-87.33, 88.37]; 0 below, clamped
-// above; a NaN stays one. x = n·ln2 + r with |r| <= ln2/2, n taken from the low
-// bits of x·log2e + 1.5·2^23.
+// exp within 2 units in the last place on [-87.33, 88.37]; 0 below, clamped above. A NaN
+// stays a NaN. x = n·ln2 + r with |r| <= ln2/2; n is in the low bits of
+// x·log2e + 1.5·2^23.
 FN v16 v16_exp(v16 x) {
 	const v16 lo = v16_set1(-87.33654f), magic = v16_set1(12582912.0f);
 	v16 c = v16_max(lo, v16_min(v16_set1(88.37626f), x));

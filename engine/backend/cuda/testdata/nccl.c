@@ -1,4 +1,4 @@
-// What tests open in NCCL's place: ranks are threads of one process, and meet here.
+// Tests open this library instead of NCCL. The ranks are threads of one process.
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ static int here, turn, left, named;
 static const float *brought[MOST];
 static size_t counts[MOST];
 
-// meet waits for all, 20 seconds at most, and not for one that has left.
+// meet waits for all ranks, for 20 seconds at most, and not for one that has left.
 static int meet(int ranks) {
 	struct timespec until;
 	clock_gettime(CLOCK_REALTIME, &until);
@@ -37,7 +37,7 @@ const char *ncclGetErrorString(int e) { return e == SYSTEM_ERROR ? "somebody did
 int ncclGetUniqueId(Id *id) {
 	memset(id, 0, sizeof *id);
 	id->bytes[0] = (char)++named;
-	here = left = 0; // a new group, of which nobody has come
+	here = left = 0; // a new group, without ranks so far
 	return OK;
 }
 

@@ -1,9 +1,8 @@
-// Package nodestest is a decode node for tests: it speaks the node protocol
-// and makes up tokens that follow from the request alone.
+// Package nodestest is a decode node for tests. It speaks the node protocol and makes up tokens
+// that depend on the request alone.
 //
-// Invariant: the token at a position depends on the prompt, the seed, the
-// choice and the position, so that attempts on several nodes agree, as those of
-// one numerics class do.
+// Invariant: the token at a position depends on the prompt, the seed, the choice and the position,
+// so that attempts on several nodes agree, as those of one numerics class do.
 //
 // It computes nothing, has no cache, and never asks a prefill node.
 package nodestest
@@ -23,40 +22,39 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// Options is how a node behaves. Functions are called on several goroutines.
+// Options is the behaviour of a node. Functions are called on several goroutines.
 type Options struct {
 	Bundle *nodepb.Bundle
-	Hello  *nodepb.Hello // nil: of a decode node
+	Hello  *nodepb.Hello // nil: that of a decode node
 
-	// Token is the token at a position; nil: Token of this package with the
-	// bundle's vocabulary. A token among the request's EOS or stop tokens ends it.
+	// Token returns the token at a position; nil: Token of this package with the bundle's
+	// vocabulary. An EOS or stop token of the request ends the answer.
 	Token func(r *nodepb.Generate, position int) int32
-	// Gate is received from before each token; nil: tokens flow freely.
+	// Gate is received from before each token; nil: tokens do not wait.
 	Gate <-chan struct{}
 	// Refuse answers an attempt with an error instead of Accepted; nil: never.
 	Refuse func(r *nodepb.Generate) (nodepb.Code, string)
-	// Vanish breaks the connection instead of any answer; nil: never.
+	// Vanish closes the connection instead of any answer; nil: never.
 	Vanish func(r *nodepb.Generate) bool
-	// Mute leaves attempts without any answer.
+	// Mute leaves attempts without any answer; nil: never.
 	Mute func(r *nodepb.Generate) bool
-	// Leave ends an attempt that was accepted before its first token; nil, or code 0: never.
+	// Leave ends an accepted attempt before its first token; nil, or code 0: never.
 	Leave func(r *nodepb.Generate) nodepb.Code
-	// CutAfter breaks the connection after so many tokens of a stream; 0: never.
+	// CutAfter closes the connection after so many tokens of a stream; 0: never.
 	CutAfter int
-	// CutCode has CutAfter end the stream with this code instead.
+	// CutCode makes CutAfter end the stream with this code instead.
 	CutCode nodepb.Code
 	// Garble may change a frame's token before it is sent; nil: unchanged.
 	Garble func(t rpc.Token) rpc.Token
-	// Score may change what is told of a prompt, or have it left out; nil: unchanged.
+	// Score may change the log-probabilities of a prompt, or drop them; nil: unchanged.
 	Score  func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs
 	Cached uint32 // of Accepted
-	// Adapter answers LoadAdapter and UnloadAdapter; nil: they are left unanswered.
+	// Adapter answers LoadAdapter and UnloadAdapter; nil: they get no answer.
 	Adapter func(m proto.Message) *nodepb.AdapterDone
-	// MaxRunning has the node tell gateways that it runs so many requests at once,
-	// and how many it has; 0: it has no heartbeat.
+	// MaxRunning is how many requests the node runs at once, according to its heartbeats, which
+	// also have how many it runs; 0: it sends no heartbeats.
 	MaxRunning uint32
-	// Memory returns the KV memory that heartbeats report; nil: they report none, as
-	// those of older nodes.
+	// Memory returns the KV memory in heartbeats; nil: they have none, as those of older nodes.
 	Memory func() (total, used, cached, reserved uint32)
 }
 
@@ -74,7 +72,7 @@ type Node struct {
 	drains    []*nodepb.Drain
 	steps     uint64
 	conns     map[*rpc.Conn]bool
-	changed   chan struct{} // closed and made anew on each change
+	changed   chan struct{} // closed and made again on each change
 }
 
 type key struct {
@@ -108,7 +106,7 @@ func Serve(l net.Listener, addr string, o Options) *Node {
 	return node
 }
 
-// Token is the made-up token at a position.
+// Token returns the made-up token at a position.
 func Token(r *nodepb.Generate, position int, vocab uint32) int32 {
 	b := binary.LittleEndian.AppendUint64(nil, r.Sampling.GetSeed())
 	b = binary.LittleEndian.AppendUint32(b, r.Sampling.GetChoice())
@@ -125,7 +123,7 @@ func (n *Node) Stop() {
 	n.wg.Wait()
 }
 
-// Send sends a frame to everyone connected, such as Stats.
+// Send sends a frame, such as Stats, on all connections.
 func (n *Node) Send(t rpc.Type, m proto.Message) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -134,45 +132,45 @@ func (n *Node) Send(t rpc.Type, m proto.Message) {
 	}
 }
 
-// Requests are the attempts received so far.
+// Requests returns the attempts received so far.
 func (n *Node) Requests() []*nodepb.Generate {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return append([]*nodepb.Generate(nil), n.requests...)
 }
 
-// Drains are the Drains received so far; the node only tells that it drains.
+// Drains returns the Drains received so far. The node reports draining and does nothing else.
 func (n *Node) Drains() []*nodepb.Drain {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return append([]*nodepb.Drain(nil), n.drains...)
 }
 
-// Running is how many attempts are being generated.
+// Running returns how many attempts are being generated.
 func (n *Node) Running() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.running)
 }
 
-// Cancelled is how many running attempts were cancelled from outside.
+// Cancelled returns how many running attempts were cancelled from outside.
 func (n *Node) Cancelled() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.cancelled
 }
 
-// Connected is the number of open connections.
+// Connected returns the number of open connections.
 func (n *Node) Connected() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.conns)
 }
 
-// ErrTimeout is Wait's.
-var ErrTimeout = errors.New("upstreamtest: condition did not come true in time")
+// ErrTimeout is the error of Wait.
+var ErrTimeout = errors.New("nodestest: condition did not come true in time")
 
-// Wait waits until cond holds; it is called again whenever attempts come or go.
+// Wait waits until cond holds. It calls cond again whenever attempts begin or end.
 func (n *Node) Wait(d time.Duration, cond func() bool) error {
 	after := time.After(d)
 	for {
@@ -190,7 +188,7 @@ func (n *Node) Wait(d time.Duration, cond func() bool) error {
 	}
 }
 
-// beat tells gateways how many requests the node has; the caller holds mu.
+// beat sends heartbeats. The caller holds mu.
 func (n *Node) beat() {
 	if n.o.MaxRunning == 0 {
 		return
@@ -214,7 +212,7 @@ func (n *Node) Beat() {
 	n.beat()
 }
 
-// note tells waiters; the caller holds mu.
+// note wakes Wait. The caller holds mu.
 func (n *Node) note() {
 	close(n.changed)
 	n.changed = make(chan struct{})
@@ -257,13 +255,13 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	}
 }
 
-// accept starts an attempt; the caller holds mu.
+// accept starts an attempt. The caller holds mu.
 func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 	if n.o.Mute != nil && n.o.Mute(r) {
 		return
 	}
 	if n.o.Vanish != nil && n.o.Vanish(r) {
-		c.Close(errors.New("upstreamtest: vanished"))
+		c.Close(errors.New("nodestest: vanished"))
 		return
 	}
 	if n.o.Refuse != nil {
@@ -340,7 +338,7 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 				_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: n.o.CutCode, Message: "cut", Attempt: r.Attempt})
 				return
 			}
-			c.Close(errors.New("upstreamtest: cut"))
+			c.Close(errors.New("nodestest: cut"))
 			return
 		}
 		if finish != 0 {
@@ -349,7 +347,7 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 	}
 }
 
-// score tells of the prompt, two tokens at a time.
+// score sends the log-probabilities of the prompt, two tokens at a time.
 func (n *Node) score(c *rpc.Conn, stream uint64, r *nodepb.Generate) bool {
 	for first := 1; first < len(r.Prompt); first += 2 {
 		m := &nodepb.PromptLogProbs{Attempt: r.Attempt, First: uint32(first)}
@@ -383,7 +381,8 @@ func (n *Node) Closed(c *rpc.Conn, _ error) {
 	n.note()
 }
 
-// LogProbs makes up a token's: its own, and as the best ones the ids after it.
+// LogProbs makes up the log-probabilities of a token: its own, and as the best ones the ids after
+// it.
 func LogProbs(r *nodepb.Generate, stream uint64, t rpc.Token) *nodepb.LogProbs {
 	p := &nodepb.TokenLogProbs{Stream: stream, Attempt: t.Attempt, Position: t.Position, Logprob: -0.5, Rank: 1}
 	for _, id := range r.LogprobTokenIds {

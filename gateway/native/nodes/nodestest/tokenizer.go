@@ -2,9 +2,9 @@ package nodestest
 
 import "encoding/json"
 
-// Tokenizer is a tokenizer.json whose first 256 tokens are the bytes, id = byte.
-// The merges, pairs of printable ASCII texts, have the ids from 256 on, in order,
-// and the special tokens those after them.
+// Tokenizer is a tokenizer.json whose first 256 tokens are the bytes, id = byte. The merges, pairs
+// of printable ASCII texts, have the ids from 256 on, in order, and the special tokens those after
+// them.
 func Tokenizer(merges [][2]string, special ...string) []byte {
 	vocab, extra := map[string]int{}, rune(256)
 	for b := range 256 {

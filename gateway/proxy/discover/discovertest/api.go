@@ -1,5 +1,5 @@
-// Package discovertest is a Kubernetes API for tests that knows nothing but one
-// namespace's EndpointSlices, and is strict about how it is asked for them.
+// Package discovertest is a Kubernetes API for tests. It has the EndpointSlices of one Service, and
+// fails the test on any other request.
 package discovertest
 
 import (
@@ -22,7 +22,7 @@ type API struct {
 
 	mu      sync.Mutex
 	version int
-	oldest  int            // version from which changes are remembered
+	oldest  int            // version from which changes are kept
 	objects map[string]any // by name
 	events  []event        // all since oldest
 	changed chan struct{}  // closed at the next change
@@ -43,7 +43,7 @@ func New(t testing.TB, token, namespace, service string) *API {
 		objects: map[string]any{}, changed: make(chan struct{}), ended: make(chan struct{})}
 }
 
-// Set makes a slice hold these hosts; those in terminating are not ready.
+// Set sets the hosts of a slice. Terminating hosts are not ready.
 func (a *API) Set(name string, port int, hosts, terminating []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -62,7 +62,7 @@ func (a *API) Set(name string, port int, hosts, terminating []string) {
 	o := map[string]any{"metadata": map[string]any{"name": name, "resourceVersion": strconv.Itoa(a.version)}, "addressType": "IPv4",
 		"endpoints": endpoints, "ports": []any{map[string]any{"name": "metrics", "port": 9}, map[string]any{"name": "http", "port": port}}}
 	a.objects[name] = o
-	a.tell(event{a.version, kind, o})
+	a.publish(event{a.version, kind, o})
 }
 
 // Delete removes a slice.
@@ -72,18 +72,18 @@ func (a *API) Delete(name string) {
 	a.version++
 	o := a.objects[name]
 	delete(a.objects, name)
-	a.tell(event{a.version, "DELETED", o})
+	a.publish(event{a.version, "DELETED", o})
 }
 
-// Bookmark tells watchers how far they are.
+// Bookmark sends a bookmark to all watches.
 func (a *API) Bookmark() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.version++
-	a.tell(event{a.version, "BOOKMARK", map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version)}}})
+	a.publish(event{a.version, "BOOKMARK", map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version)}}})
 }
 
-// Forget forgets all changes so far; End ends all watches.
+// Forget drops all changes so far.
 func (a *API) Forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -99,15 +99,15 @@ func (a *API) End() {
 	a.ended = make(chan struct{})
 }
 
-// Counts is how many lists and watches were asked for.
+// Counts returns the numbers of requests for lists and for watches.
 func (a *API) Counts() (lists, watches int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.Lists, a.Watches
 }
 
-// tell is called with mu held.
-func (a *API) tell(e event) {
+// publish adds an event. a.mu must be held.
+func (a *API) publish(e event) {
 	a.events = append(a.events, e)
 	close(a.changed)
 	a.changed = make(chan struct{})
@@ -122,7 +122,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `{"kind":"Status","message":"Unauthorized"}`)
 		return
 	case r.Method != "GET" || r.URL.Path != "/apis/discovery.k8s.io/v1/namespaces/"+a.Namespace+"/endpointslices" || q.Get("labelSelector") != "kubernetes.io/service-name="+a.Service:
-		a.Errorf("the API was asked for %s %s", r.Method, r.URL)
+		a.Errorf("the API got %s %s", r.Method, r.URL)
 		w.WriteHeader(404)
 		return
 	case q.Get("watch") == "":
@@ -185,6 +185,6 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, from int) {
 
 func (a *API) write(w http.ResponseWriter, v any) {
 	if json.NewEncoder(w).Encode(v) != nil {
-		return // the client has gone
+		return // the client closed the connection
 	}
 }

@@ -1,0 +1,527 @@
+package grammar
+
+import (
+	"fmt"
+	"slices"
+)
+
+// An Automaton runs a Grammar over a Vocabulary. It keeps the states and masks that it has
+// computed, so that all requests of a grammar share them. One goroutine uses an Automaton and its
+// Matchers at a time: callers lock.
+type Automaton struct {
+	p      *program
+	vocab  *Vocabulary // nil: only bytes are matched
+	limits Limits
+	tokens []int32 // [program tokens] ids
+	*generation
+	set   closure
+	work  int     // closure and trie steps of the current call
+	walk  []int32 // [longest token + 1] the states along a path of the trie
+	other []int32 // likewise, of a second walk
+	fill  maskBuilder
+}
+
+// A generation is what an Automaton has cached. When it outgrows the limit a new one replaces it;
+// a Matcher of the old one carries its configurations over with its next call.
+type generation struct {
+	cells   []cell
+	cellIDs map[cell]int32
+	states  []state
+	ids     map[uint64]int32 // the first state with a hash; state.chain has the others
+	trans   []int32          // [states * classes] state ids, or unknown
+	plain   []int32          // [states] how many plain characters may follow one by one
+	loops   []uint64         // [states] kinds of characters that lead from a state back to it, and kindsKnown
+	bytes   int
+}
+
+// A cell is an element of a stack, which shares its rest with other stacks.
+type cell struct {
+	parent int32
+	kind   int32 // a position to return to, or one of the constants below
+	val    uint64
+	depth  int32
+	big    int32 // longest counter value that masks may round, here or below
+}
+
+const (
+	cellCounter int32 = -1
+	cellHard    int32 = -2
+	cellSet     int32 = -3
+)
+
+// item is one configuration: a position that reads, and a stack.
+type item struct{ pos, stack int32 }
+
+type state struct {
+	items   []item // sorted
+	chain   int32
+	accept  bool
+	hasTok  bool
+	loop    bool  // every plain character leads back to this state
+	rounded int32 // the state whose mask this one has, or unknown
+	mask    *mask
+}
+
+// countSlack is how much more than the longest token a counter must allow to count as unlimited in
+// masks.
+const countSlack = 64
+
+const (
+	deadState int32 = 0
+	unknown   int32 = -1
+)
+
+// NewAutomaton returns an automaton. vocab may be nil: then only bytes can be matched.
+func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, error) {
+	a := &Automaton{p: g.p, vocab: vocab, limits: limits}
+	for _, t := range g.p.tokens {
+		id, ok := int32(-1), false
+		if vocab != nil {
+			if id, ok = vocab.special[t.name]; !ok && !t.optional {
+				return nil, &Error{Keyword: "token", Reason: fmt.Sprintf("the vocabulary has no special token %q", t.name)}
+			}
+		}
+		if !ok {
+			id = -1
+		}
+		a.tokens = append(a.tokens, id)
+	}
+	a.set.slots = make([]int32, 64)
+	if vocab != nil {
+		a.walk, a.other = make([]int32, vocab.longest+1), make([]int32, vocab.longest+1)
+		a.fill.bits = make([]uint64, vocab.words)
+	}
+	a.reset()
+	return a, nil
+}
+
+// reset starts a new generation.
+func (a *Automaton) reset() {
+	a.generation = &generation{cellIDs: map[cell]int32{}, ids: map[uint64]int32{}}
+	a.cells = append(a.cells, cell{}) // cell 0 is the empty stack
+	a.addState(nil, 0)                // state 0 is dead
+	for i := range a.p.classes {
+		a.trans[i] = deadState
+	}
+}
+
+// Bytes returns the memory of cached states and masks.
+func (a *Automaton) Bytes() int { return a.bytes }
+
+// push returns the stack with one more cell.
+func (a *Automaton) push(parent, kind int32, val uint64) int32 {
+	p := &a.cells[parent]
+	c := cell{parent: parent, kind: kind, val: val, depth: p.depth + 1, big: p.big}
+	if kind == cellCounter {
+		need, left := counts(val)
+		if left = max(0, left-countSlack); left == unlimited-countSlack {
+			left = 0
+		}
+		c.big = max(c.big, need, left)
+	}
+	if id, ok := a.cellIDs[c]; ok {
+		return id
+	}
+	id := int32(len(a.cells))
+	a.cells = append(a.cells, c)
+	a.cellIDs[c] = id
+	a.bytes += 96
+	return id
+}
+
+// closure is the set of configurations that are reached without reading, in a hash table.
+type closure struct {
+	seen  []item
+	slots []int32 // 1 + index in seen; a power of two
+	items []item  // those of seen that read
+	err   error
+}
+
+func (c *closure) clear() {
+	if len(c.slots) > 1024 {
+		c.slots = make([]int32, 64)
+	}
+	clear(c.slots)
+	c.seen, c.items, c.err = c.seen[:0], c.items[:0], nil
+}
+
+func (c *closure) hash(it item) int {
+	h := uint64(uint32(it.pos))*0x9E3779B97F4A7C15 ^ uint64(uint32(it.stack))*0xC2B2AE3D27D4EB4F
+	return int(h>>32^h) & (len(c.slots) - 1)
+}
+
+// add reports whether it is new.
+func (c *closure) add(it item) bool {
+	if len(c.seen)*2 >= len(c.slots) {
+		c.slots = make([]int32, 4*len(c.slots))
+		for j, s := range c.seen {
+			i := c.hash(s)
+			for c.slots[i] != 0 {
+				i = (i + 1) & (len(c.slots) - 1)
+			}
+			c.slots[i] = int32(j + 1)
+		}
+	}
+	i := c.hash(it)
+	for c.slots[i] != 0 {
+		if c.seen[c.slots[i]-1] == it {
+			return false
+		}
+		i = (i + 1) & (len(c.slots) - 1)
+	}
+	c.seen = append(c.seen, it)
+	c.slots[i] = int32(len(c.seen))
+	return true
+}
+
+// enter adds what is reached from position pos without reading.
+func (a *Automaton) enter(pos, stack int32) {
+	for {
+		p := &a.p.pos[pos]
+		if int(a.cells[stack].depth+p.height) > a.limits.StackDepth || a.set.err != nil {
+			return
+		}
+		switch p.op {
+		case opToken:
+			if a.tokens[p.b] < 0 {
+				if p.val == 0 {
+					return
+				}
+				pos = int32(p.val - 1)
+				continue
+			}
+			if a.set.add(item{pos, stack}) {
+				a.set.items = append(a.set.items, item{pos, stack})
+			}
+			return
+		case opBytes:
+			if a.set.add(item{pos, stack}) {
+				a.set.items = append(a.set.items, item{pos, stack})
+			}
+			return
+		case opReturn:
+			if stack == 0 {
+				if a.set.add(item{0, 0}) {
+					a.set.items = append(a.set.items, item{0, 0})
+				}
+				return
+			}
+			c := &a.cells[stack]
+			pos, stack = c.kind, c.parent
+			continue
+		}
+		if !a.set.add(item{pos, stack}) {
+			return
+		}
+		a.work++
+		if len(a.set.seen) > 8*a.limits.StateItems {
+			a.set.err = fmt.Errorf("%w: more than %d configurations of one state", ErrBudget, a.limits.StateItems)
+			return
+		}
+		switch p.op {
+		case opSplit:
+			edges := a.p.edges[p.a:p.b]
+			if len(edges) == 0 {
+				return
+			}
+			for _, e := range edges[:len(edges)-1] {
+				a.enter(e.next, stack)
+			}
+			pos = edges[len(edges)-1].next
+		case opCall:
+			pos, stack = p.a, a.push(stack, p.b, 0)
+		default:
+			if stack = a.counted(p, stack); stack < 0 {
+				return
+			}
+			pos = p.a
+		}
+	}
+}
+
+// counted applies an instruction to the counters and sets of a stack. It returns -1 where they
+// forbid it.
+func (a *Automaton) counted(p *position, stack int32) int32 {
+	c := a.cells[stack]
+	need, left := counts(c.val)
+	switch p.op {
+	case opPush:
+		return a.push(stack, cellCounter, p.val)
+	case opPushHard:
+		return a.push(stack, cellHard, p.val)
+	case opPushSet:
+		return a.push(stack, cellSet, 0)
+	case opTick:
+		if left == 0 {
+			return -1
+		}
+		if left != unlimited {
+			left--
+		}
+		return a.push(c.parent, c.kind, counter(max(0, need-1), left))
+	case opPop:
+		if c.kind != cellSet && need > 0 {
+			return -1
+		}
+		return c.parent
+	case opCheck:
+		if !a.p.checks[p.b].possible(int32(p.val), need, left) {
+			return -1
+		}
+		return stack
+	case opRoom:
+		if most, least := counts(p.val); need > most || left < least {
+			return -1
+		}
+		return stack
+	case opTake:
+		return a.take(stack, p.b)
+	}
+	panic("grammar: unknown instruction")
+}
+
+// take adds a bit to the innermost set of a stack. Counters may be above it.
+func (a *Automaton) take(stack, bit int32) int32 {
+	c := a.cells[stack]
+	if c.kind != cellSet {
+		if below := a.take(c.parent, bit); below >= 0 {
+			return a.push(below, c.kind, c.val)
+		}
+		return -1
+	}
+	if c.val>>bit&1 != 0 {
+		return -1
+	}
+	return a.push(c.parent, cellSet, c.val|1<<bit)
+}
+
+// intern returns the state of the collected items and clears them.
+func (a *Automaton) intern() (int32, error) {
+	err := a.set.err
+	if err == nil && len(a.set.items) > 24 {
+		a.prune()
+	}
+	if err == nil && len(a.set.items) > a.limits.StateItems {
+		err = fmt.Errorf("%w: more than %d configurations of one state", ErrBudget, a.limits.StateItems)
+	}
+	if err != nil {
+		a.set.clear()
+		return deadState, err
+	}
+	items := a.set.items
+	slices.SortFunc(items, func(x, y item) int {
+		if x.pos != y.pos {
+			return int(x.pos) - int(y.pos)
+		}
+		return int(x.stack) - int(y.stack)
+	})
+	if len(items) == 0 {
+		a.set.clear()
+		return deadState, nil
+	}
+	h := uint64(14695981039346656037)
+	for _, it := range items {
+		h = (h ^ uint64(uint32(it.pos))) * 0x9E3779B97F4A7C15
+		h = (h ^ h>>29 ^ uint64(uint32(it.stack))) * 0xC2B2AE3D27D4EB4F
+	}
+	first, found := a.ids[h]
+	for s := first; found && s != unknown; s = a.states[s].chain {
+		if slices.Equal(a.states[s].items, items) {
+			a.set.clear()
+			return s, nil
+		}
+	}
+	if !found {
+		first = unknown
+	}
+	id := a.addState(slices.Clone(items), h)
+	a.states[id].chain = first
+	a.ids[h] = id
+	a.set.clear()
+	a.describe(id)
+	return id, nil
+}
+
+func (a *Automaton) addState(items []item, h uint64) int32 {
+	id := int32(len(a.states))
+	a.states = append(a.states, state{items: items, chain: unknown, rounded: unknown})
+	a.plain, a.loops = append(a.plain, 0), append(a.loops, 0)
+	n := len(a.trans)
+	a.trans = slices.Grow(a.trans, a.p.classes)[:n+a.p.classes]
+	for i := n; i < len(a.trans); i++ {
+		a.trans[i] = unknown
+	}
+	a.bytes += 4*a.p.classes + 8*len(items) + 128
+	return id
+}
+
+// describe finds what masks need to know of a state.
+func (a *Automaton) describe(id int32) {
+	s := &a.states[id]
+	others := true // no other item reads plain characters
+	plains := 0
+	for _, it := range s.items {
+		p := &a.p.pos[it.pos]
+		switch {
+		case it.pos == 0:
+			s.accept = true
+		case p.op == opToken:
+			s.hasTok = true
+		case p.flag&flagPlain != 0:
+			n := int32(unlimited)
+			if p.flag&flagTicked != 0 {
+				if _, left := counts(a.cells[it.stack].val); left != unlimited {
+					n = left + 1
+				}
+			}
+			a.plain[id] = max(a.plain[id], n)
+			plains++
+		case p.flag&flagNoPlain == 0:
+			others = false
+		}
+	}
+	if a.plain[id] == unlimited && plains == 1 && others {
+		loop := a.closesLoop(id)
+		a.states[id].loop = loop
+	}
+}
+
+// closesLoop reports whether the plain character a leads back to a state.
+func (a *Automaton) closesLoop(id int32) bool {
+	to, err := a.step(id, a.p.class['a'])
+	return err == nil && to == id
+}
+
+// step returns the state after a byte of a class.
+func (a *Automaton) step(s int32, class uint8) (int32, error) {
+	at := int(s)*a.p.classes + int(class)
+	if t := a.trans[at]; t != unknown {
+		return t, nil
+	}
+	c := a.p.sample[class]
+	items := a.states[s].items
+	a.work += len(items)
+	for _, it := range items {
+		p := &a.p.pos[it.pos]
+		if p.op != opBytes {
+			continue
+		}
+		for _, e := range a.p.edges[p.a:p.b] {
+			if e.lo > c {
+				break
+			}
+			if c <= e.hi {
+				a.enter(e.next, it.stack)
+			}
+		}
+	}
+	t, err := a.intern()
+	if err != nil {
+		return deadState, err
+	}
+	a.trans[at] = t
+	return t, nil
+}
+
+// stepToken returns the state after a token that has no bytes.
+func (a *Automaton) stepToken(s, token int32) (int32, error) {
+	for _, it := range a.states[s].items {
+		if p := &a.p.pos[it.pos]; p.op == opToken && a.tokens[p.b] == token {
+			a.enter(p.a, it.stack)
+		}
+	}
+	return a.intern()
+}
+
+// start returns the first state.
+func (a *Automaton) start() (int32, error) {
+	a.enter(a.p.start, 0)
+	return a.intern()
+}
+
+// prune removes configurations that another one makes superfluous: the same position and stack,
+// but for counters that allow less.
+func (a *Automaton) prune() {
+	items := a.set.items
+	slices.SortFunc(items, func(x, y item) int { return int(x.pos) - int(y.pos) })
+	kept := items[:0]
+	for _, it := range items {
+		dominated := false
+		for i := len(kept) - 1; i >= 0 && kept[i].pos == it.pos && !dominated; i-- {
+			a.work++
+			dominated = a.dominates(kept[i].stack, it.stack)
+			if !dominated && a.dominates(it.stack, kept[i].stack) {
+				kept = slices.Delete(kept, i, i+1)
+			}
+		}
+		if !dominated {
+			kept = append(kept, it)
+		}
+	}
+	a.set.items = kept
+}
+
+// dominates reports whether stack x allows whatever stack y allows.
+func (a *Automaton) dominates(x, y int32) bool {
+	for x != y {
+		c, d := &a.cells[x], &a.cells[y]
+		if c.kind != d.kind || c.depth != d.depth || x == 0 || y == 0 {
+			return false
+		}
+		if c.val != d.val {
+			if c.kind != cellCounter {
+				return false
+			}
+			cn, cl := counts(c.val)
+			dn, dl := counts(d.val)
+			if cn > dn || cl < dl {
+				return false
+			}
+		}
+		x, y = c.parent, d.parent
+	}
+	return true
+}
+
+// round returns the state that has the same mask as s: counters that no token can exhaust are
+// rounded to those that many states share.
+func (a *Automaton) round(s int32) (int32, error) {
+	if r := a.states[s].rounded; r != unknown {
+		return r, nil
+	}
+	longest := int32(a.vocab.longest)
+	big := false
+	for _, it := range a.states[s].items {
+		big = big || a.cells[it.stack].big > longest
+	}
+	r := s
+	if big {
+		for _, it := range a.states[s].items {
+			rounded := item{it.pos, a.roundStack(it.stack, longest)}
+			if a.set.add(rounded) {
+				a.set.items = append(a.set.items, rounded)
+			}
+		}
+		var err error
+		if r, err = a.intern(); err != nil {
+			return deadState, err
+		}
+	}
+	a.states[s].rounded = r
+	return r, nil
+}
+
+func (a *Automaton) roundStack(stack, longest int32) int32 {
+	c := a.cells[stack]
+	if c.big <= longest {
+		return stack
+	}
+	if c.kind == cellCounter {
+		need, left := counts(c.val)
+		if left > longest+countSlack {
+			left = unlimited
+		}
+		c.val = counter(min(need, longest+1), left)
+	}
+	return a.push(a.roundStack(c.parent, longest), c.kind, c.val)
+}

@@ -1,0 +1,47 @@
+// Package grammar computes which tokens may follow an output that must match a JSON schema, a
+// regular expression, one of several choices, a context-free grammar or a structural tag.
+//
+// # Algorithm
+//
+// Compile turns a source into expressions over bytes (expr), one for each rule, and links them
+// into a program: positions of a nondeterministic machine with a stack. A call pushes the position
+// to return to. A repeat with bounds pushes a counter and is never unrolled. Unique items of an
+// enum push a set.
+//
+// An Automaton runs a program. A state is an interned set of configurations (position, stack), and
+// stacks are interned linked cells, so that equal states are equal integers. States and their
+// transitions are computed when they are first needed, per class of bytes that the program does
+// not distinguish. A mask walks the trie of the Vocabulary from a state and skips subtrees that
+// lead nowhere. Inside a JSON string almost all tokens are plain text: their masks are
+// precomputed by length, and only the parts of other tokens from their first byte that is not plain
+// are walked (trie of tails). Masks are kept with their states. Counters that no single token can
+// exhaust are rounded first, so that a string of at most 10,000 characters needs one mask.
+//
+// # Invariants
+//
+// A Matcher is a function of the grammar and the accepted tokens. It does not depend on what the
+// Automaton has cached, so that another node that replays the output computes the same masks.
+//
+// A token is allowed exactly if Accept succeeds for it, and after it either the output may end or a
+// byte exists that continues it. No mask leads into a dead end, unless the vocabulary lacks a byte.
+//
+// All bounds are counts (Limits): there is no clock and no goroutine, and a hostile grammar is
+// refused by the same step on every machine.
+//
+// # Ownership
+//
+// A Grammar and a Vocabulary are immutable and shared. An Automaton caches and belongs to one
+// goroutine at a time, together with its Matchers: callers that share it lock.
+//
+// # JSON Schema
+//
+// Keywords that assert something are enforced or refused by name and JSON pointer. Annotations,
+// unknown keywords and formats that are not in stringFormats or integerFormats are ignored and
+// counted, as draft 2020-12 demands. Output is narrower than JSON in these ways: members are in the
+// order of properties, then required, then others; integers are written without a fraction, and
+// numbers with bounds without an exponent; a slash is not escaped; strings with a pattern use
+// escapes only where JSON needs them; whitespace between tokens is bounded. Keys that are not
+// declared may repeat.
+//
+// The package does not sample, and knows nothing of requests.
+package grammar

@@ -1,0 +1,130 @@
+package grammar
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+// A Kind names the language that a grammar is written in.
+type Kind uint8
+
+const (
+	JSONSchema    Kind = iota // drafts 4, 6, 7, 2019-09 and 2020-12
+	JSONObject                // any JSON object; the text is ignored
+	Regex                     // the whole output matches
+	Choice                    // one of Source.Choices
+	EBNF                      // GBNF, as llama.cpp reads it; the rule root is the first
+	Lark                      // a subset of Lark's notation; the rule start is the first
+	StructuralTag             // free text with tagged parts
+)
+
+// A Source is a grammar before it is compiled.
+type Source struct {
+	Kind    Kind
+	Text    []byte
+	Choices []string
+	// After, if it is set, lets free text come first, up to and with this marker: the end of
+	// reasoning. It is one special token where the vocabulary has it.
+	After string
+}
+
+// A Grammar is a compiled grammar. It is immutable and may be shared.
+type Grammar struct {
+	p *program
+	// Ignored counts the keywords of a JSON schema that assert nothing here: annotations,
+	// unknown keywords and formats.
+	Ignored int
+}
+
+// Compile returns the grammar of a source. The error is an *Error, which names the keyword and
+// the place; it wraps ErrBudget if a limit is exceeded.
+func Compile(src Source, limits Limits) (*Grammar, error) {
+	rules, start, ignored, err := src.rules(&limits)
+	if err != nil {
+		return nil, named(src.Kind, err)
+	}
+	if src.After != "" {
+		t := &tagCompiler{c: newSchemaCompiler(limits)}
+		before, err := t.free(boolValue(true), []string{src.After})
+		if err != nil {
+			return nil, named(src.Kind, err)
+		}
+		rules = append(rules, seq(before, marker(src.After), ruleRef(start)))
+		start = int32(len(rules) - 1)
+	}
+	p, err := link(rules, start, &limits)
+	if err != nil {
+		return nil, named(src.Kind, err)
+	}
+	return &Grammar{p: p, Ignored: ignored}, nil
+}
+
+// keywords are the names of kinds in errors.
+var keywords = [...]string{"json_schema", "json_object", "regex", "choice", "ebnf", "lark", "structural_tag"}
+
+// named returns err as an *Error that names the kind of the grammar.
+func named(kind Kind, err error) error {
+	var e *Error
+	if !errors.As(err, &e) {
+		e = &Error{Keyword: "grammar", Reason: err.Error()}
+		if errors.Is(err, ErrBudget) {
+			e.Err = ErrBudget
+		}
+	}
+	if e.Keyword != "grammar" || int(kind) >= len(keywords) {
+		return e
+	}
+	c := *e
+	c.Keyword = keywords[kind]
+	return &c
+}
+
+// rules returns the rules of a source, the first of them, and how many keywords were ignored.
+func (src Source) rules(limits *Limits) (rules []*expr, start int32, ignored int, err error) {
+	switch src.Kind {
+	case JSONSchema, JSONObject:
+		text := src.Text
+		if src.Kind == JSONObject {
+			text = []byte(`{"type":"object"}`)
+		}
+		c, start, err := compileSchema(text, limits)
+		if err != nil {
+			return nil, 0, 0, err
+		}
+		return c.rules, start, c.ignored, nil
+	case Regex:
+		e, err := parsePattern(string(src.Text), "regex", "", true, limits)
+		return []*expr{e}, 0, 0, err
+	case Choice:
+		e, err := compileChoice(src.Choices, limits)
+		return []*expr{e}, 0, 0, err
+	case EBNF:
+		rules, start, err = compileEBNF(src.Text, gbnf, limits)
+		return rules, start, 0, err
+	case Lark:
+		rules, start, err = compileEBNF(src.Text, larkNotation, limits)
+		return rules, start, 0, err
+	case StructuralTag:
+		rules, start, err = compileTags(src.Text, limits)
+		return rules, start, 0, err
+	}
+	return nil, 0, 0, &Error{Keyword: "grammar", Reason: fmt.Sprintf("unknown kind %d", src.Kind)}
+}
+
+func compileChoice(choices []string, limits *Limits) (*expr, error) {
+	if len(choices) > limits.Choices {
+		return nil, limitError("choice", "", "choices", limits.Choices)
+	}
+	n := 0
+	for i, c := range choices {
+		if !utf8.ValidString(c) || c == "" {
+			return nil, &Error{Keyword: "choice", Pointer: fmt.Sprint(i), Reason: "is empty or not UTF-8"}
+		}
+		n += len(c)
+	}
+	if n > limits.SourceBytes {
+		return nil, limitError("choice", "", "bytes", limits.SourceBytes)
+	}
+	return oneOfLits(choices), nil
+}

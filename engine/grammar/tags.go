@@ -1,0 +1,389 @@
+package grammar
+
+import (
+	"fmt"
+	"strings"
+)
+
+// tagCompiler turns a structural tag into rules: text that is free but for tagged parts. Schemas in
+// it share one schemaCompiler.
+type tagCompiler struct {
+	c *schemaCompiler
+}
+
+// compileTags returns the rules of a structural tag and the first. Both forms are read: structures
+// with triggers, and format.
+func compileTags(text []byte, limits *Limits) ([]*expr, int32, error) {
+	if len(text) > limits.SourceBytes {
+		return nil, 0, limitError("structural_tag", "", "bytes", limits.SourceBytes)
+	}
+	root, err := readJSON(text, 4*limits.Depth)
+	if err != nil {
+		return nil, 0, err
+	}
+	t := &tagCompiler{c: newSchemaCompiler(*limits)}
+	t.c.root = root
+	number(root, nil, "")
+	var e *expr
+	switch {
+	case root.get("format") != nil:
+		e, err = t.format(root.get("format"))
+	case root.get("structures") != nil:
+		e, err = t.structures(root)
+	default:
+		err = tagError(root, "has neither format nor structures")
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	start := int32(len(t.c.rules))
+	t.c.rules = append(t.c.rules, e)
+	return t.c.rules, start, nil
+}
+
+// number notes where each value is.
+func number(v, parent *value, name string) {
+	v.parent, v.name = parent, name
+	for i, x := range v.vals {
+		number(x, v, v.keys[i])
+	}
+	for i, x := range v.arr {
+		number(x, v, fmt.Sprint(i))
+	}
+}
+
+func tagError(v *value, format string, args ...any) error {
+	return &Error{Keyword: "structural_tag", Pointer: pointer(v), Reason: fmt.Sprintf(format, args...)}
+}
+
+// text returns a member that is a string.
+func (t *tagCompiler) text(v *value, key string) (string, error) {
+	x := v.get(key)
+	if x == nil || x.kind != '"' {
+		return "", tagError(v, "%s must be a string", key)
+	}
+	return x.text, nil
+}
+
+// list returns the members of an array.
+func (t *tagCompiler) list(v *value, key string) ([]*value, error) {
+	x := v.get(key)
+	if x == nil || x.kind != '[' {
+		return nil, tagError(v, "%s must be an array", key)
+	}
+	return x.arr, nil
+}
+
+func (t *tagCompiler) strings(v *value, key string) ([]string, error) {
+	list, err := t.list(v, key)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, x := range list {
+		if x.kind != '"' || x.text == "" {
+			return nil, tagError(v, "%s must hold strings that are not empty", key)
+		}
+		out = append(out, x.text)
+	}
+	return out, nil
+}
+
+func isTrue(v *value) bool { return v != nil && v.kind == 'b' && v.yes }
+
+// structures compiles the older form.
+func (t *tagCompiler) structures(root *value) (*expr, error) {
+	triggers, err := t.strings(root, "triggers")
+	if err != nil {
+		return nil, err
+	}
+	list, err := t.list(root, "structures")
+	if err != nil {
+		return nil, err
+	}
+	var tags []*expr
+	for _, s := range list {
+		begin, err := t.text(s, "begin")
+		if err != nil {
+			return nil, err
+		}
+		end, err := t.text(s, "end")
+		if err != nil {
+			return nil, err
+		}
+		if !startsWithAny(begin, triggers) {
+			return nil, tagError(s, "begin starts with no trigger")
+		}
+		schema := s.get("schema")
+		if schema == nil {
+			schema = boolValue(true)
+		}
+		content, err := t.schema(schema)
+		if err != nil {
+			return nil, err
+		}
+		tags = append(tags, seq(marker(begin), content, marker(end)))
+	}
+	return t.triggered(root, triggers, tags, false, false)
+}
+
+func startsWithAny(s string, prefixes []string) bool {
+	for _, p := range prefixes {
+		if strings.HasPrefix(s, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// marker returns a text that is one special token where the vocabulary has that, and otherwise is
+// spelled by bytes.
+func marker(text string) *expr {
+	if text == "" {
+		return emptyString
+	}
+	return &expr{kind: kindToken, token: text, subs: []*expr{lit(text)}}
+}
+
+// free returns the texts that contain none of words.
+func (t *tagCompiler) free(v *value, words []string) (*expr, error) {
+	anything := star(charsOf(modeRaw, allChars))
+	if len(words) == 0 {
+		return anything, nil
+	}
+	with, err := t.c.determinize(seq(anything, oneOfLits(words), anything))
+	if err != nil {
+		return nil, asRefusal(v, "structural_tag", err)
+	}
+	without := combine(anyText(), with, onlyFirst, t.c.limits.DFAStates)
+	if without == nil {
+		return nil, asRefusal(v, "structural_tag", limitError("grammar", "", "states", t.c.limits.DFAStates))
+	}
+	return graphExpr(without.finish(), modeRaw), nil
+}
+
+// triggered returns free text with tags.
+func (t *tagCompiler) triggered(v *value, triggers []string, tags []*expr, atLeastOne, onlyFirstTag bool) (*expr, error) {
+	text, err := t.free(v, triggers)
+	if err != nil {
+		return nil, err
+	}
+	tag := alt(tags...)
+	switch {
+	case onlyFirstTag && atLeastOne:
+		return seq(text, tag), nil
+	case onlyFirstTag:
+		return seq(text, opt(tag)), nil
+	case atLeastOne:
+		return seq(text, plus(seq(tag, text))), nil
+	}
+	return seq(text, star(seq(tag, text))), nil
+}
+
+// schema returns the instances of a schema, as a rule.
+func (t *tagCompiler) schema(v *value) (*expr, error) {
+	r, err := t.c.schema(v)
+	if err != nil {
+		return nil, err
+	}
+	return ruleRef(r), nil
+}
+
+// format compiles one format of the newer form.
+func (t *tagCompiler) format(v *value) (*expr, error) {
+	if t.c.depth++; t.c.depth > t.c.limits.Depth {
+		return nil, limitError("structural_tag", pointer(v), "nested formats", t.c.limits.Depth)
+	}
+	defer func() { t.c.depth-- }()
+	kind, err := t.text(v, "type")
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case "const_string":
+		s, err := t.text(v, "value")
+		return marker(s), err
+	case "json_schema":
+		s := v.get("json_schema")
+		if s == nil {
+			return nil, tagError(v, "json_schema is missing")
+		}
+		depth := t.c.depth
+		t.c.depth = 0
+		e, err := t.schema(s)
+		t.c.depth = depth
+		return e, err
+	case "regex":
+		s, err := t.text(v, "pattern")
+		if err != nil {
+			return nil, err
+		}
+		return parsePattern(s, "regex", pointer(v)+"/pattern", true, &t.c.limits)
+	case "grammar":
+		return t.grammar(v)
+	case "any_text":
+		return t.anyText(v, nil)
+	case "sequence", "or":
+		return t.elements(v, kind)
+	case "tag":
+		return t.tag(v)
+	case "triggered_tags":
+		return t.triggeredTags(v)
+	case "tags_with_separator":
+		return t.separated(v)
+	}
+	return nil, tagError(v, "type %q is not supported", kind)
+}
+
+func (t *tagCompiler) elements(v *value, kind string) (*expr, error) {
+	list, err := t.list(v, "elements")
+	if err != nil {
+		return nil, err
+	}
+	var out []*expr
+	for _, x := range list {
+		e, err := t.format(x)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, e)
+	}
+	if kind == "or" {
+		return alt(out...), nil
+	}
+	return seq(out...), nil
+}
+
+// grammar adds the rules of a grammar in GBNF.
+func (t *tagCompiler) grammar(v *value) (*expr, error) {
+	s, err := t.text(v, "grammar")
+	if err != nil {
+		return nil, err
+	}
+	rules, start, err := compileEBNF([]byte(s), gbnf, &t.c.limits)
+	if err != nil {
+		return nil, err
+	}
+	base := int32(len(t.c.rules))
+	for _, r := range rules {
+		t.c.rules = append(t.c.rules, shifted(r, base))
+	}
+	return ruleRef(base + start), nil
+}
+
+// shifted returns e with its rules renumbered.
+func shifted(e *expr, by int32) *expr {
+	c := *e
+	if c.kind == kindRule {
+		c.rule += by
+	}
+	c.subs = make([]*expr, len(e.subs))
+	for i, s := range e.subs {
+		c.subs[i] = shifted(s, by)
+	}
+	return &c
+}
+
+// anyText returns text without the words of excludes and without ends.
+func (t *tagCompiler) anyText(v *value, ends []string) (*expr, error) {
+	if v.get("excludes") != nil {
+		list, err := t.strings(v, "excludes")
+		if err != nil {
+			return nil, err
+		}
+		ends = append(ends, list...)
+	}
+	return t.free(v, ends)
+}
+
+// tag compiles begin, content and end. Free text as content does not contain the end.
+func (t *tagCompiler) tag(v *value) (*expr, error) {
+	begin, err := t.text(v, "begin")
+	if err != nil {
+		return nil, err
+	}
+	ends := []string{}
+	if x := v.get("end"); x != nil && x.kind == '[' {
+		if ends, err = t.strings(v, "end"); err != nil {
+			return nil, err
+		}
+	} else if end, err := t.text(v, "end"); err != nil {
+		return nil, err
+	} else if end != "" {
+		ends = append(ends, end)
+	}
+	content := v.get("content")
+	if content == nil {
+		return nil, tagError(v, "content is missing")
+	}
+	var e *expr
+	if k := content.get("type"); k != nil && k.text == "any_text" {
+		e, err = t.anyText(content, ends)
+	} else {
+		e, err = t.format(content)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var closing []*expr
+	for _, end := range ends {
+		closing = append(closing, marker(end))
+	}
+	if closing == nil {
+		closing = append(closing, emptyString)
+	}
+	return seq(marker(begin), e, alt(closing...)), nil
+}
+
+func (t *tagCompiler) tags(v *value) (out []*expr, begins []string, err error) {
+	list, err := t.list(v, "tags")
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, x := range list {
+		e, err := t.tag(x)
+		if err != nil {
+			return nil, nil, err
+		}
+		out = append(out, e)
+		begins = append(begins, x.get("begin").text)
+	}
+	return out, begins, nil
+}
+
+func (t *tagCompiler) triggeredTags(v *value) (*expr, error) {
+	triggers, err := t.strings(v, "triggers")
+	if err != nil {
+		return nil, err
+	}
+	tags, begins, err := t.tags(v)
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range begins {
+		if !startsWithAny(b, triggers) {
+			return nil, tagError(v, "begin %q starts with no trigger", clip(b))
+		}
+	}
+	return t.triggered(v, triggers, tags, isTrue(v.get("at_least_one")), isTrue(v.get("stop_after_first")))
+}
+
+// separated compiles tags with a separator and no text around them.
+func (t *tagCompiler) separated(v *value) (*expr, error) {
+	separator, err := t.text(v, "separator")
+	if err != nil {
+		return nil, err
+	}
+	tags, _, err := t.tags(v)
+	if err != nil {
+		return nil, err
+	}
+	e := alt(tags...)
+	if !isTrue(v.get("stop_after_first")) {
+		e = seq(e, star(seq(marker(separator), e)))
+	}
+	if !isTrue(v.get("at_least_one")) {
+		e = opt(e)
+	}
+	return e, nil
+}

@@ -1,0 +1,97 @@
+package model
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// architecture is how the checkpoints of one name in config.json's architectures are read.
+type architecture struct {
+	types []string // model_type of a config.json without architectures
+
+	// config reads what config.json has in addition to the common keys; nil: nothing.
+	config  func(*rawConfig, *Config) error
+	network func(*Config) network // nil: the decoder
+
+	rename  *strings.Replacer // of the decoder's names of tensors to the files'
+	fused   []fusion
+	stacked *stackNames // nil: each expert has tensors of its own
+
+	extraLayers bool     // layers behind the last one may be in the files, which are not computed
+	gelu        bool     // config reads the activation
+	partial     float64  // partial_rotary_factor where config.json has none; 0: always 1
+	theta       float64  // rope_theta where config.json has none; 0: 10000
+	ropeKeys    []string // keys of the rotation's parameters that other architectures do not have
+}
+
+// architectures are the models that this package computes, by the name in config.json.
+var architectures = map[string]*architecture{
+	"LlamaForCausalLM":     {types: []string{"llama"}, config: configLlama},
+	"MistralForCausalLM":   {types: []string{"mistral"}, config: configMistral},
+	"MinistralForCausalLM": {types: []string{"ministral"}, config: configMistral},
+	"Ministral3ForCausalLM": {types: []string{"ministral3"}, config: configMinistral3, theta: 1e6,
+		ropeKeys: []string{"llama_4_scaling_beta", "max_position_embeddings"}},
+	"MixtralForCausalLM": {types: []string{"mixtral"}, config: configMixtral, theta: 1e6,
+		rename: strings.NewReplacer(append([]string{".mlp.gate.", ".block_sparse_moe.gate."}, expertNames...)...)},
+	"Qwen2ForCausalLM":            {types: []string{"qwen2", "qwen2_5_vl_text"}, config: configQwen2},
+	"Qwen3ForCausalLM":            {types: []string{"qwen3", "qwen3_vl_text"}, config: configQwen3},
+	"Qwen3MoeForCausalLM":         {types: []string{"qwen3_moe"}, config: configQwen3MoE},
+	"GemmaForCausalLM":            {types: []string{"gemma"}, config: configGemma, gelu: true},
+	"Gemma2ForCausalLM":           {types: []string{"gemma2"}, config: configGemma2, gelu: true, rename: gemmaNorms},
+	"Gemma3ForCausalLM":           {types: []string{"gemma3_text"}, config: configGemma3, gelu: true, theta: 1e6, rename: gemmaNorms},
+	gemma4Name:                    {types: []string{"gemma4_text"}, config: configGemma4, network: newGemma4, gelu: true},
+	"Phi3ForCausalLM":             {types: []string{"phi3"}, config: configPhi3, partial: 1, fused: []fusion{fusedQKV, fusedGateUp}},
+	"Olmo2ForCausalLM":            {types: []string{"olmo2"}, config: configOLMo2, rename: strings.NewReplacer(".post_self_attn_layernorm.", ".post_attention_layernorm.", ".post_mlp_layernorm.", ".post_feedforward_layernorm.")},
+	"GraniteForCausalLM":          {types: []string{"granite"}, config: configGranite},
+	"GraniteMoeForCausalLM":       {types: []string{"granitemoe"}, config: configGraniteMoE, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
+	"GraniteMoeSharedForCausalLM": {types: []string{"granitemoeshared"}, config: configGraniteMoE, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
+	"GraniteMoeHybridForCausalLM": {types: []string{"granitemoehybrid"}, config: configGraniteHybrid, rename: graniteNames, fused: graniteShared, stacked: graniteExperts},
+	"SmolLM3ForCausalLM":          {types: []string{"smollm3"}, config: configSmolLM3, theta: 2e6},
+	"GlmForCausalLM":              {types: []string{"glm"}, config: configGLM, partial: 0.5, fused: []fusion{fusedGateUp}},
+	"Glm4ForCausalLM":             {types: []string{"glm4"}, config: configGLM4, partial: 0.5, fused: []fusion{fusedGateUp}},
+	"Glm4MoeForCausalLM":          {types: []string{"glm4_moe"}, config: configGLM4MoE, partial: 0.5, extraLayers: true},
+	"MiniMaxM2ForCausalLM": {types: []string{"minimax_m2"}, config: configMiniMaxM2, theta: 5e6, partial: 1, extraLayers: true,
+		rename: strings.NewReplacer(append([]string{".mlp.gate.weight", ".block_sparse_moe.gate.weight", ".mlp.gate.e_score", ".block_sparse_moe.e_score"}, expertNames...)...)},
+	gptOSSName: {types: []string{"gpt_oss"}, config: configGPTOSS, rename: strings.NewReplacer(".mlp.gate.", ".mlp.router."),
+		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true}},
+	"DeepseekV2ForCausalLM": {types: []string{"deepseek_v2"}, config: configDeepseekV2},
+	deepseekName:            {types: []string{"deepseek_v3", "kimi_k2"}, config: configDeepseek, extraLayers: true},
+}
+
+// Tensors that several architectures name alike.
+var (
+	expertNames = []string{".mlp.experts.", ".block_sparse_moe.experts.", ".gate_proj.", ".w1.", ".up_proj.", ".w3.", ".down_proj.", ".w2."}
+	fusedQKV    = fusion{"self_attn.qkv_proj", []string{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}}
+	fusedGateUp = fusion{"mlp.gate_up_proj", []string{"mlp.gate_proj", "mlp.up_proj"}}
+)
+
+// network makes the network of a config.
+func (c *Config) network() network {
+	if make := architectures[c.Architecture].network; make != nil {
+		return make(c)
+	}
+	return newDecoder(c)
+}
+
+// name finds the architecture, by model_type where config.json has no architectures.
+func (r *rawConfig) name() error {
+	if len(r.Architectures) > 0 || r.ModelType == "" {
+		if len(r.Architectures) == 1 {
+			r.arch = architectures[r.Architectures[0]]
+		}
+		return nil
+	}
+	for name, a := range architectures {
+		if slices.Contains(a.types, r.ModelType) {
+			r.Architectures, r.arch = []string{name}, a
+			return nil
+		}
+	}
+	var all []string
+	for a := range maps.Values(architectures) {
+		all = append(all, a.types...)
+	}
+	slices.Sort(all)
+	return refuse("model_type", r.ModelType, "without architectures "+strings.Join(all, ", "))
+}

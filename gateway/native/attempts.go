@@ -1,0 +1,580 @@
+package native
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
+	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
+	"github.com/tandem-serving/tandem/internal/obs/trace"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// request is one request that decode nodes answer. The goroutine of the client's connection owns
+// it.
+type request struct {
+	exchange.Exchange
+	fleet    *Fleet
+	req      *openai.Request
+	model    *Model
+	answerID string
+	encoder  *openai.Encoder
+	seed     uint64
+	prompts  []render.Prompt
+	choices  []choice
+	live     int // choices that have not finished
+	in       *nodes.Inbox
+	events   []nodes.Event // buffer of Drain
+	timer    *time.Timer   // fires at timerAt, the next bound of the request
+	timerAt  time.Time
+	buf      []byte // encoded events that are to be sent; streams only
+	counted  int    // bytes of buf that are part of Fleet.Buffered
+	nPrompt  int    // tokens of all prompts
+}
+
+// choice is one answer of a request.
+type choice struct {
+	number  int // among the choices of its prompt; part of the sampling key
+	prompt  *render.Prompt
+	text    *render.Text // nil: the model has no tokenizer
+	output  []int32      // all tokens received
+	delta   openai.Delta // not sent yet: the next event, or the whole answer
+	sent    int          // tokens of output in events sent before
+	cached  int          // tokens of the prompt in the cache of the node that sent the first token
+	textEnd int          // bytes of token texts so far, for offsets
+	state   fsm.Choice[*nodes.Node]
+
+	stream        *nodes.Stream     // of the current attempt
+	home          *nodes.Node       // has the prompt's KV; nil: not known
+	node          *nodes.Node       // runs the attempt; nil: none
+	last          string            // name of the last node that ran an attempt
+	class         string            // numerics class of the node that sent the last token; empty: not known
+	prefill       *nodes.Node       // expected to compute the prompt; nil: none, or done
+	computes      *nodes.Node       // counts the tokens to compute, prefill or decode; nil: done
+	held          int               // leading tokens in the cache of the attempt's decode node
+	queued        int               // tokens of prompt and output that are to be computed
+	plan          *nodes.Node       // computes of the attempt that is about to begin
+	failure       *exchange.Failure // of the last attempt that failed
+	since         time.Time         // start of the current attempt
+	predictedTTFT time.Duration     // from since to the first token; negative: none
+	times         exchange.Timing
+	span          trace.Span // of the current attempt
+}
+
+// startAll starts the first choice of each prompt. The other choices of a prompt follow when the
+// first has a token, because its node then has the prompt's KV, which they share.
+func (x *request) startAll() *openai.Error {
+	defer x.Attempted()
+	x.timer, x.timerAt = time.NewTimer(time.Until(x.Deadline)), x.Deadline
+	for i := range x.choices {
+		if x.choices[i].number > 0 {
+			continue
+		}
+		if fault := x.attempt(&x.choices[i]); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// follow starts the other choices of a prompt whose first choice has its first token.
+func (x *request) follow(first *choice) *openai.Error {
+	for i := first.delta.Index + 1; i < len(x.choices) && x.choices[i].number > 0; i++ {
+		c := &x.choices[i]
+		c.home = first.node
+		if fault := x.attempt(c); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// attempt starts the next attempt of a choice. It tries other nodes while nodes cannot be reached.
+func (x *request) attempt(c *choice) *openai.Error {
+	c.state.Seek()
+	for {
+		node, decision, fleet := x.pick(c)
+		if node == nil || c.state.Excludes(node) {
+			return x.nowhere(c, node)
+		}
+		c.since, c.predictedTTFT = time.Now(), decision.First
+		if c.span = exchange.Begin(&x.Exchange, &c.state, node.Name, c.since); c.span.On() {
+			c.describeAttempt(decision)
+		}
+		ctx, cancel := context.WithDeadline(context.Background(), x.Deadline)
+		s, err := node.Generate(ctx, x.message(c, decision, fleet), x.in, int32(c.delta.Index))
+		cancel()
+		if err == nil {
+			c.state.Sent()
+			c.stream, c.node, c.last = s, node, node.Name
+			x.wake(c.since.Add(x.fleet.o.AcceptTimeout))
+			node.InFlight.Add(1)
+			s.Takes(x.takes(c))
+			x.forecast(c, node)
+			if len(decision.Prefill) > 0 {
+				c.prefill = fleet.Prefill[decision.Prefill[0]]
+				c.prefill.InFlight.Add(1)
+			}
+			c.computes = c.plan
+			c.computes.Computes(c.queued)
+			x.model.queue.Count(int64(c.queued))
+			return nil
+		}
+		f := nodeFailure(err)
+		f.Lost = false // nothing was sent
+		if fault := x.failed(c, node, f); fault != nil {
+			return fault
+		}
+		if !time.Now().Before(x.Deadline) {
+			return x.CutOff(exchange.CauseDeadline)
+		}
+	}
+}
+
+// views are reused between routing decisions.
+var views = sync.Pool{New: func() any { return new(route.View) }}
+
+// pick routes a choice's next attempt, around the nodes that failed it.
+func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
+	fleet := x.fleet.Nodes.Now()
+	view := views.Get().(*route.View)
+	defer views.Put(view)
+	remote := max(1, x.fleet.o.MinRemotePrefillTokens)
+	if _, scores := x.scores(c); scores {
+		remote = math.MaxInt // transferred KV lacks the logits
+	}
+	demand := route.Demand{} // a stream resumes even where memory is short
+	if !c.state.Started() {
+		demand = x.demand(c.prompt)
+	}
+	avoid := c.state.Tried()
+	if n, ok := x.Avoid().(*nodes.Node); ok && c.state.Attempt() == 0 {
+		avoid = []*nodes.Node{n}
+	}
+	d := x.fleet.route(fleet, view, x.model, c.prompt, &x.Hints, demand, len(c.output), remote, avoid, c.class)
+	if d.Reason == route.ReasonNoRoom { // other requests were faster since admission: it waits on the node
+		d = x.fleet.route(fleet, view, x.model, c.prompt, &x.Hints, route.Demand{}, len(c.output), remote, avoid, c.class)
+	}
+	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried(), c.home) {
+		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
+	}
+	x.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	if d.Decode < 0 {
+		return nil, d, fleet
+	}
+	x.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
+	node := fleet.Decode[d.Decode]
+	switch d.PrefillReason {
+	case route.ReasonLocal:
+		node.Local.Store(true)
+	case route.ReasonRemote:
+		node.Local.Store(false)
+	}
+	held := view.Decode[d.Decode].Held
+	c.held = held
+	if c.plan = node; len(d.Prefill) > 0 {
+		c.plan, held = fleet.Prefill[d.Prefill[0]], view.Prefill[d.Prefill[0]].Held
+	}
+	c.queued = max(0, len(c.prompt.Tokens)+len(c.output)-1-held)
+	return node, d, fleet
+}
+
+// message returns the Generate of a choice's current attempt.
+func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *nodepb.Generate {
+	m := &nodepb.Generate{
+		RequestId:    x.req.RequestID,
+		Attempt:      c.state.Attempt(),
+		Prompt:       c.prompt.Tokens,
+		Output:       c.output,
+		Sampling:     x.sampling(c),
+		MaxTokens:    uint32(c.prompt.MaxTokens),
+		StopTokenIds: x.req.StopTokens,
+		IgnoreEos:    x.req.IgnoreEOS,
+		PrefixRoot:   uint64(x.model.Root(x.req.CacheSalt)),
+		PrefixDigest: x.model.RootDigest(x.req.CacheSalt),
+		DeadlineMs:   uint64(max(1, time.Until(x.Deadline).Milliseconds())),
+		Priority:     x.req.Priority,
+		Model:        x.model.bundle.Model,
+		EosTokenIds:  x.model.bundle.EosTokenIds,
+		Logprobs:     x.req.Logprobs,
+		TopLogprobs:  uint32(x.req.TopLogprobs),
+		Trace:        c.span.Wire(),
+		Adapter:      x.model.adapter,
+
+		LogprobTokenIds: x.req.LogprobTokens,
+	}
+	if n, scores := x.scores(c); scores {
+		// An earlier attempt may have delivered a part.
+		c.prompt.Probs = openai.PromptLogprobs{Tokens: c.prompt.Tokens}
+		m.PromptLogprobs = &n
+	}
+	for _, p := range d.Prefill {
+		m.Prefill = append(m.Prefill, fleet.Prefill[p].Name)
+	}
+	return m
+}
+
+// leave ends the choice's attempt here and removes it from the counters of its nodes.
+func (x *request) leave(c *choice) {
+	c.span.End(time.Now())
+	c.stream = nil
+	if c.node != nil {
+		c.node.InFlight.Add(-1)
+		c.node = nil
+	}
+	x.prefilled(c)
+}
+
+// prefilled removes the choice from the counters of the node that was to compute its prompt.
+func (x *request) prefilled(c *choice) {
+	if c.prefill != nil {
+		c.prefill.InFlight.Add(-1)
+		c.prefill = nil
+	}
+	if c.computes != nil {
+		c.computes.Computed(c.queued)
+		c.computes = nil
+		x.model.queue.Computed(int64(c.queued))
+	}
+}
+
+// wait blocks until there are events. It returns an error when the request is to be cut.
+func (x *request) wait() *openai.Error {
+	var gone <-chan struct{}
+	if x.Watch != nil {
+		gone = x.Watch.Gone
+	}
+	for {
+		select {
+		case <-x.in.Ready:
+			return nil
+		case <-gone:
+			return x.CutOff(exchange.CauseClientGone)
+		case <-x.S.Cut:
+			return x.CutOff(exchange.CauseShutdown)
+		case <-x.timer.C:
+			if fault := x.bounds(); fault != nil {
+				return fault
+			}
+		}
+	}
+}
+
+// bounds handles the bounds that have passed and sets the timer to the next one.
+func (x *request) bounds() *openai.Error {
+	t := time.Now()
+	if !t.Before(x.Deadline) {
+		return x.CutOff(exchange.CauseDeadline)
+	}
+	x.timerAt = x.Deadline
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.state.State() == fsm.Waiting {
+			if at := c.state.RetryAt(); at.After(t) {
+				x.timerAt = earlier(x.timerAt, at)
+			} else if fault := x.attempt(c); fault != nil {
+				return fault
+			}
+			continue
+		}
+		if c.state.State() != fsm.Asked {
+			continue
+		}
+		if by := c.since.Add(x.fleet.o.AcceptTimeout); by.After(t) {
+			x.timerAt = earlier(x.timerAt, by)
+			continue
+		}
+		c.stream.Cancel("not accepted in time")
+		if fault := x.retry(c, fmt.Errorf("%w: %s within %v", errNotAccepted, c.node.Name, x.fleet.o.AcceptTimeout)); fault != nil {
+			return fault
+		}
+	}
+	x.timer.Reset(time.Until(x.timerAt))
+	return nil
+}
+
+// wake makes the timer fire at t at the latest.
+func (x *request) wake(t time.Time) {
+	if t.Before(x.timerAt) {
+		x.timerAt = t
+		x.timer.Reset(time.Until(t))
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// handle handles one event.
+func (x *request) handle(e *nodes.Event, at time.Time) *openai.Error {
+	c := &x.choices[e.Choice]
+	if !c.state.Live() || e.Attempt != c.state.Attempt() {
+		return nil // of an attempt that was cancelled since
+	}
+	switch e.Kind {
+	case nodes.Accepted:
+		c.state.Accepted()
+		x.S.Meters.Actual.Add(float64(e.Cached))
+		if !c.state.Started() { // a later attempt finds the request's own blocks
+			c.cached = min(int(e.Cached), len(c.prompt.Tokens))
+		}
+	case nodes.Scored:
+		addPromptProbs(c.prompt, e.Prompt)
+	case nodes.Token:
+		return x.token(c, e, at)
+	case nodes.Failed:
+		return x.retry(c, e.Err)
+	case nodes.Overflow:
+		x.leave(c)
+		c.state.Pause()
+		x.S.Meters.Paused.Inc()
+	}
+	return nil
+}
+
+// token handles the next token of a choice, or its end.
+func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
+	c.state.Accepted()
+	piece, hit := "", false
+	if e.Token >= 0 {
+		if c.state.Fresh() {
+			x.prefilled(c)
+			x.enterClass(c)
+		}
+		x.measure(c, at)
+		if len(c.output) == 0 && c.number == 0 {
+			if fault := x.follow(c); fault != nil {
+				return fault
+			}
+		}
+		if x.req.MaxTokens == 0 {
+			return x.echoed(c)
+		}
+		c.output = append(c.output, e.Token)
+		c.state.Token()
+		if e.Probs != nil {
+			c.delta.Logprobs = append(c.delta.Logprobs, x.model.logprob(c, e.Token, e.Probs, x.req.TokensAsIDs))
+		}
+		if !x.hidden(e) {
+			piece, hit = c.push(e.Token)
+		}
+	}
+	reason := nodepb.FinishReason(e.Finish)
+	switch {
+	case hit:
+		if e.Finish == 0 {
+			c.stream.Cancel("stop string")
+		}
+	case e.Finish == 0:
+		x.emit(c, piece)
+		return nil
+	case reason == nodepb.FinishReason_FINISH_REASON_STOP:
+		c.delta.Finish.Reason = metrics.ReasonStop
+		if slices.Contains(x.req.StopTokens, e.Token) {
+			c.delta.Finish.Token = e.Token
+		}
+	case reason == nodepb.FinishReason_FINISH_REASON_LENGTH:
+		c.delta.Finish.Reason = metrics.ReasonLength
+	default: // not cancelled by this gateway
+		return x.retry(c, &nodes.CodeError{Code: nodepb.Code_CODE_CANCELLED, Message: "the node aborted the request"})
+	}
+	if !hit {
+		var rest string
+		rest, hit = c.flush()
+		piece += rest
+	}
+	if hit {
+		stop, _ := c.text.Stopped()
+		c.delta.Finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
+	}
+	x.model.queue.Answered(len(c.output))
+	x.finish(c, piece)
+	return nil
+}
+
+// finish ends a choice with its last text.
+func (x *request) finish(c *choice, piece string) {
+	x.leave(c)
+	c.state.Finish()
+	x.Release()
+	x.live--
+	x.emit(c, piece)
+}
+
+// push returns the text of a token.
+func (c *choice) push(id int32) (piece string, stopped bool) {
+	if c.text == nil {
+		return render.BareToken(id), false
+	}
+	return c.text.Push(id)
+}
+
+// flush returns the text that is held back at the end.
+func (c *choice) flush() (rest string, stopped bool) {
+	if c.text == nil {
+		return "", false
+	}
+	return c.text.Flush()
+}
+
+// hidden reports whether a token ended the answer and is not part of its text.
+func (x *request) hidden(e *nodes.Event) bool {
+	return nodepb.FinishReason(e.Finish) == nodepb.FinishReason_FINISH_REASON_STOP && !x.req.IncludeStop
+}
+
+// measure records the time of a token.
+func (x *request) measure(c *choice, at time.Time) {
+	if !x.CountTokens(&c.times, 1, at) {
+		return
+	}
+	m := &x.S.Meters
+	if c.state.Attempt() == 1 && c.predictedTTFT >= 0 { // only the first attempt has a prediction
+		m.FirstToken(c.predictedTTFT, at.Sub(c.since))
+	}
+	c.span.Event("first token", at)
+	m.Prompt.Add(float64(len(c.prompt.Tokens)))
+	m.Cached.Add(float64(c.cached))
+}
+
+// usage returns the request's token counts so far.
+func (x *request) usage() openai.Usage {
+	var u openai.Usage
+	for i := range x.prompts {
+		u.Prompt += len(x.prompts[i].Tokens)
+	}
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.number == 0 { // the other choices of its prompt find its blocks
+			u.Cached += c.cached
+		}
+		u.Completion += len(c.output)
+	}
+	return u
+}
+
+// advance waits for events and handles all that are there. Paused choices start first, because the
+// client has read what there was.
+func (x *request) advance() *openai.Error {
+	for i := range x.choices {
+		if c := &x.choices[i]; c.state.State() == fsm.Paused {
+			if fault := x.attempt(c); fault != nil {
+				return fault
+			}
+		}
+	}
+	if fault := x.wait(); fault != nil {
+		return fault
+	}
+	x.events = x.in.Drain(x.events)
+	at := time.Now()
+	for i := range x.events {
+		if fault := x.handle(&x.events[i], at); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// Run implements exchange.Backend. It waits for the first event of a stream, or for the whole
+// answer.
+func (x *request) Run() *openai.Error {
+	if x.req.Stream {
+		x.takeBuffer()
+	}
+	if fault := x.startAll(); fault != nil {
+		return fault
+	}
+	for len(x.buf) == 0 && x.live > 0 {
+		if fault := x.advance(); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// Respond implements exchange.Backend. A stream's status line waits for its first event: until then
+// an error is an HTTP status, and the head leaves with the first token.
+func (x *request) Respond() (streams bool) {
+	if !x.req.Stream {
+		x.Ctx.SetContentType("application/json")
+		x.Ctx.Response.SetBodyRaw(x.response())
+		return false
+	}
+	x.Ctx.SetContentType("text/event-stream; charset=utf-8")
+	x.Ctx.Response.Header.Set("Cache-Control", "no-cache")
+	x.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	x.Ctx.Response.SetBodyStream(&stream{x: x}, -1)
+	return true
+}
+
+// ClientGone implements exchange.Backend: wait reads the watch's channel.
+func (x *request) ClientGone() {}
+
+// Stop implements exchange.Backend.
+func (x *request) Stop() {
+	most := 0
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.stream != nil {
+			c.stream.Cancel("request ended")
+		}
+		x.leave(c)
+		most = max(most, len(c.output))
+		switch {
+		case c.done():
+			x.CountAnswer(&c.times, len(c.prompt.Tokens), len(c.output))
+			x.CountFinished(c.delta.Finish.Reason, 1)
+		case x.Admitted:
+			x.CountFinished(x.Broken(), 1)
+		}
+	}
+	if len(x.choices) > 0 && x.live == 0 {
+		x.S.Meters.MostTokens.Observe(float64(most))
+	}
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.giveBuffer()
+}
+
+// Ending implements exchange.Backend.
+func (x *request) Ending() exchange.Ending {
+	if len(x.choices) == 0 {
+		return exchange.Ending{}
+	}
+	x.describe()
+	u, c := x.usage(), &x.choices[0]
+	e := exchange.Ending{Model: x.model.Name, Node: c.last, Prompt: u.Prompt, Cached: u.Cached, Output: u.Completion, Choices: len(x.choices),
+		MaxTokens: c.prompt.MaxTokens, Stream: x.req.Stream, Unserved: x.nPrompt}
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.done() {
+			e.Finish = c.delta.Finish.Reason
+		}
+		if c.state.Started() || c.done() {
+			e.Unserved = 0
+		}
+		if at := c.times.First; !at.IsZero() && (e.First.IsZero() || at.Before(e.First)) {
+			e.First = at
+		}
+	}
+	if n := x.fleet.o.LogPromptText; x.S.LogRequests && n > 0 && x.model.Text != nil {
+		e.Text = openai.Clip(x.model.Text.Decode(c.prompt.Tokens, false), n)
+	}
+	return e
+}
+
+// Free implements exchange.Backend. The collector frees the request.
+func (x *request) Free() {}

@@ -1,0 +1,170 @@
+// Package cli runs tandem's subcommands: their table, help, errors and exit statuses, and the
+// commands that need no role: chat, status, logits, ca, completion, bench and version.
+//
+// Invariant: exit status 0 means success, 2 an error that the user can correct, 1 any other
+// error. An error is one line with the value that was wrong and what to do.
+//
+// The package knows no role. Only it and internal/roles import internal/config.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/pflag"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
+)
+
+// Command is one subcommand.
+type Command struct {
+	Name, Args, Summary, Example string
+	Run                          func(*Invocation) error
+}
+
+// New returns a Command.
+func New(name, args, summary, example string, run func(*Invocation) error) Command {
+	return Command{Name: name, Args: args, Summary: summary, Example: example, Run: run}
+}
+
+// Flags returns a new flag set of the command.
+func (c *Command) Flags(out io.Writer) *config.Set {
+	return config.New(strings.TrimSpace(c.Name+" "+c.Args), c.Summary, c.Example, out)
+}
+
+// Invocation is one call of a command.
+type Invocation struct {
+	*config.Set
+	Arguments []string // after the command's name
+	Environ   []string
+	Version   string
+	Out       io.Writer // results
+	ErrOut    io.Writer // logs
+	Table     Table     // of which the command is one
+
+	declared bool // Parse returns errDeclared
+}
+
+// errDeclared ends a command that was run to declare its flags only.
+var errDeclared = errors.New("cli: flags are declared")
+
+// Declared returns the flag set with all flags of the command. Every command declares its
+// flags before it calls Parse, which ends it here.
+func (c *Command) Declared(t Table) *config.Set {
+	v := &Invocation{Set: c.Flags(io.Discard), Out: io.Discard, ErrOut: io.Discard, Table: t, declared: true}
+	if err := c.Run(v); !errors.Is(err, errDeclared) {
+		panic(fmt.Sprintf("cli: %s does not parse its flags first: %v", c.Name, err))
+	}
+	return v.Set
+}
+
+// flagNames returns the name of every flag of every command.
+func (t Table) flagNames() (names []string) {
+	for i := range t {
+		t[i].Declared(t).VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+	}
+	return names
+}
+
+// Parse resolves flags and returns the positional arguments, at most maxArgs.
+func (v *Invocation) Parse(maxArgs int) ([]string, error) {
+	if v.declared {
+		return nil, errDeclared
+	}
+	v.Siblings(v.Table.flagNames())
+	err := v.Resolve(v.Arguments, v.Environ)
+	for _, w := range v.Warnings() {
+		fmt.Fprintf(v.ErrOut, "tandem %s: warning: %s\n", v.Name(), w)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if v.NArg() > maxArgs {
+		return nil, fmt.Errorf("%w: unexpected argument %q; `tandem %s --help` shows the usage", config.ErrValue, v.Args()[maxArgs], v.Name())
+	}
+	return v.Args(), nil
+}
+
+// Table has all subcommands in the order of help.
+type Table []Command
+
+// Main finds the command in args, runs it and returns the exit status.
+func (t Table) Main(version string, args, environ []string, out, errOut io.Writer) int {
+	if len(args) == 0 {
+		t.usage(errOut)
+		return 2
+	}
+	switch args[0] {
+	case "help", "--help", "-h":
+		t.usage(out)
+		return 0
+	case "--version":
+		args = append([]string{"version"}, args[1:]...)
+	}
+	for i := range t {
+		if c := &t[i]; c.Name == args[0] {
+			return status(c.Name, errOut, c.Run(&Invocation{
+				Set: c.Flags(out), Arguments: args[1:], Environ: environ, Version: version, Out: out, ErrOut: errOut, Table: t,
+			}))
+		}
+	}
+	names := make([]string, len(t))
+	for i, c := range t {
+		names[i] = c.Name
+	}
+	if near := config.Nearest(args[0], names); near != "" {
+		fmt.Fprintf(errOut, "tandem: unknown command %q (did you mean %s?); `tandem help` lists them\n", args[0], near)
+		return 2
+	}
+	fmt.Fprintf(errOut, "tandem: unknown command %q\n\n", args[0])
+	t.usage(errOut)
+	return 2
+}
+
+// Find returns the command of that name and panics if there is none.
+func (t Table) Find(name string) *Command {
+	for i := range t {
+		if t[i].Name == name {
+			return &t[i]
+		}
+	}
+	panic("cli: no command " + name)
+}
+
+// status prints an error and returns the exit status.
+func status(name string, errOut io.Writer, err error) int {
+	if err == nil || errors.Is(err, config.ErrHelp) || errors.Is(err, config.ErrDryRun) {
+		return 0
+	}
+	// The sentinel's own text names a package, which users do not know.
+	text := err.Error()
+	// memberlist does not wrap the error, so that only its text is left.
+	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
+		text += "; another program listens there: end it, or choose another port"
+	}
+	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, errModel} {
+		if errors.Is(err, sentinel) {
+			words := strings.TrimPrefix(text, sentinel.Error()+": ")
+			if pkg, _, ok := strings.Cut(sentinel.Error(), ": "); ok {
+				words = strings.TrimPrefix(words, pkg+": ")
+			}
+			fmt.Fprintf(errOut, "tandem %s: %s\n", name, words)
+			return 2
+		}
+	}
+	fmt.Fprintf(errOut, "tandem %s: %s\n", name, text)
+	return 1
+}
+
+func (t Table) usage(w io.Writer) {
+	fmt.Fprint(w, "tandem serves large language models on a fleet.\n\nCommands:\n")
+	for _, c := range t {
+		fmt.Fprintf(w, "  %-10s %s\n", c.Name, c.Summary)
+	}
+	fmt.Fprint(w, "\n`tandem COMMAND --help` shows flags and an example. Start with: tandem up\n")
+}

@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A bar grows on a terminal and is gone in the end; elsewhere there is a line
+// every ten seconds; a model that is loaded at once shows neither.
+func TestLoadingProgress(t *testing.T) {
+	for name, c := range map[string]struct {
+		terminal bool
+		step     time.Duration // between eleven calls
+		bars     int
+		lines    int
+	}{
+		"terminal":       {true, time.Second, 10, 0},
+		"terminal, fast": {true, time.Millisecond, 0, 0},
+		"log":            {false, 5 * time.Second, 0, 5},
+		"log, fast":      {false, 900 * time.Millisecond, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out, log bytes.Buffer
+			clock := time.Unix(0, 0)
+			show := progress(&out, c.terminal, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
+			for i := range int64(11) {
+				clock = clock.Add(c.step)
+				show(i<<30, 10<<30)
+			}
+			if got := strings.Count(out.String(), "loading weights"); got != c.bars {
+				t.Errorf("%d bars, want %d: %q", got, c.bars, out.String())
+			}
+			if got := strings.Count(log.String(), "loading weights"); got != c.lines {
+				t.Errorf("%d lines, want %d: %s", got, c.lines, log.String())
+			}
+			if c.bars > 0 && (!strings.HasSuffix(out.String(), "\r\x1b[K") || !strings.Contains(out.String(), strings.Repeat("█", 15)+strings.Repeat("·", 15)+" 5 GiB of 10 GiB, 6s left")) {
+				t.Errorf("drawn: %q", out.String())
+			}
+		})
+	}
+}

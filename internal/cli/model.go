@@ -1,0 +1,226 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
+	"github.com/tandem-serving/tandem/internal/regular"
+)
+
+// errModel is wrapped by refusals of a model's name.
+var errModel = errors.New("cli: no such model")
+
+// maxTemplate bounds a --chat-template file.
+const maxTemplate = 4 << 20
+
+// Model has the flags of the model that a process loads. The embedded options hold their values.
+type Model struct {
+	engine.LoadOptions
+	ServedName         string // in the API
+	revision, template string // of the Hugging Face cache; a file
+	ahead              bool
+	speculation        config.Speculation
+	lora               config.LoRA
+}
+
+// Register declares the flags.
+func (m *Model) Register(s *config.Set) {
+	s.ForNodes()
+	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, ORG/NAME of the local Hugging Face cache, or builtin")
+	s.StringVar(&m.revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
+	s.StringVar(&m.template, "chat-template", "", "file with a chat template instead of the model's own")
+	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
+	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
+	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so next to the program")
+	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, for --tensor-parallel-size on several GPUs")
+	s.Float64Var(&m.GPUMemory, "gpu-memory-utilization", 0.9, "share of a GPU's memory to use; KV blocks get the part that weights and steps do not need")
+	s.BoolVar(&m.EnforceEager, "enforce-eager", false, "start a GPU's operations one by one instead of as CUDA graphs: slower, for comparison")
+	s.StringVar(&m.BLAS, "cublaslt", "auto", "library that multiplies more than 64 rows on a GPU: auto (cuBLASLt if it is installed, else Tandem's kernels), none, or its path")
+	s.BoolVar(&m.OneOrder, "deterministic", false, "on a GPU: add in a fixed order, so that a request's logits do not depend on the requests in the same step; slower. CPUs always do")
+	s.BoolVar(&m.ahead, "async-scheduling", true, "submit the next decoding step to a GPU while one runs; false is for comparison. CPUs run one step at a time")
+	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor supports: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; auto never chooses amx, because it rounds activations to bf16")
+	s.StringVar(&m.Quantization, "quantization", "none", "quantization of weights while they are loaded: none, int8 or int4, with a scale for each group of 32")
+	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, within the cgroup's quota")
+	s.Var((*config.Bytes)(&m.KVMemory), "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, allocated as it is used; 0: 1GiB in all, or less if the memory of the machine or cgroup is short")
+	s.CountVar(&m.TensorParallel.Size, "tensor-parallel-size", 1, 1, "processes on this machine that split each matrix of the model; on the CPU they share --threads")
+	m.TensorParallel.Timeout = time.Minute
+	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of these processes may delay the others before the node ends")
+	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
+	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
+	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: the model's own limit")
+	s.CountVar(&m.MaxSeqs, "max-num-seqs", 256, 1, "requests that run at once")
+	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more uses large machines better, fewer keeps steps short")
+	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
+	s.Var(&m.speculation, "speculative-config", `speculative decoding, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3} or {"method":"draft_model","model":"./small","num_speculative_tokens":3}; it never changes an answer`)
+	m.lora.Register(s)
+}
+
+// Options completes the options that the flags hold. A name of the Hugging Face cache becomes
+// the folder there, and the name in the API unless another is given.
+func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOptions, err error) {
+	o = m.LoadOptions
+	var name string
+	if o.Model, name, err = findModel(m.Model, m.revision, environ); err != nil {
+		return o, err
+	}
+	m.ServedName = cmp.Or(m.ServedName, name)
+	if o.ChatTemplate, err = ReadTemplate(m.template); err != nil {
+		return o, err
+	}
+	if o.Adapters.Places, err = m.lora.Places(); err != nil {
+		return o, err
+	}
+	o.Speculation = engine.Speculation{Tokens: m.speculation.Tokens, Lookup: engine.Lookup{Min: m.speculation.Min, Max: m.speculation.Max}}
+	if o.Speculation.Model, _, err = findModel(m.speculation.Model, "", environ); err != nil {
+		return o, fmt.Errorf("--speculative-config: %w", err)
+	}
+	o.Adapters.Rank = m.lora.MaxRank
+	if m.lora.Root != "" {
+		if o.Adapters.Root, err = filepath.EvalSymlinks(m.lora.Root); err == nil {
+			o.Adapters.Root, err = filepath.Abs(o.Adapters.Root)
+		}
+		if err != nil {
+			return o, fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
+		}
+	}
+	for _, a := range m.lora.Modules {
+		o.Adapters.Modules = append(o.Adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
+	}
+	o.Progress, o.Logger, o.MemoryLimit, o.Synchronous = loading(os.Stderr, log), log, process.MemoryLimit(os.DirFS("/")), !m.ahead
+	return o, tensorParallel(&o.TensorParallel)
+}
+
+// RankCommand is the argument that makes this program a tensor-parallel worker of a node.
+const RankCommand = "rank"
+
+// tensorParallel makes t start this program as tensor-parallel workers, which end with this
+// process.
+func tensorParallel(t *engine.TensorParallel) (err error) {
+	if t.Size <= 1 {
+		return nil
+	}
+	if t.Timeout == 0 {
+		return fmt.Errorf("%w: --distributed-timeout-seconds 0: want a time, such as 60", config.ErrValue)
+	}
+	self, err := os.Executable()
+	t.Command, t.Start = []string{self, RankCommand}, func(c *exec.Cmd) error { return process.StartChild(c, syscall.SIGKILL) }
+	return err
+}
+
+// ReadTemplate returns the chat template in the file of --chat-template; an empty path
+// means none.
+func ReadTemplate(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	text, err := regular.ReadFile(path, maxTemplate)
+	if err != nil {
+		return "", fmt.Errorf("%w: --chat-template: %w; want a file with a Jinja template", config.ErrValue, err)
+	}
+	if len(text) == 0 {
+		return "", fmt.Errorf("%w: --chat-template %s: the file is empty; want a Jinja template", config.ErrValue, path)
+	}
+	return string(text), nil
+}
+
+// repository is a model's name on the Hugging Face hub.
+var repository = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// findModel returns the folder of a model, and its name if that is not the folder's. A path
+// that exists is the folder; org/name is looked up in the local Hugging Face cache. Nothing
+// is downloaded.
+func findModel(model, revision string, environ []string) (path, name string, err error) {
+	_, err = os.Stat(model)
+	if model == "" || model == engine.Builtin || err == nil || !repository.MatchString(model) {
+		if revision != "" {
+			return "", "", fmt.Errorf("%w: --revision %s: only an ORG/NAME of the Hugging Face cache has revisions, and the model is %s; leave --revision out", config.ErrValue, revision, cmp.Or(model, engine.Builtin))
+		}
+		return model, "", nil // engine.Load refuses a path that does not exist
+	}
+	cache, err := hubCache(environ)
+	if err != nil {
+		return "", "", err
+	}
+	repo := filepath.Join(cache, "models--"+strings.Replace(model, "/", "--", 1))
+	if _, err := os.Stat(repo); errors.Is(err, fs.ErrNotExist) {
+		return "", "", fmt.Errorf("%w: there is no folder %s here, and the Hugging Face cache %s does not have that model. "+
+			"Nothing is downloaded: run `hf download %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
+			errModel, model, cache, model)
+	} else if err != nil {
+		return "", "", fmt.Errorf("%w: %w", errModel, err)
+	}
+	dir, err := snapshot(repo, revision)
+	if err != nil {
+		return "", "", fmt.Errorf("%w: %s: %w", errModel, model, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "config.json")); err != nil {
+		return "", "", fmt.Errorf("%w: %s is in the Hugging Face cache without its config.json (%w): download it again by `hf download %s`", errModel, model, err, model)
+	}
+	return dir, model, nil
+}
+
+// hubCache returns the folder in which Hugging Face's tools keep downloads.
+func hubCache(environ []string) (string, error) {
+	env := map[string]string{}
+	for _, e := range environ {
+		if k, v, ok := strings.Cut(e, "="); ok {
+			env[k] = v
+		}
+	}
+	for _, at := range []struct{ variable, below string }{
+		{"HF_HUB_CACHE", ""}, {"HUGGINGFACE_HUB_CACHE", ""}, {"HF_HOME", "hub"}, {"XDG_CACHE_HOME", "huggingface/hub"}, {"HOME", ".cache/huggingface/hub"},
+	} {
+		if dir := env[at.variable]; dir != "" {
+			if dir == "~" || strings.HasPrefix(dir, "~/") {
+				dir = filepath.Join(env["HOME"], dir[1:])
+			}
+			return filepath.Join(dir, at.below), nil
+		}
+	}
+	return "", fmt.Errorf("%w: no home folder to look for the Hugging Face cache in; set HF_HUB_CACHE, or give the model's folder", errModel)
+}
+
+// snapshot returns the folder of a revision: a branch or tag is a file below refs that
+// contains the commit. Without a revision and a ref main, a single snapshot is used.
+func snapshot(repo, revision string) (string, error) {
+	ref := revision
+	if ref == "" {
+		ref = "main"
+	}
+	if !filepath.IsLocal(ref) {
+		return "", fmt.Errorf("--revision %q is not the name of a branch, tag or commit", revision)
+	}
+	commit := ref
+	if text, err := os.ReadFile(filepath.Join(repo, "refs", ref)); err == nil {
+		commit = strings.TrimSpace(string(text))
+	}
+	dir := filepath.Join(repo, "snapshots", commit)
+	if info, err := os.Stat(dir); filepath.IsLocal(commit) && err == nil && info.IsDir() {
+		return dir, nil
+	}
+	var have []string
+	entries, err := os.ReadDir(filepath.Join(repo, "snapshots"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	for _, e := range entries {
+		have = append(have, e.Name())
+	}
+	if revision == "" && len(have) == 1 {
+		return filepath.Join(repo, "snapshots", have[0]), nil
+	}
+	return "", fmt.Errorf("%s has no revision %q; it has the commits %q: choose one by --revision, or download again", repo, ref, have)
+}

@@ -1,0 +1,210 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/console"
+	"github.com/tandem-serving/tandem/internal/rpc"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
+)
+
+// Tools returns the commands that need no role.
+func Tools() Table {
+	return Table{
+		{"chat", "[MESSAGE] [flags]", "Talks to a cluster: one message, or a conversation without one.",
+			"tandem chat \"What is a KV cache?\" --url http://127.0.0.1:8000", chat},
+		{"status", "[flags]", "Shows a cluster's nodes and load.",
+			"tandem status --url http://127.0.0.1:8000", showStatus},
+		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits after each position of a list of token ids, one JSON object a line.",
+			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
+		{"plan", "memory CONFIG [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
+			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
+		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME.",
+			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
+		{"doctor", "[flags]", "Checks what Tandem needs of this machine and, with --url, of a fleet, and names what to do.",
+			"tandem doctor --url http://127.0.0.1:8000 --tls-dir ./certs/d1", examine},
+		{"explain-log", "FILE|- [flags]", "Explains a start-up or stats log of vLLM or Tandem line by line, with its arithmetic, what is unusual and what to change.",
+			"tandem explain-log vllm.log --html explained.html", explainLog},
+		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",
+			"tandem completion bash > /etc/bash_completion.d/tandem", completion},
+		{"man", "", "Prints the manual page of all commands, for man(1).", "tandem man | man -l -", man},
+		New("bench", "serve|compare|sweep [flags]", "Loads a server and reports latencies and throughput.",
+			"tandem bench serve --port 8000 --num-prompts 200 --request-rate 4", benchmark),
+		{"version", "[--json]", "Prints the version and the features of this build.", "tandem version --json", showVersion},
+	}
+}
+
+func showVersion(v *Invocation) error {
+	asJSON := v.Bool("json", false, "as one JSON object")
+	if _, err := v.Parse(0); err != nil {
+		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(v.Out).Encode(map[string]any{
+			"version": v.Version, "commit": commit(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
+			"kernels": cpu.Variants(), "protocol": rpc.Protocol,
+		})
+	}
+	fmt.Fprintf(v.Out, "tandem %s (commit %s, %s, %s/%s), kernels: %s\n", v.Version, commit(), runtime.Version(),
+		runtime.GOOS, runtime.GOARCH, strings.Join(cpu.Variants(), " "))
+	return nil
+}
+
+// commit returns the commit that the binary was built from, or "unknown".
+func commit() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		if commit, dirty := vcs(info); commit != "" {
+			return commit + dirty
+		}
+	}
+	return "unknown"
+}
+
+func certificates(v *Invocation) error {
+	hosts := v.StringSlice("host", nil, "further names and addresses in the nodes' certificates")
+	args, err := v.Parse(1 << 10)
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		return fmt.Errorf("%w: give the folder of the authority", config.ErrValue)
+	}
+	if err := tlsconf.CreateCA(args[0]); err != nil && !errors.Is(err, tlsconf.ErrExists) {
+		return err
+	}
+	for _, name := range args[1:] {
+		dir, err := tlsconf.IssueNode(args[0], name, *hosts)
+		if errors.Is(err, tlsconf.ErrName) {
+			return fmt.Errorf("%w: %w", config.ErrValue, err)
+		} else if err != nil {
+			return err
+		}
+		fmt.Fprintln(v.Out, dir)
+		switch id, err := tlsconf.FolderIdentity(dir); {
+		case err != nil:
+			return err
+		case id.Role == tlsconf.NoRole:
+			fmt.Fprintf(v.ErrOut, "warning: the certificate of %s has no role: %s\n", name, tlsconf.Reissue)
+		}
+	}
+	return nil
+}
+
+// client declares the flags of a gateway's address.
+func client(v *Invocation) *console.Client {
+	c := new(console.Client)
+	v.StringVar(&c.URL, "url", "http://127.0.0.1:8000", "the gateway")
+	v.StringVar(&c.Key, "api-key", "", "bearer token")
+	v.Secret("api-key")
+	return c
+}
+
+func chat(v *Invocation) error {
+	c := client(v)
+	var o console.ChatOptions
+	v.StringVar(&o.Model, "model", "", "model; default: the only one served")
+	v.StringVar(&o.System, "system", "", "system message")
+	maxTokens := v.Int("max-tokens", 0, "tokens of an answer; 0: up to the context's limit")
+	temperature := v.Float64("temperature", -1, "0 is greedy; negative: the server's default")
+	seed := v.Int64("seed", -1, "of the sampling; negative: drawn by the server")
+	args, err := v.Parse(1)
+	if err != nil {
+		return err
+	}
+	if *maxTokens > 0 {
+		o.MaxTokens = maxTokens
+	}
+	if *temperature >= 0 {
+		o.Temperature = temperature
+	}
+	if *seed >= 0 {
+		o.Seed = seed
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err = c.Chat(ctx, o, strings.Join(args, ""), os.Stdin, v.Out)
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// statusTimeout bounds the wait for a gateway's answer.
+const statusTimeout = 10 * time.Second
+
+func showStatus(v *Invocation) error {
+	c := client(v)
+	asJSON := v.Bool("json", false, "as one JSON object")
+	if _, err := v.Parse(0); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+	defer cancel()
+	return c.Status(ctx, *asJSON, v.Out)
+}
+
+// logitRows bounds the rows of logits in memory at once.
+const logitRows = 64
+
+func logits(v *Invocation) error {
+	var m Model
+	m.Register(v.Set)
+	m.KVDType = "float32" // for comparison with other engines
+	v.Lookup("kv-cache-dtype").DefValue = m.KVDType
+	tokens := v.Int32Slice("tokens", nil, "token ids, comma-separated")
+	last := v.Int("last", 0, "only the last N positions; 0: all")
+	args, err := v.Parse(1)
+	if err != nil {
+		return err
+	}
+	if len(args) == 1 {
+		m.Model = args[0]
+	}
+	if len(*tokens) == 0 {
+		return fmt.Errorf("%w: give --tokens, such as --tokens 1,2,3", config.ErrValue)
+	}
+	if *last < 0 {
+		return fmt.Errorf("%w: --last %d is negative", config.ErrValue, *last)
+	}
+	o, err := m.Options(v.Environ, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return err
+	}
+	o.MaxSeqs, o.Speculation = min(o.MaxSeqs, logitRows), engine.Speculation{}
+	l, err := engine.Load(o)
+	if err != nil {
+		return err
+	}
+	from := 0
+	if *last > 0 {
+		from = max(0, len(*tokens)-*last)
+	}
+	var line []byte
+	err = l.Logits(*tokens, from, func(position int, logits []float32) error {
+		line = fmt.Appendf(line[:0], `{"position":%d,"logits":[`, position)
+		for i, x := range logits {
+			if i > 0 {
+				line = append(line, ',')
+			}
+			line = strconv.AppendFloat(line, float64(x), 'g', -1, 32)
+		}
+		_, err := v.Out.Write(append(line, "]}\n"...))
+		return err
+	})
+	return errors.Join(err, l.Close())
+}

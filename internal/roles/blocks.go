@@ -1,0 +1,32 @@
+package roles
+
+import (
+	"sync/atomic"
+
+	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/internal/cluster"
+)
+
+// blockPublisher publishes the events of a node's prefix cache once the bus is there.
+type blockPublisher struct {
+	atomic.Pointer[cluster.EventPublisher]
+}
+
+// publish is the engine's OnBlocks.
+func (b *blockPublisher) publish(events []kvcache.Event, gap bool) {
+	if p := b.Load(); p != nil {
+		p.Publish(events, gap)
+	}
+}
+
+// start starts publishing, and answers gateways that ask for all blocks.
+func (b *blockPublisher) start(n *node, bus *cluster.Bus) error {
+	p, err := cluster.NewEventPublisher(bus, n.Bundle.ModelName, n.Name, n.Log)
+	if err != nil {
+		return err
+	}
+	b.Store(p)
+	p.Answer(bus, n.Bundle.ModelName, n.Name, n.eng.PublishBlocks)
+	n.meters.BlockEvents(p.Dropped)
+	return nil
+}
