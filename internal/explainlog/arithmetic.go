@@ -56,11 +56,13 @@ func commandArgs(s *state, r record, _ []string, n *note) {
 			s.maxSeqs = whole(value)
 		case "--gpu-memory-utilization":
 			s.utilization = number(value)
+		case "--tensor-parallel-size", "-tp":
+			s.tp = whole(value)
 		case "--enforce-eager":
 			s.eager = true
 		}
 	}
-	if strings.HasSuffix(r.msg, `\`) {
+	if strings.HasSuffix(r.msg, `\`) && !indented.MatchString(r.msg) {
 		n.what = "The command line that started the server; it continues on lines that the log lacks or that follow."
 	}
 }

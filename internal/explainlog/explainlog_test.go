@@ -147,6 +147,19 @@ func TestStartArithmetic(t *testing.T) {
 	}
 }
 
+// Each of several GPUs keeps its share of the KV heads.
+func TestTensorParallel(t *testing.T) {
+	r := explain(t, []byte(`INFO 02-03 10:00:00 [core.py:3] Initializing a V1 LLM engine (v0.12.3) with config: model='meta-llama/Llama-3.1-70B', dtype=torch.bfloat16, max_seq_len=8192, tensor_parallel_size=4, quantization=None, kv_cache_dtype=auto
+INFO 02-03 10:00:00 [w.py:1] Available KV cache memory: 10.00 GiB
+INFO 02-03 10:00:00 [w.py:1] GPU KV cache size: 131,072 tokens
+INFO 02-03 10:00:00 [w.py:1] Maximum concurrency for 8,192 tokens per request: 16.00x
+`))
+	// 80 layers x 2 x 2 heads x 128 x 2 bytes x 16 tokens are 1,280 KiB.
+	if got := strings.Join(append(r.maths("kv-tokens"), r.maths("concurrency")...), "\n"); !strings.Contains(got, "80 layers x 2 x 2 KV heads x 128") || !strings.Contains(got, "8,192 blocks ÷ 1 group x 16 tokens = 131,072 tokens\nas logged") || !strings.Contains(got, "as logged: 16.00") {
+		t.Error(got)
+	}
+}
+
 // rates returns lines of rates of a server whose steps take a fixed time and more for the KV in use.
 func rates(n int, running int, base, slope float64) []byte {
 	var b bytes.Buffer
@@ -193,6 +206,9 @@ func TestUnseen(t *testing.T) {
 		{`> (APIServer pid=9) INFO 02-03 10:00:00 [chat_utils.py:9] quoted`, topicAPI, "A message of chat templates", ""},
 		{`{"level":"info","time":"2026-02-03T10:00:00Z","message":"hello","module":"x"}`, topicText, "A message of the program", ""},
 		{"2026-02-03 10:00:00,123 - vllm.engine - INFO - hello", topicStart, "A message of the engine", ""},
+		{"(pid=244, ip=10.0.0.1) INFO 02-03 10:00:00 [__init__.py:9] from Ray", topicStart, "A message of the start", ""},
+		{"(Worker_TP0 pid=2) 2026-02-03 10:00:00  [Lib:lib.x:WARNING] (kernel.py:3): odd", topicText, "A warning of the source file kernel", "note"},
+		{"  --max-num-seqs 4 \\", topicStart, "The command line continues", ""},
 		{"W0203 10:00:00.000000 17 torch/elastic.py:9] hello", topicText, "A warning of the source file elastic", "note"},
 		{"Filling 6 boxes:  50%|█████     | 3/6 [00:01<00:01,  2.7it/s]", topicText, "A progress bar: 3 of 6 done.", ""},
 		{"    indented = 3 GiB", topicText, "A line of a dump", ""},
@@ -211,6 +227,15 @@ func TestUnseen(t *testing.T) {
 		if strings.Contains(c.line, "12 blocks") && (len(e.Math) == 0 || !strings.Contains(e.Math[0], "12 blocks, 3.5 ms")) {
 			t.Errorf("figures: %q", e.Math)
 		}
+	}
+}
+
+// Keys of a command line and of the arguments are not repeated.
+func TestKeysAreHidden(t *testing.T) {
+	r := explain(t, []byte("vllm serve m --api-key PLANTED1 --port 1\n  --api-key=PLANTED2 \\\nINFO 02-03 10:00:00 [utils.py:2] non-default args: {'api_key': ['PLANTED3'], 'model': 'm'}\n"))
+	text := r.Text("x", TextOptions{}) + r.HTML("x")
+	if strings.Contains(text, "PLANTED") || !strings.Contains(text, "model = m") {
+		t.Errorf("%s", text)
 	}
 }
 

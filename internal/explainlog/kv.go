@@ -76,7 +76,10 @@ func known(model string) ([]backend.KVShape, bool) {
 // and for KV types that the engine does not have.
 func (s *state) plan() (memory.Plan, int, bool) {
 	layers, ok := known(s.model)
-	if !ok || s.tp > 1 || s.kvType != "" && s.kvType != "auto" && s.kvType != "bfloat16" || s.dtype != "" && s.dtype != "bfloat16" && s.dtype != "float16" || s.maxLen == 0 || s.mem.kv == 0 {
+	for i := range layers { // each GPU has its share of the heads, and a whole one at least
+		layers[i].KVHeads = max(1, layers[i].KVHeads/max(1, s.tp))
+	}
+	if !ok || s.kvType != "" && s.kvType != "auto" && s.kvType != "bfloat16" || s.dtype != "" && s.dtype != "bfloat16" && s.dtype != "float16" || s.maxLen == 0 || s.mem.kv == 0 {
 		return memory.Plan{}, 0, false
 	}
 	batched := s.batched

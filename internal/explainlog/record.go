@@ -24,17 +24,20 @@ type record struct {
 
 var (
 	ansi = regexp.MustCompile("\x1b\\[[0-9;?]*[ -/]*[@-~]|\x1b\\][^\x07\x1b]*(?:\x07|\x1b\\\\)")
+	// apiKey finds keys in command lines and in the list of arguments: pages are sent to others.
+	apiKey = regexp.MustCompile(`((?:--(?:api[-_]key)[ =]+["']?|['"]?\bapi_key['"]?[:=] ?\[?["']))[^\s'",\])]+`)
 	// glued finds the end of a progress bar that a record follows without a newline.
 	glued     = regexp.MustCompile(`(?:it/s|s/it|[0-9?]s?)\](?:\([A-Z]\w*[^()]*\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d `)
 	quoted    = regexp.MustCompile("^(?:> ?)+")
 	container = regexp.MustCompile(`^[A-Za-z0-9][\w.-]{0,63} *\| ?`)
-	isoTime   = regexp.MustCompile(`^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?: std(?:out|err) [FP])? `)
+	isoTime   = regexp.MustCompile(`^\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?\]?:?(?: std(?:out|err) [FP])? +`)
 	syslog    = regexp.MustCompile(`^[A-Z][a-z]{2} +\d+ (\d\d:\d\d:\d\d) \S+ [\w.@/-]+(?:\[\d+\])?: `)
-	process   = regexp.MustCompile(`^\(([A-Za-z][^=]{0,100}? (?:pid|rank|ip)=[^()]{1,100})\) ?`)
+	process   = regexp.MustCompile(`^\(((?:[A-Za-z][^=]{0,100}? )?(?:pid|rank|ip)=[^()]{1,100})\) ?`)
 	bracketed = regexp.MustCompile(`^\[(?i:debug|info|warn|warning|error|critical)\] (?:\([A-Z][a-z]+\) )?`)
 	rank      = regexp.MustCompile(`^\[rank\d+\]:? ?`)
 	native    = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)?(?: \[([^\[\]\s:]+):(\d+)\]| ([\w./-]+\.py):(\d+)\])?(?: (.*))?$`)
 	uvicorn   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL): +(.*)$`)
+	loggerOf  = regexp.MustCompile(`^\[([\w.:-]+):(DEBUG|INFO|WARNING|ERROR|CRITICAL)\] \(([\w./-]+):(\d+)\): (.*)$`)
 	ray       = regexp.MustCompile(`^(?:- )?(DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w./-]+\.py):(\d+) -- (.*)$`)
 	dashed    = regexp.MustCompile(`^(?:[-|] ?)?(?:([\w.]+) [-|] )?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)(?: ?[-|:])? +(?:([\w.]+) ?[-|:] )?(.*)$`)
 	prompt    = regexp.MustCompile(`^(?:\([\w.-]+\) ?)?(?:[\w.-]+@[\w.-]+:[^#$]*[#$] |[$#%] )(.*)$`)
@@ -107,6 +110,9 @@ func clean(s string) (text string, bad int) {
 // parse splits one record.
 func parse(raw string) record {
 	text, bad := clean(raw)
+	if strings.Contains(text, "api") {
+		text = apiKey.ReplaceAllString(text, "${1}[secret]")
+	}
 	r := record{binary: bad > 8 && bad*4 > utf8.RuneCountInString(raw)}
 	text = unquote(strings.TrimRight(text, " "))
 	for range 4 { // a few prefixes, in any order
@@ -131,6 +137,11 @@ func parse(raw string) record {
 		r.level = map[string]string{"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}[m[1]]
 		r.when, r.msg = m[3], m[6]
 		r.setSource(m[4], m[5])
+		return r
+	}
+	if m := loggerOf.FindStringSubmatch(text); m != nil {
+		r.level, r.msg = m[2], m[5]
+		r.setSource(m[3], m[4])
 		return r
 	}
 	if m := ray.FindStringSubmatch(text); m != nil {
