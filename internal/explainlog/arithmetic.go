@@ -162,7 +162,7 @@ var rangeEnds = regexp.MustCompile(`'compile_ranges_endpoints': (\[[0-9, ]*\])`)
 func engineConfig(s *state, r record, m []string, n *note) {
 	_, config, _ := strings.Cut(r.msg, "with config: ")
 	c := dict(config)
-	s.engine, s.engineAt = true, r.at
+	s.engine = true
 	if s.version == "" {
 		s.version = m[1]
 	}
@@ -182,7 +182,6 @@ func engineConfig(s *state, r record, m []string, n *note) {
 		s.tp = v
 	}
 	s.eager = c["enforce_eager"] == "True"
-	s.prefixCaching = c["enable_prefix_caching"] == "True"
 	for _, name := range []string{"'cudagraph_capture_sizes': ", `"cudagraph_capture_sizes":`} {
 		if _, rest, ok := strings.Cut(r.msg, name); ok {
 			text, _, _ := strings.Cut(rest, "]")
@@ -473,7 +472,6 @@ func graphPool(_ *state, _ record, m []string, n *note) {
 }
 
 func initTime(s *state, _ record, m []string, n *note) {
-	s.initSeconds = number(m[1])
 	if sum := s.compile + s.graphsSeconds; sum > 0 {
 		n.math("%.1f s compile + %.0f s graphs = %.1f s of %s; the rest is profiling and warm-up", s.compile, s.graphsSeconds, sum, m[1])
 	}

@@ -25,17 +25,14 @@ type Series struct {
 	Samples []Sample
 	Lines   int // of rates, thinned out ones included
 
-	skip, step            int
-	preempted             int
-	maxWaiting            int
-	fullWaiting           int // lines with requests waiting while KV is nearly full
-	seqWaiting            int // lines with requests waiting while there is KV
-	top, bottom           Sample
-	hasTop                bool
-	firstUnequal          bool
-	hitFirst, hitLast     float64
-	kvMax                 float64
-	generated, promptSeen float64
+	skip, step  int
+	preempted   int
+	maxWaiting  int
+	fullWaiting int // lines with requests waiting while KV is nearly full
+	seqWaiting  int // lines with requests waiting while there is KV
+	top         Sample
+	hasTop      bool
+	kvMax       float64
 }
 
 // add keeps a sample. Past maxSamples every second one is dropped, and then only every second,
@@ -45,7 +42,6 @@ func (z *Series) add(p Sample) {
 	z.preempted += p.Preempted
 	z.maxWaiting = max(z.maxWaiting, p.Waiting)
 	z.kvMax = max(z.kvMax, p.KV)
-	z.promptSeen = max(z.promptSeen, p.Prompt)
 	if p.Waiting > 0 {
 		if p.KV >= 90 {
 			z.fullWaiting++

@@ -98,8 +98,7 @@ var rules = []rule{
 	{name: "weights-time", topic: topicModel, has: "loading weights took", pattern: `took ([\d.]+) sec`, what: "Reading the weights from files into the GPU.", math: weightsTime},
 	{name: "model-memory", topic: topicMemory, pattern: `(?i)model loading took ([\d.]+) ?(GiB|GB)?(?: memory)? and ([\d.]+) sec`, what: "What the weights take of the GPU's memory, and how long it took to get there.", math: modelMemory},
 	{name: "model-memory-old", topic: topicMemory, pattern: `(?i)model weights took ([\d.]+) ?(GiB|GB)`, what: "What the weights take of the GPU's memory.", math: func(s *state, _ record, m []string, _ *note) { s.mem.weights = number(m[1]) }},
-	{name: "encoder", topic: topicMemory, has: "encoder cache", pattern: `budget of (\d+) tokens`, what: "Embeddings of images, audio or video are kept for at most {1} tokens; memory is measured with the largest such item.", math: func(s *state, _ record, _ []string, n *note) {
-		s.multimodal = true
+	{name: "encoder", topic: topicMemory, has: "encoder cache", pattern: `budget of (\d+) tokens`, what: "Embeddings of images, audio or video are kept for at most {1} tokens; memory is measured with the largest such item.", math: func(_ *state, _ record, _ []string, n *note) {
 		n.change("--language-model-only, or --limit-mm-per-prompt with 0 of each, frees this memory where only text is served.")
 	}},
 	{name: "mm-warmup", topic: topicStart, has: "multi-modal warmup", pattern: `in ([\d.]+)s`, what: "The processor of images and other media ran once, which took {1} s of the start."},

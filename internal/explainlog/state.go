@@ -34,12 +34,11 @@ func startsRun(r record) start {
 }
 
 // gpuMemory collects what a run's lines give about memory, in GiB; 0: unknown.
-type gpuMemory struct{ weights, kv, graphs, total, peak float64 }
+type gpuMemory struct{ weights, kv, graphs, total float64 }
 
 // state is what the lines of one run have given so far.
 type state struct {
 	number              int
-	command, banner     bool
 	bench               bool
 	own                 bool // has lines of Tandem
 	work                bool // it has lines that are no command
@@ -51,25 +50,22 @@ type state struct {
 
 	version, model, arch, dtype, quantization, kvType string
 	maxLen, batched, maxSeqs, tp                      int
-	batchedLine                                       int
 	utilization                                       float64
-	eager, prefixCaching, multimodal                  bool
+	eager                                             bool
 	sizes                                             []int // of graphs, as the configuration lists them
 	full, piecewise                                   int   // graphs captured
 	captured                                          bool
 	engine, served                                    bool // the engine is initialized, the server serves
-	engineAt, servedAt                                time.Duration
+	servedAt                                          time.Duration
 	mem                                               gpuMemory
 	kvTokens, kvBlocks, blockTokens                   int
 	concurrency, derived                              float64
 	download, load, model2, dynamo, compiled, compile float64 // seconds
-	graphsSeconds, initSeconds                        float64
+	graphsSeconds                                     float64
 	estimated                                         float64 // GiB of graphs
 	routes                                            int
 	results                                           map[string]float64 // of a benchmark
 	traceback                                         bool
-	dump                                              bool
-	expectTraceback                                   int
 
 	findings []Finding
 	entries  []Entry
@@ -94,12 +90,7 @@ func (s *state) ended(by start) bool {
 }
 
 func (s *state) mark(by start) {
-	switch by {
-	case commandLine:
-		s.command = true
-	case banner:
-		s.banner = true
-	case benchBlock:
+	if by == benchBlock {
 		s.bench = true
 	}
 }
