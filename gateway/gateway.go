@@ -35,9 +35,11 @@ import (
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/netio"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/regular"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // Fixed bounds.
@@ -74,9 +76,9 @@ func New(o Options) (*Gateway, error) {
 	if err := o.Check(); err != nil {
 		return nil, err
 	}
-	policy, err := policyOf(o.Policy)
+	policy, err := route.ParsePolicy(o.Policy)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("gateway: --policy: %w", err)
 	}
 	keys, err := auth.New(o.APIKeys, o.APIKeyFile)
 	if err != nil {
@@ -143,9 +145,8 @@ func New(o Options) (*Gateway, error) {
 	return g, nil
 }
 
-func perSecond(n float64) *rate.Limiter {
-	return rate.NewLimiter(rate.Limit(n), burst(n))
-}
+// perSecond returns a limiter that starts with a full burst.
+func perSecond(n float64) *rate.Limiter { return rate.NewLimiter(rate.Limit(n), burst(n)) }
 
 func burst(perSecond float64) int { return int(max(1, retryBurstSecs*perSecond)) }
 
@@ -266,4 +267,29 @@ func (g *Gateway) logStats(ctx context.Context) {
 		}
 		tokens, prompt = now, prompts
 	}
+}
+
+// CheckBundle checks whether a gateway could serve a node's model, by parsing its tokenizer and
+// chat template. Nodes call it before they start, so that an incomplete file stops the node instead
+// of failing on every gateway.
+func CheckBundle(b *nodepb.Bundle) error {
+	_, err := native.NewModel(b, "", "", time.Time{})
+	return err
+}
+
+// Check verifies the gateway's counts: none is below zero. While no request is in flight, no node
+// has an attempt, no connection a stream, and no admission queue a request. Any goroutine may call
+// it at any time.
+func (g *Gateway) Check() error {
+	attempts := g.Meters.Attempts.Get()
+	inFlight := g.InFlight.Load()
+	err := g.native.Nodes.Check(inFlight == 0)
+	g.EachQueue(func(_ any, a *exchange.Admission) { err = errors.Join(err, a.Check(inFlight == 0)) })
+	if inFlight < 0 {
+		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))
+	}
+	if inFlight == 0 && (g.InFlight.Load() != 0 || g.Meters.Attempts.Get() != attempts) {
+		return nil // a request has started since
+	}
+	return err
 }

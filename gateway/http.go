@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -135,11 +136,16 @@ func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
 }
 
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
-	if g.proxy != nil {
-		g.upstreamModels(ctx)
-		return
+	b := []byte(`{"object":"list","data":[`)
+	for _, card := range g.native.Cards() {
+		b = append(card.Append(b), ',')
 	}
-	sendJSON(ctx, openai.AppendModels(nil, g.native.Cards()))
+	if g.proxy != nil {
+		for _, m := range g.proxy.Pool.Now().Models {
+			b = append(append(b, m.Card...), ',')
+		}
+	}
+	sendJSON(ctx, append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
 }
 
 func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {

@@ -1,8 +1,6 @@
 package gateway
 
 import (
-	"fmt"
-
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -72,13 +70,4 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	see("decode", fleet.Decode, view.Decode)
 	see("prefill", fleet.Prefill, view.Prefill)
 	g.json(ctx, e)
-}
-
-// policyOf parses the option.
-func policyOf(name string) (route.Policy, error) {
-	p, err := route.ParsePolicy(name)
-	if err != nil {
-		return 0, fmt.Errorf("gateway: --policy: %w", err)
-	}
-	return p, nil
 }

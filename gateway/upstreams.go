@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"time"
 
@@ -25,18 +24,6 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Envelop
 	*envelope = &body
 	_, fault := g.native.Find(body.Model)
 	return fault == nil
-}
-
-// upstreamModels answers with all models, those of upstreams in the upstreams' own words.
-func (g *Gateway) upstreamModels(ctx *fasthttp.RequestCtx) {
-	b := []byte(`{"object":"list","data":[`)
-	for _, card := range g.native.Cards() {
-		b = append(card.Append(b), ',')
-	}
-	for _, m := range g.proxy.Pool.Now().Models {
-		b = append(append(b, m.Card...), ',')
-	}
-	sendJSON(ctx, append(bytes.TrimSuffix(b, []byte{','}), "]}"...))
 }
 
 // upstreamModel answers with one model of upstreams; false: they have none of that name.

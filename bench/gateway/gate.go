@@ -90,11 +90,11 @@ func gateRound(ctx context.Context, o *options, round int, native bool, samples 
 	defer b.close()
 	var urls []string
 	for range backends {
-		c, addr, err := startBackend("")
+		c, url, err := startBackend("")
 		if err != nil {
 			return err
 		}
-		b.children, urls = append(b.children, c), append(urls, "http://"+addr)
+		b.children, urls = append(b.children, c), append(urls, url)
 	}
 	names, binaries := []string{"before", "after"}, []string{o.before, o.binary}
 	for i := range names {

@@ -487,94 +487,35 @@ func (x *request) advance() *openai.Error {
 	return nil
 }
 
-// Run implements exchange.Backend. It waits for the first event of a stream, or for the whole
-// answer.
-func (x *request) Run() *openai.Error {
-	if x.req.Stream {
-		x.takeBuffer()
+// describe adds to the request's span what it asked, and why its choices ended.
+func (x *request) describe() {
+	s, r := &x.Span, x.req
+	if !s.On() {
+		return
 	}
-	if fault := x.startAll(); fault != nil {
-		return fault
-	}
-	for len(x.buf) == 0 && x.live > 0 {
-		if fault := x.advance(); fault != nil {
-			return fault
-		}
-	}
-	return nil
-}
-
-// Respond implements exchange.Backend. A stream's status line waits for its first event: until then
-// an error is an HTTP status, and the head leaves with the first token.
-func (x *request) Respond() (streams bool) {
-	if !x.req.Stream {
-		x.Ctx.SetContentType("application/json")
-		x.Ctx.Response.SetBodyRaw(x.response())
-		return false
-	}
-	x.Ctx.SetContentType("text/event-stream; charset=utf-8")
-	x.Ctx.Response.Header.Set("Cache-Control", "no-cache")
-	x.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
-	x.Ctx.Response.SetBodyStream(&stream{x: x}, -1)
-	return true
-}
-
-// ClientGone implements exchange.Backend: wait reads the watch's channel.
-func (x *request) ClientGone() {}
-
-// Stop implements exchange.Backend.
-func (x *request) Stop() {
-	most := 0
+	var reasons []string
 	for i := range x.choices {
-		c := &x.choices[i]
-		if c.stream != nil {
-			c.stream.Cancel("request ended")
-		}
-		x.leave(c)
-		most = max(most, len(c.output))
-		switch {
-		case c.done():
-			x.CountAnswer(&c.times, len(c.prompt.Tokens), len(c.output))
-			x.CountFinished(c.delta.Finish.Reason, 1)
-		case x.Admitted:
-			x.CountFinished(x.Broken(), 1)
+		if c := &x.choices[i]; c.done() {
+			reasons = append(reasons, c.delta.Finish.Reason)
 		}
 	}
-	if len(x.choices) > 0 && x.live == 0 {
-		x.S.Meters.MostTokens.Observe(float64(most))
+	s.Set(trace.ResponseModel.String(x.model.Name), trace.ResponseID.String(x.answerID), trace.FinishReasons.StringSlice(reasons))
+	if r.Temperature != nil {
+		s.Set(trace.Temperature.Float64(float64(*r.Temperature)))
 	}
-	if x.timer != nil {
-		x.timer.Stop()
+	if r.TopP != nil {
+		s.Set(trace.TopP.Float64(float64(*r.TopP)))
 	}
-	x.giveBuffer()
+	if r.TopK != nil {
+		s.Set(trace.TopK.Int(int(*r.TopK)))
+	}
+	if r.Seed != nil {
+		s.Set(trace.Seed.Int64(int64(*r.Seed)))
+	}
 }
 
-// Ending implements exchange.Backend.
-func (x *request) Ending() exchange.Ending {
-	if len(x.choices) == 0 {
-		return exchange.Ending{}
-	}
-	x.describe()
-	u, c := x.usage(), &x.choices[0]
-	e := exchange.Ending{Model: x.model.Name, Node: c.last, Prompt: u.Prompt, Cached: u.Cached, Output: u.Completion, Choices: len(x.choices),
-		MaxTokens: c.prompt.MaxTokens, Stream: x.req.Stream, Unserved: x.nPrompt}
-	for i := range x.choices {
-		c := &x.choices[i]
-		if c.done() {
-			e.Finish = c.delta.Finish.Reason
-		}
-		if c.state.Started() || c.done() {
-			e.Unserved = 0
-		}
-		if at := c.times.First; !at.IsZero() && (e.First.IsZero() || at.Before(e.First)) {
-			e.First = at
-		}
-	}
-	if n := x.fleet.o.LogPromptText; x.S.LogRequests && n > 0 && x.model.Text != nil {
-		e.Text = openai.Clip(x.model.Text.Decode(c.prompt.Tokens, false), n)
-	}
-	return e
+// describeAttempt adds to the span of an attempt where it was sent, and why.
+func (c *choice) describeAttempt(d route.Decision) {
+	c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From()),
+		trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 }
-
-// Free implements exchange.Backend. The collector frees the request.
-func (x *request) Free() {}

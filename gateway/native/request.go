@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -27,7 +28,7 @@ func (x *request) Prepare() *openai.Error {
 	return nil
 }
 
-// parse makes choices of the request's body, whose attempts can start.
+// parse reads the request's body and makes its choices, whose attempts can start.
 func (x *request) parse() (fault *openai.Error) {
 	fl, charge, body := x.fleet, x.S.Charge(x.Ctx), x.Ctx.PostBody()
 	if x.Path == openai.TokensPath {
@@ -80,6 +81,17 @@ func (x *request) parse() (fault *openai.Error) {
 		return fault
 	}
 	req.Priority = x.Priority(req.Priority)
+	x.makeChoices(m, prompts)
+	fl.Meters.N.Observe(float64(req.N))
+	if req.MaxTokens > 0 {
+		fl.Meters.MaxTokens.Observe(float64(req.MaxTokens))
+	}
+	return nil
+}
+
+// makeChoices sets what the answer needs: a seed, an encoder, and the choices of each prompt.
+func (x *request) makeChoices(m *Model, prompts []render.Prompt) {
+	req := x.req
 	x.model, x.prompts, x.seed = m, prompts, rand.Uint64()
 	if req.Seed != nil {
 		x.seed = uint64(*req.Seed)
@@ -89,7 +101,7 @@ func (x *request) parse() (fault *openai.Error) {
 		prefix = "chatcmpl-"
 	}
 	x.answerID = prefix + req.RequestID
-	x.encoder = openai.NewEncoder(x.On, x.answerID, now(), m.Name, m.systemPrint)
+	x.encoder = openai.NewEncoder(x.On, x.answerID, time.Now().Unix(), m.Name, m.systemPrint)
 	if x.Path == openai.TokensPath {
 		x.encoder = openai.NewTokensEncoder(req.RequestID)
 	}
@@ -108,12 +120,7 @@ func (x *request) parse() (fault *openai.Error) {
 		}
 	}
 	x.live = len(x.choices)
-	x.in = nodes.NewInbox(fl.o.StreamTokens * len(x.choices))
-	fl.Meters.N.Observe(float64(req.N))
-	if req.MaxTokens > 0 {
-		fl.Meters.MaxTokens.Observe(float64(req.MaxTokens))
-	}
-	return nil
+	x.in = nodes.NewInbox(x.fleet.o.StreamTokens * len(x.choices))
 }
 
 // sampling returns how a choice samples: as the request asks, else as the checkpoint does by
@@ -149,6 +156,3 @@ func first[T any](otherwise T, values ...*T) T {
 	}
 	return otherwise
 }
-
-// now returns the time in the API's unit, seconds.
-func now() int64 { return time.Now().Unix() }

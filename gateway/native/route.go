@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
@@ -37,4 +38,94 @@ func (fl *Fleet) Explain(m *Model, text string, how *exchange.RouteHints) (rende
 	minRemote := max(1, fl.o.MinRemotePrefillTokens)
 	d := fl.route(fleet, view, m, &p, how, m.demand(len(p.Tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
 	return p, d, view, fleet
+}
+
+// stepTokens is the step that KV groups with a window are sized for, because nodes compute prompts
+// in chunks of about as many tokens.
+const stepTokens = 2048
+
+// kvBlocks returns how many KV blocks a request of so many tokens holds at most.
+func (m *Model) kvBlocks(tokens int) int {
+	if len(m.groups) == 0 {
+		return (tokens + m.BlockTokens - 1) / m.BlockTokens
+	}
+	return kvcache.Peak(m.groups, tokens, stepTokens)
+}
+
+// demand returns the KV blocks that a prompt and its n answers are expected to take.
+func (m *Model) demand(nPrompt, maxTokens, n int) route.Demand {
+	d := route.Demand{Prompt: m.kvBlocks(nPrompt + 1)}
+	d.Answer = n * max(0, m.kvBlocks(nPrompt+m.queue.Expect(maxTokens))-d.Prompt)
+	return d
+}
+
+// query returns what a view of the fleet for a prompt looks up. At most n of the prompt's tokens
+// are computed.
+func (m *Model) query(p *render.Prompt, n int) nodes.Query {
+	return nodes.Query{
+		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
+		Answer: m.kvBlocks(m.queue.Expect(math.MaxInt)),
+	}
+}
+
+// demand returns what the prompt and its answers are expected to take of a node's KV memory.
+func (x *request) demand(p *render.Prompt) route.Demand {
+	return x.model.demand(len(p.Tokens), p.MaxTokens, max(1, x.req.N))
+}
+
+// kvRoom returns the demand for KV memory of the request's largest prompt, because each prompt may
+// run on a node of its own. A prompt that no node could ever hold is an error.
+func (x *request) kvRoom() (exchange.Room, *openai.Error) {
+	var largest *render.Prompt
+	total := int64(0)
+	for i := range x.prompts {
+		p := &x.prompts[i]
+		if largest == nil || len(p.Tokens) > len(largest.Tokens) {
+			largest = p
+		}
+		d := x.demand(p)
+		total += int64(d.Prompt + d.Answer)
+	}
+	if largest == nil {
+		return exchange.Room{}, nil
+	}
+	d := x.demand(largest)
+	if !x.fleet.Nodes.Now().Holds(x.model.Fingerprint, d) {
+		return exchange.Room{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
+			len(largest.Tokens), d.Prompt, x.model.Name)
+	}
+	return exchange.Room{Blocks: total, On: func(pending int64, avoid any) (bool, any) {
+		d, q := d, x.model.query(largest, len(largest.Tokens)-1)
+		d.Answer += int(pending)
+		if n, ok := avoid.(*nodes.Node); ok {
+			q.Avoid = []*nodes.Node{n}
+		}
+		has, most := x.fleet.Nodes.Now().HasRoom(q, d)
+		if most == nil {
+			return has, nil
+		}
+		return has, most
+	}}, nil
+}
+
+// takes returns the KV blocks that an attempt is expected to take of its node: what the node lacks
+// of the prompt, and an answer.
+func (x *request) takes(c *choice) int {
+	d := x.model.demand(len(c.prompt.Tokens)+len(c.output), c.prompt.MaxTokens, 1)
+	return d.Prompt + d.Answer - x.model.kvBlocks(c.held)
+}
+
+// Claim implements exchange.Backend.
+func (x *request) Claim() (exchange.Claim, *openai.Error) {
+	kv, fault := x.kvRoom()
+	return exchange.Claim{Queue: x.model.queue, Priority: x.req.Priority, Choices: int64(len(x.choices)), Tokens: int64(x.nPrompt), Room: kv}, fault
+}
+
+// forecast counts the tokens of a prompt that a node has according to its block events. The node's
+// Accepted has the true number, which another metric counts. A node uses whole blocks of all but
+// the last token.
+func (x *request) forecast(c *choice, node *nodes.Node) {
+	bt, n := x.model.BlockTokens, len(c.prompt.Tokens)+len(c.output)
+	held := bt * x.fleet.Blocks.Held(node.Member().ID, c.prompt.Hashes, bt, x.model.groups)
+	x.S.Meters.Predicted.Add(float64(min(held, (n-1)/bt*bt)))
 }

@@ -8,6 +8,98 @@ import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
 )
 
+// Run implements exchange.Backend. It waits for the first event of a stream, or for the whole
+// answer.
+func (x *request) Run() *openai.Error {
+	if x.req.Stream {
+		x.takeBuffer()
+	}
+	if fault := x.startAll(); fault != nil {
+		return fault
+	}
+	for len(x.buf) == 0 && x.live > 0 {
+		if fault := x.advance(); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// Respond implements exchange.Backend. A stream's status line waits for its first event: until then
+// an error is an HTTP status, and the head leaves with the first token.
+func (x *request) Respond() (streams bool) {
+	if !x.req.Stream {
+		x.Ctx.SetContentType("application/json")
+		x.Ctx.Response.SetBodyRaw(x.response())
+		return false
+	}
+	x.Ctx.SetContentType("text/event-stream; charset=utf-8")
+	x.Ctx.Response.Header.Set("Cache-Control", "no-cache")
+	x.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
+	x.Ctx.Response.SetBodyStream(&stream{x: x}, -1)
+	return true
+}
+
+// ClientGone implements exchange.Backend: wait reads the watch's channel.
+func (x *request) ClientGone() {}
+
+// Stop implements exchange.Backend.
+func (x *request) Stop() {
+	most := 0
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.stream != nil {
+			c.stream.Cancel("request ended")
+		}
+		x.leave(c)
+		most = max(most, len(c.output))
+		switch {
+		case c.done():
+			x.CountAnswer(&c.times, len(c.prompt.Tokens), len(c.output))
+			x.CountFinished(c.delta.Finish.Reason, 1)
+		case x.Admitted:
+			x.CountFinished(x.Broken(), 1)
+		}
+	}
+	if len(x.choices) > 0 && x.live == 0 {
+		x.S.Meters.MostTokens.Observe(float64(most))
+	}
+	if x.timer != nil {
+		x.timer.Stop()
+	}
+	x.giveBuffer()
+}
+
+// Ending implements exchange.Backend.
+func (x *request) Ending() exchange.Ending {
+	if len(x.choices) == 0 {
+		return exchange.Ending{}
+	}
+	x.describe()
+	u, c := x.usage(), &x.choices[0]
+	e := exchange.Ending{Model: x.model.Name, Node: c.last, Prompt: u.Prompt, Cached: u.Cached, Output: u.Completion, Choices: len(x.choices),
+		MaxTokens: c.prompt.MaxTokens, Stream: x.req.Stream, Unserved: x.nPrompt}
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.done() {
+			e.Finish = c.delta.Finish.Reason
+		}
+		if c.state.Started() || c.done() {
+			e.Unserved = 0
+		}
+		if at := c.times.First; !at.IsZero() && (e.First.IsZero() || at.Before(e.First)) {
+			e.First = at
+		}
+	}
+	if n := x.fleet.o.LogPromptText; x.S.LogRequests && n > 0 && x.model.Text != nil {
+		e.Text = openai.Clip(x.model.Text.Decode(c.prompt.Tokens, false), n)
+	}
+	return e
+}
+
+// Free implements exchange.Backend. The collector frees the request.
+func (x *request) Free() {}
+
 // stream is the body of a streamed response. The server reads it on the connection's own goroutine,
 // sends each Read as one chunk and one flush, and closes it in any case.
 type stream struct {

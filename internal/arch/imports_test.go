@@ -129,7 +129,7 @@ var mayImport = map[string][]string{
 	"gateway/api/openai":       {"internal/jsonscan"},
 	"internal/process":         {"internal/obs/logs", "internal/tlsconf"},
 	"internal/sock":            {},
-	"internal/rpc":             {"internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
+	"internal/rpc":             {"internal/netio", "internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},
 	"internal/rpc/nodepb":      {},
 	"internal/lengths":         {},
 	"internal/limits":          {}, // settings and their defaults

@@ -11,7 +11,7 @@ import (
 // time.Time, whose comparisons use the monotonic clock.
 var wallClock = map[string]string{
 	"gateway/native/request.go":     "the created field of answers",
-	"gateway/native/model.go":       "the created field of a model",
+	"gateway/native/models.go":      "the created field of a model",
 	"deploy/release/binary.go":      "the commit's time, for the manual page",
 	"deploy/release/image.go":       "the commit's time, for the files of an image",
 	"internal/cluster/publisher.go": "the epoch of a node's block events: those of a node that starts again after a jump back look late, and routing falls back to hashing for it",

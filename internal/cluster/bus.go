@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"fmt"
@@ -58,7 +59,7 @@ func NewBus(o BusOptions) *Bus {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.Stale = or(o.Stale, DefaultStale)
+	o.Stale = cmp.Or(o.Stale, DefaultStale)
 	b := &Bus{o: o, wake: make(chan struct{}, 1), subs: map[*Subscription]struct{}{}}
 	b.ctx, b.cancel = context.WithCancel(context.Background())
 	b.loops.Go(b.run)

@@ -18,6 +18,7 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -110,8 +111,8 @@ func New(o Options) (*Cluster, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	o.Coalesce = or(o.Coalesce, DefaultCoalesce)
-	o.Rejoin = or(o.Rejoin, DefaultRejoin)
+	o.Coalesce = cmp.Or(o.Coalesce, DefaultCoalesce)
+	o.Rejoin = cmp.Or(o.Rejoin, DefaultRejoin)
 	c := &Cluster{
 		o: o, self: o.Self, meta: meta,
 		nodes:   map[string]Member{},
@@ -137,13 +138,6 @@ func New(o Options) (*Cluster, error) {
 		c.loops.Go(c.rejoin)
 	}
 	return c, nil
-}
-
-func or(d, def time.Duration) time.Duration {
-	if d == 0 {
-		return def
-	}
-	return d
 }
 
 func (c *Cluster) config() (*memberlist.Config, error) {

@@ -58,6 +58,23 @@ func clientTLS(g *gatewayFlags) (*tlsconf.Listener, error) {
 	return nil, nil
 }
 
+// open checks the flags and sets the listener that systemd passed, if any, and the certificate for
+// clients, which it returns.
+func (g *gatewayFlags) open() (*tlsconf.Listener, error) {
+	var err error
+	if g.Listener, err = inherited(g); err != nil {
+		return nil, err
+	}
+	cert, err := clientTLS(g)
+	if err != nil {
+		return nil, err
+	}
+	if cert != nil {
+		g.TLS = cert.Config()
+	}
+	return cert, errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options))
+}
+
 // checkPolicy refuses an unknown --policy.
 func checkPolicy(g *gateway.Options) error {
 	if _, err := route.ParsePolicy(g.Policy); err != nil {
@@ -198,15 +215,8 @@ func runGateway(v *cli.Invocation) error {
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
-	listener, err := inherited(&f.g)
+	cert, err := f.g.open()
 	if err != nil {
-		return err
-	}
-	cert, err := clientTLS(&f.g)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(checkPolicy(&f.g.Options), checkOrigins(&f.g.Options)); err != nil {
 		return err
 	}
 	template, err := cli.ReadTemplate(f.template)
@@ -240,7 +250,7 @@ func runGateway(v *cli.Invocation) error {
 	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {
 		return err
 	}
-	o.TLS, o.Listener, o.ServedModelName, o.ChatTemplate = tlsOf(cert), listener, f.name, template
+	o.ServedModelName, o.ChatTemplate = f.name, template
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {
 		o.RPC.TLS = d.Certs.Client()

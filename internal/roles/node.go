@@ -405,15 +405,8 @@ func runServe(v *cli.Invocation) error {
 	if len(args) == 1 {
 		m.Model = args[0]
 	}
-	listener, err := inherited(&g)
+	cert, err := g.open()
 	if err != nil {
-		return err
-	}
-	cert, err := clientTLS(&g)
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options)); err != nil {
 		return err
 	}
 	d, err := beginAlone(v, &p, "serve")
@@ -440,7 +433,6 @@ func runServe(v *cli.Invocation) error {
 	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
-	o.TLS, o.Listener = tlsOf(cert), listener
 	if v.Lookup("chat-template").Value.String() != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // New refuses a bad one at once
 	}

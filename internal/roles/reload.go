@@ -1,8 +1,6 @@
 package roles
 
 import (
-	"crypto/tls"
-
 	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -40,14 +38,6 @@ func failing(set *metrics.Set, part string) func(error) {
 			bad.Set(1)
 		}
 	}
-}
-
-// tlsOf returns the listener's configuration; nil without a listener.
-func tlsOf(l *tlsconf.Listener) *tls.Config {
-	if l == nil {
-		return nil
-	}
-	return l.Config()
 }
 
 // serveCommand has the flags of tandem serve.

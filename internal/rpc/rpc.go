@@ -22,6 +22,8 @@
 package rpc
 
 import (
+	"cmp"
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -29,8 +31,6 @@ import (
 	"net"
 	"sync/atomic"
 	"time"
-
-	"context"
 
 	"google.golang.org/protobuf/proto"
 
@@ -253,19 +253,13 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	setDefault(&o.OutboxBytes, DefaultOutboxBytes)
-	setDefault(&o.MaxConns, DefaultMaxConns)
-	setDefault(&o.Heartbeat, DefaultHeartbeat)
-	setDefault(&o.Silence, DefaultSilence)
-	setDefault(&o.HandshakeTimeout, DefaultHandshakeTimeout)
-	setDefault(&o.CloseLinger, DefaultCloseLinger)
-	setDefault(&o.BackoffMin, DefaultBackoffMin)
-	setDefault(&o.BackoffMax, DefaultBackoffMax)
+	o.OutboxBytes = cmp.Or(o.OutboxBytes, DefaultOutboxBytes)
+	o.MaxConns = cmp.Or(o.MaxConns, DefaultMaxConns)
+	o.Heartbeat = cmp.Or(o.Heartbeat, DefaultHeartbeat)
+	o.Silence = cmp.Or(o.Silence, DefaultSilence)
+	o.HandshakeTimeout = cmp.Or(o.HandshakeTimeout, DefaultHandshakeTimeout)
+	o.CloseLinger = cmp.Or(o.CloseLinger, DefaultCloseLinger)
+	o.BackoffMin = cmp.Or(o.BackoffMin, DefaultBackoffMin)
+	o.BackoffMax = cmp.Or(o.BackoffMax, DefaultBackoffMax)
 	return o, nil
-}
-
-func setDefault[T int | time.Duration](v *T, d T) {
-	if *v == 0 {
-		*v = d
-	}
 }

@@ -3,20 +3,12 @@ package rpc
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
-	"time"
 
+	"github.com/tandem-serving/tandem/internal/netio"
 	"github.com/tandem-serving/tandem/internal/sock"
-)
-
-// Bounds of retries after errors of Accept. Most mean that file descriptors have run out.
-const (
-	maxAcceptFailures = 16 // in a row
-	acceptPauseMin    = 5 * time.Millisecond
-	acceptPauseMax    = time.Second
 )
 
 // Serve accepts peers on l until ctx ends. Then it closes all connections; their queued
@@ -32,13 +24,13 @@ func Serve(ctx context.Context, l net.Listener, o Options, h Handler) error {
 	var conns sync.WaitGroup
 	defer conns.Wait()
 	defer cancel()
+	l = netio.NewListener(l, netio.Options{Log: o.Log}) // retries while descriptors or memory are short
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	defer l.Close()
 
 	warned := new(warnings)
 	slots := make(chan struct{}, o.MaxConns)
-	pause, failures := acceptPauseMin, 0
 	for {
 		raw, err := l.Accept()
 		if ctx.Err() != nil {
@@ -48,16 +40,8 @@ func Serve(ctx context.Context, l net.Listener, o Options, h Handler) error {
 			return nil
 		}
 		if err != nil {
-			failures++
-			if errors.Is(err, net.ErrClosed) || failures >= maxAcceptFailures {
-				return fmt.Errorf("rpc: accepting on %v: %w", l.Addr(), err)
-			}
-			o.Log.Warn("accepting a node failed", "address", l.Addr().String(), "error", err)
-			wait(ctx, pause)
-			pause = min(2*pause, acceptPauseMax)
-			continue
+			return fmt.Errorf("rpc: accepting on %v: %w", l.Addr(), err)
 		}
-		pause, failures = acceptPauseMin, 0
 		select {
 		case slots <- struct{}{}:
 		default:
@@ -112,13 +96,4 @@ func secure(ctx context.Context, raw net.Conn, o Options, wrap func(net.Conn, *t
 		return nil, fmt.Errorf("%w: TLS with %s: %w", ErrHandshake, raw.RemoteAddr(), err)
 	}
 	return t, nil
-}
-
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-ctx.Done():
-	}
 }

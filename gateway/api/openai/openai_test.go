@@ -192,7 +192,7 @@ func TestAnswers(t *testing.T) {
 			`{"id":"cmpl-1","object":"text_completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"text":"x","logprobs":null,"finish_reason":"stop","stop_reason":5},{"index":1,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":` + usage + `}`},
 		{string(chat.AppendWhole(nil, []Delta{{Text: []byte("x"), Finish: Finish{Reason: "length", Token: -1}}}, u)),
 			`{"id":"chatcmpl-1","object":"chat.completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":` + usage + `}`},
-		{string(AppendModels(nil, []Model{{"m", 17, 4096, ""}})), `{"object":"list","data":[{"id":"m","object":"model","created":17,"owned_by":"tandem","root":"m","parent":null,"max_model_len":4096}]}`},
+		{string(Model{"m", 17, 4096, ""}.Append(nil)), `{"id":"m","object":"model","created":17,"owned_by":"tandem","root":"m","parent":null,"max_model_len":4096}`},
 		{string((&Error{Status: 404, Type: TypeNotFound, Param: "model", Message: `no "x"`}).Append(nil)), `{"error":{"message":"no \"x\"","type":"NotFoundError","param":"model","code":404}}`},
 		{string(Unavailable(1, "later").AppendEvent(nil)), "data: {\"error\":{\"message\":\"later\",\"type\":\"ServiceUnavailableError\",\"param\":null,\"code\":503}}\n\n"},
 	} {

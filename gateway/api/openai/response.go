@@ -27,18 +27,6 @@ func (m Model) Append(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// AppendModels appends the list object.
-func AppendModels(dst []byte, models []Model) []byte {
-	dst = append(dst, `{"object":"list","data":[`...)
-	for i, m := range models {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = m.Append(dst)
-	}
-	return append(dst, "]}"...)
-}
-
 func appendInt(dst []byte, before string, n int) []byte {
 	return strconv.AppendInt(append(dst, before...), int64(n), 10)
 }

@@ -453,3 +453,54 @@ func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string
 		return nil, fmt.Errorf("nodes: asking %s for %s: %w", n.Name, what, ctx.Err())
 	}
 }
+
+// Check verifies the fleet's counts: no node's count of attempts is below zero. If idle, no request
+// is in flight: all counts are zero and no connection has a stream.
+func (f *Fleet) Check(idle bool) error {
+	var errs []error
+	s := f.Now()
+	for _, nodes := range [][]*Node{s.Decode, s.Prefill} {
+		for _, n := range nodes {
+			if held := n.InFlight.Load(); held < 0 || idle && held > 0 {
+				errs = append(errs, fmt.Errorf("nodes: %d attempts on the books of %s (idle: %t)", held, n.Name, idle))
+			}
+		}
+	}
+	f.linksMu.RLock()
+	defer f.linksMu.RUnlock()
+	for c, l := range f.links {
+		l.mu.Lock()
+		streams := len(l.streams)
+		l.mu.Unlock()
+		if idle && streams > 0 {
+			errs = append(errs, fmt.Errorf("nodes: %d streams on the connection to %s while no request is being answered", streams, c.RemoteAddr()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// probeLogInterval bounds how often the probes of an unreachable node are logged. Each probe
+// changes its breaker's state twice.
+const probeLogInterval = 30 * time.Second
+
+// breakerLog logs the state changes of one node's breaker: those from and to closed at once, and
+// those of probes at most once in probeLogInterval, with their number.
+type breakerLog struct {
+	log  *slog.Logger
+	node string
+
+	mu      sync.Mutex
+	logged  time.Time
+	omitted int // changes since then
+}
+
+func (b *breakerLog) changed(now time.Time, from, to string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if from != breaker.Closed && to != breaker.Closed && now.Sub(b.logged) < probeLogInterval {
+		b.omitted++
+		return
+	}
+	b.log.Info("node's breaker", "node", b.node, "from", from, "to", to, "omitted", b.omitted)
+	b.logged, b.omitted = now, 0
+}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net"
 	"os"
 	"strconv"
@@ -290,7 +289,7 @@ func (c *conn) parse(head []byte) (rep Reply, err error) {
 	if len(line) < 12 || string(line[:7]) != "HTTP/1." || line[8] != ' ' || len(line) > 12 && line[12] != ' ' {
 		return rep, fmt.Errorf("%w: it is not HTTP/1", ErrMalformed)
 	}
-	status, err := digits(line[9:12])
+	status, err := strconv.ParseUint(string(line[9:12]), 10, 16)
 	if err != nil || status < 100 || status > 599 || hasControl(line) {
 		return rep, fmt.Errorf("%w: its status line is %q", ErrMalformed, line[:min(len(line), 64)])
 	}
@@ -309,7 +308,8 @@ func (c *conn) parse(head []byte) (rep Reply, err error) {
 		case equalFold(name, "content-type"):
 			rep.ContentType = value
 		case equalFold(name, "content-length"):
-			n, err := digits(value)
+			size, err := strconv.ParseUint(string(value), 10, 63) // it takes no sign
+			n := int64(size)
 			if err != nil || sized && n != c.left {
 				return rep, fmt.Errorf("%w: its Content-Length is %q", ErrMalformed, value[:min(len(value), 64)])
 			}
@@ -339,20 +339,6 @@ func (c *conn) parse(head []byte) (rep Reply, err error) {
 	}
 	c.ended = c.body == none || c.body == length && c.left == 0
 	return rep, nil
-}
-
-// digits parses a number without sign or space. It fails if the number does not fit an int64.
-func digits(b []byte) (n int64, err error) {
-	for _, d := range b {
-		if d < '0' || d > '9' || n > (math.MaxInt64-9)/10 {
-			return 0, strconv.ErrSyntax
-		}
-		n = n*10 + int64(d-'0')
-	}
-	if len(b) == 0 {
-		return 0, strconv.ErrSyntax
-	}
-	return n, nil
 }
 
 // token reports whether a header's name is a token (RFC 9110, 5.6.2). A space before the colon and

@@ -372,14 +372,17 @@ func (n *Snapshot) Probing() bool {
 }
 
 // Up returns the number of the model's servers that passed their last probe and are not drained.
-func (m *Model) Up() int { return countUp(m.Servers) }
+func (m *Model) Up() int { return count(m.Servers, (*Server).usable) }
 
 // Up returns the number of all such servers.
-func (n *Snapshot) Up() int { return countUp(n.Servers) }
+func (n *Snapshot) Up() int { return count(n.Servers, (*Server).usable) }
 
-func countUp(servers []*Server) (n int) {
+func (s *Server) usable() bool { return s.Up() && !s.Draining() }
+
+// count returns the number of servers for which f is true.
+func count(servers []*Server, f func(*Server) bool) (n int) {
 	for _, s := range servers {
-		if s.Up() && !s.Draining() {
+		if f(s) {
 			n++
 		}
 	}
@@ -402,33 +405,18 @@ func (s *Server) state() string {
 }
 
 // Count returns the number of servers of a role in one of States.
-func (p *Pool) Count(role Role, state string) (n int) {
+func (p *Pool) Count(role Role, state string) int {
 	if state != "leaving" {
-		for _, s := range p.Now().Servers {
-			if s.Role == role && s.state() == state {
-				n++
-			}
-		}
-		return n
+		return count(p.Now().Servers, func(s *Server) bool { return s.Role == role && s.state() == state })
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, s := range p.leaving {
-		if s.Role == role && s.InFlight.Load() > 0 {
-			n++
-		}
-	}
-	return n
+	return count(p.leaving, func(s *Server) bool { return s.Role == role && s.InFlight.Load() > 0 })
 }
 
 // Breakers returns the number of servers whose breaker is in a state: closed, half-open or open.
-func (n *Snapshot) Breakers(state string) (found int) {
-	for _, s := range n.Servers {
-		if s.Breaker() == state {
-			found++
-		}
-	}
-	return found
+func (n *Snapshot) Breakers(state string) int {
+	return count(n.Servers, func(s *Server) bool { return s.Breaker() == state })
 }
 
 // Requests returns the number of requests that run on servers of a role.

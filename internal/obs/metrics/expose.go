@@ -32,7 +32,7 @@ func (s *Set) Collect(to chan<- prometheus.Metric) {
 	for id := range Rows {
 		row, f := &Rows[id], &s.families[id]
 		info := f.info.Load()
-		if len(f.labels) == 0 && info == nil {
+		if len(f.series) == 0 && info == nil {
 			continue
 		}
 		constant := prometheus.Labels{}
@@ -48,14 +48,14 @@ func (s *Set) Collect(to chan<- prometheus.Metric) {
 			value, facts := (*info)()
 			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, facts...)
 		}
-		for i, values := range f.labels {
+		for _, x := range f.series {
 			switch row.Kind {
 			case KindHistogram:
-				to <- f.histograms[i].metric(desc, values)
+				to <- x.histogram.metric(desc, x.labels)
 			case KindCounter:
-				to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, f.values[i].Get(), values...)
+				to <- prometheus.MustNewConstMetric(desc, prometheus.CounterValue, x.value.Get(), x.labels...)
 			default:
-				to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, f.values[i].Get(), values...)
+				to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, x.value.Get(), x.labels...)
 			}
 		}
 	}

@@ -20,10 +20,15 @@ type Set struct {
 
 // family is one row's series, in the order of the product of its label values.
 type family struct {
-	values     []*Value                                               // counters and gauges
-	histograms []*Histogram                                           // histograms
-	labels     [][]string                                             // label values of each series, in the table's order
-	info       atomic.Pointer[func() (value float64, facts []string)] // of an info; nil: not known yet
+	series []series
+	info   atomic.Pointer[func() (value float64, facts []string)] // of an info; nil: not known yet
+}
+
+// series is one combination of label values, which are in the table's order.
+type series struct {
+	labels    []string
+	value     *Value     // of a counter or gauge
+	histogram *Histogram // of a histogram
 }
 
 // New returns the series of the given roles. model is the served model's name, or empty until
@@ -33,20 +38,12 @@ func New(roles Role, model string) *Set {
 	s.SetModel(model)
 	for id := range Rows {
 		row := &Rows[id]
-		if row.Roles&roles == 0 {
+		if row.Roles&roles == 0 || row.Kind == KindInfo {
 			continue
 		}
 		f := &s.families[id]
-		if row.Kind == KindInfo {
-			continue
-		}
-		f.labels = product(row.Labels, roles)
-		for range f.labels {
-			if row.Kind == KindHistogram {
-				f.histograms = append(f.histograms, newHistogram(row.Buckets))
-			} else {
-				f.values = append(f.values, new(Value))
-			}
+		for _, labels := range product(row.Labels, roles) {
+			f.series = append(f.series, series{labels, new(Value), newHistogram(row.Buckets)})
 		}
 	}
 	s.register()
@@ -75,7 +72,7 @@ func product(labels []Label, roles Role) [][]string {
 // other roles or another number of labels, because that is an error in the caller's code. A
 // label value that is not in the row counts as the label's last value.
 func (s *Set) Counter(id ID, labels ...string) *Value {
-	return s.families[id].values[s.index(id, KindCounter, labels)]
+	return s.series(id, KindCounter, labels).value
 }
 
 // valuesOf returns the values of the roles.
@@ -106,15 +103,15 @@ func (s *Set) Has(id ID) bool { return Rows[id].Roles&s.roles != 0 }
 
 // Gauge returns a gauge.
 func (s *Set) Gauge(id ID, labels ...string) *Value {
-	return s.families[id].values[s.index(id, KindGauge, labels)]
+	return s.series(id, KindGauge, labels).value
 }
 
 // Histogram returns a histogram.
 func (s *Set) Histogram(id ID, labels ...string) *Histogram {
-	return s.families[id].histograms[s.index(id, KindHistogram, labels)]
+	return s.series(id, KindHistogram, labels).histogram
 }
 
-func (s *Set) index(id ID, kind Kind, labels []string) int {
+func (s *Set) series(id ID, kind Kind, labels []string) *series {
 	row := &Rows[id]
 	if row.Kind != kind || row.Roles&s.roles == 0 || len(labels) != len(row.Labels) {
 		panic(fmt.Sprintf("metrics: %s requested as kind %d with %d labels in roles %b", row.Name, kind, len(labels), s.roles))
@@ -128,7 +125,7 @@ func (s *Set) index(id ID, kind Kind, labels []string) int {
 		}
 		i = i*len(values) + at
 	}
-	return i
+	return &s.families[id].series[i]
 }
 
 // Value is a counter or a gauge.
