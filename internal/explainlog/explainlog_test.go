@@ -160,6 +160,17 @@ INFO 02-03 10:00:00 [w.py:1] Maximum concurrency for 8,192 tokens per request: 1
 	}
 }
 
+// Latent attention stores one vector of 576 values for a token and layer.
+func TestLatent(t *testing.T) {
+	r := explain(t, []byte(`INFO 02-03 10:00:00 [core.py:3] Initializing a V1 LLM engine (v0.12.3) with config: model='deepseek-ai/DeepSeek-R1', dtype=torch.bfloat16, max_seq_len=16384, tensor_parallel_size=8
+INFO 02-03 10:00:00 [w.py:1] Available KV cache memory: 17.16 GiB
+INFO 02-03 10:00:00 [w.py:1] GPU KV cache size: 262,144 tokens
+`))
+	if got := strings.Join(r.maths("kv-tokens"), "\n"); !strings.Contains(got, "61 layers x 576 x 2 bytes") || !strings.Contains(got, "as logged") {
+		t.Error(got)
+	}
+}
+
 // rates returns lines of rates of a server whose steps take a fixed time and more for the KV in use.
 func rates(n int, running int, base, slope float64) []byte {
 	var b bytes.Buffer

@@ -29,22 +29,51 @@ var shapes = []shape{
 	uniform("llama-3.1-8b", 32, 8, 128),
 	uniform("llama-3-8b", 32, 8, 128),
 	uniform("llama-3.1-70b", 80, 8, 128),
+	uniform("llama-3-70b", 80, 8, 128),
 	uniform("llama-3.3-70b", 80, 8, 128),
+	uniform("llama-3.1-405b", 126, 8, 128),
+	uniform("llama-2-7b", 32, 32, 128),
+	uniform("llama-2-13b", 40, 40, 128),
+	uniform("llama-2-70b", 80, 8, 128),
+	uniform("distill-llama-8b", 32, 8, 128),
+	uniform("distill-llama-70b", 80, 8, 128),
+	uniform("distill-qwen-1.5b", 28, 2, 128),
+	uniform("distill-qwen-7b", 28, 4, 128),
+	uniform("distill-qwen-14b", 48, 8, 128),
+	uniform("distill-qwen-32b", 64, 8, 128),
+	uniform("qwen3-235b-a22b", 94, 4, 128),
 	uniform("qwen3-30b-a3b", 48, 4, 128),
+	uniform("qwen3-coder-30b-a3b", 48, 4, 128),
 	uniform("qwen3-32b", 64, 8, 128),
 	uniform("qwen3-14b", 40, 8, 128),
 	uniform("qwen3-8b", 36, 8, 128),
 	uniform("qwen3-4b", 36, 8, 128),
 	uniform("qwen3-1.7b", 28, 8, 128),
 	uniform("qwen3-0.6b", 28, 8, 128),
+	uniform("qwen2.5-72b", 80, 8, 128),
+	uniform("qwen2.5-32b", 64, 8, 128),
+	uniform("qwen2.5-14b", 48, 8, 128),
 	uniform("qwen2.5-7b", 28, 4, 128),
+	uniform("qwen2.5-3b", 36, 2, 128),
 	uniform("qwen2.5-1.5b", 28, 2, 128),
 	uniform("qwen2.5-0.5b", 24, 2, 64),
 	uniform("mistral-7b-instruct-v0.3", 32, 8, 128),
+	uniform("mistral-small-24b", 40, 8, 128),
+	uniform("mixtral-8x7b", 32, 8, 128),
+	uniform("mixtral-8x22b", 56, 8, 128),
+	uniform("phi-4-mini", 32, 8, 128),
+	latent("deepseek-v3", 61),
+	latent("deepseek-r1", 61),
+	latent("kimi-k2", 61),
 }
 
 func uniform(name string, layers, kvHeads, headDim int) shape {
 	return shape{name: name, layers: layers, stride: 1, full: backend.KVShape{KVHeads: kvHeads, HeadDim: headDim}}
+}
+
+// latent is a model with multi-head latent attention: 512 values and 64 rotated ones for a token.
+func latent(name string, layers int) shape {
+	return shape{name: name, layers: layers, stride: 1, full: backend.KVShape{KVHeads: 1, HeadDim: 576, Latent: 512}}
 }
 
 func alternating(name string, layers, stride, window, kvHeads, headDim int) shape {
@@ -156,6 +185,9 @@ func (s *state) planFlags() string {
 }
 
 func groupLayers(g backend.KVGroup) string {
+	if g.Latent > 0 {
+		return fmt.Sprintf("%d layers x %d x 2 bytes (one latent for all heads)", g.Layers, g.HeadDim)
+	}
 	return fmt.Sprintf("%d layers x 2 x %d KV heads x %d x 2 bytes", g.Layers, g.KVHeads, g.HeadDim)
 }
 
