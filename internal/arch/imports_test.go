@@ -108,7 +108,10 @@ var mayImport = map[string][]string{
 
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/cli":             {"bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"docs":                     {}, // pages that the program reads
+	"internal/doctor":          {"internal/console", "internal/tlsconf"},
+	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory
 	"internal/config":          {"internal/limits", "internal/regular"},
 	"internal/console":         {},
 	"internal/e2e":             {},
@@ -139,7 +142,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

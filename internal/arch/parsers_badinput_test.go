@@ -28,6 +28,7 @@ var parsers = map[string][]string{
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                                                // gossip; NATS
 	"internal/roles":         {"FuzzResolve"},                                                                        // arguments, environment, YAML
 	"internal/console":       {"FuzzReadStream"},                                                                     // what a gateway answers
+	"internal/explainlog":    {"FuzzAdd"},                                                                            // logs of any program
 	"internal/jsonscan":      {"FuzzSkip"},                                                                           // JSON of requests and of what they carry
 	"gateway/api/openai":     {"FuzzParse"},                                                                          // bodies of requests
 	"internal/process":       {"FuzzMemoryLimit"},                                                                    // /proc and cgroups
@@ -55,6 +56,7 @@ var parsed = map[string]string{
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
 	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/config":        "arguments, environment and YAML, which the target of internal/roles passes to it",
+	"internal/cli":           "lines of logs, which it only splits at newlines; internal/explainlog's target reads them",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
 	"internal/arch/verdict":  "the output of go test, by gotestsum into plain fields",

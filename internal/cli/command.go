@@ -164,7 +164,7 @@ func status(name string, errOut io.Writer, err error) int {
 func (t Table) usage(w io.Writer) {
 	fmt.Fprint(w, "tandem serves large language models on a fleet.\n\nCommands:\n")
 	for _, c := range t {
-		fmt.Fprintf(w, "  %-10s %s\n", c.Name, c.Summary)
+		fmt.Fprintf(w, "  %-11s %s\n", c.Name, c.Summary)
 	}
 	fmt.Fprint(w, "\n`tandem COMMAND --help` shows flags and an example. Start with: tandem up\n")
 }

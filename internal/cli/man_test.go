@@ -22,7 +22,7 @@ func TestManualPage(t *testing.T) {
 		t.Error("two pages of one table differ")
 	}
 	for i := range table {
-		if want := ".SS tandem " + table[i].Name; !strings.Contains(page, want) {
+		if want := ".SS " + manEscape("tandem "+table[i].Name); !strings.Contains(page, want) {
 			t.Errorf("the page lacks %q", want)
 		}
 		table[i].visible(table, func(f *pflag.Flag) {

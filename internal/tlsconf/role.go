@@ -2,15 +2,12 @@ package tlsconf
 
 import (
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
 	"path/filepath"
 	"strings"
-
-	"github.com/tandem-serving/tandem/internal/regular"
 )
 
 // Role is the rights of a certificate's holder at the cluster's nodes.
@@ -65,18 +62,9 @@ func IdentityOf(c *x509.Certificate) (Identity, error) {
 
 // FolderIdentity reads the identity of the certificate in a node's folder.
 func FolderIdentity(nodeDir string) (Identity, error) {
-	path := filepath.Join(nodeDir, NodeCertFile)
-	b, err := regular.ReadFile(path, MaxFile)
+	c, err := certificateOf(filepath.Join(nodeDir, NodeCertFile))
 	if err != nil {
-		return Identity{}, fmt.Errorf("%w: %w", ErrMaterial, err)
-	}
-	block, _ := pem.Decode(b)
-	if block == nil {
-		return Identity{}, fmt.Errorf("%w: no PEM in %s", ErrMaterial, path)
-	}
-	c, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return Identity{}, fmt.Errorf("%w: %s: %w", ErrMaterial, path, err)
+		return Identity{}, err
 	}
 	return IdentityOf(c)
 }

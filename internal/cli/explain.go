@@ -1,0 +1,110 @@
+package cli
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tandem-serving/tandem/docs"
+	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/explainlog"
+)
+
+// maxLog is how many bytes of a log are read. What follows is left out, and reported.
+const maxLog = 1 << 30
+
+// explainLog explains a log on the terminal and, with --html, on a page.
+func explainLog(v *Invocation) error {
+	page := v.String("html", "", "file to write the explanation to as one HTML page")
+	summary := v.Bool("summary", false, "leave the explanation of each line out")
+	args, err := v.Parse(1)
+	if err != nil {
+		return err
+	}
+	if len(args) == 0 {
+		return fmt.Errorf("%w: give the log's file, or - for standard input, such as in `tandem explain-log vllm.log`", config.ErrValue)
+	}
+	in, name := os.Stdin, "standard input"
+	if args[0] != "-" {
+		if in, err = os.Open(args[0]); err != nil {
+			return fmt.Errorf("%w: %w", config.ErrValue, err)
+		}
+		defer in.Close()
+		name = args[0]
+	}
+	e := explainlog.New(explainlog.Messages(docs.LogLines))
+	rest, err := readLines(io.LimitReader(in, maxLog), maxLog, e.Add)
+	if err != nil {
+		return fmt.Errorf("%w: reading %s: %w", config.ErrValue, name, err)
+	}
+	report := e.Report()
+	if *page != "" {
+		if err := os.WriteFile(*page, []byte(report.HTML(name)), 0o644); err != nil {
+			return fmt.Errorf("%w: --html: %w", config.ErrValue, err)
+		}
+		fmt.Fprintf(v.ErrOut, "%s has the page\n", *page)
+	}
+	if rest {
+		fmt.Fprintf(v.ErrOut, "tandem explain-log: only the first %d MiB were read\n", maxLog>>20)
+	}
+	_, err = io.WriteString(v.Out, report.Text(name, terminal(v.Out, v.Environ, *summary)))
+	return err
+}
+
+// terminal returns how to write to w: with colours and its width if it is a terminal.
+func terminal(w io.Writer, environ []string, summary bool) explainlog.TextOptions {
+	o := explainlog.TextOptions{Summary: summary}
+	f, ok := w.(*os.File)
+	if !ok {
+		return o
+	}
+	if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+		return o
+	}
+	o.Color = !slices.ContainsFunc(environ, func(e string) bool {
+		return strings.HasPrefix(e, "NO_COLOR=") && e != "NO_COLOR=" || e == "TERM=dumb"
+	})
+	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
+		o.Width = min(int(size.Col), 160)
+	}
+	return o
+}
+
+// readLines calls add with each line of at most explainlog.MaxLine bytes; of a longer one add gets
+// the beginning and cut. full reports that limit bytes were read.
+func readLines(r io.Reader, limit int64, add func(line []byte, cut bool)) (full bool, err error) {
+	b := bufio.NewReaderSize(r, explainlog.MaxLine)
+	var total int64
+	for {
+		line, err := b.ReadSlice('\n')
+		total += int64(len(line))
+		cut := errors.Is(err, bufio.ErrBufferFull)
+		if len(line) > 0 {
+			add(bytesOfLine(line), cut)
+		}
+		for errors.Is(err, bufio.ErrBufferFull) {
+			var more []byte
+			more, err = b.ReadSlice('\n')
+			total += int64(len(more))
+		}
+		if errors.Is(err, io.EOF) {
+			return total >= limit, nil
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+}
+
+func bytesOfLine(line []byte) []byte {
+	if n := len(line); line[n-1] == '\n' {
+		return line[:n-1]
+	}
+	return line
+}
