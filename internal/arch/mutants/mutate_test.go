@@ -160,6 +160,13 @@ func TestPackages(t *testing.T) {
 	if len(pure) == 0 {
 		t.Fatal("internal/arch/imports_test.go has no list of pure packages")
 	}
+	for pkg := range notSampled {
+		i := slices.Index(pure, pkg)
+		if i < 0 {
+			t.Fatalf("notSampled lists %s, which is not pure", pkg)
+		}
+		pure = slices.Delete(pure, i, i+1)
+	}
 	if want := append(pure, "decode", "prefill"); !slices.Equal(slices.Sorted(slices.Values(packages)), slices.Sorted(slices.Values(want))) {
 		t.Errorf("packages are %v: want %v", packages, want)
 	}
@@ -272,7 +279,7 @@ func TestFates(t *testing.T) {
 	for want, m := range map[fate]*mutant{
 		survived: change("package liveness", "package liveness // as it was"),
 		killed:   change("quiet >= d.silence", "quiet < d.silence"),
-		timedOut: change("\tspeaking := false", "\tfor now.IsZero() == false {\n\t}\n\tspeaking := false"),
+		timedOut: change("\tanySpeaks := false", "\tfor now.IsZero() == false {\n\t}\n\tanySpeaks := false"),
 		broken:   change("package liveness", "package lively"),
 	} {
 		bound := time.Minute // of a busy machine's compiler
