@@ -15,15 +15,15 @@ type MoEConfig struct {
 	Normalize  bool  // the weights of the chosen are divided by their sum
 	Every      int   // layers Every-1, 2·Every-1, … have experts
 	Dense      []int // but these layers have none
-	FirstDense int   // nor do so many first layers
+	FirstDense int   `fingerprint:"new"` // nor do so many first layers
 
-	Shared int     // width of an MLP that all tokens go through in addition; 0: none
-	Factor float32 // multiplies what the chosen experts return; 0: 1
+	Shared int     `fingerprint:"new"` // width of an MLP that all tokens go through in addition; 0: none
+	Factor float32 `fingerprint:"new"` // multiplies what the chosen experts return; 0: 1
 
-	Sigmoid            bool // experts are chosen by the logistic function of their scores, and a bias
-	Groups, KeepGroups int  // the chosen are of the KeepGroups best groups; 0: of all
-	RouterBias         bool
-	Clamped            bool // experts have GPT-OSS's activation
+	Sigmoid            bool `fingerprint:"new"` // experts are chosen by the logistic function of their scores, and a bias
+	Groups, KeepGroups int  `fingerprint:"new"` // the chosen are of the KeepGroups best groups; 0: of all
+	RouterBias         bool `fingerprint:"new"`
+	Clamped            bool `fingerprint:"new"` // experts have GPT-OSS's activation
 }
 
 func (m *MoEConfig) layer(i int) bool {

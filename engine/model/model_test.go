@@ -253,6 +253,35 @@ func TestStepBytes(t *testing.T) {
 	}
 }
 
+// fingerprints010 are those that version 0.1.0 computes.
+var fingerprints010 = map[string]uint64{
+	"deepseek":          0x82fca0ec2ecfb475,
+	"deepseek-fp8":      0x46e312d80d6c8a97,
+	"deepseek-plain":    0xfc857ad9c80f43c1,
+	"gemma4-moe":        0x9c66170ee3eb2647,
+	"gemma4-multimodal": 0x4502fd2b353271d2,
+	"gemma4-ple":        0xc06c9f1c1e1418f6,
+	"gpt-oss":           0x97f404ddc1f650a9,
+	"gpt-oss-mxfp4":     0x0879599c1ac02f38,
+	"gqa-tied":          0xd7fb3ff6c6062814,
+	"headdim":           0x54bb3343996b3b1a,
+	"mha":               0x6c5c88fe8a99422f,
+	"mistral-full":      0xfea604475a115e77,
+	"mistral-window":    0xa84e09e00e233d04,
+	"qwen3":             0xe49394d73193cb53,
+	"qwen3-moe":         0x190f0eb8744e373f,
+	"qwen3-moe-plain":   0x57808d5f34c9f9b7,
+}
+
+// Nodes of version 0.1.0 and of this one serve one model: an upgrade moves streams between them.
+func TestFingerprintsOfVersionBefore(t *testing.T) {
+	for name, want := range fingerprints010 {
+		if got, err := openCheckpoint(t, name).Fingerprint(); err != nil || got != want {
+			t.Errorf("%s has fingerprint %016x, %v; 0.1.0 computes %016x", name, got, err, want)
+		}
+	}
+}
+
 func TestFingerprint(t *testing.T) {
 	of := func(files fstest.MapFS) uint64 {
 		t.Helper()

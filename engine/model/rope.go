@@ -23,8 +23,8 @@ type RopeConfig struct {
 	Partial            float64 // of proportional: the share of pairs that turn
 	MScale, MScaleAll  float64 // of yarn: instead of Attention, the quotient of two such; 0: not
 
-	Short, Long []float64 // of longrope: what the wavelength of each pair is multiplied by
-	Stretched   bool      // of longrope and dynamic: the context served is longer than Original
+	Short, Long []float64 `fingerprint:"new"` // of longrope: what the wavelength of each pair is multiplied by
+	Stretched   bool      `fingerprint:"new"` // of longrope and dynamic: the context served is longer than Original
 }
 
 // setContext sets how many positions are served. Transformers uses longrope's long factors, and
