@@ -40,9 +40,9 @@ func (s *Source) Fingerprint() (uint64, error) {
 }
 
 // settings returns the part of the config that decides which bits are computed. Version 0.1.0
-// hashed this text, and nodes of both versions have to serve one model while a fleet is upgraded. So
-// the text of a config that 0.1.0 could read never changes: a new field has the tag fingerprint:"new",
-// and appears only where it is not zero.
+// hashed this text, and nodes of both versions have to serve one model while a fleet is upgraded.
+// So the text of a config that 0.1.0 could read never changes: a new field has the tag
+// fingerprint:"new" and appears only where it is not zero.
 func settings(c Config) string {
 	c.Features.drop(always[c.Architecture])
 	latent := ""
