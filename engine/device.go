@@ -48,6 +48,7 @@ type choice struct {
 // logs why and returns the CPU. A GPU that was requested must exist.
 func choose(o *LoadOptions) (choice, error) {
 	if o.Device == "cpu" {
+		warnWithoutC(o)
 		return choice{}, nil
 	}
 	auto := o.Device == "" || o.Device == "auto"
@@ -62,6 +63,7 @@ func choose(o *LoadOptions) (choice, error) {
 	switch {
 	case err != nil && auto:
 		o.Logger.Info("computing on the CPU", "why", err)
+		warnWithoutC(o)
 		return choice{}, nil
 	case err != nil:
 		return c, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)
@@ -69,6 +71,14 @@ func choose(o *LoadOptions) (choice, error) {
 	c.name, c.total, c.free = p.Name, p.Total, p.Free
 	o.Logger.Info("computing on a GPU", "device", fmt.Sprintf("cuda:%d", c.number), "name", c.name, "memory", memory.Bytes(c.total), "free", memory.Bytes(c.free))
 	return c, nil
+}
+
+// warnWithoutC logs that the program was built without a C compiler, unless the portable kernels
+// were requested. Builds by go install have no other hint.
+func warnWithoutC(o *LoadOptions) {
+	if cpu.Variants()[0] == cpu.Portable && o.Kernels != cpu.Portable {
+		o.Logger.Warn("no C kernels: this build is many times slower than one with gcc", "kernels", cpu.Portable)
+	}
 }
 
 // widen converts FP8 weights to bfloat16 if the device has no matrix products for them.

@@ -62,6 +62,9 @@ func showVersion(v *Invocation) error {
 	}
 	fmt.Fprintf(v.Out, "tandem %s (commit %s, %s, %s/%s), kernels: %s\n", v.Version, commit(), runtime.Version(),
 		runtime.GOOS, runtime.GOARCH, strings.Join(cpu.Variants(), " "))
+	if cpu.Variants()[0] == cpu.Portable {
+		fmt.Fprintln(v.ErrOut, "tandem version: warning: this build has no C kernels and computes many times slower; build it with gcc, or install a package")
+	}
 	return nil
 }
 
