@@ -442,6 +442,20 @@ func TestRelayExplains(t *testing.T) {
 	}
 }
 
+// A decision about no model of the upstreams is refused as requests are.
+func TestRelayExplainsNoModel(t *testing.T) {
+	b := newRelayed(t, Options{}, "s1", "s2")
+	b.far["s2"].models.Store(&[]string{"m", "other"})
+	b.until(func() bool { return b.g.proxy.Pool.Now().Find("other") != nil })
+	for model, want := range map[string]int{"": 400, "third": 404} {
+		asked := b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
+		r := b.do("GET", "/debug/route?prompt=x&model="+model, "")
+		if r.StatusCode != want || r.body != asked.body || asked.StatusCode != want {
+			t.Errorf("model %q: %d %s, want %d %s", model, r.StatusCode, r.body, want, asked.body)
+		}
+	}
+}
+
 // A server that hangs loses what nothing was heard of: the request goes elsewhere.
 func TestRelayHang(t *testing.T) {
 	b := newRelayed(t, Options{StallTimeout: 200 * time.Millisecond, Policy: "round_robin"}, "s1", "s2")
