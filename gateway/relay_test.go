@@ -437,7 +437,7 @@ func TestRelayExplains(t *testing.T) {
 	if r := b.do("GET", "/debug/route?model=m", ""); r.StatusCode != 400 {
 		t.Fatal(r.StatusCode, r.body)
 	}
-	if r := b.do("GET", "/debug/nodes", ""); strings.Count(r.body, `"up":true`) != 3 {
+	if r := b.do("GET", "/debug/nodes", ""); strings.Count(r.body, `"up":true`) != 3 || strings.Count(r.body, `"models":["m"]`) != 3 {
 		t.Fatal(r.body)
 	}
 }
