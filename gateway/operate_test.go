@@ -119,7 +119,7 @@ func TestDrainUpstream(t *testing.T) {
 		}
 		begun = append(begun, c)
 	}
-	if r := b.post("/admin/drain/http://s1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"node":"http://s1","role":"serve","draining":true`) || !strings.Contains(r.body, `"in_flight":1,"others":1`) {
+	if r := b.post("/admin/drain/http://s1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"node":"http://s1","role":"serve","draining":true,"in_flight":1,"others":1`) {
 		t.Fatal(r.StatusCode, r.body)
 	}
 	had := len(b.far["s1"].requests())
