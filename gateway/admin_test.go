@@ -164,7 +164,7 @@ func TestAdminListener(t *testing.T) {
 	admin := fasthttputil.NewInmemoryListener()
 	b := newBed(t, Options{AdminListener: admin, APIKeys: []string{"k"}}, map[string]nodestest.Options{"d": {}})
 	for path, want := range map[string][2]int{
-		"/metrics": {401, 200}, "/debug/targets": {401, 200}, "/livez": {200, 200}, "/readyz": {200, 200}, "/version": {401, 200}, "/v1/models": {401, 404}, "/openapi.json": {401, 404},
+		"/": {401, 404}, "/metrics": {401, 200}, "/debug/targets": {401, 200}, "/livez": {200, 200}, "/readyz": {200, 200}, "/version": {401, 200}, "/v1/models": {401, 404}, "/openapi.json": {401, 404},
 		"/debug/nodes": {401, 200}, "/debug/route?prompt=x": {401, 200},
 	} {
 		if r := b.do("GET", path, ""); r.StatusCode != want[0] {

@@ -26,9 +26,9 @@ type drained struct {
 	Node     string  `json:"node"`
 	Role     string  `json:"role"`
 	Draining bool    `json:"draining"`
-	Timeout  float64 `json:"timeout_s"`
-	InFlight int64   `json:"in_flight"` // requests of this gateway on the node
-	Others   int     `json:"others"`    // usable nodes of the same role
+	Timeout  float64 `json:"timeout_s,omitempty"` // 0: none, as of upstreams
+	InFlight int64   `json:"in_flight"`           // requests of this gateway on the node
+	Others   int     `json:"others"`              // usable nodes of the same role
 }
 
 // drainNode drains a node, or lets it take work again. The answer does not wait for the drain,

@@ -46,7 +46,10 @@ func TestDrainNode(t *testing.T) {
 	if n := len(b.nodes["d1"].Requests()); n != 0 {
 		t.Errorf("d1 got %d requests", n)
 	}
-	if r := b.do("DELETE", "/admin/drain/d1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"draining":false`) {
+	if r := b.post("/admin/drain/d1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"draining":true,"timeout_s":30,`) {
+		t.Fatalf("without a timeout: %d %s", r.StatusCode, r.body)
+	}
+	if r := b.do("DELETE", "/admin/drain/d1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"draining":false,"in_flight"`) {
 		t.Fatalf("%d %s", r.StatusCode, r.body)
 	}
 	b.until(func() bool { return b.g.native.Usable() == 2 })

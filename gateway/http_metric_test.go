@@ -62,7 +62,7 @@ func TestHTTPMetricHasEveryStatus(t *testing.T) {
 			t.Errorf("%s answers %d, which metrics.HTTPStatuses lacks", place, status)
 		}
 	}
-	for status, want := range map[int]string{200: "200", 404: "404", 206: "2xx", 302: "3xx", 418: "4xx", 529: "5xx"} {
+	for status, want := range map[int]string{200: "200", 404: "404", 206: "2xx", 302: "302", 307: "3xx", 418: "4xx", 529: "5xx"} {
 		if got := statusLabel(status); got != want {
 			t.Errorf("%d counts as %s, want %s", status, got, want)
 		}
@@ -84,7 +84,7 @@ func statuses(t *testing.T, name string, found map[int]string) {
 			}
 		}
 	}
-	constants := map[string]int{"StatusNoContent": fasthttp.StatusNoContent, "StatusTooManyRequests": fasthttp.StatusTooManyRequests, "StatusBadRequest": fasthttp.StatusBadRequest, "StatusOK": fasthttp.StatusOK,
+	constants := map[string]int{"StatusNoContent": fasthttp.StatusNoContent, "StatusFound": fasthttp.StatusFound, "StatusTooManyRequests": fasthttp.StatusTooManyRequests, "StatusBadRequest": fasthttp.StatusBadRequest, "StatusOK": fasthttp.StatusOK,
 		"StatusContinue": 0, "StatusExpectationFailed": fasthttp.StatusExpectationFailed, "StatusMessage": 0}
 	ast.Inspect(file, func(n ast.Node) bool {
 		switch n := n.(type) {

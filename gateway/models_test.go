@@ -180,3 +180,109 @@ func TestModelNotNamed(t *testing.T) {
 		}
 	}
 }
+
+// named is a member and node of bundle's weights under a name, which refuses requests under others
+// as decode nodes do.
+func named(addr, name string) (nodes.Member, nodestest.Options) {
+	m, bd := decodeMember(addr), proto.CloneOf(bundle())
+	m.Model, bd.Model = name, name
+	return m, nodestest.Options{Bundle: bd, Refuse: func(r *nodepb.Generate) (nodepb.Code, string) {
+		if r.Model != "" && r.Model != name {
+			return nodepb.Code_CODE_NOT_FOUND, fmt.Sprintf("model %q is not served here, %q is", r.Model, name)
+		}
+		return 0, ""
+	}}
+}
+
+// Nodes of equal weights are one model under each name that they announce: a request under any name
+// goes to any node, under the node's name. A name leaves with its last node.
+func TestModelOfSeveralNames(t *testing.T) {
+	m1, o1 := named("d1", "tiny")
+	m2, o2 := named("d2", "small")
+	b := newBed(t, Options{Members: []nodes.Member{m1, m2}, Upstreams: Upstreams{Options: upstream.Options{Names: map[string]string{"alias": "small"}}}},
+		map[string]nodestest.Options{"d1": o1, "d2": o2})
+	ids := func() (ids []string) {
+		for _, c := range b.g.native.Cards() {
+			ids = append(ids, c.ID)
+		}
+		slices.Sort(ids)
+		return ids
+	}
+	listed := func(want ...string) { t.Helper(); b.until(func() bool { return slices.Equal(ids(), want) }) }
+	listed("alias", "small", "tiny")
+	ask := func(model string) {
+		t.Helper()
+		for i := range 20 { // prompts of many homes
+			r := b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"%d","max_tokens":1}`, model, i))
+			if a := r.parse(t); r.StatusCode != 200 || a.Model != model {
+				t.Fatalf("%s: %d %s", model, r.StatusCode, r.body)
+			}
+		}
+	}
+	for _, model := range []string{"tiny", "small", "alias"} {
+		was := [2]int{len(b.nodes["d1"].Requests()), len(b.nodes["d2"].Requests())}
+		ask(model)
+		if d1, d2 := len(b.nodes["d1"].Requests())-was[0], len(b.nodes["d2"].Requests())-was[1]; d1 == 0 || d2 == 0 || d1+d2 != 20 {
+			t.Errorf("%s: %d attempts on d1 and %d on d2, want some on each, 20 in all", model, d1, d2)
+		}
+		if r := b.do("GET", "/v1/models/"+model, ""); r.StatusCode != 200 || !strings.Contains(r.body, fmt.Sprintf(`"id":%q`, model)) {
+			t.Errorf("%s: %d %s", model, r.StatusCode, r.body)
+		}
+	}
+	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":1}`); r.StatusCode != 200 {
+		t.Errorf("without a model: %d %s", r.StatusCode, r.body)
+	}
+	b.post("/v1/completions", `{"model":"third","prompt":"x"}`).wantError(t, 404, `"small", "tiny"`)
+
+	b.g.SetMembers([]nodes.Member{m2})
+	listed("alias", "small")
+	b.post("/v1/completions", `{"model":"tiny","prompt":"x"}`).wantError(t, 404, `"tiny" does not exist`)
+	ask("small")
+	b.g.SetMembers([]nodes.Member{m1, m2})
+	listed("alias", "small", "tiny")
+	ask("tiny")
+	b.g.SetMembers([]nodes.Member{m1})
+	listed("tiny")
+}
+
+// A name belongs to one model: another model that has the name too gets it when the first has left,
+// and serves under its other names until then.
+func TestNameOfTwoModels(t *testing.T) {
+	m1, o1 := named("d1", "tiny")
+	m2, o2 := named("d2", "small")
+	m3, o3 := named("d3", "small")
+	m2.Fingerprint, o2.Bundle.Fingerprint = 8, 8
+	b := newBed(t, Options{Members: []nodes.Member{m1, m2}}, map[string]nodestest.Options{"d1": o1, "d2": o2})
+	b.until(func() bool { return len(b.g.native.Models.All()) == 2 })
+	b.node("d3", o3)
+	b.g.SetMembers([]nodes.Member{m1, m2, m3})
+	b.until(func() bool { return b.g.native.Nodes.Now().Usable(7) == 2 })
+	for i := range 10 {
+		for _, model := range []string{"tiny", "small"} {
+			if r := b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"%d","max_tokens":1}`, model, i)); r.StatusCode != 200 {
+				t.Fatalf("%s: %d %s", model, r.StatusCode, r.body)
+			}
+		}
+	}
+	if n := len(b.nodes["d2"].Requests()); n != 10 {
+		t.Errorf("%d requests under the name of d2 reached it, want 10", n)
+	}
+	b.g.SetMembers([]nodes.Member{m1, m3})
+	b.until(func() bool { m, fault := b.g.native.Find("small"); return fault == nil && m.Fingerprint == 7 })
+}
+
+// A name that the gateway's operator gave replaces all names that the nodes announce.
+func TestServedNameOfSeveralNames(t *testing.T) {
+	m1, o1 := named("d1", "tiny")
+	m2, o2 := named("d2", "small")
+	b := newBed(t, Options{ServedModelName: "mine", Members: []nodes.Member{m1, m2}}, map[string]nodestest.Options{"d1": o1, "d2": o2})
+	for i := range 10 {
+		if r := b.post("/v1/completions", fmt.Sprintf(`{"model":"mine","prompt":"%d","max_tokens":1}`, i)); r.StatusCode != 200 {
+			t.Fatal(r.StatusCode, r.body)
+		}
+	}
+	b.post("/v1/completions", `{"model":"small","prompt":"x"}`).wantError(t, 404, `serves "mine"`)
+	if cards := b.g.native.Cards(); len(cards) != 1 || cards[0].ID != "mine" {
+		t.Errorf("%+v", cards)
+	}
+}

@@ -52,7 +52,9 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	}
 	if g.proxy != nil {
 		for _, s := range g.proxy.Pool.Now().Servers {
-			v.Upstreams = append(v.Upstreams, proxy.ViewOf(s))
+			u := proxy.ViewOf(s)
+			u.Models = s.Models()
+			v.Upstreams = append(v.Upstreams, u)
 		}
 	}
 	g.json(ctx, v)

@@ -116,3 +116,39 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 	b.g.SetMembers([]nodes.Member{decodeMember("d1")})
 	b.until(known)
 }
+
+// Block events are published under the name that a node announces, and followed under all names of
+// the model: those of prefill nodes too.
+func TestBlockEventsOfAllNames(t *testing.T) {
+	server, err := cluster.StartServer(cluster.ServerOptions{Name: "gw", Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	bus := func(name string) *cluster.Bus {
+		b := cluster.NewBus(cluster.BusOptions{Name: name})
+		t.Cleanup(b.Close)
+		b.SetServers([]string{server.Addr()})
+		return b
+	}
+	m1, o1 := named("d1", "tiny")
+	m2, o2 := named("d2", "small")
+	m3, _ := named("p1", "little")
+	m3.Role = "prefill"
+	b := newBed(t, Options{Members: []nodes.Member{m1, m2, m3}}, map[string]nodestest.Options{"d1": o1, "d2": o2})
+	b.g.FollowEvents(bus("gateway"))
+	for _, m := range []nodes.Member{m1, m2, m3} {
+		node := bus(m.ID)
+		events, err := cluster.NewEventPublisher(node, m.Model, m.ID, b.g.Log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		hash := kvcache.Hash(0)
+		events.Answer(node, m.Model, m.ID, func() {})
+		b.until(func() bool {
+			hash++
+			events.Publish([]kvcache.Event{{Kind: kvcache.Stored, Hash: hash}}, true)
+			return b.g.native.Blocks.Count(m.ID) > 0
+		})
+	}
+}

@@ -15,6 +15,35 @@ import (
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
+// A browser that opens / is sent to the page of routes; programs get a 404 that names it. The
+// operators' port has no such page, and without its key a browser is not sent either.
+func TestRootOfBrowsers(t *testing.T) {
+	const html = "Accept: text/html,application/xhtml+xml,*/*;q=0.8"
+	b, keyed := newBed(t, Options{}, nil), newBed(t, Options{APIKeys: []string{"k"}}, nil)
+	for _, c := range []struct {
+		b                    *bed
+		method, path, header string
+		want                 int
+		location, body       string
+	}{
+		{b, "GET", "/", html, 302, "/docs", ""},
+		{b, "HEAD", "/", html, 302, "/docs", ""},
+		{b, "GET", "/", "Accept: */*", 404, "", "there is nothing at /: /docs lists"},
+		{b, "GET", "/", "X-A: b", 404, "", "there is nothing at /: /docs lists"},
+		{b, "POST", "/", html, 404, "", "there is nothing at /: /docs lists"},
+		{b, "GET", "/nowhere", html, 404, "", `there is nothing at /nowhere"`},
+		{keyed, "GET", "/", html, 401, "", "API key"},
+	} {
+		conn := c.b.dial()
+		conn.send(c.method, c.path, "", c.header)
+		r := conn.response(c.method)
+		conn.Close()
+		if r.StatusCode != c.want || r.Header.Get("Location") != c.location || !strings.Contains(r.body, c.body) {
+			t.Errorf("%s %s with %s: %d to %q: %s", c.method, c.path, c.header, r.StatusCode, r.Header.Get("Location"), r.body)
+		}
+	}
+}
+
 // The page lists every route and every field, begins with chat completions, and loads nothing.
 func TestDocs(t *testing.T) {
 	b := newBed(t, Options{}, one(nodestest.Options{}))
@@ -90,7 +119,7 @@ func TestDrainUpstream(t *testing.T) {
 		}
 		begun = append(begun, c)
 	}
-	if r := b.post("/admin/drain/http://s1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"node":"http://s1","role":"serve","draining":true`) || !strings.Contains(r.body, `"in_flight":1,"others":1`) {
+	if r := b.post("/admin/drain/http://s1", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"node":"http://s1","role":"serve","draining":true,"in_flight":1,"others":1`) {
 		t.Fatal(r.StatusCode, r.body)
 	}
 	had := len(b.far["s1"].requests())

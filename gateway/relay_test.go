@@ -437,8 +437,22 @@ func TestRelayExplains(t *testing.T) {
 	if r := b.do("GET", "/debug/route?model=m", ""); r.StatusCode != 400 {
 		t.Fatal(r.StatusCode, r.body)
 	}
-	if r := b.do("GET", "/debug/nodes", ""); strings.Count(r.body, `"up":true`) != 3 {
+	if r := b.do("GET", "/debug/nodes", ""); strings.Count(r.body, `"up":true`) != 3 || strings.Count(r.body, `"models":["m"]`) != 3 {
 		t.Fatal(r.body)
+	}
+}
+
+// A decision about no model of the upstreams is refused as requests are.
+func TestRelayExplainsNoModel(t *testing.T) {
+	b := newRelayed(t, Options{}, "s1", "s2")
+	b.far["s2"].models.Store(&[]string{"m", "other"})
+	b.until(func() bool { return b.g.proxy.Pool.Now().Find("other") != nil })
+	for model, want := range map[string]int{"": 400, "third": 404} {
+		asked := b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
+		r := b.do("GET", "/debug/route?prompt=x&model="+model, "")
+		if r.StatusCode != want || r.body != asked.body || asked.StatusCode != want {
+			t.Errorf("model %q: %d %s, want %d %s", model, r.StatusCode, r.body, want, asked.body)
+		}
 	}
 }
 

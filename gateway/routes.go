@@ -32,7 +32,10 @@ const (
 	overseers                 // on both ports; on the clients' port by the rules of operates, for reading as well
 )
 
-const modelsPath = "/v1/models/"
+const (
+	modelsPath = "/v1/models/"
+	docsPath   = "/docs"
+)
 
 // routes is the table of all endpoints, from which /openapi.json is made. HEAD is served where GET
 // is, and OPTIONS everywhere.
@@ -69,7 +72,7 @@ var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: openai.UnloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Remove an adapter's name; running requests keep the adapter",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).unloadAdapter, operators},
 	{openai.Operation{Method: "GET", Path: "/openapi.json", Key: true, Summary: "This document", Answer: "Object"}, (*Gateway).openAPI, clients},
-	{openai.Operation{Method: "GET", Path: "/docs", Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
+	{openai.Operation{Method: "GET", Path: docsPath, Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true, Errors: []int{401, 403}}, (*Gateway).nodes, overseers},
 	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 401, 403, 404, 503}}, (*Gateway).explain, overseers},
 }
@@ -128,7 +131,7 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx, &envelope)):
 		g.proxy.Serve(ctx, path, envelope)
 	case here == nil && len(allowed) == 1:
-		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", openai.Clip(path, 100))})
+		g.nothing(ctx, path, port)
 	case here == nil:
 		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
 		g.fail(ctx, &openai.Error{Status: 405, Type: openai.TypeMethod,
@@ -142,6 +145,21 @@ func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audienc
 		}
 		here.handle(g, ctx)
 	}
+}
+
+// nothing answers a request for an unknown path. Browsers that open / are sent to the page of all
+// routes, which the operators' port does not have.
+func (g *Gateway) nothing(ctx *fasthttp.RequestCtx, path string, port audience) {
+	fault := &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", openai.Clip(path, 100))}
+	if path == "/" && port == clients {
+		if (ctx.IsGet() || ctx.IsHead()) && bytes.Contains(ctx.Request.Header.Peek("Accept"), []byte("text/html")) {
+			ctx.Response.Header.Set("Location", docsPath)
+			ctx.SetStatusCode(fasthttp.StatusFound)
+			return
+		}
+		fault.Message += ": " + docsPath + " lists what is served"
+	}
+	g.fail(ctx, fault)
 }
 
 // probe reports whether a path is a health check, which needs no key.

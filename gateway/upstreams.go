@@ -40,15 +40,20 @@ func (g *Gateway) upstreamModel(ctx *fasthttp.RequestCtx, name string) bool {
 }
 
 // explainUpstream answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a model of upstreams
-// would be sent; false: they do not serve the model.
+// would be sent, or that no upstream serves the model; false: own nodes answer.
 func (g *Gateway) explainUpstream(ctx *fasthttp.RequestCtx) bool {
 	if g.proxy == nil {
 		return false
 	}
 	args := ctx.QueryArgs()
-	m := g.proxy.Pool.Now().Find(string(args.Peek("model")))
-	if own, fault := g.native.Find(string(args.Peek("model"))); m == nil || fault == nil && own.Name == string(args.Peek("model")) {
+	name := string(args.Peek("model"))
+	m := g.proxy.Pool.Now().Find(name)
+	if own, fault := g.native.Find(name); m == nil && g.native.Models.Load() != nil || fault == nil && own.Name == name {
 		return false
+	}
+	if m == nil {
+		g.fail(ctx, g.proxy.NoModel(name))
+		return true
 	}
 	how, fault := g.Routing(&ctx.Request.Header)
 	raw, path, member := args.Peek("messages"), "/v1/chat/completions", "messages"

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -203,7 +204,7 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 		PrefixDigest: x.model.RootDigest(x.req.CacheSalt),
 		DeadlineMs:   uint64(max(1, time.Until(x.Deadline).Milliseconds())),
 		Priority:     x.req.Priority,
-		Model:        x.model.bundle.Model,
+		Model:        cmp.Or(fleet.Decode[d.Decode].Model(), x.model.bundle.Model), // nodes refuse other names
 		EosTokenIds:  x.model.bundle.EosTokenIds,
 		Logprobs:     x.req.Logprobs,
 		TopLogprobs:  uint32(x.req.TopLogprobs),

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
@@ -13,21 +14,23 @@ func (fl *Fleet) FollowEvents(bus *cluster.Bus) {
 	fl.events.mu.Lock()
 	fl.bus = bus
 	fl.events.mu.Unlock()
-	var names []string
-	for _, m := range fl.Models.All() {
-		names = append(names, m.bundle.Model)
-	}
-	fl.subscribe(names)
+	fl.subscribe(fl.Nodes.Now(), fl.Models.All())
 }
 
 // subscriptions are those to block events of the present models.
 type subscriptions struct {
 	mu sync.Mutex
-	of map[string]*cluster.Subscription // by the model's own name
+	of map[string]*cluster.Subscription // by the name that nodes announce
 }
 
-// subscribe subscribes to the block events of the named models, and to no others.
-func (fl *Fleet) subscribe(names []string) {
+// subscribe subscribes to the block events of the models, under all names that nodes announce, and
+// to no others.
+func (fl *Fleet) subscribe(fleet *nodes.Snapshot, models []*Model) {
+	var names []string
+	for _, m := range models {
+		_, events := fleet.Names(m.Fingerprint, m.bundle.Model)
+		names = append(names, events...)
+	}
 	n := &fl.events
 	n.mu.Lock()
 	defer n.mu.Unlock()

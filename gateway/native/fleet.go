@@ -47,9 +47,9 @@ type Fleet struct {
 	Buffered atomic.Int64  // bytes of streams' buffers
 
 	o Options
-	// By fingerprint; owned by keepModel.
-	failedModels   map[uint64]time.Time // when loading last failed
-	pendingModels  map[uint64]string    // newer versions that wait until no node serves the current one
+	// Owned by keepModel.
+	failedModels   map[uint64]time.Time    // when loading last failed, by fingerprint
+	pendingModels  map[pendingModel]string // by which model of the same name each waits: its name
 	membersChanged chan struct{}
 	bus            *cluster.Bus  // nil: there are no block events
 	events         subscriptions // of the present models; set by keepModel
@@ -57,7 +57,7 @@ type Fleet struct {
 
 // New returns a fleet without members.
 func New(s *exchange.Service, o Options) *Fleet {
-	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[uint64]string{}}
+	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[pendingModel]string{}}
 	o.Nodes.Blocks, o.Nodes.Left = fl.Blocks, fl.left
 	fl.events.of = map[string]*cluster.Subscription{}
 	fl.Nodes = nodes.New(o.Nodes)

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,24 +50,20 @@ var errNoNode = errors.New("gateway: no decode node is ready")
 
 // refresh loads the models of ready decode nodes and drops those that no node serves any more.
 // While nodes serve a model, another model of the same name waits, because it is the next version.
+// Nodes of equal weights are one model, under each name that they announce.
 func (fl *Fleet) refresh(ctx context.Context) error {
 	fleet, was := fl.Nodes.Now(), fl.Models.All()
-	var next []*Model
-	for _, m := range was {
-		if fleet.Ready(m.Fingerprint) > 0 {
-			next = append(next, m)
-		}
-	}
+	next := rename(fleet, was)
 	err := errNoNode
 	for _, n := range fleet.Decode {
 		member, print := n.Member(), n.Fingerprint()
-		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || fl.waits(next, print) || time.Since(fl.failedModels[print]) < failedPause) ||
+		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || fl.waits(next, pendingModel{print, member.Model}) || time.Since(fl.failedModels[print]) < failedPause) ||
 			slices.ContainsFunc(next, func(m *Model) bool { return print == 0 || m.Fingerprint == 0 || m.Fingerprint == print }) {
 			continue
 		}
 		var m *Model
 		if m, err = fl.load(ctx, n, next); err == nil && m != nil {
-			next = append(next, m)
+			next = rename(fleet, append(next, m))
 		}
 	}
 	if len(next) > 0 {
@@ -76,9 +73,56 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 	}
 	if !slices.Equal(was, next) {
 		fl.Models.Store(next...)
-		fl.follow(next)
+		var names []string
+		for _, m := range next {
+			names = append(names, m.names...)
+		}
+		fl.Meters.Set.SetModel(strings.Join(names, ","))
 	}
+	fl.subscribe(fleet, next)
 	return err
+}
+
+// rename returns the models under the names that decode nodes announce now. A model keeps its
+// announced names, and gets the others that no other model has. Models without a name are dropped.
+func rename(fleet *nodes.Snapshot, models []*Model) (next []*Model) {
+	announced, kept, taken := make([][]string, len(models)), make([][]string, len(models)), map[string]bool{}
+	for i, m := range models {
+		announced[i], _ = fleet.Names(m.Fingerprint, m.bundle.Model)
+		for _, name := range announced[i] {
+			if slices.Contains(m.announced, name) {
+				kept[i], taken[name] = append(kept[i], name), true
+			}
+		}
+	}
+	for i, m := range models {
+		for _, name := range announced[i] {
+			if !taken[name] {
+				kept[i], taken[name] = append(kept[i], name), true
+			}
+		}
+		if slices.Sort(kept[i]); len(kept[i]) > 0 {
+			next = append(next, m.under(kept[i]))
+		}
+	}
+	return next
+}
+
+// under returns the model under the names that nodes announce. It keeps its first name while a node
+// announces it. A name that the gateway's operator gave replaces them.
+func (m *Model) under(announced []string) *Model {
+	if slices.Equal(m.announced, announced) {
+		return m
+	}
+	w := *m
+	w.announced = announced
+	if !m.renamed {
+		w.names = announced
+		if !slices.Contains(announced, m.Name) {
+			w.Name = announced[0]
+		}
+	}
+	return &w
 }
 
 // failedPause is the pause after a model that could not be loaded, while others are served, because
@@ -88,10 +132,17 @@ const failedPause = 30 * time.Second
 // maxModels bounds the models of one gateway's nodes: each has its tokenizer in memory.
 const maxModels = 64
 
+// pendingModel is a newer version of a model, as a node announces it, that waits until no node
+// serves the current one.
+type pendingModel struct {
+	fingerprint uint64
+	announced   string
+}
+
 // waits reports whether a pending model waits because the current one of its name is served.
-func (fl *Fleet) waits(next []*Model, print uint64) bool {
-	name, pending := fl.pendingModels[print]
-	return pending && slices.ContainsFunc(next, func(m *Model) bool { return m.bundle.Model == name })
+func (fl *Fleet) waits(next []*Model, p pendingModel) bool {
+	name, pending := fl.pendingModels[p]
+	return pending && slices.ContainsFunc(next, func(m *Model) bool { return slices.Contains(m.announced, name) })
 }
 
 // load makes a node's model one of the gateway's; nil without an error: the model is served
@@ -101,20 +152,20 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 	if err != nil {
 		return nil, err
 	}
-	name := fl.o.ServedModelName
+	name, announced := fl.o.ServedModelName, cmp.Or(n.Model(), b.Model)
 	for _, m := range next {
 		if m.Fingerprint == b.Fingerprint {
 			return nil, nil
 		}
-		if m.bundle.Model == b.Model {
-			fl.pendingModels[b.Fingerprint] = b.Model
-			fl.Log.Info("newer model of the same name waits until no node serves the current one", "model", b.Model, "node", n.Name,
+		if slices.Contains(m.announced, announced) {
+			fl.pendingModels[pendingModel{b.Fingerprint, n.Model()}] = announced
+			fl.Log.Info("newer model of the same name waits until no node serves the current one", "model", announced, "node", n.Name,
 				"fingerprint", strconv.FormatUint(b.Fingerprint, 16))
 			return nil, nil
 		}
 		if m.Name == name {
 			name = ""
-			fl.Log.Warn("several models are served: --served-model-name names the first; give NAME=MODEL for others", "first", m.bundle.Model, "other", b.Model)
+			fl.Log.Warn("several models are served: --served-model-name names the first; give NAME=MODEL for others", "first", m.bundle.Model, "other", announced)
 		}
 	}
 	m, err := NewModel(b, name, fl.o.ChatTemplate, time.Now())
@@ -130,16 +181,6 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 	fl.Log.Info("model added", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
 		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
 	return m, nil
-}
-
-// follow subscribes to the block events of the models, and sets their names in metrics.
-func (fl *Fleet) follow(next []*Model) {
-	var names, served []string
-	for _, m := range next {
-		names, served = append(names, m.bundle.Model), append(served, m.Name)
-	}
-	fl.subscribe(names)
-	fl.Meters.Set.SetModel(strings.Join(served, ","))
 }
 
 // queueFor returns the queue for a new model's requests. Each model has its own, so that requests
@@ -187,8 +228,8 @@ func (fl *Fleet) keepModel(ctx context.Context) {
 	}
 }
 
-// Find returns the model that a request names, by its own or a further name, or by the name of an
-// adapter. If there is one model, its name may be empty.
+// Find returns the model that a request names, by one of its own or further names, or by the name
+// of an adapter. If there is one model, its name may be empty.
 func (fl *Fleet) Find(name string) (*Model, *openai.Error) {
 	all := fl.Models.All()
 	switch {
@@ -204,7 +245,7 @@ func (fl *Fleet) Find(name string) (*Model, *openai.Error) {
 		if m.Name == name {
 			return m, nil
 		}
-		if m.Name == own {
+		if slices.Contains(m.names, name) || slices.Contains(m.names, own) {
 			return m.as(name), nil
 		}
 	}
@@ -216,21 +257,28 @@ func (fl *Fleet) Find(name string) (*Model, *openai.Error) {
 			}
 		}
 	}
-	served := make([]string, len(all))
-	for i, m := range all {
-		served[i] = strconv.Quote(m.Name)
+	var served []string
+	for _, m := range all {
+		for _, name := range m.names {
+			served = append(served, strconv.Quote(name))
+		}
 	}
 	return nil, &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "model",
 		Message: fmt.Sprintf("the model %q does not exist; this gateway serves %s", openai.Clip(name, 200), openai.Clip(strings.Join(served, ", "), 1000))}
 }
 
-// Cards returns the entries of /v1/models: the models, their further names and their adapters.
+// Cards returns the entries of /v1/models: the models under all names, and their adapters.
 func (fl *Fleet) Cards() (list []openai.Model) {
 	fleet := fl.Nodes.Now()
 	for _, m := range fl.Models.All() {
 		list = append(list, m.Card())
+		for _, name := range m.names {
+			if name != m.Name {
+				list = append(list, m.as(name).Card())
+			}
+		}
 		for _, name := range slices.Sorted(maps.Keys(fl.o.Names)) {
-			if fl.o.Names[name] == m.Name {
+			if slices.Contains(m.names, fl.o.Names[name]) && !slices.Contains(m.names, name) {
 				list = append(list, m.as(name).Card())
 			}
 		}
@@ -254,6 +302,9 @@ type Model struct {
 	render.Model
 	created     int64 // seconds since 1970, when this gateway loaded it
 	bundle      *nodepb.Bundle
+	names       []string        // in the API, sorted, without further names; Name is one
+	announced   []string        // names that its decode nodes announce, sorted
+	renamed     bool            // the gateway's operator gave the name
 	groups      []kvcache.Group // of the nodes' caches
 	systemPrint string          // system_fingerprint of weights and numerics
 
@@ -268,9 +319,10 @@ type Model struct {
 func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Model, error) {
 	m := &Model{created: now.Unix(), bundle: b}
 	m.Model = render.Model{Name: servedName, Fingerprint: b.Fingerprint, MaxLen: int(b.MaxModelLen), Vocab: int(b.VocabSize), BlockTokens: int(b.BlockTokens)}
-	if m.Name == "" {
+	if m.renamed = servedName != ""; !m.renamed {
 		m.Name = b.Model
 	}
+	m.names, m.announced = []string{m.Name}, []string{b.Model}
 	if m.BlockTokens == 0 {
 		m.BlockTokens = kvcache.DefaultBlockTokens
 	}

@@ -11,14 +11,15 @@ import (
 
 // View is an upstream server in /debug/route and /debug/nodes.
 type View struct {
-	Name     string `json:"name"`
-	Role     string `json:"role"`
-	Up       bool   `json:"up"`
-	Reason   string `json:"reason,omitempty"` // why not
-	Breaker  string `json:"breaker"`
-	Draining bool   `json:"draining,omitempty"`
-	Load     int64  `json:"requests"`         // of this gateway
-	Usable   *bool  `json:"usable,omitempty"` // for the request
+	Name     string   `json:"name"`
+	Role     string   `json:"role"`
+	Models   []string `json:"models,omitempty"` // by the server's own names; /debug/nodes only
+	Up       bool     `json:"up"`
+	Reason   string   `json:"reason,omitempty"` // why not
+	Breaker  string   `json:"breaker"`
+	Draining bool     `json:"draining,omitempty"`
+	Load     int64    `json:"requests"`         // of this gateway
+	Usable   *bool    `json:"usable,omitempty"` // for the request
 }
 
 // ViewOf returns the view of a server.

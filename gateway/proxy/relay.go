@@ -194,13 +194,20 @@ func (r *relay) find() *openai.Error {
 		}
 		return nil
 	}
+	return noModel(now, r.envelope.Model)
+}
+
+// NoModel returns the error of a request for a model that no upstream serves.
+func (p *Proxy) NoModel(name string) *openai.Error { return noModel(p.Pool.Now(), name) }
+
+func noModel(now *upstream.Snapshot, name string) *openai.Error {
 	switch {
 	case now.Unknown > 0 || len(now.Servers) == 0:
-		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: the models of %d of %d upstreams are not known yet", openai.Clip(r.envelope.Model, 200), now.Unknown, len(now.Servers))
-	case r.envelope.Model == "":
+		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: the models of %d of %d upstreams are not known yet", openai.Clip(name, 200), now.Unknown, len(now.Servers))
+	case name == "":
 		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
 	}
-	return openai.NoModel(r.envelope.Model)
+	return openai.NoModel(name)
 }
 
 // views pools views.

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -19,6 +21,35 @@ type Fleet struct {
 	Ready   bool   `json:"ready"`
 	Reason  string `json:"reason,omitempty"` // why not ready
 	Nodes   []Node `json:"nodes"`
+
+	Upstreams []Upstream `json:"upstreams,omitempty"`
+}
+
+// Upstream is one OpenAI-compatible server of a Fleet.
+type Upstream struct {
+	Name     string   `json:"name"` // its URL
+	Role     string   `json:"role"` // task: serve, prefill or decode
+	Models   []string `json:"models,omitempty"`
+	Up       bool     `json:"up"`
+	Reason   string   `json:"reason,omitempty"` // why not up
+	Breaker  string   `json:"breaker"`
+	Draining bool     `json:"draining,omitempty"`
+	Requests int64    `json:"requests"` // of the gateway, in flight
+}
+
+// State returns the state in a few words.
+func (u *Upstream) State() string {
+	switch {
+	case u.Draining:
+		return "draining"
+	case !u.Up && u.Reason == "":
+		return "starting"
+	case !u.Up:
+		return "down: " + u.Reason
+	case u.Breaker == "open" || u.Breaker == "half-open":
+		return "breaker " + u.Breaker
+	}
+	return "ready"
 }
 
 // Node is one member of a Fleet.
@@ -53,6 +84,29 @@ func (n *Node) State() string {
 	return "ready"
 }
 
+// shownModels bounds the models of an upstream in Status.
+const shownModels = 4
+
+// models returns the first models, and how many more there are.
+func (u *Upstream) models() string {
+	n := min(len(u.Models), shownModels)
+	list := cmp.Or(strings.Join(u.Models[:n], ","), "-")
+	if more := len(u.Models) - n; more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
+	return list
+}
+
+// Printable replaces what a terminal would take for a control, such as in a node's name.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if strconv.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, s)
+}
+
 // Nodes returns the gateway's view of the cluster.
 func (c *Client) Nodes(ctx context.Context) (*Fleet, error) {
 	resp, err := c.do(ctx, http.MethodGet, "/debug/nodes", nil)
@@ -82,6 +136,17 @@ func (c *Client) Status(ctx context.Context, asJSON bool, w io.Writer) error {
 	}
 	fmt.Fprintf(w, "gateway %s (version %s): %s\n\n", c.URL, f.Version, state)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	if len(f.Upstreams) > 0 {
+		fmt.Fprintln(t, "UPSTREAM\tTASK\tREQUESTS\tMODELS\tSTATE")
+		for i := range f.Upstreams {
+			u := &f.Upstreams[i]
+			fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", u.Name, u.Role, u.Requests, Printable(u.models()), Printable(u.State()))
+		}
+		if len(f.Nodes) == 0 {
+			return t.Flush()
+		}
+		fmt.Fprintln(t)
+	}
 	fmt.Fprintln(t, "NODE\tROLE\tSTATE\tRUNNING\tWAITING\tKV USED\tMODEL\tRPC\tMETRICS\tVERSION")
 	for _, n := range f.Nodes {
 		load := "-\t-\t-" // only decode nodes report to gateways

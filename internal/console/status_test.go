@@ -2,8 +2,11 @@ package console
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -43,5 +46,41 @@ func TestWaitWithoutRights(t *testing.T) {
 	defer cancel()
 	if _, err := (&Client{URL: gateway.URL}).WaitFleet(short, []string{p.URL, d.URL}); err == nil {
 		t.Error("a node that is not there was not missed")
+	}
+}
+
+// Upstreams are listed as nodes are, with what an upstream sends made harmless.
+func TestStatusOfUpstreams(t *testing.T) {
+	const nodes = `[{"id":"d1","role":"decode","model":"tiny","ready":true,"connected":true}]`
+	const upstreams = `[{"name":"http://a:1","role":"serve","models":["m","b\u001b[2J"],"up":true,"breaker":"closed","requests":3},
+		{"name":"http://b:1","role":"prefill","up":false,"reason":"no route","breaker":"closed","requests":0},
+		{"name":"http://c:1","role":"decode","models":["1","2","3","4","5","6"],"up":true,"breaker":"open","draining":false,"requests":1},
+		{"name":"http://d:1","role":"serve","up":true,"breaker":"closed","draining":true,"requests":0},
+		{"name":"http://e:1","role":"serve","up":false,"breaker":"closed","requests":0}]`
+	status := func(nodes, upstreams string) (string, []string) {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, `{"version":"1","ready":true,"nodes":`+nodes+`,"upstreams":`+upstreams+`}`)
+		}))
+		defer s.Close()
+		var out strings.Builder
+		if err := (&Client{URL: s.URL}).Status(t.Context(), false, &out); err != nil {
+			t.Fatal(err)
+		}
+		var lines []string
+		for line := range strings.Lines(out.String()) {
+			lines = append(lines, strings.Join(strings.Fields(line), " "))
+		}
+		return out.String(), lines[2:] // behind the gateway's own
+	}
+	want := []string{"UPSTREAM TASK REQUESTS MODELS STATE", "http://a:1 serve 3 m,b?[2J ready", "http://b:1 prefill 0 - down: no route",
+		"http://c:1 decode 1 1,2,3,4 and 2 more breaker open", "http://d:1 serve 0 - draining", "http://e:1 serve 0 - starting"}
+	if out, lines := status("[]", upstreams); !slices.Equal(lines, want) {
+		t.Errorf("got:\n%s\nwant:\n%s", out, strings.Join(want, "\n"))
+	}
+	if out, lines := status(nodes, upstreams); len(lines) != len(want)+3 || !strings.HasPrefix(lines[len(want)+1], "NODE ROLE") || !strings.HasPrefix(lines[len(want)+2], "d1 decode ready") {
+		t.Errorf("with nodes:\n%s", out)
+	}
+	if out, lines := status(nodes, "[]"); len(lines) != 2 || strings.Contains(out, "UPSTREAM") {
+		t.Errorf("without upstreams:\n%s", out)
 	}
 }

@@ -17,10 +17,11 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/internal/console"
 )
 
 // State is how a check ended.
@@ -89,7 +90,7 @@ func Run(ctx context.Context, o Options) []Line {
 	for _, c := range checks {
 		for _, l := range c.run(ctx, &o) {
 			l.Area = c.area
-			l.Name, l.Figure, l.Do = printable(l.Name), printable(l.Figure), printable(l.Do)
+			l.Name, l.Figure, l.Do = console.Printable(l.Name), console.Printable(l.Figure), console.Printable(l.Do)
 			all = append(all, l)
 		}
 	}
@@ -142,16 +143,6 @@ func JSON(w io.Writer, version string, lines []Line) error {
 		Warnings int    `json:"warnings"`
 		Checks   []Line `json:"checks"`
 	}{version, Count(lines, Problem), Count(lines, Warning), lines})
-}
-
-// printable replaces what a terminal would take for a control, such as in a node's name.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if strconv.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, s)
 }
 
 func ok(name, format string, args ...any) Line {

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -76,6 +77,25 @@ func (n *Node) Class() string {
 		return m.Class
 	}
 	return ""
+}
+
+// Model returns the name of its model that the node announces; empty: none.
+func (n *Node) Model() string { return n.member.Load().Model }
+
+// Names returns the names under which decode nodes serve the model, and under which they and
+// prefill nodes publish block events, both sorted. A node without a name counts as own.
+func (s *Snapshot) Names(fingerprint uint64, own string) (decode, events []string) {
+	add := func(names []string, nodes []*Node) []string {
+		for _, n := range nodes {
+			if name := cmp.Or(n.Model(), own); n.serves(fingerprint) && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	decode = add(nil, s.Decode)
+	return decode, add(slices.Clone(decode), s.Prefill)
 }
 
 func sized(s []route.State, n int) []route.State {

@@ -145,6 +145,17 @@ var errNoVerdict = errors.New("upstream: nothing learnt")
 // Up reports whether the server's last probes succeeded.
 func (s *Server) Up() bool { return s.up.Load() }
 
+// Models returns the server's own names of its models, as it lists them; none: not known yet, or it
+// has no list.
+func (s *Server) Models() (names []string) {
+	if cards := s.models.Load(); cards != nil {
+		for _, c := range *cards {
+			names = append(names, c.ID)
+		}
+	}
+	return names
+}
+
 // Drain stops new requests to the server, or allows them again. Running requests continue.
 func (s *Server) Drain(on bool) { s.draining.Store(on) }
 
