@@ -389,7 +389,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 	case os.Getenv("TANDEM_SOAK") != "":
 		seeds, begin = 5000, soakSeed(t, begin)
 	case raceEnabled:
-		seeds, classes = 60, classes[:1]
+		seeds, classes = 90, classes[:1]
 	case cpu.Has(cpu.AMX):
 		classes = append(classes, cpu.AMX)
 	}
