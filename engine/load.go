@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -199,7 +200,26 @@ func refuse(name string, err error) error {
 			return fmt.Errorf("%w %s: %w", ErrModel, name, err)
 		}
 	}
+	if errors.Is(err, model.ErrPointer) {
+		return fmt.Errorf("%w %s: %w", ErrModel, name, err)
+	}
+	if other := otherWeights(name); errors.Is(err, model.ErrNoWeights) && other != "" {
+		return fmt.Errorf("%w %s: %w; the folder has %s, which is not read: download the model's safetensors, or convert the file to model.safetensors", ErrModel, name, err, other)
+	}
 	return fmt.Errorf("%w %s: %w; copy or download its files again if they are not whole", ErrModel, name, err)
+}
+
+// otherWeights returns the name of a file in the folder with weights in a format other than
+// safetensors, or "".
+func otherWeights(folder string) string {
+	files, _ := os.ReadDir(folder) // of a folder that cannot be read, none is named
+	for _, f := range files {
+		switch filepath.Ext(f.Name()) {
+		case ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx":
+			return f.Name()
+		}
+	}
+	return ""
 }
 
 func (o *LoadOptions) setDefaults() {

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -162,6 +163,10 @@ type stopped syscall.Signal
 // Error names the signal.
 func (s stopped) Error() string { return "stopped: " + syscall.Signal(s).String() }
 
+// packageNames matches the names of packages in front of the texts of their errors, which users do
+// not know.
+var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|discover|draft|engine|fabric|gateway|kvcache|kvtransfer|launch|memory|model|offline|process|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
+
 // status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
 	if err == nil || errors.Is(err, config.ErrHelp) || errors.Is(err, config.ErrDryRun) {
@@ -172,19 +177,15 @@ func status(name string, errOut io.Writer, err error) int {
 		fmt.Fprintf(errOut, "tandem %s: %s\n", name, err)
 		return 128 + int(signal)
 	}
-	// The sentinel's own text names a package, which users do not know.
-	text := err.Error()
+	text := packageNames.ReplaceAllString(err.Error(), "$1")
 	// memberlist does not wrap the error, so that only its text is left.
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"
 	}
 	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, errModel} {
 		if errors.Is(err, sentinel) {
-			words := strings.TrimPrefix(text, sentinel.Error()+": ")
-			if pkg, _, ok := strings.Cut(sentinel.Error(), ": "); ok {
-				words = strings.TrimPrefix(words, pkg+": ")
-			}
-			fmt.Fprintf(errOut, "tandem %s: %s\n", name, words)
+			_, kind, _ := strings.Cut(sentinel.Error(), ": ")
+			fmt.Fprintf(errOut, "tandem %s: %s\n", name, strings.TrimPrefix(text, kind+": "))
 			return 2
 		}
 	}

@@ -136,13 +136,19 @@ func ReadTemplate(path string) (string, error) {
 	return string(text), nil
 }
 
-// repository is a model's name on the Hugging Face hub.
-var repository = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$`)
+// repository is a model's name on the Hugging Face hub. Some of the oldest have no ORG/.
+var repository = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// hub is a model's address on the Hugging Face hub.
+var hub = regexp.MustCompile(`^(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)([^/]+/[^/?#]+)`)
 
 // findModel returns the folder of a model, and its name if that is not the folder's. A path
-// that exists is the folder; org/name is looked up in the local Hugging Face cache. Nothing
-// is downloaded.
+// that exists is the folder; org/name, or its address on the hub, is looked up in the local
+// Hugging Face cache. Nothing is downloaded.
 func findModel(model, revision string, environ []string) (path, name string, err error) {
+	if at := hub.FindStringSubmatch(model); at != nil {
+		model = at[1]
+	}
 	_, err = os.Stat(model)
 	if model == "" || model == engine.Builtin || err == nil || !repository.MatchString(model) {
 		if revision != "" {
@@ -156,9 +162,13 @@ func findModel(model, revision string, environ []string) (path, name string, err
 	}
 	repo := filepath.Join(cache, "models--"+strings.Replace(model, "/", "--", 1))
 	if _, err := os.Stat(repo); errors.Is(err, fs.ErrNotExist) {
+		download := model
+		if !strings.Contains(model, "/") {
+			download = "ORG/NAME"
+		}
 		return "", "", fmt.Errorf("%w: there is no folder %s here, and the Hugging Face cache %s does not have that model. "+
 			"Nothing is downloaded: run `hf download %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
-			errModel, model, cache, model)
+			errModel, model, cache, download)
 	} else if err != nil {
 		return "", "", fmt.Errorf("%w: %w", errModel, err)
 	}

@@ -25,9 +25,12 @@ func plan(v *Invocation) error {
 		return err
 	}
 	if len(args) != 2 || args[0] != "memory" {
-		return fmt.Errorf("%w: name the kind of plan and a config.json, such as in `tandem plan memory ./model/config.json --kv-memory 8GiB`", config.ErrValue)
+		return fmt.Errorf("%w: name the kind of plan and a model, such as in `tandem plan memory ./model/config.json --kv-memory 8GiB`", config.ErrValue)
 	}
-	o.Model, o.KVMemory = args[1], int64(memory)
+	if o.Model, _, err = findModel(args[1], "", v.Environ); err != nil {
+		return err
+	}
+	o.KVMemory = int64(memory)
 	p, err := engine.PlanMemory(o)
 	if errors.Is(err, engine.ErrOption) || errors.Is(err, engine.ErrModel) {
 		return fmt.Errorf("%w: %w", config.ErrValue, err)

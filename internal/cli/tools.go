@@ -36,7 +36,7 @@ func Tools() Table {
 			"tandem status --url http://127.0.0.1:8000", showStatus},
 		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits after each position of a list of token ids, one JSON object a line.",
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
-		{"plan", "memory CONFIG [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
+		{"plan", "memory CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
 		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
