@@ -65,6 +65,7 @@ type LoadOptions struct {
 	// for step buffers, the runtime and the page cache.
 	KVMemory    int64
 	MemoryLimit int64  // that the process may take, in bytes; 0: not known
+	DType       string // "auto", or the type that the weights are stored in
 	KVDType     string // "auto" (as the weights), "float32" or "bfloat16"
 	BlockTokens int    // 0: 16
 
@@ -185,11 +186,36 @@ func Load(o LoadOptions) (*Loaded, error) {
 		return nil, refuse(o.Model, err)
 	}
 	l := &Loaded{Source: src}
+	if err := checkDType(o.DType, src.Config.DType); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
 	if err := l.load(o); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	l.LoadTime = time.Since(began)
 	return l, nil
+}
+
+// checkDType refuses a --dtype other than the stored type, because weights are not converted.
+func checkDType(flag, stored string) error {
+	name := flag
+	switch flag {
+	case "", "auto":
+		return nil
+	case "half":
+		name = "float16"
+	case "float":
+		name = "float32"
+	}
+	switch {
+	case !slices.Contains([]string{"float32", "float16", "bfloat16"}, name):
+		return fmt.Errorf("%w: --dtype %s, want auto, float32, float16 or bfloat16", ErrOption, flag)
+	case stored == "":
+		return fmt.Errorf("%w: --dtype %s: config.json does not name the type that the weights are stored in; leave --dtype out", ErrOption, flag)
+	case name != stored:
+		return fmt.Errorf("%w: --dtype %s: the weights are stored as %s and are not converted; leave --dtype out, or convert the checkpoint", ErrOption, flag, stored)
+	}
+	return nil
 }
 
 // refuse wraps the error of loading a model with its name and, for files that are incomplete, the

@@ -58,9 +58,10 @@ func (m *Model) Register(s *config.Set) {
 	s.CountVar(&m.TensorParallel.Size, "tensor-parallel-size", 1, 1, "processes on this machine that split each matrix of the model; on the CPU they share --threads")
 	m.TensorParallel.Timeout = time.Minute
 	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of these processes may delay the others before the node ends")
+	s.StringVar(&m.DType, "dtype", "auto", "type of the weights: auto, or float32, float16 or bfloat16 if they are stored in it; they are not converted")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
 	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
-	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: the model's own limit")
+	s.AutoVar(&m.MaxModelLen, "max-model-len", "tokens of prompt and output, such as 4096, 32k (32000) or 32K (32768); 0, auto or -1: the model's own limit, or less if the memory for KV blocks is short")
 	s.CountVar(&m.MaxSeqs, "max-num-seqs", 256, 1, "requests that run at once")
 	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more uses large machines better, fewer keeps steps short")
 	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")

@@ -17,8 +17,8 @@ func plan(v *Invocation) error {
 	v.StringVar(&o.KVDType, "kv-cache-dtype", "auto", "type that KV is stored in: auto, float32 or bfloat16")
 	v.StringVar(&o.Quantization, "quantization", "none", "quantization of weights while they are loaded: none, int8 or int4")
 	v.IntVar(&o.BlockTokens, "block-size", 16, "tokens per KV block")
-	v.IntVar(&o.MaxModelLen, "max-model-len", 0, "tokens per sequence; 0: the model's own limit")
-	v.IntVar(&o.MaxBatchedTokens, "max-num-batched-tokens", 2048, "tokens per step, which a window's blocks also hold")
+	v.AutoVar(&o.MaxModelLen, "max-model-len", "tokens per sequence, such as 4096 or 32k; 0, auto or -1: the model's own limit")
+	v.CountVar(&o.MaxBatchedTokens, "max-num-batched-tokens", 2048, 1, "tokens per step, which a window's blocks also hold")
 	v.IntVar(&o.TensorParallel, "tensor-parallel-size", 1, "processes or GPUs that split each matrix of the model, with --kv-memory each")
 	args, err := v.Parse(2)
 	if err != nil {
