@@ -67,6 +67,7 @@ type child struct {
 // Run starts the processes and returns when all have ended: because ctx ended,
 // because Started failed, or by themselves. When kill fires, it ends them at once.
 func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
+	asked := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	out := &lines{w: o.Out}
@@ -107,8 +108,14 @@ func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 		}
 	}
 	cancel()
+	if asked.Err() != nil {
+		o.Logger.Info("stopping: the gateway drains, then the nodes; Ctrl-C again ends them at once")
+	}
 	stop(children, o, kill)
 	<-allGone
+	if asked.Err() != nil {
+		o.Logger.Info("stopped")
+	}
 	return failed
 }
 
