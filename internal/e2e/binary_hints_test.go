@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -55,6 +56,13 @@ func TestBinaryErrorsNameRemedy(t *testing.T) {
 		if packageName.MatchString(text) {
 			t.Errorf("%s: the name of a package in %q", name, text)
 		}
+	}
+	// The last line of up has the error of the node that ended it.
+	c := newCluster(t)
+	_, errOut, err := tandem(t, nil, "up", "--state-dir", c.state, "--port", strconv.Itoa(c.port), "--model", broken("model.safetensors", "model.safetensors", pointer))
+	lines := strings.Split(strings.TrimSpace(errOut), "\n")
+	if last := lines[len(lines)-1]; err == nil || !strings.HasPrefix(last, "tandem up: ") || !strings.Contains(last, "`git lfs pull`") {
+		t.Errorf("up with a bad model: %v, %q", err, last)
 	}
 	if out, errOut, err := tandem(t, nil, "plan", "memory", "builtin", "--kv-memory", "1GiB"); err != nil || !strings.Contains(out, "KV cache") {
 		t.Errorf("plan of the built-in model: %v, %s%s", err, out, errOut)
