@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -62,7 +63,7 @@ func choose(o *LoadOptions) (choice, error) {
 	p, err := cuda.Probe(o.CUDALibrary, c.number)
 	switch {
 	case err != nil && auto:
-		o.Logger.Info("computing on the CPU", "why", err)
+		o.Logger.Info("computing on the CPU", "why", strings.TrimPrefix(err.Error(), backend.ErrNoDevice.Error()+": "))
 		warnWithoutC(o)
 		return choice{}, nil
 	case err != nil:

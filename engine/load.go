@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -64,6 +65,7 @@ type LoadOptions struct {
 	// for step buffers, the runtime and the page cache.
 	KVMemory    int64
 	MemoryLimit int64  // that the process may take, in bytes; 0: not known
+	DType       string // "auto", or the type that the weights are stored in
 	KVDType     string // "auto" (as the weights), "float32" or "bfloat16"
 	BlockTokens int    // 0: 16
 
@@ -184,11 +186,36 @@ func Load(o LoadOptions) (*Loaded, error) {
 		return nil, refuse(o.Model, err)
 	}
 	l := &Loaded{Source: src}
+	if err := checkDType(o.DType, src.Config.DType); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
 	if err := l.load(o); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	l.LoadTime = time.Since(began)
 	return l, nil
+}
+
+// checkDType refuses a --dtype other than the stored type, because weights are not converted.
+func checkDType(flag, stored string) error {
+	name := flag
+	switch flag {
+	case "", "auto":
+		return nil
+	case "half":
+		name = "float16"
+	case "float":
+		name = "float32"
+	}
+	switch {
+	case !slices.Contains([]string{"float32", "float16", "bfloat16"}, name):
+		return fmt.Errorf("%w: --dtype %s, want auto, float32, float16 or bfloat16", ErrOption, flag)
+	case stored == "":
+		return fmt.Errorf("%w: --dtype %s: config.json does not name the type that the weights are stored in; leave --dtype out", ErrOption, flag)
+	case name != stored:
+		return fmt.Errorf("%w: --dtype %s: the weights are stored as %s and are not converted; leave --dtype out, or convert the checkpoint", ErrOption, flag, stored)
+	}
+	return nil
 }
 
 // refuse wraps the error of loading a model with its name and, for files that are incomplete, the
@@ -199,7 +226,26 @@ func refuse(name string, err error) error {
 			return fmt.Errorf("%w %s: %w", ErrModel, name, err)
 		}
 	}
+	if errors.Is(err, model.ErrPointer) {
+		return fmt.Errorf("%w %s: %w", ErrModel, name, err)
+	}
+	if other := otherWeights(name); errors.Is(err, model.ErrNoWeights) && other != "" {
+		return fmt.Errorf("%w %s: %w; the folder has %s, which is not read: download the model's safetensors, or convert the file to model.safetensors", ErrModel, name, err, other)
+	}
 	return fmt.Errorf("%w %s: %w; copy or download its files again if they are not whole", ErrModel, name, err)
+}
+
+// otherWeights returns the name of a file in the folder with weights in a format other than
+// safetensors, or "".
+func otherWeights(folder string) string {
+	files, _ := os.ReadDir(folder) // of a folder that cannot be read, none is named
+	for _, f := range files {
+		switch filepath.Ext(f.Name()) {
+		case ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx":
+			return f.Name()
+		}
+	}
+	return ""
 }
 
 func (o *LoadOptions) setDefaults() {

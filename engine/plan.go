@@ -22,10 +22,22 @@ type PlanOptions struct {
 	TensorParallel   int    // tensor-parallel workers, with KVMemory each; 0: 1
 }
 
+// openConfig reads the config of a folder, of a config.json or of Builtin.
+func openConfig(name string) (model.Config, error) {
+	if name != Builtin {
+		return model.OpenConfig(name)
+	}
+	s, err := OpenModel(name)
+	if err != nil {
+		return model.Config{}, err
+	}
+	return s.Config, s.Close()
+}
+
 // PlanMemory computes how much KV of a model a node holds in the given memory. It
 // reads only the model's config.
 func PlanMemory(o PlanOptions) (memory.Plan, error) {
-	c, err := model.OpenConfig(o.Model)
+	c, err := openConfig(o.Model)
 	if err != nil {
 		return memory.Plan{}, refuse(o.Model, err)
 	}

@@ -11,6 +11,7 @@
 package model
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -30,6 +31,8 @@ const maxFile = 128 << 20
 
 // Errors of loading a checkpoint.
 var (
+	ErrPointer     = safetensors.ErrPointer
+	ErrNoWeights   = safetensors.ErrNoWeights
 	ErrSource      = errors.New("model: not a checkpoint folder")
 	ErrConfig      = errors.New("model: bad config")
 	ErrUnsupported = errors.New("model: not supported")
@@ -134,6 +137,9 @@ func (s *Source) ReadFile(name string) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("model: %w", err)
+	}
+	if bytes.HasPrefix(data, []byte("version https://git-lfs")) {
+		return nil, fmt.Errorf("model: %s is %w", name, safetensors.ErrPointer)
 	}
 	if len(data) > maxFile {
 		return nil, fmt.Errorf("%w: %s has more than %d bytes", ErrSource, name, maxFile)

@@ -23,6 +23,9 @@ const maxDims = 8
 // ErrFormat is returned for a file that violates the format.
 var ErrFormat = errors.New("safetensors: malformed file")
 
+// ErrPointer is returned for a file that Git LFS has not replaced by its content yet.
+var ErrPointer = errors.New("a Git LFS pointer instead of the file; run `git lfs pull` in the model's folder")
+
 // sizes of one element, in bytes, by the name the format gives the type.
 var sizes = map[string]int{
 	"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -52,6 +55,9 @@ type entry struct {
 func Parse(file []byte) ([]Tensor, error) {
 	if len(file) < 8 {
 		return nil, fmt.Errorf("%w: %d bytes, no header", ErrFormat, len(file))
+	}
+	if bytes.HasPrefix(file, []byte("version https://git-lfs")) {
+		return nil, ErrPointer
 	}
 	n := binary.LittleEndian.Uint64(file)
 	if n > MaxHeader {

@@ -113,7 +113,7 @@ var mayImport = map[string][]string{
 	"internal/doctor":          {"internal/console", "internal/tlsconf"},
 	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory
 	"internal/config":          {"internal/limits", "internal/regular"},
-	"internal/console":         {},
+	"internal/console":         {"internal/regular"},
 	"internal/e2e":             {},
 	"internal/arch":            {},
 	"internal/arch/mutants":    {"internal/arch/provenance"},

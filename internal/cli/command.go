@@ -2,7 +2,8 @@
 // commands that need no role: chat, status, logits, ca, completion, bench and version.
 //
 // Invariant: exit status 0 means success, 2 an error that the user can correct, 1 any other
-// error. An error is one line with the value that was wrong and what to do.
+// error, and 128 plus its number a signal that ended a chat. An error is one line with the value
+// that was wrong and what to do.
 //
 // The package knows no role. Only it and internal/roles import internal/config.
 package cli
@@ -11,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strings"
 	"syscall"
 
@@ -101,9 +103,12 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 	}
 	switch args[0] {
 	case "help", "--help", "-h":
-		t.usage(out)
-		return 0
-	case "--version":
+		if len(args) == 1 {
+			t.usage(out)
+			return 0
+		}
+		args = []string{args[1], "--help"}
+	case "--version", "-v":
 		args = append([]string{"version"}, args[1:]...)
 	}
 	for i := range t {
@@ -112,6 +117,10 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 				Set: c.Flags(out), Arguments: args[1:], Environ: environ, Version: version, Out: out, ErrOut: errOut, Table: t,
 			}))
 		}
+	}
+	if instead := elsewhere[args[0]]; instead != "" {
+		fmt.Fprintf(errOut, "tandem: there is no command %q: %s\n", args[0], instead)
+		return 2
 	}
 	names := make([]string, len(t))
 	for i, c := range t {
@@ -126,6 +135,18 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 	return 2
 }
 
+// elsewhere has the commands of other programs that users try, with what to do instead.
+var elsewhere = map[string]string{
+	"run":  "`tandem serve MODEL_DIR` serves a model, and `tandem chat` talks to it",
+	"pull": "nothing is downloaded; `hf download ORG/NAME` puts a model where `tandem serve ORG/NAME` finds it",
+	"ps":   "`tandem status` shows the nodes and their models",
+	"list": "`tandem status` shows the models that are served; `tandem serve ORG/NAME` takes one of the Hugging Face cache",
+	"ls":   "`tandem status` shows the models that are served; `tandem serve ORG/NAME` takes one of the Hugging Face cache",
+	"stop": "Ctrl-C or SIGTERM ends a process; POST /admin/drain/NODE at a gateway drains a node first",
+	"show": "`tandem plan memory MODEL_DIR` shows what a model needs, and `tandem status` what is served",
+	"rm":   "no model is kept; delete its folder",
+}
+
 // Find returns the command of that name and panics if there is none.
 func (t Table) Find(name string) *Command {
 	for i := range t {
@@ -136,24 +157,35 @@ func (t Table) Find(name string) *Command {
 	panic("cli: no command " + name)
 }
 
+// stopped is the error of a command that a signal ended before it was done.
+type stopped syscall.Signal
+
+// Error names the signal.
+func (s stopped) Error() string { return "stopped: " + syscall.Signal(s).String() }
+
+// packageNames matches the names of packages in front of the texts of their errors, which users do
+// not know.
+var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|discover|draft|engine|fabric|gateway|kvcache|kvtransfer|launch|memory|model|offline|process|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
+
 // status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
 	if err == nil || errors.Is(err, config.ErrHelp) || errors.Is(err, config.ErrDryRun) {
 		return 0
 	}
-	// The sentinel's own text names a package, which users do not know.
-	text := err.Error()
+	var signal stopped
+	if errors.As(err, &signal) {
+		fmt.Fprintf(errOut, "tandem %s: %s\n", name, err)
+		return 128 + int(signal)
+	}
+	text := packageNames.ReplaceAllString(err.Error(), "$1")
 	// memberlist does not wrap the error, so that only its text is left.
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"
 	}
 	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, errModel} {
 		if errors.Is(err, sentinel) {
-			words := strings.TrimPrefix(text, sentinel.Error()+": ")
-			if pkg, _, ok := strings.Cut(sentinel.Error(), ": "); ok {
-				words = strings.TrimPrefix(words, pkg+": ")
-			}
-			fmt.Fprintf(errOut, "tandem %s: %s\n", name, words)
+			_, kind, _ := strings.Cut(sentinel.Error(), ": ")
+			fmt.Fprintf(errOut, "tandem %s: %s\n", name, strings.TrimPrefix(text, kind+": "))
 			return 2
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"os"
 	"os/signal"
 	"regexp"
@@ -46,7 +45,8 @@ var portFlags = []string{"port", "gossip-port", "nats-port", "rpc-port", "kv-por
 func examine(v *Invocation) error {
 	roles := v.StringSlice("role", nil, "roles whose ports and settings are checked, such as gateway,decode: a port that is taken is then a problem; default: gateway, prefill and decode, where it is a warning")
 	dirs := v.StringSlice("tls-dir", nil, "folders made by tandem ca, whose certificates are checked")
-	gateway := v.String("url", "", "gateway whose nodes are tried")
+	gateway := new(string)
+	v.Var((*gatewayURL)(gateway), "url", "gateway whose nodes are tried: HOST:PORT, or a URL with or without /v1")
 	key := v.String("api-key", "", "its bearer token")
 	v.Secret("api-key")
 	v.String("settings", "", "configuration file of the roles, which they get by --config")
@@ -58,11 +58,6 @@ func examine(v *Invocation) error {
 	needed := len(*roles) > 0
 	if !needed {
 		*roles = []string{"gateway", "prefill", "decode"}
-	}
-	if *gateway != "" {
-		if u, err := url.Parse(*gateway); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return fmt.Errorf("%w: --url %q: write http://HOST:PORT", config.ErrValue, *gateway)
-		}
 	}
 	ports, folders, err := v.settingsOf(*roles)
 	if err != nil {

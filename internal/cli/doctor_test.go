@@ -153,7 +153,7 @@ func TestDoctorFindsTakenPorts(t *testing.T) {
 
 func TestDoctorRefuses(t *testing.T) {
 	for args, want := range map[string]string{
-		"--url gw:8000":         "write http://HOST:PORT",
+		"--url ftp://gw:8000":   "write http://HOST:PORT",
 		"--role driver":         "want gateway, prefill, decode or serve",
 		"--settings /none.yaml": "none.yaml",
 		"--bundle /none/x.tgz":  "--bundle",

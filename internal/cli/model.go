@@ -58,9 +58,10 @@ func (m *Model) Register(s *config.Set) {
 	s.CountVar(&m.TensorParallel.Size, "tensor-parallel-size", 1, 1, "processes on this machine that split each matrix of the model; on the CPU they share --threads")
 	m.TensorParallel.Timeout = time.Minute
 	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of these processes may delay the others before the node ends")
+	s.StringVar(&m.DType, "dtype", "auto", "type of the weights: auto, or float32, float16 or bfloat16 if they are stored in it; they are not converted")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
 	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
-	s.CountVar(&m.MaxModelLen, "max-model-len", 0, 0, "tokens of prompt and output; 0: the model's own limit")
+	s.AutoVar(&m.MaxModelLen, "max-model-len", "tokens of prompt and output, such as 4096, 32k (32000) or 32K (32768); 0, auto or -1: the model's own limit, or less if the memory for KV blocks is short")
 	s.CountVar(&m.MaxSeqs, "max-num-seqs", 256, 1, "requests that run at once")
 	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more uses large machines better, fewer keeps steps short")
 	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
@@ -136,13 +137,19 @@ func ReadTemplate(path string) (string, error) {
 	return string(text), nil
 }
 
-// repository is a model's name on the Hugging Face hub.
-var repository = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$`)
+// repository is a model's name on the Hugging Face hub. Some of the oldest have no ORG/.
+var repository = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+// hub is a model's address on the Hugging Face hub.
+var hub = regexp.MustCompile(`^(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)([^/]+/[^/?#]+)`)
 
 // findModel returns the folder of a model, and its name if that is not the folder's. A path
-// that exists is the folder; org/name is looked up in the local Hugging Face cache. Nothing
-// is downloaded.
+// that exists is the folder; org/name, or its address on the hub, is looked up in the local
+// Hugging Face cache. Nothing is downloaded.
 func findModel(model, revision string, environ []string) (path, name string, err error) {
+	if at := hub.FindStringSubmatch(model); at != nil {
+		model = at[1]
+	}
 	_, err = os.Stat(model)
 	if model == "" || model == engine.Builtin || err == nil || !repository.MatchString(model) {
 		if revision != "" {
@@ -156,9 +163,13 @@ func findModel(model, revision string, environ []string) (path, name string, err
 	}
 	repo := filepath.Join(cache, "models--"+strings.Replace(model, "/", "--", 1))
 	if _, err := os.Stat(repo); errors.Is(err, fs.ErrNotExist) {
+		download := model
+		if !strings.Contains(model, "/") {
+			download = "ORG/NAME"
+		}
 		return "", "", fmt.Errorf("%w: there is no folder %s here, and the Hugging Face cache %s does not have that model. "+
 			"Nothing is downloaded: run `hf download %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
-			errModel, model, cache, model)
+			errModel, model, cache, download)
 	} else if err != nil {
 		return "", "", fmt.Errorf("%w: %w", errModel, err)
 	}

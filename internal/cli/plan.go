@@ -17,17 +17,20 @@ func plan(v *Invocation) error {
 	v.StringVar(&o.KVDType, "kv-cache-dtype", "auto", "type that KV is stored in: auto, float32 or bfloat16")
 	v.StringVar(&o.Quantization, "quantization", "none", "quantization of weights while they are loaded: none, int8 or int4")
 	v.IntVar(&o.BlockTokens, "block-size", 16, "tokens per KV block")
-	v.IntVar(&o.MaxModelLen, "max-model-len", 0, "tokens per sequence; 0: the model's own limit")
-	v.IntVar(&o.MaxBatchedTokens, "max-num-batched-tokens", 2048, "tokens per step, which a window's blocks also hold")
+	v.AutoVar(&o.MaxModelLen, "max-model-len", "tokens per sequence, such as 4096 or 32k; 0, auto or -1: the model's own limit")
+	v.CountVar(&o.MaxBatchedTokens, "max-num-batched-tokens", 2048, 1, "tokens per step, which a window's blocks also hold")
 	v.IntVar(&o.TensorParallel, "tensor-parallel-size", 1, "processes or GPUs that split each matrix of the model, with --kv-memory each")
 	args, err := v.Parse(2)
 	if err != nil {
 		return err
 	}
 	if len(args) != 2 || args[0] != "memory" {
-		return fmt.Errorf("%w: name the kind of plan and a config.json, such as in `tandem plan memory ./model/config.json --kv-memory 8GiB`", config.ErrValue)
+		return fmt.Errorf("%w: name the kind of plan and a model, such as in `tandem plan memory ./model/config.json --kv-memory 8GiB`", config.ErrValue)
 	}
-	o.Model, o.KVMemory = args[1], int64(memory)
+	if o.Model, _, err = findModel(args[1], "", v.Environ); err != nil {
+		return err
+	}
+	o.KVMemory = int64(memory)
 	p, err := engine.PlanMemory(o)
 	if errors.Is(err, engine.ErrOption) || errors.Is(err, engine.ErrModel) {
 		return fmt.Errorf("%w: %w", config.ErrValue, err)

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"runtime"
@@ -14,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/term"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
@@ -26,13 +30,13 @@ import (
 // Tools returns the commands that need no role.
 func Tools() Table {
 	return Table{
-		{"chat", "[MESSAGE] [flags]", "Talks to a cluster: one message, or a conversation without one.",
+		{"chat", "[MESSAGE] [flags]", "Talks to a cluster: a message, with the input of a pipe behind it; without one: a conversation.",
 			"tandem chat \"What is a KV cache?\" --url http://127.0.0.1:8000", chat},
 		{"status", "[flags]", "Shows a cluster's nodes and load.",
 			"tandem status --url http://127.0.0.1:8000", showStatus},
 		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits after each position of a list of token ids, one JSON object a line.",
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
-		{"plan", "memory CONFIG [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
+		{"plan", "memory CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
 		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
@@ -108,15 +112,38 @@ func certificates(v *Invocation) error {
 	return nil
 }
 
+// gatewayURL is the flag value of a gateway's address.
+type gatewayURL string
+
+// String returns the URL.
+func (u *gatewayURL) String() string { return string(*u) }
+
+// Set accepts the forms of console.BaseURL.
+func (u *gatewayURL) Set(v string) error {
+	full, err := console.BaseURL(v)
+	if err == nil {
+		*u = gatewayURL(full)
+	}
+	return err
+}
+
+// Type names the value in help texts.
+func (u *gatewayURL) Type() string { return "string" }
+
 // client declares the flags of a gateway's address.
 func client(v *Invocation) *console.Client {
-	c := new(console.Client)
-	v.StringVar(&c.URL, "url", "http://127.0.0.1:8000", "the gateway")
+	c := &console.Client{URL: "http://127.0.0.1:8000"}
+	v.Var((*gatewayURL)(&c.URL), "url", "the gateway: HOST:PORT, or a URL with or without /v1")
 	v.StringVar(&c.Key, "api-key", "", "bearer token")
 	v.Secret("api-key")
 	return c
 }
 
+// maxInput bounds a message from a pipe, in bytes.
+const maxInput = 16 << 20
+
+// chat asks one message, which is the arguments, then the input if that is no terminal. Without
+// either it holds a conversation.
 func chat(v *Invocation) error {
 	c := client(v)
 	var o console.ChatOptions
@@ -125,7 +152,7 @@ func chat(v *Invocation) error {
 	maxTokens := v.Int("max-tokens", 0, "tokens of an answer; 0: up to the context's limit")
 	temperature := v.Float64("temperature", -1, "0 is greedy; negative: the server's default")
 	seed := v.Int64("seed", -1, "of the sampling; negative: drawn by the server")
-	args, err := v.Parse(1)
+	args, err := v.Parse(math.MaxInt)
 	if err != nil {
 		return err
 	}
@@ -138,13 +165,50 @@ func chat(v *Invocation) error {
 	if *seed >= 0 {
 		o.Seed = seed
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	interactive := term.IsTerminal(int(os.Stdin.Fd())) && len(args) == 0
+	message := strings.Join(args, " ")
+	if !interactive {
+		// Signals keep their default action until the input is read.
+		if message, err = withInput(message, os.Stdin); err != nil {
+			return err
+		}
+		if strings.TrimSpace(message) == "" {
+			return fmt.Errorf("%w: the message is empty; write it as `tandem chat \"MESSAGE\"`, or leave it out at a terminal for a conversation", config.ErrValue)
+		}
+	}
+	interrupt := make(chan os.Signal, 1)
+	signal.Notify(interrupt, os.Interrupt)
+	defer signal.Stop(interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	err = c.Chat(ctx, o, strings.Join(args, ""), os.Stdin, v.Out)
-	if errors.Is(err, context.Canceled) {
-		return nil
+	t := console.Terminal{In: os.Stdin, Out: v.Out, Err: v.ErrOut, Interrupt: interrupt}
+	if interactive {
+		err = c.Chat(ctx, o, t)
+	} else {
+		err = c.Ask(ctx, o, message, t)
+	}
+	switch {
+	case errors.Is(err, console.ErrInterrupted):
+		return stopped(syscall.SIGINT)
+	case ctx.Err() != nil:
+		return stopped(syscall.SIGTERM)
 	}
 	return err
+}
+
+// withInput appends the input to a message, unless the input is a terminal.
+func withInput(message string, in *os.File) (string, error) {
+	if term.IsTerminal(int(in.Fd())) {
+		return message, nil
+	}
+	text, err := io.ReadAll(io.LimitReader(in, maxInput+1))
+	if err != nil {
+		return "", fmt.Errorf("standard input: %w", err)
+	}
+	if len(text) > maxInput {
+		return "", fmt.Errorf("%w: standard input is larger than %d MiB, the limit of a message", config.ErrValue, maxInput>>20)
+	}
+	return strings.TrimSpace(message + "\n\n" + string(text)), nil
 }
 
 // statusTimeout bounds the wait for a gateway's answer.

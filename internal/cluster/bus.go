@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -94,14 +95,23 @@ func (b *Bus) Close() {
 	}
 }
 
+// lostGrace is how long a connection is lost before it is logged: a node loses its gateway's
+// server shortly before it is stopped itself when a whole cluster stops.
+const lostGrace = 3 * time.Second
+
 // run keeps one connection.
 func (b *Bus) run() {
 	retry := busRetryMin
 	var gone time.Time // when the connection was lost; zero: subscribers have dropped all events
+	var lostErr error  // why, until it is logged
 	for b.ctx.Err() == nil {
 		conn, lost, err := b.connect()
 		if err != nil {
 			b.o.Log.Debug("no NATS server", "error", err)
+			if lostErr != nil && time.Since(gone) >= lostGrace {
+				b.o.Log.Warn("block events: connection to NATS lost; routing falls back to consistent hashing", "error", lostErr)
+				lostErr = nil
+			}
 			if !gone.IsZero() && time.Since(gone) >= b.o.Stale {
 				gone = time.Time{}
 				b.forget(fmt.Sprintf("NATS has been gone for %v", b.o.Stale))
@@ -110,13 +120,12 @@ func (b *Bus) run() {
 			retry = min(2*retry, busRetryMax)
 			continue
 		}
-		retry = busRetryMin
+		retry, lostErr = busRetryMin, nil
 		b.o.Log.Info("connected to NATS", "server", conn.ConnectedUrlRedacted())
 		b.attach(conn)
 		select {
 		case <-lost:
-			gone = time.Now()
-			b.o.Log.Warn("block events: connection to NATS lost; routing falls back to consistent hashing", "error", conn.LastError())
+			gone, lostErr = time.Now(), cmp.Or(conn.LastError(), io.EOF)
 		case <-b.ctx.Done():
 		}
 		b.conn.Store(nil)

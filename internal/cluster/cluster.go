@@ -304,6 +304,7 @@ func (c *Cluster) renew() {
 // knows no other member after a restart.
 func (c *Cluster) rejoin() {
 	warned, pause, unmet := false, firstRejoin, c.o.Join
+	before := true // alone in the round before: a cluster that stops leaves its last member alone for a moment
 	for {
 		c.mu.Lock()
 		alone, lost := len(c.nodes) < 2, c.lost
@@ -318,10 +319,11 @@ func (c *Cluster) rejoin() {
 		var err error
 		if unmet, err = c.meet(unmet); err == nil {
 			warned = false
-		} else if alone && !warned && pause >= c.o.Rejoin { // not at once: the others may be starting too
+		} else if alone && before && !warned && pause >= c.o.Rejoin { // not at once: the others may be starting too
 			c.o.Log.Warn("no member to join yet, retrying", "addresses", c.o.Join, "every", c.o.Rejoin, "error", err)
 			warned = true
 		}
+		before = alone
 		if !sleep(c.ctx, pause) {
 			return
 		}

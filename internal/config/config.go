@@ -213,7 +213,15 @@ func (s *Set) fromFile(path string) error {
 	if m.Kind != yaml.MappingNode {
 		return fmt.Errorf("%w: --config %s: want a mapping of flag names to values", ErrValue, path)
 	}
+	lines := map[string]int{} // of each flag
 	for i := 0; i+1 < len(m.Content); i += 2 {
+		if f := s.Lookup(m.Content[i].Value); f != nil {
+			key := m.Content[i]
+			if first := lines[f.Name]; first > 0 {
+				return fmt.Errorf("%w: %s:%d: %s is set on line %d already; leave one of them out", ErrValue, path, key.Line, key.Value, first)
+			}
+			lines[f.Name] = key.Line
+		}
 		if err := s.fromKey(path, m.Content[i], m.Content[i+1]); err != nil {
 			return err
 		}

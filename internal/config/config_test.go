@@ -1,6 +1,10 @@
 package config
 
 import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -49,6 +53,51 @@ func TestBytes(t *testing.T) {
 		var b Bytes
 		if err := b.Set(in); err == nil || b != 0 {
 			t.Errorf("%q is taken as %d", in, b)
+		}
+	}
+}
+
+// Whole numbers are read as vllm serve reads them.
+func TestWholeNumbers(t *testing.T) {
+	for v, want := range map[string]int{
+		"0": 0, "12": 12, "32k": 32000, "32K": 32768, "1.5k": 1500, "25.6k": 25600, "1.001k": 1001, "256k": 256000, "1m": 1e6, "1M": 1 << 20, "2g": 2e9, "1G": 1 << 30, "1T": 1 << 40,
+		"": -1, "k": -1, "1.5K": -1, "1.5": -1, "1e3": -1, "1e3k": -1, "auto": -1, "-1k": -1, "0x1k": -1, "1kk": -1, "32kB": -1, "1.0001k": -1, "999999999999t": -1, ".k": -1, "infk": -1,
+	} {
+		n, ok := wholeNumber(v)
+		if want >= 0 != ok || ok && n != want {
+			t.Errorf("%q: %d, %v; want %d", v, n, ok, want)
+		}
+	}
+	var length, batched int
+	s := New("x", "", "tandem x", io.Discard)
+	s.AutoVar(&length, "max-model-len", "")
+	s.CountVar(&batched, "max-num-batched-tokens", 5, 1, "")
+	for _, v := range []string{"auto", "-1", "0"} {
+		length = 7
+		if err := s.Set("max-model-len", v); err != nil || length != 0 {
+			t.Errorf("%s: %d, %v", v, length, err)
+		}
+	}
+	for name, v := range map[string]string{"max-model-len": "-2", "max-num-batched-tokens": "auto"} {
+		if err := s.Set(name, v); err == nil {
+			t.Errorf("--%s %s was accepted", name, v)
+		}
+	}
+}
+
+// A key that is in the file twice is refused, in either spelling.
+func TestDuplicateKeys(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "x.yaml")
+	if err := os.WriteFile(file, []byte("max-n: 2\nport: 1\nmax_n: abc\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"--config", file}, {"--config", file, "--max-n", "3"}} {
+		var n, port int
+		s := New("x", "", "tandem x", io.Discard)
+		s.CountVar(&n, "max-n", 1, 1, "")
+		s.PortVar(&port, "port", 0, "")
+		if err := s.Resolve(args, nil); !errors.Is(err, ErrValue) || !strings.Contains(err.Error(), "x.yaml:3: max_n is set on line 1 already") {
+			t.Errorf("%q: %v", args, err)
 		}
 	}
 }

@@ -84,7 +84,7 @@ func (v perSecond) String() string { return strconv.FormatFloat(*v.n, 'f', -1, 6
 // Set parses a number.
 func (v perSecond) Set(text string) error {
 	n := 0
-	err := count{&n, 1}.Set(text)
+	err := count{&n, 1, false}.Set(text)
 	if err == nil {
 		*v.n = float64(n)
 	}

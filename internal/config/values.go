@@ -40,6 +40,7 @@ func (s *Set) PortVar(p *int, name string, value int, usage string) {
 type count struct {
 	n     *int
 	least int
+	auto  bool // auto and -1 are 0
 }
 
 // String returns the number.
@@ -52,8 +53,11 @@ func (c count) String() string {
 
 // Set parses a number that is not below the minimum.
 func (c count) Set(v string) error {
-	n, err := strconv.Atoi(v)
-	if err != nil {
+	if c.auto && (v == "auto" || v == "-1") {
+		v = "0"
+	}
+	n, ok := wholeNumber(v)
+	if !ok {
 		return fmt.Errorf("%q is not a whole number", v)
 	}
 	if n < c.least {
@@ -69,7 +73,33 @@ func (c count) Type() string { return "int" }
 // CountVar declares a flag for a whole number with a minimum.
 func (s *Set) CountVar(p *int, name string, value, least int, usage string) {
 	*p = value
-	s.Var(count{p, least}, name, usage)
+	s.Var(count{p, least, false}, name, usage)
+}
+
+// AutoVar declares a flag for a whole number that is 0 where it is not given, auto or -1.
+func (s *Set) AutoVar(p *int, name, usage string) {
+	*p = 0
+	s.Var(count{p, 0, true}, name, usage)
+}
+
+// magnitudes are the factors of vllm serve's whole numbers: 1k is 1000, 1K is 1024.
+var magnitudes = map[byte]float64{'k': 1e3, 'm': 1e6, 'g': 1e9, 't': 1e12, 'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}
+
+// wholeNumber parses a whole number, or a number with a magnitude such as 32k or 1.5k. As in
+// vllm serve, a binary magnitude takes no fraction.
+func wholeNumber(v string) (n int, ok bool) {
+	n, err := strconv.Atoi(v)
+	if err == nil || v == "" {
+		return n, err == nil
+	}
+	factor := magnitudes[v[len(v)-1]]
+	digits := v[:len(v)-1]
+	if factor == 0 || strings.Trim(digits, "0123456789.") != "" || v[len(v)-1] < 'a' && strings.Contains(digits, ".") {
+		return 0, false
+	}
+	x, err := strconv.ParseFloat(digits, 64)
+	x = math.Round(x*factor*1e3) / 1e3 // 1.001k is 1001, in spite of binary fractions
+	return int(x), err == nil && x == math.Trunc(x) && x < 1<<53
 }
 
 // Bytes is the flag value of a size: a number of bytes, or with KiB, MiB, GiB, KB, MB, GB.

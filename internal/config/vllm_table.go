@@ -25,13 +25,12 @@ const (
 // VLLM has every flag of vllm serve 0.33.0, and those of 0.19.1 that were removed since.
 var VLLM = []VLLMGroup{
 	{"model", nodes, flags(
-		supported("model revision max-model-len quantization,q enforce-eager? max-logprobs "+
+		supported("model revision dtype max-model-len quantization,q enforce-eager? max-logprobs "+
 			"served-model-name chat-template"),
 		refused("runner:auto|generate convert:auto|none pooler-config", "models here generate text; use another server for pooling"),
 		refused("tokenizer", "the tokenizer is the model folder's tokenizer.json; put the file there (`tandem gateway` takes one, for upstreams)"),
 		refused("tokenizer-mode:auto|hf", "the tokenizer is the model folder's tokenizer.json"),
 		noEffect("trust-remote-code? code-revision", "no code of a model folder is ever run"),
-		refused("dtype:auto", "weights are computed in the type that they are stored in, with sums in float32; convert the checkpoint"),
 		noEffect("seed", "a request without a seed gets a random one; put \"seed\" into the request to repeat it"),
 		refused("hf-config-path", "config.json is read from the model's folder; put the file there"),
 		noEffect("allowed-local-media-path allowed-media-domains", noMedia),

@@ -9,12 +9,14 @@ package console
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"strings"
 )
 
@@ -23,6 +25,7 @@ var (
 	ErrAPI     = errors.New("the server refused")
 	ErrDenied  = errors.New("the server refused") // with 401 or 403: another key may do
 	ErrAborted = errors.New("the answer broke off")
+	ErrURL     = errors.New("not a gateway's address")
 )
 
 const (
@@ -76,7 +79,14 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("no answer from %s: %w", c.URL, err)
+		if ctx.Err() != nil {
+			return nil, err
+		}
+		var failed *url.Error
+		if errors.As(err, &failed) {
+			err = failed.Err // without the method and the URL again
+		}
+		return nil, fmt.Errorf("no answer from %s: %w; start a cluster with `tandem up`, or name its gateway with --url", c.URL, err)
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -126,8 +136,14 @@ func (c *Client) Models(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
+// Answer is the text of a finished or interrupted stream.
+type Answer struct {
+	Text   string
+	Finish string // finish_reason; empty before the last event
+}
+
 // Complete sends a conversation and streams the answer's text to w.
-func (c *Client) Complete(ctx context.Context, o ChatOptions, messages []Message, w io.Writer) (string, error) {
+func (c *Client) Complete(ctx context.Context, o ChatOptions, messages []Message, w io.Writer) (Answer, error) {
 	body := map[string]any{"messages": messages, "stream": true}
 	if o.Model != "" {
 		body["model"] = o.Model
@@ -143,15 +159,16 @@ func (c *Client) Complete(ctx context.Context, o ChatOptions, messages []Message
 	}
 	resp, err := c.do(ctx, http.MethodPost, "/v1/chat/completions", body)
 	if err != nil {
-		return "", err
+		return Answer{}, err
 	}
 	defer resp.Body.Close()
 	return readStream(resp.Body, w)
 }
 
 // readStream copies the text of an SSE answer to w.
-func readStream(r io.Reader, w io.Writer) (string, error) {
+func readStream(r io.Reader, w io.Writer) (a Answer, err error) {
 	var all strings.Builder
+	defer func() { a.Text = all.String() }()
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), maxEvent)
 	for lines.Scan() {
@@ -160,71 +177,44 @@ func readStream(r io.Reader, w io.Writer) (string, error) {
 			continue
 		}
 		if data == "[DONE]" {
-			return all.String(), nil
+			return a, nil
 		}
 		var chunk struct {
-			Choices []struct{ Delta struct{ Content string } }
-			Error   *struct{ Message string }
+			Choices []struct {
+				Delta  struct{ Content string }
+				Finish string `json:"finish_reason"`
+			}
+			Error *struct{ Message string }
 		}
 		if err := json.Unmarshal([]byte(data), &chunk); err != nil {
-			return all.String(), fmt.Errorf("%w: event %q: %w", ErrAborted, data, err)
+			return a, fmt.Errorf("%w: event %q: %w", ErrAborted, data, err)
 		}
 		if chunk.Error != nil {
-			return all.String(), fmt.Errorf("%w: %s", ErrAborted, chunk.Error.Message)
+			return a, fmt.Errorf("%w: %s", ErrAborted, chunk.Error.Message)
 		}
 		for _, choice := range chunk.Choices {
+			a.Finish = cmp.Or(choice.Finish, a.Finish)
 			all.WriteString(choice.Delta.Content)
 			if _, err := io.WriteString(w, choice.Delta.Content); err != nil {
-				return all.String(), err
+				return a, err
 			}
 		}
 	}
-	return all.String(), errors.Join(ErrAborted, lines.Err())
+	return a, errors.Join(ErrAborted, lines.Err())
 }
 
-// Chat reads lines from in and prints answers to out until in ends or a line is /exit. With a
-// message in once, it prints the answer to that and returns.
-func (c *Client) Chat(ctx context.Context, o ChatOptions, once string, in io.Reader, out io.Writer) error {
-	var history []Message
-	if o.System != "" {
-		history = append(history, Message{"system", o.System})
+// BaseURL returns the gateway's URL, without a path, of an address as users write it:
+// HOST:PORT, a URL, or the /v1 URL of an OpenAI client. Its error wraps ErrURL.
+func BaseURL(address string) (string, error) {
+	address = strings.TrimSpace(address)
+	full := address
+	if !strings.Contains(full, "://") {
+		full = "http://" + full
 	}
-	turn := func(text string) error {
-		history = append(history, Message{"user", text})
-		answer, err := c.Complete(ctx, o, history, out)
-		fmt.Fprintln(out)
-		if err != nil {
-			history = history[:len(history)-1]
-			return err
-		}
-		history = append(history, Message{"assistant", answer})
-		return nil
+	u, err := url.Parse(full)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.RawQuery != "" || u.Fragment != "" {
+		return "", fmt.Errorf("%q is %w; write http://HOST:PORT", address, ErrURL)
 	}
-	if once != "" {
-		return turn(once)
-	}
-	fmt.Fprintln(out, "Type a message; /new starts over, /exit or Ctrl-D ends.")
-	lines := bufio.NewScanner(in)
-	lines.Buffer(make([]byte, 0, 64<<10), maxEvent)
-	for fmt.Fprint(out, "> "); lines.Scan(); fmt.Fprint(out, "> ") {
-		switch text := strings.TrimSpace(lines.Text()); text {
-		case "":
-		case "/exit":
-			return nil
-		case "/new":
-			history = history[:0]
-			if o.System != "" {
-				history = append(history, Message{"system", o.System})
-			}
-		default:
-			if err := turn(text); err != nil {
-				if ctx.Err() != nil {
-					return ctx.Err()
-				}
-				fmt.Fprintln(out, "error:", err)
-			}
-		}
-	}
-	fmt.Fprintln(out)
-	return lines.Err()
+	u.Path = strings.TrimSuffix(strings.TrimRight(u.Path, "/"), "/v1")
+	return u.String(), nil
 }

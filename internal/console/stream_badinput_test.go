@@ -16,8 +16,8 @@ func FuzzReadStream(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var out bytes.Buffer
 		answer, err := readStream(strings.NewReader(text), &out)
-		if err == nil && !strings.Contains(out.String(), answer) {
-			t.Errorf("the answer %q is not what was shown: %q", answer, &out)
+		if err == nil && !strings.Contains(out.String(), answer.Text) {
+			t.Errorf("the answer %q is not what was shown: %q", answer.Text, &out)
 		}
 	})
 }

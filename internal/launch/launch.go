@@ -62,11 +62,13 @@ type child struct {
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended and its output is written
 	err  error         // after done
+	last string        // line of output, after done
 }
 
 // Run starts the processes and returns when all have ended: because ctx ended,
 // because Started failed, or by themselves. When kill fires, it ends them at once.
 func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
+	asked := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	out := &lines{w: o.Out}
@@ -87,7 +89,7 @@ func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 			<-c.done
 			if ctx.Err() == nil {
 				o.Logger.Error("node has ended; the others continue", "node", c.Name, "pid", c.cmd.Process.Pid, "status", c.cmd.ProcessState.String())
-				first <- fmt.Errorf("%w: %s ended: %s", ErrStart, c.Name, c.cmd.ProcessState)
+				first <- fmt.Errorf("%w: %s ended: %s: %s", ErrStart, c.Name, c.cmd.ProcessState, c.last)
 			}
 		})
 	}
@@ -107,8 +109,14 @@ func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 		}
 	}
 	cancel()
+	if asked.Err() != nil {
+		o.Logger.Info("stopping: the gateway drains, then the nodes; Ctrl-C again ends them at once")
+	}
 	stop(children, o, kill)
 	<-allGone
+	if asked.Err() != nil {
+		o.Logger.Info("stopped")
+	}
 	return failed
 }
 
@@ -150,17 +158,16 @@ func start(binary string, p Process, out *lines) (*child, error) {
 		return nil, err
 	}
 	c := &child{Process: p, cmd: cmd, done: make(chan struct{})}
-	copied := make(chan struct{})
+	copied := make(chan string, 1) // the last line
 	go func() {
-		defer close(copied)
 		defer r.Close()
-		out.copy(p.Name, r)
+		copied <- out.copy(p.Name, r)
 	}()
 	go func() {
 		c.err = cmd.Wait()
 		// Its output ends with it, unless a process that it started holds the pipe.
 		select {
-		case <-copied:
+		case c.last = <-copied:
 		case <-time.After(time.Second):
 		}
 		close(c.done)
@@ -211,8 +218,8 @@ type lines struct {
 	w  io.Writer
 }
 
-// copy prefixes each line of r with name.
-func (l *lines) copy(name string, r io.Reader) {
+// copy prefixes each line of r with name. It returns the last line.
+func (l *lines) copy(name string, r io.Reader) (last string) {
 	br := bufio.NewReaderSize(r, maxLine)
 	for {
 		line, err := br.ReadSlice('\n')
@@ -223,9 +230,10 @@ func (l *lines) copy(name string, r io.Reader) {
 			l.mu.Lock()
 			fmt.Fprintf(l.w, "%-10s | %s\n", name, line)
 			l.mu.Unlock()
+			last = string(line)
 		}
 		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return
+			return last
 		}
 	}
 }

@@ -147,6 +147,14 @@ func servedNames(given string) (own string, further map[string]string, err error
 	return own, further, nil
 }
 
+// lacksScheme reports whether an upstream is HOST:PORT, with or without a path.
+func lacksScheme(url string) bool {
+	address, _, _ := strings.Cut(url, "/")
+	host, port, err := net.SplitHostPort(address)
+	_, number := strconv.ParseUint(port, 10, 16)
+	return err == nil && number == nil && !slices.Contains([]string{"dns", "srv", "k8s"}, host)
+}
+
 // upstreamServers returns the options of the upstreams.
 func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, error) {
 	o := u.Options
@@ -154,6 +162,8 @@ func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, erro
 		for _, url := range urls {
 			source, target, err := discover.Parse(url, upstream.Role(role), u.bootstrapPort, discover.Options{API: u.kubernetesAPI, Log: log})
 			switch {
+			case err != nil && lacksScheme(url):
+				return o, fmt.Errorf("%w: upstream %q has no scheme: write http://%s", config.ErrValue, url, url)
 			case err != nil:
 				return o, fmt.Errorf("%w: %w", config.ErrValue, err)
 			case source != nil:

@@ -120,7 +120,7 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 		"max_model_len", l.Scheduler.MaxModelLen, "concurrency", fmt.Sprintf("%.2fx", l.Plan.Concurrency))
 	process.LimitMemory(d.Log, environ, l.WeightBytes+l.Plan.Bytes)
 	for _, line := range l.Plan.Lines {
-		d.Log.Info("KV memory", "derivation", line)
+		d.Log.Debug("KV memory", "derivation", line)
 	}
 	if !p.quietStats {
 		d.Work(func(ctx context.Context) { logs.Rates(ctx, d.Log, logs.RatesInterval, n.meters.Counts) })

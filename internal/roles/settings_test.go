@@ -164,7 +164,7 @@ func TestRefusals(t *testing.T) {
 func TestLeastValues(t *testing.T) {
 	for flag, least := range map[string]int{
 		"max-num-seqs": 1, "block-size": 1, "max-num-batched-tokens": 1, "max-num-queued-reqs": 1, "max-attempts": 1, "max-queued-tokens": 1,
-		"max-request-body": 1, "max-logprobs": 1, "threads": 0, "max-model-len": 0, "max-log-len": 0, "min-remote-prefill-tokens": 0,
+		"max-request-body": 1, "max-logprobs": 1, "threads": 0, "max-model-len": -1, "max-log-len": 0, "min-remote-prefill-tokens": 0,
 	} {
 		resolve := func(args, env []string) error {
 			s := config.New("serve", "", "tandem serve", &bytes.Buffer{})

@@ -21,6 +21,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -182,6 +183,9 @@ func open(path string) (*library, error) {
 			return nil, fmt.Errorf("%w: %w", backend.ErrNoDevice, err)
 		}
 		path = filepath.Join(filepath.Dir(exe), LibraryName)
+	}
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) && filepath.Base(path) != path {
+		return nil, fmt.Errorf("%w: no GPU kernels at %s (`make cuda` builds them)", backend.ErrNoDevice, path)
 	}
 	l, err := openLibrary(path)
 	if err != nil {
