@@ -110,12 +110,13 @@ func (r *rawConfig) parseRope(key string, params map[string]json.RawMessage, c *
 		rope.BetaFast, rope.BetaSlow, rope.Whole = fast, slow, whole
 	}
 	if slices.Contains(keys, "original_max_position_embeddings") && rope.Type != "llama3" {
+		given := rope.Original != 0
 		if r.OriginalPositions != nil {
-			rope.Original = *r.OriginalPositions
-		} else if rope.Original == 0 || rope.Type == "dynamic" {
+			rope.Original, given = *r.OriginalPositions, true
+		} else if !given || rope.Type == "dynamic" {
 			rope.Original = float64(c.MaxPositions)
 		}
-		if rope.Factor == 0 && rope.Type != "dynamic" && rope.Original > 0 {
+		if rope.Factor == 0 && rope.Type != "dynamic" && given && rope.Original > 0 {
 			rope.Factor = float64(c.MaxPositions) / rope.Original
 		}
 	}
