@@ -58,7 +58,7 @@ export PATH := $(CURDIR)/$(TOOLS):$(PATH)
 # What tests need to find.
 export TANDEM_BINARY = $(CURDIR)/$(BINARY)
 export TANDEM_PYTHON = $(CURDIR)/$(VENV)/bin/python
-export TANDEM_NODEJS = $(CURDIR)/$(NODEENV)/bin/node
+export TANDEM_JAVASCRIPT = $(CURDIR)/$(NODEENV)/bin/node
 export TANDEM_GUIDELLM = $(CURDIR)/$(GUIDELLM)/bin/guidellm
 export TANDEM_NVCC = $(NVCC)
 

@@ -71,9 +71,9 @@ func TestBinaryOpenAINodeUpstream(t *testing.T) {
 // nodeClaims runs the client for Node through its claims.
 func (c *cluster) nodeClaims() {
 	c.t.Helper()
-	node := os.Getenv("TANDEM_NODEJS")
+	node := os.Getenv("TANDEM_JAVASCRIPT")
 	if node == "" {
-		c.t.Skip("needs TANDEM_NODEJS, a Node with the openai package: run make test")
+		c.t.Skip("needs TANDEM_JAVASCRIPT, a Node with the openai package: run make test")
 	}
 	cmd := exec.CommandContext(c.t.Context(), node, "testdata/openai_client.cjs", c.url("/v1"))
 	cmd.Env = append(os.Environ(), "OPENAI_API_KEY="+c.key, "NODE_PATH="+filepath.Join(filepath.Dir(filepath.Dir(node)), "node_modules"), "NO_PROXY=127.0.0.1")
