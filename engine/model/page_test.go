@@ -21,8 +21,7 @@ func TestModelsPage(t *testing.T) {
 
 What the engine computes, by the name in ` + "`architectures` of `config.json`, or by `model_type`" + `
 where that is absent. Anything else is refused by its name when the model is loaded. This page is
-made from the
-table in the code: ` + "`go test ./engine/model -run TestModelsPage -update`" + `.
+made from the table in the code: ` + "`go test ./engine/model -run TestModelsPage -update`" + `.
 
 Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, in int8 and int4
 made at load, with LoRA adapters of attention and dense MLP matrices, with tensor parallelism, and

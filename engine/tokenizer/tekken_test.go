@@ -13,7 +13,7 @@ import (
 
 var (
 	tekkenGoldens = flag.String("tekken", "testdata/tekken.gz", "goldens of testdata/tekken.py")
-	tekkenReal    = flag.String("tekken-file", "", "a tekken.json that is loaded")
+	tekkenReal    = flag.String("tekken-file", "", "a published tekken.json to load as well")
 )
 
 // A tekken.json gives the ids of Mistral's own library, and <s> and special tokens in the text theirs.
@@ -70,24 +70,18 @@ func TestTekken(t *testing.T) {
 			t.Errorf("another pattern: %v", err)
 		}
 	}
-}
-
-// With -tekken-file a published file loads.
-func TestTekkenFile(t *testing.T) {
 	if *tekkenReal == "" {
-		t.Skip("-tekken-file gives none")
+		return
 	}
 	data, err := os.ReadFile(*tekkenReal)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := FromTekken(data)
-	if err != nil {
+	if text, err = FromTekken(data); err != nil {
 		t.Fatal(err)
 	}
-	tok, err := Load(text)
-	if err != nil {
+	if tok, err = Load(text); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d tokens, %d bytes of tokenizer.json: %v", tok.VocabSize(), len(text), tok.Encode("Hello, world! Ça va? 12345", true))
+	t.Logf("%s: %d tokens, %d bytes of tokenizer.json: %v", *tekkenReal, tok.VocabSize(), len(text), tok.Encode("Hello, world! Ça va? 12345", true))
 }
