@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
@@ -289,29 +290,10 @@ func (m *Model) TokenText(id int32) string {
 // BareToken returns a token's text where the model has no tokenizer: its id in decimal and a space.
 func BareToken(id int32) string { return strconv.Itoa(int(id)) + " " }
 
-// alphabet maps bytes to the characters of byte-level vocabularies: printable ones to themselves,
-// the others to U+0100 and up.
-var alphabet = func() (t [256]rune) {
-	next := rune(256)
-	for b := range t {
-		if b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae {
-			t[b] = rune(b)
-		} else {
-			t[b] = next
-			next++
-		}
-	}
-	return t
-}()
-
 // TokenName returns a token as the tokenizer's file writes it, or its text if that is not found.
 func (t *TextModel) TokenName(id int32) string {
 	raw := string(t.tok.TokenBytes(id))
-	var byteLevel strings.Builder
-	for _, b := range []byte(raw) {
-		byteLevel.WriteRune(alphabet[b])
-	}
-	names := []string{byteLevel.String(), raw, strings.ReplaceAll(raw, " ", "\u2581")} // the last as SentencePiece writes spaces
+	names := []string{tokenizer.ByteLevel(raw), raw, strings.ReplaceAll(raw, " ", "\u2581")} // the last as SentencePiece writes spaces
 	if len(raw) == 1 {
 		names = append(names, fmt.Sprintf("<0x%02X>", raw[0])) // as byte fallback writes bytes
 	}
