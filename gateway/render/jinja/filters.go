@@ -61,8 +61,9 @@ func ofString(f func(string) string) *builtin {
 
 func generator(vs []Value) Value { return &iterator{name: "generator", items: vs} }
 
-// getter returns a function that reads an attribute, as filters name it, from an element.
-func (r *run) getter(attribute Value) func(Value) Value {
+// getter returns a function that reads an attribute, as filters name it, from an element. Unless it
+// is None, missing replaces what is undefined at any step.
+func (r *run) getter(attribute, missing Value) func(Value) Value {
 	var parts []Value
 	if a, ok := attribute.(string); ok {
 		for part := range strings.SplitSeq(a, ".") {
@@ -77,7 +78,9 @@ func (r *run) getter(attribute Value) func(Value) Value {
 	}
 	return func(v Value) Value {
 		for _, part := range parts {
-			v = r.item(v, part)
+			if v = r.item(v, part); missing != nil && isUndefined(v) {
+				v = missing
+			}
 		}
 		return v
 	}
@@ -85,7 +88,7 @@ func (r *run) getter(attribute Value) func(Value) Value {
 
 // folded is getter with strings in lower case, unless case matters.
 func (r *run) folded(attribute, caseSensitive Value) func(Value) Value {
-	get := r.getter(attribute)
+	get := r.getter(attribute, nil)
 	return func(v Value) Value {
 		v = plain(get(v))
 		if s, ok := v.(string); ok && !truth(caseSensitive) {
@@ -99,10 +102,7 @@ func filterAbs(r *run, v Value, _ []Value) Value {
 	if f, ok := v.(float64); ok {
 		return math.Abs(f)
 	}
-	i, ok := asInt(v)
-	if !ok {
-		r.reject(v, "bad operand type for abs(): '%s'", typeName(v))
-	}
+	i := want(r, asInt, v, "bad operand type for abs(): '%s'")
 	if i < 0 {
 		return r.intOp("-", 0, i)
 	}
@@ -126,11 +126,7 @@ func filterDefault(_ *run, v Value, p []Value) Value {
 }
 
 func filterLength(r *run, v Value, _ []Value) Value {
-	n, ok := length(v)
-	if !ok {
-		r.fail(ErrRender, "object of type '%s' has no len()", typeName(v))
-	}
-	return int64(n)
+	return int64(want(r, length, v, "object of type '%s' has no len()"))
 }
 
 func filterFirst(r *run, v Value, _ []Value) Value {
@@ -158,20 +154,13 @@ func filterItems(r *run, v Value, _ []Value) Value {
 	if isUndefined(v) {
 		return generator(nil)
 	}
-	d, ok := v.(*Dict)
-	if !ok {
-		r.fail(ErrRender, "Can only get item pairs from a mapping.")
-	}
+	d := want(r, is[*Dict], v, "Can only get item pairs from a mapping.")
 	return generator(r.iterate(dictView{d, "dict_items"}))
 }
 
 func filterJoin(r *run, v Value, p []Value) Value {
-	get := r.getter(p[1])
-	vs := r.iterate(v)
-	parts := make([]string, len(vs))
-	for i, e := range vs {
-		parts[i] = r.str(get(e))
-	}
+	get := r.getter(p[1], nil)
+	parts := mapped(r.iterate(v), func(e Value) string { return r.str(get(e)) })
 	return r.joinStrings(parts, r.str(p[0]))
 }
 
@@ -181,8 +170,7 @@ func filterReplace(r *run, v Value, p []Value) Value {
 
 func filterReverse(r *run, v Value, _ []Value) Value {
 	if s, ok := v.(string); ok {
-		back := int64(-1)
-		return r.slice(s, nil, nil, &back)
+		return r.slice(s, nil, nil, new(int64(-1)))
 	}
 	vs := slices.Clone(r.iterate(v))
 	slices.Reverse(vs)
@@ -193,10 +181,7 @@ func filterReverse(r *run, v Value, _ []Value) Value {
 }
 
 func filterIndent(r *run, v Value, p []Value) Value {
-	s, ok := v.(string)
-	if !ok {
-		r.reject(v, "indent of a %s", typeName(v))
-	}
+	s := want(r, is[string], v, "indent of a %s")
 	pad, ok := p[0].(string)
 	if !ok {
 		n := r.wantInt(p[0])
@@ -293,10 +278,7 @@ func filterFloat(r *run, v Value, p []Value) Value {
 func filterRound(r *run, v Value, p []Value) Value {
 	precision := r.wantInt(p[0])
 	method := r.str(p[1])
-	f, ok := asFloat(v)
-	if !ok {
-		r.reject(v, "type %s doesn't define __round__ method", typeName(v))
-	}
+	f := want(r, asFloat, v, "type %s doesn't define __round__ method")
 	if precision < 0 || precision > 20 || math.IsInf(f, 0) || math.IsNaN(f) {
 		r.fail(ErrUnsupported, "rounding %v to %d digits", f, precision)
 	}
@@ -317,7 +299,7 @@ func filterRound(r *run, v Value, p []Value) Value {
 }
 
 func filterSum(r *run, v Value, p []Value) Value {
-	get := r.getter(p[0])
+	get := r.getter(p[0], nil)
 	total := p[1]
 	if _, ok := total.(string); ok {
 		r.fail(ErrRender, "sum() can't sum strings [use ''.join(seq) instead]")

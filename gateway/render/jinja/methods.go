@@ -55,18 +55,52 @@ func stripMethod(left, right bool) *builtin {
 	return strMethod(func(r *run, s string, p []Value) Value { return r.strip(s, p[0], left, right) }, "", nil)
 }
 
+// splitMethod returns str.split or, from the right, str.rsplit.
 func splitMethod(right bool) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.split(s, p, right) }, "sep", nil, "maxsplit", int64(-1))
+	return strMethod(func(r *run, s string, p []Value) Value {
+		limit := int(min(max(r.wantInt(p[1]), -1), 1<<30))
+		if p[0] == nil {
+			return r.strList(splitSpace(s, limit, right))
+		}
+		sep := r.wantStr(p[0])
+		switch {
+		case sep == "":
+			return r.fail(ErrRender, "empty separator")
+		case right:
+			return r.strList(splitRight(s, sep, limit))
+		case limit >= 0:
+			limit++ // parts, of which there is one more
+		}
+		return r.strList(strings.SplitN(s, sep, limit))
+	}, "sep", nil, "maxsplit", int64(-1))
 }
 
+// affixMethod returns a method that reports whether a string has an affix, or one of a tuple.
 func affixMethod(has func(s, affix string) bool) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.affix(s, p, has) }, "", absent, "", nil, "", nil)
+	return strMethod(func(r *run, s string, p []Value) Value {
+		part, _, ok := r.window(s, p)
+		options, isTuple := p[0].(Tuple)
+		if !isTuple {
+			options = Tuple{p[0]}
+		}
+		return slices.ContainsFunc(options, func(o Value) bool { return has(part, r.wantStr(o)) }) && ok
+	}, "", absent, "", nil, "", nil)
 }
 
 // findMethod returns a method that finds a substring; missing is the result if there is none, and
 // absent an error.
 func findMethod(index func(s, sub string) int, missing Value) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.find(s, p, index, missing) }, "", absent, "", nil, "", nil)
+	return strMethod(func(r *run, s string, p []Value) Value {
+		part, offset, ok := r.window(s, p)
+		at := index(part, r.wantStr(p[0]))
+		switch {
+		case ok && at >= 0:
+			return int64(offset + utf8.RuneCountInString(part[:at]))
+		case missing == absent:
+			r.fail(ErrRender, "substring not found")
+		}
+		return missing
+	}, "", absent, "", nil, "", nil)
 }
 
 // withoutMarkup returns a method that Markup lacks, because it would escape the arguments.
@@ -104,13 +138,11 @@ var strMethods = map[string]*builtin{
 		return int64(strings.Count(part, r.wantStr(p[0])))
 	}, "", absent, "", nil, "", nil),
 	"join": withoutMarkup(func(r *run, s string, p []Value) Value {
-		vs, ok := r.items(p[0])
-		if !ok {
-			r.fail(ErrRender, "can only join an iterable")
-		}
+		vs := want(r, r.items, p[0], "can only join an iterable")
 		parts := make([]string, len(vs))
 		for i, v := range vs {
-			if parts[i], ok = plain(v).(string); !ok {
+			var ok bool
+			if parts[i], ok = asStr(v); !ok {
 				r.fail(ErrRender, "sequence item %d: expected str instance, %s found", i, typeName(v))
 			}
 		}
@@ -145,22 +177,6 @@ func (r *run) isDigit(c rune) bool {
 	return unicode.IsDigit(c)
 }
 
-func (r *run) wantStr(v Value) string {
-	s, ok := plain(v).(string)
-	if !ok {
-		r.reject(v, "expected str, got %s", typeName(v))
-	}
-	return s
-}
-
-func (r *run) wantInt(v Value) int64 {
-	i, ok := asInt(v)
-	if !ok {
-		r.reject(v, "'%s' object cannot be interpreted as an integer", typeName(v))
-	}
-	return i
-}
-
 func (r *run) strip(s string, chars Value, left, right bool) string {
 	cut := isSpace
 	if chars != nil {
@@ -176,31 +192,9 @@ func (r *run) strip(s string, chars Value, left, right bool) string {
 	return s
 }
 
-// split is str.split and, from the right, str.rsplit.
-func (r *run) split(s string, p []Value, right bool) Value {
-	limit := int(min(max(r.wantInt(p[1]), -1), 1<<30))
-	if p[0] == nil {
-		return r.strList(splitSpace(s, limit, right))
-	}
-	sep := r.wantStr(p[0])
-	switch {
-	case sep == "":
-		return r.fail(ErrRender, "empty separator")
-	case right:
-		return r.strList(splitRight(s, sep, limit))
-	case limit < 0:
-		return r.strList(strings.Split(s, sep))
-	}
-	return r.strList(strings.SplitN(s, sep, limit+1))
-}
-
 func (r *run) strList(parts []string) Value {
 	r.charge(len(parts))
-	out := make(List, len(parts))
-	for i, s := range parts {
-		out[i] = s
-	}
-	return out
+	return List(mapped(parts, func(s string) Value { return s }))
 }
 
 func splitRight(s, sep string, limit int) []string {
@@ -219,21 +213,20 @@ func splitRight(s, sep string, limit int) []string {
 // keeps its white space.
 func splitSpace(s string, limit int, right bool) []string {
 	parts := strings.FieldsFunc(s, isSpace)
-	switch {
-	case limit < 0 || len(parts) <= limit:
+	if limit < 0 || len(parts) <= limit {
 		return parts
-	case right:
-		s = strings.TrimRightFunc(s, isSpace)
+	}
+	isText := func(c rune) bool { return !isSpace(c) }
+	if right {
 		for range limit {
-			s = strings.TrimRightFunc(s[:strings.LastIndexFunc(s, isSpace)], isSpace)
+			s = strings.TrimRightFunc(strings.TrimRightFunc(s, isSpace), isText)
 		}
-		return append([]string{s}, parts[len(parts)-limit:]...)
+		return append([]string{strings.TrimRightFunc(s, isSpace)}, parts[len(parts)-limit:]...)
 	}
-	s = strings.TrimLeftFunc(s, isSpace)
 	for range limit {
-		s = strings.TrimLeftFunc(s[strings.IndexFunc(s, isSpace):], isSpace)
+		s = strings.TrimLeftFunc(strings.TrimLeftFunc(s, isSpace), isText)
 	}
-	return append(parts[:limit], s)
+	return append(parts[:limit], strings.TrimLeftFunc(s, isSpace))
 }
 
 // splitLines is str.splitlines.
@@ -269,39 +262,12 @@ func (r *run) window(s string, p []Value) (part string, offset int, ok bool) {
 	bounds := [2]*int64{}
 	for i, v := range p[1:3] {
 		if v != nil {
-			n := r.wantInt(v)
-			bounds[i] = &n
+			bounds[i] = new(r.wantInt(v))
 		}
 	}
 	n := utf8.RuneCountInString(s)
 	first, _, _ := sliceBounds(n, bounds[0], bounds[1], nil)
 	return sliceString(s, bounds[0], bounds[1], nil), first, bounds[0] == nil || *bounds[0] <= int64(n)
-}
-
-func (r *run) affix(s string, p []Value, has func(s, affix string) bool) Value {
-	part, _, ok := r.window(s, p)
-	options, isTuple := p[0].(Tuple)
-	if !isTuple {
-		options = Tuple{p[0]}
-	}
-	for _, o := range options {
-		if has(part, r.wantStr(o)) {
-			return ok
-		}
-	}
-	return false
-}
-
-func (r *run) find(s string, p []Value, index func(s, sub string) int, missing Value) Value {
-	part, offset, ok := r.window(s, p)
-	at := index(part, r.wantStr(p[0]))
-	switch {
-	case ok && at >= 0:
-		return int64(offset + utf8.RuneCountInString(part[:at]))
-	case missing == absent:
-		r.fail(ErrRender, "substring not found")
-	}
-	return missing
 }
 
 // replace is str.replace, checking the size of the result before making it.

@@ -5,12 +5,6 @@ import (
 	"strings"
 )
 
-// test applies a test, the word after "is", to a value.
-func (r *run) test(def *builtin, v Value, a callArgs) Value {
-	a.pos = plainAll(a.pos)
-	return def.invoke(r, "test", plain(v), a)
-}
-
 func kind(is func(v Value) bool) *builtin {
 	return define(func(_ *run, v Value, _ []Value) Value { return is(v) })
 }

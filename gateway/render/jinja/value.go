@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -105,31 +106,22 @@ func (d *Dict) Set(key, v Value) bool {
 		return true
 	}
 	d.keys, d.vals = append(d.keys, plain(key)), append(d.vals, v)
-	if d.index == nil {
-		d.reindex()
-	} else {
-		d.index[k] = len(d.keys) - 1
+	switch n := len(d.keys); {
+	case n == dictIndexFrom:
+		d.index = make(map[Value]int, 2*n)
+		for i, key := range d.keys {
+			k, _ := normalKey(key)
+			d.index[k] = i
+		}
+	case n > dictIndexFrom:
+		d.index[k] = n - 1
 	}
 	return true
 }
 
-// reindex builds the index of a dict of dictIndexFrom keys or more.
-func (d *Dict) reindex() {
-	if len(d.keys) < dictIndexFrom {
-		return
-	}
-	d.index = make(map[Value]int, 2*len(d.keys))
-	for i, key := range d.keys {
-		k, _ := normalKey(key)
-		d.index[k] = i
-	}
-}
-
 // clone returns a copy whose keys can be set without changing d.
 func (d *Dict) clone() *Dict {
-	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals)}
-	c.reindex()
-	return c
+	return &Dict{slices.Clone(d.keys), slices.Clone(d.vals), maps.Clone(d.index)}
 }
 
 // undefined is Jinja's Undefined: it prints as nothing, is false and empty, and
@@ -148,15 +140,7 @@ type dictView struct {
 // intRange is Python's range.
 type intRange struct{ start, stop, step int64 }
 
-func (g intRange) length() int64 {
-	switch {
-	case g.step > 0 && g.start < g.stop:
-		return (g.stop-g.start-1)/g.step + 1
-	case g.step < 0 && g.start > g.stop:
-		return (g.start-g.stop-1)/-g.step + 1
-	}
-	return 0
-}
+func (g intRange) length() int64 { return steps(g.start, g.stop, g.step) }
 
 func (g intRange) at(i int64) Value { return g.start + i*g.step }
 
@@ -192,6 +176,12 @@ func asFloat(v Value) (float64, bool) {
 	}
 	i, ok := asInt(v)
 	return float64(i), ok
+}
+
+// asStr returns a string, or markup as one.
+func asStr(v Value) (s string, ok bool) {
+	s, ok = plain(v).(string)
+	return s, ok
 }
 
 func isUndefined(v Value) bool {
@@ -256,11 +246,49 @@ func like(v Value, vs []Value) Value {
 	return List(vs)
 }
 
+// both returns what as returns of two values; ok is false unless both are such.
+func both[T any](as func(Value) (T, bool), a, b Value) (x, y T, ok bool) {
+	if x, ok = as(a); ok {
+		y, ok = as(b)
+	}
+	return x, y, ok
+}
+
+// mapped returns what f returns for each of s.
+func mapped[S, T any](s []S, f func(S) T) []T {
+	out := make([]T, len(s))
+	for i, x := range s {
+		out[i] = f(x)
+	}
+	return out
+}
+
+// is returns v as a T; ok is false if it has another type.
+func is[T any](v Value) (x T, ok bool) {
+	x, ok = v.(T)
+	return x, ok
+}
+
+// want returns what as returns of v. If v is not such, it fails: with msg, in which %s stands for
+// the type of v, or with its own message if v is undefined.
+func want[T any](r *run, as func(Value) (T, bool), v Value, msg string) T {
+	x, ok := as(v)
+	if !ok {
+		r.reject(v, "%s", strings.Replace(msg, "%s", typeName(v), 1))
+	}
+	return x
+}
+
+func (r *run) wantStr(v Value) string { return want(r, asStr, v, "expected str, got %s") }
+
+func (r *run) wantInt(v Value) int64 {
+	return want(r, asInt, v, "'%s' object cannot be interpreted as an integer")
+}
+
 // sequences returns the elements of two lists or of two tuples; ok is false for anything else.
 func sequences(a, b Value) (x, y []Value, ok bool) {
-	x, ok1 := sequence(a)
-	y, ok2 := sequence(b)
-	return x, y, ok1 && ok2 && typeName(a) == typeName(b)
+	x, y, ok = both(sequence, a, b)
+	return x, y, ok && typeName(a) == typeName(b)
 }
 
 // typeName is type(v).__name__.
@@ -344,11 +372,7 @@ func (r *run) items(v Value) (out []Value, ok bool) {
 
 // iterate is items, and fails where Python cannot iterate.
 func (r *run) iterate(v Value) []Value {
-	vs, ok := r.items(v)
-	if !ok {
-		r.fail(ErrRender, "'%s' object is not iterable", typeName(v))
-	}
-	return vs
+	return want(r, r.items, v, "'%s' object is not iterable")
 }
 
 func (v dictView) list() []Value {
@@ -372,9 +396,9 @@ func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
 	if step != nil {
 		by = int(max(min(*step, math.MaxInt32), -math.MaxInt32))
 	}
-	lo, hi := 0, n
+	lo, hi, from, to := 0, n, 0, n
 	if by < 0 {
-		lo, hi = -1, n-1
+		lo, hi, from, to = -1, n-1, n-1, -1
 	}
 	clamp := func(p *int64, missing int) int {
 		if p == nil {
@@ -386,15 +410,17 @@ func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
 		}
 		return int(max(min(i, int64(hi)), int64(lo)))
 	}
-	var end int
-	if by > 0 {
-		first, end = clamp(start, lo), clamp(stop, hi)
-		count = (end - first + by - 1) / by
-	} else {
-		first, end = clamp(start, hi), clamp(stop, lo)
-		count = (first - end - by - 1) / -by
+	first = clamp(start, from)
+	return first, by, steps(first, clamp(stop, to), by)
+}
+
+// steps returns how many numbers there are by step from start to before stop.
+func steps[T int | int64](start, stop, step T) T {
+	last := step - 1
+	if step < 0 {
+		last = step + 1
 	}
-	return first, by, max(count, 0)
+	return max((stop-start+last)/step, 0)
 }
 
 // sliceString is s[start:stop:step] by characters.
