@@ -163,15 +163,11 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 
 // truncate shortens the prompt to the tokens that the request keeps.
 func (m *Model) truncate(p *Prompt, req *openai.Request) {
-	keep := req.Truncate
-	if keep < 0 {
-		if m.MaxLen == 0 {
-			return
-		}
+	keep, n := req.Truncate, len(p.Tokens)
+	if keep < 0 && m.MaxLen > 0 {
 		keep = max(1, m.MaxLen-max(1, req.MaxTokens))
 	}
-	n := len(p.Tokens)
-	if keep == 0 || n <= keep {
+	if keep <= 0 || n <= keep {
 		return
 	}
 	if req.TruncateEnd {
@@ -244,20 +240,18 @@ func (m *Model) BadWord(word string) [][]int32 {
 
 // checkControls rejects token ids outside the vocabulary, and bad_words without a tokenizer.
 func (m *Model) checkControls(r *openai.Request) *openai.Error {
-	vocab := int32(m.Vocab)
-	for _, b := range r.LogitBias {
-		if b.Token >= vocab {
-			return openai.BadRequest("logit_bias", "logit_bias names token %d; the vocabulary has %d", b.Token, vocab)
-		}
+	biased := make([]int32, len(r.LogitBias))
+	for i, b := range r.LogitBias {
+		biased[i] = b.Token
 	}
-	for _, t := range r.AllowedTokens {
-		if t >= vocab {
-			return openai.BadRequest("allowed_token_ids", "allowed_token_ids names token %d; the vocabulary has %d", t, vocab)
-		}
-	}
-	for _, t := range r.LogprobTokens {
-		if t >= vocab {
-			return openai.BadRequest("logprob_token_ids", "logprob_token_ids names token %d; the vocabulary has %d", t, vocab)
+	for _, field := range []struct {
+		name string
+		ids  []int32
+	}{{"logit_bias", biased}, {"allowed_token_ids", r.AllowedTokens}, {"logprob_token_ids", r.LogprobTokens}} {
+		for _, t := range field.ids {
+			if int(t) >= m.Vocab {
+				return openai.BadRequest(field.name, "%s names token %d; the vocabulary has %d", field.name, t, m.Vocab)
+			}
 		}
 	}
 	if len(r.BadWords) > 0 && m.Text == nil {

@@ -37,9 +37,6 @@ func NewText(t *tokenizer.Tokenizer, o TextOptions) *Text {
 // Push adds the next token and returns the text that is now final. After a stop string it ignores
 // tokens and returns no text.
 func (x *Text) Push(id int32) (delta string, stopped bool) {
-	if x.match != "" {
-		return "", true
-	}
 	if x.free > 0 {
 		x.free--
 		return x.stream.Next(id), false
@@ -49,9 +46,6 @@ func (x *Text) Push(id int32) (delta string, stopped bool) {
 
 // Flush ends the text after the last token and returns the held rest.
 func (x *Text) Flush() (delta string, stopped bool) {
-	if x.match != "" {
-		return "", true
-	}
 	return x.take(x.stream.Flush(), true)
 }
 
@@ -59,6 +53,9 @@ func (x *Text) Flush() (delta string, stopped bool) {
 func (x *Text) Stopped() (stop string, ok bool) { return x.match, x.match != "" }
 
 func (x *Text) take(piece string, last bool) (string, bool) {
+	if x.match != "" {
+		return "", true
+	}
 	if len(x.stops) == 0 {
 		return piece, false
 	}

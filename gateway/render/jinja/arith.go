@@ -95,28 +95,26 @@ func (r *run) join(a, b Value) (v Value, ok bool) {
 // repeat is seq * times; ok is false for a TypeError.
 func (r *run) repeat(seq, times Value) (v Value, ok bool) {
 	n, ok := asInt(times)
-	s, isString := plain(seq).(string)
+	s, isString := asStr(seq)
 	vs, isSequence := sequence(seq)
-	if !ok || !isString && !isSequence {
-		return nil, false
-	}
 	size := len(s) + len(vs)
-	if n = max(n, 0); size > 0 && n > int64(maxOutput/size) {
-		r.fail(ErrLimit, "a sequence of %d elements repeated %d times", size, n)
-	}
-	if size == 0 {
+	n = max(n, 0)
+	switch {
+	case !ok || !isString && !isSequence:
+		return nil, false
+	case size == 0:
 		return seq, true
+	case n > int64(maxOutput/size):
+		r.fail(ErrLimit, "a sequence of %d elements repeated %d times", size, n)
+	case isSequence:
+		r.charge(size * int(n))
+		return like(seq, slices.Repeat(vs, int(n))), true
 	}
-	if isString {
-		r.fits(size * int(n))
-		v = strings.Repeat(s, int(n))
-		if _, ok := seq.(markup); ok {
-			v = remark(v)
-		}
-		return v, true
+	r.fits(size * int(n))
+	if v = strings.Repeat(s, int(n)); hasMarkup(seq) {
+		v = remark(v)
 	}
-	r.charge(size * int(n))
-	return like(seq, slices.Repeat(vs, int(n))), true
+	return v, true
 }
 
 func (r *run) intOrFail(v int64, ok bool) Value {

@@ -36,28 +36,19 @@ func (r *run) setKey(d *Dict, key, v Value) {
 
 func (r *run) compare(op string, a, b Value) bool {
 	switch op {
-	case "==":
-		return r.equal(a, b, 0)
-	case "!=":
-		return !r.equal(a, b, 0)
-	case "in":
-		return r.contains(b, a)
-	case "notin":
-		return !r.contains(b, a)
+	case "==", "!=":
+		return r.equal(a, b, 0) == (op == "==")
+	case "in", "notin":
+		return r.contains(b, a) == (op == "in")
 	}
 	r.use(a, b)
 	if f, g, ok := both(asFloat, a, b); ok && (math.IsNaN(f) || math.IsNaN(g)) {
 		return false
 	}
-	switch op {
-	case "<":
-		return r.order(a, b, 0) < 0
-	case ">":
-		return r.order(b, a, 0) < 0
-	case "<=":
-		return r.order(b, a, 0) >= 0
+	if op == "<" || op == ">=" {
+		return (r.order(a, b, 0) < 0) == (op == "<")
 	}
-	return r.order(a, b, 0) >= 0
+	return (r.order(b, a, 0) < 0) == (op == ">")
 }
 
 // contains is Python's v in seq.
@@ -122,17 +113,17 @@ func (r *run) item(v, index Value) Value {
 
 // element is the i-th element of a sequence, from the end for negative i.
 func (r *run) element(v Value, i int64) (Value, bool) {
-	n := 0
 	switch v := v.(type) {
 	case markup:
 		c, ok := r.element(string(v), i)
 		return remark(c), ok
 	case string:
 		r.scans(v)
-		n, _ = length(v)
 	case List, Tuple, intRange:
-		n, _ = length(v)
+	default:
+		return nil, false
 	}
+	n, _ := length(v)
 	if i < 0 {
 		i += int64(n)
 	}
@@ -181,14 +172,13 @@ func (r *run) slice(v Value, start, stop, step *int64) Value {
 	default:
 		return &undefined{msg: objectName(v) + " has no element slice"}
 	}
-	first, by, count := sliceBounds(n, start, stop, step)
-	if v, ok := v.(intRange); ok {
-		from := v.start + int64(first)*v.step
-		return intRange{from, from + int64(count)*int64(by)*v.step, int64(by) * v.step}
+	first, end, by := sliceBounds(n, start, stop, step)
+	if g, ok := v.(intRange); ok {
+		return intRange{g.start + int64(first)*g.step, g.start + int64(end)*g.step, int64(by) * g.step}
 	}
-	r.charge(count)
 	vs, _ := sequence(v)
-	out := make([]Value, count)
+	out := make([]Value, steps(first, end, by))
+	r.charge(len(out))
 	for i := range out {
 		out[i] = vs[first+i*by]
 	}

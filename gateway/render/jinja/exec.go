@@ -153,16 +153,6 @@ func (l *loop) draw() bool {
 // more reports whether an element follows the current one; it is then the first of ahead.
 func (l *loop) more() bool { return len(l.ahead) > 0 || l.draw() }
 
-func (l *loop) next() bool {
-	if !l.more() {
-		return false
-	}
-	l.prev, l.current = l.current, l.ahead[0]
-	l.ahead = l.ahead[1:]
-	l.index0++
-	return true
-}
-
 func (l *loop) length() int {
 	for l.draw() {
 	}
@@ -196,7 +186,10 @@ func (s *loopDef) exec(r *run) flow {
 	}
 	// As in Jinja, "else" runs unless a body ran to its end.
 	completed := false
-	for l.next() {
+	for l.more() {
+		l.prev, l.current = l.current, l.ahead[0]
+		l.ahead = l.ahead[1:]
+		l.index0++
 		r.scope = &scope{parent: outer}
 		r.assign(s.target, l.current, s.line)
 		r.scope.set("loop", l)

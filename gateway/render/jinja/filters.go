@@ -49,7 +49,7 @@ var filters = map[string]*builtin{
 	"sum":        define(filterSum, "attribute", nil, "start", int64(0)),
 	"title":      ofString(jinjaTitle),
 	"tojson":     define(toJSON, "ensure_ascii", false, "indent", nil, "separators", nil, "sort_keys", false),
-	"trim":       define(func(r *run, v Value, p []Value) Value { return r.strip(r.str(v), p[0], true, true) }, "chars", nil).keepMarkup(),
+	"trim":       define(func(r *run, v Value, p []Value) Value { return r.strip(r.str(v), p[0], strings.TrimFunc) }, "chars", nil).keepMarkup(),
 	"unique":     define(filterUnique, "case_sensitive", false, "attribute", nil),
 	"upper":      ofString(upper).keepMarkup(),
 }
@@ -221,7 +221,16 @@ func filterInt(r *run, v Value, p []Value) Value {
 		}
 		return r.truncate(v, p[0])
 	case string:
-		return r.parseInt(v, r.wantInt(p[1]), p[0])
+		if base := r.wantInt(p[1]); base != 10 {
+			r.fail(ErrUnsupported, "filter int with base %d", base)
+		}
+		if s := strings.TrimFunc(v, isSpace); intString.MatchString(s) {
+			i, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+			return r.intOrFail(i, err == nil)
+		}
+		if f, ok := parseFloat(v); ok {
+			return r.truncate(f, p[0])
+		}
 	}
 	return p[0]
 }
@@ -240,23 +249,9 @@ var (
 	floatString = regexp.MustCompile(`(?i)^[+-]?(inf(inity)?|nan|(` + digits + `(\.(` + digits + `)?)?|\.` + digits + `)(e[+-]?` + digits + `)?)$`)
 )
 
-func (r *run) parseInt(s string, base int64, missing Value) Value {
-	if base != 10 {
-		r.fail(ErrUnsupported, "filter int with base %d", base)
-	}
-	s = strings.TrimFunc(s, isSpace)
-	if intString.MatchString(s) {
-		i, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
-		return r.intOrFail(i, err == nil)
-	}
-	if f, ok := parseFloat(s); ok {
-		return r.truncate(f, missing)
-	}
-	return missing
-}
-
-// parseFloat is Python's float(s).
-func parseFloat(s string) (f float64, ok bool) {
+// parseFloat is Python's float(v) for a string.
+func parseFloat(v Value) (f float64, ok bool) {
+	s, _ := asStr(v)
 	s = strings.TrimFunc(s, isSpace)
 	f, _ = strconv.ParseFloat(strings.ReplaceAll(s, "_", ""), 64) // infinite where it is out of range
 	return f, floatString.MatchString(s)
@@ -267,10 +262,8 @@ func filterFloat(r *run, v Value, p []Value) Value {
 	if f, ok := asFloat(v); ok {
 		return f
 	}
-	if s, ok := plain(v).(string); ok {
-		if f, ok := parseFloat(s); ok {
-			return f
-		}
+	if f, ok := parseFloat(v); ok {
+		return f
 	}
 	return p[0]
 }

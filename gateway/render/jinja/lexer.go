@@ -70,11 +70,12 @@ var (
 	escape     = regexp.MustCompile(`(?s)\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)`)
 )
 
-// lexemes are the tokens inside tags. They are tried in this order.
+// lexemes are what is inside tags. They are tried in this order.
 var lexemes = []struct {
 	kind    tokenKind
 	pattern *regexp.Regexp
 }{
+	{tokData, spaces}, // no token
 	{tokName, regexp.MustCompile(`^[\p{L}_][\p{L}\p{N}_]*`)},
 	{tokFloat, regexp.MustCompile(`^` + digits + `(?:\.` + digits + `(?:` + exponent + `)?|` + exponent + `)`)},
 	{tokInt, regexp.MustCompile(`^(?i:0x(?:_?[0-9a-f])+|0o(?:_?[0-7])+|0b(?:_?[01])+|0(?:_?0)*|` + digits + `)`)},
@@ -95,14 +96,10 @@ func lex(src string) []token {
 
 func (l *lexer) fail(kind error, format string, args ...any) { fail(kind, l.line, format, args...) }
 
+// emit adds a token, unless it is empty text.
 func (l *lexer) emit(kind tokenKind, text string, v Value) {
-	l.out = append(l.out, token{kind, text, v, l.line})
-}
-
-// emitData emits the text between tags.
-func (l *lexer) emitData(text string) {
-	if text != "" {
-		l.emit(tokData, text, nil)
+	if kind != tokData || text != "" {
+		l.out = append(l.out, token{kind, text, v, l.line})
 	}
 }
 
@@ -124,12 +121,12 @@ func (l *lexer) root() {
 	rest := l.src[l.pos:]
 	at := tagBegin.FindStringSubmatchIndex(rest)
 	if at == nil {
-		l.emitData(rest)
+		l.emit(tokData, rest, nil)
 		l.take(len(l.src))
 		return
 	}
 	tag := rest[at[0]+1]
-	l.emitData(l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], tag != '{'))
+	l.emit(tokData, l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], tag != '{'), nil)
 	l.take(l.pos + at[1])
 	switch {
 	case tag == '#':
@@ -181,7 +178,7 @@ func (l *lexer) finish(end *regexp.Regexp, missing string) {
 		l.fail(ErrSyntax, "%s", missing)
 	}
 	if end == rawEnd {
-		l.emitData(l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], true))
+		l.emit(tokData, l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], true), nil)
 	}
 	l.takeTag(l.pos+at[1], rest[at[len(at)-2]:at[len(at)-1]], true)
 }
@@ -195,11 +192,7 @@ func (l *lexer) tag(end *regexp.Regexp, closing tokenKind) {
 			l.takeTag(l.pos+len(at[0]), at[1], closing == tokEnd)
 			return
 		}
-		if n := len(l.match(spaces)); n > 0 {
-			l.take(l.pos + n)
-		} else {
-			l.lexeme()
-		}
+		l.lexeme()
 	}
 	l.fail(ErrSyntax, "a tag is not closed")
 }
@@ -213,6 +206,8 @@ func (l *lexer) lexeme() {
 		}
 		end, v := l.pos+len(text), Value(nil)
 		switch x.kind {
+		case tokData:
+			text = ""
 		case tokFloat:
 			v, _ = strconv.ParseFloat(strings.ReplaceAll(text, "_", ""), 64) // infinite where it is out of range
 		case tokInt:

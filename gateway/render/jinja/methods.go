@@ -25,12 +25,11 @@ var dictMethods = map[string]*builtin{
 // seqMethods are those of lists and tuples.
 var seqMethods = map[string]*builtin{
 	"index": define(func(r *run, seq Value, p []Value) Value {
-		for i, v := range r.iterate(seq) {
-			if r.equal(v, p[0], 0) {
-				return int64(i)
-			}
+		i := slices.IndexFunc(r.iterate(seq), func(v Value) bool { return r.equal(v, p[0], 0) })
+		if i < 0 {
+			r.fail(ErrRender, "%s is not in list", r.str(p[0]))
 		}
-		return r.fail(ErrRender, "%s is not in list", r.str(p[0]))
+		return int64(i)
 	}, "", absent),
 	"count": define(func(r *run, seq Value, p []Value) Value {
 		n := int64(0)
@@ -43,7 +42,12 @@ var seqMethods = map[string]*builtin{
 
 // strMethod returns a method of strings; Markup has it too.
 func strMethod(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
-	return define(func(r *run, recv Value, p []Value) Value { return call(r, recv.(string), p) }, params...).keepMarkup()
+	return withoutMarkup(call, params...).keepMarkup()
+}
+
+// withoutMarkup returns a method that Markup lacks, because it would escape the arguments.
+func withoutMarkup(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
+	return define(func(r *run, recv Value, p []Value) Value { return call(r, recv.(string), p) }, params...)
 }
 
 // matching returns a method that reports whether a string has characters, and all are such.
@@ -51,8 +55,8 @@ func matching(is func(c rune) bool) *builtin {
 	return strMethod(func(_ *run, s string, _ []Value) Value { return allRunes(s, is) })
 }
 
-func stripMethod(left, right bool) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.strip(s, p[0], left, right) }, "", nil)
+func stripMethod(trim func(string, func(rune) bool) string) *builtin {
+	return strMethod(func(r *run, s string, p []Value) Value { return r.strip(s, p[0], trim) }, "", nil)
 }
 
 // splitMethod returns str.split or, from the right, str.rsplit.
@@ -103,22 +107,15 @@ func findMethod(index func(s, sub string) int, missing Value) *builtin {
 	}, "", absent, "", nil, "", nil)
 }
 
-// withoutMarkup returns a method that Markup lacks, because it would escape the arguments.
-func withoutMarkup(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
-	b := strMethod(call, params...)
-	b.keepsMarkup = false
-	return b
-}
-
 var strMethods = map[string]*builtin{
 	"format":       raw(func(r *run, recv Value, a callArgs) Value { return r.formatMethod(recv.(string), a) }),
 	"upper":        ofString(upper).keepMarkup(),
 	"lower":        ofString(lower).keepMarkup(),
 	"title":        ofString(title).keepMarkup(),
 	"capitalize":   ofString(capitalize).keepMarkup(),
-	"strip":        stripMethod(true, true),
-	"lstrip":       stripMethod(true, false),
-	"rstrip":       stripMethod(false, true),
+	"strip":        stripMethod(strings.TrimFunc),
+	"lstrip":       stripMethod(strings.TrimLeftFunc),
+	"rstrip":       stripMethod(strings.TrimRightFunc),
 	"split":        splitMethod(false),
 	"rsplit":       splitMethod(true),
 	"splitlines":   strMethod(func(r *run, s string, p []Value) Value { return r.strList(splitLines(s, truth(p[0]))) }, "keepends", false),
@@ -177,19 +174,13 @@ func (r *run) isDigit(c rune) bool {
 	return unicode.IsDigit(c)
 }
 
-func (r *run) strip(s string, chars Value, left, right bool) string {
-	cut := isSpace
-	if chars != nil {
-		set := r.wantStr(chars)
-		cut = func(c rune) bool { return strings.ContainsRune(set, c) }
+// strip trims the characters in chars from s, or white space if chars is None.
+func (r *run) strip(s string, chars Value, trim func(string, func(rune) bool) string) string {
+	if chars == nil {
+		return trim(s, isSpace)
 	}
-	if left {
-		s = strings.TrimLeftFunc(s, cut)
-	}
-	if right {
-		s = strings.TrimRightFunc(s, cut)
-	}
-	return s
+	set := r.wantStr(chars)
+	return trim(s, func(c rune) bool { return strings.ContainsRune(set, c) })
 }
 
 func (r *run) strList(parts []string) Value {
@@ -216,17 +207,17 @@ func splitSpace(s string, limit int, right bool) []string {
 	if limit < 0 || len(parts) <= limit {
 		return parts
 	}
-	isText := func(c rune) bool { return !isSpace(c) }
+	trim := strings.TrimLeftFunc
 	if right {
-		for range limit {
-			s = strings.TrimRightFunc(strings.TrimRightFunc(s, isSpace), isText)
-		}
-		return append([]string{strings.TrimRightFunc(s, isSpace)}, parts[len(parts)-limit:]...)
+		trim = strings.TrimRightFunc
 	}
 	for range limit {
-		s = strings.TrimLeftFunc(strings.TrimLeftFunc(s, isSpace), isText)
+		s = trim(trim(s, isSpace), func(c rune) bool { return !isSpace(c) })
 	}
-	return append(parts[:limit], strings.TrimLeftFunc(s, isSpace))
+	if s = trim(s, isSpace); right {
+		return append([]string{s}, parts[len(parts)-limit:]...)
+	}
+	return append(parts[:limit], s)
 }
 
 // splitLines is str.splitlines.

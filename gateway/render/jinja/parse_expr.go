@@ -69,8 +69,7 @@ func (p *parser) tupleEnd() bool {
 }
 
 func (p *parser) expression() expr {
-	p.enter()
-	defer p.leave()
+	defer p.nest()()
 	known := len(p.unknown)
 	x := p.or()
 	for n := 0; p.chain(n) && p.skipName("if"); n++ {
@@ -116,8 +115,7 @@ func (p *parser) not() expr {
 	if !p.skipName("not") {
 		return p.compare()
 	}
-	p.enter()
-	defer p.leave()
+	defer p.nest()()
 	return negation(p.not())
 }
 
@@ -187,8 +185,7 @@ func (p *parser) concat() expr {
 func (p *parser) filtered() expr { return p.filters(p.unary(), false) }
 
 func (p *parser) unary() expr {
-	p.enter()
-	defer p.leave()
+	defer p.nest()()
 	sign := p.cur()
 	if !p.skipOp("-") && !p.skipOp("+") {
 		return p.postfix(p.primary())

@@ -1,9 +1,6 @@
 package jinja
 
-import (
-	"slices"
-	"strconv"
-)
+import "slices"
 
 const (
 	// maxSource bounds a template: the longest known ones are near 20 KiB.
@@ -72,10 +69,12 @@ func (p *parser) isName(name string) bool   { return p.is(tokName, name) }
 func (p *parser) isOp(op string) bool       { return p.is(tokOp, op) }
 func (p *parser) skipName(name string) bool { return p.skip(tokName, name) }
 func (p *parser) skipOp(op string) bool     { return p.skip(tokOp, op) }
+func (p *parser) expectOp(op string)        { p.expect(tokOp, op) }
 
-func (p *parser) expectOp(op string) {
-	if !p.skipOp(op) {
-		p.unexpected(strconv.Quote(op))
+// expect consumes the current token, which must be the given one.
+func (p *parser) expect(kind tokenKind, text string) {
+	if !p.skip(kind, text) {
+		p.unexpected(token{kind: kind, text: text}.String())
 	}
 }
 
@@ -90,14 +89,13 @@ func (p *parser) unexpected(want string) {
 	fail(ErrSyntax, p.cur().line, "expected %s, got %s", want, p.cur())
 }
 
-// enter counts nesting, and leave ends it.
-func (p *parser) enter() {
+// nest counts nesting, until the function that it returns is called.
+func (p *parser) nest() (leave func()) {
 	if p.depth++; p.depth > maxNesting {
 		fail(ErrLimit, p.cur().line, "nested deeper than %d", maxNesting)
 	}
+	return func() { p.depth-- }
 }
-
-func (p *parser) leave() { p.depth-- }
 
 // chain fails if n operators in a row exceed the bound. Otherwise it returns true, so that it can
 // be a loop's condition.
@@ -110,14 +108,11 @@ func (p *parser) chain(n int) bool {
 
 // list parses elements separated by commas, and the closing operator. A last comma may follow.
 func (p *parser) list(closing string, element func()) {
-	for first := true; !p.isOp(closing); first = false {
-		if !first {
-			p.expectOp(",")
-			if p.isOp(closing) {
-				break
-			}
-		}
+	for !p.isOp(closing) {
 		element()
+		if !p.isOp(closing) {
+			p.expectOp(",")
+		}
 	}
 	p.expectOp(closing)
 }
@@ -126,8 +121,7 @@ func (p *parser) list(closing string, element func()) {
 // leaves the parser after that name. At the top level ends is empty.
 func (p *parser) body(ends ...string) []stmt {
 	var out []stmt
-	p.enter()
-	defer p.leave()
+	defer p.nest()()
 	for {
 		t := p.cur()
 		switch t.kind {
@@ -143,7 +137,7 @@ func (p *parser) body(ends ...string) []stmt {
 			p.next()
 			out = append(out, output(p.tuple(), t.line))
 			p.refuseUnknown()
-			p.expectKind(tokVarEnd)
+			p.expect(tokVarEnd, "")
 		default: // tokBegin: the lexer emits no other kind here
 			p.next()
 			if name := p.cur(); name.kind == tokName && slices.Contains(ends, name.text) {
@@ -151,14 +145,8 @@ func (p *parser) body(ends ...string) []stmt {
 			}
 			out = append(out, p.statement())
 			p.refuseUnknown()
-			p.expectKind(tokEnd)
+			p.expect(tokEnd, "")
 		}
-	}
-}
-
-func (p *parser) expectKind(kind tokenKind) {
-	if !p.skip(kind, "") {
-		p.unexpected(string(kind))
 	}
 }
 
@@ -210,11 +198,10 @@ func (p *parser) captured(end string, filtered bool) expr {
 	}}
 }
 
-// closeWith parses a body up to the given end tag, which it consumes but for
-// its closing.
+// closeWith parses a body up to the given end tag, which it consumes but for its closing.
 func (p *parser) closeWith(end string) []stmt {
 	defer p.setSoft(false)()
-	p.expectKind(tokEnd)
+	p.expect(tokEnd, "")
 	b := p.body(end)
 	p.skipName(end)
 	return b
@@ -262,9 +249,7 @@ func (p *parser) statement() stmt {
 
 func (p *parser) forLoop(line int) stmt {
 	s := &loopDef{line: line, target: p.target("in")}
-	if !p.skipName("in") {
-		p.unexpected(`"in"`)
-	}
+	p.expect(tokName, "in")
 	s.in = p.tupleNoCond()
 	p.contentParts = p.contentParts || s.in.content
 	if p.skipName("if") {
@@ -273,7 +258,7 @@ func (p *parser) forLoop(line int) stmt {
 	if p.isName("recursive") {
 		fail(ErrUnsupported, p.cur().line, "recursive for loop")
 	}
-	p.expectKind(tokEnd)
+	p.expect(tokEnd, "")
 	defer p.setSoft(false)()
 	p.loops++
 	s.body = p.body("endfor", "else")
@@ -292,12 +277,12 @@ func (p *parser) ifChain() stmt {
 	defer p.setSoft(true)()
 	for more := true; more; more = p.skipName("elif") {
 		conds = append(conds, p.tupleNoCond())
-		p.expectKind(tokEnd)
+		p.expect(tokEnd, "")
 		bodies = append(bodies, p.body("elif", "else", "endif"))
 	}
 	var other []stmt
 	if p.skipName("else") {
-		p.expectKind(tokEnd)
+		p.expect(tokEnd, "")
 		other = p.body("endif")
 	}
 	p.skipName("endif")
@@ -329,9 +314,9 @@ func (p *parser) target(end string) target {
 	var elems []target
 	for len(elems) == 0 || !p.isOp("=") && !p.isOp(")") && p.cur().kind != tokEnd && (end == "" || !p.isName(end)) {
 		if p.skipOp("(") {
-			p.enter()
+			leave := p.nest()
 			elems = append(elems, p.target(""))
-			p.leave()
+			leave()
 			p.expectOp(")")
 		} else {
 			elems = append(elems, p.targetName())

@@ -76,8 +76,7 @@ func (r *run) formatMethod(s string, a callArgs) Value {
 	return s
 }
 
-// field returns the argument that a replacement field names; auto counts the
-// fields without a name.
+// field returns the argument that a replacement field names; auto counts the fields without a name.
 func (r *run) field(name string, a callArgs, auto *int) Value {
 	if strings.ContainsAny(name, "{:!.[") {
 		return r.fail(ErrUnsupported, "format field %q", "{"+name+"}")

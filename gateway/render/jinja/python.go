@@ -66,8 +66,6 @@ func (r *run) equal(a, b Value, depth int) bool {
 	r.enter(depth, 0)
 	a, b = plain(a), plain(b)
 	switch a := a.(type) {
-	case nil:
-		return b == nil
 	case string:
 		s, ok := b.(string)
 		if !ok || len(a) != len(s) {
@@ -75,8 +73,6 @@ func (r *run) equal(a, b Value, depth int) bool {
 		}
 		r.scans(a)
 		return a == s
-	case BigInt:
-		return b == Value(a)
 	case bool, int64, float64:
 		if x, y, ok := both(asInt, a, b); ok {
 			return x == y
@@ -95,7 +91,7 @@ func (r *run) equal(a, b Value, depth int) bool {
 		g, ok := b.(intRange)
 		n := a.length()
 		return ok && n == g.length() && (n == 0 || a.start == g.start && (n == 1 || a.step == g.step))
-	case *namespace, *macro, *loop, *iterator, *function:
+	case nil, BigInt, *namespace, *macro, *loop, *iterator, *function:
 		return a == b
 	}
 	r.fail(ErrUnsupported, "comparing a %s", typeName(a))

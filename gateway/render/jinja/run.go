@@ -20,8 +20,7 @@ const (
 	outputFloor = 1 << 20
 	outputShare = 16
 	valueBytes  = 16
-	// maxMade bounds the total bytes of the strings that a render creates, and
-	// with it memory.
+	// maxMade bounds the total bytes of the strings that a render creates, and with it memory.
 	maxMade = 256 << 20
 	// maxCalls bounds nested macro calls.
 	maxCalls = 64

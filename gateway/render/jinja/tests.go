@@ -66,8 +66,7 @@ func isIterable(v Value) bool {
 	return false
 }
 
-// same is Python's "is" where the result does not depend on which objects Python
-// happens to share.
+// same is Python's "is" where the result does not depend on which objects Python happens to share.
 func (r *run) same(a, b Value) bool {
 	switch a.(type) {
 	case nil, bool, *Dict, *namespace, *macro:

@@ -73,16 +73,11 @@ func (d *Dict) find(key Value) int {
 	if !ok {
 		return -1
 	}
-	if d.index != nil {
-		if i, ok := d.index[k]; ok {
-			return i
-		}
-		return -1
+	if d.index == nil {
+		return slices.IndexFunc(d.keys, func(have Value) bool { h, _ := normalKey(have); return h == k })
 	}
-	for i, have := range d.keys {
-		if h, _ := normalKey(have); h == k {
-			return i
-		}
+	if i, ok := d.index[k]; ok {
+		return i
 	}
 	return -1
 }
@@ -144,8 +139,7 @@ func (g intRange) length() int64 { return steps(g.start, g.stop, g.step) }
 
 func (g intRange) at(i int64) Value { return g.start + i*g.step }
 
-// iterator is a Python generator or iterator: it has no length and can be iterated
-// over once.
+// iterator is a Python generator or iterator: it has no length and can be iterated over once.
 type iterator struct {
 	name  string // of its Python type
 	items []Value
@@ -269,8 +263,8 @@ func is[T any](v Value) (x T, ok bool) {
 	return x, ok
 }
 
-// want returns what as returns of v. If v is not such, it fails: with msg, in which %s stands for
-// the type of v, or with its own message if v is undefined.
+// want returns what as returns of v. If v is not such, it fails: with the message of v if that is
+// undefined, else with msg, in which %s is replaced by the type of v.
 func want[T any](r *run, as func(Value) (T, bool), v Value, msg string) T {
 	x, ok := as(v)
 	if !ok {
@@ -389,9 +383,9 @@ func (v dictView) list() []Value {
 	return out
 }
 
-// sliceBounds returns the first index, the step and the number of elements of a
-// Python slice of a sequence of n. Arguments that were not given are nil.
-func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
+// sliceBounds returns the first index, the end and the step of a Python slice of a sequence of n.
+// Arguments that were not given are nil.
+func sliceBounds(n int, start, stop, step *int64) (first, end, by int) {
 	by = 1
 	if step != nil {
 		by = int(max(min(*step, math.MaxInt32), -math.MaxInt32))
@@ -410,34 +404,36 @@ func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
 		}
 		return int(max(min(i, int64(hi)), int64(lo)))
 	}
-	first = clamp(start, from)
-	return first, by, steps(first, clamp(stop, to), by)
+	return clamp(start, from), clamp(stop, to), by
 }
 
 // steps returns how many numbers there are by step from start to before stop.
 func steps[T int | int64](start, stop, step T) T {
-	last := step - 1
-	if step < 0 {
-		last = step + 1
+	switch {
+	case step > 0 && start < stop:
+		return (stop-start-1)/step + 1
+	case step < 0 && start > stop:
+		return (start-stop-1)/-step + 1
 	}
-	return max((stop-start+last)/step, 0)
+	return 0
 }
 
 // sliceString is s[start:stop:step] by characters.
 func sliceString(s string, start, stop, step *int64) string {
 	if step == nil || *step == 1 {
 		n := utf8.RuneCountInString(s)
-		first, _, count := sliceBounds(n, start, stop, nil)
+		first, end, _ := sliceBounds(n, start, stop, nil)
+		end = max(first, end)
 		if n == len(s) {
-			return s[first : first+count]
+			return s[first:end]
 		}
 		from := byteOffset(s, first)
-		return s[from : from+byteOffset(s[from:], count)]
+		return s[from : from+byteOffset(s[from:], end-first)]
 	}
 	rs := []rune(s)
-	first, by, count := sliceBounds(len(rs), start, stop, step)
+	first, end, by := sliceBounds(len(rs), start, stop, step)
 	var b strings.Builder
-	for i := range count {
+	for i := range steps(first, end, by) {
 		b.WriteRune(rs[first+i*by])
 	}
 	return b.String()
