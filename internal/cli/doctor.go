@@ -46,7 +46,7 @@ func examine(v *Invocation) error {
 	roles := v.StringSlice("role", nil, "roles whose ports and settings are checked, such as gateway,decode: a port that is taken is then a problem; default: gateway, prefill and decode, where it is a warning")
 	dirs := v.StringSlice("tls-dir", nil, "folders made by tandem ca, whose certificates are checked")
 	gateway := new(string)
-	v.Var((*gatewayURL)(gateway), "url", "gateway whose nodes are tried: HOST:PORT, or a URL with or without /v1")
+	gatewayURL(v, gateway, "gateway whose nodes are tried")
 	key := v.String("api-key", "", "its bearer token")
 	v.Secret("api-key")
 	v.String("settings", "", "configuration file of the roles, which they get by --config")

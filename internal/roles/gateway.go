@@ -305,7 +305,7 @@ func runGateway(v *cli.Invocation) error {
 		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "version", version)
 		return g.Run(d.Ctx)
 	}
-	host := advertised(&f.c, f.g.Host)
+	host := cmp.Or(f.c.advertise, f.g.Host) // at which others reach this process
 	self := cluster.Member{ID: d.Name, Role: "gateway", Build: version, HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
 	var server *cluster.Server
 	if f.c.natsURL == "" {
