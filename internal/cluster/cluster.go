@@ -22,11 +22,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
-	"net"
+	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -151,7 +149,7 @@ func (c *Cluster) config() (*memberlist.Config, error) {
 	cfg.Delegate = (*delegate)(c)
 	cfg.Events = (*delegate)(c)
 	cfg.Transport = c.o.Transport
-	cfg.Logger = log.New(logWriter{c.o.Log}, "", 0)
+	cfg.Logger = slog.NewLogLogger(c.o.Log.Handler(), slog.LevelDebug) // memberlist reports every lost packet as an error
 	if c.o.Transport == nil {
 		host, port, err := splitIP(c.o.Bind)
 		if err != nil {
@@ -171,18 +169,14 @@ func (c *Cluster) config() (*memberlist.Config, error) {
 
 // splitIP parses ip:port; gossip does not resolve names of its own addresses.
 func splitIP(addr string) (ip string, port int, err error) {
-	host, p, err := net.SplitHostPort(addr)
+	if strings.HasPrefix(addr, ":") {
+		addr = "0.0.0.0" + addr
+	}
+	a, err := netip.ParseAddrPort(addr)
 	if err != nil {
-		return "", 0, fmt.Errorf("%w: %q: %w", ErrBind, addr, err)
-	}
-	if host == "" {
-		host = "0.0.0.0"
-	}
-	port, err = strconv.Atoi(p)
-	if err != nil || port < 0 || port > 65535 || net.ParseIP(host) == nil {
 		return "", 0, fmt.Errorf("%w: %q is not an IP address and a port", ErrBind, addr)
 	}
-	return host, port, nil
+	return a.Addr().String(), int(a.Port()), nil
 }
 
 // Addr returns the address on which this node gossips, for the Join of others.
@@ -431,13 +425,4 @@ func (d *delegate) update(n *memberlist.Node) {
 	d.nodes[n.Name], d.addrs[n.Name] = m, n.Address()
 	d.mu.Unlock()
 	signal(d.changed)
-}
-
-// logWriter passes memberlist's lines to slog, at debug because memberlist reports
-// every lost packet as an error.
-type logWriter struct{ log *slog.Logger }
-
-func (w logWriter) Write(p []byte) (int, error) {
-	w.log.Debug("gossip", "line", strings.TrimSpace(string(p)))
-	return len(p), nil
 }
