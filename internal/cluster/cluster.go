@@ -258,38 +258,37 @@ func (c *Cluster) end() error {
 // watch calls OnChange after events.
 func (c *Cluster) watch() {
 	var last []Member
-	for {
-		select {
-		case <-c.changed:
-		case <-c.ctx.Done():
-			return
-		}
-		if !sleep(c.ctx, c.o.Coalesce) {
-			return
-		}
+	c.coalesce(c.changed, func() {
 		ms := c.Members()
 		if c.o.OnChange != nil && !slices.Equal(ms, last) {
 			last = slices.Clone(ms)
 			c.o.OnChange(ms)
 		}
-	}
+	})
 }
 
 // renew gossips the Member that Update has set.
 func (c *Cluster) renew() {
-	for {
-		select {
-		case <-c.renewed:
-		case <-c.ctx.Done():
-			return
-		}
-		if !sleep(c.ctx, c.o.Coalesce) {
-			return
-		}
+	c.coalesce(c.renewed, func() {
 		// Its only error is that the broadcast was not sent within the timeout.
 		// It stays queued, so there is nothing to wait for.
 		_ = c.list.UpdateNode(time.Nanosecond)
 		signal(c.changed) // the Mismatch of others depends on this node
+	})
+}
+
+// coalesce calls f Options.Coalesce after a signal, once for all signals until then.
+func (c *Cluster) coalesce(signals <-chan struct{}, f func()) {
+	for {
+		select {
+		case <-signals:
+		case <-c.ctx.Done():
+			return
+		}
+		if !sleep(c.ctx, c.o.Coalesce, nil) {
+			return
+		}
+		f()
 	}
 }
 
@@ -318,7 +317,7 @@ func (c *Cluster) rejoin() {
 			warned = true
 		}
 		before = alone
-		if !sleep(c.ctx, pause) {
+		if !sleep(c.ctx, pause, nil) {
 			return
 		}
 		pause = min(2*pause, c.o.Rejoin)
@@ -376,16 +375,17 @@ func signal(c chan struct{}) {
 	}
 }
 
-// sleep reports whether d has passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
+// sleep waits for d, or until wake. It returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return true
+	case <-wake:
 	case <-ctx.Done():
 		return false
 	}
+	return true
 }
 
 // delegate has the methods of a Cluster that memberlist calls, with memberlist's locks
