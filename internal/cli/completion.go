@@ -56,9 +56,6 @@ _tandem() {
 		var flags []string
 		t[i].visible(t, func(f *pflag.Flag) { flags = append(flags, "--"+f.Name) })
 		flags = append(flags, "--help")
-		if t[i].Name == "completion" {
-			flags = append(flags, "bash", "zsh", "fish")
-		}
 		fmt.Fprintf(&b, "    %s) flags=%q ;;\n", t[i].Name, strings.Join(flags, " "))
 	}
 	b.WriteString(`    esac

@@ -34,7 +34,7 @@ func (c Class) String() string { return [...]string{"supported", "no effect", "r
 type kind uint8
 
 const (
-	value   kind = iota // --name VALUE
+	single  kind = iota // --name VALUE
 	onOff               // --name, --no-name
 	numbers             // --name 1 2 4
 	pairs               // --name A=B C=D
@@ -160,25 +160,8 @@ func (f *foreign) Set(v string) error {
 // that a value is missing.
 const missing = "…"
 
-// negation is the --no- form of a switch.
-type negation struct {
-	set  *Set
-	base string
-}
-
-func (n *negation) String() string { return "" }
-func (n *negation) Type() string   { return "" }
-
-func (n *negation) Set(v string) error {
-	b, err := strconv.ParseBool(v)
-	if err != nil {
-		return &refusal{fmt.Sprintf("--no-%s: %q is neither true nor false", n.base, v)}
-	}
-	return n.set.Set(n.base, strconv.FormatBool(!b))
-}
-
-// declareForeign declares the flags of vllm serve that the command lacks, hidden from its
-// help. It does nothing for commands of neither side.
+// declareForeign declares the flags of vllm serve that the command lacks, and --no- forms of
+// switches, all hidden from its help. It does nothing for commands of neither side.
 func (s *Set) declareForeign() {
 	if s.sides == 0 {
 		return
@@ -197,8 +180,15 @@ func (s *Set) declareForeign() {
 				}
 			}
 			if f.kind == onOff {
-				p := s.VarPF(&negation{s, f.Name}, "no-"+f.Name, "", "")
-				p.Hidden, p.NoOptDefVal = true, "true"
+				name := "no-" + f.Name
+				s.BoolFunc(name, "", func(v string) error {
+					b, err := strconv.ParseBool(v)
+					if err != nil {
+						return &refusal{fmt.Sprintf("--%s: %q is neither true nor false", name, v)}
+					}
+					return s.Set(f.Name, strconv.FormatBool(!b))
+				})
+				s.Lookup(name).Hidden = true
 			}
 		}
 	}
@@ -212,13 +202,7 @@ func elsewhere(f *pflag.Flag) bool {
 }
 
 // own reports whether the command itself declares the flag.
-func own(f *pflag.Flag) bool {
-	switch f.Value.(type) {
-	case *foreign, *negation:
-		return false
-	}
-	return true
-}
+func own(f *pflag.Flag) bool { return !f.Hidden }
 
 // warn records a line for the user, once per subject.
 func (s *Set) warn(subject, text string) {
@@ -280,27 +264,19 @@ func (s *Set) translate(args []string) []string {
 			i++
 			v, has = strings.TrimPrefix(v+","+args[i], ","), true
 		}
-		for f.kind == pairs && !has && i+1 < len(args) && pair(args[i+1]) {
-			i++
-			out = append(out, "--"+f.Name+"="+args[i])
-			if i+1 == len(args) || !pair(args[i+1]) {
-				v = consumed
+		if f.kind == pairs && !has && i+1 < len(args) && pair(args[i+1]) {
+			for ; i+1 < len(args) && pair(args[i+1]); i++ {
+				out = append(out, "--"+f.Name+"="+args[i+1])
 			}
-		}
-		if v == consumed {
 			continue
 		}
-		if has {
-			out = append(out, "--"+f.Name+"="+v)
-		} else {
-			out = append(out, "--"+f.Name)
+		if name = "--" + f.Name; has {
+			name += "=" + v
 		}
+		out = append(out, name)
 	}
 	return out
 }
-
-// consumed marks values that are in the output already.
-const consumed = "\x00"
 
 // pair reports whether an argument is one more value of a flag of pairs.
 func pair(s string) bool {
@@ -327,7 +303,7 @@ func explain(err error) error {
 		"int": "a whole number", "int64": "a whole number", "float64": "a number", "bool": "true or false",
 		"int32Slice": "a list of whole numbers such as 1,2,3",
 	}[invalid.GetFlag().Value.Type()]
-	if _, own := invalid.GetFlag().Value.(count); own || want == "" {
+	if _, own := invalid.GetFlag().Value.(value[int]); own || want == "" {
 		return fmt.Errorf("%w: --%s: %w", ErrValue, invalid.GetFlag().Name, invalid.Unwrap())
 	}
 	return fmt.Errorf("%w: --%s: %q is not %s", ErrValue, invalid.GetFlag().Name, invalid.GetValue(), want)
