@@ -147,7 +147,7 @@ func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID
 	err = conn.Send(rpc.FramePrefill, f.key.stream, &nodepb.Prefill{
 		RequestId: a.request, Attempt: a.number, Tokens: tokens, Have: uint32(cached),
 		PrefixRoot: g.PrefixRoot, PrefixDigest: g.PrefixDigest, Fingerprint: n.o.Identity.Fingerprint,
-		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Kv: n.o.Identity.KV, Priority: g.Priority, Trace: span.Wire(),
+		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Kv: n.o.Identity.KV, Priority: g.Priority, Trace: span.Context(),
 		Adapter: g.Adapter,
 	})
 	if err != nil {

@@ -208,7 +208,7 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 		EosTokenIds:  x.model.bundle.EosTokenIds,
 		Logprobs:     x.req.Logprobs,
 		TopLogprobs:  uint32(x.req.TopLogprobs),
-		Trace:        c.span.Wire(),
+		Trace:        c.span.Context(),
 		Adapter:      x.model.adapter,
 
 		LogprobTokenIds: x.req.LogprobTokens,
