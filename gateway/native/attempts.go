@@ -157,15 +157,15 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 	if !c.state.Started() {
 		demand = x.demand(c.prompt)
 	}
-	avoid := c.state.Tried()
-	if n, ok := x.Avoid().(*nodes.Node); ok && c.state.Attempt() == 0 {
+	avoid := c.state.Tried
+	if n, ok := x.Avoid().(*nodes.Node); ok && c.state.Attempt == 0 {
 		avoid = []*nodes.Node{n}
 	}
 	d := x.fleet.route(fleet, view, x.model, c.prompt, &x.Hints, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // other requests were faster since admission: it waits on the node
 		d = x.fleet.route(fleet, view, x.model, c.prompt, &x.Hints, route.Demand{}, len(c.output), remote, avoid, c.class)
 	}
-	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried(), c.home) {
+	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried, c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
 	x.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
@@ -193,7 +193,7 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *nodepb.Generate {
 	m := &nodepb.Generate{
 		RequestId:    x.req.RequestID,
-		Attempt:      c.state.Attempt(),
+		Attempt:      c.state.Attempt,
 		Prompt:       c.prompt.Tokens,
 		Output:       c.output,
 		Sampling:     x.sampling(c),
@@ -279,15 +279,15 @@ func (x *request) bounds() *openai.Error {
 	x.timerAt = x.Deadline
 	for i := range x.choices {
 		c := &x.choices[i]
-		if c.state.State() == fsm.Waiting {
-			if at := c.state.RetryAt(); at.After(t) {
+		if c.state.State == fsm.Waiting {
+			if at := c.state.RetryAt; at.After(t) {
 				x.timerAt = earlier(x.timerAt, at)
 			} else if fault := x.attempt(c); fault != nil {
 				return fault
 			}
 			continue
 		}
-		if c.state.State() != fsm.Asked {
+		if c.state.State != fsm.Asked {
 			continue
 		}
 		if by := c.since.Add(x.fleet.o.AcceptTimeout); by.After(t) {
@@ -321,7 +321,7 @@ func earlier(a, b time.Time) time.Time {
 // handle handles one event.
 func (x *request) handle(e *nodes.Event, at time.Time) *openai.Error {
 	c := &x.choices[e.Choice]
-	if !c.state.Live() || e.Attempt != c.state.Attempt() {
+	if !c.state.Live() || e.Attempt != c.state.Attempt {
 		return nil // of an attempt that was cancelled since
 	}
 	switch e.Kind {
@@ -441,7 +441,7 @@ func (x *request) measure(c *choice, at time.Time) {
 		return
 	}
 	m := &x.S.Meters
-	if c.state.Attempt() == 1 && c.predictedTTFT >= 0 { // only the first attempt has a prediction
+	if c.state.Attempt == 1 && c.predictedTTFT >= 0 { // only the first attempt has a prediction
 		m.FirstToken(c.predictedTTFT, at.Sub(c.since))
 	}
 	c.span.Event("first token", at)
@@ -469,7 +469,7 @@ func (x *request) usage() openai.Usage {
 // client has read what there was.
 func (x *request) advance() *openai.Error {
 	for i := range x.choices {
-		if c := &x.choices[i]; c.state.State() == fsm.Paused {
+		if c := &x.choices[i]; c.state.State == fsm.Paused {
 			if fault := x.attempt(c); fault != nil {
 				return fault
 			}
@@ -517,6 +517,6 @@ func (x *request) describe() {
 
 // describeAttempt adds to the span of an attempt where it was sent, and why.
 func (c *choice) describeAttempt(d route.Decision) {
-	c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From()),
+	c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From),
 		trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 }

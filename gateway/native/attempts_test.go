@@ -88,7 +88,7 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	c.state.Accepted()
 	c.state.Token()
 	c.state.Pause()
-	if fault := x.attempt(c); fault != nil || c.state.State() != fsm.Waiting || !x.timerAt.Equal(c.state.RetryAt()) || c.state.Check() != nil {
+	if fault := x.attempt(c); fault != nil || c.state.State != fsm.Waiting || !x.timerAt.Equal(c.state.RetryAt) || c.state.Check() != nil {
 		t.Errorf("%v; %+v", fault, c.state)
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // done reports whether the choice has its last token.
-func (c *choice) done() bool { return c.state.State() == fsm.Finished }
+func (c *choice) done() bool { return c.state.State == fsm.Finished }
 
 // retry ends a choice's current attempt, which failed, and starts the next one. A choice without a
 // token is tried on a few nodes. A choice with tokens is resumed: prompt and output continue on
@@ -34,7 +34,7 @@ func (x *request) retry(c *choice, err error) *openai.Error {
 		return x.lose(c)
 	} else if wait > 0 { // many at once: the remaining nodes take them in turn
 		c.state.Delay(time.Now().Add(wait))
-		x.wake(c.state.RetryAt())
+		x.wake(c.state.RetryAt)
 		return nil
 	}
 	return x.attempt(c)
@@ -67,7 +67,7 @@ func (x *request) enterClass(c *choice) {
 // ResumeTimeout. node is one that has failed the choice already; nil: no node serves the model.
 func (x *request) nowhere(c *choice, node *nodes.Node) *openai.Error {
 	if c.state.NoNode(time.Now(), x.S.ChoiceLimits()) == fsm.Wait {
-		x.wake(c.state.RetryAt())
+		x.wake(c.state.RetryAt)
 		return nil
 	}
 	if !c.state.Started() && node == nil {

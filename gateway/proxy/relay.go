@@ -215,7 +215,7 @@ var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // decide returns the router's decision, without the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
-	force := r.model.FillView(view, r.life.Tried())
+	force := r.model.FillView(view, r.life.Tried)
 	q := r.Hints.Request(r.prompt)
 	q.Uncached, q.MinRemote = cmp.Or(r.nPrompt, 1+len(r.envelope.Prompt)/bytesPerToken), 1
 	d := r.model.Table.Pick(q, *view, r.ranks[:0])
@@ -372,7 +372,7 @@ func (r *relay) await(most int) error {
 
 // others reports whether another server can be tried.
 func (r *relay) others() bool {
-	return r.untried() > 0 && len(r.life.Tried())+1 < r.S.Limits().MaxAttempts
+	return r.untried() > 0 && len(r.life.Tried)+1 < r.S.Limits().MaxAttempts
 }
 
 // untried returns the number of servers of r.server's role that have not been tried.
@@ -382,7 +382,7 @@ func (r *relay) untried() (n int) {
 		all = r.model.Prefill
 	}
 	for _, s := range all {
-		if s != r.server && !s.Draining() && !slices.Contains(r.life.Tried(), s) {
+		if s != r.server && !s.Draining() && !slices.Contains(r.life.Tried, s) {
 			n++
 		}
 	}
