@@ -169,9 +169,9 @@ func (r *relay) Prepare() (fault *openai.Error) {
 	switch r.hash(ctx.PostBody()) { // any other fault means that the prompt is routed by its bytes
 	case nil, errNoHash, errNoTokenizer, errNoPrompt:
 	default:
-		p.Meters.Untokenized.Inc()
+		p.Meters.Counter(metrics.GatewayUntokenized).Inc()
 	}
-	p.Meters.N.Observe(float64(max(1, r.envelope.N)))
+	p.Meters.Histogram(metrics.RequestParamsN).Observe(float64(max(1, r.envelope.N)))
 	return nil
 }
 
@@ -238,7 +238,7 @@ func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	d, force := r.decide(view)
-	r.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	r.S.Meters.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, nil, force
 	}
