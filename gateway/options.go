@@ -113,9 +113,7 @@ func (o *Options) setDefaults() {
 	o.StreamTokens, o.MaxConns = cmp.Or(o.StreamTokens, limits.StreamTokens), cmp.Or(o.MaxConns, limits.MaxConns)
 	o.StallTimeout, o.NodeSilence = cmp.Or(o.StallTimeout, limits.StallTimeout), cmp.Or(o.NodeSilence, limits.NodeSilence)
 	o.Limits = o.Limits.WithDefaults()
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 }
 
 // checkLimits refuses limits beyond those of the API.

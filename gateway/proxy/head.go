@@ -21,9 +21,9 @@ func (r *relay) appendHead(s *upstream.Server, size int) []byte {
 		b, _ = r.appendFields(b[:own], hops)
 	}
 	if c := r.try.Context(); r.try.On() {
-		b = append(append(append(b, "Traceparent: "...), c.Parent...), "\r\n"...)
-		if c.State != "" {
-			b = append(append(append(b, "Tracestate: "...), c.State...), "\r\n"...)
+		b = append(append(append(b, "Traceparent: "...), c.Traceparent...), "\r\n"...)
+		if c.Tracestate != "" {
+			b = append(append(append(b, "Tracestate: "...), c.Tracestate...), "\r\n"...)
 		}
 	}
 	b = append(append(b, exchange.RequestIDHeader...), ": "...)

@@ -169,9 +169,9 @@ func (r *relay) Prepare() (fault *openai.Error) {
 	switch r.hash(ctx.PostBody()) { // any other fault means that the prompt is routed by its bytes
 	case nil, errNoHash, errNoTokenizer, errNoPrompt:
 	default:
-		p.Meters.Untokenized.Inc()
+		p.Meters.Counter(metrics.GatewayUntokenized).Inc()
 	}
-	p.Meters.N.Observe(float64(max(1, r.envelope.N)))
+	p.Meters.Histogram(metrics.RequestParamsN).Observe(float64(max(1, r.envelope.N)))
 	return nil
 }
 
@@ -215,7 +215,7 @@ var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // decide returns the router's decision, without the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
-	force := r.model.FillView(view, r.life.Tried())
+	force := r.model.FillView(view, r.life.Tried)
 	q := r.Hints.Request(r.prompt)
 	q.Uncached, q.MinRemote = cmp.Or(r.nPrompt, 1+len(r.envelope.Prompt)/bytesPerToken), 1
 	d := r.model.Table.Pick(q, *view, r.ranks[:0])
@@ -238,7 +238,7 @@ func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	d, force := r.decide(view)
-	r.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	r.S.Meters.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, nil, force
 	}
@@ -372,7 +372,7 @@ func (r *relay) await(most int) error {
 
 // others reports whether another server can be tried.
 func (r *relay) others() bool {
-	return r.untried() > 0 && len(r.life.Tried())+1 < r.S.Limits().MaxAttempts
+	return r.untried() > 0 && len(r.life.Tried)+1 < r.S.Limits().MaxAttempts
 }
 
 // untried returns the number of servers of r.server's role that have not been tried.
@@ -382,7 +382,7 @@ func (r *relay) untried() (n int) {
 		all = r.model.Prefill
 	}
 	for _, s := range all {
-		if s != r.server && !s.Draining() && !slices.Contains(r.life.Tried(), s) {
+		if s != r.server && !s.Draining() && !slices.Contains(r.life.Tried, s) {
 			n++
 		}
 	}
