@@ -92,7 +92,7 @@ func Relays(path string) bool {
 
 // plainPath reports whether every server will read a path as the gateway does.
 func plainPath(path string) bool {
-	if httpserver.DotSegments([]byte(path)) {
+	if httpserver.DotSegments(path) {
 		return false
 	}
 	for i := range len(path) {
