@@ -147,17 +147,10 @@ func (r *relay) Prepare() (fault *openai.Error) {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "upstream: "))
 		}
 	}
-	if fault := r.checkLimits(); fault != nil {
-		return fault
-	}
-	if fault := r.ReadHeaders(); fault != nil {
-		return fault
-	}
-	if fault := r.find(); fault != nil {
-		return fault
-	}
-	if fault := r.chargePair(); fault != nil {
-		return fault
+	for _, step := range [...]func() *openai.Error{r.checkLimits, r.ReadHeaders, r.find, r.chargePair} {
+		if fault := step(); fault != nil {
+			return fault
+		}
 	}
 	if fault := r.LetIn(len(r.envelope.Prompt) / bytesPerToken); fault != nil {
 		return fault
