@@ -119,7 +119,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.Service.SetLimits(o.Limits)
 	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
-	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: connLimits(&o.Limits), TLS: o.TLS, MaxConns: o.MaxConns,
+	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.Limits, TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{
 			AddressFull: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})

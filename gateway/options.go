@@ -14,7 +14,6 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/auth"
-	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
@@ -150,18 +149,12 @@ func (g *Gateway) SetLimits(l Limits) error {
 // setLimits sets the limits of each stage.
 func (g *Gateway) setLimits(l *Limits) {
 	g.Service.SetLimits(*l)
-	g.http.SetLimits(connLimits(l))
+	g.http.SetLimits(*l)
 	for limiter, perSecond := range map[*rate.Limiter]float64{g.Budget: l.RetriesPerSecond, g.Resumes: l.ResumesPerSecond} {
 		limiter.SetLimit(rate.Limit(perSecond))
 		limiter.SetBurst(burst(perSecond))
 	}
 	g.meterLimits()
-}
-
-// connLimits returns the limits of connections and request bodies.
-func connLimits(l *Limits) httpserver.Limits {
-	return httpserver.Limits{HeaderTimeout: l.HeaderTimeout, SlowClientTimeout: l.SlowClientTimeout, MinBodyRate: l.MinBodyRate,
-		MaxBodyBytes: l.MaxBodyBytes, MaxBodyMemory: l.MaxBodyMemory, MaxConnsPerAddress: l.MaxConnsPerAddress}
 }
 
 // keyName is where a request keeps its key, which is looked up once.

@@ -198,7 +198,7 @@ func (g *Gateway) openAPI(ctx *fasthttp.RequestCtx) {
 // own slashes, encoded or not.
 func pathOf(ctx *fasthttp.RequestCtx) string {
 	for _, prefix := range [...]string{modelsPath, drainPath} {
-		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !httpserver.DotSegments(name) {
+		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !httpserver.DotSegments(string(name)) {
 			return prefix + httpserver.Unescape(name)
 		}
 	}

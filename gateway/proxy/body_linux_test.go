@@ -91,7 +91,7 @@ func pumped(t *testing.T, p *Proxy, path string) (rb *relayBody, far net.Conn) {
 		t.Fatal(err)
 	}
 	body := ask(true, "x")
-	if err := call.Send(fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, len(body)), []byte(body), time.Now().Add(soon)); err != nil {
+	if err := call.Send(fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, len(body)), []byte(body), time.Now().Add(soon), false); err != nil {
 		t.Fatal(err)
 	}
 	if err := call.Head(); err != nil {
@@ -154,7 +154,7 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := ask(true, "x")
-	if err := call.Send(fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(body)), []byte(body), time.Now().Add(soon)); err != nil {
+	if err := call.Send(fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(body)), []byte(body), time.Now().Add(soon), false); err != nil {
 		t.Fatal(err)
 	}
 	if err := call.Head(); err != nil {
@@ -171,5 +171,5 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 	}); allocs != 0 || n < 1000 {
 		t.Fatalf("%g allocations an event; %d bytes", allocs, n)
 	}
-	call.NoVerdict()
+	call.Close(upstream.ErrNoVerdict)
 }

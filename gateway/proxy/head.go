@@ -76,10 +76,8 @@ func hop(hops, name []byte) bool { return upstream.HasToken(hops, strings.ToLowe
 
 // cleanQuery returns a query, or nil if it has bytes that a request line must not have.
 func cleanQuery(q []byte) []byte {
-	for _, c := range q {
-		if c <= ' ' || c >= 0x7f {
-			return nil
-		}
+	if bytes.ContainsFunc(q, func(c rune) bool { return c <= ' ' || c >= 0x7f }) {
+		return nil
 	}
 	return q
 }

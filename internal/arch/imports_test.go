@@ -42,7 +42,7 @@ var mayImport = map[string][]string{
 	"gateway/proxy/upstream":              {"gateway/route", "internal/breaker", "internal/jsonscan", "internal/sock"},
 	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
-	"gateway/httpserver":                  {"internal/obs/metrics", "internal/sock"},
+	"gateway/httpserver":                  {"internal/limits", "internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
 	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
 	"gateway/render/jinja":                {},

@@ -126,16 +126,13 @@ func (m *Material) GossipKey() []byte {
 	return append([]byte(nil), m.now.Load().gossip...)
 }
 
-// Server returns the configuration of a listener for nodes.
-func (m *Material) Server() *tls.Config { return m.mutual() }
-
 // Client returns the configuration for dialling nodes.
-func (m *Material) Client() *tls.Config { return m.mutual() }
+func (m *Material) Client() *tls.Config { return m.Server() }
 
-// mutual returns the configuration of both directions. Each side requests the other's
+// Server returns the configuration of a listener for nodes. Each side requests the other's
 // certificate. VerifyConnection, which TLS calls in every handshake, replaces the standard
 // verification, which would keep using the first authority.
-func (m *Material) mutual() *tls.Config {
+func (m *Material) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: NodeDNSName,
