@@ -24,6 +24,7 @@ var parsers = map[string][]string{
 	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},                                         // tokenizer.json; prompts; tekken.json, tokenizer.model
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                                                         // upstreams' answers; bodies of requests
 	"gateway/render":         {"FuzzFromJSON"},                                                                       // messages, tools
+	"gateway/render/parse":   {"FuzzParser"},                                                                         // answers of models
 	"gateway/render/jinja":   {"FuzzParse"},                                                                          // chat templates
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                                                // gossip; NATS
 	"internal/roles":         {"FuzzResolve"},                                                                        // arguments, environment, YAML
