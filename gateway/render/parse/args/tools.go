@@ -118,10 +118,7 @@ func (r schema) types(b []byte, depth int) (is Types) {
 
 // elements returns the union of of over the elements of an array.
 func elements(array []byte, of func([]byte) Types) (is Types) {
-	if len(array) == 0 || array[0] != '[' {
-		return 0
-	}
-	for s := jsonscan.NewScanner(array); s.Next(); {
+	for s := jsonscan.List(array); s.Next(); {
 		e := s.Unchecked()
 		if e == nil {
 			break
