@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -23,6 +24,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/console"
+	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
@@ -152,6 +154,10 @@ func chat(v *Invocation) error {
 	maxTokens := v.Int("max-tokens", 0, "tokens of an answer; 0: up to the context's limit")
 	temperature := v.Float64("temperature", -1, "0 is greedy; negative: the server's default")
 	seed := v.Int64("seed", -1, "of the sampling; negative: drawn by the server")
+	var t console.Terminal
+	v.BoolVar(&t.Verbose, "verbose", false, "print the time to the first token, tokens and tokens/s of each answer")
+	v.BoolVar(&t.JSON, "json", false, "print each answer as one JSON object, with its tokens and times")
+	v.StringVar(&t.History, "history", "", "file of the entered messages, for the arrow keys, or none; default: chat.history in $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
 	args, err := v.Parse(math.MaxInt)
 	if err != nil {
 		return err
@@ -181,7 +187,8 @@ func chat(v *Invocation) error {
 	defer signal.Stop(interrupt)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	t := console.Terminal{In: os.Stdin, Out: v.Out, Err: v.ErrOut, Interrupt: interrupt}
+	t.Out, t.Err, t.Interrupt = v.Out, v.ErrOut, interrupt
+	setTerminal(&t)
 	if interactive {
 		err = c.Chat(ctx, o, t)
 	} else {
@@ -194,6 +201,38 @@ func chat(v *Invocation) error {
 		return stopped(syscall.SIGTERM)
 	}
 	return err
+}
+
+// setTerminal sets the input, what the process's terminal can show, and the default of the history.
+func setTerminal(t *console.Terminal) {
+	switch t.History {
+	case "none":
+		t.History = ""
+	case "":
+		// Without a home directory there is no history.
+		if dir, err := process.StateDir(); err == nil {
+			t.History = filepath.Join(dir, "chat.history")
+		}
+	}
+	t.In = os.Stdin
+	dumb := os.Getenv("TERM") == "dumb"
+	colours := !dumb && os.Getenv("NO_COLOR") == ""
+	t.ErrStyled = colours && term.IsTerminal(int(os.Stderr.Fd()))
+	out := int(os.Stdout.Fd())
+	if !term.IsTerminal(out) {
+		return
+	}
+	t.Styled = colours
+	t.Width = func() int {
+		width, _, err := term.GetSize(out)
+		if err != nil {
+			return 0
+		}
+		return width
+	}
+	if !dumb {
+		t.Keyboard = os.Stdin
+	}
 }
 
 // withInput appends the input to a message, unless the input is a terminal.
