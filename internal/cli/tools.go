@@ -26,7 +26,6 @@ import (
 	"github.com/tandem-serving/tandem/internal/console"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/rpc"
-	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // Tools returns the commands that need no role.
@@ -40,7 +39,7 @@ func Tools() Table {
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
 		{"plan", "memory CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
-		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME.",
+		{"ca", "[renew|list] DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME; renews or lists them.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
 		{"doctor", "[flags]", "Checks this machine and, with --url, a fleet: each line has a state, a figure and what to do.",
 			"tandem doctor --url http://127.0.0.1:8000 --tls-dir ./certs/d1", examine},
@@ -82,36 +81,6 @@ func commit() string {
 		}
 	}
 	return "unknown"
-}
-
-func certificates(v *Invocation) error {
-	hosts := v.StringSlice("host", nil, "further names and addresses in the nodes' certificates")
-	args, err := v.Parse(1 << 10)
-	if err != nil {
-		return err
-	}
-	if len(args) == 0 {
-		return fmt.Errorf("%w: give the folder of the authority", config.ErrValue)
-	}
-	if err := tlsconf.CreateCA(args[0]); err != nil && !errors.Is(err, tlsconf.ErrExists) {
-		return err
-	}
-	for _, name := range args[1:] {
-		dir, err := tlsconf.IssueNode(args[0], name, *hosts)
-		if errors.Is(err, tlsconf.ErrName) {
-			return fmt.Errorf("%w: %w", config.ErrValue, err)
-		} else if err != nil {
-			return err
-		}
-		fmt.Fprintln(v.Out, dir)
-		switch id, err := tlsconf.FolderIdentity(dir); {
-		case err != nil:
-			return err
-		case id.Role == tlsconf.NoRole:
-			fmt.Fprintf(v.ErrOut, "warning: the certificate of %s has no role: %s\n", name, tlsconf.Reissue)
-		}
-	}
-	return nil
 }
 
 // gatewayURL is the flag value of a gateway's address.

@@ -114,6 +114,9 @@ func Start(o Options) (*Process, error) {
 			return nil, err
 		}
 		p.OnEnd(func() { p.Report("certificates", p.Certs.Close()) })
+		p.Work(func(ctx context.Context) {
+			tlsconf.WarnExpiry(ctx, log, o.TLSDir, "`tandem ca renew DIR` issues new ones; a running process takes the copied files", p.Certs.Expiry)
+		})
 	}
 	var stop func()
 	p.Ctx, p.Second, stop = Signals()
