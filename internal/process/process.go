@@ -50,6 +50,8 @@ type Process struct {
 	stop   []func()
 	hung   sync.Once // guards hangUp
 	probes atomic.Pointer[probes]
+
+	loading atomic.Pointer[string] // of Loading
 }
 
 // Logger returns a logger, which becomes the default of slog, and its level.
