@@ -35,6 +35,10 @@ type nodeView struct {
 	Waiting     int     `json:"waiting"`
 	KVUsage     float64 `json:"kv_usage"`
 	CacheBlocks int     `json:"cache_blocks"` // according to block events
+
+	QueuedTokens     int     `json:"queued_tokens,omitempty"` // of prompts
+	PromptTokensPerS float64 `json:"prompt_tokens_per_s,omitempty"`
+	OutputTokensPerS float64 `json:"output_tokens_per_s,omitempty"`
 }
 
 // nodes answers with the gateway's view of the fleet. It has addresses, so its route requires a key
@@ -48,7 +52,9 @@ func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
 	for _, n := range slices.Concat(fleet.Prefill, fleet.Decode) {
 		m, s := n.Member(), n.Status()
 		m.Draining = m.Draining || s.Draining
-		v.Nodes = append(v.Nodes, nodeView{m, s.Connected, s.Running, s.Waiting + s.Held, s.KVUsage, g.native.Blocks.Count(m.ID)})
+		v.Nodes = append(v.Nodes, nodeView{
+			m, s.Connected, s.Running, s.Waiting + s.Held, s.KVUsage, g.native.Blocks.Count(m.ID), s.Queued, s.Prompts, s.Outputs,
+		})
 	}
 	if g.proxy != nil {
 		for _, s := range g.proxy.Pool.Now().Servers {

@@ -225,12 +225,40 @@ const statusTimeout = 10 * time.Second
 func showStatus(v *Invocation) error {
 	c := client(v)
 	asJSON := v.Bool("json", false, "as one JSON object")
+	watch := v.Bool("watch", false, "show it again and again, until Ctrl-C")
+	interval := v.Duration("interval", 2*time.Second, "with --watch: the time between two")
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
-	defer cancel()
-	return c.Status(ctx, *asJSON, v.Out)
+	if *interval < 100*time.Millisecond {
+		return fmt.Errorf("%w: --interval %v: want at least 100ms", config.ErrValue, *interval)
+	}
+	once := func(out io.Writer) error {
+		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+		defer cancel()
+		return c.Status(ctx, *asJSON, out)
+	}
+	if !*watch {
+		return once(v.Out)
+	}
+	clear := term.IsTerminal(int(os.Stdout.Fd())) && !*asJSON
+	for {
+		var text strings.Builder
+		if err := once(&text); errors.Is(err, console.ErrDenied) {
+			return err
+		} else if err != nil {
+			fmt.Fprintf(&text, "%s: %v\n", time.Now().Format(time.TimeOnly), err)
+		}
+		out := text.String()
+		if clear {
+			// Each line is cleared as it is written, so that the screen does not flicker.
+			out = "\x1b[H" + strings.ReplaceAll(out, "\n", "\x1b[K\n") + "\x1b[J"
+		}
+		if _, err := io.WriteString(v.Out, out); err != nil {
+			return err
+		}
+		time.Sleep(*interval)
+	}
 }
 
 // logitRows bounds the rows of logits in memory at once.

@@ -192,6 +192,32 @@ func TestBinaryChatRestores(t *testing.T) {
 	}
 }
 
+// --watch shows the state again and again, also while the gateway does not answer.
+func TestBinaryStatusWatch(t *testing.T) {
+	t.Parallel()
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if asked++; asked == 2 {
+			http.Error(w, "no", http.StatusBadGateway)
+			return
+		}
+		fmt.Fprintf(w, `{"version":"1","ready":true,"nodes":[{"id":"d%d\u001b[2J","role":"decode","connected":true,"ready":true,"output_tokens_per_s":%d.5}]}`, asked, asked)
+	}))
+	t.Cleanup(server.Close)
+	watch := startTerminal(t, "status", "--watch", "--interval", "100ms", "--url", server.URL)
+	for _, want := range []string{"d1", "1.5", "502", "d3", "3.5", "d4"} {
+		watch.expect(want)
+	}
+	watch.enter(ctrlC)
+	<-watch.ended
+	if text := watch.out.String(); !strings.Contains(text, "\x1b[H") || strings.Contains(text, "\x1b[2J") {
+		t.Errorf("watched as %q", text)
+	}
+	if _, errOut, err := tandem(t, nil, "status", "--watch", "--interval", "1ms"); err == nil || !strings.Contains(errOut, "at least 100ms") {
+		t.Errorf("an interval of 1ms: %v, %s", err, errOut)
+	}
+}
+
 // Lines are edited: arrows, words, wide characters, history across chats, pastes of several lines.
 func TestBinaryChatEdits(t *testing.T) {
 	t.Parallel()

@@ -51,11 +51,37 @@ type Base struct {
 	o        Options
 	adapters *rpc.AdapterDesk
 	draining rpc.Draining // guarded by o.Lock
+	rates    throughput   // guarded by o.Lock
+
+	sending sync.Mutex // keeps heartbeats in the order of their content
+}
+
+// throughput is a node's tokens per second.
+type throughput struct {
+	at             time.Time // of the counts; zero: there are none
+	prompt, output uint64    // tokens since the start
+	prompts        float64   // prompt tokens per second before at
+	outputs        float64
+}
+
+// rateInterval is the least time over which throughput is measured.
+const rateInterval = time.Second
+
+// update measures the throughput at now, if enough time has passed.
+func (t *throughput) update(now time.Time, prompt, output uint64) {
+	if d := now.Sub(t.at); t.at.IsZero() {
+		t.at, t.prompt, t.output = now, prompt, output
+	} else if d >= rateInterval {
+		*t = throughput{now, prompt, output, float64(prompt-t.prompt) / d.Seconds(), float64(output-t.output) / d.Seconds()}
+	}
 }
 
 // New returns a Base that takes work.
 func New(o Options) *Base {
-	return &Base{o: o, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter)}
+	b := &Base{o: o}
+	// Gateways learn of a change before its answer arrives on the same connection.
+	b.adapters = rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter, b.Heartbeat)
+	return b
 }
 
 // Frame handles the frames of gateways that all roles take, and logs others.
@@ -103,13 +129,16 @@ func (b *Base) Drain(ctx context.Context) {
 
 // Heartbeats sends heartbeats to all gateways until ctx ends.
 func (b *Base) Heartbeats(ctx context.Context) {
-	rpc.Beat(ctx, b.o.Interval, b.Stats, b.send)
+	rpc.Beat(ctx, b.o.Interval, b.Stats, func(*nodepb.Stats) { b.Heartbeat() })
 }
 
-// Heartbeat sends a heartbeat to all gateways now.
-func (b *Base) Heartbeat() { b.send(b.Stats()) }
-
-func (b *Base) send(m *nodepb.Stats) { rpc.SendStats(b.o.Gateways(), m, b.o.Log) }
+// Heartbeat sends a heartbeat to all gateways now. An earlier heartbeat never arrives after a later
+// one, because gateways keep the last.
+func (b *Base) Heartbeat() {
+	b.sending.Lock()
+	defer b.sending.Unlock()
+	rpc.SendStats(b.o.Gateways(), b.Stats(), b.o.Log)
+}
 
 // Stats returns the heartbeat that is due now.
 func (b *Base) Stats() *nodepb.Stats {
@@ -117,11 +146,13 @@ func (b *Base) Stats() *nodepb.Stats {
 	s, u := st.Scheduler, st.Scheduler.Blocks
 	b.o.Lock.Lock()
 	defer b.o.Lock.Unlock()
+	b.rates.update(time.Now(), st.PromptComputed, st.Generated)
 	m := &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(s.Running), Waiting: uint32(s.Waiting),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(s.Pending), StepTokens: uint32(s.StepTokens),
 		Draining: b.draining.On(), Adapters: b.adapters.List(),
+		PromptTokensPerS: b.rates.prompts, OutputTokensPerS: b.rates.outputs,
 	}
 	b.o.Stats(m, s)
 	return m

@@ -23,14 +23,15 @@ const maxAdapterWork = 4
 // reading goroutine.
 type AdapterDesk struct {
 	Host    AdapterHost
-	Unknown error // the host's error for an adapter that is not loaded
+	Unknown error  // the host's error for an adapter that is not loaded
+	Changed func() // called after a change, before its answer; may be nil
 
 	busy chan struct{} // capacity maxAdapterWork
 }
 
 // NewAdapterDesk returns an AdapterDesk without work.
-func NewAdapterDesk(host AdapterHost, unknown error) *AdapterDesk {
-	return &AdapterDesk{Host: host, Unknown: unknown, busy: make(chan struct{}, maxAdapterWork)}
+func NewAdapterDesk(host AdapterHost, unknown error, changed func()) *AdapterDesk {
+	return &AdapterDesk{Host: host, Unknown: unknown, Changed: changed, busy: make(chan struct{}, maxAdapterWork)}
 }
 
 // Frame handles either frame and answers it on its stream.
@@ -70,6 +71,8 @@ func (d *AdapterDesk) work(t Type, payload []byte) *nodepb.AdapterDone {
 		if errors.Is(err, d.Unknown) {
 			done.Code = nodepb.Code_CODE_NOT_FOUND
 		}
+	} else if d.Changed != nil {
+		d.Changed()
 	}
 	return done
 }

@@ -359,12 +359,17 @@ type Status struct {
 	Connected, Draining    bool
 	Running, Waiting, Held int
 	KVUsage                float64 // share of blocks in use
+	Queued                 int     // prompt tokens that wait to be computed
+	Prompts, Outputs       float64 // tokens per second
 }
 
 // Status returns the node's state.
 func (n *Node) Status() Status {
 	h := n.link.Load().last()
-	return Status{Connected: n.connected(), Draining: h.draining, Running: h.Running, Waiting: h.Waiting, Held: h.Held, KVUsage: h.kvUsage}
+	return Status{
+		Connected: n.connected(), Draining: h.draining, Running: h.Running, Waiting: h.Waiting, Held: h.Held, KVUsage: h.kvUsage,
+		Queued: h.Queued, Prompts: h.prompts, Outputs: h.outputs,
+	}
 }
 
 // connected reports whether the node's connection is open.
