@@ -45,6 +45,7 @@ func (b *Base) change(m proto.Message, err error) *nodepb.AdapterDone {
 	case err != nil:
 		return &nodepb.AdapterDone{Code: nodepb.Code_CODE_INVALID, Message: err.Error()}
 	}
+	b.Heartbeat() // gateways learn of the change before its answer
 	return done
 }
 

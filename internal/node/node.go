@@ -38,9 +38,17 @@ type Identity struct {
 	KV          string // the KV layout in words
 }
 
+// Engine is what a Base needs of *engine.Engine.
+type Engine interface {
+	Stats() engine.Stats
+	LoadAdapter(name, path string, replace bool) (digest uint64, rank int, err error)
+	UnloadAdapter(name string) error
+	EachAdapter(f func(name string, digest uint64, rank int))
+}
+
 // Options of a Base. All fields but Sending are required.
 type Options struct {
-	Engine *engine.Engine
+	Engine Engine
 	Log    *slog.Logger
 	Lock   sync.Locker // guards the state of the role, and of the Base
 
@@ -60,6 +68,29 @@ type Base struct {
 	// Guarded by o.Lock.
 	drain    draining
 	gateways map[*rpc.Conn]bool // that get heartbeats
+	rates    throughput
+
+	sending sync.Mutex // keeps heartbeats in the order of their content
+}
+
+// throughput is a node's tokens per second.
+type throughput struct {
+	at             time.Time // of the counts; zero: there are none
+	prompt, output uint64    // tokens since the start
+	prompts        float64   // prompt tokens per second before at
+	outputs        float64
+}
+
+// rateInterval is the least time over which throughput is measured.
+const rateInterval = time.Second
+
+// update measures the throughput at now, if enough time has passed.
+func (t *throughput) update(now time.Time, prompt, output uint64) {
+	if d := now.Sub(t.at); t.at.IsZero() {
+		t.at, t.prompt, t.output = now, prompt, output
+	} else if d >= rateInterval {
+		*t = throughput{now, prompt, output, float64(prompt-t.prompt) / d.Seconds(), float64(output-t.output) / d.Seconds()}
+	}
 }
 
 // New returns a Base that takes work.
@@ -92,14 +123,17 @@ func (b *Base) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 }
 
 // Heartbeats sends heartbeats to all gateways until ctx ends.
-func (b *Base) Heartbeats(ctx context.Context) { beat(ctx, b.Stats, b.send) }
+func (b *Base) Heartbeats(ctx context.Context) {
+	beat(ctx, b.Stats, func(*nodepb.Stats) { b.Heartbeat() })
+}
 
-// Heartbeat sends a heartbeat to all gateways now.
-func (b *Base) Heartbeat() { b.send(b.Stats()) }
-
-// send sends a heartbeat. A lost message is followed by the next. The connection of a gateway that
-// reads nothing ends by itself.
-func (b *Base) send(m *nodepb.Stats) {
+// Heartbeat sends a heartbeat to all gateways now. An earlier heartbeat never arrives after a later
+// one, because gateways keep the last. A lost message is followed by the next. The connection of a
+// gateway that reads nothing ends by itself.
+func (b *Base) Heartbeat() {
+	b.sending.Lock()
+	defer b.sending.Unlock()
+	m := b.Stats()
 	b.o.Lock.Lock()
 	if b.o.Sending != nil {
 		b.o.Sending()
@@ -144,11 +178,13 @@ func (b *Base) Stats() *nodepb.Stats {
 	s, u := st.Scheduler, st.Scheduler.Blocks
 	b.o.Lock.Lock()
 	defer b.o.Lock.Unlock()
+	b.rates.update(time.Now(), st.PromptComputed, st.Generated)
 	m := &nodepb.Stats{
 		Steps: st.Steps, Running: uint32(s.Running), Waiting: uint32(s.Waiting),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(s.Pending), StepTokens: uint32(s.StepTokens),
 		Draining: b.drain.on, Adapters: b.adapters(),
+		PromptTokensPerS: b.rates.prompts, OutputTokensPerS: b.rates.outputs,
 	}
 	b.o.Stats(m, s)
 	return m

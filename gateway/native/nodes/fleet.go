@@ -347,13 +347,17 @@ type View struct {
 	Waiting     int     `json:"waiting"`
 	KVUsage     float64 `json:"kv_usage"`     // share of blocks in use
 	CacheBlocks int     `json:"cache_blocks"` // according to block events
+
+	QueuedTokens     int     `json:"queued_tokens,omitempty"` // of prompts
+	PromptTokensPerS float64 `json:"prompt_tokens_per_s,omitempty"`
+	OutputTokensPerS float64 `json:"output_tokens_per_s,omitempty"`
 }
 
 // View returns the node's state.
 func (n *Node) View() View {
 	m, h := n.Member(), n.link.Load().last()
 	m.Draining = m.Draining || h.draining
-	return View{m, n.connected(), h.Running, h.Waiting + h.Held, h.kvUsage, n.f.o.Blocks.Count(m.ID)}
+	return View{m, n.connected(), h.Running, h.Waiting + h.Held, h.kvUsage, n.f.o.Blocks.Count(m.ID), h.Queued, h.prompts, h.outputs}
 }
 
 // connected reports whether the node's connection is open.

@@ -300,6 +300,11 @@ func TestViewFollowsMembersAndStats(t *testing.T) {
 	}
 	n.Send(rpc.FrameStats, &nodepb.Stats{Running: 3, Waiting: 2, Held: 1})
 	b.until(func() bool { return state(0) == "true 6" && state(1) == "true 0" })
+	n.Send(rpc.FrameStats, &nodepb.Stats{Running: 3, Waiting: 2, Held: 1, QueuedTokens: 70, PromptTokensPerS: 8, OutputTokensPerS: 9})
+	b.until(func() bool {
+		s := b.fleet.Now().Decode[0].View()
+		return s.Connected && s.Running == 3 && s.QueuedTokens == 70 && s.PromptTokensPerS == 8 && s.OutputTokensPerS == 9
+	})
 	n.Send(rpc.FrameStats, &nodepb.Stats{Draining: true})
 	b.until(func() bool { return state(0) == "false 0" && b.fleet.Now().Usable(7) == 1 })
 	b.fleet.SetMembers([]nodes.Member{
