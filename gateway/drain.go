@@ -79,8 +79,8 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	g.json(ctx, d)
 }
 
-// nodesOf returns the nodes that an operator may mean by a name: one whose identity, address or host
-// it is, or all that have been given the name, or else the one that is shown under it.
+// nodesOf returns the nodes that an operator may mean by a name: those whose identity, address or
+// host it is, that have been given it, or that are shown under it.
 func nodesOf(all []*nodes.Node, name string) (named []*nodes.Node) {
 	for _, n := range all {
 		m := n.Member()

@@ -137,6 +137,7 @@ func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []st
 		}
 		set := c.Declared(v.Table)
 		set.Siblings(v.Table.flagNames())
+		set.SkipChecks()
 		if err := set.Resolve(v.configArgs(), v.Environ); err != nil {
 			return nil, nil, fmt.Errorf("the settings of tandem %s: %w", role, err)
 		}
@@ -186,7 +187,7 @@ func (v *Invocation) settings(role string) []byte {
 	var out bytes.Buffer
 	c := v.Table.role(role)
 	err := c.Run(&Invocation{
-		Set: c.Flags(&out), Arguments: append(v.configArgs(), "--dry-run"), Environ: v.Environ, Version: v.Version, Out: &out, ErrOut: &out, Table: v.Table,
+		Set: c.Flags(&out), Arguments: append(v.configArgs(), "--dry-run"), Environ: v.Environ, Version: v.Version, Out: &out, ErrOut: &out, Table: v.Table, unchecked: true,
 	})
 	if err != nil && !errors.Is(err, config.ErrDryRun) {
 		fmt.Fprintf(&out, "# %v\n", err)
@@ -284,6 +285,7 @@ func (v *Invocation) secrets(c *console.Client) *hidden {
 	for i := range v.Table {
 		set := v.Table[i].Declared(v.Table)
 		set.Siblings(v.Table.flagNames())
+		set.SkipChecks()
 		if set.Resolve(v.configArgs(), v.Environ) != nil {
 			continue // such a command's settings are not in the bundle either
 		}

@@ -102,7 +102,8 @@ func wholeNumber(v string) (n int, ok bool) {
 	return int(x), err == nil && x == math.Trunc(x) && x < 1<<53
 }
 
-// Bytes is the flag value of a size: a number of bytes, or with KiB, MiB, GiB, KB, MB, GB.
+// Bytes is the flag value of a size: a number of bytes, or with KiB, MiB, GiB, KB, MB, GB, or as
+// wholeNumber reads it.
 type Bytes int64
 
 // units are tried in order, longest suffix first.
@@ -126,6 +127,10 @@ func (b *Bytes) String() string {
 
 // Set parses a value.
 func (b *Bytes) Set(v string) error {
+	if n, ok := wholeNumber(v); ok && n >= 0 { // 4G, as vllm serve has it
+		*b = Bytes(n)
+		return nil
+	}
 	num, factor := v, 1.0
 	for _, u := range units {
 		if rest, ok := strings.CutSuffix(v, u.suffix); ok {
@@ -214,6 +219,7 @@ func (c choice) Type() string { return "string" }
 // ChoiceVar declares a flag with the words off, which is the default, and on.
 func (s *Set) ChoiceVar(p *bool, name, off, on, usage string) {
 	s.Var(choice{p, [2]string{off, on}}, name, usage)
+	s.Values(name, off, on)
 }
 
 // Origins are origins of web pages. As with vllm serve, a value is a JSON list; a list

@@ -21,12 +21,12 @@ func (b *blockPublisher) publish(events []kvcache.Event, gap bool) {
 
 // start starts publishing, and answers gateways that ask for all blocks.
 func (b *blockPublisher) start(n *node, bus *cluster.Bus) error {
-	p, err := cluster.NewEventPublisher(bus, n.Bundle.ModelName, n.Name, n.Log)
+	p, err := cluster.NewEventPublisher(bus, n.Bundle.ModelName, n.id, n.Log)
 	if err != nil {
 		return err
 	}
 	b.Store(p)
-	p.Answer(bus, n.Bundle.ModelName, n.Name, n.eng.PublishBlocks)
+	p.Answer(bus, n.Bundle.ModelName, n.id, n.eng.PublishBlocks)
 	n.meters.BlockEvents(p.Dropped)
 	return nil
 }
