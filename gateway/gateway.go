@@ -64,6 +64,7 @@ type Gateway struct {
 	docsPage func() []byte // /docs, made when it is first requested
 
 	draining atomic.Bool
+	cut      context.CancelFunc // ends all requests
 	targeted scraped
 }
 
@@ -109,9 +110,11 @@ func New(o Options) (*Gateway, error) {
 	if o.AdminListener != nil {
 		o.AdminListener = netio.NewListener(o.AdminListener, retry)
 	}
+	cut, end := context.WithCancel(context.Background())
 	g := &Gateway{
+		cut: end,
 		Service: &exchange.Service{Log: o.Log, LogRequests: o.LogRequests, Tracer: o.Tracer, Policy: policy, Meters: exchange.NewMeters(o.Metrics), Budget: perSecond(o.Limits.RetriesPerSecond),
-			Resumes: perSecond(o.Limits.ResumesPerSecond), Queue: exchange.NewAdmission(admit.Limits{}), Cut: make(chan struct{})},
+			Resumes: perSecond(o.Limits.ResumesPerSecond), Queue: exchange.NewAdmission(admit.Limits{}), Cut: cut},
 		o:    o,
 		keys: keys,
 	}
@@ -236,7 +239,7 @@ func (g *Gateway) drain() {
 		return
 	}
 	g.Log.Warn("shutdown timeout reached, aborting running requests", "in_flight", g.InFlight.Load())
-	close(g.Cut)
+	g.cut()
 	if g.proxy != nil {
 		g.proxy.Pool.AbortAll()
 	}

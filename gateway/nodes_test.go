@@ -85,7 +85,7 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 	}
 	b := newBed(t, Options{}, one(nodestest.Options{}))
 	node := bus("d1")
-	news, err := cluster.NewEventPublisher(node, "tiny", "d1", b.g.Log)
+	news, err := node.Publisher("tiny", "d1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestNodeThatComesBackTellsAll(t *testing.T) {
 		cache = append(cache, kvcache.Event{Kind: kvcache.Stored, Hash: kvcache.Hash(1 + len(cache))})
 		news.Publish(cache[len(cache)-1:], false)
 	}
-	news.Answer(node, "tiny", "d1", func() {
+	news.Answer(func() {
 		mu.Lock()
 		defer mu.Unlock()
 		news.Publish(cache, true)
@@ -139,12 +139,12 @@ func TestBlockEventsOfAllNames(t *testing.T) {
 	b.g.FollowEvents(bus("gateway"))
 	for _, m := range []nodes.Member{m1, m2, m3} {
 		node := bus(m.ID)
-		events, err := cluster.NewEventPublisher(node, m.Model, m.ID, b.g.Log)
+		events, err := node.Publisher(m.Model, m.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
 		hash := kvcache.Hash(0)
-		events.Answer(node, m.Model, m.ID, func() {})
+		events.Answer(func() {})
 		b.until(func() bool {
 			hash++
 			events.Publish([]kvcache.Event{{Kind: kvcache.Stored, Hash: hash}}, true)

@@ -264,6 +264,15 @@ var byteAlphabet = func() (alphabet [256]rune) {
 	return alphabet
 }()
 
+// ByteLevel returns a token as byte-level vocabularies write its bytes.
+func ByteLevel(raw string) string {
+	var b strings.Builder
+	for i := range len(raw) {
+		b.WriteRune(byteAlphabet[raw[i]])
+	}
+	return b.String()
+}
+
 // alphabetByte is the inverse of byteAlphabet.
 var alphabetByte = func() map[rune]byte {
 	m := make(map[rune]byte, 256)

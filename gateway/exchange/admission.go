@@ -359,7 +359,7 @@ func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience t
 		return nil
 	case <-gone:
 		return x.CutOff(CauseClientGone)
-	case <-x.S.Cut:
+	case <-x.S.Cut.Done():
 		return x.CutOff(CauseShutdown)
 	case <-over:
 		if !time.Now().Before(x.Deadline) {

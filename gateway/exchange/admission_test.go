@@ -188,7 +188,7 @@ func TestRequestsOnTheirWayCountAsKVMemory(t *testing.T) {
 // back.
 func TestLateRequestsAreRefused(t *testing.T) {
 	set := metrics.New(metrics.Gateway, "")
-	s := &Service{Meters: NewMeters(set), Cut: make(chan struct{})}
+	s := &Service{Meters: NewMeters(set), Cut: t.Context()}
 	s.SetLimits(Limits{QueueTimeout: time.Minute})
 	// The queue has seen eight turns in as many seconds, and four wait.
 	a := NewAdmission(admit.Limits{Requests: 100, Tokens: 10_000})

@@ -12,6 +12,7 @@
 package exchange
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -33,12 +34,12 @@ type Service struct {
 	LogRequests bool          // a line for each
 	Tracer      *trace.Tracer // nil: no spans
 	Meters      Meters
-	Policy      route.Policy  // of requests without one
-	Budget      *rate.Limiter // of all requests' retries before their first token
-	Resumes     *rate.Limiter // of attempts of choices that have tokens
-	Queue       *Admission    // whose flows keys have
-	Cut         chan struct{} // closed when all requests are to end
-	InFlight    atomic.Int64  // requests
+	Policy      route.Policy    // of requests without one
+	Budget      *rate.Limiter   // of all requests' retries before their first token
+	Resumes     *rate.Limiter   // of attempts of choices that have tokens
+	Queue       *Admission      // whose flows keys have
+	Cut         context.Context // done when all requests are to end
+	InFlight    atomic.Int64    // requests
 
 	KeyOf func(*fasthttp.RequestCtx) *auth.Key // of the client; nil: no key matches
 	Fail  func(*fasthttp.RequestCtx, *openai.Error)

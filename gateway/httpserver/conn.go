@@ -9,9 +9,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/internal/sock"
 )
@@ -338,6 +341,33 @@ func (c *Conn) Write(p []byte) (int, error) {
 	return n + rest, err
 }
 
+// frames pools the buffers of chunks. A stream that waits for its next token holds none.
+var frames = sync.Pool{New: func() any { return new([]byte) }}
+
+// ChunkWriter returns the connection of a request if chunks of a streamed answer may be written to
+// it directly, and otherwise nil. fasthttp must have sent the head and all chunks before.
+func ChunkWriter(ctx *fasthttp.RequestCtx) *Conn {
+	if c, ok := ctx.Conn().(*Conn); ok && c.Raw != nil && ctx.Request.Header.IsHTTP11() {
+		return c
+	}
+	return nil
+}
+
+// WriteChunkNow writes data as an HTTP chunk without waiting. It returns the part of the chunk that
+// the client did not take, which Write can send.
+func (c *Conn) WriteChunkNow(data []byte) (rest []byte, err error) {
+	frame := frames.Get().(*[]byte)
+	*frame = strconv.AppendUint((*frame)[:0], uint64(len(data)), 16)
+	*frame = append(append(*frame, "\r\n"...), data...)
+	*frame = append(*frame, "\r\n"...)
+	n, err := c.Raw.WriteNow(*frame)
+	if rest = (*frame)[n:]; err != nil || len(rest) > 0 {
+		return rest, err // rest is part of the frame
+	}
+	frames.Put(frame)
+	return nil, nil
+}
+
 // Bounds of the time and of the bytes that are read after an early answer. Closing a connection
 // with unread bytes resets it, and a client that is still sending would lose the answer.
 const (
@@ -375,6 +405,16 @@ type Watch struct {
 	done     chan struct{} // closed when the watch no longer reads
 	listener GoneListener  // may be nil
 	c        *Conn
+}
+
+// Closed reports whether the client has closed its connection.
+func (w *Watch) Closed() bool {
+	select {
+	case <-w.Gone:
+		return true
+	default:
+		return false
+	}
 }
 
 // GoneListener is notified when a client has closed its connection.

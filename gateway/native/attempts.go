@@ -35,7 +35,8 @@ type request struct {
 	live     int // choices that have not finished
 	in       *nodes.Inbox
 	events   []nodes.Event // buffer of Drain
-	timer    *time.Timer   // fires at timerAt, the next bound of the request
+	timer    *time.Timer   // wakes at timerAt, the next bound of the request
+	uncut    func() bool   // ends the wake at a shutdown
 	timerAt  time.Time
 	buf      []byte // encoded events that are to be sent; streams only
 	counted  int    // bytes of buf that are part of Fleet.Buffered
@@ -75,7 +76,9 @@ type choice struct {
 // first has a token, because its node then has the prompt's KV, which they share.
 func (x *request) startAll() *openai.Error {
 	defer x.Attempted()
-	x.timer, x.timerAt = time.NewTimer(time.Until(x.Deadline)), x.Deadline
+	wake := x.in.Wake
+	x.timer, x.timerAt = time.AfterFunc(time.Until(x.Deadline), wake), x.Deadline
+	x.uncut = context.AfterFunc(x.S.Cut, wake)
 	for i := range x.choices {
 		if x.choices[i].number > 0 {
 			continue
@@ -248,26 +251,18 @@ func (x *request) prefilled(c *choice) {
 	}
 }
 
-// wait blocks until there are events. It returns an error when the request is to be cut.
+// wait blocks until there may be events. It returns an error when the request is to be cut.
 func (x *request) wait() *openai.Error {
-	var gone <-chan struct{}
-	if x.Watch != nil {
-		gone = x.Watch.Gone
+	<-x.in.Ready
+	switch {
+	case !x.in.Woken():
+		return nil
+	case x.Watch != nil && x.Watch.Closed():
+		return x.CutOff(exchange.CauseClientGone)
+	case x.S.Cut.Err() != nil:
+		return x.CutOff(exchange.CauseShutdown)
 	}
-	for {
-		select {
-		case <-x.in.Ready:
-			return nil
-		case <-gone:
-			return x.CutOff(exchange.CauseClientGone)
-		case <-x.S.Cut:
-			return x.CutOff(exchange.CauseShutdown)
-		case <-x.timer.C:
-			if fault := x.bounds(); fault != nil {
-				return fault
-			}
-		}
-	}
+	return x.bounds()
 }
 
 // bounds handles the bounds that have passed and sets the timer to the next one.

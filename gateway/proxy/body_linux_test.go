@@ -33,7 +33,7 @@ func newProxy(t *testing.T, handler http.HandlerFunc) *Proxy {
 	mux.HandleFunc("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { handler(w, r.WithContext(ctx)) })
 	server := httptest.NewServer(mux)
 	log := slog.New(slog.DiscardHandler)
-	s := &exchange.Service{Log: log, Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m")), Cut: make(chan struct{})}
+	s := &exchange.Service{Log: log, Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m")), Cut: context.Background()}
 	p, err := New(s, Options{Upstreams: upstream.Options{Targets: []upstream.Target{{URL: server.URL}}, Log: log}, Pollers: 1})
 	if err != nil {
 		t.Fatal(err)

@@ -436,7 +436,7 @@ func (r *relay) interrupted() *openai.Error {
 	gone := r.gone
 	r.mu.Unlock()
 	select {
-	case <-r.S.Cut:
+	case <-r.S.Cut.Done():
 		return r.CutOff(exchange.CauseShutdown)
 	default:
 	}

@@ -65,9 +65,8 @@ func (t *TextModel) TokensWithin(text string, addSpecial bool, charge func(bytes
 	return ids, fault
 }
 
-// Texts longer than the context can hold are rejected before they are tokenized, because
-// tokenizing allocates up to 40 times their bytes. Normalizers shorten texts, for instance by
-// removing spaces.
+// Texts longer than the context can hold are rejected before they are tokenized, because tokenizing
+// allocates up to 40 times their bytes. Normalizers shorten texts, for instance by removing spaces.
 const (
 	normalizedTo = 4         // bytes of a text for each byte after normalizing, at most
 	anyText      = 256 << 10 // texts up to this many bytes are always tokenized

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
@@ -162,15 +163,11 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 
 // truncate shortens the prompt to the tokens that the request keeps.
 func (m *Model) truncate(p *Prompt, req *openai.Request) {
-	keep := req.Truncate
-	if keep < 0 {
-		if m.MaxLen == 0 {
-			return
-		}
+	keep, n := req.Truncate, len(p.Tokens)
+	if keep < 0 && m.MaxLen > 0 {
 		keep = max(1, m.MaxLen-max(1, req.MaxTokens))
 	}
-	n := len(p.Tokens)
-	if keep == 0 || n <= keep {
+	if keep <= 0 || n <= keep {
 		return
 	}
 	if req.TruncateEnd {
@@ -243,20 +240,18 @@ func (m *Model) BadWord(word string) [][]int32 {
 
 // checkControls rejects token ids outside the vocabulary, and bad_words without a tokenizer.
 func (m *Model) checkControls(r *openai.Request) *openai.Error {
-	vocab := int32(m.Vocab)
-	for _, b := range r.LogitBias {
-		if b.Token >= vocab {
-			return openai.BadRequest("logit_bias", "logit_bias names token %d; the vocabulary has %d", b.Token, vocab)
-		}
+	biased := make([]int32, len(r.LogitBias))
+	for i, b := range r.LogitBias {
+		biased[i] = b.Token
 	}
-	for _, t := range r.AllowedTokens {
-		if t >= vocab {
-			return openai.BadRequest("allowed_token_ids", "allowed_token_ids names token %d; the vocabulary has %d", t, vocab)
-		}
-	}
-	for _, t := range r.LogprobTokens {
-		if t >= vocab {
-			return openai.BadRequest("logprob_token_ids", "logprob_token_ids names token %d; the vocabulary has %d", t, vocab)
+	for _, field := range []struct {
+		name string
+		ids  []int32
+	}{{"logit_bias", biased}, {"allowed_token_ids", r.AllowedTokens}, {"logprob_token_ids", r.LogprobTokens}} {
+		for _, t := range field.ids {
+			if int(t) >= m.Vocab {
+				return openai.BadRequest(field.name, "%s names token %d; the vocabulary has %d", field.name, t, m.Vocab)
+			}
 		}
 	}
 	if len(r.BadWords) > 0 && m.Text == nil {
@@ -289,29 +284,10 @@ func (m *Model) TokenText(id int32) string {
 // BareToken returns a token's text where the model has no tokenizer: its id in decimal and a space.
 func BareToken(id int32) string { return strconv.Itoa(int(id)) + " " }
 
-// alphabet maps bytes to the characters of byte-level vocabularies: printable ones to themselves,
-// the others to U+0100 and up.
-var alphabet = func() (t [256]rune) {
-	next := rune(256)
-	for b := range t {
-		if b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae {
-			t[b] = rune(b)
-		} else {
-			t[b] = next
-			next++
-		}
-	}
-	return t
-}()
-
 // TokenName returns a token as the tokenizer's file writes it, or its text if that is not found.
 func (t *TextModel) TokenName(id int32) string {
 	raw := string(t.tok.TokenBytes(id))
-	var byteLevel strings.Builder
-	for _, b := range []byte(raw) {
-		byteLevel.WriteRune(alphabet[b])
-	}
-	names := []string{byteLevel.String(), raw, strings.ReplaceAll(raw, " ", "\u2581")} // the last as SentencePiece writes spaces
+	names := []string{tokenizer.ByteLevel(raw), raw, strings.ReplaceAll(raw, " ", "\u2581")} // the last as SentencePiece writes spaces
 	if len(raw) == 1 {
 		names = append(names, fmt.Sprintf("<0x%02X>", raw[0])) // as byte fallback writes bytes
 	}

@@ -25,8 +25,7 @@ type Text struct {
 	include bool
 	held    string // not returned yet: a proper prefix of a stop string
 	free    int    // tokens still to come that are not searched
-	stopped bool
-	match   string
+	match   string // the stop string that ended the text, or empty
 }
 
 // NewText returns a Text at the beginning of a choice.
@@ -38,9 +37,6 @@ func NewText(t *tokenizer.Tokenizer, o TextOptions) *Text {
 // Push adds the next token and returns the text that is now final. After a stop string it ignores
 // tokens and returns no text.
 func (x *Text) Push(id int32) (delta string, stopped bool) {
-	if x.stopped {
-		return "", true
-	}
 	if x.free > 0 {
 		x.free--
 		return x.stream.Next(id), false
@@ -50,16 +46,16 @@ func (x *Text) Push(id int32) (delta string, stopped bool) {
 
 // Flush ends the text after the last token and returns the held rest.
 func (x *Text) Flush() (delta string, stopped bool) {
-	if x.stopped {
-		return "", true
-	}
 	return x.take(x.stream.Flush(), true)
 }
 
 // Stopped returns the stop string that ended the text; ok is false if none has.
-func (x *Text) Stopped() (stop string, ok bool) { return x.match, x.stopped }
+func (x *Text) Stopped() (stop string, ok bool) { return x.match, x.match != "" }
 
 func (x *Text) take(piece string, last bool) (string, bool) {
+	if x.match != "" {
+		return "", true
+	}
 	if len(x.stops) == 0 {
 		return piece, false
 	}
@@ -68,7 +64,7 @@ func (x *Text) take(piece string, last bool) (string, bool) {
 		text = x.held + piece
 	}
 	if start, end := x.find(text); end > 0 {
-		x.stopped, x.held, x.match = true, "", text[start:end]
+		x.held, x.match = "", text[start:end]
 		if x.include {
 			start = end
 		}

@@ -135,7 +135,7 @@ var mayImport = map[string][]string{
 	"internal/limits":          {}, // settings and their defaults
 	"internal/regular":         {},
 	"internal/tlsconf":         {"internal/regular"},
-	"internal/obs/trace":       {"internal/regular", "internal/rpc/nodepb"},
+	"internal/obs/trace":       {"internal/rpc/nodepb", "internal/tlsconf"},
 }
 
 // roles are what main puts together; rules below keep them apart.

@@ -18,26 +18,23 @@ import (
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
-// benchmarks are the words after `tandem bench`.
-var benchmarks = []struct {
-	name, args, summary, example string
-	run                          func(*Invocation) error
-}{
-	{"serve", "[flags]", "Loads a server that speaks the OpenAI API and reports latencies and throughput, as vLLM's benchmark does.",
+// benchmarks are the commands of `tandem bench`.
+var benchmarks = Table{
+	{"bench serve", "[flags]", "Loads a server that speaks the OpenAI API and reports latencies and throughput, as vLLM's benchmark does.",
 		"tandem bench serve --port 8000 --dataset-name random --random-input-len 256 --random-output-len 64 --num-prompts 200 --request-rate 4", benchServe},
-	{"compare", "A.json B.json [flags]", "Compares two results of bench serve, with confidence intervals; save them with --save-detailed, or several runs with --append-result.",
+	{"bench compare", "A.json B.json [flags]", "Compares two results of bench serve, with confidence intervals; save them with --save-detailed, or several runs with --append-result.",
 		"tandem bench compare before.json after.json", benchCompare},
-	{"sweep", "[flags]", "Runs bench serve over rates, concurrencies and servers' flags and writes one HTML page with plots, a CSV and a JSON.",
+	{"bench sweep", "[flags]", "Runs bench serve over rates, concurrencies and servers' flags and writes one HTML page with plots, a CSV and a JSON.",
 		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
-	{"throughput", "[flags]", "Runs many prompts on an engine in this process, without a server, and reports its throughput.",
+	{"bench throughput", "[flags]", "Runs many prompts on an engine in this process, without a server, and reports its throughput.",
 		"tandem bench throughput --input-len 256 --output-len 64 --num-prompts 100", benchThroughput},
-	{"latency", "[flags]", "Measures the time of one batch on an engine in this process, repeatedly.",
+	{"bench latency", "[flags]", "Measures the time of one batch on an engine in this process, repeatedly.",
 		"tandem bench latency --input-len 32 --output-len 128 --batch-size 8", benchLatency},
-	{"transfer", "--listen HOST:PORT | --peer HOST:PORT [flags]", "Measures KV transfer between two machines: scattered pages, leases and checksums as between nodes, every byte compared.",
+	{"bench transfer", "--listen HOST:PORT | --peer HOST:PORT [flags]", "Measures KV transfer between two machines: scattered pages, leases and checksums as between nodes, every byte compared.",
 		"tandem bench transfer --listen 127.0.0.1:7400    # and, on the other machine: tandem bench transfer --peer 127.0.0.1:7400", benchTransfer},
-	{"mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and records it, to check load testers.",
+	{"bench mock", "[flags]", "Serves an OpenAI API that sends tokens at a given pace and records it, to check load testers.",
 		"tandem bench mock --port 9000 --gap 100ms", benchMock},
-	{"truth", "[flags]", "Compares the results of bench serve, and of guidellm if it is installed, with the record of a mock.",
+	{"bench truth", "[flags]", "Compares the results of bench serve, and of guidellm if it is installed, with the record of a mock.",
 		"tandem bench truth --streams 10,100,1000", benchTruth},
 }
 
@@ -54,12 +51,12 @@ func benchmark(v *Invocation) error {
 		}
 	}
 	var names []string
-	for _, b := range benchmarks {
-		names = append(names, b.name)
-		if len(v.Arguments) > 0 && b.name == v.Arguments[0] {
-			v.Set = config.New(strings.TrimSpace("bench "+b.name+" "+b.args), b.summary, b.example, v.Out)
-			v.Arguments = bench.JoinLists(v.Arguments[1:])
-			err := b.run(v)
+	for _, c := range benchmarks {
+		name := strings.TrimPrefix(c.Name, "bench ")
+		names = append(names, name)
+		if len(v.Arguments) > 0 && name == v.Arguments[0] {
+			v.Set, v.Arguments = c.Flags(v.Out), bench.JoinLists(v.Arguments[1:])
+			err := c.Run(v)
 			for _, sentinel := range []error{offline.ErrOption, transfer.ErrOption, bench.ErrOption, dataset.ErrOption, load.ErrOption} {
 				if errors.Is(err, sentinel) {
 					return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), sentinel.Error()+": "))
@@ -76,7 +73,7 @@ func listBenchmarks() string {
 	var b strings.Builder
 	b.WriteString("Measures a server, an engine or a network. `tandem bench NAME --help` has the flags of each; below are those of serve.\n\nBenchmarks:")
 	for _, k := range benchmarks {
-		fmt.Fprintf(&b, "\n  %-11s %s", k.name, k.summary)
+		fmt.Fprintf(&b, "\n  %-11s %s", strings.TrimPrefix(k.Name, "bench "), k.Summary)
 	}
 	return b.String()
 }

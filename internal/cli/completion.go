@@ -48,7 +48,7 @@ func (c *Command) words() (words []string) {
 	switch c.Name {
 	case "bench":
 		for _, b := range benchmarks {
-			words = append(words, b.name)
+			words = append(words, strings.TrimPrefix(b.Name, "bench "))
 		}
 	case "plan":
 		words = []string{"memory"}
@@ -85,8 +85,8 @@ func (t Table) calls() (calls []call, values map[string][]string) {
 		c := &t[i]
 		add(c.Declared(t), []string{c.Name}, c.words())
 		if c.Name == "bench" {
-			for _, b := range benchmarks {
-				add(c.Declared(t, b.name), []string{c.Name, b.name}, nil)
+			for _, name := range c.words() {
+				add(c.Declared(t, name), []string{c.Name, name}, nil)
 			}
 		}
 	}

@@ -46,7 +46,7 @@ func examine(v *Invocation) error {
 	roles := v.StringSlice("role", nil, "roles whose ports and settings are checked, such as gateway,decode: a port that is taken is then a problem; default: gateway, prefill and decode, where it is a warning")
 	dirs := v.StringSlice("tls-dir", nil, "folders made by tandem ca, whose certificates are checked")
 	gateway := new(string)
-	v.Var((*gatewayURL)(gateway), "url", "gateway whose nodes are tried: HOST:PORT, or a URL with or without /v1")
+	gatewayURL(v, gateway, "gateway whose nodes are tried")
 	key := v.String("api-key", "", "its bearer token")
 	v.Secret("api-key")
 	v.String("settings", "", "configuration file of the roles, which they get by --config")
@@ -131,14 +131,11 @@ func firstGPU() (name string, total, free int64, err error) {
 func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []string, err error) {
 	taken := map[string]bool{}
 	for _, role := range roles {
-		c := v.Table.role(role)
-		if c == nil {
+		if !slices.Contains([]string{"gateway", "prefill", "decode", "serve"}, role) {
 			return nil, nil, fmt.Errorf("%w: --role %q: want gateway, prefill, decode or serve", config.ErrValue, role)
 		}
-		set := c.Declared(v.Table)
-		set.Siblings(v.Table.flagNames())
-		set.SkipChecks()
-		if err := set.Resolve(v.configArgs(), v.Environ); err != nil {
+		set, err := v.resolved(v.Table.Find(role))
+		if err != nil {
 			return nil, nil, fmt.Errorf("the settings of tandem %s: %w", role, err)
 		}
 		if f := set.Lookup("tls-dir"); f != nil && f.Value.String() != "" && !slices.Contains(folders, f.Value.String()) {
@@ -164,14 +161,12 @@ func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []st
 	return all, folders, nil
 }
 
-// role returns the command of a role, nil for others.
-func (t Table) role(name string) *Command {
-	for i := range t {
-		if t[i].Name == name && slices.Contains([]string{"gateway", "prefill", "decode", "serve"}, name) {
-			return &t[i]
-		}
-	}
-	return nil
+// resolved returns the flags of a command with the values of the environment and --settings.
+func (v *Invocation) resolved(c *Command) (*config.Set, error) {
+	set := c.Declared(v.Table)
+	set.Siblings(v.Table.flagNames())
+	set.SkipChecks()
+	return set, set.Resolve(v.configArgs(), v.Environ)
 }
 
 // configArgs passes --settings to a role.
@@ -185,7 +180,7 @@ func (v *Invocation) configArgs() []string {
 // settings returns what `tandem ROLE --dry-run` prints, which leaves secrets out.
 func (v *Invocation) settings(role string) []byte {
 	var out bytes.Buffer
-	c := v.Table.role(role)
+	c := v.Table.Find(role)
 	err := c.Run(&Invocation{
 		Set: c.Flags(&out), Arguments: append(v.configArgs(), "--dry-run"), Environ: v.Environ, Version: v.Version, Out: &out, ErrOut: &out, Table: v.Table, unchecked: true,
 	})
@@ -262,13 +257,11 @@ type hidden struct{ values []string }
 
 var (
 	secretName  = regexp.MustCompile(`(?i)key|token|secret|passw|credential|auth`)
-	secretShape = []*regexp.Regexp{
-		regexp.MustCompile(`(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----`),
-		regexp.MustCompile(`://[^/@\s"']+@`),
-		regexp.MustCompile(`(?i)\b(?:bearer|basic)[ +][A-Za-z0-9._~+/=-]{4,}`),
-		regexp.MustCompile(`\b(?:hf_|sk-|ghp_|xox[bap]-)[A-Za-z0-9_-]{8,}`),
-		regexp.MustCompile(`sha256:[0-9a-fA-F]{64}`),
-	}
+	secretShape = regexp.MustCompile(`(?s:-----BEGIN [A-Z ]*PRIVATE KEY-----.*?-----END [A-Z ]*PRIVATE KEY-----)` +
+		`|(?i:\b(?:bearer|basic)[ +][A-Za-z0-9._~+/=-]{4,})` +
+		`|\b(?:hf_|sk-|ghp_|xox[bap]-)[A-Za-z0-9_-]{8,}` +
+		`|sha256:[0-9a-fA-F]{64}`)
+	secretInURL = regexp.MustCompile(`://[^/@\s"']+@`)
 )
 
 // secrets collects what this process knows to be secret: the key given, values of secret flags, the
@@ -283,10 +276,8 @@ func (v *Invocation) secrets(c *console.Client) *hidden {
 		}
 	}
 	for i := range v.Table {
-		set := v.Table[i].Declared(v.Table)
-		set.Siblings(v.Table.flagNames())
-		set.SkipChecks()
-		if set.Resolve(v.configArgs(), v.Environ) != nil {
+		set, err := v.resolved(&v.Table[i])
+		if err != nil {
 			continue // such a command's settings are not in the bundle either
 		}
 		set.VisitAll(func(f *pflag.Flag) {
@@ -331,12 +322,6 @@ func (h *hidden) hide(text []byte) []byte {
 	for _, v := range h.values {
 		text = bytes.ReplaceAll(text, []byte(v), []byte("[secret]"))
 	}
-	for i, re := range secretShape {
-		with := []byte("[secret]")
-		if i == 1 {
-			with = []byte("://[secret]@")
-		}
-		text = re.ReplaceAll(text, with)
-	}
-	return text
+	text = secretInURL.ReplaceAll(text, []byte("://[secret]@"))
+	return secretShape.ReplaceAll(text, []byte("[secret]"))
 }

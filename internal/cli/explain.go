@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -9,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 
 	"github.com/tandem-serving/tandem/docs"
 	"github.com/tandem-serving/tandem/internal/config"
@@ -61,17 +62,14 @@ func explainLog(v *Invocation) error {
 func terminal(w io.Writer, environ []string, summary bool) explainlog.TextOptions {
 	o := explainlog.TextOptions{Summary: summary}
 	f, ok := w.(*os.File)
-	if !ok {
-		return o
-	}
-	if info, err := f.Stat(); err != nil || info.Mode()&os.ModeCharDevice == 0 {
+	if !ok || !term.IsTerminal(int(f.Fd())) {
 		return o
 	}
 	o.Color = !slices.ContainsFunc(environ, func(e string) bool {
 		return strings.HasPrefix(e, "NO_COLOR=") && e != "NO_COLOR=" || e == "TERM=dumb"
 	})
-	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil {
-		o.Width = min(int(size.Col), 160)
+	if width, _, err := term.GetSize(int(f.Fd())); err == nil {
+		o.Width = min(width, 160)
 	}
 	return o
 }
@@ -86,7 +84,7 @@ func readLines(r io.Reader, limit int64, add func(line []byte, cut bool)) (full 
 		total += int64(len(line))
 		cut := errors.Is(err, bufio.ErrBufferFull)
 		if len(line) > 0 {
-			add(bytesOfLine(line), cut)
+			add(bytes.TrimSuffix(line, []byte("\n")), cut)
 		}
 		for errors.Is(err, bufio.ErrBufferFull) {
 			var more []byte
@@ -100,11 +98,4 @@ func readLines(r io.Reader, limit int64, add func(line []byte, cut bool)) (full 
 			return false, err
 		}
 	}
-}
-
-func bytesOfLine(line []byte) []byte {
-	if n := len(line); line[n-1] == '\n' {
-		return line[:n-1]
-	}
-	return line
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/term"
+
 	"github.com/tandem-serving/tandem/engine/memory"
 )
 
@@ -21,8 +23,7 @@ const (
 // loading returns a callback that shows the progress of loading weights: a bar on a
 // terminal, else log lines.
 func loading(w *os.File, log *slog.Logger) func(done, total int64) {
-	info, err := w.Stat()
-	return progress(w, err == nil && info.Mode()&os.ModeCharDevice != 0, log, time.Now)
+	return progress(w, term.IsTerminal(int(w.Fd())), log, time.Now)
 }
 
 func progress(w io.Writer, terminal bool, log *slog.Logger, now func() time.Time) func(done, total int64) {

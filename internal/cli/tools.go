@@ -112,28 +112,16 @@ func certificates(v *Invocation) error {
 	return nil
 }
 
-// gatewayURL is the flag value of a gateway's address.
-type gatewayURL string
-
-// String returns the URL.
-func (u *gatewayURL) String() string { return string(*u) }
-
-// Set accepts the forms of console.BaseURL.
-func (u *gatewayURL) Set(v string) error {
-	full, err := console.BaseURL(v)
-	if err == nil {
-		*u = gatewayURL(full)
-	}
-	return err
+// gatewayURL declares the flag --url of a gateway's address, in the forms of console.BaseURL.
+func gatewayURL(v *Invocation, url *string, usage string) {
+	text := func(url string) string { return url }
+	v.Var(config.Value(url, "string", text, console.BaseURL), "url", usage+": HOST:PORT, or a URL with or without /v1")
 }
-
-// Type names the value in help texts.
-func (u *gatewayURL) Type() string { return "string" }
 
 // client declares the flags of a gateway's address.
 func client(v *Invocation) *console.Client {
 	c := &console.Client{URL: "http://127.0.0.1:8000"}
-	v.Var((*gatewayURL)(&c.URL), "url", "the gateway: HOST:PORT, or a URL with or without /v1")
+	gatewayURL(v, &c.URL, "the gateway")
 	v.StringVar(&c.Key, "api-key", "", "bearer token")
 	v.Secret("api-key")
 	return c

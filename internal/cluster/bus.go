@@ -87,12 +87,15 @@ func (b *Bus) Connected() bool { return b.conn.Load() != nil }
 func (b *Bus) Close() {
 	b.cancel()
 	b.loops.Wait()
-	b.mu.Lock()
-	subs := slices.Collect(maps.Keys(b.subs))
-	b.mu.Unlock()
-	for _, s := range subs {
+	for _, s := range b.subscriptions() {
 		s.Close()
 	}
+}
+
+func (b *Bus) subscriptions() []*Subscription {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Collect(maps.Keys(b.subs))
 }
 
 // lostGrace is how long a connection is lost before it is logged: a node loses its gateway's
@@ -114,9 +117,11 @@ func (b *Bus) run() {
 			}
 			if !gone.IsZero() && time.Since(gone) >= b.o.Stale {
 				gone = time.Time{}
-				b.forget(fmt.Sprintf("NATS has been gone for %v", b.o.Stale))
+				for _, s := range b.subscriptions() {
+					s.forget(fmt.Sprintf("NATS has been gone for %v", b.o.Stale))
+				}
 			}
-			b.pause(retry)
+			sleep(b.ctx, retry, b.wake)
 			retry = min(2*retry, busRetryMax)
 			continue
 		}
@@ -131,27 +136,6 @@ func (b *Bus) run() {
 		b.conn.Store(nil)
 		conn.Close()
 		<-lost
-	}
-}
-
-// forget makes the subscribers drop the events of all nodes.
-func (b *Bus) forget(why string) {
-	b.mu.Lock()
-	subs := slices.Collect(maps.Keys(b.subs))
-	b.mu.Unlock()
-	for _, s := range subs {
-		s.forget(why)
-	}
-}
-
-// pause waits before the next attempt, until SetServers changes the servers.
-func (b *Bus) pause(d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-	case <-b.wake:
-	case <-b.ctx.Done():
 	}
 }
 

@@ -57,6 +57,19 @@ func bus(t *testing.T, m *tlsconf.Material, servers ...string) *Bus {
 	return b
 }
 
+// publisher opens the stream of a node's events in an epoch.
+func publisher(t *testing.T, b *Bus, model, node string, epoch uint64) *Publisher {
+	t.Helper()
+	p, err := b.Publisher(model, node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.epoch = epoch
+	return p
+}
+
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
@@ -114,15 +127,12 @@ func TestBlockEventsTravelUnderTLS(t *testing.T) {
 	sub := gateway.Subscribe("builtin", &h)
 	gateway.Subscribe("another model", &other)
 	eventually(t, "both are connected", func() bool { return gateway.Connected() && node.Connected() })
-	p, err := node.Publisher("builtin", "decode-1", 7)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.Publish([]Stored{{1, 0}, {2, 1}}, nil)
-	p.Publish(nil, []uint64{2})
+	p := publisher(t, node, "builtin", "decode-1", 7)
+	p.send([]Stored{{1, 0}, {2, 1}}, nil)
+	p.send(nil, []uint64{2})
 	eventually(t, "two messages", func() bool { return h.last() == "decode-1 7/2 +0 -1" })
 	// News of any length, in parts: removals first.
-	p.Publish(make([]Stored, 2*MaxEventHashes+1), make([]uint64, MaxEventHashes+1))
+	p.send(make([]Stored, 2*MaxEventHashes+1), make([]uint64, MaxEventHashes+1))
 	want := []string{
 		"decode-1 7/1 +2 -0", "decode-1 7/2 +0 -1",
 		"decode-1 7/3 +0 -4096", "decode-1 7/4 +4096 -1", "decode-1 7/5 +4096 -0", "decode-1 7/6 +1 -0",
@@ -131,11 +141,8 @@ func TestBlockEventsTravelUnderTLS(t *testing.T) {
 	if fmt.Sprint(h.lines) != fmt.Sprint(want) {
 		t.Errorf("heard %q, want %q", h.lines, want)
 	}
-	p.Close()
-	if p, err = node.Publisher("builtin", "decode-1", 8); err != nil {
-		t.Fatal(err)
-	}
-	p.Publish([]Stored{{9, 0}}, nil)
+	p = publisher(t, node, "builtin", "decode-1", 8)
+	p.send([]Stored{{9, 0}}, nil)
 	eventually(t, "the new epoch", func() bool { return h.last() == "decode-1 8/1 +1 -0" })
 	if !h.has("forget decode-1: its cache was reset (epoch 8 after 7)") {
 		t.Errorf("heard %q", h.lines)
@@ -145,7 +152,7 @@ func TestBlockEventsTravelUnderTLS(t *testing.T) {
 	}
 	eventually(t, "garbage is counted", func() bool { return sub.Malformed() == 1 })
 	sub.Close()
-	p.Publish(nil, nil)
+	p.send(nil, nil)
 	if got := other.last(); got != "" {
 		t.Errorf("the other model's subscriber heard %q", got)
 	}
@@ -174,24 +181,21 @@ func TestLostServerIsAGapNotAnError(t *testing.T) {
 	node, gateway := bus(t, nil, addr), bus(t, nil, addr)
 	var h heard
 	gateway.Subscribe("m", &h)
-	p, err := node.Publisher("m", "n", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := publisher(t, node, "m", "n", 1)
 	eventually(t, "both are connected", func() bool { return gateway.Connected() && node.Connected() })
 	time.Sleep(50 * time.Millisecond) // the subscription reaches the server
-	p.Publish(nil, nil)
+	p.send(nil, nil)
 	eventually(t, "a message", func() bool { return h.last() == "n 1/1 +0 -0" })
 	first.Close()
 	eventually(t, "both notice", func() bool { return !gateway.Connected() && !node.Connected() })
 	for range 10 {
-		p.Publish([]Stored{{1, 2}}, nil)
+		p.send([]Stored{{1, 2}}, nil)
 	}
 	eventually(t, "they are dropped", func() bool { return p.Dropped() == 10 })
 	startServer(t, nil, "gateway", addr, "")
 	eventually(t, "both are back", func() bool { return gateway.Connected() && node.Connected() })
 	time.Sleep(50 * time.Millisecond)
-	p.Publish(nil, []uint64{3})
+	p.send(nil, []uint64{3})
 	eventually(t, "a message after the gap", func() bool { return h.last() == "n 1/12 +0 -1" })
 	if !h.has("forget n: messages 2 to 11 were lost") {
 		t.Errorf("heard %q", h.lines)
@@ -208,17 +212,14 @@ func TestOldEventsAreDropped(t *testing.T) {
 	gateway.SetServers([]string{addr})
 	var h heard
 	gateway.Subscribe("m", &h)
-	p, err := bus(t, nil, addr).Publisher("m", "n", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "a message", func() bool { p.Publish(nil, nil); return h.last() != "" })
+	p := publisher(t, bus(t, nil, addr), "m", "n", 1)
+	eventually(t, "a message", func() bool { p.send(nil, nil); return h.last() != "" })
 	first.Close()
 	eventually(t, "all is forgotten", func() bool { return h.last() == "forget n: NATS has been gone for 1ms" })
 	startServer(t, nil, "gateway", addr, "")
 	var asked atomic.Bool
 	p.bus.answer("m", "n", func() { asked.Store(true) })
-	eventually(t, "the node is asked for everything", func() bool { p.Publish(nil, nil); return asked.Load() })
+	eventually(t, "the node is asked for everything", func() bool { p.send(nil, nil); return asked.Load() })
 }
 
 // Two gateways, each with its server: what a node publishes at one is heard at
@@ -243,13 +244,10 @@ func TestServersJoinAndNodesMove(t *testing.T) {
 		eventually(t, "a gateway is connected to its own server", g.Connected)
 	}
 	node := bus(t, m, a.Addr())
-	p, err := node.Publisher("m", "n", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := publisher(t, node, "m", "n", 1)
 	eventually(t, "the node is connected", node.Connected)
 	eventually(t, "both hear", func() bool {
-		p.Publish(nil, nil)
+		p.send(nil, nil)
 		time.Sleep(10 * time.Millisecond)
 		return ha.last() != "" && hb.last() != ""
 	})
@@ -257,7 +255,7 @@ func TestServersJoinAndNodesMove(t *testing.T) {
 	before := hb.last()
 	a.Close()
 	eventually(t, "the node is heard through the other server", func() bool {
-		p.Publish(nil, nil)
+		p.send(nil, nil)
 		time.Sleep(10 * time.Millisecond)
 		return node.Connected() && hb.last() != before
 	})
@@ -266,14 +264,11 @@ func TestServersJoinAndNodesMove(t *testing.T) {
 // A publisher without a server, or with one that is stalled, never waits.
 func TestPublishNeverBlocks(t *testing.T) {
 	b := NewBus(BusOptions{})
-	p, err := b.Publisher("m", "n", 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := publisher(t, b, "m", "n", 1)
 	b.Close() // nobody empties the queue any more
 	start := time.Now()
 	for range 10 * publishQueue {
-		p.Publish([]Stored{{1, 2}}, nil)
+		p.send([]Stored{{1, 2}}, nil)
 	}
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("%d calls took %v", 10*publishQueue, took)
@@ -282,7 +277,7 @@ func TestPublishNeverBlocks(t *testing.T) {
 		t.Errorf("%d queued, %d dropped", len(p.queue), p.Dropped())
 	}
 	for _, id := range []string{"", string(make([]byte, maxNodeID+1))} {
-		if _, err := b.Publisher("m", id, 1); err == nil {
+		if _, err := b.Publisher("m", id); err == nil {
 			t.Errorf("a node ID of %d bytes was taken", len(id))
 		}
 	}

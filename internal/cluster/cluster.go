@@ -22,12 +22,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"log/slog"
 	"maps"
-	"net"
+	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -152,7 +150,7 @@ func (c *Cluster) config() (*memberlist.Config, error) {
 	cfg.Delegate = (*delegate)(c)
 	cfg.Events = (*delegate)(c)
 	cfg.Transport = c.o.Transport
-	cfg.Logger = log.New(logWriter{c.o.Log}, "", 0)
+	cfg.Logger = slog.NewLogLogger(c.o.Log.Handler(), slog.LevelDebug) // memberlist reports every lost packet as an error
 	if c.o.Transport == nil {
 		host, port, err := splitIP(c.o.Bind)
 		if err != nil {
@@ -172,18 +170,14 @@ func (c *Cluster) config() (*memberlist.Config, error) {
 
 // splitIP parses ip:port; gossip does not resolve names of its own addresses.
 func splitIP(addr string) (ip string, port int, err error) {
-	host, p, err := net.SplitHostPort(addr)
+	if strings.HasPrefix(addr, ":") {
+		addr = "0.0.0.0" + addr
+	}
+	a, err := netip.ParseAddrPort(addr)
 	if err != nil {
-		return "", 0, fmt.Errorf("%w: %q: %w", ErrBind, addr, err)
-	}
-	if host == "" {
-		host = "0.0.0.0"
-	}
-	port, err = strconv.Atoi(p)
-	if err != nil || port < 0 || port > 65535 || net.ParseIP(host) == nil {
 		return "", 0, fmt.Errorf("%w: %q is not an IP address and a port", ErrBind, addr)
 	}
-	return host, port, nil
+	return a.Addr().String(), int(a.Port()), nil
 }
 
 // Addr returns the address on which this node gossips, for the Join of others.
@@ -271,38 +265,37 @@ func (c *Cluster) end() error {
 // watch calls OnChange after events.
 func (c *Cluster) watch() {
 	var last []Member
-	for {
-		select {
-		case <-c.changed:
-		case <-c.ctx.Done():
-			return
-		}
-		if !sleep(c.ctx, c.o.Coalesce) {
-			return
-		}
+	c.coalesce(c.changed, func() {
 		ms := c.Members()
 		if c.o.OnChange != nil && !slices.Equal(ms, last) {
 			last = slices.Clone(ms)
 			c.o.OnChange(ms)
 		}
-	}
+	})
 }
 
 // renew gossips the Member that Update has set.
 func (c *Cluster) renew() {
-	for {
-		select {
-		case <-c.renewed:
-		case <-c.ctx.Done():
-			return
-		}
-		if !sleep(c.ctx, c.o.Coalesce) {
-			return
-		}
+	c.coalesce(c.renewed, func() {
 		// Its only error is that the broadcast was not sent within the timeout.
 		// It stays queued, so there is nothing to wait for.
 		_ = c.list.UpdateNode(time.Nanosecond)
 		signal(c.changed) // the Mismatch of others depends on this node
+	})
+}
+
+// coalesce calls f Options.Coalesce after a signal, once for all signals until then.
+func (c *Cluster) coalesce(signals <-chan struct{}, f func()) {
+	for {
+		select {
+		case <-signals:
+		case <-c.ctx.Done():
+			return
+		}
+		if !sleep(c.ctx, c.o.Coalesce, nil) {
+			return
+		}
+		f()
 	}
 }
 
@@ -331,7 +324,7 @@ func (c *Cluster) rejoin() {
 			warned = true
 		}
 		before = alone
-		if !sleep(c.ctx, pause) {
+		if !sleep(c.ctx, pause, nil) {
 			return
 		}
 		pause = min(2*pause, c.o.Rejoin)
@@ -389,16 +382,17 @@ func signal(c chan struct{}) {
 	}
 }
 
-// sleep reports whether d has passed before ctx ended.
-func sleep(ctx context.Context, d time.Duration) bool {
+// sleep waits for d, or until wake. It returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return true
+	case <-wake:
 	case <-ctx.Done():
 		return false
 	}
+	return true
 }
 
 // delegate has the methods of a Cluster that memberlist calls, with memberlist's locks
@@ -438,13 +432,4 @@ func (d *delegate) update(n *memberlist.Node) {
 	d.nodes[n.Name], d.addrs[n.Name] = m, n.Address()
 	d.mu.Unlock()
 	signal(d.changed)
-}
-
-// logWriter passes memberlist's lines to slog, at debug because memberlist reports
-// every lost packet as an error.
-type logWriter struct{ log *slog.Logger }
-
-func (w logWriter) Write(p []byte) (int, error) {
-	w.log.Debug("gossip", "line", strings.TrimSpace(string(p)))
-	return len(p), nil
 }

@@ -1,8 +1,6 @@
 package cluster
 
 import (
-	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,102 +8,11 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Bounds of block events.
+// Bounds of the messages that wait for a subscriber; NATS drops further ones.
 const (
-	// publishQueue bounds the messages that wait to be written. A step makes one or
-	// two, so this is some seconds of a stalled server. Further messages are dropped.
-	publishQueue = 512
-	// publishBeat is how often an idle publisher sends an empty message, so that
-	// subscribers notice the loss of its last message too.
-	publishBeat = 5 * time.Second
-	// Bounds of the messages that wait for a subscriber; NATS drops further ones.
 	subscribeMessages = 16384
 	subscribeBytes    = 64 << 20
 )
-
-// Publisher numbers and sends one node's block events.
-type Publisher struct {
-	bus     *Bus
-	subject string
-	node    string
-	epoch   uint64
-	ctx     context.Context // ends with Close, or with the bus
-	cancel  context.CancelFunc
-	queue   chan []byte
-	dropped atomic.Uint64
-
-	mu  sync.Mutex // keeps the queue in the order of seq
-	seq uint64
-}
-
-// Publisher opens the stream of a node's events. Each epoch of a node must be greater than
-// the one before, such as the time at which the cache started, in nanoseconds.
-func (b *Bus) Publisher(model, node string, epoch uint64) (*Publisher, error) {
-	if node == "" || len(node) > maxNodeID {
-		return nil, fmt.Errorf("%w: a node's ID has 1 to %d bytes, %q has %d", ErrBadEvent, maxNodeID, node, len(node))
-	}
-	p := &Publisher{bus: b, subject: subject(model), node: node, epoch: epoch, queue: make(chan []byte, publishQueue)}
-	p.ctx, p.cancel = context.WithCancel(b.ctx)
-	b.loops.Go(p.run)
-	return p, nil
-}
-
-// Publish queues changes and never blocks: a full queue drops them, which subscribers
-// detect by the numbers. Removed blocks were removed before Stored were stored.
-func (p *Publisher) Publish(stored []Stored, removed []uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for {
-		e := BlockEvent{Node: p.node, Epoch: p.epoch}
-		if len(removed) > 0 {
-			n := min(len(removed), MaxEventHashes)
-			e.Removed, removed = removed[:n], removed[n:]
-		}
-		if len(removed) == 0 {
-			n := min(len(stored), MaxEventHashes)
-			e.Stored, stored = stored[:n], stored[n:]
-		}
-		p.seq++
-		e.Seq = p.seq
-		select {
-		case p.queue <- e.encode():
-		default:
-			p.dropped.Add(1)
-		}
-		if len(stored)+len(removed) == 0 {
-			return
-		}
-	}
-}
-
-// Dropped returns the number of messages that were not sent: queue full, or no server.
-func (p *Publisher) Dropped() uint64 { return p.dropped.Load() }
-
-// Close ends the publisher and drops queued messages.
-func (p *Publisher) Close() { p.cancel() }
-
-func (p *Publisher) run() {
-	beat := time.NewTicker(publishBeat)
-	defer beat.Stop()
-	quiet := true
-	for {
-		select {
-		case m := <-p.queue:
-			quiet = false
-			conn := p.bus.conn.Load()
-			if conn == nil || conn.Publish(p.subject, m) != nil {
-				p.dropped.Add(1)
-			}
-		case <-beat.C:
-			if quiet {
-				p.Publish(nil, nil)
-			}
-			quiet = true
-		case <-p.ctx.Done():
-			return
-		}
-	}
-}
 
 // Subscriber handles a model's block events. Calls come one at a time, on a goroutine of
 // the bus, and must not block for long, because messages are lost then.

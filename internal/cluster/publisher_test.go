@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"log/slog"
 	"sync"
 	"testing"
 
@@ -12,7 +11,7 @@ import (
 type cache struct {
 	mu   sync.Mutex
 	has  map[kvcache.Hash]bool
-	news *EventPublisher
+	news *Publisher
 }
 
 func (c *cache) change(kind kvcache.EventKind, h kvcache.Hash, gap bool) {
@@ -82,10 +81,10 @@ func TestBlocksArePublishedAgain(t *testing.T) {
 	node := bus(t, nil, s.Addr())
 	c := &cache{has: map[kvcache.Hash]bool{}}
 	var err error
-	if c.news, err = NewEventPublisher(node, "m", "d1", slog.New(slog.DiscardHandler)); err != nil {
+	if c.news, err = node.Publisher("m", "d1"); err != nil {
 		t.Fatal(err)
 	}
-	c.news.Answer(node, "m", "d1", c.all)
+	c.news.Answer(c.all)
 	gateway := bus(t, nil, s.Addr())
 	first := &known{has: map[uint64]bool{}}
 	gateway.Subscribe("m", first)
@@ -109,9 +108,9 @@ func TestBlocksArePublishedAgain(t *testing.T) {
 	eventually(t, "a gateway that comes late knows all", func() bool { store(); return second.is(c) && first.is(c) })
 
 	// A message is lost: the node drops it where its queue is full.
-	c.news.pub.mu.Lock()
-	c.news.pub.seq++
-	c.news.pub.mu.Unlock()
+	c.news.mu.Lock()
+	c.news.seq++
+	c.news.mu.Unlock()
 	c.change(kvcache.Stored, next, true)
 	next++
 	eventually(t, "gateways that have missed something know all", func() bool { store(); return second.is(c) && first.is(c) })

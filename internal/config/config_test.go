@@ -31,8 +31,10 @@ func TestServiceLinkNames(t *testing.T) {
 
 func TestPort(t *testing.T) {
 	for in, want := range map[string]int{"0": 0, "1": 1, "65535": 65535, "-1": -1, "65536": -1, "x": -1, "": -1, "1.5": -1} {
-		var p Port
-		if err := p.Set(in); (err == nil) != (want >= 0) || err == nil && int(p) != want {
+		var p int
+		s := New("x", "", "tandem x", io.Discard)
+		s.PortVar(&p, "port", 0, "")
+		if err := s.Set("port", in); (err == nil) != (want >= 0) || err == nil && p != want {
 			t.Errorf("%q: %d, %v", in, p, err)
 		}
 	}

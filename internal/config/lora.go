@@ -39,14 +39,20 @@ func (l *LoRA) Places() (int, error) {
 	return max(l.Max, l.MaxLoaded, len(l.Modules)), nil
 }
 
-// LoRAModules are adapters by name. It implements pflag.SliceValue.
+// LoRAModules are adapters by name.
 type LoRAModules []LoRAModule
 
 // LoRAModule is the name and folder of an adapter.
 type LoRAModule struct{ Name, Path string }
 
 // String returns the adapters as NAME=FOLDER, with commas.
-func (l *LoRAModules) String() string { return strings.Join(l.GetSlice(), ",") }
+func (l *LoRAModules) String() string {
+	var all []string
+	for _, m := range *l {
+		all = append(all, m.Name+"="+m.Path)
+	}
+	return strings.Join(all, ",")
+}
 
 // Type names the value in help texts.
 func (l *LoRAModules) Type() string { return jsonType }
@@ -97,27 +103,4 @@ func (l *LoRAModules) add(name, path, given string) error {
 	}
 	*l = append(*l, LoRAModule{name, path})
 	return nil
-}
-
-// Append calls Set.
-func (l *LoRAModules) Append(v string) error { return l.Set(v) }
-
-// Replace replaces all adapters.
-func (l *LoRAModules) Replace(all []string) error {
-	*l = nil
-	for _, v := range all {
-		if err := l.Set(v); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// GetSlice returns each adapter as NAME=FOLDER.
-func (l *LoRAModules) GetSlice() []string {
-	out := make([]string, 0, len(*l))
-	for _, m := range *l {
-		out = append(out, m.Name+"="+m.Path)
-	}
-	return out
 }

@@ -9,77 +9,89 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/spf13/pflag"
 )
 
-// Port is the flag value of a port's number.
-type Port int
+// value is a flag's value of any type.
+type value[T any] struct {
+	p     *T
+	kind  string // names the value in help texts
+	text  func(T) string
+	parse func(string) (T, error)
+}
 
-// String returns the number.
-func (p *Port) String() string { return strconv.Itoa(int(*p)) }
+// Value returns a flag's value that is stored in *p, which holds the default. kind names the value
+// in help texts, text returns it as parse accepts it.
+func Value[T any](p *T, kind string, text func(T) string, parse func(string) (T, error)) pflag.Value {
+	return value[T]{p, kind, text, parse}
+}
 
-// Set parses a number from 0 to 65535.
-func (p *Port) Set(v string) error {
-	n, err := strconv.ParseUint(v, 10, 16)
-	if err != nil {
-		return fmt.Errorf("%q is not a port; write a number from 0 to 65535", v)
+// String returns the text of the value.
+func (v value[T]) String() string { return v.text(*v.p) }
+
+// Set parses a value. On an error the old one stays.
+func (v value[T]) Set(given string) error {
+	x, err := v.parse(given)
+	if err == nil {
+		*v.p = x
 	}
-	*p = Port(n)
-	return nil
+	return err
 }
 
 // Type names the value in help texts.
-func (p *Port) Type() string { return "port" }
+func (v value[T]) Type() string { return v.kind }
 
-// PortVar declares a flag for a port.
-func (s *Set) PortVar(p *int, name string, value int, usage string) {
-	*p = value
-	s.Var((*Port)(p), name, usage)
+// PortVar declares a flag for a port, a number from 0 to 65535.
+func (s *Set) PortVar(p *int, name string, port int, usage string) {
+	*p = port
+	s.Var(Value(p, "port", strconv.Itoa, func(v string) (int, error) {
+		n, err := strconv.ParseUint(v, 10, 16)
+		if err != nil {
+			err = fmt.Errorf("%q is not a port; write a number from 0 to 65535", v)
+		}
+		return int(n), err
+	}), name, usage)
 }
 
-// count is the flag value of a whole number with a minimum.
-type count struct {
-	n     *int
-	least int
-	auto  bool // auto and -1 are 0
+// atLeast returns a parser of whole numbers that are not below a minimum.
+func atLeast(least int) func(string) (int, error) {
+	return func(v string) (int, error) {
+		n, ok := wholeNumber(v)
+		if !ok {
+			return 0, fmt.Errorf("%q is not a whole number", v)
+		}
+		if n < least {
+			return 0, fmt.Errorf("%d is too few; want at least %d, or leave it out for the default", n, least)
+		}
+		return n, nil
+	}
 }
-
-// String returns the number.
-func (c count) String() string {
-	if c.n == nil {
-		return "0"
-	}
-	return strconv.Itoa(*c.n)
-}
-
-// Set parses a number that is not below the minimum.
-func (c count) Set(v string) error {
-	if c.auto && (v == "auto" || v == "-1") {
-		v = "0"
-	}
-	n, ok := wholeNumber(v)
-	if !ok {
-		return fmt.Errorf("%q is not a whole number", v)
-	}
-	if n < c.least {
-		return fmt.Errorf("%d is too few; want at least %d, or leave it out for the default", n, c.least)
-	}
-	*c.n = n
-	return nil
-}
-
-// Type names the value in help texts.
-func (c count) Type() string { return "int" }
 
 // CountVar declares a flag for a whole number with a minimum.
-func (s *Set) CountVar(p *int, name string, value, least int, usage string) {
-	*p = value
-	s.Var(count{p, least, false}, name, usage)
+func (s *Set) CountVar(p *int, name string, n, least int, usage string) {
+	*p = n
+	s.Var(Value(p, "int", strconv.Itoa, atLeast(least)), name, usage)
 }
 
 // AutoVar declares a flag for a whole number that is 0 where it is not given, auto or -1.
 func (s *Set) AutoVar(p *int, name, usage string) {
 	*p = 0
-	s.Var(count{p, 0, true}, name, usage)
+	s.Var(Value(p, "int", strconv.Itoa, func(v string) (int, error) {
+		if v == "auto" || v == "-1" {
+			return 0, nil
+		}
+		return atLeast(0)(v)
+	}), name, usage)
+}
+
+// RateVar declares a flag for a whole number a second, at least one, with the default *p.
+func (s *Set) RateVar(p *float64, name string, usage string) {
+	text := func(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
+	s.Var(Value(p, "int", text, func(v string) (float64, error) {
+		n, err := atLeast(1)(v)
+		return float64(n), err
+	}), name, usage)
 }
 
 // magnitudes are the factors of vllm serve's whole numbers: 1k is 1000, 1K is 1024.
@@ -149,111 +161,96 @@ func (b *Bytes) Set(v string) error {
 // Type names the value in help texts.
 func (b *Bytes) Type() string { return "size" }
 
-// Seconds is the flag value of a duration. A number without a unit is in seconds, as in
-// vLLM's flags.
-type Seconds time.Duration
+// none is stored for a flag of 0 that turns a bound off, because zero means the default.
+const none = -1
 
-// String returns the duration in Go's form.
-func (d *Seconds) String() string { return time.Duration(*d).String() }
-
-// Set parses "30", "30s" or "1m30s".
-func (d *Seconds) Set(v string) error {
-	if v != "" && !slices.ContainsFunc([]byte(v), func(c byte) bool { return (c < '0' || c > '9') && c != '.' }) {
-		v += "s"
+// SizeVar declares a flag for a number of bytes, with the default *p. With off, 0 turns the bound
+// off, which is stored as a negative number; else a size is at least one byte.
+func (s *Set) SizeVar(p *int, name string, off bool, usage string) {
+	text := func(n int) string {
+		b := Bytes(max(0, n))
+		return b.String()
 	}
-	t, err := time.ParseDuration(v)
-	if err != nil || t < 0 {
-		return fmt.Errorf("%q is not a duration; write 30, 30s or 1m30s", v)
-	}
-	*d = Seconds(t)
-	return nil
+	s.Var(Value(p, "size", text, func(v string) (int, error) {
+		var b Bytes
+		switch err := b.Set(v); {
+		case err != nil:
+			return 0, err
+		case b > 0:
+			return int(b), nil
+		case !off:
+			return 0, fmt.Errorf("%q leaves room for nothing; write a size such as 32MiB, or leave it out for the default", v)
+		}
+		return none, nil
+	}), name, usage)
 }
 
-// Type names the value in help texts.
-func (d *Seconds) Type() string { return "duration" }
-
-// Address is an IP address, or localhost; empty: none. Other names are refused, because
-// gossip resolves none.
-type Address string
-
-// Set checks an address.
-func (a *Address) Set(v string) error {
-	if v != "" && v != "localhost" && net.ParseIP(v) == nil {
-		return fmt.Errorf("%q is not an IP address, such as 10.0.0.1", v)
-	}
-	*a = Address(v)
-	return nil
+// SecondsVar declares a flag for a duration such as 30, 30s or 1m30s, with the default *p. A number
+// without a unit is in seconds, as in vLLM's flags. With off, 0 turns the bound off, which is
+// stored as a negative duration.
+func (s *Set) SecondsVar(p *time.Duration, name string, off bool, usage string) {
+	text := func(d time.Duration) string { return max(0, d).String() }
+	s.Var(Value(p, "duration", text, func(v string) (time.Duration, error) {
+		if v != "" && strings.Trim(v, "0123456789.") == "" {
+			v += "s"
+		}
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 {
+			return 0, fmt.Errorf("%q is not a duration; write 30, 30s or 1m30s", v)
+		}
+		if d == 0 && off {
+			return none, nil
+		}
+		return d, nil
+	}), name, usage)
 }
 
-// Type names the value in help texts.
-func (a *Address) Type() string { return "string" }
-
-func (a *Address) String() string { return string(*a) }
-
-// choice is the flag value of one of two words, which set an option to false or true.
-type choice struct {
-	on    *bool
-	words [2]string
+// AddressVar declares a flag for an IP address, or localhost; empty: none. Other names are refused,
+// because gossip resolves none.
+func (s *Set) AddressVar(p *string, name, usage string) {
+	s.Var(Value(p, "string", func(a string) string { return a }, func(v string) (string, error) {
+		if v != "" && v != "localhost" && net.ParseIP(v) == nil {
+			return "", fmt.Errorf("%q is not an IP address, such as 10.0.0.1", v)
+		}
+		return v, nil
+	}), name, usage)
 }
 
-// String returns the word.
-func (c choice) String() string {
-	if c.on != nil && *c.on {
-		return c.words[1]
-	}
-	return c.words[0]
-}
-
-// Set parses one of the words.
-func (c choice) Set(v string) error {
-	if v != c.words[0] && v != c.words[1] {
-		return fmt.Errorf("%q: want %s or %s", v, c.words[0], c.words[1])
-	}
-	*c.on = v == c.words[1]
-	return nil
-}
-
-// Type names the value in help texts.
-func (c choice) Type() string { return "string" }
-
-// ChoiceVar declares a flag with the words off, which is the default, and on.
+// ChoiceVar declares a flag with two words, which set *p to false and to true. off is the default.
 func (s *Set) ChoiceVar(p *bool, name, off, on, usage string) {
-	s.Var(choice{p, [2]string{off, on}}, name, usage)
+	words := map[bool]string{false: off, true: on}
+	s.Var(Value(p, "string", func(b bool) string { return words[b] }, func(v string) (bool, error) {
+		if v != off && v != on {
+			return false, fmt.Errorf("%q: want %s or %s", v, off, on)
+		}
+		return v == on, nil
+	}), name, usage)
 	s.Values(name, off, on)
 }
 
-// Origins are origins of web pages. As with vllm serve, a value is a JSON list; a list
-// with commas is accepted too. It implements pflag.Value.
-type Origins []string
-
-// String returns a JSON list; empty without any.
-func (o *Origins) String() string {
-	if len(*o) == 0 {
-		return ""
-	}
-	text, err := json.Marshal([]string(*o))
-	if err != nil {
-		panic(err) // strings only
-	}
-	return string(text)
-}
-
-// Type names the value in help texts.
-func (o *Origins) Type() string { return jsonType }
-
-// Set replaces the origins.
-func (o *Origins) Set(v string) error {
-	*o = nil
-	if strings.HasPrefix(strings.TrimSpace(v), "[") {
-		if err := json.Unmarshal([]byte(v), (*[]string)(o)); err != nil {
-			return fmt.Errorf("%s: want a JSON list of origins", v)
+// OriginsVar declares a flag for origins of web pages. As with vllm serve, a value is a JSON list;
+// a list with commas is accepted too.
+func (s *Set) OriginsVar(p *[]string, name, usage string) {
+	text := func(origins []string) string {
+		if len(origins) == 0 {
+			return ""
 		}
-		return nil
-	}
-	for part := range strings.SplitSeq(v, ",") {
-		if part = strings.TrimSpace(part); part != "" {
-			*o = append(*o, part)
+		text, err := json.Marshal(origins)
+		if err != nil {
+			panic(err) // strings only
 		}
+		return string(text)
 	}
-	return nil
+	s.Var(Value(p, jsonType, text, func(v string) (origins []string, err error) {
+		if strings.HasPrefix(strings.TrimSpace(v), "[") {
+			if err := json.Unmarshal([]byte(v), &origins); err != nil {
+				return nil, fmt.Errorf("%s: want a JSON list of origins", v)
+			}
+			return origins, nil
+		}
+		for part := range strings.SplitSeq(v, ",") {
+			origins = append(origins, strings.TrimSpace(part))
+		}
+		return slices.DeleteFunc(origins, func(o string) bool { return o == "" }), nil
+	}), name, usage)
 }

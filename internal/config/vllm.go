@@ -36,7 +36,7 @@ func (c Class) String() string { return [...]string{"supported", "no effect", "r
 type kind uint8
 
 const (
-	value   kind = iota // --name VALUE
+	single  kind = iota // --name VALUE
 	onOff               // --name, --no-name
 	numbers             // --name 1 2 4
 	pairs               // --name A=B C=D
@@ -175,25 +175,8 @@ func (f *foreign) Set(v string) error {
 // that a value is missing.
 const missing = "…"
 
-// negation is the --no- form of a switch.
-type negation struct {
-	set  *Set
-	base string
-}
-
-func (n *negation) String() string { return "" }
-func (n *negation) Type() string   { return "" }
-
-func (n *negation) Set(v string) error {
-	b, err := strconv.ParseBool(v)
-	if err != nil {
-		return &refusal{fmt.Sprintf("--no-%s: %q is neither true nor false", n.base, v)}
-	}
-	return n.set.Set(n.base, strconv.FormatBool(!b))
-}
-
-// declareForeign declares the flags of vllm serve that the command lacks, hidden from its
-// help. It does nothing for commands of neither side.
+// declareForeign declares the flags of vllm serve that the command lacks, and --no- forms of
+// switches, all hidden from its help. It does nothing for commands of neither side.
 func (s *Set) declareForeign() {
 	if s.sides == 0 {
 		return
@@ -212,8 +195,15 @@ func (s *Set) declareForeign() {
 				}
 			}
 			if f.kind == onOff {
-				p := s.VarPF(&negation{s, f.Name}, "no-"+f.Name, "", "")
-				p.Hidden, p.NoOptDefVal = true, "true"
+				name := "no-" + f.Name
+				s.BoolFunc(name, "", func(v string) error {
+					b, err := strconv.ParseBool(v)
+					if err != nil {
+						return &refusal{fmt.Sprintf("--%s: %q is neither true nor false", name, v)}
+					}
+					return s.Set(f.Name, strconv.FormatBool(!b))
+				})
+				s.Lookup(name).Hidden = true
 			}
 		}
 	}
@@ -227,13 +217,7 @@ func elsewhere(f *pflag.Flag) bool {
 }
 
 // own reports whether the command itself declares the flag.
-func own(f *pflag.Flag) bool {
-	switch f.Value.(type) {
-	case *foreign, *negation:
-		return false
-	}
-	return true
-}
+func own(f *pflag.Flag) bool { return !f.Hidden }
 
 // Warn records a line for the user, once per subject.
 func (s *Set) Warn(subject, text string) {
@@ -299,7 +283,7 @@ func (s *Set) translate(args []string) (out []string) {
 		if has {
 			values = append(values, v)
 		}
-		kind := value
+		kind := single
 		if theirs := known[f.Name]; theirs != nil {
 			kind = theirs.kind
 		} else if f.NoOptDefVal == "true" {
@@ -430,7 +414,7 @@ func explain(err error) error {
 		"int": "a whole number", "int64": "a whole number", "float64": "a number", "bool": "true or false",
 		"int32Slice": "a list of whole numbers such as 1,2,3",
 	}[invalid.GetFlag().Value.Type()]
-	if _, own := invalid.GetFlag().Value.(count); own || want == "" {
+	if _, own := invalid.GetFlag().Value.(value[int]); own || want == "" {
 		return fmt.Errorf("%w: --%s: %w", ErrValue, invalid.GetFlag().Name, invalid.Unwrap())
 	}
 	return fmt.Errorf("%w: --%s: %q is not %s", ErrValue, invalid.GetFlag().Name, invalid.GetValue(), want)

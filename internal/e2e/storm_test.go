@@ -272,7 +272,7 @@ func (n *node) watch(o *engine.Options) {
 	o.Watch = roles.WatchEngine(n.meters.Set)
 	if c.blocks != nil {
 		n.bus = bus.NewBus(bus.BusOptions{Name: n.addr})
-		news, err := bus.NewEventPublisher(n.bus, "tiny", n.addr, o.Logger)
+		news, err := n.bus.Publisher("tiny", n.addr)
 		n.c.must(err)
 		n.meters.BlockEvents(news.Dropped)
 		o.OnBlocks = func(events []kvcache.Event, gap bool) {

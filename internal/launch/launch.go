@@ -11,7 +11,7 @@
 package launch
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -61,8 +61,10 @@ type child struct {
 	Process
 	cmd  *exec.Cmd
 	done chan struct{} // closed when it has ended and its output is written
-	err  error         // after done
-	last string        // line of output, after done
+
+	to   *lines
+	part []byte // of a line of output that has not ended
+	last string // line of output, after done
 }
 
 // Run starts the processes and returns when all have ended: because ctx ended,
@@ -74,28 +76,27 @@ func Run(ctx context.Context, o Options, kill <-chan struct{}) error {
 	out := &lines{w: o.Out}
 	var children []*child
 	var failed error
+	first := make(chan error, len(o.Processes)) // why a process ended before Started returned
 	for _, p := range o.Processes {
-		c, err := start(o.Binary, p, out)
+		c, err := start(o.Binary, p, out, func(c *child) {
+			if ctx.Err() == nil {
+				o.Logger.Error("node has ended; the others continue", "node", c.Name, "pid", c.cmd.Process.Pid, "status", c.cmd.ProcessState.String())
+				first <- fmt.Errorf("%w: %s ended: %s: %s", ErrStart, c.Name, c.cmd.ProcessState, c.last)
+			}
+		})
 		if err != nil {
 			failed = fmt.Errorf("%w: %s: %w", ErrStart, p.Name, err)
 			break
 		}
 		children = append(children, c)
 	}
-	var gone sync.WaitGroup
-	first := make(chan error, len(o.Processes)) // why a process ended before Started returned
-	for _, c := range children {
-		gone.Go(func() {
-			<-c.done
-			if ctx.Err() == nil {
-				o.Logger.Error("node has ended; the others continue", "node", c.Name, "pid", c.cmd.Process.Pid, "status", c.cmd.ProcessState.String())
-				first <- fmt.Errorf("%w: %s ended: %s: %s", ErrStart, c.Name, c.cmd.ProcessState, c.last)
-			}
-		})
-	}
 	allGone := make(chan struct{})
-	go func() { gone.Wait(); close(allGone) }()
-
+	go func() {
+		defer close(allGone)
+		for _, c := range children {
+			<-c.done
+		}
+	}()
 	if failed == nil {
 		failed = up(ctx, o.Started, first)
 	}
@@ -142,37 +143,53 @@ func up(ctx context.Context, started func(context.Context) error, first <-chan e
 	}
 }
 
-// start runs one process with its output prefixed.
-func start(binary string, p Process, out *lines) (*child, error) {
-	cmd := exec.Command(binary, p.Args...)
-	cmd.Env = append(os.Environ(), p.Env...)
-	r, w, err := os.Pipe()
-	if err != nil {
+// start runs one process with its output prefixed, and calls ended when it has ended.
+func start(binary string, p Process, to *lines, ended func(*child)) (*child, error) {
+	c := &child{Process: p, to: to, cmd: exec.Command(binary, p.Args...), done: make(chan struct{})}
+	c.cmd.Env = append(os.Environ(), p.Env...)
+	c.cmd.Stdout, c.cmd.Stderr = c, c
+	c.cmd.WaitDelay = time.Second // its output ends with it, unless a process that it started holds the pipe
+	if err := process.StartChild(c.cmd, syscall.SIGTERM); err != nil {
 		return nil, err
 	}
-	cmd.Stdout, cmd.Stderr = w, w
-	err = process.StartChild(cmd, syscall.SIGTERM)
-	w.Close()
-	if err != nil {
-		r.Close()
-		return nil, err
-	}
-	c := &child{Process: p, cmd: cmd, done: make(chan struct{})}
-	copied := make(chan string, 1) // the last line
 	go func() {
-		defer r.Close()
-		copied <- out.copy(p.Name, r)
-	}()
-	go func() {
-		c.err = cmd.Wait()
-		// Its output ends with it, unless a process that it started holds the pipe.
-		select {
-		case c.last = <-copied:
-		case <-time.After(time.Second):
+		defer close(c.done)
+		_ = c.cmd.Wait() // cmd.ProcessState has the status
+		if len(c.part) > 0 {
+			c.line(c.part)
 		}
-		close(c.done)
+		ended(c)
 	}()
 	return c, nil
+}
+
+// Write prefixes each line of output with the name of the process.
+func (c *child) Write(p []byte) (int, error) {
+	c.part = append(c.part, p...)
+	for {
+		n, end := bytes.IndexByte(c.part, '\n'), 1
+		if n < 0 && len(c.part) < maxLine {
+			return len(p), nil
+		}
+		if n < 0 || n > maxLine {
+			n, end = maxLine, 0
+		}
+		c.line(c.part[:n])
+		c.part = c.part[n+end:]
+	}
+}
+
+func (c *child) line(text []byte) {
+	c.to.mu.Lock()
+	defer c.to.mu.Unlock()
+	fmt.Fprintf(c.to.w, "%-10s | %s\n", c.Name, text)
+	c.last = string(text)
+}
+
+// lines is the writer that the lines of several processes go to.
+type lines struct {
+	mu sync.Mutex
+	w  io.Writer
 }
 
 // stop sends SIGTERM to the first child and, when it has ended, to the others together. It
@@ -209,31 +226,5 @@ func send(c *child, s syscall.Signal) {
 	default:
 		// An error means that it has just ended.
 		_ = c.cmd.Process.Signal(s)
-	}
-}
-
-// lines writes whole lines of several processes to one writer.
-type lines struct {
-	mu sync.Mutex
-	w  io.Writer
-}
-
-// copy prefixes each line of r with name. It returns the last line.
-func (l *lines) copy(name string, r io.Reader) (last string) {
-	br := bufio.NewReaderSize(r, maxLine)
-	for {
-		line, err := br.ReadSlice('\n')
-		if len(line) > 0 {
-			if line[len(line)-1] == '\n' {
-				line = line[:len(line)-1]
-			}
-			l.mu.Lock()
-			fmt.Fprintf(l.w, "%-10s | %s\n", name, line)
-			l.mu.Unlock()
-			last = string(line)
-		}
-		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
-			return last
-		}
 	}
 }

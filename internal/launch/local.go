@@ -119,17 +119,11 @@ func freePort() (int, error) {
 }
 
 // firstEphemeral returns the first ephemeral port of the system, or 0 if it is not known.
-func firstEphemeral() int {
-	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
-	if err != nil {
-		return 0
+func firstEphemeral() (first int) {
+	if text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range"); err == nil {
+		_, _ = fmt.Sscan(string(text), &first) // text that is no number leaves first 0
 	}
-	first, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\t")
-	n, err := strconv.Atoi(first)
-	if err != nil {
-		return 0
-	}
-	return n
+	return first
 }
 
 // PortsFree returns an error if a fixed port is in use, because a cluster that answers there

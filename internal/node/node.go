@@ -48,68 +48,73 @@ type Options struct {
 type Base struct {
 	Owners sync.WaitGroup // goroutines that own an attempt or a job
 
-	o        Options
-	adapters *rpc.AdapterDesk
-	draining rpc.Draining // guarded by o.Lock
+	o           Options
+	adapterWork chan struct{} // capacity maxAdapterWork
+	draining
 }
 
 // New returns a Base that takes work.
 func New(o Options) *Base {
-	return &Base{o: o, adapters: rpc.NewAdapterDesk(o.Engine, engine.ErrAdapter)}
+	return &Base{o: o, adapterWork: make(chan struct{}, maxAdapterWork)}
 }
 
 // Frame handles the frames of gateways that all roles take, and logs others.
 func (b *Base) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	switch t {
 	case rpc.FrameDrain:
-		if b.draining.Asked(payload, b.o.Lock, b.o.Log, b.o.End) {
+		if b.asked(payload) {
 			b.Heartbeat()
 		}
 	case rpc.FrameLoadAdapter, rpc.FrameUnloadAdapter:
-		b.adapters.Frame(c, t, stream, payload)
+		b.adapterFrame(c, t, stream, payload)
 	default:
 		b.o.Log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
 	}
 }
 
-// Draining reports whether the node takes no work.
-func (b *Base) Draining() bool {
-	b.o.Lock.Lock()
-	defer b.o.Lock.Unlock()
-	return b.draining.On()
+// beatsPerInterval is how many heartbeats a node sends in an interval while its load
+// changes, so that all gateways see the same queues and choose alike (bench/sim).
+const beatsPerInterval = 5
+
+// Heartbeats sends heartbeats to all gateways until ctx ends: once in each interval, and up to
+// beatsPerInterval times while the load changes.
+func (b *Base) Heartbeats(ctx context.Context) { beat(ctx, b.o.Interval, b.Stats, b.send) }
+
+func beat(ctx context.Context, interval time.Duration, stats func() *nodepb.Stats, send func(*nodepb.Stats)) {
+	tick := time.NewTicker(max(1, interval/beatsPerInterval))
+	defer tick.Stop()
+	var last *nodepb.Stats
+	for since := 1; ; since++ {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if now := stats(); since >= beatsPerInterval || loadChanged(last, now) {
+			send(now)
+			last, since = now, 0
+		}
+	}
 }
 
-// DrainingLocked is Draining for a caller that holds the lock.
-func (b *Base) DrainingLocked() bool { return b.draining.On() }
-
-// Ended wakes Drain when nothing runs any more. The caller holds the lock.
-func (b *Base) Ended() { b.draining.Left(b.o.Running()) }
-
-// StartDrain stops the node from taking work, for good. What runs continues.
-func (b *Base) StartDrain() {
-	b.o.Lock.Lock()
-	b.draining.Leave()
-	b.o.Lock.Unlock()
-	b.Heartbeat()
-}
-
-// Drain stops the node from taking work and returns when nothing runs any more. When ctx ends, it
-// ends what still runs.
-func (b *Base) Drain(ctx context.Context) {
-	b.StartDrain()
-	b.draining.Wait(ctx, b.o.Lock, b.o.Running, b.o.End)
-	b.Owners.Wait()
-}
-
-// Heartbeats sends heartbeats to all gateways until ctx ends.
-func (b *Base) Heartbeats(ctx context.Context) {
-	rpc.Beat(ctx, b.o.Interval, b.Stats, b.send)
+// loadChanged reports whether gateways may route differently because of b.
+func loadChanged(a, b *nodepb.Stats) bool {
+	return a.GetRunning() != b.GetRunning() || a.GetWaiting() != b.GetWaiting() || a.GetHeld() != b.GetHeld() ||
+		a.GetQueuedTokens() != b.GetQueuedTokens() || a.GetDraining() != b.GetDraining()
 }
 
 // Heartbeat sends a heartbeat to all gateways now.
 func (b *Base) Heartbeat() { b.send(b.Stats()) }
 
-func (b *Base) send(m *nodepb.Stats) { rpc.SendStats(b.o.Gateways(), m, b.o.Log) }
+// send sends a heartbeat to gateways. A lost message is followed by the next. The connection of a
+// gateway that reads nothing ends by itself.
+func (b *Base) send(m *nodepb.Stats) {
+	for _, c := range b.o.Gateways() {
+		if err := c.Send(rpc.FrameStats, 0, m); err != nil {
+			b.o.Log.Debug("heartbeat not sent", "err", err)
+		}
+	}
+}
 
 // Stats returns the heartbeat that is due now.
 func (b *Base) Stats() *nodepb.Stats {
@@ -121,7 +126,7 @@ func (b *Base) Stats() *nodepb.Stats {
 		Steps: st.Steps, Running: uint32(s.Running), Waiting: uint32(s.Waiting),
 		BlocksTotal: uint32(u.Blocks), BlocksUsed: uint32(u.Blocks - u.Free - u.Cached),
 		PrefillTokensPerS: st.PromptRate, QueuedTokens: uint32(s.Pending), StepTokens: uint32(s.StepTokens),
-		Draining: b.draining.On(), Adapters: b.adapters.List(),
+		Draining: b.on, Adapters: b.adapterList(),
 	}
 	b.o.Stats(m, s)
 	return m

@@ -2,8 +2,10 @@ package process
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -93,20 +95,13 @@ func (p *Process) hangUp() {
 	})
 }
 
-// stampsOf returns stamps that differ when a file has changed. A missing file has the zero stamp.
-func stampsOf(files []string) (s [maxFollowed]stamp) {
-	for i, f := range files[:min(len(files), maxFollowed)] {
+// stampsOf returns a text that differs when a file has changed. A missing file has no line.
+func stampsOf(files []string) string {
+	var b strings.Builder
+	for _, f := range files {
 		if info, err := os.Stat(f); err == nil {
-			s[i] = stamp{info.ModTime(), info.Size()}
+			fmt.Fprintln(&b, f, info.ModTime(), info.Size())
 		}
 	}
-	return s
-}
-
-// maxFollowed bounds the files of a part.
-const maxFollowed = 8
-
-type stamp struct {
-	at   time.Time
-	size int64
+	return b.String()
 }

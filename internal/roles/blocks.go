@@ -9,7 +9,7 @@ import (
 
 // blockPublisher publishes the events of a node's prefix cache once the bus is there.
 type blockPublisher struct {
-	atomic.Pointer[cluster.EventPublisher]
+	atomic.Pointer[cluster.Publisher]
 }
 
 // publish is the engine's OnBlocks.
@@ -21,12 +21,12 @@ func (b *blockPublisher) publish(events []kvcache.Event, gap bool) {
 
 // start starts publishing, and answers gateways that ask for all blocks.
 func (b *blockPublisher) start(n *node, bus *cluster.Bus) error {
-	p, err := cluster.NewEventPublisher(bus, n.Bundle.ModelName, n.id, n.Log)
+	p, err := bus.Publisher(n.Bundle.ModelName, n.id)
 	if err != nil {
 		return err
 	}
 	b.Store(p)
-	p.Answer(bus, n.Bundle.ModelName, n.id, n.eng.PublishBlocks)
+	p.Answer(n.eng.PublishBlocks)
 	n.meters.BlockEvents(p.Dropped)
 	return nil
 }

@@ -30,14 +30,6 @@ func addresses(ms []cluster.Member, of func(cluster.Member) string) (as []string
 	return as
 }
 
-// advertised returns the host at which others reach this process.
-func advertised(c *clusterFlags, host string) string {
-	if c.advertise != "" {
-		return string(c.advertise)
-	}
-	return host
-}
-
 // joinCluster starts gossip, which retries its seeds.
 func joinCluster(d *process.Process, c *clusterFlags, bind, host string, self cluster.Member, onChange func([]cluster.Member)) (*cluster.Cluster, error) {
 	o := cluster.Options{

@@ -39,7 +39,7 @@ func (p *processFlags) register(s *config.Set) {
 
 // clusterFlags configure how a process joins the cluster.
 type clusterFlags struct {
-	advertise  config.Address
+	advertise  string
 	join       []string
 	gossipPort int
 	natsURL    string
@@ -49,7 +49,7 @@ func (c *clusterFlags) register(s *config.Set, p *process.Options, gossipPort in
 	s.Section("Cluster")
 	s.StringVar(&p.Name, "node-name", "", "name in logs, status and metrics, best one that no other node has; default: the name in the certificate of --tls-dir, else the host's")
 	s.StringVar(&p.TLSDir, "tls-dir", "", "folder with the cluster's certificates (see tandem ca)")
-	s.Var(&c.advertise, "advertise", "address at which other nodes reach this one; default: --host, or this machine's address")
+	s.AddressVar(&c.advertise, "advertise", "address at which other nodes reach this one; default: --host, or this machine's address")
 	s.StringSliceVar(&c.join, "join", nil, "host:port of the gossip of any members, or a DNS name with all of them")
 	s.PortVar(&c.gossipPort, "gossip-port", gossipPort, "port of gossip, TCP and UDP; 0: any")
 	s.StringVar(&c.natsURL, "nats-url", "", "URL of a NATS server to use instead of the gateways' embedded ones")
@@ -138,7 +138,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.StringVar(&g.clients.CA, "ssl-ca-certs", "", "certificate authorities of clients, PEM; with --ssl-cert-reqs")
 	s.CountVar(&g.certReqs, "ssl-cert-reqs", 0, 0, "client certificates: 0 none, 1 verified if sent, 2 required")
 	s.BoolVar(&g.insecure, "insecure", false, "serve clients beyond loopback without certificates")
-	s.Var((*config.Origins)(&g.AllowedOrigins), "allowed-origins", `origins of web pages that may use the API from a browser, as in ["https://app.example"]; "*": any, on gateways with API keys; default: the gateway's own`)
+	s.OriginsVar(&g.AllowedOrigins, "allowed-origins", `origins of web pages that may use the API from a browser, as in ["https://app.example"]; "*": any, on gateways with API keys; default: the gateway's own`)
 	s.StringSliceVar(&g.AllowedHosts, "allowed-hosts", nil, "Host names accepted by a gateway without API keys and by --admin-listen, in addition to IP addresses, localhost, --host and the host of --admin-listen; *: any. Others get 403, as protection against DNS rebinding")
 	s.ChoiceVar(&g.RejectSpecialTokens, "special-tokens-in-content", "allow", "reject", "special tokens such as <|im_end|> in chat messages of users and tools: allow makes them control tokens, as Hugging Face tokenizers do; reject answers 400. For models of nodes only")
 	s.StringVar(&g.adminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")

@@ -3,7 +3,6 @@ package roles
 import (
 	"cmp"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -26,7 +25,6 @@ import (
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/process"
-	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
@@ -186,13 +184,9 @@ func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, erro
 		errs = append(errs, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.protocol))
 	}
 	if u.caFile != "" {
-		pem, err := regular.ReadFile(u.caFile, tlsconf.MaxFile)
-		pool := x509.NewCertPool()
-		switch {
-		case err != nil:
+		pool, err := tlsconf.Pool(u.caFile)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%w: --upstream-ca-file: %w", config.ErrValue, err))
-		case !pool.AppendCertsFromPEM(pem):
-			errs = append(errs, fmt.Errorf("%w: --upstream-ca-file %s has no certificate in PEM", config.ErrValue, u.caFile))
 		}
 		o.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
@@ -296,7 +290,7 @@ func runGateway(v *cli.Invocation) error {
 		d.Log.Info("gateway listens", "addr", g.Addr(), "node", d.Name, "version", version)
 		return g.Run(d.Ctx)
 	}
-	host := advertised(&f.c, f.g.Host)
+	host := cmp.Or(f.c.advertise, f.g.Host) // at which others reach this process
 	self := cluster.Member{ID: id, Role: "gateway", Build: version, HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
 	var server *cluster.Server
 	if f.c.natsURL == "" {

@@ -148,14 +148,19 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	return w
 }
 
+// counters returns a function that connects counters to parts of stats.
+func counters[S any](set *metrics.Set, stats func() S) func(id metrics.ID, f func(S) uint64, labels ...string) {
+	return func(id metrics.ID, f func(S) uint64, labels ...string) {
+		set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
+	}
+}
+
 // Decode connects a decode role's counters.
-func (n *NodeMetrics) Decode(counters func() decode.Counters, owned func() (now, limit int), breakers func(state string) int) {
+func (n *NodeMetrics) Decode(stats func() decode.Counters, owned func() (now, limit int), breakers func(state string) int) {
 	for _, state := range metrics.BreakerStates {
 		n.Set.Gauge(metrics.DecodePrefillBreakers, state).Func(func() float64 { return float64(breakers(state)) })
 	}
-	counter := func(id metrics.ID, f func(decode.Counters) uint64, labels ...string) {
-		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(counters())) })
-	}
+	counter := counters(n.Set, stats)
 	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedStop }, metrics.ReasonStop)
 	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedLength }, metrics.ReasonLength)
 	counter(metrics.RequestSuccess, func(c decode.Counters) uint64 { return c.FinishedAbort }, metrics.ReasonAbort)
@@ -165,7 +170,7 @@ func (n *NodeMetrics) Decode(counters func() decode.Counters, owned func() (now,
 	counter(metrics.DecodePrefillFailures, func(c decode.Counters) uint64 { return c.PrefillFailures })
 	counter(metrics.DecodeDroppedStreams, func(c decode.Counters) uint64 { return c.DroppedStreams })
 	counter(metrics.DecodeRefused, func(c decode.Counters) uint64 { return c.Refused })
-	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + counters().Overloaded }, "max_num_queued_reqs")
+	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + stats().Overloaded }, "max_num_queued_reqs")
 	n.counter(metrics.ExternalPrefixCacheQueries, func(s engine.Stats) uint64 { return s.Scheduler.ExternalQueries })
 	n.counter(metrics.ExternalPrefixCacheHits, func(s engine.Stats) uint64 { return s.Scheduler.ExternalHits })
 	n.counter(metrics.SpecDrafts, func(s engine.Stats) uint64 { return s.Scheduler.Drafts })
@@ -190,9 +195,7 @@ func (n *NodeMetrics) Decode(counters func() decode.Counters, owned func() (now,
 
 // Reader connects the counters of a decode node's side of transfers.
 func (n *NodeMetrics) Reader(stats func() kvtransfer.ReaderStats) {
-	counter := func(id metrics.ID, f func(kvtransfer.ReaderStats) uint64, labels ...string) {
-		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
-	}
+	counter := counters(n.Set, stats)
 	gauge := func(state string, f func(kvtransfer.ReaderStats) int) {
 		n.Set.Gauge(metrics.KVLeases, state).Func(func() float64 { return float64(f(stats())) })
 	}
@@ -242,18 +245,13 @@ func KVSent(set *metrics.Set) func(prefill.Transfer) {
 }
 
 // Prefill connects a prefill role's counters and those of its pushes.
-func (n *NodeMetrics) Prefill(counters func() prefill.Counters, jobsHeld func() (waiting, asking, all int), limit int, stats func() kvtransfer.WriterStats) {
-	jobs := func(result string, f func(prefill.Counters) uint64) {
-		n.Set.Counter(metrics.PrefillJobs, result).Func(func() float64 { return float64(f(counters())) })
-	}
-	counter := func(id metrics.ID, f func(kvtransfer.WriterStats) uint64, labels ...string) {
-		n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(stats())) })
-	}
-	jobs("done", func(c prefill.Counters) uint64 { return c.Done })
-	jobs("cancelled", func(c prefill.Counters) uint64 { return c.Cancelled })
-	jobs("failed", func(c prefill.Counters) uint64 { return c.Failed })
-	jobs("refused", func(c prefill.Counters) uint64 { return c.Refused })
-	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + counters().Overloaded }, "max_num_queued_reqs")
+func (n *NodeMetrics) Prefill(jobs func() prefill.Counters, jobsHeld func() (waiting, asking, all int), limit int, stats func() kvtransfer.WriterStats) {
+	job, counter := counters(n.Set, jobs), counters(n.Set, stats)
+	job(metrics.PrefillJobs, func(c prefill.Counters) uint64 { return c.Done }, "done")
+	job(metrics.PrefillJobs, func(c prefill.Counters) uint64 { return c.Cancelled }, "cancelled")
+	job(metrics.PrefillJobs, func(c prefill.Counters) uint64 { return c.Failed }, "failed")
+	job(metrics.PrefillJobs, func(c prefill.Counters) uint64 { return c.Refused }, "refused")
+	n.counter(metrics.AdmissionRejections, func(s engine.Stats) uint64 { return s.Scheduler.QueueFull + jobs().Overloaded }, "max_num_queued_reqs")
 	counter(metrics.KVTransferBytes, func(s kvtransfer.WriterStats) uint64 { return s.PayloadBytes }, "out")
 	counter(metrics.KVTransferSharedBytes, func(s kvtransfer.WriterStats) uint64 { return s.SharedBytes }, "out")
 	counter(metrics.KVTransferRDMABytes, func(s kvtransfer.WriterStats) uint64 { return s.FabricBytes }, "out")

@@ -204,15 +204,6 @@ func (c *Conn) end(err error, flush bool) bool {
 	return first
 }
 
-func (c *Conn) ended() bool {
-	select {
-	case <-c.done:
-		return true
-	default:
-		return false
-	}
-}
-
 // run serves the connection once its transport is open. It returns when all of the
 // connection's goroutines have ended.
 func (c *Conn) run() {
@@ -249,7 +240,7 @@ func (c *Conn) read(bound *time.Timer) error {
 		if err != nil {
 			return fmt.Errorf("rpc: reading from %s: %w", c.RemoteAddr(), err)
 		}
-		if c.ended() {
+		if !c.Open() {
 			continue
 		}
 		c.o.Counters.FramesIn.Add(1)
@@ -401,7 +392,7 @@ func (c *Conn) beat() {
 	default:
 		return // a beat that newConn was too slow to stop
 	}
-	if c.ended() {
+	if !c.Open() {
 		return
 	}
 	received, sent := c.received.Load(), c.sent.Load()

@@ -297,7 +297,7 @@ func TestSendRefusesWhatDoesNotFit(t *testing.T) {
 	if err := c.SendTokens(nil); err != nil {
 		t.Errorf("no tokens: %v", err)
 	}
-	if c.ended() {
+	if !c.Open() {
 		t.Error("a refused Send ended the connection")
 	}
 }

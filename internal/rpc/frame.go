@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -45,88 +46,72 @@ func parseHeader(b []byte) (nPayload int, t Type, stream uint64, err error) {
 // frameReader cuts a byte stream into frames. A payload that fits the buffer is
 // a slice of it; only a larger one is allocated.
 type frameReader struct {
-	r          io.Reader
-	received   func(n int) // called with the bytes of each read
-	buf        []byte      // [readBufBytes]
-	start, end int         // unread part of buf
+	r     *bufio.Reader
+	taken int // bytes of the last frame, which next discards
 }
 
+// newFrameReader returns a reader of r's frames, which calls received with the bytes of each read.
 func newFrameReader(r io.Reader, received func(n int)) *frameReader {
-	return &frameReader{r: r, received: received, buf: make([]byte, readBufBytes)}
+	return &frameReader{r: bufio.NewReaderSize(countedReader{r, received}, readBufBytes)}
+}
+
+type countedReader struct {
+	io.Reader
+	received func(n int)
+}
+
+func (r countedReader) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if n > 0 {
+		r.received(n)
+	}
+	return n, err
 }
 
 // next returns the next frame; payload is valid until the following call. The
 // error is io.EOF only between two frames.
 func (f *frameReader) next() (t Type, stream uint64, payload []byte, err error) {
-	if err := f.fill(headerBytes); err != nil {
+	_, _ = f.r.Discard(f.taken) // never fails, because the buffer has them
+	f.taken = 0
+	header, err := f.r.Peek(headerBytes)
+	if err != nil {
+		if len(header) > 0 {
+			err = noEOF(err)
+		}
 		return 0, 0, nil, err
 	}
-	n, t, stream, err := parseHeader(f.buf[f.start:f.end])
+	n, t, stream, err := parseHeader(header)
 	if err != nil {
 		return t, stream, nil, err
 	}
-	if n <= len(f.buf)-headerBytes {
-		if err := f.fill(headerBytes + n); err != nil {
+	if headerBytes+n <= readBufBytes {
+		whole, err := f.r.Peek(headerBytes + n)
+		if err != nil {
 			return t, stream, nil, noEOF(err)
 		}
-		payload = f.buf[f.start+headerBytes : f.start+headerBytes+n]
-		f.start += headerBytes + n
-		return t, stream, payload, nil
+		f.taken = len(whole)
+		return t, stream, whole[headerBytes:], nil
 	}
-	f.start += headerBytes
+	_, _ = f.r.Discard(headerBytes)
 	payload, err = f.big(n)
 	return t, stream, payload, err
-}
-
-// fill makes at least n bytes available at start.
-func (f *frameReader) fill(n int) error {
-	if f.start == f.end {
-		f.start, f.end = 0, 0
-	}
-	if len(f.buf)-f.start < n {
-		f.end = copy(f.buf, f.buf[f.start:f.end])
-		f.start = 0
-	}
-	for f.end-f.start < n {
-		m, err := f.read(f.buf[f.end:])
-		f.end += m
-		if err != nil && f.end-f.start < n {
-			if f.end > f.start {
-				return noEOF(err)
-			}
-			return err
-		}
-	}
-	return nil
 }
 
 // big reads a payload larger than the buffer. Its memory grows with the bytes that
 // arrive, so that a header alone cannot make a node allocate.
 func (f *frameReader) big(n int) ([]byte, error) {
-	p := append(make([]byte, 0, min(n, bigStepBytes)), f.buf[f.start:min(f.end, f.start+n)]...)
-	f.start += len(p)
+	p := make([]byte, 0, min(n, bigStepBytes))
 	for len(p) < n {
 		if len(p) == cap(p) {
 			p = append(make([]byte, 0, min(n, 2*cap(p))), p...)
 		}
-		m, err := f.read(p[len(p):cap(p)])
-		p = p[:len(p)+m]
-		if err != nil && len(p) < n {
+		m, err := io.ReadFull(f.r, p[len(p):cap(p)])
+		if err != nil {
 			return nil, noEOF(err)
 		}
+		p = p[:len(p)+m]
 	}
 	return p, nil
-}
-
-func (f *frameReader) read(p []byte) (int, error) {
-	n, err := f.r.Read(p)
-	if n > 0 {
-		f.received(n)
-	}
-	if n == 0 && err == nil {
-		err = io.ErrNoProgress // a Reader that keeps doing this would make the loop spin
-	}
-	return n, err
 }
 
 func noEOF(err error) error {

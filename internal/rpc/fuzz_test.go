@@ -127,7 +127,7 @@ func FuzzDecodeTokens(f *testing.F) {
 	f.Fuzz(func(t *testing.T, payload []byte) {
 		var again []byte
 		err := DecodeTokens(payload, func(k Token) {
-			again = grow(again, tokenBytes)
+			again = append(again, make([]byte, tokenBytes)...)
 			putToken(again[len(again)-tokenBytes:], k)
 		})
 		if err != nil && len(again) > 0 {

@@ -219,9 +219,7 @@ func (c *memConn) LocalAddr() net.Addr  { return memAddr(c.local) }
 func (c *memConn) RemoteAddr() net.Addr { return memAddr(c.remote) }
 
 func (c *memConn) SetDeadline(t time.Time) error {
-	c.in.readDeadline.set(c.in, t)
-	c.out.writeDeadline.set(c.out, t)
-	return nil
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }
 
 func (c *memConn) SetReadDeadline(t time.Time) error {
@@ -261,7 +259,7 @@ func (p *memPipe) read(b []byte) (int, error) {
 		switch {
 		case p.rclosed:
 			return 0, net.ErrClosed
-		case p.readDeadline.passed:
+		case p.readDeadline.passed():
 			return 0, os.ErrDeadlineExceeded
 		case len(b) == 0:
 			return 0, nil
@@ -290,7 +288,7 @@ func (p *memPipe) write(b []byte) (int, error) {
 		switch {
 		case p.wclosed:
 			return done, net.ErrClosed
-		case p.writeDeadline.passed:
+		case p.writeDeadline.passed():
 			return done, os.ErrDeadlineExceeded
 		case p.rclosed && !p.silent:
 			return done, io.ErrClosedPipe
@@ -308,60 +306,43 @@ func (p *memPipe) write(b []byte) (int, error) {
 	}
 }
 
-func (p *memPipe) closeWrite() {
+// change calls f with the lock held, and wakes reads and writes.
+func (p *memPipe) change(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.wclosed = true
-	p.writeDeadline.stop()
+	f()
 	p.cond.Broadcast()
+}
+
+func (p *memPipe) closeWrite() {
+	p.change(func() { p.wclosed = true })
+	p.writeDeadline.set(p, time.Time{})
 }
 
 // closeRead ends reading and reports whether writing had ended too.
-func (p *memPipe) closeRead() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.rclosed = true
-	p.readDeadline.stop()
-	p.cond.Broadcast()
-	return p.wclosed
+func (p *memPipe) closeRead() (both bool) {
+	p.change(func() { p.rclosed, both = true, p.wclosed })
+	p.readDeadline.set(p, time.Time{})
+	return both
 }
 
-func (p *memPipe) silence(on bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.silent = on
-	p.cond.Broadcast()
-}
+func (p *memPipe) silence(on bool) { p.change(func() { p.silent = on }) }
 
 // memDeadline is guarded by its pipe's mu.
 type memDeadline struct {
-	passed bool
-	timer  *time.Timer
-	round  int // counts calls of set: the timer of an earlier one does nothing
+	at    time.Time   // zero: none
+	timer *time.Timer // wakes the pipe then; nil: none
 }
 
-func (d *memDeadline) stop() {
-	if d.timer != nil {
-		d.timer.Stop()
-	}
-}
+func (d *memDeadline) passed() bool { return !d.at.IsZero() && !time.Now().Before(d.at) }
 
 func (d *memDeadline) set(p *memPipe, t time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	d.stop()
-	d.round++
-	d.passed = !t.IsZero() && !t.After(time.Now())
-	if !t.IsZero() && !d.passed {
-		round := d.round
-		d.timer = time.AfterFunc(time.Until(t), func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if d.round == round {
-				d.passed = true
-				p.cond.Broadcast()
-			}
-		})
-	}
-	p.cond.Broadcast()
+	p.change(func() {
+		if d.timer != nil {
+			d.timer.Stop()
+		}
+		if d.at, d.timer = t, nil; !t.IsZero() {
+			d.timer = time.AfterFunc(time.Until(t), func() { p.change(func() {}) })
+		}
+	})
 }

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"google.golang.org/protobuf/proto"
@@ -114,21 +115,13 @@ func (b *outbox) putTokens(ts []Token) error {
 		return err
 	}
 	at := len(b.next.buf)
-	b.next.buf = grow(b.next.buf, headerBytes+n)
+	b.next.buf = slices.Grow(b.next.buf, headerBytes+n)[:at+headerBytes+n]
 	putHeader(b.next.buf[at:], n, FrameTokens, 0)
 	for i, t := range ts {
 		putToken(b.next.buf[at+headerBytes+i*tokenBytes:], t)
 	}
 	b.queued += headerBytes + n
 	return nil
-}
-
-// grow lengthens b by n bytes of any content.
-func grow(b []byte, n int) []byte {
-	if cap(b)-len(b) >= n {
-		return b[:len(b)+n]
-	}
-	return append(b, make([]byte, n)...)
 }
 
 // take returns all queued frames; ok is false when the outbox is closed and empty.

@@ -76,7 +76,7 @@ func (p *Pool) look(addr string, waited bool) (*Conn, <-chan struct{}, error) {
 		p.peers[addr] = e
 	}
 	switch {
-	case e.conn != nil && (waited || !e.conn.ended()):
+	case e.conn != nil && (waited || e.conn.Open()):
 		return e.conn, nil, nil
 	case e.dialing != nil:
 		return nil, e.dialing, nil
@@ -99,7 +99,7 @@ func (p *Pool) room() bool {
 	}
 	now := time.Now()
 	for addr, e := range p.peers {
-		if e.dialing == nil && (e.conn == nil || e.conn.ended()) && !now.Before(e.retry) {
+		if e.dialing == nil && (e.conn == nil || !e.conn.Open()) && !now.Before(e.retry) {
 			delete(p.peers, addr)
 		}
 	}

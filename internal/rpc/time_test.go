@@ -32,7 +32,7 @@ func TestIdleConnectionsLive(t *testing.T) {
 		p := newPair(t, Options{Counters: &counters}, Options{})
 		c := p.get(t)
 		time.Sleep(time.Hour)
-		if c.ended() {
+		if !c.Open() {
 			t.Fatal(c.Err())
 		}
 		if n := counters.FramesIn.Load(); n < 3600/2 || n > 3*3600 {
@@ -57,7 +57,7 @@ func TestSilenceEndsBothSidesWithinItsBound(t *testing.T) {
 		time.Sleep(DefaultSilence - 2*DefaultHeartbeat)
 		p.net.Silence("node", false)
 		time.Sleep(10 * time.Second)
-		if c.ended() {
+		if !c.Open() {
 			t.Fatal("a short silence ended the connection: ", c.Err())
 		}
 
@@ -141,7 +141,7 @@ func TestPeerThatDoesNotReadIsGivenUp(t *testing.T) {
 		start := time.Now()
 		ts := batch(1000)
 		nFull := 0
-		for !c.ended() {
+		for c.Open() {
 			err := c.SendTokens(ts)
 			if err != nil && !errors.Is(err, ErrOutboxFull) && !errors.Is(err, ErrClosed) {
 				t.Fatal(err)
@@ -333,7 +333,7 @@ func TestRandomTraffic(t *testing.T) {
 			if r.IntN(2) == 0 {
 				closer, other = s, c
 			}
-			well := !c.ended() && !s.ended()
+			well := c.Open() && s.Open()
 			for range 5 { // right before the end
 				id := uint64(len(sent[closer]) + 1)
 				if closer.Send(FrameCancel, id, nil) == nil {

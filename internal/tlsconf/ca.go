@@ -149,32 +149,11 @@ func certificate(name string, lifetime time.Duration) *x509.Certificate {
 }
 
 func loadCA(dir string) (*x509.Certificate, crypto.Signer, error) {
-	cert, err := regular.ReadFile(filepath.Join(dir, CACertFile), MaxFile)
-	if err != nil {
-		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %w", err)
-	}
-	key, err := regular.ReadFile(filepath.Join(dir, caKeyFile), MaxFile)
-	if err != nil {
-		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %w", err)
-	}
-	cb, _ := pem.Decode(cert)
-	kb, _ := pem.Decode(key)
-	if cb == nil || kb == nil {
-		return nil, nil, fmt.Errorf("tlsconf: reading the authority: %s has no PEM in %s or %s", dir, CACertFile, caKeyFile)
-	}
-	c, err := x509.ParseCertificate(cb.Bytes)
+	pair, err := KeyPair(filepath.Join(dir, CACertFile), filepath.Join(dir, caKeyFile))
 	if err != nil {
 		return nil, nil, fmt.Errorf("tlsconf: reading the authority in %s: %w", dir, err)
 	}
-	k, err := x509.ParsePKCS8PrivateKey(kb.Bytes)
-	if err != nil {
-		return nil, nil, fmt.Errorf("tlsconf: reading the authority in %s: %w", dir, err)
-	}
-	s, ok := k.(crypto.Signer)
-	if !ok {
-		return nil, nil, fmt.Errorf("tlsconf: the authority's key in %s is a %T, which cannot sign", dir, k)
-	}
-	return c, s, nil
+	return pair.Leaf, pair.PrivateKey.(crypto.Signer), nil // keys of all kinds that a pair may have sign
 }
 
 func writeCert(path string, der []byte) error {

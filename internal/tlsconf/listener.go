@@ -48,7 +48,7 @@ func (l *Listener) WarnExposed(log *slog.Logger) { regular.WarnExposed(log, l.fi
 // Reload reads the files again and uses them for further handshakes. It changes nothing if
 // they do not match each other. Any goroutine may call it.
 func (l *Listener) Reload() error {
-	cert, err := loadKeyPair(l.files.Cert, l.files.Key)
+	cert, err := KeyPair(l.files.Cert, l.files.Key)
 	if err != nil {
 		return fmt.Errorf("%w: %s with %s: %w", ErrMaterial, l.files.Cert, l.files.Key, err)
 	}
@@ -57,22 +57,31 @@ func (l *Listener) Reload() error {
 		Certificates: []tls.Certificate{cert},
 	}
 	if l.files.CA != "" {
-		pem, err := regular.ReadFile(l.files.CA, MaxFile)
-		if err != nil {
+		if c.ClientCAs, err = Pool(l.files.CA); err != nil {
 			return fmt.Errorf("%w: %w", ErrMaterial, err)
 		}
-		c.ClientCAs, c.ClientAuth = x509.NewCertPool(), l.files.Auth
-		if !c.ClientCAs.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("%w: no certificate in %s", ErrMaterial, l.files.CA)
-		}
+		c.ClientAuth = l.files.Auth
 		c.SessionTicketsDisabled = true // so that a changed authority applies at once
 	}
 	l.now.Store(c)
 	return nil
 }
 
-// loadKeyPair is tls.LoadX509KeyPair for regular files.
-func loadKeyPair(certFile, keyFile string) (tls.Certificate, error) {
+// Pool returns the authorities in a file of PEM.
+func Pool(path string) (*x509.CertPool, error) {
+	text, err := regular.ReadFile(path, MaxFile)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s has no certificate in PEM", path)
+	}
+	return pool, nil
+}
+
+// KeyPair is tls.LoadX509KeyPair for regular files.
+func KeyPair(certFile, keyFile string) (tls.Certificate, error) {
 	cert, err := regular.ReadFile(certFile, MaxFile)
 	if err != nil {
 		return tls.Certificate{}, err

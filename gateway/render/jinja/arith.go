@@ -6,41 +6,41 @@ import (
 	"strings"
 )
 
-func (x *unaryExpr) eval(r *run) Value {
-	v := x.x.eval(r)
-	r.at(x.line)
+// unary is + or - of v.
+func (r *run) unary(op string, v Value) Value {
 	if f, ok := v.(float64); ok {
-		if x.op == "-" {
+		if op == "-" {
 			f = -f
 		}
 		return f
 	}
-	i, ok := asInt(v)
-	if !ok {
-		return r.reject(v, "bad operand type for unary %s: '%s'", x.op, typeName(v))
-	}
-	if x.op == "-" {
+	i := want(r, asInt, v, "bad operand type for unary "+op+": '%s'")
+	if op == "-" {
 		return r.intOp("-", 0, i)
 	}
 	return i
 }
 
-func (x *binaryExpr) eval(r *run) Value {
-	a, b := x.l.eval(r), x.r.eval(r)
-	r.at(x.line)
-	return r.binary(x.op, a, b)
+// infix is the result of an operator of two operands; and and or may leave out the right one.
+func (r *run) infix(op token, left, right expr) Value {
+	a := left.eval(r)
+	if op.kind == tokName && truth(a) == (op.text == "or") {
+		return a
+	}
+	b := right.eval(r)
+	if op.kind == tokName {
+		return b
+	}
+	r.at(op.line)
+	return r.binary(op.text, a, b)
 }
 
 func (r *run) binary(op string, a, b Value) Value {
 	r.use(a, b)
-	i, ok1 := asInt(a)
-	j, ok2 := asInt(b)
-	if ok1 && ok2 {
+	if i, j, ok := both(asInt, a, b); ok {
 		return r.intOp(op, i, j)
 	}
-	f, ok1 := asFloat(a)
-	g, ok2 := asFloat(b)
-	if ok1 && ok2 {
+	if f, g, ok := both(asFloat, a, b); ok {
 		return r.floatOp(op, f, g)
 	}
 	var v Value
@@ -79,14 +79,11 @@ func (r *run) join(a, b Value) (v Value, ok bool) {
 		r.charge(len(x) + len(y))
 		return like(a, append(append(make([]Value, 0, len(x)+len(y)), x...), y...)), true
 	}
-	s, ok1 := plain(a).(string)
-	t, ok2 := plain(b).(string)
-	if !ok1 || !ok2 {
+	s, t, ok := both(asStr, a, b)
+	if !ok {
 		return nil, false
 	}
-	_, left := a.(markup)
-	_, right := b.(markup)
-	if left || right {
+	if hasMarkup(a, b) {
 		x, y := r.escape(a), r.escape(b)
 		r.fits(len(x) + len(y))
 		return x + y, true
@@ -98,28 +95,26 @@ func (r *run) join(a, b Value) (v Value, ok bool) {
 // repeat is seq * times; ok is false for a TypeError.
 func (r *run) repeat(seq, times Value) (v Value, ok bool) {
 	n, ok := asInt(times)
-	s, isString := plain(seq).(string)
+	s, isString := asStr(seq)
 	vs, isSequence := sequence(seq)
-	if !ok || !isString && !isSequence {
-		return nil, false
-	}
 	size := len(s) + len(vs)
-	if n = max(n, 0); size > 0 && n > int64(maxOutput/size) {
-		r.fail(ErrLimit, "a sequence of %d elements repeated %d times", size, n)
-	}
-	if size == 0 {
+	n = max(n, 0)
+	switch {
+	case !ok || !isString && !isSequence:
+		return nil, false
+	case size == 0:
 		return seq, true
+	case n > int64(maxOutput/size):
+		r.fail(ErrLimit, "a sequence of %d elements repeated %d times", size, n)
+	case isSequence:
+		r.charge(size * int(n))
+		return like(seq, slices.Repeat(vs, int(n))), true
 	}
-	if isString {
-		r.fits(size * int(n))
-		v = strings.Repeat(s, int(n))
-		if _, ok := seq.(markup); ok {
-			v = remark(v)
-		}
-		return v, true
+	r.fits(size * int(n))
+	if v = strings.Repeat(s, int(n)); hasMarkup(seq) {
+		v = remark(v)
 	}
-	r.charge(size * int(n))
-	return like(seq, slices.Repeat(vs, int(n))), true
+	return v, true
 }
 
 func (r *run) intOrFail(v int64, ok bool) Value {

@@ -109,10 +109,8 @@ func (r *run) bind(what string, a callArgs, params []param) []Value {
 	if len(a.pos) > len(params) {
 		r.fail(ErrRender, "%s takes at most %d arguments, got %d", what, len(params), len(a.pos))
 	}
-	out := make([]Value, len(params))
-	for i := copy(out, a.pos); i < len(out); i++ {
-		out[i] = absent
-	}
+	out := slices.Repeat([]Value{absent}, len(params))
+	copy(out, a.pos)
 	for i, name := range a.names {
 		at := slices.IndexFunc(params, func(p param) bool { return p.name == name && name != "" })
 		if at < 0 || out[at] != absent {
@@ -133,20 +131,10 @@ func (r *run) bind(what string, a callArgs, params []param) []Value {
 
 // args evaluates the arguments of a call.
 func (r *run) args(a *argExprs) callArgs {
-	var c callArgs
-	for _, x := range a.pos {
-		c.pos = append(c.pos, x.eval(r))
-	}
-	for i, x := range a.named {
-		c.names = append(c.names, a.names[i])
-		c.named = append(c.named, x.eval(r))
-	}
+	eval := func(x expr) Value { return x.eval(r) }
+	c := callArgs{mapped(a.pos, eval), slices.Clip(a.names), mapped(a.named, eval)}
 	if a.star != nil {
-		more, ok := r.items(a.star.eval(r))
-		if !ok {
-			r.fail(ErrRender, "argument after * must be an iterable")
-		}
-		c.pos = append(c.pos, more...)
+		c.pos = append(c.pos, want(r, r.items, a.star.eval(r), "argument after * must be an iterable")...)
 	}
 	if a.stars != nil {
 		d, ok := a.stars.eval(r).(*Dict)

@@ -14,58 +14,25 @@ const (
 func (r *run) exec(body []stmt) flow {
 	for _, s := range body {
 		r.charge(1)
-		if f := s.exec(r); f != flowNext {
+		if f := s(r); f != flowNext {
 			return f
 		}
 	}
 	return flowNext
 }
 
-func (s *dataStmt) exec(r *run) flow {
-	r.write(s.text)
-	return flowNext
-}
-
-func (s *outputStmt) exec(r *run) flow {
-	r.print(s.line, s.x.eval(r))
-	return flowNext
-}
-
-// print writes v as a string.
-func (r *run) print(line int, v Value) {
+// assign gives v to a target in the current scope. It returns flowNext, so that statements can
+// return its result.
+func (r *run) assign(t target, v Value, line int) flow {
 	r.line = line
-	r.write(r.str(v))
-}
-
-func (s *ifStmt) exec(r *run) flow {
-	for i, cond := range s.conds {
-		if truth(cond.eval(r)) {
-			return r.exec(s.bodies[i])
-		}
-	}
-	return r.exec(s.other)
-}
-
-func (s *setStmt) exec(r *run) flow {
-	v := s.x.eval(r)
-	r.line = s.line
-	r.assign(s.target, v)
-	return flowNext
-}
-
-// assign gives v to a target in the current scope.
-func (r *run) assign(t target, v Value) {
 	switch {
 	case t.elems != nil:
-		vs, ok := r.items(v)
-		if !ok {
-			r.fail(ErrRender, "cannot unpack non-iterable %s object", typeName(v))
-		}
+		vs := want(r, r.items, v, "cannot unpack non-iterable %s object")
 		if len(vs) != len(t.elems) {
 			r.fail(ErrRender, "expected %d values to unpack, got %d", len(t.elems), len(vs))
 		}
 		for i, e := range t.elems {
-			r.assign(e, vs[i])
+			r.assign(e, vs[i], line)
 		}
 	case t.attr != "":
 		have, _ := r.lookup(t.name)
@@ -80,74 +47,31 @@ func (r *run) assign(t target, v Value) {
 	default:
 		r.scope.set(t.name, v)
 	}
-}
-
-func (s *setBlockStmt) exec(r *run) flow {
-	v := r.filtered(s.body, s.filter)
-	r.line = s.line
-	r.assign(s.target, v)
 	return flowNext
 }
 
-func (s *filterStmt) exec(r *run) flow {
-	r.print(s.line, r.filtered(s.body, s.filter))
-	return flowNext
-}
-
-// filtered returns the output of body, executed in a scope of its own and passed through a chain
-// of filters.
-func (r *run) filtered(body []stmt, filters expr) Value {
-	defer r.push(r.scope)()
-	return r.pipe(filters, r.capture(body))
-}
-
-func (r *run) pipe(filters expr, v Value) Value {
-	f, ok := filters.(*applyExpr)
-	if !ok {
-		return v
-	}
-	return f.apply(r, r.pipe(f.x, v))
-}
-
-func (s *withStmt) exec(r *run) flow {
-	vals := r.evalAll(s.values)
-	defer r.push(r.scope)()
-	r.line = s.line
-	for i, t := range s.targets {
-		r.assign(t, vals[i])
-	}
-	return r.exec(s.body)
-}
-
-func (s flowStmt) exec(*run) flow { return flow(s) }
-
-func (s *macroStmt) exec(r *run) flow {
-	r.scope.set(s.name, &macro{s, r.scope})
-	return flowNext
-}
-
-func (s *callStmt) exec(r *run) flow {
-	fn := s.call.fn.eval(r)
-	a := r.args(&s.call.args)
-	r.line = s.line
-	m, ok := fn.(*macro)
-	if !ok {
-		r.fail(ErrUnsupported, "call block of a %s", typeName(fn))
-	}
-	r.write(r.callMacro(m, a, &macro{s.caller, r.scope}))
-	return flowNext
+// macroDef is a macro as it is written.
+type macroDef struct {
+	name     string
+	params   []string
+	defaults []expr // of the last params
+	body     []stmt
+	names    map[string]bool // mentioned in body: Jinja sets caller, kwargs and varargs only then
 }
 
 // macro is a macro with the scope it was defined in.
 type macro struct {
-	def   *macroStmt
+	def   *macroDef
 	scope *scope
 }
 
-func (m *macro) call(r *run, a callArgs) Value { return r.callMacro(m, a, nil) }
+func (m *macro) call(r *run, a callArgs) Value { return r.callMacro(m, a, noCaller) }
 
-// callMacro runs a macro; caller is the body of a call block, or nil.
-func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
+// noCaller is the variable caller of a macro outside a call block.
+var noCaller Value = &undefined{msg: "No caller defined"}
+
+// callMacro runs a macro; caller is the body of a call block, or noCaller.
+func (r *run) callMacro(m *macro, a callArgs, caller Value) string {
 	d := m.def
 	if r.calls++; r.calls > maxCalls {
 		r.fail(ErrLimit, "macros call each other deeper than %d", maxCalls)
@@ -162,16 +86,16 @@ func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 		switch {
 		case at >= len(a.pos):
 			vals[at] = a.named[i]
-		case d.usesKwargs:
+		case d.names["kwargs"]:
 			kwargs.Set(name, a.named[i])
 		default:
 			r.fail(ErrRender, "macro '%s' takes no keyword argument '%s'", d.name, name)
 		}
 	}
-	if len(extra) > 0 && !d.usesVarargs {
+	if len(extra) > 0 && !d.names["varargs"] {
 		r.fail(ErrRender, "macro '%s' takes not more than %d argument(s)", d.name, len(d.params))
 	}
-	if caller != nil && !d.usesCaller {
+	if caller != noCaller && !d.names["caller"] {
 		r.fail(ErrRender, "macro '%s' takes no keyword argument 'caller'", d.name)
 	}
 	firstDefault := len(d.params) - len(d.defaults)
@@ -184,18 +108,14 @@ func (r *run) callMacro(m *macro, a callArgs, caller *macro) string {
 		}
 		r.scope.set(p, v)
 	}
-	if d.usesVarargs {
+	if d.names["varargs"] {
 		r.scope.set("varargs", Tuple(extra))
 	}
-	if d.usesKwargs {
+	if d.names["kwargs"] {
 		r.scope.set("kwargs", kwargs)
 	}
-	if d.usesCaller {
-		callerOf := Value(&undefined{msg: "No caller defined"})
-		if caller != nil {
-			callerOf = caller
-		}
-		r.scope.set("caller", callerOf)
+	if d.names["caller"] {
+		r.scope.set("caller", caller)
 	}
 	text := r.capture(d.body)
 	r.calls--
@@ -233,23 +153,23 @@ func (l *loop) draw() bool {
 // more reports whether an element follows the current one; it is then the first of ahead.
 func (l *loop) more() bool { return len(l.ahead) > 0 || l.draw() }
 
-func (l *loop) next() bool {
-	if !l.more() {
-		return false
-	}
-	l.prev, l.current = l.current, l.ahead[0]
-	l.ahead = l.ahead[1:]
-	l.index0++
-	return true
-}
-
 func (l *loop) length() int {
 	for l.draw() {
 	}
 	return l.index0 + 1 + len(l.ahead)
 }
 
-func (s *forStmt) exec(r *run) flow {
+// loopDef is a for loop as it is written.
+type loopDef struct {
+	target target
+	in     expr
+	filter *expr // or nil
+	body   []stmt
+	other  []stmt
+	line   int
+}
+
+func (s *loopDef) exec(r *run) flow {
 	in := s.in.eval(r)
 	r.line = s.line
 	source := r.iterate(in)
@@ -260,16 +180,18 @@ func (s *forStmt) exec(r *run) flow {
 	if s.filter != nil {
 		l.keep = func(v Value) bool {
 			defer r.push(outer)()
-			r.assign(s.target, v)
+			r.assign(s.target, v, r.line)
 			return truth(s.filter.eval(r))
 		}
 	}
 	// As in Jinja, "else" runs unless a body ran to its end.
 	completed := false
-	for l.next() {
+	for l.more() {
+		l.prev, l.current = l.current, l.ahead[0]
+		l.ahead = l.ahead[1:]
+		l.index0++
 		r.scope = &scope{parent: outer}
-		r.line = s.line
-		r.assign(s.target, l.current)
+		r.assign(s.target, l.current, s.line)
 		r.scope.set("loop", l)
 		end := r.exec(s.body)
 		completed = completed || end == flowNext

@@ -49,7 +49,7 @@ var filters = map[string]*builtin{
 	"sum":        define(filterSum, "attribute", nil, "start", int64(0)),
 	"title":      ofString(jinjaTitle),
 	"tojson":     define(toJSON, "ensure_ascii", false, "indent", nil, "separators", nil, "sort_keys", false),
-	"trim":       define(func(r *run, v Value, p []Value) Value { return r.strip(r.str(v), p[0], true, true) }, "chars", nil).keepMarkup(),
+	"trim":       define(func(r *run, v Value, p []Value) Value { return r.strip(r.str(v), p[0], strings.TrimFunc) }, "chars", nil).keepMarkup(),
 	"unique":     define(filterUnique, "case_sensitive", false, "attribute", nil),
 	"upper":      ofString(upper).keepMarkup(),
 }
@@ -61,8 +61,9 @@ func ofString(f func(string) string) *builtin {
 
 func generator(vs []Value) Value { return &iterator{name: "generator", items: vs} }
 
-// getter returns a function that reads an attribute, as filters name it, from an element.
-func (r *run) getter(attribute Value) func(Value) Value {
+// getter returns a function that reads an attribute, as filters name it, from an element. Unless it
+// is None, missing replaces what is undefined at any step.
+func (r *run) getter(attribute, missing Value) func(Value) Value {
 	var parts []Value
 	if a, ok := attribute.(string); ok {
 		for part := range strings.SplitSeq(a, ".") {
@@ -77,7 +78,9 @@ func (r *run) getter(attribute Value) func(Value) Value {
 	}
 	return func(v Value) Value {
 		for _, part := range parts {
-			v = r.item(v, part)
+			if v = r.item(v, part); missing != nil && isUndefined(v) {
+				v = missing
+			}
 		}
 		return v
 	}
@@ -85,7 +88,7 @@ func (r *run) getter(attribute Value) func(Value) Value {
 
 // folded is getter with strings in lower case, unless case matters.
 func (r *run) folded(attribute, caseSensitive Value) func(Value) Value {
-	get := r.getter(attribute)
+	get := r.getter(attribute, nil)
 	return func(v Value) Value {
 		v = plain(get(v))
 		if s, ok := v.(string); ok && !truth(caseSensitive) {
@@ -99,10 +102,7 @@ func filterAbs(r *run, v Value, _ []Value) Value {
 	if f, ok := v.(float64); ok {
 		return math.Abs(f)
 	}
-	i, ok := asInt(v)
-	if !ok {
-		r.reject(v, "bad operand type for abs(): '%s'", typeName(v))
-	}
+	i := want(r, asInt, v, "bad operand type for abs(): '%s'")
 	if i < 0 {
 		return r.intOp("-", 0, i)
 	}
@@ -126,11 +126,7 @@ func filterDefault(_ *run, v Value, p []Value) Value {
 }
 
 func filterLength(r *run, v Value, _ []Value) Value {
-	n, ok := length(v)
-	if !ok {
-		r.fail(ErrRender, "object of type '%s' has no len()", typeName(v))
-	}
-	return int64(n)
+	return int64(want(r, length, v, "object of type '%s' has no len()"))
 }
 
 func filterFirst(r *run, v Value, _ []Value) Value {
@@ -158,20 +154,13 @@ func filterItems(r *run, v Value, _ []Value) Value {
 	if isUndefined(v) {
 		return generator(nil)
 	}
-	d, ok := v.(*Dict)
-	if !ok {
-		r.fail(ErrRender, "Can only get item pairs from a mapping.")
-	}
+	d := want(r, is[*Dict], v, "Can only get item pairs from a mapping.")
 	return generator(r.iterate(dictView{d, "dict_items"}))
 }
 
 func filterJoin(r *run, v Value, p []Value) Value {
-	get := r.getter(p[1])
-	vs := r.iterate(v)
-	parts := make([]string, len(vs))
-	for i, e := range vs {
-		parts[i] = r.str(get(e))
-	}
+	get := r.getter(p[1], nil)
+	parts := mapped(r.iterate(v), func(e Value) string { return r.str(get(e)) })
 	return r.joinStrings(parts, r.str(p[0]))
 }
 
@@ -181,8 +170,7 @@ func filterReplace(r *run, v Value, p []Value) Value {
 
 func filterReverse(r *run, v Value, _ []Value) Value {
 	if s, ok := v.(string); ok {
-		back := int64(-1)
-		return r.slice(s, nil, nil, &back)
+		return r.slice(s, nil, nil, new(int64(-1)))
 	}
 	vs := slices.Clone(r.iterate(v))
 	slices.Reverse(vs)
@@ -193,10 +181,7 @@ func filterReverse(r *run, v Value, _ []Value) Value {
 }
 
 func filterIndent(r *run, v Value, p []Value) Value {
-	s, ok := v.(string)
-	if !ok {
-		r.reject(v, "indent of a %s", typeName(v))
-	}
+	s := want(r, is[string], v, "indent of a %s")
 	pad, ok := p[0].(string)
 	if !ok {
 		n := r.wantInt(p[0])
@@ -236,7 +221,16 @@ func filterInt(r *run, v Value, p []Value) Value {
 		}
 		return r.truncate(v, p[0])
 	case string:
-		return r.parseInt(v, r.wantInt(p[1]), p[0])
+		if base := r.wantInt(p[1]); base != 10 {
+			r.fail(ErrUnsupported, "filter int with base %d", base)
+		}
+		if s := strings.TrimFunc(v, isSpace); intString.MatchString(s) {
+			i, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+			return r.intOrFail(i, err == nil)
+		}
+		if f, ok := parseFloat(v); ok {
+			return r.truncate(f, p[0])
+		}
 	}
 	return p[0]
 }
@@ -255,23 +249,9 @@ var (
 	floatString = regexp.MustCompile(`(?i)^[+-]?(inf(inity)?|nan|(` + digits + `(\.(` + digits + `)?)?|\.` + digits + `)(e[+-]?` + digits + `)?)$`)
 )
 
-func (r *run) parseInt(s string, base int64, missing Value) Value {
-	if base != 10 {
-		r.fail(ErrUnsupported, "filter int with base %d", base)
-	}
-	s = strings.TrimFunc(s, isSpace)
-	if intString.MatchString(s) {
-		i, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
-		return r.intOrFail(i, err == nil)
-	}
-	if f, ok := parseFloat(s); ok {
-		return r.truncate(f, missing)
-	}
-	return missing
-}
-
-// parseFloat is Python's float(s).
-func parseFloat(s string) (f float64, ok bool) {
+// parseFloat is Python's float(v) for a string.
+func parseFloat(v Value) (f float64, ok bool) {
+	s, _ := asStr(v)
 	s = strings.TrimFunc(s, isSpace)
 	f, _ = strconv.ParseFloat(strings.ReplaceAll(s, "_", ""), 64) // infinite where it is out of range
 	return f, floatString.MatchString(s)
@@ -282,10 +262,8 @@ func filterFloat(r *run, v Value, p []Value) Value {
 	if f, ok := asFloat(v); ok {
 		return f
 	}
-	if s, ok := plain(v).(string); ok {
-		if f, ok := parseFloat(s); ok {
-			return f
-		}
+	if f, ok := parseFloat(v); ok {
+		return f
 	}
 	return p[0]
 }
@@ -293,10 +271,7 @@ func filterFloat(r *run, v Value, p []Value) Value {
 func filterRound(r *run, v Value, p []Value) Value {
 	precision := r.wantInt(p[0])
 	method := r.str(p[1])
-	f, ok := asFloat(v)
-	if !ok {
-		r.reject(v, "type %s doesn't define __round__ method", typeName(v))
-	}
+	f := want(r, asFloat, v, "type %s doesn't define __round__ method")
 	if precision < 0 || precision > 20 || math.IsInf(f, 0) || math.IsNaN(f) {
 		r.fail(ErrUnsupported, "rounding %v to %d digits", f, precision)
 	}
@@ -317,7 +292,7 @@ func filterRound(r *run, v Value, p []Value) Value {
 }
 
 func filterSum(r *run, v Value, p []Value) Value {
-	get := r.getter(p[0])
+	get := r.getter(p[0], nil)
 	total := p[1]
 	if _, ok := total.(string); ok {
 		r.fail(ErrRender, "sum() can't sum strings [use ''.join(seq) instead]")

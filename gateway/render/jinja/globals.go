@@ -29,7 +29,7 @@ func rangeFunc(r *run, _ Value, a callArgs) Value {
 	n := [3]int64{0, 0, 1}
 	for i, v := range a.pos {
 		n[i] = r.wantInt(v)
-		if n[i] > 1<<62 || n[i] < -1<<62 {
+		if n[i] >= 1<<62 || n[i] <= -1<<62 { // the length would overflow
 			r.fail(ErrUnsupported, "range with %d", n[i])
 		}
 	}

@@ -8,20 +8,21 @@ import (
 	"unicode/utf8"
 )
 
-type tokenKind uint8
+// tokenKind is the kind of a token, as errors name it.
+type tokenKind string
 
 const (
-	tokEOF      tokenKind = iota
-	tokData               // text between tags
-	tokVarBegin           // {{
-	tokVarEnd             // }}
-	tokBegin              // {%
-	tokEnd                // %}
-	tokName
-	tokString // text is the value
-	tokInt    // value is an int64
-	tokFloat  // value is a float64
-	tokOp     // text is the operator
+	tokEOF      tokenKind = "end of template"
+	tokData     tokenKind = "text" // between tags
+	tokVarBegin tokenKind = "{{"
+	tokVarEnd   tokenKind = "}}"
+	tokBegin    tokenKind = "{%"
+	tokEnd      tokenKind = "%}"
+	tokName     tokenKind = "name"
+	tokString   tokenKind = "string"   // text is the value
+	tokInt      tokenKind = "integer"  // value is an int64
+	tokFloat    tokenKind = "float"    // value is a float64
+	tokOp       tokenKind = "operator" // text is the operator
 )
 
 type token struct {
@@ -31,16 +32,12 @@ type token struct {
 	line  int
 }
 
-// tokenNames are the tokens that errors do not quote.
-var tokenNames = map[tokenKind]string{
-	tokEOF: "end of template", tokData: "text", tokVarBegin: "{{", tokVarEnd: "}}", tokBegin: "{%", tokEnd: "%}",
-}
-
 func (t token) String() string {
-	if name, ok := tokenNames[t.kind]; ok {
-		return name
+	switch t.kind {
+	case tokName, tokString, tokInt, tokFloat, tokOp:
+		return strconv.Quote(t.text)
 	}
-	return strconv.Quote(t.text)
+	return string(t.kind)
 }
 
 // lexer splits a template into tokens, with Jinja's whitespace control for
@@ -57,8 +54,9 @@ type lexer struct {
 
 // What Jinja's lexer matches, with space as Python's \s.
 const (
-	space  = `[\s\v\x1c-\x1f\x{85}\p{Z}]*`
-	digits = `[0-9](?:_?[0-9])*`
+	space    = `[\s\v\x1c-\x1f\x{85}\p{Z}]*`
+	digits   = `[0-9](?:_?[0-9])*`
+	exponent = `[eE][-+]?` + digits
 )
 
 var (
@@ -67,13 +65,23 @@ var (
 	rawBegin   = regexp.MustCompile(`^` + space + `raw` + space + `(?:-%\}` + space + `|%\})`)
 	rawEnd     = regexp.MustCompile(`\{%([-+]?)` + space + `endraw` + space + `([-+]?)%\}`)
 	spaces     = regexp.MustCompile(`^` + space)
-	nameToken  = regexp.MustCompile(`^[\p{L}_][\p{L}\p{N}_]*`)
-	operator   = regexp.MustCompile(`^(?://|\*\*|[=!<>]=|[-+*/%~\[\](){}<>=.:|,;])`)
-	integer    = regexp.MustCompile(`^(?i:0x(?:_?[0-9a-f])+|0o(?:_?[0-7])+|0b(?:_?[01])+|0(?:_?0)*|` + digits + `)`)
-	float      = regexp.MustCompile(`^` + digits + `(?:\.` + digits + `)?(?:[eE][-+]?` + digits + `)?`)
-	quotation  = regexp.MustCompile(`(?s)^(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")`)
+	varEnd     = regexp.MustCompile(`^(-?)\}\}`)
+	blockEnd   = regexp.MustCompile(`^([-+]?)%\}`)
 	escape     = regexp.MustCompile(`(?s)\\(?:[0-7]{1,3}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)`)
 )
+
+// lexemes are what is inside tags. They are tried in this order.
+var lexemes = []struct {
+	kind    tokenKind
+	pattern *regexp.Regexp
+}{
+	{tokData, spaces}, // no token
+	{tokName, regexp.MustCompile(`^[\p{L}_][\p{L}\p{N}_]*`)},
+	{tokFloat, regexp.MustCompile(`^` + digits + `(?:\.` + digits + `(?:` + exponent + `)?|` + exponent + `)`)},
+	{tokInt, regexp.MustCompile(`^(?i:0x(?:_?[0-9a-f])+|0o(?:_?[0-7])+|0b(?:_?[01])+|0(?:_?0)*|` + digits + `)`)},
+	{tokString, regexp.MustCompile(`(?s)^(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")`)},
+	{tokOp, regexp.MustCompile(`^(?://|\*\*|[=!<>]=|[-+*/%~\[\](){}<>=.:|,;])`)},
+}
 
 // lex returns the tokens of a template. It fails as described at fail.
 func lex(src string) []token {
@@ -88,14 +96,10 @@ func lex(src string) []token {
 
 func (l *lexer) fail(kind error, format string, args ...any) { fail(kind, l.line, format, args...) }
 
+// emit adds a token, unless it is empty text.
 func (l *lexer) emit(kind tokenKind, text string, v Value) {
-	l.out = append(l.out, token{kind, text, v, l.line})
-}
-
-// emitData emits the text between tags.
-func (l *lexer) emitData(text string) {
-	if text != "" {
-		l.emit(tokData, text, nil)
+	if kind != tokData || text != "" {
+		l.out = append(l.out, token{kind, text, v, l.line})
 	}
 }
 
@@ -117,23 +121,25 @@ func (l *lexer) root() {
 	rest := l.src[l.pos:]
 	at := tagBegin.FindStringSubmatchIndex(rest)
 	if at == nil {
-		l.emitData(rest)
+		l.emit(tokData, rest, nil)
 		l.take(len(l.src))
 		return
 	}
 	tag := rest[at[0]+1]
-	l.emitData(l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], tag != '{'))
+	l.emit(tokData, l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], tag != '{'), nil)
 	l.take(l.pos + at[1])
 	switch {
 	case tag == '#':
-		l.comment()
-	case tag == '%' && l.raw():
+		l.finish(commentEnd, "missing end of comment tag")
+	case tag == '%' && l.match(rawBegin) != "":
+		l.take(l.pos + len(l.match(rawBegin)))
+		l.finish(rawEnd, "missing end of raw directive")
 	case tag == '%':
 		l.emit(tokBegin, "", nil)
-		l.tag(tokEnd)
+		l.tag(blockEnd, tokEnd)
 	default:
 		l.emit(tokVarBegin, "", nil)
-		l.tag(tokVarEnd)
+		l.tag(varEnd, tokVarEnd)
 	}
 }
 
@@ -160,129 +166,87 @@ func (l *lexer) takeTag(end int, sign string, block bool) {
 	}
 }
 
-func (l *lexer) comment() {
+// finish consumes a comment or raw block up to its end, whose pattern has the signs of the tag's
+// brackets; that of a comment has only the closing one. It emits the text of a raw block.
+func (l *lexer) finish(end *regexp.Regexp, missing string) {
 	rest := l.src[l.pos:]
-	at := commentEnd.FindStringSubmatchIndex(rest)
+	at := end.FindStringSubmatchIndex(rest)
 	if at == nil && rest == "" {
 		return // Jinja accepts an opening at the end of the template
 	}
 	if at == nil {
-		l.fail(ErrSyntax, "missing end of comment tag")
+		l.fail(ErrSyntax, "%s", missing)
 	}
-	l.takeTag(l.pos+at[1], rest[at[2]:at[3]], true)
+	if end == rawEnd {
+		l.emit(tokData, l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], true), nil)
+	}
+	l.takeTag(l.pos+at[1], rest[at[len(at)-2]:at[len(at)-1]], true)
 }
 
-// raw consumes {% raw %}…{% endraw %} if that is the block tag at the position.
-func (l *lexer) raw() bool {
-	begin := l.match(rawBegin)
-	if begin == "" {
-		return false
-	}
-	l.take(l.pos + len(begin))
-	rest := l.src[l.pos:]
-	if rest == "" {
-		return true // as for comments
-	}
-	at := rawEnd.FindStringSubmatchIndex(rest)
-	if at == nil {
-		l.fail(ErrSyntax, "missing end of raw directive")
-	}
-	l.emitData(l.stripBefore(rest[:at[0]], rest[at[2]:at[3]], true))
-	l.takeTag(l.pos+at[1], rest[at[4]:at[5]], true)
-	return true
-}
-
-// tag lexes the inside of a tag up to its end.
-func (l *lexer) tag(closing tokenKind) {
-	l.balance = l.balance[:0]
-	for {
-		if l.pos == len(l.src) {
-			l.fail(ErrSyntax, "a tag is not closed")
-		}
-		if len(l.balance) == 0 && l.closeTag(closing) {
+// tag lexes the inside of a tag up to its end, which is not within brackets.
+func (l *lexer) tag(end *regexp.Regexp, closing tokenKind) {
+	for l.balance = l.balance[:0]; l.pos < len(l.src); {
+		at := end.FindStringSubmatch(l.src[l.pos:])
+		if at != nil && len(l.balance) == 0 {
+			l.emit(closing, "", nil)
+			l.takeTag(l.pos+len(at[0]), at[1], closing == tokEnd)
 			return
 		}
-		if n := len(l.match(spaces)); n > 0 {
-			l.take(l.pos + n)
-		} else {
-			l.lexeme()
-		}
+		l.lexeme()
 	}
-}
-
-func (l *lexer) closeTag(closing tokenKind) bool {
-	rest := l.src[l.pos:]
-	sign := ""
-	if rest[0] == '-' || rest[0] == '+' && closing == tokEnd {
-		sign = rest[:1]
-	}
-	if !strings.HasPrefix(rest[len(sign):], tokenNames[closing]) {
-		return false
-	}
-	l.emit(closing, "", nil)
-	l.takeTag(l.pos+len(sign)+2, sign, closing == tokEnd)
-	return true
+	l.fail(ErrSyntax, "a tag is not closed")
 }
 
 func (l *lexer) lexeme() {
-	c, _ := utf8.DecodeRuneInString(l.src[l.pos:])
-	kind, text, v := tokName, l.match(nameToken), Value(nil)
-	end := l.pos + len(text)
-	switch {
-	case text != "":
-	case c >= '0' && c <= '9':
-		kind, text, v = l.number()
-		end = l.pos + len(text)
-	case c == '\'' || c == '"':
-		kind, text = tokString, l.match(quotation)
-		if text == "" {
-			l.fail(ErrSyntax, "unexpected char %q: the string is not closed", c)
+	for _, x := range lexemes {
+		text := l.match(x.pattern)
+		// After a dot, as in x.0.1, Jinja reads no float.
+		if text == "" || x.kind == tokFloat && l.src[l.pos-1] == '.' {
+			continue
 		}
-		end = l.pos + len(text)
-		text = l.unescape(text[1 : len(text)-1])
-	default:
-		kind, text = tokOp, l.match(operator)
-		if text == "" {
-			l.fail(ErrSyntax, "unexpected char %q", c)
+		end, v := l.pos+len(text), Value(nil)
+		switch x.kind {
+		case tokData:
+			text = ""
+		case tokFloat:
+			v, _ = strconv.ParseFloat(strings.ReplaceAll(text, "_", ""), 64) // infinite where it is out of range
+		case tokInt:
+			i, err := strconv.ParseInt(text, 0, 64)
+			if err != nil {
+				l.fail(ErrUnsupported, "integer %s beyond 64 bits", text)
+			}
+			v = i
+		case tokString:
+			text = l.unescape(text[1 : len(text)-1])
+		case tokOp:
+			l.bracket(text)
 		}
-		end = l.pos + len(text)
-		l.bracket(text)
-	}
-	l.emit(kind, text, v)
-	l.take(end)
-}
-
-func (l *lexer) bracket(op string) {
-	const opening, closing = "([{", ")]}"
-	if k := strings.Index(opening, op); k >= 0 {
-		l.balance = append(l.balance, closing[k])
-	}
-	if !strings.Contains(closing, op) {
+		l.emit(x.kind, text, v)
+		l.take(end)
 		return
 	}
-	n := len(l.balance)
-	if n == 0 {
-		l.fail(ErrSyntax, "unexpected %q", op)
+	c, _ := utf8.DecodeRuneInString(l.src[l.pos:])
+	if c == '\'' || c == '"' {
+		l.fail(ErrSyntax, "unexpected char %q: the string is not closed", c)
 	}
-	if want := l.balance[n-1]; want != op[0] {
-		l.fail(ErrSyntax, "unexpected %q, expected %q", op, string(want))
-	}
-	l.balance = l.balance[:n-1]
+	l.fail(ErrSyntax, "unexpected char %q", c)
 }
 
-func (l *lexer) number() (kind tokenKind, text string, v Value) {
-	text = l.match(float)
-	// After a dot, as in x.0.1, Jinja reads no float.
-	if strings.ContainsAny(text, ".eE") && l.src[l.pos-1] != '.' {
-		f, _ := strconv.ParseFloat(strings.ReplaceAll(text, "_", ""), 64) // infinite where it is out of range
-		return tokFloat, text, f
+// bracket checks that op, if it is a bracket, fits the ones that are open.
+func (l *lexer) bracket(op string) {
+	const opening, closing = "([{", ")]}"
+	n := len(l.balance)
+	switch k := strings.Index(opening, op); {
+	case k >= 0:
+		l.balance = append(l.balance, closing[k])
+	case !strings.Contains(closing, op):
+	case n == 0:
+		l.fail(ErrSyntax, "unexpected %q", op)
+	case l.balance[n-1] != op[0]:
+		l.fail(ErrSyntax, "unexpected %q, expected %q", op, string(l.balance[n-1]))
+	default:
+		l.balance = l.balance[:n-1]
 	}
-	text = l.match(integer)
-	i, err := strconv.ParseInt(text, 0, 64)
-	if err != nil {
-		l.fail(ErrUnsupported, "integer %s beyond 64 bits", text)
-	}
-	return tokInt, text, i
 }
 
 // unescape resolves the escapes of a Python string literal. Unknown ones stay.

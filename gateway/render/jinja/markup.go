@@ -20,16 +20,17 @@ func plain(v Value) Value {
 	return v
 }
 
+// hasMarkup reports whether one of vs is markup.
+func hasMarkup(vs ...Value) bool {
+	return slices.ContainsFunc(vs, func(v Value) bool { _, ok := v.(markup); return ok })
+}
+
 // plainAll is plain of each value, in a copy where one is markup.
 func plainAll(vs []Value) []Value {
-	if !slices.ContainsFunc(vs, func(v Value) bool { _, ok := v.(markup); return ok }) {
+	if !hasMarkup(vs...) {
 		return vs
 	}
-	out := make([]Value, len(vs))
-	for i, v := range vs {
-		out[i] = plain(v)
-	}
-	return out
+	return mapped(vs, plain)
 }
 
 // escape is markupsafe.escape.
@@ -50,11 +51,7 @@ func remark(v Value) Value {
 	case string:
 		return markup(v)
 	case List:
-		out := make(List, len(v))
-		for i, e := range v {
-			out[i] = remark(e)
-		}
-		return out
+		return List(mapped(v, remark))
 	}
 	return v
 }

@@ -25,12 +25,11 @@ var dictMethods = map[string]*builtin{
 // seqMethods are those of lists and tuples.
 var seqMethods = map[string]*builtin{
 	"index": define(func(r *run, seq Value, p []Value) Value {
-		for i, v := range r.iterate(seq) {
-			if r.equal(v, p[0], 0) {
-				return int64(i)
-			}
+		i := slices.IndexFunc(r.iterate(seq), func(v Value) bool { return r.equal(v, p[0], 0) })
+		if i < 0 {
+			r.fail(ErrRender, "%s is not in list", r.str(p[0]))
 		}
-		return r.fail(ErrRender, "%s is not in list", r.str(p[0]))
+		return int64(i)
 	}, "", absent),
 	"count": define(func(r *run, seq Value, p []Value) Value {
 		n := int64(0)
@@ -43,7 +42,12 @@ var seqMethods = map[string]*builtin{
 
 // strMethod returns a method of strings; Markup has it too.
 func strMethod(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
-	return define(func(r *run, recv Value, p []Value) Value { return call(r, recv.(string), p) }, params...).keepMarkup()
+	return withoutMarkup(call, params...).keepMarkup()
+}
+
+// withoutMarkup returns a method that Markup lacks, because it would escape the arguments.
+func withoutMarkup(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
+	return define(func(r *run, recv Value, p []Value) Value { return call(r, recv.(string), p) }, params...)
 }
 
 // matching returns a method that reports whether a string has characters, and all are such.
@@ -51,29 +55,56 @@ func matching(is func(c rune) bool) *builtin {
 	return strMethod(func(_ *run, s string, _ []Value) Value { return allRunes(s, is) })
 }
 
-func stripMethod(left, right bool) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.strip(s, p[0], left, right) }, "", nil)
+func stripMethod(trim func(string, func(rune) bool) string) *builtin {
+	return strMethod(func(r *run, s string, p []Value) Value { return r.strip(s, p[0], trim) }, "", nil)
 }
 
+// splitMethod returns str.split or, from the right, str.rsplit.
 func splitMethod(right bool) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.split(s, p, right) }, "sep", nil, "maxsplit", int64(-1))
+	return strMethod(func(r *run, s string, p []Value) Value {
+		limit := int(min(max(r.wantInt(p[1]), -1), 1<<30))
+		if p[0] == nil {
+			return r.strList(splitSpace(s, limit, right))
+		}
+		sep := r.wantStr(p[0])
+		switch {
+		case sep == "":
+			return r.fail(ErrRender, "empty separator")
+		case right:
+			return r.strList(splitRight(s, sep, limit))
+		case limit >= 0:
+			limit++ // parts, of which there is one more
+		}
+		return r.strList(strings.SplitN(s, sep, limit))
+	}, "sep", nil, "maxsplit", int64(-1))
 }
 
+// affixMethod returns a method that reports whether a string has an affix, or one of a tuple.
 func affixMethod(has func(s, affix string) bool) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.affix(s, p, has) }, "", absent, "", nil, "", nil)
+	return strMethod(func(r *run, s string, p []Value) Value {
+		part, _, ok := r.window(s, p)
+		options, isTuple := p[0].(Tuple)
+		if !isTuple {
+			options = Tuple{p[0]}
+		}
+		return slices.ContainsFunc(options, func(o Value) bool { return has(part, r.wantStr(o)) }) && ok
+	}, "", absent, "", nil, "", nil)
 }
 
 // findMethod returns a method that finds a substring; missing is the result if there is none, and
 // absent an error.
 func findMethod(index func(s, sub string) int, missing Value) *builtin {
-	return strMethod(func(r *run, s string, p []Value) Value { return r.find(s, p, index, missing) }, "", absent, "", nil, "", nil)
-}
-
-// withoutMarkup returns a method that Markup lacks, because it would escape the arguments.
-func withoutMarkup(call func(r *run, s string, p []Value) Value, params ...Value) *builtin {
-	b := strMethod(call, params...)
-	b.keepsMarkup = false
-	return b
+	return strMethod(func(r *run, s string, p []Value) Value {
+		part, offset, ok := r.window(s, p)
+		at := index(part, r.wantStr(p[0]))
+		switch {
+		case ok && at >= 0:
+			return int64(offset + utf8.RuneCountInString(part[:at]))
+		case missing == absent:
+			r.fail(ErrRender, "substring not found")
+		}
+		return missing
+	}, "", absent, "", nil, "", nil)
 }
 
 var strMethods = map[string]*builtin{
@@ -82,9 +113,9 @@ var strMethods = map[string]*builtin{
 	"lower":        ofString(lower).keepMarkup(),
 	"title":        ofString(title).keepMarkup(),
 	"capitalize":   ofString(capitalize).keepMarkup(),
-	"strip":        stripMethod(true, true),
-	"lstrip":       stripMethod(true, false),
-	"rstrip":       stripMethod(false, true),
+	"strip":        stripMethod(strings.TrimFunc),
+	"lstrip":       stripMethod(strings.TrimLeftFunc),
+	"rstrip":       stripMethod(strings.TrimRightFunc),
 	"split":        splitMethod(false),
 	"rsplit":       splitMethod(true),
 	"splitlines":   strMethod(func(r *run, s string, p []Value) Value { return r.strList(splitLines(s, truth(p[0]))) }, "keepends", false),
@@ -104,13 +135,11 @@ var strMethods = map[string]*builtin{
 		return int64(strings.Count(part, r.wantStr(p[0])))
 	}, "", absent, "", nil, "", nil),
 	"join": withoutMarkup(func(r *run, s string, p []Value) Value {
-		vs, ok := r.items(p[0])
-		if !ok {
-			r.fail(ErrRender, "can only join an iterable")
-		}
+		vs := want(r, r.items, p[0], "can only join an iterable")
 		parts := make([]string, len(vs))
 		for i, v := range vs {
-			if parts[i], ok = plain(v).(string); !ok {
+			var ok bool
+			if parts[i], ok = asStr(v); !ok {
 				r.fail(ErrRender, "sequence item %d: expected str instance, %s found", i, typeName(v))
 			}
 		}
@@ -145,62 +174,18 @@ func (r *run) isDigit(c rune) bool {
 	return unicode.IsDigit(c)
 }
 
-func (r *run) wantStr(v Value) string {
-	s, ok := plain(v).(string)
-	if !ok {
-		r.reject(v, "expected str, got %s", typeName(v))
+// strip trims the characters in chars from s, or white space if chars is None.
+func (r *run) strip(s string, chars Value, trim func(string, func(rune) bool) string) string {
+	if chars == nil {
+		return trim(s, isSpace)
 	}
-	return s
-}
-
-func (r *run) wantInt(v Value) int64 {
-	i, ok := asInt(v)
-	if !ok {
-		r.reject(v, "'%s' object cannot be interpreted as an integer", typeName(v))
-	}
-	return i
-}
-
-func (r *run) strip(s string, chars Value, left, right bool) string {
-	cut := isSpace
-	if chars != nil {
-		set := r.wantStr(chars)
-		cut = func(c rune) bool { return strings.ContainsRune(set, c) }
-	}
-	if left {
-		s = strings.TrimLeftFunc(s, cut)
-	}
-	if right {
-		s = strings.TrimRightFunc(s, cut)
-	}
-	return s
-}
-
-// split is str.split and, from the right, str.rsplit.
-func (r *run) split(s string, p []Value, right bool) Value {
-	limit := int(min(max(r.wantInt(p[1]), -1), 1<<30))
-	if p[0] == nil {
-		return r.strList(splitSpace(s, limit, right))
-	}
-	sep := r.wantStr(p[0])
-	switch {
-	case sep == "":
-		return r.fail(ErrRender, "empty separator")
-	case right:
-		return r.strList(splitRight(s, sep, limit))
-	case limit < 0:
-		return r.strList(strings.Split(s, sep))
-	}
-	return r.strList(strings.SplitN(s, sep, limit+1))
+	set := r.wantStr(chars)
+	return trim(s, func(c rune) bool { return strings.ContainsRune(set, c) })
 }
 
 func (r *run) strList(parts []string) Value {
 	r.charge(len(parts))
-	out := make(List, len(parts))
-	for i, s := range parts {
-		out[i] = s
-	}
-	return out
+	return List(mapped(parts, func(s string) Value { return s }))
 }
 
 func splitRight(s, sep string, limit int) []string {
@@ -219,19 +204,18 @@ func splitRight(s, sep string, limit int) []string {
 // keeps its white space.
 func splitSpace(s string, limit int, right bool) []string {
 	parts := strings.FieldsFunc(s, isSpace)
-	switch {
-	case limit < 0 || len(parts) <= limit:
+	if limit < 0 || len(parts) <= limit {
 		return parts
-	case right:
-		s = strings.TrimRightFunc(s, isSpace)
-		for range limit {
-			s = strings.TrimRightFunc(s[:strings.LastIndexFunc(s, isSpace)], isSpace)
-		}
-		return append([]string{s}, parts[len(parts)-limit:]...)
 	}
-	s = strings.TrimLeftFunc(s, isSpace)
+	trim := strings.TrimLeftFunc
+	if right {
+		trim = strings.TrimRightFunc
+	}
 	for range limit {
-		s = strings.TrimLeftFunc(s[strings.IndexFunc(s, isSpace):], isSpace)
+		s = trim(trim(s, isSpace), func(c rune) bool { return !isSpace(c) })
+	}
+	if s = trim(s, isSpace); right {
+		return append([]string{s}, parts[len(parts)-limit:]...)
 	}
 	return append(parts[:limit], s)
 }
@@ -269,39 +253,12 @@ func (r *run) window(s string, p []Value) (part string, offset int, ok bool) {
 	bounds := [2]*int64{}
 	for i, v := range p[1:3] {
 		if v != nil {
-			n := r.wantInt(v)
-			bounds[i] = &n
+			bounds[i] = new(r.wantInt(v))
 		}
 	}
 	n := utf8.RuneCountInString(s)
 	first, _, _ := sliceBounds(n, bounds[0], bounds[1], nil)
 	return sliceString(s, bounds[0], bounds[1], nil), first, bounds[0] == nil || *bounds[0] <= int64(n)
-}
-
-func (r *run) affix(s string, p []Value, has func(s, affix string) bool) Value {
-	part, _, ok := r.window(s, p)
-	options, isTuple := p[0].(Tuple)
-	if !isTuple {
-		options = Tuple{p[0]}
-	}
-	for _, o := range options {
-		if has(part, r.wantStr(o)) {
-			return ok
-		}
-	}
-	return false
-}
-
-func (r *run) find(s string, p []Value, index func(s, sub string) int, missing Value) Value {
-	part, offset, ok := r.window(s, p)
-	at := index(part, r.wantStr(p[0]))
-	switch {
-	case ok && at >= 0:
-		return int64(offset + utf8.RuneCountInString(part[:at]))
-	case missing == absent:
-		r.fail(ErrRender, "substring not found")
-	}
-	return missing
 }
 
 // replace is str.replace, checking the size of the result before making it.

@@ -1,9 +1,6 @@
 package jinja
 
-import (
-	"fmt"
-	"slices"
-)
+import "slices"
 
 const (
 	// maxSource bounds a template: the longest known ones are near 20 KiB.
@@ -15,6 +12,16 @@ const (
 	maxChain   = 1000
 )
 
+// stmt executes a statement.
+type stmt func(r *run) flow
+
+// target is what set, for and with assign to.
+type target struct {
+	name  string   // a variable, or the namespace of attr
+	attr  string   // of a namespace, or empty
+	elems []target // a tuple, when name is empty
+}
+
 type parser struct {
 	toks  []token
 	at    int
@@ -24,7 +31,7 @@ type parser struct {
 	// unknown filters and tests only when it evaluates them.
 	soft bool
 	// Unknown filters and tests of the statement that are not soft.
-	unknown []*applyExpr
+	unknown []application
 	// Names that the macro being parsed mentions, for varargs and the like.
 	names map[string]bool
 	// Variables that hold a message's content, and whether a loop runs over
@@ -62,10 +69,12 @@ func (p *parser) isName(name string) bool   { return p.is(tokName, name) }
 func (p *parser) isOp(op string) bool       { return p.is(tokOp, op) }
 func (p *parser) skipName(name string) bool { return p.skip(tokName, name) }
 func (p *parser) skipOp(op string) bool     { return p.skip(tokOp, op) }
+func (p *parser) expectOp(op string)        { p.expect(tokOp, op) }
 
-func (p *parser) expectOp(op string) {
-	if !p.skipOp(op) {
-		p.unexpected("%q", op)
+// expect consumes the current token, which must be the given one.
+func (p *parser) expect(kind tokenKind, text string) {
+	if !p.skip(kind, text) {
+		p.unexpected(token{kind: kind, text: text}.String())
 	}
 }
 
@@ -76,19 +85,17 @@ func (p *parser) expectName() string {
 	return p.next().text
 }
 
-func (p *parser) unexpected(format string, args ...any) {
-	t := p.cur()
-	fail(ErrSyntax, t.line, "expected %s, got %s", fmt.Sprintf(format, args...), t)
+func (p *parser) unexpected(want string) {
+	fail(ErrSyntax, p.cur().line, "expected %s, got %s", want, p.cur())
 }
 
-// enter counts nesting, and leave ends it.
-func (p *parser) enter() {
+// nest counts nesting, until the function that it returns is called.
+func (p *parser) nest() (leave func()) {
 	if p.depth++; p.depth > maxNesting {
 		fail(ErrLimit, p.cur().line, "nested deeper than %d", maxNesting)
 	}
+	return func() { p.depth-- }
 }
-
-func (p *parser) leave() { p.depth-- }
 
 // chain fails if n operators in a row exceed the bound. Otherwise it returns true, so that it can
 // be a loop's condition.
@@ -101,14 +108,11 @@ func (p *parser) chain(n int) bool {
 
 // list parses elements separated by commas, and the closing operator. A last comma may follow.
 func (p *parser) list(closing string, element func()) {
-	for first := true; !p.isOp(closing); first = false {
-		if !first {
-			p.expectOp(",")
-			if p.isOp(closing) {
-				break
-			}
-		}
+	for !p.isOp(closing) {
 		element()
+		if !p.isOp(closing) {
+			p.expectOp(",")
+		}
 	}
 	p.expectOp(closing)
 }
@@ -117,8 +121,7 @@ func (p *parser) list(closing string, element func()) {
 // leaves the parser after that name. At the top level ends is empty.
 func (p *parser) body(ends ...string) []stmt {
 	var out []stmt
-	p.enter()
-	defer p.leave()
+	defer p.nest()()
 	for {
 		t := p.cur()
 		switch t.kind {
@@ -128,13 +131,13 @@ func (p *parser) body(ends ...string) []stmt {
 			}
 			return out
 		case tokData:
-			out = append(out, &dataStmt{t.text})
 			p.next()
+			out = append(out, func(r *run) flow { return r.write(t.text) })
 		case tokVarBegin:
 			p.next()
-			out = append(out, &outputStmt{p.tuple(), t.line})
+			out = append(out, output(p.tuple(), t.line))
 			p.refuseUnknown()
-			p.expectKind(tokVarEnd)
+			p.expect(tokVarEnd, "")
 		default: // tokBegin: the lexer emits no other kind here
 			p.next()
 			if name := p.cur(); name.kind == tokName && slices.Contains(ends, name.text) {
@@ -142,31 +145,63 @@ func (p *parser) body(ends ...string) []stmt {
 			}
 			out = append(out, p.statement())
 			p.refuseUnknown()
-			p.expectKind(tokEnd)
+			p.expect(tokEnd, "")
 		}
 	}
-}
-
-func (p *parser) expectKind(kind tokenKind) {
-	if p.cur().kind != kind {
-		p.unexpected("%s", token{kind: kind})
-	}
-	p.next()
 }
 
 // refuseUnknown fails if the statement has an unknown filter or test.
 func (p *parser) refuseUnknown() {
 	if len(p.unknown) > 0 {
-		x := p.unknown[0]
-		fail(ErrUnsupported, x.line, "%s %q", x.kind, x.name)
+		p.unknown[0].refuse(p.unknown[0].line)
 	}
 }
 
-// closeWith parses a body up to the given end tag, which it consumes but for
-// its closing.
+// output returns a statement that writes x as a string.
+func output(x expr, line int) stmt {
+	return func(r *run) flow {
+		v := x.eval(r)
+		r.line = line
+		return r.write(r.str(v))
+	}
+}
+
+// assignment returns a statement that assigns x to a target.
+func assignment(to target, x expr, line int) stmt {
+	return func(r *run) flow { return r.assign(to, x.eval(r), line) }
+}
+
+// with returns a statement that executes body in a scope with values assigned to targets.
+func with(targets []target, values []expr, body []stmt, line int) stmt {
+	return func(r *run) flow {
+		vals := r.evalAll(values)
+		defer r.push(r.scope)()
+		for i, t := range targets {
+			r.assign(t, vals[i], line)
+		}
+		return r.exec(body)
+	}
+}
+
+// captured parses the filters and the body of a block. It returns the expression of the body's
+// output, passed through the filters; both run in a scope of their own.
+func (p *parser) captured(end string, filtered bool) expr {
+	var body []stmt
+	x := expr{eval: func(r *run) Value { return r.capture(body) }}
+	if filtered {
+		x = p.filters(x, true)
+	}
+	body = p.closeWith(end)
+	return expr{eval: func(r *run) Value {
+		defer r.push(r.scope)()
+		return x.eval(r)
+	}}
+}
+
+// closeWith parses a body up to the given end tag, which it consumes but for its closing.
 func (p *parser) closeWith(end string) []stmt {
 	defer p.setSoft(false)()
-	p.expectKind(tokEnd)
+	p.expect(tokEnd, "")
 	b := p.body(end)
 	p.skipName(end)
 	return b
@@ -194,19 +229,17 @@ func (p *parser) statement() stmt {
 	case "call":
 		return p.callBlock(t.line)
 	case "filter":
-		f := p.filters(nil)
-		return &filterStmt{f, p.closeWith("endfilter"), t.line}
+		return output(p.captured("endfilter", true), t.line)
 	case "with":
 		return p.with(t.line)
 	case "generation":
-		return &withStmt{body: p.closeWith("endgeneration"), line: t.line} // a scope
+		return with(nil, nil, p.closeWith("endgeneration"), t.line)
 	case "break", "continue":
 		if p.loops == 0 {
 			fail(ErrSyntax, t.line, "%s outside a loop", name)
-		} else if name == "break" {
-			return flowStmt(flowBreak)
 		}
-		return flowStmt(flowContinue)
+		end := map[string]flow{"break": flowBreak, "continue": flowContinue}[name]
+		return func(*run) flow { return end }
 	case "include", "import", "from", "extends", "block", "autoescape", "do", "trans", "debug":
 		fail(ErrUnsupported, t.line, "tag %q", name)
 	}
@@ -215,19 +248,17 @@ func (p *parser) statement() stmt {
 }
 
 func (p *parser) forLoop(line int) stmt {
-	s := &forStmt{line: line, target: p.target("in")}
-	if !p.skipName("in") {
-		p.unexpected(`"in"`)
-	}
+	s := &loopDef{line: line, target: p.target("in")}
+	p.expect(tokName, "in")
 	s.in = p.tupleNoCond()
-	p.contentParts = p.contentParts || p.isContent(s.in)
+	p.contentParts = p.contentParts || s.in.content
 	if p.skipName("if") {
-		s.filter = p.expression()
+		s.filter = new(p.expression())
 	}
 	if p.isName("recursive") {
 		fail(ErrUnsupported, p.cur().line, "recursive for loop")
 	}
-	p.expectKind(tokEnd)
+	p.expect(tokEnd, "")
 	defer p.setSoft(false)()
 	p.loops++
 	s.body = p.body("endfor", "else")
@@ -237,39 +268,44 @@ func (p *parser) forLoop(line int) stmt {
 	} else {
 		p.skipName("endfor")
 	}
-	return s
+	return s.exec
 }
 
 func (p *parser) ifChain() stmt {
-	s := new(ifStmt)
+	var conds []expr
+	var bodies [][]stmt
 	defer p.setSoft(true)()
 	for more := true; more; more = p.skipName("elif") {
-		s.conds = append(s.conds, p.tupleNoCond())
-		p.expectKind(tokEnd)
-		s.bodies = append(s.bodies, p.body("elif", "else", "endif"))
+		conds = append(conds, p.tupleNoCond())
+		p.expect(tokEnd, "")
+		bodies = append(bodies, p.body("elif", "else", "endif"))
 	}
+	var other []stmt
 	if p.skipName("else") {
-		p.expectKind(tokEnd)
-		s.other = p.body("endif")
+		p.expect(tokEnd, "")
+		other = p.body("endif")
 	}
 	p.skipName("endif")
-	return s
+	return func(r *run) flow {
+		for i, cond := range conds {
+			if truth(cond.eval(r)) {
+				return r.exec(bodies[i])
+			}
+		}
+		return r.exec(other)
+	}
 }
 
 func (p *parser) set(line int) stmt {
 	to := p.target("")
-	if p.skipOp("=") {
-		x := p.tuple()
-		if to.name != "" && to.attr == "" && p.isContent(x) {
-			p.contentNames[to.name] = true
-		}
-		return &setStmt{to, x, line}
+	if !p.skipOp("=") {
+		return assignment(to, p.captured("endset", p.isOp("|")), line)
 	}
-	var f expr
-	if p.isOp("|") {
-		f = p.filters(nil)
+	x := p.tuple()
+	if to.name != "" && to.attr == "" && x.content {
+		p.contentNames[to.name] = true
 	}
-	return &setBlockStmt{to, f, p.closeWith("endset"), line}
+	return assignment(to, x, line)
 }
 
 // target parses what is assigned to: a, ns.a, or a tuple of them. end is the
@@ -278,9 +314,9 @@ func (p *parser) target(end string) target {
 	var elems []target
 	for len(elems) == 0 || !p.isOp("=") && !p.isOp(")") && p.cur().kind != tokEnd && (end == "" || !p.isName(end)) {
 		if p.skipOp("(") {
-			p.enter()
+			leave := p.nest()
 			elems = append(elems, p.target(""))
-			p.leave()
+			leave()
 			p.expectOp(")")
 		} else {
 			elems = append(elems, p.targetName())
@@ -299,7 +335,7 @@ func (p *parser) target(end string) target {
 func (p *parser) targetName() target {
 	line := p.cur().line
 	t := target{name: p.expectName()}
-	if slices.Contains([]string{"true", "false", "none", "True", "False", "None"}, t.name) {
+	if _, isConstant := constants[t.name]; isConstant {
 		fail(ErrSyntax, line, "cannot assign to %s", t.name)
 	}
 	if p.skipOp(".") {
@@ -309,13 +345,16 @@ func (p *parser) targetName() target {
 }
 
 func (p *parser) macro(line int) stmt {
-	m := &macroStmt{name: p.expectName(), line: line}
-	p.params(m)
+	m := &macroDef{name: p.expectName()}
+	p.params(m, line)
 	p.macroBody(m, "endmacro")
-	return m
+	return func(r *run) flow {
+		r.scope.set(m.name, &macro{m, r.scope})
+		return flowNext
+	}
 }
 
-func (p *parser) params(m *macroStmt) {
+func (p *parser) params(m *macroDef, line int) {
 	p.expectOp("(")
 	for !p.isOp(")") {
 		if len(m.params) > 0 {
@@ -325,60 +364,51 @@ func (p *parser) params(m *macroStmt) {
 		if p.skipOp("=") {
 			m.defaults = append(m.defaults, p.expression())
 		} else if len(m.defaults) > 0 {
-			fail(ErrSyntax, m.line, "macro %s: an argument without default follows one with", m.name)
+			fail(ErrSyntax, line, "macro %s: an argument without default follows one with", m.name)
 		}
 	}
 	p.expectOp(")")
 }
 
-// macroBody parses the body and notes which special variables it mentions.
-func (p *parser) macroBody(m *macroStmt, end string) {
+// macroBody parses the body and notes the names that it mentions.
+func (p *parser) macroBody(m *macroDef, end string) {
 	outer, loops := p.names, p.loops
 	p.names, p.loops = map[string]bool{}, 0
-	m.body = p.closeWith(end)
-	m.usesVarargs, m.usesKwargs, m.usesCaller = p.names["varargs"], p.names["kwargs"], p.names["caller"]
+	m.body, m.names = p.closeWith(end), p.names
 	p.names, p.loops = outer, loops
 }
 
 func (p *parser) callBlock(line int) stmt {
-	m := &macroStmt{name: "caller", line: line}
+	caller := &macroDef{name: "caller"}
 	if p.isOp("(") {
-		p.params(m)
+		p.params(caller, line)
 	}
-	call, ok := p.expression().(*callExpr)
-	if !ok {
+	x := p.expression()
+	if x.callee == nil {
 		fail(ErrSyntax, line, "expected a call")
 	}
-	p.macroBody(m, "endcall")
-	return &callStmt{m, call, line}
+	p.macroBody(caller, "endcall")
+	return func(r *run) flow {
+		fn, a := x.callee(r)
+		r.line = line
+		m, ok := fn.(*macro)
+		if !ok {
+			r.fail(ErrUnsupported, "call block of a %s", typeName(fn))
+		}
+		return r.write(r.callMacro(m, a, &macro{caller, r.scope}))
+	}
 }
 
 func (p *parser) with(line int) stmt {
-	s := &withStmt{line: line}
+	var targets []target
+	var values []expr
 	for p.cur().kind != tokEnd {
-		if len(s.targets) > 0 {
+		if len(targets) > 0 {
 			p.expectOp(",")
 		}
-		s.targets = append(s.targets, p.targetName())
+		targets = append(targets, p.targetName())
 		p.expectOp("=")
-		s.values = append(s.values, p.expression())
+		values = append(values, p.expression())
 	}
-	s.body = p.closeWith("endwith")
-	return s
-}
-
-// isContent reports whether an expression is syntactically a message's content.
-func (p *parser) isContent(x expr) bool {
-	switch x := x.(type) {
-	case *attrExpr:
-		return x.name == "content"
-	case *itemExpr:
-		c, ok := x.index.(*constExpr)
-		return ok && c.v == "content"
-	case *applyExpr:
-		return x.kind == "filter" && x.x != nil && p.isContent(x.x)
-	case *nameExpr:
-		return p.contentNames[x.name]
-	}
-	return false
+	return with(targets, values, p.closeWith("endwith"), line)
 }

@@ -52,20 +52,12 @@ func (r *run) conversion(spec string, verb byte, v Value) string {
 		}
 		return fmt.Sprintf("%"+strings.Trim(spec, "0+ ")+"s", s)
 	case 'f':
-		f, ok := asFloat(v)
-		if !ok {
-			r.fail(ErrRender, "must be real number, not %s", typeName(v))
-		}
-		return fmt.Sprintf("%"+spec+"f", f)
+		return fmt.Sprintf("%"+spec+"f", want(r, asFloat, v, "must be real number, not %s"))
 	}
-	i, ok := asInt(v)
-	if f, isFloat := v.(float64); isFloat {
-		i, ok = asInt(r.truncate(f, int64(0)))
+	if f, ok := v.(float64); ok {
+		v = r.truncate(f, int64(0))
 	}
-	if !ok {
-		r.fail(ErrRender, "%%d format: a real number is required, not %s", typeName(v))
-	}
-	return fmt.Sprintf("%"+spec+"d", i)
+	return fmt.Sprintf("%"+spec+"d", want(r, asInt, v, "%d format: a real number is required, not %s"))
 }
 
 // formatMethod is str.format for {}, {0} and {name} without a format spec.
@@ -84,8 +76,7 @@ func (r *run) formatMethod(s string, a callArgs) Value {
 	return s
 }
 
-// field returns the argument that a replacement field names; auto counts the
-// fields without a name.
+// field returns the argument that a replacement field names; auto counts the fields without a name.
 func (r *run) field(name string, a callArgs, auto *int) Value {
 	if strings.ContainsAny(name, "{:!.[") {
 		return r.fail(ErrUnsupported, "format field %q", "{"+name+"}")

@@ -1,7 +1,7 @@
 package jinja
 
 import (
-	"fmt"
+	"cmp"
 	"math"
 	"slices"
 	"strconv"
@@ -26,14 +26,6 @@ func (r *run) str(v Value) string {
 	return r.reprOf(v)
 }
 
-// reprOf is Python's repr(v).
-func (r *run) reprOf(v Value) string {
-	var b strings.Builder
-	r.repr(&b, v, 0)
-	r.fits(b.Len())
-	return b.String()
-}
-
 // enter charges for a value that is printed or compared, within depth others and after n bytes of
 // output, and fails past the bounds of both.
 func (r *run) enter(depth, n int) {
@@ -44,107 +36,6 @@ func (r *run) enter(depth, n int) {
 	if n > maxOutput {
 		r.fail(ErrLimit, "a string is longer than %d bytes", maxOutput)
 	}
-}
-
-// repr writes Python's repr(v).
-func (r *run) repr(b *strings.Builder, v Value, depth int) {
-	r.enter(depth, b.Len())
-	switch v := v.(type) {
-	case nil:
-		b.WriteString("None")
-	case bool:
-		b.WriteString(map[bool]string{true: "True", false: "False"}[v])
-	case int64:
-		b.WriteString(strconv.FormatInt(v, 10))
-	case BigInt:
-		b.WriteString(string(v))
-	case float64:
-		b.WriteString(floatRepr(v))
-	case string:
-		reprString(b, v)
-	case markup:
-		b.WriteString("Markup(")
-		reprString(b, string(v))
-		b.WriteByte(')')
-	case List:
-		r.reprSeq(b, "[", v, "]", depth)
-	case Tuple:
-		closing := ")"
-		if len(v) == 1 {
-			closing = ",)"
-		}
-		r.reprSeq(b, "(", v, closing, depth)
-	case *Dict:
-		r.reprDict(b, v, depth)
-	case dictView:
-		r.reprSeq(b, typeName(v)+"([", v.list(), "])", depth)
-	case intRange:
-		b.WriteString("range(" + strconv.FormatInt(v.start, 10) + ", " + strconv.FormatInt(v.stop, 10))
-		if v.step != 1 {
-			b.WriteString(", " + strconv.FormatInt(v.step, 10))
-		}
-		b.WriteByte(')')
-	case *undefined:
-		b.WriteString("Undefined")
-	case *namespace:
-		b.WriteString("<Namespace ")
-		r.reprDict(b, v.vars, depth)
-		b.WriteByte('>')
-	default:
-		r.fail(ErrUnsupported, "printing a %s", typeName(v))
-	}
-}
-
-func (r *run) reprSeq(b *strings.Builder, opening string, vs []Value, closing string, depth int) {
-	b.WriteString(opening)
-	for i, v := range vs {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		r.repr(b, v, depth+1)
-	}
-	b.WriteString(closing)
-}
-
-func (r *run) reprDict(b *strings.Builder, d *Dict, depth int) {
-	b.WriteByte('{')
-	for i, k := range d.keys {
-		if i > 0 {
-			b.WriteString(", ")
-		}
-		r.repr(b, k, depth+1)
-		b.WriteString(": ")
-		r.repr(b, d.vals[i], depth+1)
-	}
-	b.WriteByte('}')
-}
-
-// reprString quotes with ' unless only ' occurs in s.
-func reprString(b *strings.Builder, s string) {
-	quote := '\''
-	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
-		quote = '"'
-	}
-	b.WriteRune(quote)
-	for _, c := range s {
-		switch short := strings.IndexRune("\\\n\r\t", c); {
-		case short >= 0:
-			b.WriteByte('\\')
-			b.WriteByte(`\nrt`[short])
-		case c == quote:
-			b.WriteByte('\\')
-			b.WriteRune(c)
-		case unicode.IsPrint(c):
-			b.WriteRune(c)
-		case c < 0x100:
-			fmt.Fprintf(b, `\x%02x`, c)
-		case c < 0x10000:
-			fmt.Fprintf(b, `\u%04x`, c)
-		default:
-			fmt.Fprintf(b, `\U%08x`, c)
-		}
-	}
-	b.WriteRune(quote)
 }
 
 // floatRepr is repr of a float: the shortest digits that read back the same,
@@ -175,8 +66,6 @@ func (r *run) equal(a, b Value, depth int) bool {
 	r.enter(depth, 0)
 	a, b = plain(a), plain(b)
 	switch a := a.(type) {
-	case nil:
-		return b == nil
 	case string:
 		s, ok := b.(string)
 		if !ok || len(a) != len(s) {
@@ -184,10 +73,12 @@ func (r *run) equal(a, b Value, depth int) bool {
 		}
 		r.scans(a)
 		return a == s
-	case BigInt:
-		return b == Value(a)
 	case bool, int64, float64:
-		return numbersEqual(a, b)
+		if x, y, ok := both(asInt, a, b); ok {
+			return x == y
+		}
+		x, y, ok := both(asFloat, a, b)
+		return ok && x == y
 	case List, Tuple:
 		x, y, ok := sequences(a, b)
 		return ok && r.equalSeq(x, y, depth)
@@ -200,22 +91,11 @@ func (r *run) equal(a, b Value, depth int) bool {
 		g, ok := b.(intRange)
 		n := a.length()
 		return ok && n == g.length() && (n == 0 || a.start == g.start && (n == 1 || a.step == g.step))
-	case *namespace, *macro, *loop, *iterator, *function:
+	case nil, BigInt, *namespace, *macro, *loop, *iterator, *function:
 		return a == b
 	}
 	r.fail(ErrUnsupported, "comparing a %s", typeName(a))
 	return false
-}
-
-func numbersEqual(a, b Value) bool {
-	x, ok1 := asInt(a)
-	y, ok2 := asInt(b)
-	if ok1 && ok2 {
-		return x == y
-	}
-	f, ok1 := asFloat(a)
-	g, ok2 := asFloat(b)
-	return ok1 && ok2 && f == g
 }
 
 func (r *run) equalSeq(a, b []Value, depth int) bool {
@@ -235,25 +115,23 @@ func (r *run) equalDict(a, b *Dict, depth int) bool {
 	return true
 }
 
-// less is Python's a < b; it fails where Python raises a TypeError.
-func (r *run) less(a, b Value, depth int) bool {
+// order returns a negative number if a < b in Python, a positive one if b < a, and otherwise 0. It
+// fails where Python raises a TypeError.
+func (r *run) order(a, b Value, depth int) int {
 	r.enter(depth, 0)
 	a, b = plain(a), plain(b)
-	x, ok1 := asInt(a)
-	y, ok2 := asInt(b)
-	if ok1 && ok2 {
-		return x < y
+	if x, y, ok := both(asInt, a, b); ok {
+		return cmp.Compare(x, y)
 	}
-	f, ok1 := asFloat(a)
-	g, ok2 := asFloat(b)
-	if ok1 && ok2 {
-		return f < g
+	if x, y, ok := both(asFloat, a, b); ok {
+		if math.IsNaN(x) || math.IsNaN(y) {
+			return 0
+		}
+		return cmp.Compare(x, y)
 	}
-	s, ok1 := a.(string)
-	t, ok2 := b.(string)
-	if ok1 && ok2 {
+	if s, t, ok := both(asStr, a, b); ok {
 		r.scans(s)
-		return s < t
+		return cmp.Compare(s, t)
 	}
 	l, m, ok := sequences(a, b)
 	if !ok {
@@ -261,8 +139,8 @@ func (r *run) less(a, b Value, depth int) bool {
 	}
 	for i := range min(len(l), len(m)) {
 		if !r.equal(l[i], m[i], depth+1) {
-			return r.less(l[i], m[i], depth+1)
+			return r.order(l[i], m[i], depth+1)
 		}
 	}
-	return len(l) < len(m)
+	return cmp.Compare(len(l), len(m))
 }

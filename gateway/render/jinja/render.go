@@ -23,18 +23,16 @@ func Parse(src string) (t *Template, err error) {
 	return &Template{src: src, body: p.body(), contentParts: p.contentParts}, nil
 }
 
-// ContentParts reports whether the template iterates over the parts of a
-// message's content. If not, the caller should join content that is a list of text
-// parts to one string before rendering.
+// ContentParts reports whether the template iterates over the parts of a message's content. If not,
+// the caller should join content that is a list of text parts to one string before rendering.
 func (t *Template) ContentParts() bool { return t.contentParts }
 
 // Input holds the variables of a render.
 type Input struct {
 	Messages List // of *Dict, in the order of the chat
 	Tools    List // of *Dict; nil: None to the template
-	// AddGenerationPrompt asks for the header of the assistant's turn;
-	// ContinueFinalMessage for a prompt that ends with the last message's
-	// text, so that the model continues it. Not both.
+	// AddGenerationPrompt asks for the header of the assistant's turn; ContinueFinalMessage for a
+	// prompt that ends with the last message's text, so that the model continues it. Not both.
 	AddGenerationPrompt  bool
 	ContinueFinalMessage bool
 	BosToken, EosToken   string           // empty: not defined

@@ -108,6 +108,7 @@ func TestErrorsNameTheLine(t *testing.T) {
 		{"{{ [1).x }}", ErrSyntax, 1, `")"`},
 		{"{{ strftime_now('%Y') }}", ErrInput, 1, "time"},
 		{"{{ 'a' | map('nofilter') | list }}", ErrUnsupported, 1, "nofilter"},
+		{"{{ range(-4611686018427387904, 4611686018427387904) }}", ErrUnsupported, 1, "range"},
 		{`{{ "\N{BULLET}" }}`, ErrUnsupported, 1, `\N`},
 	}
 	for _, c := range cases {
@@ -185,6 +186,20 @@ func TestDictKeepsOrder(t *testing.T) {
 		got, ok := d.Get(want)
 		if key != want || !ok || got != v || v != int64(have[want]) {
 			t.Errorf("key %d is %v with %v, want %s with %d", i, key, v, want, have[want])
+		}
+	}
+}
+
+func TestSlicesOfRanges(t *testing.T) {
+	cases := map[string]string{
+		"range(9)[::100]":      "range(0, 9, 100)",
+		"range(2, 20, 3)[1:3]": "range(5, 11, 3)",
+		"range(9)[::-2]":       "range(8, -1, -2)",
+		"range(9)[3:1]":        "range(3, 1)",
+	}
+	for src, want := range cases {
+		if got, err := renderString("{{ "+src+" }}", nil); err != nil || got != want {
+			t.Errorf("%s: got %q and error %v, want %q", src, got, err, want)
 		}
 	}
 }

@@ -20,8 +20,7 @@ const (
 	outputFloor = 1 << 20
 	outputShare = 16
 	valueBytes  = 16
-	// maxMade bounds the total bytes of the strings that a render creates, and
-	// with it memory.
+	// maxMade bounds the total bytes of the strings that a render creates, and with it memory.
 	maxMade = 256 << 20
 	// maxCalls bounds nested macro calls.
 	maxCalls = 64
@@ -54,9 +53,8 @@ func weigh(v Value) int {
 			n += weigh(e)
 		}
 	case *Dict:
-		for i := range v.Len() {
-			key, e := v.At(i)
-			n += weigh(key) + weigh(e)
+		for i, key := range v.keys {
+			n += weigh(key) + weigh(v.vals[i])
 		}
 	}
 	return n
@@ -152,10 +150,12 @@ func (r *run) capture(body []stmt) string {
 	return s
 }
 
-func (r *run) write(s string) {
+// write adds s to the output. It returns flowNext, as assign does.
+func (r *run) write(s string) flow {
 	if r.out.Len()+len(s) > r.most {
 		r.fail(ErrLimit, "the output is longer than %d bytes, which is %d and %d for each byte of the template and the request, at most %d", r.most, outputFloor, outputShare, maxOutput)
 	}
 	r.fits(len(s))
 	r.out.WriteString(s)
+	return flowNext
 }

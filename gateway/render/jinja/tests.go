@@ -5,12 +5,6 @@ import (
 	"strings"
 )
 
-// test applies a test, the word after "is", to a value.
-func (r *run) test(def *builtin, v Value, a callArgs) Value {
-	a.pos = plainAll(a.pos)
-	return def.invoke(r, "test", plain(v), a)
-}
-
 func kind(is func(v Value) bool) *builtin {
 	return define(func(_ *run, v Value, _ []Value) Value { return is(v) })
 }
@@ -72,8 +66,7 @@ func isIterable(v Value) bool {
 	return false
 }
 
-// same is Python's "is" where the result does not depend on which objects Python
-// happens to share.
+// same is Python's "is" where the result does not depend on which objects Python happens to share.
 func (r *run) same(a, b Value) bool {
 	switch a.(type) {
 	case nil, bool, *Dict, *namespace, *macro:

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -72,16 +73,11 @@ func (d *Dict) find(key Value) int {
 	if !ok {
 		return -1
 	}
-	if d.index != nil {
-		if i, ok := d.index[k]; ok {
-			return i
-		}
-		return -1
+	if d.index == nil {
+		return slices.IndexFunc(d.keys, func(have Value) bool { h, _ := normalKey(have); return h == k })
 	}
-	for i, have := range d.keys {
-		if h, _ := normalKey(have); h == k {
-			return i
-		}
+	if i, ok := d.index[k]; ok {
+		return i
 	}
 	return -1
 }
@@ -105,31 +101,22 @@ func (d *Dict) Set(key, v Value) bool {
 		return true
 	}
 	d.keys, d.vals = append(d.keys, plain(key)), append(d.vals, v)
-	if d.index == nil {
-		d.reindex()
-	} else {
-		d.index[k] = len(d.keys) - 1
+	switch n := len(d.keys); {
+	case n == dictIndexFrom:
+		d.index = make(map[Value]int, 2*n)
+		for i, key := range d.keys {
+			k, _ := normalKey(key)
+			d.index[k] = i
+		}
+	case n > dictIndexFrom:
+		d.index[k] = n - 1
 	}
 	return true
 }
 
-// reindex builds the index of a dict of dictIndexFrom keys or more.
-func (d *Dict) reindex() {
-	if len(d.keys) < dictIndexFrom {
-		return
-	}
-	d.index = make(map[Value]int, 2*len(d.keys))
-	for i, key := range d.keys {
-		k, _ := normalKey(key)
-		d.index[k] = i
-	}
-}
-
 // clone returns a copy whose keys can be set without changing d.
 func (d *Dict) clone() *Dict {
-	c := &Dict{keys: slices.Clone(d.keys), vals: slices.Clone(d.vals)}
-	c.reindex()
-	return c
+	return &Dict{slices.Clone(d.keys), slices.Clone(d.vals), maps.Clone(d.index)}
 }
 
 // undefined is Jinja's Undefined: it prints as nothing, is false and empty, and
@@ -148,20 +135,11 @@ type dictView struct {
 // intRange is Python's range.
 type intRange struct{ start, stop, step int64 }
 
-func (g intRange) length() int64 {
-	switch {
-	case g.step > 0 && g.start < g.stop:
-		return (g.stop-g.start-1)/g.step + 1
-	case g.step < 0 && g.start > g.stop:
-		return (g.start-g.stop-1)/-g.step + 1
-	}
-	return 0
-}
+func (g intRange) length() int64 { return steps(g.start, g.stop, g.step) }
 
 func (g intRange) at(i int64) Value { return g.start + i*g.step }
 
-// iterator is a Python generator or iterator: it has no length and can be iterated
-// over once.
+// iterator is a Python generator or iterator: it has no length and can be iterated over once.
 type iterator struct {
 	name  string // of its Python type
 	items []Value
@@ -192,6 +170,12 @@ func asFloat(v Value) (float64, bool) {
 	}
 	i, ok := asInt(v)
 	return float64(i), ok
+}
+
+// asStr returns a string, or markup as one.
+func asStr(v Value) (s string, ok bool) {
+	s, ok = plain(v).(string)
+	return s, ok
 }
 
 func isUndefined(v Value) bool {
@@ -256,11 +240,49 @@ func like(v Value, vs []Value) Value {
 	return List(vs)
 }
 
+// both returns what as returns of two values; ok is false unless both are such.
+func both[T any](as func(Value) (T, bool), a, b Value) (x, y T, ok bool) {
+	if x, ok = as(a); ok {
+		y, ok = as(b)
+	}
+	return x, y, ok
+}
+
+// mapped returns what f returns for each of s.
+func mapped[S, T any](s []S, f func(S) T) []T {
+	out := make([]T, len(s))
+	for i, x := range s {
+		out[i] = f(x)
+	}
+	return out
+}
+
+// is returns v as a T; ok is false if it has another type.
+func is[T any](v Value) (x T, ok bool) {
+	x, ok = v.(T)
+	return x, ok
+}
+
+// want returns what as returns of v. If v is not such, it fails: with the message of v if that is
+// undefined, else with msg, in which %s is replaced by the type of v.
+func want[T any](r *run, as func(Value) (T, bool), v Value, msg string) T {
+	x, ok := as(v)
+	if !ok {
+		r.reject(v, "%s", strings.Replace(msg, "%s", typeName(v), 1))
+	}
+	return x
+}
+
+func (r *run) wantStr(v Value) string { return want(r, asStr, v, "expected str, got %s") }
+
+func (r *run) wantInt(v Value) int64 {
+	return want(r, asInt, v, "'%s' object cannot be interpreted as an integer")
+}
+
 // sequences returns the elements of two lists or of two tuples; ok is false for anything else.
 func sequences(a, b Value) (x, y []Value, ok bool) {
-	x, ok1 := sequence(a)
-	y, ok2 := sequence(b)
-	return x, y, ok1 && ok2 && typeName(a) == typeName(b)
+	x, y, ok = both(sequence, a, b)
+	return x, y, ok && typeName(a) == typeName(b)
 }
 
 // typeName is type(v).__name__.
@@ -344,11 +366,7 @@ func (r *run) items(v Value) (out []Value, ok bool) {
 
 // iterate is items, and fails where Python cannot iterate.
 func (r *run) iterate(v Value) []Value {
-	vs, ok := r.items(v)
-	if !ok {
-		r.fail(ErrRender, "'%s' object is not iterable", typeName(v))
-	}
-	return vs
+	return want(r, r.items, v, "'%s' object is not iterable")
 }
 
 func (v dictView) list() []Value {
@@ -365,16 +383,16 @@ func (v dictView) list() []Value {
 	return out
 }
 
-// sliceBounds returns the first index, the step and the number of elements of a
-// Python slice of a sequence of n. Arguments that were not given are nil.
-func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
+// sliceBounds returns the first index, the end and the step of a Python slice of a sequence of n.
+// Arguments that were not given are nil.
+func sliceBounds(n int, start, stop, step *int64) (first, end, by int) {
 	by = 1
 	if step != nil {
 		by = int(max(min(*step, math.MaxInt32), -math.MaxInt32))
 	}
-	lo, hi := 0, n
+	lo, hi, from, to := 0, n, 0, n
 	if by < 0 {
-		lo, hi = -1, n-1
+		lo, hi, from, to = -1, n-1, n-1, -1
 	}
 	clamp := func(p *int64, missing int) int {
 		if p == nil {
@@ -386,32 +404,36 @@ func sliceBounds(n int, start, stop, step *int64) (first, by, count int) {
 		}
 		return int(max(min(i, int64(hi)), int64(lo)))
 	}
-	var end int
-	if by > 0 {
-		first, end = clamp(start, lo), clamp(stop, hi)
-		count = (end - first + by - 1) / by
-	} else {
-		first, end = clamp(start, hi), clamp(stop, lo)
-		count = (first - end - by - 1) / -by
+	return clamp(start, from), clamp(stop, to), by
+}
+
+// steps returns how many numbers there are by step from start to before stop.
+func steps[T int | int64](start, stop, step T) T {
+	switch {
+	case step > 0 && start < stop:
+		return (stop-start-1)/step + 1
+	case step < 0 && start > stop:
+		return (start-stop-1)/-step + 1
 	}
-	return first, by, max(count, 0)
+	return 0
 }
 
 // sliceString is s[start:stop:step] by characters.
 func sliceString(s string, start, stop, step *int64) string {
 	if step == nil || *step == 1 {
 		n := utf8.RuneCountInString(s)
-		first, _, count := sliceBounds(n, start, stop, nil)
+		first, end, _ := sliceBounds(n, start, stop, nil)
+		end = max(first, end)
 		if n == len(s) {
-			return s[first : first+count]
+			return s[first:end]
 		}
 		from := byteOffset(s, first)
-		return s[from : from+byteOffset(s[from:], count)]
+		return s[from : from+byteOffset(s[from:], end-first)]
 	}
 	rs := []rune(s)
-	first, by, count := sliceBounds(len(rs), start, stop, step)
+	first, end, by := sliceBounds(len(rs), start, stop, step)
 	var b strings.Builder
-	for i := range count {
+	for i := range steps(first, end, by) {
 		b.WriteRune(rs[first+i*by])
 	}
 	return b.String()

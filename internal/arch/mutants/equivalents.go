@@ -1,49 +1,52 @@
 package main
 
 import (
-	"bufio"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 )
 
-// equivalent is a mutant that no test can kill, because it behaves as the
-// original does.
-type equivalent struct{ key, reason string }
-
-// readEquivalents reads pairs of lines: a mutant's key, and below it, indented,
-// the reason why it is equivalent. Empty lines and # comments are skipped.
-func readEquivalents(path string) ([]equivalent, error) {
-	f, err := os.Open(path)
+// knownEquivalents reads the reasons why mutants are equivalent, so that no test can kill them, by
+// their keys. The file has pairs of lines, a mutant's key and below it, indented, the reason. Empty
+// lines and # comments are skipped. An entry that matches no mutant is an error, so that the list
+// cannot outlive its code.
+func knownEquivalents(path string, all []*sampled) (map[string]string, error) {
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	var all []equivalent
-	seen := map[string]bool{}
-	lines := bufio.NewScanner(f)
-	for n := 1; lines.Scan(); n++ {
-		line := lines.Text()
+	known, key := map[string]string{}, "" // key: the mutant whose reason comes next
+	for n, line := range strings.Split(string(text), "\n") {
 		text := strings.TrimSpace(line)
-		indented := line != strings.TrimLeft(line, " \t")
-		last := len(all) - 1
-		switch {
-		case text == "" || text[0] == '#':
-		case indented && last >= 0 && all[last].reason == "":
-			all[last].reason = text
+		if text == "" || text[0] == '#' {
+			continue
+		}
+		switch indented := line[0] == '\t' || line[0] == ' '; {
+		case indented && key == "":
+			return nil, fmt.Errorf("%s:%d: a reason without a mutant above it", path, n+1)
 		case indented:
-			return nil, fmt.Errorf("%s:%d: a reason without a mutant above it", path, n)
-		case last >= 0 && all[last].reason == "":
-			return nil, fmt.Errorf("%s:%d: the mutant above has no reason: want one in an indented line", path, n)
-		case seen[text]:
-			return nil, fmt.Errorf("%s:%d: listed twice: %s", path, n, text)
+			known[key], key = text, ""
+		case key != "":
+			return nil, fmt.Errorf("%s:%d: the mutant above has no reason: want one in an indented line", path, n+1)
+		case known[text] != "":
+			return nil, fmt.Errorf("%s:%d: listed twice: %s", path, n+1, text)
 		default:
-			seen[text] = true
-			all = append(all, equivalent{key: text})
+			key = text
 		}
 	}
-	if len(all) > 0 && all[len(all)-1].reason == "" {
+	if key != "" {
 		return nil, fmt.Errorf("%s: the last mutant has no reason", path)
 	}
-	return all, lines.Err()
+	unmatched := maps.Clone(known)
+	for _, s := range all {
+		for _, m := range s.mutants {
+			delete(unmatched, m.key())
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(unmatched)) {
+		return nil, fmt.Errorf("%s: matches no mutant: %s: remove it, or write the line as it is now", path, key)
+	}
+	return known, nil
 }

@@ -1,20 +1,18 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
-	"io"
 	"os"
-	"sync"
 )
 
 // kills is a file of mutants that need not run again: a killed mutant is killed as long as
 // tests are only added, and a mutant that does not compile never does. Its lines are of runs
 // with any seed; several runs may append to it at a time.
 type kills struct {
-	mu    sync.Mutex
-	file  *os.File // nil: nothing is kept
-	fates map[string]fate
+	file  *os.File
+	fates map[string]fate // of earlier runs, by key
 }
 
 // kill is one line of the file.
@@ -25,51 +23,33 @@ type kill struct {
 
 // openKills reads a file, or creates it; with path "" nothing is kept.
 func openKills(path string) (*kills, error) {
-	k := &kills{fates: map[string]fate{}}
-	if path == "" {
-		return k, nil
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
+	f, err := os.OpenFile(cmp.Or(path, os.DevNull), os.O_RDWR|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	for in := json.NewDecoder(f); ; {
+	k := &kills{f, map[string]fate{}}
+	for in := json.NewDecoder(f); in.More(); {
 		var line kill
-		switch err := in.Decode(&line); {
-		case errors.Is(err, io.EOF):
-			k.file = f
-			return k, nil
-		case err != nil:
-			f.Close()
-			return nil, err
+		if err := in.Decode(&line); err != nil {
+			return nil, errors.Join(err, f.Close())
 		}
 		k.fates[line.Mutant] = line.Fate
 	}
+	return k, nil
 }
 
 // fate returns the result of a mutant in an earlier run; false: it must run.
 func (k *kills) fate(m *mutant) (fate, bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	f, ok := k.fates[m.key()]
 	return f, ok
 }
 
 // add records a mutant that has run, unless it survived.
 func (k *kills) add(m *mutant, f fate) error {
-	if k.file == nil || f == survived {
+	if f == survived {
 		return nil
 	}
-	line, err := json.Marshal(kill{m.key(), f})
-	if err != nil {
-		return err
-	}
-	_, err = k.file.Write(append(line, '\n'))
-	return err
+	return json.NewEncoder(k.file).Encode(kill{m.key(), f})
 }
 
-func (k *kills) close() {
-	if k.file != nil {
-		k.file.Close()
-	}
-}
+func (k *kills) close() { k.file.Close() }

@@ -15,11 +15,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"go/build"
 	"io"
 	"os"
 	"os/exec"
@@ -32,6 +34,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // packages are the packages that a run samples: the deciders, whose purity internal/arch tests,
@@ -130,17 +134,9 @@ type sampled struct {
 
 // count returns how many were killed, survived, and are equivalent.
 func (s *sampled) count() (kills, survivors, equivalents int) {
-	for _, r := range s.results {
-		switch {
-		case r.reason != "":
-			equivalents++
-		case r.fate == survived:
-			survivors++
-		default:
-			kills++
-		}
-	}
-	return kills, survivors, equivalents
+	equivalents = len(s.chosen(func(r result) bool { return r.reason != "" }))
+	survivors = len(s.chosen(func(r result) bool { return r.reason == "" && r.fate == survived }))
+	return len(s.results) - survivors - equivalents, survivors, equivalents
 }
 
 // run draws, runs and reports mutants, and returns an error if the tests miss a goal.
@@ -191,18 +187,18 @@ func run(ctx context.Context, o options) error {
 	return nil
 }
 
-// load parses the packages below root.
+// load parses the packages below root, without cgo.
 func load(root string, names []string) ([]*sampled, error) {
+	pure := build.Default
+	pure.CgoEnabled = false
 	var all []*sampled
 	for _, name := range names {
-		cmd := exec.Command("go", "list", "-f", `{{join .GoFiles "\n"}}`, "./"+name)
-		cmd.Dir, cmd.Env, cmd.Stderr = root, append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
-		out, err := cmd.Output()
+		p, err := pure.ImportDir(filepath.Join(root, name), 0)
 		if err != nil {
-			return nil, fmt.Errorf("go list %s: %w", name, err)
+			return nil, err
 		}
 		s := &sampled{name: name}
-		for _, f := range strings.Fields(string(out)) {
+		for _, f := range p.GoFiles {
 			text, err := os.ReadFile(filepath.Join(root, name, f))
 			if err != nil {
 				return nil, err
@@ -217,29 +213,6 @@ func load(root string, names []string) ([]*sampled, error) {
 		all = append(all, s)
 	}
 	return all, nil
-}
-
-// knownEquivalents returns the list as a map from key to reason. An entry that
-// matches no mutant is an error, so that the list cannot outlive its code.
-func knownEquivalents(path string, all []*sampled) (map[string]string, error) {
-	list, err := readEquivalents(path)
-	if err != nil {
-		return nil, err
-	}
-	keys := map[string]bool{}
-	for _, s := range all {
-		for _, m := range s.mutants {
-			keys[m.key()] = true
-		}
-	}
-	known := map[string]string{}
-	for _, e := range list {
-		if !keys[e.key] {
-			return nil, fmt.Errorf("%s: matches no mutant: %s: remove it, or write the line as it is now", path, e.key)
-		}
-		known[e.key] = e.reason
-	}
-	return known, nil
 }
 
 // share sets how many mutants each package has in a sample of n.
@@ -257,114 +230,87 @@ func share(all []*sampled, n int) {
 // run runs the package's part of the sample.
 func (s *sampled) run(ctx context.Context, o options, known map[string]string, earlier *kills) error {
 	began := time.Now()
-	dir, err := os.MkdirTemp("", "mutants-")
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(dir)
-	switch f, out := test(ctx, dir, s.name, nil, 10*minTimeout); {
-	case ctx.Err() != nil:
-		return ctx.Err()
+	switch f, out, err := try(ctx, s.name, nil, 10*minTimeout); {
+	case ctx.Err() != nil || err != nil:
+		return cmp.Or(ctx.Err(), err)
 	case f != survived:
 		return fmt.Errorf("the tests of %s fail without any change:\n%s", s.name, out)
 	}
 	s.timeout = max(minTimeout, timeoutRatio*time.Since(began))
-
-	draw := order(s.mutants, o.seed)
-	var mu sync.Mutex
-	var failure error
-	next, good, running := 0, 0, 0
-	done := sync.NewCond(&mu)
-	// take returns the next mutant to run, or nil when enough compiled.
-	take := func() *mutant {
-		mu.Lock()
-		defer mu.Unlock()
-		for {
-			if failure != nil || ctx.Err() != nil || good >= s.want || next == len(draw) {
-				return nil
-			}
-			if good+running < s.want {
-				running++
-				next++
-				return draw[next-1]
-			}
-			done.Wait()
+	// Each round draws as many mutants as are missing, so that broken ones are replaced.
+	for draw := order(s.mutants, o.seed); len(s.results) < s.want && len(draw) > 0; {
+		n := min(len(draw), s.want-len(s.results))
+		if err := s.round(ctx, o, draw[:n], known, earlier); err != nil {
+			return err
 		}
+		draw = draw[n:]
 	}
-	var workers sync.WaitGroup
-	for range max(1, o.workers) {
-		workers.Go(func() {
-			own, err := os.MkdirTemp(dir, "")
-			for m := take(); m != nil; m = take() {
-				f, kept := earlier.fate(m)
-				if err == nil && !kept {
-					f, _, err = try(ctx, own, s.name, m, s.timeout)
-				}
-				mu.Lock()
-				running--
-				if kept {
-					s.kept++
-				} else if err == nil && ctx.Err() == nil {
-					err = earlier.add(m, f)
-				}
-				switch {
-				case err != nil:
-					failure = err
-				case ctx.Err() != nil:
-				case f == broken:
-					s.rejected++
-				default:
-					good++
-					s.results = append(s.results, result{m, f, known[m.key()]})
-					if f == survived && known[m.key()] == "" {
-						fmt.Fprintf(o.out, "survived: %s:%d: %s\n", m.file, m.line, describe(m))
-					}
-				}
-				done.Broadcast()
-				mu.Unlock()
-			}
-		})
-	}
-	workers.Wait()
 	s.took = time.Since(began)
 	slices.SortFunc(s.results, func(a, b result) int { return strings.Compare(a.m.key(), b.m.key()) })
-	if failure != nil {
-		return failure
-	}
-	return ctx.Err()
+	return nil
 }
 
-// try runs the package's tests with one mutant in place.
-func try(ctx context.Context, dir, pkg string, m *mutant, timeout time.Duration) (fate, string, error) {
-	text, err := os.ReadFile(m.file)
+// round adds the results of mutants that compile. It runs them on the workers.
+func (s *sampled) round(ctx context.Context, o options, ms []*mutant, known map[string]string, earlier *kills) error {
+	workers, ctx := errgroup.WithContext(ctx)
+	workers.SetLimit(max(1, o.workers))
+	var mu sync.Mutex
+	for _, m := range ms {
+		workers.Go(func() error {
+			f, kept := earlier.fate(m)
+			if !kept {
+				var err error
+				if f, _, err = try(ctx, s.name, m, s.timeout); cmp.Or(ctx.Err(), err) != nil {
+					return cmp.Or(ctx.Err(), err)
+				}
+				if err := earlier.add(m, f); err != nil {
+					return err
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if kept {
+				s.kept++
+			}
+			if f == broken {
+				s.rejected++
+				return nil
+			}
+			s.results = append(s.results, result{m, f, known[m.key()]})
+			if f == survived && known[m.key()] == "" {
+				fmt.Fprintf(o.out, "survived: %s:%d: %s\n", m.file, m.line, describe(m))
+			}
+			return nil
+		})
+	}
+	return workers.Wait()
+}
+
+// try runs go test on a package of the working directory with a mutant in place; nil: none.
+func try(ctx context.Context, pkg string, m *mutant, timeout time.Duration) (fate, string, error) {
+	dir, err := os.MkdirTemp("", "mutants-")
 	if err != nil {
 		return 0, "", err
 	}
-	path, err := filepath.Abs(m.file)
-	if err != nil {
-		return 0, "", err
-	}
-	f, out := test(ctx, dir, pkg, map[string][]byte{path: m.apply(text)}, timeout)
-	return f, out, nil
-}
-
-// test runs go test on a package of the working directory with some files
-// replaced.
-func test(ctx context.Context, dir, pkg string, files map[string][]byte, timeout time.Duration) (fate, string) {
+	defer os.RemoveAll(dir)
 	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for path, text := range files {
-		other := filepath.Join(dir, filepath.Base(path))
-		if err := os.WriteFile(other, text, 0o644); err != nil {
-			return broken, err.Error()
+	if m != nil {
+		text, err := os.ReadFile(m.file)
+		if err != nil {
+			return 0, "", err
 		}
-		overlay.Replace[path] = other
+		other := filepath.Join(dir, filepath.Base(m.file))
+		if err := os.WriteFile(other, m.apply(text), 0o644); err != nil {
+			return 0, "", err
+		}
+		overlay.Replace[m.file] = other
 	}
 	list, err := json.Marshal(overlay)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o644)
 	}
 	if err != nil {
-		return broken, err.Error()
+		return 0, "", err
 	}
 	cmd := exec.CommandContext(ctx, "sh", "-c", fmt.Sprintf(`ulimit -v %d; exec "$@"`, maxMemory>>10), "sh",
 		"go", "test", "-overlay", filepath.Join(dir, "overlay.json"), "-p", "1", "-vet=off", "-short", "-failfast", "-count=1",
@@ -378,13 +324,13 @@ func test(ctx context.Context, dir, pkg string, files map[string][]byte, timeout
 	text := string(out)
 	switch {
 	case err == nil:
-		return survived, text
+		return survived, text, nil
 	case strings.Contains(text, "[build failed]") || strings.Contains(text, "[setup failed]"):
-		return broken, text
+		return broken, text, nil
 	case strings.Contains(text, "panic: test timed out"):
-		return timedOut, text
+		return timedOut, text, nil
 	}
-	return killed, text
+	return killed, text, nil
 }
 
 // describe returns the operator, the line and what it becomes.

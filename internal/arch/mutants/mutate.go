@@ -2,11 +2,13 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"hash/fnv"
 	"slices"
 	"strconv"
@@ -59,27 +61,27 @@ const (
 
 var operators = []string{negateComparison, moveBoundary, swapArithmetic, swapLogic, negateCondition, removeStatement, changeConstant, flipBoolean}
 
-var negations = map[token.Token]token.Token{
-	token.EQL: token.NEQ, token.NEQ: token.EQL,
-	token.LSS: token.GEQ, token.GEQ: token.LSS,
-	token.GTR: token.LEQ, token.LEQ: token.GTR,
-}
-
-var boundaries = map[token.Token]token.Token{
-	token.LSS: token.LEQ, token.LEQ: token.LSS,
-	token.GTR: token.GEQ, token.GEQ: token.GTR,
-}
-
-var arithmetic = map[token.Token]token.Token{
-	token.ADD: token.SUB, token.SUB: token.ADD, token.MUL: token.QUO, token.QUO: token.MUL, token.REM: token.MUL,
-	token.SHL: token.SHR, token.SHR: token.SHL, token.AND: token.OR, token.OR: token.AND, token.XOR: token.AND, token.AND_NOT: token.AND,
-	token.ADD_ASSIGN: token.SUB_ASSIGN, token.SUB_ASSIGN: token.ADD_ASSIGN, token.MUL_ASSIGN: token.QUO_ASSIGN,
-	token.QUO_ASSIGN: token.MUL_ASSIGN, token.REM_ASSIGN: token.MUL_ASSIGN, token.SHL_ASSIGN: token.SHR_ASSIGN, token.SHR_ASSIGN: token.SHL_ASSIGN,
-	token.AND_ASSIGN: token.OR_ASSIGN, token.OR_ASSIGN: token.AND_ASSIGN, token.XOR_ASSIGN: token.AND_ASSIGN, token.AND_NOT_ASSIGN: token.AND_ASSIGN,
-	token.INC: token.DEC, token.DEC: token.INC,
-}
-
-var logic = map[token.Token]token.Token{token.LAND: token.LOR, token.LOR: token.LAND}
+// Tokens and what operators put in their place.
+var (
+	negations = map[token.Token]token.Token{
+		token.EQL: token.NEQ, token.NEQ: token.EQL,
+		token.LSS: token.GEQ, token.GEQ: token.LSS,
+		token.GTR: token.LEQ, token.LEQ: token.GTR,
+	}
+	boundaries = map[token.Token]token.Token{
+		token.LSS: token.LEQ, token.LEQ: token.LSS,
+		token.GTR: token.GEQ, token.GEQ: token.GTR,
+	}
+	arithmetic = map[token.Token]token.Token{
+		token.ADD: token.SUB, token.SUB: token.ADD, token.MUL: token.QUO, token.QUO: token.MUL, token.REM: token.MUL,
+		token.SHL: token.SHR, token.SHR: token.SHL, token.AND: token.OR, token.OR: token.AND, token.XOR: token.AND, token.AND_NOT: token.AND,
+		token.ADD_ASSIGN: token.SUB_ASSIGN, token.SUB_ASSIGN: token.ADD_ASSIGN, token.MUL_ASSIGN: token.QUO_ASSIGN,
+		token.QUO_ASSIGN: token.MUL_ASSIGN, token.REM_ASSIGN: token.MUL_ASSIGN, token.SHL_ASSIGN: token.SHR_ASSIGN, token.SHR_ASSIGN: token.SHL_ASSIGN,
+		token.AND_ASSIGN: token.OR_ASSIGN, token.OR_ASSIGN: token.AND_ASSIGN, token.XOR_ASSIGN: token.AND_ASSIGN, token.AND_NOT_ASSIGN: token.AND_ASSIGN,
+		token.INC: token.DEC, token.DEC: token.INC,
+	}
+	logic = map[token.Token]token.Token{token.LAND: token.LOR, token.LOR: token.LAND}
+)
 
 // mutator collects the mutants of one file.
 type mutator struct {
@@ -101,13 +103,8 @@ func mutants(name string, text []byte) ([]*mutant, error) {
 	m := &mutator{name: name, text: text, file: fset.File(parsed.FileStart)}
 	for _, d := range parsed.Decls {
 		m.function = ""
-		switch d := d.(type) {
-		case *ast.FuncDecl:
-			m.function = functionName(d)
-		case *ast.GenDecl:
-			if d.Tok == token.IMPORT {
-				continue
-			}
+		if f, ok := d.(*ast.FuncDecl); ok {
+			m.function = functionName(f)
 		}
 		ast.Inspect(d, m.visit)
 	}
@@ -126,41 +123,25 @@ func functionName(d *ast.FuncDecl) string {
 	if d.Recv == nil {
 		return d.Name.Name
 	}
-	t := d.Recv.List[0].Type
-	for {
-		switch x := t.(type) {
-		case *ast.StarExpr:
-			t = x.X
-		case *ast.IndexExpr:
-			t = x.X
-		case *ast.IndexListExpr:
-			t = x.X
-		case *ast.Ident:
-			return x.Name + "." + d.Name.Name
-		default:
-			return d.Name.Name
-		}
-	}
+	t, _, _ := strings.Cut(types.ExprString(d.Recv.List[0].Type), "[") // without type parameters
+	return strings.TrimPrefix(t, "*") + "." + d.Name.Name
 }
 
 // visit adds the mutants of one node.
 func (m *mutator) visit(n ast.Node) bool {
 	switch n := n.(type) {
 	case *ast.BinaryExpr:
-		m.token(negateComparison, n.OpPos, n.Op, negations)
-		m.token(moveBoundary, n.OpPos, n.Op, boundaries)
-		m.token(swapArithmetic, n.OpPos, n.Op, arithmetic)
-		m.token(swapLogic, n.OpPos, n.Op, logic)
+		m.token(n.OpPos, n.Op)
 	case *ast.AssignStmt:
-		m.token(swapArithmetic, n.TokPos, n.Tok, arithmetic)
+		m.token(n.TokPos, n.Tok)
 	case *ast.IncDecStmt:
-		m.token(swapArithmetic, n.TokPos, n.Tok, arithmetic)
+		m.token(n.TokPos, n.Tok)
 	case *ast.IfStmt:
 		m.condition(n.Cond)
 		for _, s := range n.Body.List {
 			switch s.(type) {
 			case *ast.ReturnStmt, *ast.BranchStmt:
-				m.add(removeStatement, s.Pos(), s.End(), "")
+				m.remove(s)
 			}
 		}
 	case *ast.ForStmt:
@@ -193,10 +174,15 @@ func (m *mutator) visit(n ast.Node) bool {
 	return true
 }
 
-// token adds a mutant with another operator in place of one at pos.
-func (m *mutator) token(operator string, pos token.Pos, tok token.Token, to map[token.Token]token.Token) {
-	if t, ok := to[tok]; ok {
-		m.add(operator, pos, pos+token.Pos(len(tok.String())), t.String())
+// token adds the mutants with another operator in place of the one at pos.
+func (m *mutator) token(pos token.Pos, tok token.Token) {
+	for _, swap := range []struct {
+		operator string
+		to       map[token.Token]token.Token
+	}{{negateComparison, negations}, {moveBoundary, boundaries}, {swapArithmetic, arithmetic}, {swapLogic, logic}} {
+		if t, ok := swap.to[tok]; ok {
+			m.add(swap.operator, pos, pos+token.Pos(len(tok.String())), t.String())
+		}
 	}
 }
 
@@ -214,7 +200,7 @@ func (m *mutator) condition(c ast.Expr) {
 			return
 		}
 	}
-	m.add(negateCondition, c.Pos(), c.End(), "!("+string(m.text[m.offset(c.Pos()):m.offset(c.End())])+")")
+	m.add(negateCondition, c.Pos(), c.End(), "!("+m.source(c.Pos(), c.End())+")")
 }
 
 // statements adds the removal of each assignment, call, send and increment of a
@@ -223,30 +209,22 @@ func (m *mutator) statements(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
 		case *ast.ExprStmt, *ast.IncDecStmt, *ast.SendStmt:
-			m.add(removeStatement, s.Pos(), s.End(), "")
+			m.remove(s)
 		case *ast.AssignStmt:
-			if s.Tok == token.DEFINE {
-				continue
-			}
-			blank := strings.TrimSuffix(strings.Repeat("_, ", len(s.Lhs)), ", ")
-			if x, ok := s.Rhs[0].(*ast.Ident); ok && x.Name == "nil" && len(s.Rhs) == 1 {
-				m.add(removeStatement, s.Pos(), s.End(), "")
-				continue
-			}
-			if !blanks(s.Lhs) {
-				m.add(removeStatement, s.Pos(), s.Rhs[0].Pos(), blank+" = ")
+			blank := strings.Repeat("_, ", len(s.Lhs)-1) + "_ = "
+			right := m.source(s.Rhs[0].Pos(), s.End())
+			switch left := m.source(s.Pos(), s.Rhs[0].Pos()); {
+			case s.Tok == token.DEFINE:
+			case right == "nil":
+				m.remove(s)
+			case left != blank:
+				m.add(removeStatement, s.Pos(), s.Rhs[0].Pos(), blank)
 			}
 		}
 	}
 }
 
-// blanks reports whether all expressions are the blank identifier.
-func blanks(list []ast.Expr) bool {
-	return !slices.ContainsFunc(list, func(e ast.Expr) bool {
-		x, ok := e.(*ast.Ident)
-		return !ok || x.Name != "_"
-	})
-}
+func (m *mutator) remove(s ast.Stmt) { m.add(removeStatement, s.Pos(), s.End(), "") }
 
 // integer adds the neighbours of a literal.
 func (m *mutator) integer(n *ast.BasicLit) {
@@ -260,10 +238,13 @@ func (m *mutator) integer(n *ast.BasicLit) {
 	}
 }
 
-func (m *mutator) offset(p token.Pos) int { return m.file.Offset(p) }
+// source returns the text between two positions.
+func (m *mutator) source(from, to token.Pos) string {
+	return string(m.text[m.file.Offset(from):m.file.Offset(to)])
+}
 
 func (m *mutator) add(operator string, from, to token.Pos, with string) {
-	x := &mutant{file: m.name, function: m.function, operator: operator, line: m.file.Line(from), from: m.offset(from), to: m.offset(to), with: with}
+	x := &mutant{file: m.name, function: m.function, operator: operator, line: m.file.Line(from), from: m.file.Offset(from), to: m.file.Offset(to), with: with}
 	x.at = lineAt(m.text, x.from)
 	x.becomes = lineAt(x.apply(m.text), x.from)
 	m.all = append(m.all, x)
@@ -284,48 +265,29 @@ func lineAt(text []byte, at int) string {
 // each line, and so on. The order depends only on the content, so that a change
 // of one line does not change the draw of the others.
 func order(all []*mutant, seed uint64) []*mutant {
+	drawn := slices.SortedFunc(slices.Values(all), func(a, b *mutant) int { return cmp.Compare(rank(seed, a.key()), rank(seed, b.key())) })
 	type line struct {
 		file string
 		line int
 	}
-	lines := map[line][]*mutant{}
-	for _, m := range all {
-		l := line{m.file, m.line}
-		lines[l] = append(lines[l], m)
-	}
-	type drawn struct {
-		m     *mutant
+	type place struct {
 		round int
-		rank  uint64
+		rank  uint64 // of the line, by its first mutant
 	}
-	var draws []drawn
-	for _, l := range lines {
-		slices.SortFunc(l, func(a, b *mutant) int { return compare(rank(seed, a.key()), rank(seed, b.key())) })
-		for i, m := range l {
-			draws = append(draws, drawn{m, i, rank(seed, "line", l[0].key())})
+	last, places := map[line]place{}, map[*mutant]place{}
+	for _, m := range drawn {
+		l := line{m.file, m.line}
+		p := last[l]
+		if p.round++; p.round == 1 {
+			p.rank = rank(seed, "line", m.key())
 		}
+		last[l], places[m] = p, p
 	}
-	slices.SortFunc(draws, func(a, b drawn) int {
-		if a.round != b.round {
-			return a.round - b.round
-		}
-		return compare(a.rank, b.rank)
+	slices.SortStableFunc(drawn, func(a, b *mutant) int {
+		p, q := places[a], places[b]
+		return cmp.Or(p.round-q.round, cmp.Compare(p.rank, q.rank))
 	})
-	sorted := make([]*mutant, len(draws))
-	for i, d := range draws {
-		sorted[i] = d.m
-	}
-	return sorted
-}
-
-func compare(a, b uint64) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
+	return drawn
 }
 
 // rank returns a pseudo-random number of the seed and the parts.

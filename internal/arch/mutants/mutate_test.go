@@ -286,7 +286,7 @@ func TestFates(t *testing.T) {
 		if want == timedOut {
 			bound = 3 * time.Second
 		}
-		got, out, err := try(context.Background(), t.TempDir(), pkg, m, bound)
+		got, out, err := try(context.Background(), pkg, m, bound)
 		if err != nil || got != want {
 			t.Errorf("%s: %v, %v: want %v\n%s", m.with, got, err, want, out)
 		}

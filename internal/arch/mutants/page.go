@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -69,9 +70,8 @@ func page(o options, all []*sampled, failures []string, began time.Time) string 
 	b.WriteString("Killed is a share of the mutants that are not equivalent. A timeout counts as killed; a mutant that does not compile is replaced by the next of the draw.\n\n")
 	b.WriteString("| package | lines | possible mutants | drawn | killed | of these by timeout | survived | equivalent | killed, % | not compiling | seconds |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
-	var total sampled
+	total := sampled{name: "all"}
 	for _, s := range all {
-		row(&b, s)
 		total.lines += s.lines
 		total.mutants = append(total.mutants, s.mutants...)
 		total.results = append(total.results, s.results...)
@@ -79,55 +79,42 @@ func page(o options, all []*sampled, failures []string, began time.Time) string 
 		total.kept += s.kept
 		total.took += s.took
 	}
-	total.name = "all"
-	row(&b, &total)
+	for _, s := range append(all, &total) {
+		kills, survivors, equivalents := s.count()
+		timeouts := len(s.chosen(func(r result) bool { return r.fate == timedOut }))
+		fmt.Fprintf(&b, "| %s | %d | %d | %d | %d | %d | %d | %d | %.1f | %d | %.0f |\n", s.name, s.lines, len(s.mutants), len(s.results),
+			kills, timeouts, survivors, equivalents, 100*rate(kills, survivors), s.rejected, s.took.Seconds())
+	}
 	b.WriteString("\n## By operator\n\n| operator | killed | survived | equivalent |\n|---|---|---|---|\n")
 	for _, op := range operators {
-		var of sampled
-		for _, r := range total.results {
-			if r.m.operator == op {
-				of.results = append(of.results, r)
-			}
-		}
+		of := sampled{results: total.chosen(func(r result) bool { return r.m.operator == op })}
 		k, v, e := of.count()
 		fmt.Fprintf(&b, "| %s | %d | %d | %d |\n", op, k, v, e)
 	}
 	if total.kept > 0 {
 		fmt.Fprintf(&b, "\n%d results (killed, or not compiling) are of runs before the last tests were added; the other mutants ran at this commit.\n", total.kept)
 	}
-	list(&b, "Survivors", &total, func(r result) bool { return r.fate == survived && r.reason == "" })
-	list(&b, "Equivalents", &total, func(r result) bool { return r.reason != "" })
+	list(&b, "Survivors", total.chosen(func(r result) bool { return r.fate == survived && r.reason == "" }))
+	list(&b, "Equivalents", total.chosen(func(r result) bool { return r.reason != "" }))
 	return b.String()
 }
 
-func row(b *strings.Builder, s *sampled) {
-	kills, survivors, equivalents := s.count()
-	timeouts := 0
-	for _, r := range s.results {
-		if r.fate == timedOut {
-			timeouts++
-		}
-	}
-	fmt.Fprintf(b, "| %s | %d | %d | %d | %d | %d | %d | %d | %.1f | %d | %.0f |\n", s.name, s.lines, len(s.mutants), len(s.results),
-		kills, timeouts, survivors, equivalents, 100*rate(kills, survivors), s.rejected, s.took.Seconds())
+// chosen returns the results for which f returns true.
+func (s *sampled) chosen(f func(result) bool) []result {
+	return slices.DeleteFunc(slices.Clone(s.results), func(r result) bool { return !f(r) })
 }
 
-// list writes a section with one line for each chosen result.
-func list(b *strings.Builder, title string, s *sampled, choose func(result) bool) {
+// list writes a section with one line for each result.
+func list(b *strings.Builder, title string, results []result) {
 	fmt.Fprintf(b, "\n## %s\n\n", title)
-	n := 0
-	for _, r := range s.results {
-		if !choose(r) {
-			continue
-		}
-		n++
+	for _, r := range results {
 		fmt.Fprintf(b, "- %s:%d, %s", r.m.file, r.m.line, describe(r.m))
 		if r.reason != "" {
 			fmt.Fprintf(b, ": %s", r.reason)
 		}
 		b.WriteString("\n")
 	}
-	if n == 0 {
+	if len(results) == 0 {
 		b.WriteString("None.\n")
 	}
 }

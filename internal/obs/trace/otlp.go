@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +20,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/tandem-serving/tandem/internal/regular"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 const (
@@ -31,7 +30,6 @@ const (
 	longestRetry    = 30 * time.Second
 	retriesTogether = time.Minute
 	maxReply        = 64 << 10 // bytes of an answer that are read
-	maxPEM          = 1 << 20
 )
 
 // uploader posts spans to a collector as protobuf over HTTP, and retries while the
@@ -127,41 +125,26 @@ func collectorURL(endpoint string, getenv func(string) string) (*url.URL, error)
 	return u, nil
 }
 
-// collectorTLS returns the TLS configuration, nil if no variable names a certificate.
+// collectorTLS returns the TLS configuration with the certificates that variables name.
 func collectorTLS(getenv func(string) string) (*tls.Config, error) {
-	var c *tls.Config
+	c := new(tls.Config)
+	var err error
 	if name, path := setting(getenv, "CERTIFICATE"); path != "" {
-		pem, err := regular.ReadFile(path, maxPEM)
-		if err != nil {
+		if c.RootCAs, err = tlsconf.Pool(path); err != nil {
 			return nil, fmt.Errorf("%w: %s: %w", ErrOption, name, err)
-		}
-		c = &tls.Config{RootCAs: x509.NewCertPool()}
-		if !c.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%w: %s: %s has no certificate in PEM", ErrOption, name, path)
 		}
 	}
 	name, path := setting(getenv, "CLIENT_CERTIFICATE")
 	keyName, keyPath := setting(getenv, "CLIENT_KEY")
-	if path == "" && keyPath == "" {
+	switch {
+	case path == "" && keyPath == "":
 		return c, nil
-	}
-	if path == "" || keyPath == "" {
+	case path == "" || keyPath == "":
 		return nil, fmt.Errorf("%w: %s and %s: set both or none", ErrOption, name, keyName)
 	}
-	cert, err := regular.ReadFile(path, maxPEM)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrOption, name, err)
-	}
-	key, err := regular.ReadFile(keyPath, maxPEM)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrOption, keyName, err)
-	}
-	pair, err := tls.X509KeyPair(cert, key)
+	pair, err := tlsconf.KeyPair(path, keyPath)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s, %s: %w", ErrOption, name, keyName, err)
-	}
-	if c == nil {
-		c = new(tls.Config)
 	}
 	c.Certificates = []tls.Certificate{pair}
 	return c, nil

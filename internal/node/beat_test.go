@@ -1,4 +1,4 @@
-package rpc
+package node
 
 import (
 	"context"
@@ -19,7 +19,7 @@ func TestBeat(t *testing.T) {
 		var mu sync.Mutex
 		busy, queued := false, uint32(0)
 		var told []uint32
-		go Beat(ctx, interval, func() *nodepb.Stats {
+		go beat(ctx, interval, func() *nodepb.Stats {
 			mu.Lock()
 			defer mu.Unlock()
 			if busy {

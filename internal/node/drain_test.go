@@ -1,4 +1,4 @@
-package rpc
+package node
 
 import (
 	"context"
@@ -13,41 +13,39 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
+// base returns a Base that can drain, without an engine.
+func base(running func() int, end func()) *Base {
+	return New(Options{Lock: new(sync.Mutex), Log: slog.New(slog.DiscardHandler), Running: running, End: end})
+}
+
 // A drain's end comes at its timeout, unless something else was asked for since or the process leaves.
 func TestDraining(t *testing.T) {
-	ask := func(ms uint64) *nodepb.Drain { return &nodepb.Drain{TimeoutMs: ms} }
 	for name, c := range map[string]struct {
-		do    func(d *Draining, ask func(*nodepb.Drain) bool)
+		do    func(b *Base, ask func(cancel bool, timeout time.Duration))
 		on    bool
 		after time.Duration // of the end; 0: none
 	}{
-		"timeout":       {do: func(d *Draining, do func(*nodepb.Drain) bool) { do(ask(1000)) }, on: true, after: time.Second},
-		"no timeout":    {do: func(d *Draining, do func(*nodepb.Drain) bool) { do(ask(0)) }, on: true},
-		"taken back":    {do: func(d *Draining, do func(*nodepb.Drain) bool) { do(ask(1000)); do(&nodepb.Drain{Cancel: true}) }},
-		"asked anew":    {do: func(d *Draining, do func(*nodepb.Drain) bool) { do(ask(1000)); do(ask(3000)) }, on: true, after: 3 * time.Second},
-		"leaves":        {do: func(d *Draining, do func(*nodepb.Drain) bool) { do(ask(1000)); d.Leave() }, on: true},
-		"leaves before": {do: func(d *Draining, do func(*nodepb.Drain) bool) { d.Leave(); do(&nodepb.Drain{Cancel: true}) }, on: true},
+		"timeout":       {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, time.Second) }, on: true, after: time.Second},
+		"no timeout":    {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, 0) }, on: true},
+		"taken back":    {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, time.Second); ask(true, 0) }},
+		"asked anew":    {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, time.Second); ask(false, 3*time.Second) }, on: true, after: 3 * time.Second},
+		"leaves":        {do: func(b *Base, ask func(bool, time.Duration)) { ask(false, time.Second); b.leave() }, on: true},
+		"leaves before": {do: func(b *Base, ask func(bool, time.Duration)) { b.leave(); ask(true, 0) }, on: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var mu sync.Mutex
-				var d Draining
 				start, ended := time.Now(), time.Duration(0)
-				mu.Lock()
-				leaving := false
-				c.do(&d, func(m *nodepb.Drain) bool {
-					leaving = d.leaving
-					did := d.Ask(m, &mu, func() { ended = time.Since(start) })
-					if did == leaving {
+				b := base(func() int { return 1 }, func() { ended = time.Since(start) })
+				c.do(b, func(cancel bool, timeout time.Duration) {
+					leaving := b.leaving
+					if did := b.ask(cancel, timeout); did == leaving {
 						t.Errorf("asked while leaving is %v: did %v", leaving, did)
 					}
-					return did
 				})
-				mu.Unlock()
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
-				if d.On() != c.on || ended != c.after {
-					t.Errorf("on %v, ended after %v; want %v, %v", d.On(), ended, c.on, c.after)
+				if b.Draining() != c.on || ended != c.after {
+					t.Errorf("on %v, ended after %v; want %v, %v", b.Draining(), ended, c.on, c.after)
 				}
 			})
 		})
@@ -68,26 +66,21 @@ func TestDrainingWait(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var mu sync.Mutex
-				var d Draining
 				left, ended := c.left, false
+				b := base(func() int { return left }, func() { ended = true })
 				ctx, cancel := context.WithTimeout(t.Context(), c.bound)
 				defer cancel()
 				work := time.AfterFunc(c.done, func() {
-					mu.Lock()
-					defer mu.Unlock()
+					b.o.Lock.Lock()
+					defer b.o.Lock.Unlock()
 					for left > 0 {
 						left--
-						d.Left(left)
+						b.Ended()
 					}
 				})
 				defer work.Stop()
 				start := time.Now()
-				d.Wait(ctx, &mu, func() int { return left }, func() {
-					mu.Lock()
-					defer mu.Unlock()
-					ended = true
-				})
+				b.wait(ctx)
 				if took := time.Since(start); took != c.returns || ended != c.ended {
 					t.Errorf("returned after %v, ended %v; want %v, %v", took, ended, c.returns, c.ended)
 				}
@@ -98,20 +91,18 @@ func TestDrainingWait(t *testing.T) {
 
 // What a gateway sends is taken, or said not to be.
 func TestDrainingAsked(t *testing.T) {
-	var mu sync.Mutex
-	var d Draining
+	b := base(func() int { return 0 }, nil)
 	payload, err := proto.Marshal(&nodepb.Drain{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.DiscardHandler)
-	if d.Asked([]byte{0xff}, &mu, log, nil) || d.On() {
+	if b.asked([]byte{0xff}) || b.Draining() {
 		t.Error("what does not parse was taken")
 	}
-	if !d.Asked(payload, &mu, log, nil) || !d.On() {
+	if !b.asked(payload) || !b.Draining() {
 		t.Error("a drain was not taken")
 	}
-	if d.Leave(); d.Asked(payload, &mu, log, nil) {
+	if b.leave(); b.asked(payload) {
 		t.Error("a node that leaves was asked")
 	}
 }
