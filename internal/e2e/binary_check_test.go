@@ -5,6 +5,8 @@ package e2e
 import (
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -219,6 +221,37 @@ func TestBinaryHelpGroups(t *testing.T) {
 			if err != nil || !strings.Contains(out, w) || strings.HasPrefix(args, "serve") && strings.Contains(out, "--port") {
 				t.Errorf("%s: %v, no %q in\n%s%s", args, err, w, out, errOut)
 			}
+		}
+	}
+}
+
+// A load test of which every request failed prints the reason and no zeros.
+func TestBinaryBenchWithoutResult(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/models" {
+			fmt.Fprint(w, `{"data": [{"id": "m"}]}`)
+			return
+		}
+		http.Error(w, `{"error": {"message": "on fire"}}`, http.StatusInternalServerError)
+	}))
+	defer server.Close()
+	out, errOut, err := tandem(t, nil, "bench", "serve", "--base-url", server.URL, "--num-prompts", "2", "--tokenizer", "builtin", "--ready-check-timeout-sec", "0")
+	if err == nil || !strings.Contains(out, "on fire") || !strings.Contains(out, "No request succeeded") || strings.Contains(out, "throughput") || strings.Contains(out, "(ms)") {
+		t.Errorf("%v\n%s%s", err, out, errOut)
+	}
+}
+
+// make lists its targets in groups, within 100 columns.
+func TestMakeHelp(t *testing.T) {
+	out, err := exec.Command("make", "-C", "../..", "--no-print-directory").CombinedOutput()
+	for _, want := range []string{"Run\n", "Check\n", "Measure\n", "  make up  ", "LISTEN="} {
+		if err != nil || !strings.Contains(string(out), want) {
+			t.Errorf("%v: no %q", err, want)
+		}
+	}
+	for line := range strings.Lines(string(out)) {
+		if len(strings.TrimSpace(line)) > 100 || len(line) > 102 {
+			t.Errorf("%d columns: %s", len(line), line)
 		}
 	}
 }
