@@ -129,4 +129,13 @@ func TestBinaryNames(t *testing.T) {
 	<-first.ended
 	daemonOf(t, append(at(3), "--node-name", "renamed")...)
 	shown("d1", "renamed")
+	// A replica of the gateway has its certificate, and names the nodes alike.
+	replica := daemonOf(t, "gateway", "--tls-dir", filepath.Join(certs, "gw1"), "--port", n(15), "--gossip-port", "0", "--nats-port", "0", "--join", "127.0.0.1:"+n(1))
+	c.port += 15
+	shown("d1", "renamed")
+	for _, log := range []string{gateway.log.String(), replica.log.String()} {
+		if strings.Contains(log, "uplicate") || strings.Contains(log, "onflict") {
+			t.Error(log)
+		}
+	}
 }
