@@ -220,6 +220,7 @@ func Check(o LoadOptions) (_ *model.Bundle, err error) {
 	} else if _, err := src.RankBytes(q, o.TensorParallel.shard(0)); err != nil {
 		errs = append(errs, refuse(o.Model, err))
 	}
+	errs = append(errs, checkModules(&o.Adapters))
 	b, err := src.Bundle()
 	if err != nil {
 		errs = append(errs, refuse(o.Model, err))
@@ -227,6 +228,21 @@ func Check(o LoadOptions) (_ *model.Bundle, err error) {
 		b.ChatTemplate = o.ChatTemplate
 	}
 	return b, errors.Join(errs...)
+}
+
+// checkModules refuses adapters whose folders are not those of PEFT.
+func checkModules(a *Adapters) error {
+	var errs []error
+	for _, m := range a.Modules {
+		folder := m.Path
+		if a.Root != "" && !filepath.IsAbs(folder) {
+			folder = filepath.Join(a.Root, folder)
+		}
+		if _, err := os.Stat(filepath.Join(folder, "adapter_config.json")); err != nil {
+			errs = append(errs, fmt.Errorf("%w: --lora-modules %s=%s: the folder has no adapter_config.json that can be read; give the folder that PEFT saved", ErrOption, m.Name, m.Path))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // CheckOptions returns the errors with which Load would refuse the options with every model.

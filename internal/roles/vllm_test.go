@@ -221,7 +221,7 @@ func TestSupportedNeverRefuses(t *testing.T) {
 		"distributed-timeout-seconds": {"600"}, "tensor-parallel-size": {"1", "2"},
 		"block-size": {"1", "8", "16", "32", "64", "128", "256"}, "gpu-memory-utilization": {"0.1", "0.9", "1.0"},
 		"kv-cache-memory-bytes": {"1073741824", "2GiB", "4G", "25.6k"}, "kv-cache-dtype": {"auto", "float32", "bfloat16"},
-		"max-loras": {"4"}, "max-lora-rank": {"1", "8", "320", "512"}, "max-cpu-loras": {"8"}, "lora-modules": {"a=x b=y --enable-lora"},
+		"max-loras": {"4"}, "max-lora-rank": {"1", "8", "320", "512"}, "max-cpu-loras": {"8"}, "lora-modules": {"a=x b=y --enable-lora --model org/name"},
 		"log-level": {"debug", "info", "INFO", "warning", "error"}, "otlp-traces-endpoint": {"http://127.0.0.1:4318", "https://collector:4318/v1/traces"},
 		"max-num-batched-tokens": {"1", "512", "8k", "131072"}, "max-num-seqs": {"1", "256", "1024"}, "max-num-queued-reqs": {"10"},
 		"shutdown-timeout": {"0", "30"}, "config": {writeFile(t, "port: 1\n")},
