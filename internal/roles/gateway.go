@@ -295,11 +295,7 @@ func runGateway(v *cli.Invocation) error {
 	var server *cluster.Server
 	if f.c.natsURL == "" {
 		// The server would not name the port that is in use.
-		probe, err := process.Listen(host, f.natsPort, "nats-port")
-		if err != nil {
-			return err
-		}
-		if err := probe.Close(); err != nil {
+		if err := process.CheckPort(host, f.natsPort, "nats-port"); err != nil {
 			return err
 		}
 		if server, err = cluster.StartServer(cluster.ServerOptions{
