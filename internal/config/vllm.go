@@ -260,7 +260,7 @@ func (s *Set) translate(args []string) (out []string) {
 			out, model = append(out, a), true
 			continue
 		}
-		name, v, has := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		name, v, has := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(a, "-"), "-"), "=")
 		name, path, _ := strings.Cut(name, ".")
 		if !strings.HasPrefix(a, "--") {
 			if level, ok := strings.CutPrefix(name, "O"); ok && level != "" && !has {
@@ -292,6 +292,10 @@ func (s *Set) translate(args []string) (out []string) {
 		for i+1 < len(args) && follows(kind, f, values, args[i+1], model) {
 			i++
 			values = append(values, args[i])
+		}
+		if len(values) == 0 && f.NoOptDefVal == "" {
+			s.problem(f.Name, fmt.Errorf("%w: --%s needs a value", ErrValue, f.Name))
+			continue
 		}
 		if path != "" && own(f) && f.Value.Type() == jsonType {
 			into(objects, f.Name+"."+path, strings.Join(values, " "))
@@ -325,7 +329,8 @@ func follows(kind kind, f *pflag.Flag, values []string, next string, model bool)
 	case words:
 		return !flag && (first || model)
 	}
-	return first && (f.NoOptDefVal == "" || !flag)
+	// Without a value, --name is one that needs none, or its value is missing.
+	return first && !strings.HasPrefix(next, "--") && (f.NoOptDefVal == "" || !flag)
 }
 
 // written returns a flag with its values as arguments. One that is declared as a list gets each
