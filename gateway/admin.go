@@ -27,7 +27,8 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		return nil
 	}
 	if !looks && len(ctx.Request.Header.Peek("Origin")) > 0 {
-		return fromPage
+		// Browsers send Origin, and programs do not.
+		return &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Message: "requests of web pages, which have the header Origin, may change nothing here"}
 	}
 	if port == operators {
 		return nil
@@ -71,11 +72,6 @@ func fromProxy(name string) bool {
 // proxyNames are parts of the names of such headers.
 var proxyNames = [...]string{"forwarded", "client-ip", "connecting-ip", "real-ip", "remote-addr", "remote-ip", "peer-ip", "original-",
 	"cf-ray", "cf-visitor", "x-envoy-", "x-amzn-", "x-amz-cf-", "x-azure-", "fastly-"}
-
-// fromPage refuses changes by pages in a browser on an operator's machine. Browsers send Origin,
-// and programs do not.
-var fromPage = &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
-	Message: "requests of web pages, which have the header Origin, may change nothing here"}
 
 // level returns the log level or changes it.
 func (g *Gateway) level(ctx *fasthttp.RequestCtx) {
@@ -158,7 +154,7 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 
 // serveAdmin serves the operators' port until ctx ends.
 func (g *Gateway) serveAdmin(ctx context.Context) {
-	s := g.http.Operators(func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, pathOf(ctx), operators) }, min(adminConns, max(4, g.o.MaxConns/8)))
+	s := g.http.Operators(func(ctx *fasthttp.RequestCtx) { g.dispatch(ctx, pathOf(ctx), operators) }, min(adminConns, max(4, g.o.MaxConns/8)))
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(g.o.AdminListener) }()
 	select {

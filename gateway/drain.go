@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/cluster"
@@ -62,7 +63,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	}
 	n := named[0]
 	if err := n.Drain(timeout, cancel); err != nil {
-		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be notified: %s", openai.Clip(err.Error(), 300)))
+		g.fail(ctx, openai.Unavailable(exchange.RetryAfter, "the node cannot be notified: %s", openai.Clip(err.Error(), 300)))
 		return
 	}
 	m := n.Member()

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/valyala/fasthttp"
@@ -87,13 +88,8 @@ func (r *endpoint) at(path string) bool {
 	return r.Path == path
 }
 
-// dispatch finds the route of a request and serves it.
-func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string) {
-	g.dispatchTo(ctx, path, clients)
-}
-
-// dispatchTo is dispatch on the port of clients or of operators.
-func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audience) {
+// dispatch finds the route of a request on the port of clients or of operators, and serves it.
+func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string, port audience) {
 	if g.browser(ctx, path, port) {
 		return
 	}
@@ -202,7 +198,7 @@ func (g *Gateway) openAPI(ctx *fasthttp.RequestCtx) {
 // own slashes, encoded or not.
 func pathOf(ctx *fasthttp.RequestCtx) string {
 	for _, prefix := range [...]string{modelsPath, drainPath} {
-		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !httpserver.DotSegments(name) {
+		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !httpserver.DotSegments(string(name)) {
 			return prefix + httpserver.Unescape(name)
 		}
 	}
@@ -215,10 +211,5 @@ func pathOf(ctx *fasthttp.RequestCtx) string {
 
 // routed reports whether a path is that of a route of the gateway.
 func routed(path string) bool {
-	for i := range routes {
-		if routes[i].Path == path {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(routes, func(r endpoint) bool { return r.Path == path })
 }

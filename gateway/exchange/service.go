@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
@@ -33,7 +34,7 @@ type Service struct {
 	Log         *slog.Logger
 	LogRequests bool          // a line for each
 	Tracer      *trace.Tracer // nil: no spans
-	Meters      Meters
+	Meters      *metrics.Set
 	Policy      route.Policy    // of requests without one
 	Budget      *rate.Limiter   // of all requests' retries before their first token
 	Resumes     *rate.Limiter   // of attempts of choices that have tokens

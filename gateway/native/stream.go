@@ -7,13 +7,15 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // Run implements exchange.Backend. It waits for the first event of a stream, or for the whole
 // answer.
 func (x *request) Run() *openai.Error {
 	if x.req.Stream {
-		x.takeBuffer()
+		x.buf = (*buffers.Get().(*[]byte))[:0]
+		x.countBuffer()
 	}
 	if fault := x.startAll(); fault != nil {
 		return fault
@@ -63,7 +65,7 @@ func (x *request) Stop() {
 		}
 	}
 	if len(x.choices) > 0 && x.live == 0 {
-		x.S.Meters.MostTokens.Observe(float64(most))
+		x.S.Meters.Histogram(metrics.RequestMaxNumGenerationTokens).Observe(float64(most))
 	}
 	if x.timer != nil {
 		x.timer.Stop()
@@ -123,12 +125,6 @@ const (
 	maxKeptBuffer = 64 << 10
 )
 
-// takeBuffer takes a buffer for the request's events, and giveBuffer returns it.
-func (x *request) takeBuffer() {
-	x.buf = (*buffers.Get().(*[]byte))[:0]
-	x.countBuffer()
-}
-
 // countBuffer updates the total size of all streams' buffers.
 func (x *request) countBuffer() {
 	if n := cap(x.buf); n != x.counted {
@@ -137,6 +133,7 @@ func (x *request) countBuffer() {
 	}
 }
 
+// giveBuffer returns the request's buffer.
 func (x *request) giveBuffer() {
 	x.fleet.Buffered.Add(-int64(x.counted))
 	x.counted = 0

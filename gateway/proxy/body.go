@@ -234,7 +234,7 @@ func (b *relayBody) finish(err error) {
 	}
 	if b.last { // the client has all of it
 		b.end = io.EOF
-		r.drop(nil)
+		r.end(upstream.ErrNoVerdict)
 		return
 	}
 	b.end = exchange.ErrCut

@@ -88,14 +88,15 @@ type Cluster struct {
 	changed chan struct{} // capacity 1: nodes has changed
 	renewed chan struct{} // capacity 1: self has changed
 
-	mu     sync.Mutex
-	self   Member
-	meta   []byte            // encoded self
-	nodes  map[string]Member // by ID, from memberlist's events
-	addrs  map[string]string // gossip addresses of nodes, by ID
-	joined bool
-	lost   []string // lost members that rejoin has not handled yet; bounded by its pace
-	left   bool
+	mu       sync.Mutex
+	self     Member
+	meta     []byte            // encoded self
+	nodes    map[string]Member // by ID, from memberlist's events
+	addrs    map[string]string // gossip addresses of nodes, by ID
+	joined   bool
+	arrivals uint64   // how often a member was added, or has changed and is ready
+	lost     []string // lost members that rejoin has not handled yet; bounded by its pace
+	left     bool
 }
 
 // New starts to gossip. Join addresses that do not answer are retried in the background.
@@ -303,7 +304,7 @@ func (c *Cluster) coalesce(signals <-chan struct{}, f func()) {
 // lost: a member that others join through may have no Join addresses itself, so that it
 // knows no other member after a restart.
 func (c *Cluster) rejoin() {
-	warned, pause, unmet := false, firstRejoin, c.o.Join
+	warned, missed, pause, unmet := false, false, firstRejoin, c.o.Join
 	before := true // alone in the round before: a cluster that stops leaves its last member alone for a moment
 	for {
 		c.mu.Lock()
@@ -317,12 +318,13 @@ func (c *Cluster) rejoin() {
 			unmet = c.absent(unmet, lost)
 		}
 		var err error
-		if unmet, err = c.meet(unmet); err == nil {
-			warned = false
+		if unmet, err = c.meet(unmet, missed); err == nil {
+			warned, missed = false, false
 		} else if alone && before && !warned && pause >= c.o.Rejoin { // not at once: the others may be starting too
 			c.o.Log.Warn("no member to join yet, retrying", "addresses", c.o.Join, "every", c.o.Rejoin, "error", err)
 			warned = true
 		}
+		missed = missed || alone && err != nil
 		before = alone
 		if !sleep(c.ctx, pause, nil) {
 			return
@@ -355,9 +357,13 @@ func (c *Cluster) Lost(id string) {
 }
 
 // meet joins through each address and returns those that did not answer. It does not stop
-// at the first, because two groups that each know one address would never meet.
-func (c *Cluster) meet(addrs []string) (unmet []string, err error) {
+// at the first, because two groups that each know one address would never meet. It logs a
+// success that found a member, or that follows failures of a node that was alone (missed).
+func (c *Cluster) meet(addrs []string, missed bool) (unmet []string, err error) {
 	var met []string
+	c.mu.Lock()
+	before := c.arrivals
+	c.mu.Unlock()
 	for _, addr := range addrs {
 		// memberlist's own timeout bounds its DNS look-ups and dials.
 		if _, jerr := c.list.Join([]string{addr}); jerr != nil {
@@ -368,9 +374,12 @@ func (c *Cluster) meet(addrs []string) (unmet []string, err error) {
 	}
 	if len(met) > 0 {
 		c.mu.Lock()
+		found := !c.joined || c.arrivals > before || missed
 		c.joined = true
 		c.mu.Unlock()
-		c.o.Log.Info("joined the cluster", "through", met)
+		if found { // a member that is about to leave still answers
+			c.o.Log.Info("joined the cluster", "through", met)
+		}
 	}
 	return unmet, err
 }
@@ -429,6 +438,9 @@ func (d *delegate) update(n *memberlist.Node) {
 		m.Mismatch = err.Error()
 	}
 	d.mu.Lock()
+	if old, there := d.nodes[n.Name]; !there || old != m && m.Ready {
+		d.arrivals++
+	}
 	d.nodes[n.Name], d.addrs[n.Name] = m, n.Address()
 	d.mu.Unlock()
 	signal(d.changed)

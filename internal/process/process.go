@@ -49,6 +49,8 @@ type Process struct {
 	stop   []func()
 	hung   sync.Once // guards hangUp
 	probes atomic.Pointer[probes]
+
+	loading atomic.Pointer[string] // of Loading
 }
 
 // Logger returns a logger, which becomes the default of slog, and its level.
@@ -157,6 +159,9 @@ func Start(o Options) (*Process, error) {
 			return nil, err
 		}
 		p.OnEnd(func() { p.Report("certificates", p.Certs.Close()) })
+		p.Work(func(ctx context.Context) {
+			tlsconf.WarnExpiry(ctx, log, o.TLSDir, "`tandem ca renew DIR` issues new ones; a running process takes the copied files", p.Certs.Expiry)
+		})
 	}
 	var stop func()
 	p.Ctx, p.Second, stop = Signals()

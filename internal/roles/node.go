@@ -83,6 +83,11 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	if err != nil {
 		return nil, err
 	}
+	progress := o.Progress
+	o.Progress = func(done, total int64) {
+		progress(done, total)
+		d.Loading(fmt.Sprintf("loading weights: %s of %s", memory.Bytes(done), memory.Bytes(total)))
+	}
 	o.KVFile = on.kvFile
 	o.SharedKV = role != "serve"
 	if role == "prefill" { // which samples no tokens
@@ -102,6 +107,7 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	}
 	n.meters.Set = metrics.New(roles, l.Bundle.ModelName)
 	traceMetrics(n.meters.Set, n.tr)
+	clusterExpiry(d, n.meters.Set)
 	eo := l.Options()
 	if role == "prefill" {
 		eo.StepTime = lengths.StepTime

@@ -2,6 +2,7 @@ package roles
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 
@@ -23,6 +24,17 @@ func followClients(d *process.Process, set *metrics.Set, cert *tlsconf.Listener)
 	if cert != nil {
 		cert.WarnExposed(d.Log)
 		d.Follow(process.Reload{Part: "certificates", Files: cert.Files(), Load: cert.Reload, OnLoad: failing(set, "certificates")})
+		d.Work(func(ctx context.Context) {
+			tlsconf.WarnExpiry(ctx, d.Log, cert.Files()[0], "replace the files of --ssl-certfile and --ssl-keyfile; they are reloaded", cert.Expiry)
+		})
+		set.Gauge(metrics.CertificateExpiry, "clients").Func(func() float64 { return float64(cert.Expiry().Unix()) })
+	}
+}
+
+// clusterExpiry connects the end of the cluster's certificates to its metric.
+func clusterExpiry(d *process.Process, set *metrics.Set) {
+	if d.Certs != nil {
+		set.Gauge(metrics.CertificateExpiry, "cluster").Func(func() float64 { return float64(d.Certs.Expiry().Unix()) })
 	}
 }
 
