@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -139,14 +140,14 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 	if g.o.AdminListener != nil {
 		self = g.o.AdminListener.Addr().String()
 	}
-	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": g.o.RPC.Hello.NodeId}}}
+	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": cluster.NameOf(g.o.RPC.Hello.NodeId)}}}
 	fleet := g.native.Nodes.Now()
 	var members []nodes.Member
 	for _, n := range append(append(fleet.Prefill[:0:0], fleet.Prefill...), fleet.Decode...) {
 		members = append(members, n.Member())
 	}
 	for _, m := range g.targeted.update(members, time.Now()) {
-		groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.ID}})
+		groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.Name}})
 	}
 	g.json(ctx, groups)
 }

@@ -278,6 +278,12 @@ func CheckBundle(b *nodepb.Bundle) error {
 	return err
 }
 
+// CheckKeys returns the error with which New would refuse the API keys.
+func CheckKeys(o *Options) error {
+	_, err := auth.New(o.APIKeys, o.APIKeyFile)
+	return err
+}
+
 // Check verifies the gateway's counts: none is below zero. While no request is in flight, no node
 // has an attempt, no connection a stream, and no admission queue a request. Any goroutine may call
 // it at any time.

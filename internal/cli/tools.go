@@ -48,7 +48,7 @@ func Tools() Table {
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",
 			"tandem completion bash > /etc/bash_completion.d/tandem", completion},
 		{"man", "", "Prints the manual page of all commands, for man(1).", "tandem man | man -l -", man},
-		New("bench", "serve|compare|sweep [flags]", "Loads a server and reports latencies and throughput.",
+		New("bench", "NAME [flags]", "Measures a server, an engine or a network: serve, compare, sweep, throughput, latency, transfer, mock or truth.",
 			"tandem bench serve --port 8000 --num-prompts 200 --request-rate 4", benchmark),
 		{"version", "[--json]", "Prints the version and the features of this build.", "tandem version --json", showVersion},
 	}

@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -183,12 +184,18 @@ func splitIP(addr string) (ip string, port int, err error) {
 // Addr returns the address on which this node gossips, for the Join of others.
 func (c *Cluster) Addr() string { return c.addr }
 
-// Members returns the members, this node included, sorted by ID.
+// Members returns the members, this node included, sorted by ID. Of the members at one address,
+// only the last started is among them.
 func (c *Cluster) Members() []Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	ended := superseded(c.nodes, func(id string) string { return c.addrs[id] })
+	maps.Copy(ended, superseded(c.nodes, func(id string) string { return c.nodes[id].RPC }))
 	ms := make([]Member, 0, len(c.nodes))
-	for _, m := range c.nodes {
+	for id, m := range c.nodes {
+		if ended[id] {
+			continue
+		}
 		if m.Mismatch == "" {
 			m.Mismatch = m.judge(c.self)
 		}
@@ -332,7 +339,7 @@ func (c *Cluster) absent(unmet, lost []string) []string {
 	there := map[string]bool{}
 	c.mu.Lock()
 	for id, addr := range c.addrs {
-		there[addr] = !slices.Contains(lost, id)
+		there[addr] = there[addr] || !slices.Contains(lost, id)
 	}
 	c.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(c.o.Join), func(addr string) bool { return there[addr] && !slices.Contains(unmet, addr) })

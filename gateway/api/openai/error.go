@@ -22,6 +22,7 @@ const (
 	TypeNotFound     = "NotFoundError"
 	TypeUnauthorized = "Unauthorized"
 	TypeMethod       = "Method Not Allowed"
+	TypeConflict     = "Conflict"
 	TypeTooLarge     = "Request Entity Too Large"
 	TypeMedia        = "Unsupported Media Type"
 	TypeRateLimit    = "RateLimitError"

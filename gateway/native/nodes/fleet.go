@@ -28,6 +28,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/breaker"
+	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -52,7 +53,8 @@ var errHaste = errors.New("nodes: no time left to connect")
 
 // Member is a node of the fleet, from gossip or configuration.
 type Member struct {
-	ID          string `json:"id"`
+	ID          string `json:"-"`              // see cluster.NewID
+	Name        string `json:"id"`             // for people, see cluster.ShownNames; set by SetMembers
 	Role        string `json:"role"`           // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
 	RPC         string `json:"rpc"`            // address; the node's name on the routing ring
 	HTTP        string `json:"http,omitempty"` // address of its metrics
@@ -86,9 +88,10 @@ type Fleet struct {
 
 	now atomic.Pointer[Snapshot]
 
-	mu      sync.Mutex       // guards the two below
+	mu      sync.Mutex       // guards the three below
 	decode  map[string]*Node // by rpc address
 	prefill map[string]*Node
+	shared  map[string]bool // names that warnOfName has warned of
 
 	linksMu sync.RWMutex
 	links   map[*rpc.Conn]*link
@@ -127,7 +130,7 @@ func New(o Options) *Fleet {
 	o.ProbeInterval = cmp.Or(o.ProbeInterval, DefaultProbeInterval)
 	o.RPC.BackoffMax = cmp.Or(o.RPC.BackoffMax, o.ProbeInterval)
 	o.Blocks, o.Log = cmp.Or(o.Blocks, NewBlocks()), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
-	f := &Fleet{o: o, links: map[*rpc.Conn]*link{}, decode: map[string]*Node{}, prefill: map[string]*Node{}}
+	f := &Fleet{o: o, links: map[*rpc.Conn]*link{}, decode: map[string]*Node{}, prefill: map[string]*Node{}, shared: map[string]bool{}}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.pool = rpc.NewPool(o.RPC, f)
 	f.now.Store(&Snapshot{Table: route.New(nil, nil)})
@@ -156,7 +159,9 @@ func (f *Fleet) SetMembers(members []Member) {
 		return
 	}
 	decode, prefill, gateways := map[string]*Node{}, map[string]*Node{}, 0
+	names := shownNames(members)
 	for _, m := range members {
+		m.Name = names[m.ID]
 		switch m.Role {
 		case "decode", "serve":
 			decode[m.RPC] = f.node(f.decode[m.RPC], m)
@@ -173,6 +178,17 @@ func (f *Fleet) SetMembers(members []Member) {
 	s.Decode, s.Prefill = byName(decode), byName(prefill)
 	s.Table = route.New(ringNodes(s.Decode), ringNodes(s.Prefill))
 	f.now.Store(s)
+}
+
+// shownNames returns the names of the members that are nodes, by ID.
+func shownNames(members []Member) map[string]string {
+	ids := make([]string, 0, len(members))
+	for _, m := range members {
+		if m.Role != "gateway" {
+			ids = append(ids, m.ID)
+		}
+	}
+	return cluster.ShownNames(ids)
 }
 
 // leave stops the nodes that are not among the new ones.
@@ -242,6 +258,7 @@ func (n *Node) keep(ctx context.Context) {
 		case <-pause.C:
 		}
 		if l, err := n.connect(ctx); err == nil {
+			n.f.warnOfName(n)
 			if !n.watch(ctx, l) {
 				return
 			}
@@ -251,6 +268,33 @@ func (n *Node) keep(ctx context.Context) {
 			continue
 		}
 		pause.Reset(n.f.o.ProbeInterval)
+	}
+}
+
+// maxSharedNames bounds the names that are warned of.
+const maxSharedNames = 1024
+
+// warnOfName warns, once for each name, that two connected nodes have the name of n. A node that
+// has started again at another address is no second one, because its former connection is lost.
+func (f *Fleet) warnOfName(n *Node) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	own := n.Member()
+	name := cluster.NameOf(own.ID)
+	if f.shared[name] || len(f.shared) == maxSharedNames {
+		return
+	}
+	for _, nodes := range []map[string]*Node{f.decode, f.prefill} {
+		for _, o := range nodes {
+			other := o.Member()
+			if o == n || cluster.NameOf(other.ID) != name || !o.connected() {
+				continue
+			}
+			f.shared[name] = true
+			f.o.Log.Warn("two nodes have the same name: give each a --node-name of its own", "name", name,
+				"shown", []string{own.Name, other.Name}, "addresses", []string{own.RPC, other.RPC})
+			return
+		}
 	}
 }
 

@@ -98,6 +98,15 @@ func New(o Options) (*Tracer, error) {
 	return t, nil
 }
 
+// Check returns the error with which New would refuse an endpoint; an empty one is none.
+func Check(endpoint string) error {
+	if endpoint == "" {
+		return nil
+	}
+	_, err := newUploader(endpoint, "", func(string) string { return "" })
+	return err
+}
+
 // counted counts the spans that an exporter sends.
 type counted struct {
 	sdk.SpanExporter
