@@ -16,7 +16,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cuda"
 	"github.com/tandem-serving/tandem/engine/builtin"
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/masks"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/ngram"
@@ -304,6 +306,10 @@ func (l *Loaded) Options() Options {
 	}
 	if l.workers != nil {
 		o.WorkerLost = l.workers.Lost()
+	}
+	if b := l.Bundle; masks.Check(b.TokenizerJSON, b.EOSTokenIDs) == nil {
+		o.GrammarLimits = grammar.DefaultLimits()
+		o.Vocabulary = func() (masks.Vocabulary, error) { return masks.ReadVocabulary(b.TokenizerJSON, b.EOSTokenIDs) }
 	}
 	return o
 }

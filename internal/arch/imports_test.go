@@ -89,13 +89,14 @@ var mayImport = map[string][]string{
 
 	"engine": {
 		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
-		"engine/draft", "engine/ngram", "engine/workers", "engine/sample", "engine/scheduler", "internal/regular",
+		"engine/draft", "engine/grammar", "engine/masks", "engine/ngram", "engine/workers", "engine/sample", "engine/scheduler", "internal/regular",
 	},
 	"engine/draft":               {"engine/backend", "engine/kvcache", "engine/sample"},
 	"engine/workers":             {"engine/backend"},
 	"engine/ngram":               {},
 	"engine/scheduler":           {"engine/kvcache"},
 	"engine/grammar":             {},
+	"engine/masks":               {"engine/grammar", "engine/tokenizer"},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
 	"engine/model":               {"engine/backend", "engine/safetensors", "engine/tokenizer", "internal/regular"},
