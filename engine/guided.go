@@ -138,7 +138,8 @@ func (e *Engine) advanceGuide(id scheduler.RequestID, r *run, sampled int, last 
 
 // failGuided ends a request in a step: the token sampled after n drafts is outside its mask.
 func (e *Engine) failGuided(r *run, n int, token int32) bool {
-	err := r.guide.Allows(e.masks, n, token)
+	c := r.req.Sampling.Controls
+	err := r.guide.Allows(e.masks, n, token, c != nil && c.Excludes(token))
 	if err == nil {
 		return false
 	}

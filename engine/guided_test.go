@@ -201,6 +201,7 @@ func TestConstrainedRequestCannotContinue(t *testing.T) {
 		{Grammar{Kind: grammar.Regex, Text: []byte("aé")}, "", false, grammar.ErrDeadEnd, "after 1 tokens"},
 		{Grammar{Kind: grammar.Regex, Text: []byte("abc")}, "x", false, grammar.ErrRefused, "after 0 tokens"},
 		{Grammar{Kind: grammar.Regex, Text: []byte("abc")}, "a", true, nil, "exclude every token"},
+		{Grammar{Kind: grammar.Regex, Text: []byte("ab")}, "a", false, nil, "exclude every token"}, // by the rules
 		{Grammar{Kind: grammar.Regex, Text: []byte("x+"), MaskSteps: 50}, "", false, grammar.ErrBudget, "more than 50 steps"},
 	} {
 		r := b.caller(tokens(5, 1), 30)
@@ -209,6 +210,9 @@ func TestConstrainedRequestCannotContinue(t *testing.T) {
 			r.Output = append(r.Output, int32(ch-' '))
 		}
 		b.d.outside.Store(c.outside)
+		if string(c.g.Text) == "ab" {
+			r.Rules.BadWords = [][]int32{{'b' - ' '}}
+		}
 		var ends []Finish
 		r.OnFinish = func(s RequestStats) { ends = append(ends, s.Finish) }
 		b.add(r)

@@ -134,7 +134,7 @@ func TestGuides(t *testing.T) {
 							return
 						}
 						token := allowed(mask, r)
-						if r.IntN(3) > 0 && sampled < len(drafts) && g.Allows(m, sampled, drafts[sampled]) == nil {
+						if r.IntN(3) > 0 && sampled < len(drafts) && g.Allows(m, sampled, drafts[sampled], false) == nil {
 							token = drafts[sampled]
 						}
 						if err := want.Accept(token); err != nil {
@@ -240,7 +240,7 @@ func TestEnds(t *testing.T) {
 	}
 	g := lead.Start(grammar.Source{Kind: grammar.Regex, Text: []byte("a+")}, []int32{' ', 'a'})
 	wait(t, lead, g)
-	if g.Err() != nil || g.Allows(lead, 0, 'a') != nil || g.Allows(lead, 0, ' ') == nil {
+	if g.Err() != nil || g.Allows(lead, 0, 'a', false) != nil || g.Allows(lead, 0, ' ', false) == nil || g.Allows(lead, 0, 'a', true) == nil {
 		t.Errorf("after a space that the decoder drops: %v", g.Err())
 	}
 	g.Close(lead)
