@@ -106,7 +106,8 @@ func (e *Engine) anyFresh() bool {
 	return false
 }
 
-// settleGuides ends the wait of requests whose mask is known, and the requests that cannot continue.
+// settleGuides ends the wait of requests whose mask is known, and the requests that cannot
+// continue.
 func (e *Engine) settleGuides() {
 	kept := e.guided[:0]
 	for _, p := range e.guided {

@@ -438,16 +438,17 @@ func (a *Automaton) closesLoop(id int32) bool {
 	return err == nil && to == id
 }
 
-// newEpoch begins a part of a call that counts by itself. Parts whose steps are kept with a state have
-// the epoch 0, in which no transition has been used.
+// newEpoch begins a part of a call that counts by itself. Parts whose steps are kept with a state
+// have the epoch 0, in which no transition has been used.
 func (a *Automaton) newEpoch() {
 	a.last++
 	a.epoch = a.last
 }
 
 // step returns the state after a byte of a class. It counts one step, or more where many
-// configurations are visited, the first time in an epoch. A transition that is cached counts as many
-// as when it was computed, so that a limit is exceeded at the same token whatever was computed before.
+// configurations are visited, the first time in an epoch. A transition that is cached counts as
+// many as when it was computed, so that a limit is exceeded at the same token whatever was computed
+// before.
 func (a *Automaton) step(s int32, class uint8) (int32, error) {
 	at := int(s)*a.p.classes + int(class)
 	switch t := a.trans[at]; {

@@ -19,8 +19,8 @@ const (
 	StructuralTag             // free text with tagged parts
 )
 
-// Version identifies what grammars accept. A release that changes the masks of any grammar raises it,
-// so that a request does not continue under other masks on a node of another release.
+// Version identifies what grammars accept. A release that changes the masks of any grammar raises
+// it, so that a request does not continue under other masks on a node of another release.
 const Version = 1
 
 // A Source is a grammar before it is compiled.

@@ -313,8 +313,8 @@ func (a *Automaton) tooManySteps() error {
 }
 
 // takesAll reports whether every token below node i is allowed in state to. It uses the loops of
-// states that the same walk has found or would have, so that the walk visits the same nodes whatever
-// was computed before.
+// states that the same walk has found or would have, so that the walk visits the same nodes
+// whatever was computed before.
 func (a *Automaton) takesAll(t *trie, i int, from, to int32) (bool, error) {
 	if a.plain[to] > 0 && t.plain[i] && a.plain[to] >= int32(t.below[i]) {
 		return true, nil

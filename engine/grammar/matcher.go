@@ -99,8 +99,8 @@ func (m *Matcher) Certain() (token int32, ok bool) {
 }
 
 // Peek returns the matcher after a token, and writes its mask to dst, if all of it is cached. Then
-// certain is the only token of the mask, or -1. ok is false otherwise, and where Accept or Mask would
-// fail. Nothing is computed, so that Peek takes a bounded time.
+// certain is the only token of the mask, or -1. ok is false otherwise, and where Accept or Mask
+// would fail. Nothing is computed, so that Peek takes a bounded time.
 func (m *Matcher) Peek(token int32, dst []uint64) (next Matcher, certain int32, ok bool) {
 	a := m.a
 	v := a.vocab

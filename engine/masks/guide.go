@@ -70,8 +70,8 @@ func (g *Guide) Err() error { return g.err }
 // Mask returns the mask after the output and n drafts of Drafts. The Guide is ready.
 func (g *Guide) Mask(n int) []uint64 { return g.places[n].mask }
 
-// Allows returns an error if the token sampled after n drafts is not in its mask, or excluded by other
-// rules of the request: these left none of its tokens.
+// Allows returns an error if the token sampled after n drafts is not in its mask, or excluded by
+// other rules of the request: these left none of its tokens.
 func (g *Guide) Allows(m *Masks, n int, token int32, excluded bool) error {
 	if mask := g.places[n].mask; !excluded && token >= 0 && int(token)>>6 < len(mask) && mask[token>>6]>>(token&63)&1 != 0 {
 		return nil

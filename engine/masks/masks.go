@@ -1,4 +1,4 @@
-// Package masks computes the token masks of constrained requests beside a step loop that must not
+// Package masks computes the token masks of constrained requests next to a step loop that must not
 // wait for them.
 //
 // # Algorithm
@@ -13,14 +13,14 @@
 //
 // # Invariant
 //
-// Which token a mask allows, and at which token a Guide fails, depends on the grammar and the output
-// alone, and not on time, other requests or what is cached. Time decides only in which step a Guide
-// is ready.
+// Which token a mask allows, and at which token a Guide fails, depends on the grammar and the
+// output alone, and not on time, other requests or what is cached. Time decides only in which step
+// a Guide is ready.
 //
 // # Ownership
 //
-// One goroutine, the step loop, calls the methods of all Guides. A Guide belongs to a worker while it
-// is not ready.
+// One goroutine, the step loop, calls the methods of all Guides. A Guide belongs to a worker while
+// it is not ready.
 package masks
 
 import (

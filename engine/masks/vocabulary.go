@@ -11,8 +11,8 @@ import (
 // ErrVocabulary means that the model's outputs cannot be constrained.
 var ErrVocabulary = errors.New("masks: the model has no vocabulary for grammars")
 
-// Check returns an error, which wraps ErrVocabulary, for a model whose outputs cannot be constrained:
-// it has no tokenizer, or no token that ends an output.
+// Check returns an error, which wraps ErrVocabulary, for a model whose outputs cannot be
+// constrained: it has no tokenizer, or no token that ends an output.
 func Check(tokenizerJSON []byte, eos []int32) error {
 	switch {
 	case len(tokenizerJSON) == 0:

@@ -352,8 +352,8 @@ func (s *Scheduler) Proceed(id RequestID) error {
 	return nil
 }
 
-// SitOut keeps a request from sampling until it is called with false: the request computes all of its
-// tokens but the last. Its rank and its blocks stay.
+// SitOut keeps a request from sampling until it is called with false: the request computes all of
+// its tokens but the last. Its rank and its blocks stay.
 func (s *Scheduler) SitOut(id RequestID, out bool) {
 	if r := s.byID[id]; r != nil {
 		r.sitsOut = out
