@@ -118,6 +118,8 @@ func (o *Options) setDefaults() {
 // checkLimits refuses limits beyond those of the API.
 func checkLimits(l *Limits) error {
 	switch {
+	case l.MaxGrammarBytes < 1 || l.MaxGrammarBytes > limits.Default().MaxGrammarBytes:
+		return fmt.Errorf("gateway: --max-grammar-bytes %d: want 1 to %d", l.MaxGrammarBytes, limits.Default().MaxGrammarBytes)
 	case l.MaxLogprobs < 1 || l.MaxLogprobs > openai.MaxLogprobs:
 		return fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", l.MaxLogprobs, openai.MaxLogprobs)
 	case l.MaxN < 1 || l.MaxN > openai.MaxN:

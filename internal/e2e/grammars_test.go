@@ -1,9 +1,23 @@
 package e2e
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"testing"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/grammar"
@@ -99,4 +113,161 @@ func follows(g *nodepb.Grammar, tokens []int32, vocab int) (finished bool, err e
 		}
 	}
 	return m.Complete(), nil
+}
+
+// schemas returns the schemas of maskbench, by name.
+func schemas(t *testing.T) map[string]json.RawMessage {
+	t.Helper()
+	packed, err := os.Open("../../engine/grammar/testdata/maskbench.tar.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer packed.Close()
+	z, err := gzip.NewReader(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]json.RawMessage{}
+	for r := tar.NewReader(z); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return all
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		var file struct{ Schema json.RawMessage }
+		if err := json.NewDecoder(r).Decode(&file); err != nil {
+			t.Fatalf("%s: %v", h.Name, err)
+		}
+		all[h.Name] = file.Schema
+	}
+}
+
+// validateAll is a program that prints the numbers of the cases whose text its schema refuses. Texts
+// with a key twice or a number beyond float64, and schemas that the library cannot read, are left out.
+const validateAll = `
+import json, math, sys, jsonschema_rs
+class Unclear(Exception): pass
+def pairs(items):
+    if len({k for k, _ in items}) != len(items): raise Unclear()
+    return dict(items)
+def number(text):
+    if math.isinf(float(text)): raise Unclear()
+    return float(text)
+for i, line in enumerate(sys.stdin):
+    case = json.loads(line)
+    try: instance = json.loads(case["text"], object_pairs_hook=pairs, parse_float=number)
+    except Unclear: continue
+    try: valid = jsonschema_rs.validator_for(case["schema"], validate_formats=True)
+    except Exception: continue
+    if not valid.is_valid(instance): print(i)
+`
+
+// Outputs of a model with random weights under many schemas: each that finished is JSON that another
+// program finds valid, and each that was cut off is the beginning of a valid one.
+func TestRandomOutputsFollowSchemas(t *testing.T) {
+	every, seeds, begin := 8, 2, uint64(1)
+	if os.Getenv("TANDEM_SOAK") != "" {
+		every, seeds, begin = 1, 27, soakSeed(t, begin)
+	}
+	f := newFleet(t, engine.LoadOptions{Model: filepath.Join(checkpoints, "gqa-tied"), Kernels: native(), Threads: 1, KVMemory: 64 << 20, MaxSeqs: 16, MaxBatchedTokens: 256, MaxModelLen: 256}, nil)
+	defer f.close()
+	vocab := f.loaded[0].Model.VocabSize()
+	texts, end := testWords(vocab), int32(vocab-1)
+	type output struct {
+		name, text string
+		schema     json.RawMessage
+	}
+	type running struct {
+		name   string
+		schema json.RawMessage
+		g      *nodepb.Generate
+		s      *stream
+	}
+	var finished []output
+	var now []running
+	cut, refused := 0, 0
+	collect := func(r running) {
+		got := f.wait(t, r.s, r.g)
+		if got.err != "" {
+			t.Fatalf("%s, seed %d: %s", r.name, r.g.Sampling.Seed, got.err)
+		}
+		var text []byte
+		for _, id := range got.tokens {
+			text = append(text, texts[id]...)
+		}
+		if _, err := follows(r.g.Grammar, got.tokens, vocab); err != nil {
+			t.Errorf("%s, seed %d: %q: %v", r.name, r.g.Sampling.Seed, text, err)
+		}
+		if got.tokens[len(got.tokens)-1] != end {
+			cut++
+			return
+		}
+		if !json.Valid(text) {
+			t.Errorf("%s, seed %d: %q is no JSON", r.name, r.g.Sampling.Seed, text)
+		}
+		finished = append(finished, output{r.name, string(text), r.schema})
+	}
+	all := schemas(t)
+	for i, name := range slices.Sorted(maps.Keys(all)) {
+		if i%every != 0 {
+			continue
+		}
+		if _, err := grammar.Compile(grammar.Source{Kind: grammar.JSONSchema, Text: all[name]}, grammar.DefaultLimits()); err != nil {
+			refused++
+			continue
+		}
+		for seed := range seeds {
+			g := &nodepb.Generate{
+				RequestId: name, Attempt: 1, Prompt: []int32{int32(seed), int32(i % vocab)}, PrefixRoot: uint64(i),
+				Sampling: &nodepb.Sampling{Seed: begin<<32 | uint64(i)<<8 | uint64(seed), Temperature: 0.9},
+				Grammar:  &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_JSON_SCHEMA, Text: all[name], Compact: seed%2 == 0, Version: engine.GrammarVersion, MaxTokens: 240},
+			}
+			for _, c := range []byte(`"}]`) { // so that most outputs end
+				g.Sampling.LogitBias = append(g.Sampling.LogitBias, &nodepb.LogitBias{Token: int32(c - ' '), Value: 4})
+			}
+			g.Sampling.LogitBias = append(g.Sampling.LogitBias, &nodepb.LogitBias{Token: end, Value: 8})
+			s, _, err := f.client.generate(g)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if now = append(now, running{name, all[name], g, s}); len(now) == 32 {
+				collect(now[0])
+				now = now[1:]
+			}
+		}
+	}
+	for _, r := range now {
+		collect(r)
+	}
+	t.Logf("note: seed %d, %d outputs finished, %d cut off, %d schemas refused", begin, len(finished), cut, refused)
+	if len(finished) < (len(finished)+cut)*3/10 || len(finished) < 30 {
+		t.Errorf("%d outputs finished, %d did not", len(finished), cut)
+	}
+	python := os.Getenv("TANDEM_PYTHON")
+	if python == "" {
+		return // make test sets it
+	}
+	var in bytes.Buffer
+	for _, o := range finished {
+		line, err := json.Marshal(map[string]any{"schema": o.schema, "text": o.text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in.Write(append(line, '\n'))
+	}
+	cmd := exec.Command(python, "-c", validateAll)
+	cmd.Stdin = &in
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for _, n := range strings.Fields(string(out)) {
+		i, err := strconv.Atoi(n)
+		if err != nil {
+			t.Fatalf("%s", out)
+		}
+		t.Errorf("%s: %s is not valid", finished[i].name, finished[i].text)
+	}
 }
