@@ -226,3 +226,12 @@ func TestMaskSteps(t *testing.T) {
 		t.Errorf("%d attempts", n)
 	}
 }
+
+// With CompactJSON no constrained answer has whitespace between its tokens.
+func TestCompactJSON(t *testing.T) {
+	b := newBed(t, Options{CompactJSON: true}, map[string]nodestest.Options{"d1": constraining("d1", grammar.Version)})
+	b.post("/v1/completions", `{"prompt":[1,2,3],"max_tokens":1,"response_format":{"type":"json_object"}}`)
+	if got := b.nodes["d1"].Requests(); len(got) != 1 || !got[0].Grammar.GetCompact() {
+		t.Errorf("the node got %v", got)
+	}
+}

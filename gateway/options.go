@@ -69,6 +69,8 @@ type Options struct {
 	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool
 
+	CompactJSON bool // constrained answers have no whitespace between JSON tokens
+
 	APIKeys        []string // any of them opens /v1; if there is none here or in APIKeyFile, no key is required
 	APIKeyFile     string   // has more keys and their limits; read again when it changes
 	AllowedOrigins []string // of web pages that may read answers, see CheckOrigins; empty: the gateway's own

@@ -33,6 +33,7 @@ type Options struct {
 	Names                  map[string]string // of further names to the models' own
 	ChatTemplate           string            // replaces the models' own; empty: it does not
 	RejectSpecialTokens    bool              // in messages of users and tools
+	CompactJSON            bool              // constrained answers have no whitespace between JSON tokens
 	LogPromptText          int               // characters of each prompt in the request's log line
 	Quiet                  bool              // does not log that there is no model
 }

@@ -138,6 +138,7 @@ func (x *request) checkGrammar(m *Model) *openai.Error {
 	if m.Text == nil {
 		return openai.BadRequest(g.Param, "%s needs a model with a tokenizer, which %q does not have", g.Param, m.Name)
 	}
+	g.Compact = g.Compact || x.fleet.o.CompactJSON
 	l := x.fleet.Limits()
 	ctx, cancel := context.WithDeadline(context.Background(), x.Deadline)
 	defer cancel()

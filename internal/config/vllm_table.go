@@ -198,7 +198,6 @@ var VLLM = []VLLMGroup{
 		refused("engram-config", "models with an engram memory are not served"),
 		refused("reasoning-config", noParser),
 		refused("additional-config", "there are no platform plugins"),
-		refused("structured-outputs-config", "structured output is not served yet; ask for JSON in the prompt and check the answer"),
 		refused("aux-output-config", "a response holds text and log-probabilities"),
 		refused("profiler-config", noProfiler),
 		noEffect("watchdog-config", "gateways always watch their nodes; /livez fails when the process does not answer"),
@@ -208,7 +207,7 @@ var VLLM = []VLLMGroup{
 	)},
 	{"front end", gateways, flags(
 		supported("host port api-key ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs max-log-len "+
-			"allowed-origins"),
+			"allowed-origins structured-outputs-config"),
 		noEffect("enable-ssl-refresh?:true", "changed certificates are always loaded without a restart"),
 		refused("ssl-ciphers", "TLS 1.2 and 1.3 are offered with Go's choice of ciphers"),
 		refused("chat-template-content-format:auto|string|openai", "the template decides; leave it at auto"),
