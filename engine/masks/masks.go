@@ -95,6 +95,7 @@ type Masks struct {
 	entries map[key]*entry
 	bytes   int    // of all entries
 	uses    uint64 // calls of open so far
+	started bool   // the workers run
 	closed  bool
 	workers sync.WaitGroup
 }
@@ -114,7 +115,7 @@ type entry struct {
 	bytes int
 }
 
-// New returns Masks with its workers.
+// New returns Masks. Its workers start with the first Guide.
 func New(o Options) *Masks {
 	if o.Workers == 0 {
 		o.Workers = DefaultWorkers
@@ -125,9 +126,6 @@ func New(o Options) *Masks {
 	o.Limits.CacheBytes = o.CacheBytes / 8
 	m := &Masks{o: o, ready: make(chan struct{}, 1), vocab: sync.OnceValues(o.Vocabulary), entries: map[key]*entry{}}
 	m.work.L = &m.mu
-	for range o.Workers {
-		m.workers.Go(m.run)
-	}
 	return m
 }
 
@@ -276,6 +274,12 @@ func (m *Masks) enqueue(g *Guide, slow bool) {
 	g.ready.Store(false)
 	m.mu.Lock()
 	g.working = true
+	if !m.started && !m.closed {
+		m.started = true
+		for range m.o.Workers {
+			m.workers.Go(m.run)
+		}
+	}
 	if slow {
 		m.slow = append(m.slow, g)
 	} else {
