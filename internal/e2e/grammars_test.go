@@ -271,3 +271,31 @@ func TestRandomOutputsFollowSchemas(t *testing.T) {
 		t.Errorf("%s: %s is not valid", finished[i].name, finished[i].text)
 	}
 }
+
+// A node refuses a grammar of another version, and a Generate whose limit is not in its grammar, so
+// that neither side can overlook what the other means.
+func TestGrammarVersions(t *testing.T) {
+	f := newFleet(t, engine.LoadOptions{Model: filepath.Join(checkpoints, "gqa-tied"), Kernels: native(), Threads: 1, KVMemory: 1 << 20, MaxSeqs: 2, MaxBatchedTokens: 64}, nil)
+	defer f.close()
+	for _, c := range []struct {
+		version, own, inner uint32
+		want                string
+	}{
+		{engine.GrammarVersion, 0, 3, ""},
+		{engine.GrammarVersion + 1, 0, 3, "CODE_MISMATCH: the node has no grammars of version 2"},
+		{0, 0, 3, "CODE_MISMATCH: the node has no grammars of version 0"},
+		{engine.GrammarVersion, 3, 3, "CODE_INVALID: max_tokens"},
+		{engine.GrammarVersion, 0, 0, "CODE_INVALID: max_tokens"},
+	} {
+		g := &nodepb.Generate{RequestId: "r", Attempt: 1, Prompt: []int32{1, 2, 3}, MaxTokens: c.own, Sampling: &nodepb.Sampling{},
+			Grammar: &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_REGEX, Text: []byte("[a-z]+"), Version: c.version, MaxTokens: c.inner}}
+		s, _, err := f.client.generate(g)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-s.done
+		if got := fmt.Sprint(s.err); c.want == "" && (s.err != nil || len(s.tokens) != 3) || c.want != "" && !strings.Contains(got, c.want) {
+			t.Errorf("%+v: %d tokens, %s", c, len(s.tokens), got)
+		}
+	}
+}
