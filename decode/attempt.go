@@ -95,7 +95,7 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 			Temperature: s.GetTemperature(), TopP: s.GetTopP(), TopK: s.GetTopK(), MinP: s.GetMinP(),
 		},
 		Rules: rules(s, stop), LogProbs: g.Logprobs, TopLogProbs: int(g.TopLogprobs), LogProbTokens: g.LogprobTokenIds,
-		MaxTokens: int(g.MaxTokens), Stop: stop, Priority: int(g.Priority),
+		MaxTokens: maxTokens(g), Grammar: grammarOf(g.Grammar), Stop: stop, Priority: int(g.Priority),
 		Hold:     len(g.Prefill) > 0 && n.o.Reader != nil && len(g.Prompt)+len(g.Output) > 1,
 		Emit:     func(t engine.Token) { n.emit(a, t) },
 		OnFinish: func(l engine.RequestStats) { n.endSpan(a, l) },
@@ -106,6 +106,25 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		r.EmitPrompt = func(first int, probs []engine.LogProbs) { n.emitPrompt(a, first, probs) }
 	}
 	return r
+}
+
+// maxTokens returns the limit of the output of a Generate.
+func maxTokens(g *nodepb.Generate) int {
+	if g.Grammar != nil {
+		return int(g.Grammar.MaxTokens)
+	}
+	return int(g.MaxTokens)
+}
+
+// grammarOf returns the engine's form of a grammar; nil: there is none.
+func grammarOf(g *nodepb.Grammar) *engine.Grammar {
+	if g == nil {
+		return nil
+	}
+	return &engine.Grammar{
+		Kind: engine.GrammarKind(g.Kind - nodepb.GrammarKind_GRAMMAR_KIND_JSON_SCHEMA), Text: g.Text, Choices: g.Choices,
+		Compact: g.Compact, After: g.After, Special: g.Special, MaskSteps: int(g.MaskSteps),
+	}
 }
 
 // rules returns the rules of a Generate for its logits. They count the output of earlier attempts

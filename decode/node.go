@@ -279,17 +279,19 @@ func (n *Node) register(c *rpc.Conn) {
 
 // validate checks what the engine does not.
 func (n *Node) validate(g *nodepb.Generate) (nodepb.Code, string) {
-	total := len(g.Prompt) + len(g.Output)
+	total, limit := len(g.Prompt)+len(g.Output), maxTokens(g)
 	_, digest := kvcache.ParseRootDigest(g.PrefixDigest)
 	switch {
 	case len(g.Prompt) == 0:
 		return nodepb.Code_CODE_INVALID, "the prompt is empty"
-	case g.MaxTokens == 0:
+	case limit == 0, g.Grammar != nil && g.MaxTokens != 0:
 		return nodepb.Code_CODE_INVALID, "max_tokens is 0"
+	case g.Grammar != nil && (g.Grammar.Version != engine.GrammarVersion || !n.o.Engine.Constrains()):
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("the node has no grammars of version %d", g.Grammar.Version)
 	case !digest:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("prefix_digest has %d bytes, want 16 or none", len(g.PrefixDigest))
-	case len(g.Output) >= int(g.MaxTokens):
-		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens are out already, max_tokens is %d", len(g.Output), g.MaxTokens)
+	case len(g.Output) >= limit:
+		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens are out already, max_tokens is %d", len(g.Output), limit)
 	case total >= n.o.MaxModelLen:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens leave no room in a context of %d", total, n.o.MaxModelLen)
 	case g.Model != "" && g.Model != n.o.Identity.Model:

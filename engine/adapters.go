@@ -257,6 +257,9 @@ func (e *Engine) setRunning(r *run, runs bool) {
 // remove removes a run.
 func (e *Engine) remove(id scheduler.RequestID, r *run) {
 	delete(e.live, id)
+	if r.guide != nil {
+		r.guide.Close(e.masks)
+	}
 	if e.o.Drafter != nil && r.req != nil {
 		e.o.Drafter.Remove(uint64(id))
 	}

@@ -30,7 +30,9 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/draft"
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/masks"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/sample"
@@ -81,6 +83,13 @@ type Options struct {
 
 	// Drafter, if set, drafts up to Scheduler.MaxDrafts tokens.
 	Drafter Drafter
+
+	// Vocabulary returns the model's tokens for requests with a Grammar; nil: they are refused. It
+	// is called for the first of them.
+	Vocabulary     func() (masks.Vocabulary, error)
+	GrammarLimits  grammar.Limits
+	MaskWorkers    int // goroutines that compute masks; 0: masks.DefaultWorkers
+	MaskCacheBytes int // of masks and states of all grammars; 0: masks.DefaultCacheBytes
 
 	// OnStep is called on the step goroutine after the tokens of a step have been
 	// emitted, so that the receiver can send one frame per step. It is called once
@@ -143,6 +152,8 @@ type Engine struct {
 	inflight       []inflightStep                           // steps on the device, at most two, the oldest first
 	collectedAt    time.Duration                            // when the last collected step ended
 	lookAheadFunc  func(scheduler.RequestID) scheduler.Next // lookAhead, bound once
+	masks          *masks.Masks                             // nil: no request has a Grammar
+	guided         []pendingGuide                           // requests whose mask is not known
 
 	mu     sync.Mutex
 	inbox  []func()
@@ -164,6 +175,7 @@ type run struct {
 	pinned    [][]kvcache.BlockID // of a job: the block last pinned for each place of its tables, per group
 	fetched   [][]kvcache.BlockID // of a job: the block last copied to the mirror for each place
 	stats     RequestStats
+	guide     *masks.Guide // nil: not constrained
 }
 
 // New checks the options and returns an engine. Run starts it.
@@ -171,6 +183,11 @@ func New(o Options) (*Engine, error) {
 	var e *Engine
 	if o.Drafter != nil {
 		o.Scheduler.DraftAll = func(requests []scheduler.DraftRequest) { e.draftAll(requests) }
+	}
+	if o.Vocabulary != nil {
+		o.Scheduler.Guide = func(id scheduler.RequestID, tokens []int32, n, guesses int) []int32 {
+			return e.guideDrafts(id, tokens, n, guesses)
+		}
 	}
 	s, err := scheduler.New(o.Scheduler)
 	if err != nil {
@@ -214,6 +231,7 @@ func New(o Options) (*Engine, error) {
 		}
 	}
 	e.onMark, e.lookAheadFunc, e.starter, e.inflight = e.layerDone, e.lookAhead, o.startsAhead(), make([]inflightStep, 0, 2)
+	e.startMasks()
 	e.publish()
 	return e, nil
 }
@@ -292,6 +310,9 @@ func (e *Engine) shutdown() {
 		ready(scheduler.Reservation{}, fmt.Errorf("%w: request %d waited for room", cmp.Or(e.stopErr, ErrClosed), id))
 	}
 	clear(e.awaiting)
+	if e.masks != nil {
+		e.masks.Close()
+	}
 	e.stepEnd()
 }
 
@@ -357,6 +378,9 @@ func (e *Engine) stepOnce() bool {
 		e.overlap()
 		return true
 	}
+	if len(e.guided) > 0 {
+		e.awaitMasks()
+	}
 	now := e.now()
 	e.sched.LimitScores(e.pace.limit())
 	e.batch = e.sched.Schedule(now)
@@ -393,7 +417,9 @@ func (e *Engine) complete(b scheduler.Batch) bool {
 		if len(b.Preempted) > 0 {
 			return true // a preempted request is kept out of this step only
 		}
-		e.unstick()
+		if len(e.guided) == 0 { // a request that sits out frees its blocks in the end
+			e.unstick()
+		}
 		return false
 	}
 	e.publish() // before a receiver acts on the results of the step

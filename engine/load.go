@@ -16,7 +16,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cuda"
 	"github.com/tandem-serving/tandem/engine/builtin"
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/masks"
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/ngram"
@@ -83,6 +85,9 @@ type LoadOptions struct {
 
 	Adapters Adapters // none where it is zero
 
+	MaskWorkers int   // see Options
+	MaskCache   int64 // bytes; see Options.MaskCacheBytes
+
 	ChatTemplate string // instead of the model's own; empty: that
 
 	Progress func(done, total int64) // bytes of weights
@@ -141,6 +146,9 @@ type Loaded struct {
 	Draft   *Loaded // the draft model; nil: none
 	Drafter Drafter
 
+	maskWorkers int
+	maskCache   int64
+
 	workers *workers.Leader // nil: this process computes the model alone
 	shared  [][]byte        // [regions × ranks] KV pages, where ranks have some
 	groupID []byte          // the name by which ranks' GPUs find each other
@@ -185,7 +193,7 @@ func Load(o LoadOptions) (*Loaded, error) {
 	if err != nil {
 		return nil, refuse(o.Model, err)
 	}
-	l := &Loaded{Source: src}
+	l := &Loaded{Source: src, maskWorkers: o.MaskWorkers, maskCache: o.MaskCache}
 	if err := checkDType(o.DType, src.Config.DType); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -393,6 +401,10 @@ func (l *Loaded) Options() Options {
 	}
 	if l.workers != nil {
 		o.WorkerLost = l.workers.Lost()
+	}
+	if b := l.Bundle; masks.Check(b.TokenizerJSON, b.EOSTokenIDs) == nil {
+		o.GrammarLimits, o.MaskWorkers, o.MaskCacheBytes = grammar.DefaultLimits(), l.maskWorkers, int(l.maskCache)
+		o.Vocabulary = func() (masks.Vocabulary, error) { return masks.ReadVocabulary(b.TokenizerJSON, b.EOSTokenIDs) }
 	}
 	return o
 }

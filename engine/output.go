@@ -33,6 +33,9 @@ func (e *Engine) outputs(q *scheduler.Seq, r *run, row int) {
 			if c := out.Params.Controls; c != nil {
 				out.Params.Controls = c.After(q.Tokens[first:n])
 			}
+			if r.guide != nil {
+				out.Params.Mask = r.guide.Mask(n - first)
+			}
 		}
 		s.Outputs = append(s.Outputs, out)
 	}
@@ -174,8 +177,11 @@ func (e *Engine) emitSampled(r *run, q *scheduler.Seq, sampled []int32, row int)
 	for n := first; ; n++ {
 		token := sampled[row]
 		e.sampled = append(e.sampled, token)
-		finished := r == nil || e.emitToken(r, token, q.Start+n, row) != 0
+		finished := r == nil || r.guide != nil && e.failGuided(r, n-first, token) || e.emitToken(r, token, q.Start+n, row) != 0
 		if finished || n == len(q.Tokens) || token != q.Tokens[n] {
+			if !finished && r.guide != nil {
+				e.advanceGuide(q.ID, r, n-first+1, token)
+			}
 			return scheduler.Result{Tokens: e.sampled[start:], Finished: finished}
 		}
 		row++
@@ -198,16 +204,19 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	r.output++
 	e.count.Generated++
 	t.Finish = req.finishAfter(token, r.output, pos+1, e.o.Scheduler.MaxModelLen)
+	if r.guide != nil && r.guide.Ends(e.masks, token) { // also where the request ignores such tokens
+		t.Finish = FinishStop
+	}
 	e.recordToken(r, t.Finish)
 	req.Emit(t)
 	return t.Finish
 }
 
 // deviceRules reports whether the device applies a request's rules, also after as many
-// drafts as one step may have.
+// drafts as one step may have. The host applies a mask.
 func (e *Engine) deviceRules(req *Request) bool {
 	c := req.Sampling.Controls
-	return c == nil || e.ruler != nil && e.ruler.Rules(c, 1+scheduler.DraftLimit)
+	return req.Grammar == nil && (c == nil || e.ruler != nil && e.ruler.Rules(c, 1+scheduler.DraftLimit))
 }
 
 // deviceLogprobs reports whether the device computes all log-probabilities that a request

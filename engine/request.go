@@ -48,11 +48,12 @@ type Request struct {
 	Output        []int32  // tokens of earlier attempts; they are not emitted again
 	Sampling      Sampling // Add sets its Controls
 	Rules         Rules
-	LogProbs      bool    // each token has its log-probability
-	TopLogProbs   int     // number of best tokens that come with it
-	LogProbTokens []int32 // if not empty, the tokens that come with it instead
-	MaxTokens     int     // output tokens, earlier attempts included; at least 1
-	Stop          []int32 // token ids that end the output
+	Grammar       *Grammar // that Output and what follows match; nil: none
+	LogProbs      bool     // each token has its log-probability
+	TopLogProbs   int      // number of best tokens that come with it
+	LogProbTokens []int32  // if not empty, the tokens that come with it instead
+	MaxTokens     int      // output tokens, earlier attempts included; at least 1
+	Stop          []int32  // token ids that end the output
 	Priority      int
 	Hold          bool // KV is expected from another node: see Reserve
 
@@ -136,6 +137,9 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 	if err := e.checkTokens(tokens); err != nil {
 		return 0, 0, err
 	}
+	if err := e.checkGrammar(r); err != nil {
+		return 0, 0, err
+	}
 	r.Sampling.Controls = sample.NewControls(r.Rules, r.Prompt, r.Output)
 	id = scheduler.RequestID(e.next.Add(1))
 	score := 0
@@ -150,11 +154,12 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 		}
 		cached, err = e.sched.Add(scheduler.Request{
 			ID: id, Root: r.Root, RootDigest: r.RootDigest, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
-			MaxNew: r.MaxTokens - len(r.Output), Score: score,
+			MaxNew: r.MaxTokens - len(r.Output), Score: score, Guided: r.Grammar != nil,
 		}, e.now())
 		if err == nil {
 			run := &run{req: r, prompt: len(tokens), output: len(r.Output), stats: RequestStats{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: came}}
 			e.register(id, run, adapter)
+			e.guide(id, run)
 			if r.OnAdded != nil {
 				r.OnAdded(cached)
 			}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/tandem-serving/tandem/engine/masks"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
@@ -22,6 +23,8 @@ type Stats struct {
 	Aborted    uint64 // requests and jobs ended by their owner
 	Scheduler  scheduler.Stats
 	Adapters   AdapterUse
+	SatOut     uint64      // times that a constrained request sat a step out, because its mask was not known
+	Masks      masks.Stats // of constrained requests
 }
 
 // Stats returns the latest snapshot. Any goroutine may call it. The snapshot includes
@@ -29,8 +32,12 @@ type Stats struct {
 // OnStep in this one.
 func (e *Engine) Stats() Stats {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.stats
+	s := e.stats
+	e.mu.Unlock()
+	if e.masks != nil {
+		s.Masks = e.masks.Stats()
+	}
+	return s
 }
 
 // Progress returns a counter that grows as long as the engine works for any request

@@ -127,7 +127,7 @@ func New(o Options) (*Gateway, error) {
 	g.native = native.New(g.Service, native.Options{
 		Nodes:         nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Log: o.Log},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
-		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
+		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, CompactJSON: o.CompactJSON, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
 	})
 	g.native.SetMembers(o.Members)
 	if o.Upstreams.Any() {

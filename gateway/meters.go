@@ -43,6 +43,8 @@ func (g *Gateway) meter() {
 	}
 	s.Counter(metrics.TokenizerCacheLookups, "hit").Func(func() float64 { hits, _, _ := cache(); return float64(hits) })
 	s.Counter(metrics.TokenizerCacheLookups, "miss").Func(func() float64 { _, misses, _ := cache(); return float64(misses) })
+	gauge(metrics.GatewayGrammarsWaiting, func() float64 { waiting, _ := g.native.Grammars(); return float64(waiting) })
+	gauge(metrics.GatewayGrammarBytes, func() float64 { _, bytes := g.native.Grammars(); return float64(bytes) })
 	gauge(metrics.TokenizerCacheBytes, func() float64 { _, _, bytes := cache(); return float64(bytes) })
 }
 

@@ -69,6 +69,8 @@ type Options struct {
 	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool
 
+	CompactJSON bool // constrained answers have no whitespace between JSON tokens
+
 	APIKeys        []string // any of them opens /v1; if there is none here or in APIKeyFile, no key is required
 	APIKeyFile     string   // has more keys and their limits; read again when it changes
 	AllowedOrigins []string // of web pages that may read answers, see CheckOrigins; empty: the gateway's own
@@ -118,6 +120,8 @@ func (o *Options) setDefaults() {
 // checkLimits refuses limits beyond those of the API.
 func checkLimits(l *Limits) error {
 	switch {
+	case l.MaxGrammarBytes < 1 || l.MaxGrammarBytes > limits.Default().MaxGrammarBytes:
+		return fmt.Errorf("gateway: --max-grammar-bytes %d: want 1 to %d", l.MaxGrammarBytes, limits.Default().MaxGrammarBytes)
 	case l.MaxLogprobs < 1 || l.MaxLogprobs > openai.MaxLogprobs:
 		return fmt.Errorf("gateway: --max-logprobs %d: want 1 to %d", l.MaxLogprobs, openai.MaxLogprobs)
 	case l.MaxN < 1 || l.MaxN > openai.MaxN:

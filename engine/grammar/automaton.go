@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -15,7 +16,9 @@ type Automaton struct {
 	tokens []int32 // [program tokens] ids
 	*generation
 	set   closure
-	work  int     // closure and trie steps of the current call
+	work  int     // counted steps of the current call; see step
+	epoch uint32  // of the current part of the call; see newEpoch
+	last  uint32  // the largest epoch so far
 	walk  []int32 // [longest token + 1] the states along a path of the trie
 	other []int32 // likewise, of a second walk
 	fill  maskBuilder
@@ -24,14 +27,23 @@ type Automaton struct {
 // A generation is what an Automaton has cached. When it outgrows the limit a new one replaces it;
 // a Matcher of the old one carries its configurations over with its next call.
 type generation struct {
-	cells   []cell
-	cellIDs map[cell]int32
-	states  []state
-	ids     map[uint64]int32 // the first state with a hash; state.chain has the others
-	trans   []int32          // [states * classes] state ids, or unknown
-	plain   []int32          // [states] how many plain characters may follow one by one
-	loops   []uint64         // [states] kinds of characters that lead from a state back to it, and kindsKnown
-	bytes   int
+	cells     []cell
+	cellIDs   map[cell]int32
+	cellHash  []uint64 // [cells] of the content of the stack, equal in all Automatons
+	states    []state
+	ids       map[uint64]int32 // the first state with a hash; state.chain has the others
+	trans     []int32          // [states * classes] state ids, unknown, or firstHeavy minus an index of heavy
+	heavy     []heavyStep
+	plain     []int32  // [states] how many plain characters may follow one by one
+	loops     []uint64 // [states] kinds of characters that lead from a state back to it, and kindsKnown
+	loopsUsed []uint32 // [states] the last walk that used loops
+	bytes     int
+}
+
+// A heavyStep is a transition that counts more than one step where it is first used in an epoch.
+type heavyStep struct {
+	to, steps int32
+	used      uint32 // the last epoch
 }
 
 // A cell is an element of a stack, which shares its rest with other stacks.
@@ -53,14 +65,15 @@ const (
 type item struct{ pos, stack int32 }
 
 type state struct {
-	items   []item // sorted
-	chain   int32
-	accept  bool
-	hasTok  bool
-	loop    bool  // every plain character leads back to this state
-	rounded int32 // the state whose mask this one has, or unknown
-	relaxed int32 // likewise, for tokens of at most shortToken bytes
-	mask    *mask
+	items     []item // sorted
+	chain     int32
+	accept    bool
+	hasTok    bool
+	loop      bool  // every plain character leads back to this state
+	rounded   int32 // the state whose mask this one has, or unknown
+	relaxed   int32 // likewise, for tokens of at most shortToken bytes
+	loopSteps int32 // steps that findLoops counts for it
+	mask      *mask
 }
 
 // countSlack is how much more than the longest token a counter must allow to count as unlimited in
@@ -68,9 +81,14 @@ type state struct {
 const countSlack = 8
 
 const (
-	deadState int32 = 0
-	unknown   int32 = -1
+	deadState  int32 = 0
+	unknown    int32 = -1
+	firstHeavy int32 = -2
 )
+
+// closureStep is the number of configurations that are visited in a counted step. A transition of
+// fewer counts one.
+const closureStep = 4
 
 // NewAutomaton returns an automaton. vocab may be nil: then only bytes can be matched.
 func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, error) {
@@ -102,14 +120,14 @@ func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, err
 // memory, and nothing else of it.
 func (a *Automaton) reset() {
 	if old := a.generation; old != nil {
-		old.trans, old.plain, old.loops, old.ids, old.cellIDs = nil, nil, nil, nil, nil
+		old.trans, old.heavy, old.plain, old.loops, old.loopsUsed, old.ids, old.cellIDs, old.cellHash = nil, nil, nil, nil, nil, nil, nil, nil
 		for i := range old.states {
 			old.states[i].mask = nil
 		}
 	}
 	a.generation = &generation{cellIDs: map[cell]int32{}, ids: map[uint64]int32{}}
-	a.cells = append(a.cells, cell{}) // cell 0 is the empty stack
-	a.addState(nil, 0)                // state 0 is dead
+	a.cells, a.cellHash = append(a.cells, cell{}), append(a.cellHash, 0) // cell 0 is the empty stack
+	a.addState(nil, 0)                                                   // state 0 is dead
 	for i := range a.p.classes {
 		a.trans[i] = deadState
 	}
@@ -117,6 +135,14 @@ func (a *Automaton) reset() {
 
 // Bytes returns the memory of cached states and masks.
 func (a *Automaton) Bytes() int { return a.bytes }
+
+// Steps returns the counted steps of the last call of a Matcher: one for each node of the trie that
+// a mask visits and for each byte of an accepted token, or more where a transition visits many
+// configurations.
+func (a *Automaton) Steps() int { return a.work }
+
+// Drop frees what is cached. Matchers stay valid.
+func (a *Automaton) Drop() { a.reset() }
 
 // push returns the stack with one more cell.
 func (a *Automaton) push(parent, kind int32, val uint64) int32 {
@@ -134,9 +160,16 @@ func (a *Automaton) push(parent, kind int32, val uint64) int32 {
 	}
 	id := int32(len(a.cells))
 	a.cells = append(a.cells, c)
+	a.cellHash = append(a.cellHash, mix(mix(a.cellHash[parent], uint64(uint32(kind))), val))
 	a.cellIDs[c] = id
-	a.bytes += 96
+	a.bytes += 104
 	return id
+}
+
+// mix returns the hash of a value after those of h.
+func mix(h, v uint64) uint64 {
+	h = (h ^ v) * 0x9E3779B97F4A7C15
+	return h ^ h>>29
 }
 
 // closure is the set of configurations that are reached without reading, in a hash table.
@@ -348,14 +381,17 @@ func (a *Automaton) intern() (int32, error) {
 	a.states[id].chain = first
 	a.ids[h] = id
 	a.set.clear()
+	counted, before := a.work, a.epoch
+	a.epoch = 0
 	a.describe(id)
+	a.work, a.epoch = counted, before // of a known state nothing is counted either
 	return id, nil
 }
 
 func (a *Automaton) addState(items []item, h uint64) int32 {
 	id := int32(len(a.states))
 	a.states = append(a.states, state{items: items, chain: unknown, rounded: unknown, relaxed: unknown})
-	a.plain, a.loops = append(a.plain, 0), append(a.loops, 0)
+	a.plain, a.loops, a.loopsUsed = append(a.plain, 0), append(a.loops, 0), append(a.loopsUsed, 0)
 	n := len(a.trans)
 	a.trans = slices.Grow(a.trans, a.p.classes)[:n+a.p.classes]
 	for i := n; i < len(a.trans); i++ {
@@ -402,13 +438,54 @@ func (a *Automaton) closesLoop(id int32) bool {
 	return err == nil && to == id
 }
 
-// step returns the state after a byte of a class.
+// newEpoch begins a part of a call that counts by itself. Parts whose steps are kept with a state
+// have the epoch 0, in which no transition has been used.
+func (a *Automaton) newEpoch() {
+	a.last++
+	a.epoch = a.last
+}
+
+// step returns the state after a byte of a class. It counts one step, or more where many
+// configurations are visited, the first time in an epoch. A transition that is cached counts as
+// many as when it was computed, so that a limit is exceeded at the same token whatever was computed
+// before.
 func (a *Automaton) step(s int32, class uint8) (int32, error) {
 	at := int(s)*a.p.classes + int(class)
-	if t := a.trans[at]; t != unknown {
+	switch t := a.trans[at]; {
+	case t >= 0:
+		a.work++
 		return t, nil
+	case t <= firstHeavy:
+		h := &a.heavy[firstHeavy-t]
+		switch {
+		case a.epoch == 0:
+			a.work += int(h.steps)
+		case h.used == a.epoch:
+			a.work++
+		default:
+			a.work += int(h.steps)
+			h.used = a.epoch
+		}
+		return h.to, nil
 	}
-	c := a.p.sample[class]
+	counted := a.work
+	t, err := a.visit(s, a.p.sample[class])
+	steps := max(1, (a.work-counted)/closureStep)
+	a.work = counted + steps
+	if err != nil {
+		return deadState, err
+	}
+	a.trans[at] = t
+	if steps > 1 {
+		a.trans[at] = firstHeavy - int32(len(a.heavy))
+		a.heavy = append(a.heavy, heavyStep{t, int32(min(steps, 1<<30)), a.epoch})
+		a.bytes += 12
+	}
+	return t, nil
+}
+
+// visit returns the state after a byte. It counts the configurations that it visits.
+func (a *Automaton) visit(s int32, c byte) (int32, error) {
 	items := a.states[s].items
 	a.work += len(items)
 	for _, it := range items {
@@ -425,12 +502,7 @@ func (a *Automaton) step(s int32, class uint8) (int32, error) {
 			}
 		}
 	}
-	t, err := a.intern()
-	if err != nil {
-		return deadState, err
-	}
-	a.trans[at] = t
-	return t, nil
+	return a.intern()
 }
 
 // stepToken returns the state after a token that has no bytes.
@@ -450,15 +522,17 @@ func (a *Automaton) start() (int32, error) {
 }
 
 // prune removes configurations that another one makes superfluous: the same position and stack,
-// but for counters that allow less.
+// but for counters that allow less. The order of comparisons, and so their number, depends on the
+// content of the stacks and not on when they were made.
 func (a *Automaton) prune() {
 	items := a.set.items
-	slices.SortFunc(items, func(x, y item) int { return int(x.pos) - int(y.pos) })
+	slices.SortFunc(items, func(x, y item) int {
+		return cmp.Or(cmp.Compare(x.pos, y.pos), cmp.Compare(a.cells[x.stack].depth, a.cells[y.stack].depth), cmp.Compare(a.cellHash[x.stack], a.cellHash[y.stack]))
+	})
 	kept := items[:0]
 	for _, it := range items {
 		dominated := false
-		for i := len(kept) - 1; i >= 0 && kept[i].pos == it.pos && !dominated; i-- {
-			a.work++
+		for i := len(kept) - 1; i >= 0 && kept[i].pos == it.pos && a.cells[kept[i].stack].depth == a.cells[it.stack].depth && !dominated; i-- {
 			dominated = a.dominates(kept[i].stack, it.stack)
 			if !dominated && a.dominates(it.stack, kept[i].stack) {
 				kept = slices.Delete(kept, i, i+1)
@@ -475,6 +549,7 @@ func (a *Automaton) prune() {
 func (a *Automaton) dominates(x, y int32) bool {
 	for x != y {
 		c, d := &a.cells[x], &a.cells[y]
+		a.work++
 		if c.kind != d.kind || c.depth != d.depth || x == 0 || y == 0 {
 			return false
 		}
@@ -496,6 +571,7 @@ func (a *Automaton) dominates(x, y int32) bool {
 // round returns the state that has the same mask as s: counters that no token can exhaust are
 // rounded to those that many states share.
 func (a *Automaton) round(s int32) (int32, error) {
+	a.work += 1 + len(a.states[s].items)/closureStep
 	if r := a.states[s].rounded; r != unknown {
 		return r, nil
 	}
@@ -512,6 +588,7 @@ const shortToken = 16
 // relax returns a state from which the same strings of at most shortToken bytes are allowed as from
 // s. A loop with a counter, which leads from state to state, is there a loop in one state.
 func (a *Automaton) relax(s int32) (int32, error) {
+	a.work += 1 + len(a.states[s].items)/closureStep
 	if r := a.states[s].relaxed; r != unknown {
 		return r, nil
 	}
@@ -535,7 +612,10 @@ func (a *Automaton) roundTo(s, longest int32) (int32, error) {
 				a.set.items = append(a.set.items, rounded)
 			}
 		}
-		return a.intern()
+		counted := a.work
+		r, err := a.intern()
+		a.work = counted // the callers count
+		return r, err
 	}
 	return s, nil
 }

@@ -26,7 +26,8 @@
 // byte exists that continues it. No mask leads into a dead end, unless the vocabulary lacks a byte.
 //
 // All bounds are counts (Limits): there is no clock and no goroutine, and a hostile grammar is
-// refused by the same step on every machine.
+// refused by the same step on every machine. What is cached counts as if it were computed, so that
+// a limit is exceeded at the same token on every node.
 //
 // # Ownership
 //

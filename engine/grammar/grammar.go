@@ -19,6 +19,10 @@ const (
 	StructuralTag             // free text with tagged parts
 )
 
+// Version identifies what grammars accept. A release that changes the masks of any grammar raises
+// it, so that a request does not continue under other masks on a node of another release.
+const Version = 1
+
 // A Source is a grammar before it is compiled.
 type Source struct {
 	Kind    Kind
@@ -27,6 +31,13 @@ type Source struct {
 	// After, if it is set, lets free text come first, up to and with this marker: the end of
 	// reasoning. It is one special token where the vocabulary has it.
 	After string
+	// Compact allows no whitespace between JSON tokens, instead of Limits.Whitespace.
+	Compact bool
+	// MaskSteps, if it is not 0, replaces Limits.MaskSteps where the grammar runs.
+	MaskSteps int
+	// Lead is the number of leading spaces that the model's decoder drops from an output. The
+	// grammar describes the text without them.
+	Lead int
 	// Special lists the special tokens that After and the markers of structural tags may contain.
 	// Where the vocabulary has such a token, it is demanded as a token and cannot be spelled.
 	// Without a list a marker is one token if the vocabulary has one of that name.
@@ -44,6 +55,9 @@ type Grammar struct {
 // Compile returns the grammar of a source. The error is an *Error, which names the keyword and
 // the place; it wraps ErrBudget if a limit is exceeded.
 func Compile(src Source, limits Limits) (*Grammar, error) {
+	if src.Compact {
+		limits.Whitespace = 0
+	}
 	rules, start, ignored, err := src.rules(&limits)
 	if err != nil {
 		return nil, named(src.Kind, err)
@@ -58,10 +72,31 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 		start = int32(len(rules) - 1)
 	}
 	p, err := link(rules, start, &limits)
+	if err == nil && src.Lead > 0 && src.After == "" && src.Kind != StructuralTag {
+		p, err = linkLead(p, rules, start, src.Lead, &limits)
+	}
 	if err != nil {
 		return nil, named(src.Kind, err)
 	}
 	return &Grammar{p: p, Ignored: ignored}, nil
+}
+
+// linkLead links rules whose output may begin with spaces that the decoder drops. It refuses a
+// grammar whose own text may begin with a space, because that space would be dropped.
+func linkLead(without *program, rules []*expr, start int32, lead int, limits *Limits) (*program, error) {
+	a, err := NewAutomaton(&Grammar{p: without}, nil, *limits)
+	if err != nil {
+		return nil, err
+	}
+	m, err := a.NewMatcher()
+	if err != nil {
+		return nil, err
+	}
+	if m.AcceptBytes([]byte(" ")) == nil {
+		return nil, &Error{Keyword: "grammar", Reason: "the text may begin with a space, which this model's tokenizer drops"}
+	}
+	rules = append(rules, seq(rep(lit(" "), 0, int32(lead)), ruleRef(start)))
+	return link(rules, int32(len(rules)-1), limits)
 }
 
 // keywords are the names of kinds in errors.

@@ -205,7 +205,9 @@ func walkHostile(t *testing.T, name string, g *Grammar, v *Vocabulary, r *rand.R
 	m, err := a.NewMatcher()
 	mask := make([]uint64, v.Words())
 	for step := 0; err == nil && step < 6 && !m.done; step++ {
-		if err = m.Mask(mask); err != nil {
+		err = m.Mask(mask)
+		checkSteps(t, name, a)
+		if err != nil {
 			break
 		}
 		if step == 1 {
@@ -218,12 +220,23 @@ func walkHostile(t *testing.T, name string, g *Grammar, v *Vocabulary, r *rand.R
 		if err = m.Accept(id); err != nil {
 			t.Errorf("%s: an allowed token: %v", name, err)
 		}
+		checkSteps(t, name, a)
 	}
 	if err != nil && !errors.Is(err, ErrBudget) {
 		t.Errorf("%s: %v", name, err)
 	}
 	if a.Bytes() > limits.CacheBytes+32<<20 {
 		t.Errorf("%s: caches of %d MiB", name, a.Bytes()>>20)
+	}
+}
+
+// checkSteps holds the last call against the limit of counted steps. A step took at most 50 ns in
+// masks of these sources over 150,000 tokens, so that 200 ns a step are below a second.
+func checkSteps(t *testing.T, name string, a *Automaton) {
+	t.Helper()
+	const perStep, most = 200 * time.Nanosecond, time.Second
+	if beyond := a.Steps() - a.limits.MaskSteps; beyond > a.limits.MaskSteps/100 || time.Duration(a.limits.MaskSteps)*perStep > most {
+		t.Errorf("%s: %d steps, %d beyond the limit", name, a.Steps(), beyond)
 	}
 }
 

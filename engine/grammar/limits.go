@@ -19,7 +19,7 @@ type Limits struct {
 	StackDepth    int // calls and counters that are open at once in an output
 	StateItems    int // configurations of one state
 	CacheBytes    int // memory of the states and masks of one Automaton
-	MaskSteps     int // closure and trie steps of one mask or of one accepted token
+	MaskSteps     int // counted steps of one mask or of one accepted token; see Automaton.Steps
 	Whitespace    int // consecutive whitespace bytes between JSON tokens; 0 allows none
 	RegexRepeat   int // largest count of a repeat in a pattern
 	AlternateSets int // alternatives of one schema after anyOf, oneOf and if are distributed
@@ -39,7 +39,7 @@ func DefaultLimits() Limits {
 		StackDepth:    512,
 		StateItems:    10_000,
 		CacheBytes:    64 << 20,
-		MaskSteps:     20_000_000,
+		MaskSteps:     5_000_000, // the largest vocabularies have half a million nodes; below a second
 		Whitespace:    20,
 		RegexRepeat:   100_000_000,
 		AlternateSets: 512,

@@ -16,6 +16,7 @@ type mask struct {
 	bits  []uint64 // instead of all others, where that is smaller
 	count int      // tokens in the set
 	first int32    // the lowest
+	steps int      // counted when it was computed
 }
 
 // A maskBuilder collects a mask: a set of plain tokens by length, tokens to add and tokens to
@@ -40,15 +41,19 @@ func (b *maskBuilder) drop(id int32) {
 	}
 }
 
-// maskOf returns the mask of a state.
+// maskOf returns the mask of a state. A mask that is cached counts as many steps as when it was
+// computed.
 func (a *Automaton) maskOf(s int32) (*mask, error) {
 	s, err := a.round(s)
 	if err != nil {
 		return nil, err
 	}
 	if m := a.states[s].mask; m != nil {
+		a.work += m.steps
 		return m, nil
 	}
+	counted := a.work
+	a.newEpoch()
 	var base *mask
 	ref := s
 	if a.plain[s] == 0 {
@@ -60,12 +65,13 @@ func (a *Automaton) maskOf(s int32) (*mask, error) {
 		if ref, err = a.round(ref); err != nil {
 			return nil, err
 		}
-		if base = a.states[ref].mask; base == nil && a.plain[ref] > 0 {
+		if a.plain[ref] > 0 {
 			if base, err = a.maskOf(ref); err != nil {
 				return nil, err
 			}
 		}
 	}
+	a.newEpoch() // what counts below does not depend on whether the base was cached
 	b := &a.fill
 	b.ids, b.less = b.ids[:0], b.less[:0]
 	plain, err := a.fillMask(s, ref, base)
@@ -85,6 +91,7 @@ func (a *Automaton) maskOf(s int32) (*mask, error) {
 		}
 	}
 	m := b.mask(plain, base)
+	m.steps = a.work - counted
 	a.states[s].mask = m
 	a.bytes += 96 + 4*len(m.ids) + 4*len(m.less) + 8*len(m.bits)
 	return m, nil
@@ -168,7 +175,6 @@ func (a *Automaton) usual(s int32) (int32, error) {
 func (a *Automaton) walkDifference(s, ref int32) error {
 	t, b := &a.vocab.all, &a.fill
 	a.walk[0], a.other[0] = s, ref
-	limit := a.work + a.limits.MaskSteps
 	for i := 0; i < len(t.char); {
 		d := t.depth[i]
 		c := a.p.class[t.char[i]]
@@ -182,9 +188,8 @@ func (a *Automaton) walkDifference(s, ref int32) error {
 				return err
 			}
 		}
-		a.work++
-		if a.work > limit {
-			return fmt.Errorf("%w: more than %d steps of a mask", ErrBudget, a.limits.MaskSteps)
+		if a.work > a.limits.MaskSteps {
+			return a.tooManySteps()
 		}
 		if to == was {
 			i = int(t.end[i])
@@ -258,22 +263,22 @@ func (m *mask) write(v *Vocabulary, dst []uint64) {
 func (a *Automaton) walkTrie(t *trie, s int32, ids []int32, lists [][]int32, base bool) error {
 	a.walk[0] = s
 	class, classes, trans := &a.p.class, int32(a.p.classes), a.trans
-	limit := a.work + a.limits.MaskSteps
 	for i := 0; i < len(t.char); {
 		d := t.depth[i]
 		c := class[t.char[i]]
 		from := a.walk[d-1]
 		to := trans[from*classes+int32(c)]
-		a.work++
-		if to == unknown {
+		if to >= 0 {
+			a.work++
+		} else {
 			var err error
 			if to, err = a.step(from, c); err != nil {
 				return err
 			}
 			trans = a.trans
-			if a.work > limit {
-				return fmt.Errorf("%w: more than %d steps of a mask", ErrBudget, a.limits.MaskSteps)
-			}
+		}
+		if a.work > a.limits.MaskSteps {
+			return a.tooManySteps()
 		}
 		if to == deadState {
 			if base {
@@ -303,14 +308,20 @@ func (a *Automaton) walkTrie(t *trie, s int32, ids []int32, lists [][]int32, bas
 	return nil
 }
 
-// takesAll reports whether every token below node i is allowed in state to.
+func (a *Automaton) tooManySteps() error {
+	return fmt.Errorf("%w: more than %d steps of a mask or a token", ErrBudget, a.limits.MaskSteps)
+}
+
+// takesAll reports whether every token below node i is allowed in state to. It uses the loops of
+// states that the same walk has found or would have, so that the walk visits the same nodes
+// whatever was computed before.
 func (a *Automaton) takesAll(t *trie, i int, from, to int32) (bool, error) {
 	if a.plain[to] > 0 && t.plain[i] && a.plain[to] >= int32(t.below[i]) {
 		return true, nil
 	}
 	const few = 16 // tokens, for which it is not worth a look
 	if t.last[i]-t.token[i] < few {
-		return a.loops[to]&kindsKnown != 0 && t.kinds[i]&^a.loops[to] == 0, nil
+		return a.loopsUsed[to] == a.epoch && t.kinds[i]&^a.loops[to] == 0, nil
 	}
 	if from != to && t.below[i] <= shortToken {
 		var err error
@@ -321,13 +332,14 @@ func (a *Automaton) takesAll(t *trie, i int, from, to int32) (bool, error) {
 			return false, err
 		}
 	}
-	if a.loops[to]&kindsKnown == 0 {
+	if a.loopsUsed[to] != a.epoch {
 		if from != to {
 			return false, nil
 		}
 		if err := a.findLoops(to); err != nil {
 			return false, err
 		}
+		a.loopsUsed[to] = a.epoch
 	}
 	return t.kinds[i]&^a.loops[to] == 0, nil
 }
@@ -362,8 +374,16 @@ func (a *Automaton) dropPlain(lo, hi int32) {
 // kindsKnown marks that loops was computed.
 const kindsKnown = 1 << 63
 
-// findLoops computes which kinds of characters lead from state s back to it.
+// findLoops computes which kinds of characters lead from state s back to it. Loops that are cached
+// count as many steps as when they were computed.
 func (a *Automaton) findLoops(s int32) error {
+	if a.loops[s]&kindsKnown != 0 {
+		a.work += int(a.states[s].loopSteps)
+		return nil
+	}
+	counted, before := a.work, a.epoch
+	defer func() { a.epoch = before }()
+	a.epoch = 0
 	loops := uint64(1<<63 - 1)
 	loops &^= kindOther | kindSpace
 	for c, kind := range asciiKinds {
@@ -386,6 +406,7 @@ func (a *Automaton) findLoops(s int32) error {
 		loops &^= kindWide
 	}
 	a.loops[s] = loops | kindsKnown
+	a.states[s].loopSteps = int32(a.work - counted)
 	return nil
 }
 

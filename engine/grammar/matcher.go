@@ -25,6 +25,7 @@ func (a *Automaton) NewMatcher() (Matcher, error) {
 // begin prepares a call: it drops the caches that outgrew their limit.
 func (a *Automaton) begin() {
 	a.work = 0
+	a.newEpoch()
 	if a.bytes > a.limits.CacheBytes {
 		a.reset()
 	}
@@ -48,6 +49,8 @@ func (m *Matcher) sync() error {
 		return err
 	}
 	m.gen, m.state = a.generation, s
+	a.work = 0
+	a.newEpoch()
 	return nil
 }
 
@@ -93,6 +96,44 @@ func (m *Matcher) Certain() (token int32, ok bool) {
 		return 0, false
 	}
 	return k.first, true
+}
+
+// Peek returns the matcher after a token, and writes its mask to dst, if all of it is cached. Then
+// certain is the only token of the mask, or -1. ok is false otherwise, and where Accept or Mask
+// would fail. Nothing is computed, so that Peek takes a bounded time.
+func (m *Matcher) Peek(token int32, dst []uint64) (next Matcher, certain int32, ok bool) {
+	a := m.a
+	v := a.vocab
+	if m.gen != a.generation || m.done || token < 0 || int(token) >= len(v.tokens) || len(v.tokens[token]) == 0 || slices.Contains(v.eos, token) {
+		return Matcher{}, -1, false
+	}
+	if a.states[m.state].hasTok && slices.Contains(a.tokens, token) {
+		return Matcher{}, -1, false
+	}
+	s, steps := m.state, 0
+	for _, c := range v.tokens[token] {
+		switch t := a.trans[int(s)*a.p.classes+int(a.p.class[c])]; {
+		case t > deadState:
+			s, steps = t, steps+1
+		case t <= firstHeavy && a.heavy[firstHeavy-t].to != deadState:
+			s, steps = a.heavy[firstHeavy-t].to, steps+int(a.heavy[firstHeavy-t].steps)
+		default:
+			return Matcher{}, -1, false
+		}
+	}
+	rounded := a.states[s].rounded
+	if steps > a.limits.MaskSteps || rounded == unknown {
+		return Matcher{}, -1, false
+	}
+	k := a.states[rounded].mask
+	if k == nil || k.count == 0 {
+		return Matcher{}, -1, false
+	}
+	k.write(v, dst)
+	if certain = -1; k.count == 1 {
+		certain = k.first
+	}
+	return Matcher{a: a, gen: a.generation, state: s}, certain, true
 }
 
 // Accept appends a token to the output. It returns ErrRefused, and leaves m as it was, if the
@@ -143,6 +184,9 @@ func (m *Matcher) bytes(b []byte) error {
 		}
 		if s == deadState {
 			return fmt.Errorf("%w: %q at byte %d of %q", ErrRefused, c, i, b)
+		}
+		if m.a.work > m.a.limits.MaskSteps {
+			return m.a.tooManySteps()
 		}
 	}
 	m.state = s

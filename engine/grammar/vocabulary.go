@@ -131,6 +131,9 @@ func NewVocabulary(tokens [][]byte, special map[string]int32, eos []int32) *Voca
 	return v
 }
 
+// Ends reports whether a token ends an output.
+func (v *Vocabulary) Ends(token int32) bool { return slices.Contains(v.eos, token) }
+
 // Words returns the length of a mask in words of 64 tokens.
 func (v *Vocabulary) Words() int { return v.words }
 

@@ -201,6 +201,19 @@ func (c *Controls) Bans(onItsWay bool) iter.Seq[Ban] {
 	}
 }
 
+// Excludes reports whether the rules forbid a token next: Pick returns it only if no other is left.
+func (c *Controls) Excludes(token int32) bool {
+	if c.allowed != nil && (int(token)>>6 >= len(c.allowed) || c.allowed[token>>6]>>(token&63)&1 == 0) {
+		return true
+	}
+	for b := range c.Bans(false) {
+		if b.Token == token {
+			return true
+		}
+	}
+	return false
+}
+
 // apply changes logits [vocab] in place. It ignores tokens beyond the vocabulary. Only
 // a token's own rules change its logit, so that the order of tokens does not matter.
 func (c *Controls) apply(logits []float32) {

@@ -12,4 +12,8 @@ type Params struct {
 	// Controls change the logits first; nil: no changes. They belong to one choice
 	// and follow its output.
 	Controls *Controls
+
+	// Mask has the tokens that may be sampled, bit id%64 of word id/64, after Controls and
+	// before Temperature; nil: all. Tokens beyond it may not. Pick only reads it.
+	Mask []uint64
 }

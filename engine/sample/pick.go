@@ -36,6 +36,7 @@
 // A request's Controls (penalties, bias, masks) change a copy of the logits before
 // that. They are made from its tokens alone, so that they too are the same on every
 // path.
+// A Mask, which a grammar computes, comes last: penalties and bias cannot undo it.
 //
 // The package does not know what a request is or when it ends.
 package sample
@@ -72,6 +73,11 @@ func Pick(logits []float32, p *Params, position int32, s *Scratch) int32 {
 		logits = s.controlled
 		p.Controls.apply(logits)
 	}
+	if p.Mask != nil {
+		s.controlled = grow(s.controlled, len(logits))
+		mask(s.controlled, logits, p.Mask)
+		logits = s.controlled
+	}
 	best := k.Argmax(logits)
 	if !(p.Temperature > 0) || len(logits) == 0 {
 		return best
@@ -103,6 +109,31 @@ func Pick(logits []float32, p *Params, position int32, s *Scratch) int32 {
 	least := s.topP(k, float64(float64(p.TopP)*total))
 	b, rest := locate(s.sums, float64(u*inOrder(s.sums)))
 	return draw(s.weights[b*Block:min(len(logits), (b+1)*Block)], rest, least, b*Block, best)
+}
+
+// mask writes to dst the logits whose bit is set, and -Inf for the others. dst may be logits.
+func mask(dst, logits []float32, bits []uint64) {
+	for at := 0; at < len(logits); at += 64 {
+		to, from, word := dst[at:min(at+64, len(logits))], logits[at:min(at+64, len(logits))], uint64(0)
+		if at>>6 < len(bits) {
+			word = bits[at>>6]
+		}
+		switch word {
+		case math.MaxUint64:
+			copy(to, from)
+		case 0:
+			for i := range to {
+				to[i] = lowest
+			}
+		default:
+			for i, v := range from {
+				if word>>i&1 == 0 {
+					v = lowest
+				}
+				to[i] = v
+			}
+		}
+	}
 }
 
 // locate returns the first block whose sum exceeds what the blocks before it leave of

@@ -367,3 +367,48 @@ func TestDrawBehindTheLastWeight(t *testing.T) {
 		t.Errorf("draw without weights: token %d, want the best, 7", got)
 	}
 }
+
+// A mask has the effect of -Inf in place of the logits outside it, after rules and before everything
+// else.
+func TestMask(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 9))
+	var s, plain Scratch
+	for i := range 400 {
+		logits := make([]float32, 1+r.IntN(700))
+		for j := range logits {
+			logits[j] = float32(4 * r.NormFloat64())
+		}
+		bits := make([]uint64, r.IntN(2+len(logits)/64))
+		for j := range bits {
+			bits[j] = []uint64{0, math.MaxUint64, r.Uint64(), 1 << r.IntN(64)}[r.IntN(4)]
+		}
+		p := Params{Seed: uint64(i), Temperature: float32(r.IntN(3)), TopP: r.Float32(), TopK: int32(r.IntN(20)), MinP: r.Float32() * 0.1, Mask: bits}
+		if r.IntN(2) == 0 {
+			p.Controls = NewControls(Rules{Presence: 1, Bias: []Bias{{Token: int32(r.IntN(len(logits))), Value: 50}}}, nil, []int32{0})
+		}
+		want := append([]float32(nil), logits...)
+		if p.Controls != nil {
+			p.Controls.apply(want)
+		}
+		left := false
+		for j := range want {
+			if j>>6 < len(bits) && bits[j>>6]>>(j&63)&1 != 0 {
+				left = true
+			} else {
+				want[j] = float32(math.Inf(-1))
+			}
+		}
+		q := p
+		q.Controls, q.Mask = nil, nil
+		if p.Mask == nil {
+			p.Mask = []uint64{}
+		}
+		got, expected := Pick(logits, &p, 7, &s), Pick(want, &q, 7, &plain)
+		if got != expected {
+			t.Fatalf("case %d: token %d, with -Inf in the logits %d", i, got, expected)
+		}
+		if left && (int(got)>>6 >= len(bits) || bits[got>>6]>>(got&63)&1 == 0) {
+			t.Fatalf("case %d: token %d is outside the mask", i, got)
+		}
+	}
+}

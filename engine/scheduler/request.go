@@ -34,6 +34,8 @@ type request struct {
 	tokens      []int32 // prompt and output so far, owned
 	computeOnly bool
 	noCacheRead bool
+	guided      bool
+	sitsOut     bool // computes all tokens but the last
 	ticket      uint64
 	rank        rank
 	level       int // its priority
@@ -89,6 +91,7 @@ func (s *Scheduler) newRequest(q Request) *request {
 		computeOnly: q.ComputeOnly,
 		noCacheRead: q.NoCacheRead,
 		ticket:      q.Ticket,
+		guided:      q.Guided,
 		score:       q.Score,
 		credit:      1,
 	}

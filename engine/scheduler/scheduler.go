@@ -102,6 +102,7 @@ type Request struct {
 	NoCacheRead bool               // read nothing from the cache; computed blocks still enter it
 	Priority    int                // lower goes first; clamped to ±65536
 	Ticket      uint64             // identifies the request to the function of OrderBy
+	Guided      bool               // Config.Guide drafts for it
 	MaxNew      int                // tokens that it may still sample; only a hint that sizes buffers, 0 is valid
 
 	// Score is the number of leading tokens, fewer than all, whose following
@@ -134,6 +135,10 @@ type Config struct {
 	// first sample. The number of drafts does not adapt, because each draft costs a
 	// run of DraftAll's model and none is free to be compared with the samples.
 	DraftAll func(requests []DraftRequest)
+	// Guide drafts for Guided requests instead of Draft. It appends at most n draft tokens
+	// to tokens, of which at most guesses may be guessed; the others are certain to be sampled.
+	// It may draft up to DraftLimit tokens, whatever MaxDrafts is.
+	Guide func(id RequestID, tokens []int32, n, guesses int) []int32
 }
 
 // DraftRequest is a request that may get draft tokens: at most MaxDrafts of them are to be
@@ -345,6 +350,14 @@ func (s *Scheduler) Proceed(id RequestID) error {
 	}
 	s.unhold(r)
 	return nil
+}
+
+// SitOut keeps a request from sampling until it is called with false: the request computes all of
+// its tokens but the last. Its rank and its blocks stay.
+func (s *Scheduler) SitOut(id RequestID, out bool) {
+	if r := s.byID[id]; r != nil {
+		r.sitsOut = out
+	}
 }
 
 // Abort ends a request in any state. Blocks that the running step writes are

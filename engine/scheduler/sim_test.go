@@ -32,7 +32,7 @@ var paths = strings.Fields(`
 	preempted-running preempted-in-batch preempted-waiting reclaimed-held reclaimed-held-reserved
 	score-limited scored scored-chunk scored-after-preemption scored-prefix-hit refused-score
 	drafted draft-accepted draft-refused draft-in-part draft-short
-	prefix-hit chunk stalled same-block-kept collision
+	prefix-hit chunk stalled sat-out-chunk same-block-kept collision
 	ahead ahead-overrun ahead-aborted
 	finished finished-after-preemption finished-after-resume finished-at-max-model-len
 	compute-only-done compute-only-cached
@@ -51,6 +51,7 @@ type simRequest struct {
 	aborted   bool
 	preempted bool
 	resumed   bool
+	sitsOut   bool // of the step
 }
 
 func (q *simRequest) output() []int32 { return q.Tokens[q.prompt:] }
@@ -91,7 +92,8 @@ type owner struct {
 type sim struct {
 	device
 	rng        *rand.Rand
-	scoreLimit int // of the step's LimitScores
+	sitting    *rand.Rand // who sits a step out
+	scoreLimit int        // of the step's LimitScores
 	s          *Scheduler
 	cfg        Config
 	now        time.Duration
@@ -168,7 +170,7 @@ func newSim(seed uint64, broken fault, n counts) (*sim, error) {
 	s.fault = broken
 	m := &sim{
 		device: device{groups: s.groups, stride: 3 * blockTokens, mem: make([]cell, blocks*3*blockTokens)},
-		rng:    rng, s: s, cfg: cfg, n: n,
+		rng:    rng, s: s, cfg: cfg, n: n, sitting: rand.New(rand.NewPCG(seed, 0x517)),
 		roots:  []kvcache.Hash{kvcache.Root("m", "", ""), kvcache.Root("m", "", "salt")},
 		owners: make([]owner, blocks),
 		view:   map[name]bool{},

@@ -24,6 +24,10 @@ func (m *sim) step() error {
 		m.scoreLimit = 1 + m.rng.IntN(4)
 	}
 	m.s.LimitScores(m.scoreLimit)
+	for _, q := range m.live {
+		q.sitsOut = m.sitting != nil && !m.draining && !q.ComputeOnly && m.sitting.IntN(10) == 0
+		m.s.SitOut(q.ID, q.sitsOut)
+	}
 	b := m.s.Schedule(m.now)
 	m.stepping = true
 	m.batch, m.completed = nil, nil
@@ -99,7 +103,8 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 	if len(b.Seqs)+len(b.Completed) == 0 {
 		m.n["empty-step"]++
 		st := m.s.Stats()
-		if st.Running+st.Waiting > 0 && st.Blocks.Arriving+st.Blocks.Leaving == 0 {
+		sits := slices.ContainsFunc(m.live, func(q *simRequest) bool { return q.sitsOut })
+		if st.Running+st.Waiting > 0 && st.Blocks.Arriving+st.Blocks.Leaving == 0 && !sits {
 			return fmt.Errorf("is empty with nothing in the way: %+v", st)
 		}
 	}
@@ -122,6 +127,11 @@ func (m *sim) checkBatch(b Batch, before Stats, where []requestState) error {
 			return fmt.Errorf("has request %d, which is gone, preempted, or there twice", seq.ID)
 		}
 		m.batch = append(m.batch, q)
+		if q.sitsOut {
+			if m.n["sat-out-chunk"]++; seq.Sample {
+				return fmt.Errorf("samples for request %d, which sits out", seq.ID)
+			}
+		}
 		tokens += len(seq.Tokens)
 		if err := m.checkRows(q, seq); err != nil {
 			return err

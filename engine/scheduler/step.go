@@ -128,6 +128,9 @@ func (s *Scheduler) Schedule(now time.Duration) Batch {
 // returns how many. If none fits, r is unchanged and tries again in the next step.
 func (s *Scheduler) grow(r *request) int {
 	want := r.computed + s.limitRows(r, s.share(r))
+	if r.sitsOut {
+		want = min(want, len(r.tokens)-1)
+	}
 	end := s.capacity(r)
 	for end < want && s.allocBlocks(r, end) {
 		end = s.capacity(r)
@@ -201,15 +204,37 @@ func (r *request) scoredRows() int {
 // draft adds draft tokens for the requests that sample in this step. It uses only
 // the budget, rows and free memory that are left and preempts no request.
 func (s *Scheduler) draft() {
+	if s.cfg.Guide != nil {
+		s.draftGuided()
+	}
 	switch {
 	case s.cfg.DraftAll != nil:
 		s.draftAll()
 	case s.cfg.Draft != nil:
 		for _, r := range s.placed {
+			if r.guided {
+				continue
+			}
 			if most := s.maxDrafts(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
 				most = min(most, r.credit)
 				s.placeDrafts(r, s.cfg.Draft(r.tokens, most+1), most) // one more than computed, for learn
 			}
+		}
+	}
+}
+
+// draftGuided drafts for the guided requests.
+func (s *Scheduler) draftGuided() {
+	for _, r := range s.placed {
+		if !r.guided || !r.inStep || !r.samples {
+			continue
+		}
+		guesses := 0
+		if s.cfg.Draft != nil {
+			guesses = min(s.cfg.MaxDrafts, r.credit)
+		}
+		if most := s.maxDrafts(r, DraftLimit); most > 0 {
+			s.placeDrafts(r, s.cfg.Guide(r.id, r.tokens, most, guesses), most)
 		}
 	}
 }
@@ -219,7 +244,7 @@ func (s *Scheduler) draft() {
 func (s *Scheduler) draftAll() {
 	s.draftRequests, s.drafting = s.draftRequests[:0], s.drafting[:0]
 	for _, r := range s.placed {
-		if r.inStep && r.samples && r.scheduled == 1 {
+		if r.inStep && r.samples && r.scheduled == 1 && !r.guided {
 			s.drafting = append(s.drafting, r)
 		}
 	}
@@ -373,7 +398,7 @@ func (s *Scheduler) admit(now time.Duration, longest int, before *request) {
 		s.attach(r)
 		if r.missing() == 0 {
 			s.batch.Completed = append(s.batch.Completed, r.id)
-		} else if s.grow(r) == 0 {
+		} else if s.grow(r) == 0 && !(r.sitsOut && r.missing() == 1) {
 			return
 		}
 		s.waiting = remove(s.waiting, r)

@@ -61,6 +61,14 @@ func (t *Tokenizer) LongestToken() int {
 	return longest
 }
 
+// LeadingSpaces returns how many leading spaces of an output Decode drops.
+func (t *Tokenizer) LeadingSpaces() int {
+	if t.fallback == nil || t.fallback.strip != ' ' {
+		return 0
+	}
+	return t.fallback.stripMax
+}
+
 // maxScratch is the symbols of the longest word whose buffers are kept.
 const maxScratch = 16 << 10
 

@@ -217,6 +217,9 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 
 		LogprobTokenIds: x.req.LogprobTokens,
 	}
+	if x.req.Grammar != nil { // a node that does not know the field refuses 0
+		m.Grammar, m.MaxTokens = x.grammarOf(m.MaxTokens), 0
+	}
 	if n, scores := x.scores(c); scores {
 		// An earlier attempt may have delivered a part.
 		c.prompt.Probs = openai.PromptLogprobs{Tokens: c.prompt.Tokens}

@@ -33,6 +33,7 @@ type Options struct {
 	Names                  map[string]string // of further names to the models' own
 	ChatTemplate           string            // replaces the models' own; empty: it does not
 	RejectSpecialTokens    bool              // in messages of users and tools
+	CompactJSON            bool              // constrained answers have no whitespace between JSON tokens
 	LogPromptText          int               // characters of each prompt in the request's log line
 	Quiet                  bool              // does not log that there is no model
 }
@@ -45,7 +46,8 @@ type Fleet struct {
 	Models   models        // being served
 	Buffered atomic.Int64  // bytes of streams' buffers
 
-	o Options
+	o        Options
+	grammars *grammars
 	// Owned by Run.
 	failedModels   map[uint64]time.Time    // when loading last failed, by fingerprint
 	pendingModels  map[pendingModel]string // by which model of the same name each waits: its name
@@ -56,7 +58,7 @@ type Fleet struct {
 
 // New returns a fleet without members.
 func New(s *exchange.Service, o Options) *Fleet {
-	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[pendingModel]string{}}
+	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, grammars: newGrammars(s.Limits().GrammarCompiles), membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[pendingModel]string{}}
 	o.Nodes.Meters, o.Nodes.Blocks, o.Nodes.Left = s.Meters, fl.Blocks, fl.left
 	fl.events.of = map[string]*cluster.Subscription{}
 	fl.Nodes = nodes.New(o.Nodes)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
@@ -307,6 +308,7 @@ type Model struct {
 
 	adapter *nodepb.Adapter // nil: none
 	parent  string          // of a model with an adapter: the model without
+	grammar uint32          // version that its nodes must have; 0: any
 }
 
 // NewModel returns the model of a bundle. servedName and template replace the bundle's unless they
@@ -343,6 +345,16 @@ func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Mo
 func (m *Model) with(a nodes.Adapter) *Model {
 	w := *m
 	w.Name, w.parent, w.Adapter, w.adapter = a.Name, m.Name, strconv.FormatUint(a.Digest, 16), &nodepb.Adapter{Name: a.Name, Digest: a.Digest}
+	return &w
+}
+
+// forGrammar returns the model on nodes that can constrain outputs by the grammar; nil: on any.
+func (m *Model) forGrammar(g *openai.Grammar) *Model {
+	if g == nil {
+		return m
+	}
+	w := *m
+	w.grammar = grammar.Version
 	return &w
 }
 

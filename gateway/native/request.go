@@ -59,6 +59,9 @@ func (x *request) parse() (fault *openai.Error) {
 	if fault != nil {
 		return fault
 	}
+	if fault := x.checkGrammar(m); fault != nil {
+		return fault
+	}
 	prompts, fault := m.Prompts(req, charge)
 	if fault != nil {
 		return fault
@@ -93,7 +96,7 @@ func (x *request) parse() (fault *openai.Error) {
 // makeChoices sets what the answer needs: a seed, an encoder, and the choices of each prompt.
 func (x *request) makeChoices(m *Model, prompts []render.Prompt) {
 	req := x.req
-	x.model, x.prompts, x.seed = m, prompts, rand.Uint64()
+	x.model, x.prompts, x.seed = m.forGrammar(req.Grammar), prompts, rand.Uint64()
 	if req.Seed != nil {
 		x.seed = uint64(*req.Seed)
 	}

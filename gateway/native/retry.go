@@ -80,7 +80,13 @@ func (x *request) nowhere(c *choice, node *nodes.Node) *openai.Error {
 // lose gives a choice up.
 func (x *request) lose(c *choice) *openai.Error {
 	c.state.Abandon()
-	return x.NoAttempt(c.failure, "decode node", x.model.Name, c.state.Started())
+	fault := x.NoAttempt(c.failure, "decode node", x.model.Name, c.state.Started())
+	if c.failure == nil {
+		if other := x.unconstrained(x.model); other != nil {
+			return other
+		}
+	}
+	return fault
 }
 
 var errNotAccepted = errors.New("gateway: attempt not accepted")

@@ -64,7 +64,7 @@ func (m *Model) demand(nPrompt, maxTokens, n int) route.Demand {
 // are computed.
 func (m *Model) query(p *render.Prompt, n int) nodes.Query {
 	return nodes.Query{
-		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
+		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Grammar: m.grammar, Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
 		Answer: m.kvBlocks(m.queue.Expect(math.MaxInt)),
 	}
 }

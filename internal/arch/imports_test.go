@@ -31,7 +31,7 @@ var mayImport = map[string][]string{
 		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
-		"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/route",
+		"engine/grammar", "engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/route",
 		"internal/cluster", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb",
 	},
 	"gateway/admit":                       {},
@@ -89,13 +89,14 @@ var mayImport = map[string][]string{
 
 	"engine": {
 		"engine/backend", "engine/backend/cpu", "engine/backend/cuda", "engine/builtin", "engine/kvcache", "engine/memory", "engine/model",
-		"engine/draft", "engine/ngram", "engine/workers", "engine/sample", "engine/scheduler", "internal/regular",
+		"engine/draft", "engine/grammar", "engine/masks", "engine/ngram", "engine/workers", "engine/sample", "engine/scheduler", "internal/regular",
 	},
 	"engine/draft":               {"engine/backend", "engine/kvcache", "engine/sample"},
 	"engine/workers":             {"engine/backend"},
 	"engine/ngram":               {},
 	"engine/scheduler":           {"engine/kvcache"},
 	"engine/grammar":             {},
+	"engine/masks":               {"engine/grammar", "engine/tokenizer"},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
 	"engine/model":               {"engine/backend", "engine/safetensors", "engine/tokenizer", "internal/regular"},
@@ -128,7 +129,7 @@ var mayImport = map[string][]string{
 	"internal/netio":           {},
 	"internal/node":            {"engine", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
 	"internal/jsonscan":        {},                                                                    // JSON without a tree
-	"gateway/api/openai":       {"internal/jsonscan"},
+	"gateway/api/openai":       {"engine/grammar", "internal/jsonscan"},
 	"internal/process":         {"internal/obs/logs", "internal/tlsconf"},
 	"internal/sock":            {},
 	"internal/rpc":             {"internal/netio", "internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},

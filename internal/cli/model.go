@@ -84,6 +84,9 @@ func (m *Model) Register(s *config.Set) {
 	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more uses large machines better, fewer keeps steps short")
 	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
 	s.Var(&m.speculation, "speculative-config", `speculative decoding, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3} or {"method":"draft_model","model":"./small","num_speculative_tokens":3}; it never changes an answer`)
+	s.CountVar(&m.MaskWorkers, "grammar-threads", 2, 1, "goroutines that compute the masks of constrained requests")
+	m.MaskCache = 512 << 20
+	s.Var((*config.Bytes)(&m.MaskCache), "grammar-cache-memory", "memory for the masks and states of grammars, of which one may take an eighth; the least recently used go first")
 	s.Section("Adapters")
 	m.lora.Register(s)
 }

@@ -39,6 +39,13 @@ func (b *battle) requests() []map[string]any {
 		case 3:
 			r["temperature"], r["frequency_penalty"], r["stream_options"] = 0, 0.3, map[string]any{"include_usage": true}
 		}
+		switch i % 8 { // constrained, and long
+		case 5:
+			r["response_format"] = map[string]any{"type": "json_schema", "json_schema": map[string]any{"name": "list", "schema": map[string]any{
+				"type": "array", "items": map[string]any{"type": "integer", "maximum": 99_999}, "minItems": 300}}}
+		case 6:
+			r["structured_outputs"] = map[string]any{"regex": `([A-Z][a-z]{0,9} ){200,}`}
+		}
 		if i%16 == 0 {
 			r["max_tokens"] = 1200 // outlasts a drain
 		}

@@ -340,7 +340,7 @@ var (
 	abortCauses  = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
 	allRoles     = []string{"gateway", "prefill", "decode"}
 
-	refusalLimits = []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "body_memory", "connections"}
+	refusalLimits = []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "body_memory", "connections", "grammars"}
 )
 
 // blocksKept are the full blocks of so many tokens whose KV was computed.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
@@ -30,6 +31,7 @@ type trace struct {
 	tokens []int32
 	logits map[int]uint64
 	prompt *nodepb.PromptLogProbs // all of them; empty where they were not asked for
+	err    string                 // why a constrained request cannot continue; empty: it can
 }
 
 func hashLogits(l []float32) uint64 {
@@ -191,6 +193,9 @@ func (f *fleet) load(o engine.LoadOptions, onStep func()) (*engine.Loaded, *engi
 	f.loaded = append(f.loaded, l)
 	eo := l.Options()
 	eo.OnStep, eo.Probe = onStep, f.probes.see
+	if eo.Vocabulary == nil {
+		eo.GrammarLimits, eo.Vocabulary = grammar.DefaultLimits(), testVocabulary(l.Model.VocabSize())
+	}
 	eng, err := engine.New(eo)
 	if err != nil {
 		f.t.Fatal(err)

@@ -41,12 +41,12 @@ var rdmaBytes = map[bool]int{true: 100_000}[fabric.Built]
 
 // paths counts how often each path ran.
 type paths struct {
-	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, drafted, draftsKept, tcp, tls, shared, rdma, adapted uint64
+	requests, batched, chunked, hits, preempted, remote, local, resumed, controlled, stopped, scored, guessed, accepted, drafted, draftsKept, tcp, tls, shared, rdma, adapted, constrained, finished, ended uint64
 }
 
 func (p *paths) String() string {
-	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, by a model %d, of which %d, pages over TCP %d, over TLS %d, bytes out of shared memory %d, bytes by RDMA %d, with adapters %d",
-		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.drafted, p.draftsKept, p.tcp, p.tls, p.shared, p.rdma, p.adapted)
+	return fmt.Sprintf("requests %d, steps with several sequences %d, chunked prompts %d, prefix-hit tokens %d, preemptions %d, prefilled elsewhere %d, prefilled on decode %d, resumed %d, with penalties and masks %d, ended by a stop token %d, with scored prompts %d, guessed tokens %d, of which accepted %d, by a model %d, of which %d, pages over TCP %d, over TLS %d, bytes out of shared memory %d, bytes by RDMA %d, with adapters %d, with a grammar %d, of which %d finished and %d could not continue",
+		p.requests, p.batched, p.chunked, p.hits, p.preempted, p.remote, p.local, p.resumed, p.controlled, p.stopped, p.scored, p.guessed, p.accepted, p.drafted, p.draftsKept, p.tcp, p.tls, p.shared, p.rdma, p.adapted, p.constrained, p.finished, p.ended)
 }
 
 // alone runs requests one at a time, without cache hits, as the reference.
@@ -97,7 +97,7 @@ func (a *alone) run(t *testing.T, g *nodepb.Generate) trace {
 	a.salt++
 	q := &nodepb.Generate{
 		RequestId: "alone", Attempt: 1, Prompt: g.Prompt, MaxTokens: g.MaxTokens, IgnoreEos: true, StopTokenIds: g.StopTokenIds, PrefixRoot: a.salt,
-		Sampling: g.Sampling, PromptLogprobs: g.PromptLogprobs, Adapter: g.Adapter,
+		Sampling: g.Sampling, PromptLogprobs: g.PromptLogprobs, Adapter: g.Adapter, Grammar: g.Grammar,
 	}
 	return a.f.run(t, q)
 }
@@ -119,12 +119,15 @@ func (f *fleet) wait(t testing.TB, s *stream, g *nodepb.Generate) trace {
 	case <-time.After(60 * time.Second):
 		t.Fatalf("request %s did not end: %d tokens so far, %+v", g.RequestId, len(s.tokens), f.decEng.Stats())
 	}
+	cannot := ""
 	if s.err != nil {
-		t.Fatalf("request %s: %v", g.RequestId, s.err)
+		if cannot = s.err.Error(); g.Grammar == nil || !strings.Contains(cannot, "cannot continue under its grammar") {
+			t.Fatalf("request %s: %v", g.RequestId, s.err)
+		}
 	}
 	f.probes.mu.Lock()
 	defer f.probes.mu.Unlock()
-	return trace{tokens: s.tokens, logits: f.probes.by[g.Sampling.Seed], prompt: &s.prompt}
+	return trace{tokens: s.tokens, logits: f.probes.by[g.Sampling.Seed], prompt: &s.prompt, err: cannot}
 }
 
 // schedule makes a seed's requests: prompts that share prefixes, some of them
@@ -134,6 +137,7 @@ func schedule(rng *rand.Rand, seed uint64, vocab int, remote bool) []load {
 	for i := range stems {
 		stems[i] = randomTokens(rng, 20+rng.IntN(60), vocab)
 	}
+	constraints := rand.New(rand.NewPCG(seed, 19))
 	var loads []load
 	for i := range 5 + rng.IntN(6) {
 		stem := stems[rng.IntN(len(stems))]
@@ -163,6 +167,7 @@ func schedule(rng *rand.Rand, seed uint64, vocab int, remote bool) []load {
 		if remote && rng.IntN(5) > 0 {
 			g.Prefill = []string{"prefill"}
 		}
+		constrain(constraints, g)
 		loads = append(loads, load{g: g, delay: time.Duration(rng.IntN(300)) * time.Microsecond})
 	}
 	return loads
@@ -277,8 +282,19 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 		if l.g.PromptLogprobs != nil {
 			count.scored++
 		}
-		if len(want.tokens) < int(l.g.MaxTokens) {
+		if len(want.tokens) < limitOf(l.g) && l.g.Grammar == nil {
 			count.stopped++
+		}
+		if l.g.Grammar != nil {
+			count.constrained++
+			switch finished, err := follows(l.g.Grammar, want.tokens, vocab); {
+			case err != nil:
+				return fmt.Errorf("seed %d, request %s: %w", seed, l.g.RequestId, err)
+			case finished:
+				count.finished++
+			case want.err != "":
+				count.ended++
+			}
 		}
 		if len(l.g.Prompt) > o.MaxBatchedTokens {
 			count.chunked++
@@ -325,7 +341,7 @@ func resume(t *testing.T, f *fleet, ref *alone, rng *rand.Rand, loads []load, co
 	}
 	g := &nodepb.Generate{
 		RequestId: l.g.RequestId + "-again", Attempt: 2, Prompt: l.g.Prompt, MaxTokens: l.g.MaxTokens, IgnoreEos: true, StopTokenIds: l.g.StopTokenIds,
-		PrefixRoot: l.g.PrefixRoot, Sampling: l.g.Sampling, Prefill: l.g.Prefill, Adapter: l.g.Adapter,
+		PrefixRoot: l.g.PrefixRoot, Sampling: l.g.Sampling, Prefill: l.g.Prefill, Adapter: l.g.Adapter, Grammar: l.g.Grammar,
 		Output: want.tokens[:1+rng.IntN(len(want.tokens)-1)],
 	}
 	got := f.run(t, g)
@@ -336,11 +352,15 @@ func resume(t *testing.T, f *fleet, ref *alone, rng *rand.Rand, loads []load, co
 
 // compare holds tokens and logits against the reference.
 func compare(got, want trace, g *nodepb.Generate) error {
-	if !proto.Equal(got.prompt, want.prompt) || g.PromptLogprobs != nil && len(want.prompt.Logprobs) != len(g.Prompt)-1 {
+	if got.err != want.err {
+		return fmt.Errorf("request %s: ends with %q, alone with %q", g.RequestId, got.err, want.err)
+	}
+	failed := want.err != "" && len(want.tokens) == 0 // then a part of the prompt's scores may be there
+	if !failed && (!proto.Equal(got.prompt, want.prompt) || g.PromptLogprobs != nil && len(want.prompt.Logprobs) != len(g.Prompt)-1) {
 		return fmt.Errorf("request %s: the prompt's log-probabilities differ (prompt %d): %v, want %v", g.RequestId, len(g.Prompt), got.prompt, want.prompt)
 	}
-	if len(got.tokens) != len(want.tokens) || len(want.tokens) < int(g.MaxTokens) && len(g.StopTokenIds) == 0 {
-		return fmt.Errorf("request %s: %d tokens, alone it had %d, at most %d", g.RequestId, len(got.tokens), len(want.tokens), g.MaxTokens)
+	if len(got.tokens) != len(want.tokens) || len(want.tokens) < limitOf(g) && len(g.StopTokenIds) == 0 && g.Grammar == nil {
+		return fmt.Errorf("request %s: %d tokens, alone it had %d, at most %d", g.RequestId, len(got.tokens), len(want.tokens), limitOf(g))
 	}
 	for i := range got.tokens {
 		pos := len(g.Prompt) + i
@@ -419,6 +439,7 @@ func TestSameBitsOnEveryPath(t *testing.T) {
 				{"local prefills", count.local, 20}, {"resumed", count.resumed, 60}, {"penalties and masks", count.controlled, 120},
 				{"stop tokens", count.stopped, 20}, {"scored prompts", count.scored, 50},
 				{"with adapters", count.adapted, 30},
+				{"with a grammar", count.constrained, 120}, {"finished under a grammar", count.finished, 30}, {"ended under a grammar", count.ended, 3},
 				{"guessed tokens", count.guessed, 900}, {"accepted guesses", count.accepted, 200}, {"refused guesses", count.guessed - count.accepted, 200},
 				{"guessed by a model", count.drafted, 300}, {"of those accepted", count.draftsKept, 100},
 				{"pages over TCP", count.tcp, 90}, {"pages over TLS", count.tls, 20}, {"bytes out of shared memory", count.shared, 90_000}, {"bytes by RDMA", count.rdma, rdmaBytes},

@@ -44,6 +44,13 @@ type Limits struct {
 	MaxAttempts     int           // nodes that a choice is tried on without getting a token
 	ResumeTimeout   time.Duration // how long a choice with tokens waits for a node
 
+	// Of the grammars of constrained requests.
+	MaxGrammarBytes   int // text of a grammar
+	MaxMaskSteps      int // counted steps of a token's mask, at which a node ends the request
+	MaxQueuedGrammars int // requests that wait for the compilation of theirs
+	GrammarCompiles   int // at once
+	GrammarCache      int // bytes of recent outcomes
+
 	// Of all requests.
 	MaxInFlight       int
 	MaxQueuedRequests int           // that wait for room, in each queue
@@ -70,6 +77,12 @@ func Default() Limits {
 		RequestTimeout: 30 * time.Minute, // the longest answers of slow models take minutes
 		MaxAttempts:    3,                // one node may be dead and one overloaded
 		ResumeTimeout:  10 * time.Second, // a node restarts with a model of moderate size; clients wait longer
+
+		MaxGrammarBytes:   1 << 20,   // the largest schemas in use have some hundred kilobytes
+		MaxMaskSteps:      5_000_000, // below a second; usual masks take some thousand
+		MaxQueuedGrammars: 64,        // seconds of the largest grammars
+		GrammarCompiles:   2,         // other requests keep the other cores
+		GrammarCache:      4 << 20,   // some ten thousand
 
 		MaxInFlight:       8192,     // some 40 KB each, so a few hundred megabytes
 		MaxQueuedRequests: 4096,     // some times what a large fleet runs

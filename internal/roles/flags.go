@@ -123,6 +123,7 @@ type gatewayFlags struct {
 	insecure    bool
 	adminListen string
 	cert        *tlsconf.Listener // for clients; set by check, nil for plain HTTP
+	structured  config.StructuredOutputs
 }
 
 func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
@@ -174,5 +175,11 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", limits.StreamTokens, 1, "tokens of a choice that are buffered for a slow client before its generation pauses")
 	s.RateVar(&l.RetriesPerSecond, "retries-per-second", "retries on another node before the first token, of all requests together; bursts of ten seconds' worth")
 	s.RateVar(&l.ResumesPerSecond, "resumes-per-second", "streams per second that move to another node after theirs was lost; the others follow in turn")
+	s.Var(&g.structured, "structured-outputs-config", `as in {"backend":"auto","disable_any_whitespace":true}: no whitespace between the JSON tokens of constrained answers`)
+	s.SizeVar(&l.MaxGrammarBytes, "max-grammar-bytes", false, "largest JSON Schema, regular expression or grammar of a constrained request (response_format, structured_outputs); at most 1MiB")
+	s.CountVar(&l.MaxMaskSteps, "max-mask-steps", l.MaxMaskSteps, 1000, "counted steps of computing the mask of one token of a constrained request; beyond them the request ends with an error, on every node at the same token")
+	s.CountVar(&l.GrammarCompiles, "grammar-compiles", l.GrammarCompiles, 1, "grammars that the gateway compiles at once, to refuse those that cannot be followed")
+	s.CountVar(&l.MaxQueuedGrammars, "max-queued-grammars", l.MaxQueuedGrammars, 1, "constrained requests that may wait for the compilation of their grammar; further ones get 429")
+	s.SizeVar(&l.GrammarCache, "grammar-outcome-memory", false, "memory of recent outcomes of compiling grammars in the gateway")
 	s.CountVar(&l.MaxLogprobs, "max-logprobs", l.MaxLogprobs, 1, "most log-probabilities per token (top_logprobs) of a request; at most 256")
 }

@@ -184,6 +184,14 @@ func (n *NodeMetrics) Decode(stats func() decode.Counters, owned func() (now, li
 	for place := range scheduler.DraftLimit {
 		n.counter(metrics.SpecAcceptedPerPos, func(s engine.Stats) uint64 { return s.Scheduler.Accepted[place] }, strconv.Itoa(place))
 	}
+	n.counter(metrics.GrammarMasks, func(s engine.Stats) uint64 { return s.Masks.Cached }, "cached")
+	n.counter(metrics.GrammarMasks, func(s engine.Stats) uint64 { return s.Masks.Computed }, "computed")
+	n.counter(metrics.GrammarSteps, func(s engine.Stats) uint64 { return s.Masks.Steps })
+	n.counter(metrics.GrammarSatOut, func(s engine.Stats) uint64 { return s.SatOut })
+	n.counter(metrics.GrammarEnded, func(s engine.Stats) uint64 { return s.Masks.Ended })
+	n.gauge(metrics.GrammarsCached, func(s engine.Stats) int { return s.Masks.Grammars })
+	n.gauge(metrics.GrammarBytes, func(s engine.Stats) int { return s.Masks.Bytes })
+	n.gauge(metrics.GrammarWaiting, func(s engine.Stats) int { return s.Masks.Waiting })
 	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Held - s.Scheduler.Fetching }, "waiting_to_start")
 	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Fetching }, "in_progress")
 	n.gauge(metrics.NumRequestsKVFetch, func(s engine.Stats) int { return s.Scheduler.Fetched }, "completed_waiting")

@@ -110,7 +110,7 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	clusterExpiry(d, n.meters.Set)
 	eo := l.Options()
 	if role == "prefill" {
-		eo.StepTime = lengths.StepTime
+		eo.StepTime, eo.Vocabulary = lengths.StepTime, nil
 	}
 	eo.Logger, eo.OnStep, eo.OnBlocks, eo.Watch = d.Log, on.step, on.blocks, WatchEngine(n.meters.Set)
 	n.eng, err = engine.New(eo)
@@ -137,8 +137,16 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 func (n *node) hello() *nodepb.Hello {
 	return &nodepb.Hello{
 		NodeId: n.id, Role: n.role, Build: version, Model: n.Bundle.ModelName,
-		Fingerprint: n.Fingerprint, NumericsClass: n.Class,
+		Fingerprint: n.Fingerprint, NumericsClass: n.Class, Grammar: n.grammars(),
 	}
+}
+
+// grammars returns the version of the grammars that the node constrains outputs by; 0: it does not.
+func (n *node) grammars() uint32 {
+	if n.role == "prefill" || !n.eng.Constrains() {
+		return 0
+	}
+	return engine.GrammarVersion
 }
 
 func (n *node) layout() kvtransfer.Layout {

@@ -236,7 +236,8 @@ func TestSupportedNeverRefuses(t *testing.T) {
 		"shutdown-timeout": {"0", "30"}, "config": {writeFile(t, "port: 1\n")},
 		"speculative-config": {`{"method":"ngram","num_speculative_tokens":5}`, `{"method":"draft_model","model":"builtin","num_speculative_tokens":3}`},
 		"port":               {"0", "8000"}, "api-key": {"k", "k l"}, "max-log-len": {"0", "100"}, "host": {"127.0.0.1", "localhost", "0.0.0.0 --insecure"},
-		"allowed-origins": {`["https://a.example"]`, `["*"] --api-key k`},
+		"structured-outputs-config": {`{"backend":"auto"}`, `{"disable_any_whitespace":true}`},
+		"allowed-origins":           {`["https://a.example"]`, `["*"] --api-key k`},
 	}
 	t.Setenv("HF_HUB_CACHE", dir)
 	for _, g := range config.VLLM {

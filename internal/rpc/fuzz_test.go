@@ -16,7 +16,7 @@ import (
 // samples has one filled message of each type.
 var samples = map[Type]proto.Message{
 	FrameHello:    &nodepb.Hello{Protocol: 1, ProtocolMin: 1, NodeId: "n", Role: "decode", Build: "b", Model: "m", Fingerprint: 1 << 63, NumericsClass: "c"},
-	FrameGenerate: &nodepb.Generate{RequestId: "r", Attempt: 2, Prompt: []int32{1, 2, 1 << 30}, Output: []int32{3}, Sampling: &nodepb.Sampling{Seed: 9, Temperature: 0.5}, MaxTokens: 7, Prefill: []string{"a:1"}, Priority: -1},
+	FrameGenerate: &nodepb.Generate{RequestId: "r", Attempt: 2, Prompt: []int32{1, 2, 1 << 30}, Output: []int32{3}, Sampling: &nodepb.Sampling{Seed: 9, Temperature: 0.5}, MaxTokens: 7, Prefill: []string{"a:1"}, Priority: -1, Grammar: &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_REGEX, Text: []byte("a"), Version: 1}},
 	FrameAccepted: &nodepb.Accepted{Attempt: 1, CachedTokens: 16},
 	FrameEnd:      &nodepb.End{Code: nodepb.Code_CODE_OVERLOADED, Message: "full", Attempt: 1},
 	FrameCancel:   &nodepb.Cancel{Reason: "client gone"},
@@ -75,7 +75,7 @@ func TestEveryMessageHasItsTypeAndASample(t *testing.T) {
 	msgs := nodepb.File_node_proto.Messages()
 	for i := range msgs.Len() {
 		name := string(msgs.Get(i).Name())
-		if parts := map[string]bool{"Sampling": true, "GenerationDefaults": true, "LogitBias": true, "TokenSequence": true, "TokenLogProbs": true, "TraceContext": true, "Adapter": true, "CacheGroup": true}; !seen[name] && !parts[name] {
+		if parts := map[string]bool{"Sampling": true, "GenerationDefaults": true, "LogitBias": true, "TokenSequence": true, "TokenLogProbs": true, "TraceContext": true, "Adapter": true, "CacheGroup": true, "Grammar": true}; !seen[name] && !parts[name] {
 			t.Errorf("message %s has no frame type", name)
 		}
 	}

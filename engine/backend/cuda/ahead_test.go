@@ -165,6 +165,10 @@ func TestStepsAheadRefused(t *testing.T) {
 	ruled.Outputs[1].Params.Controls = tooManyRules()
 	refused("more rules than the device takes", m.Start(ruled))
 	a.pos = 0
+	masked := a.step(rows, nil)
+	masked.Outputs[0].Params.Mask = []uint64{1 << 7}
+	refused("a mask", m.Start(masked))
+	a.pos = 0
 	if err := m.Start(a.step(rows, nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -190,4 +194,35 @@ func tooManyRules() *sample.Controls {
 		r.BadWords = append(r.BadWords, []int32{i % 90, i % 80})
 	}
 	return sample.NewControls(r, nil, nil)
+}
+
+// The host draws where an output has a mask, and the device where it has none.
+func TestMasks(t *testing.T) {
+	src, err := model.OpenDir("../../model/testdata/gqa-tied")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { src.Close() })
+	m := sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32)
+	a := &aheadRows{spec: kvSpec(src, backend.F32), tokens: []int32{5, 6}, params: []sample.Params{{Seed: 1, Temperature: 1}, {Seed: 2, Temperature: 1}}}
+	draw := func(mask []uint64) []int32 {
+		a.pos, a.params[0].Mask = 0, mask
+		s := a.step([]int32{0, 1}, nil)
+		if err := m.Step(s, nil); err != nil {
+			t.Fatal(err)
+		}
+		return s.Sampled
+	}
+	free := draw(nil)
+	for token := int32(0); token < 200; token += 19 {
+		mask := make([]uint64, 4)
+		mask[token/64] = 1 << (token % 64)
+		if got := draw(mask); got[0] != token || got[1] != free[1] {
+			t.Fatalf("drew %v where only token %d is allowed, and %d without a mask", got, token, free[1])
+		}
+	}
+	all := []uint64{1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1}
+	if got := draw(all); got[0] != free[0] {
+		t.Errorf("drew %d under a mask of all tokens, %d without", got[0], free[0])
+	}
 }

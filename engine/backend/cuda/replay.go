@@ -116,6 +116,9 @@ func (c *CUDA) Start(key backend.Key, step *backend.Step, record func()) error {
 		return fmt.Errorf("%w: a third step while two have not been finished", backend.ErrShape)
 	}
 	for i := range step.Outputs {
+		if step.Outputs[i].Params.Mask != nil {
+			return fmt.Errorf("%w: output %d has a mask, which the host applies: such a step is not started ahead", backend.ErrShape, i)
+		}
 		if k := step.Outputs[i].Params.Controls; k != nil && !c.Rules(k, 0) {
 			return fmt.Errorf("%w: output %d has rules of %d words, of which the device takes %d: such a step is not started ahead", backend.ErrShape, i, wordsOf(k), ruleWords)
 		}
@@ -287,8 +290,8 @@ func (c *CUDA) copyStep(p *plan, key backend.Key, step *backend.Step, drawn int)
 			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.LogProbs),
 		}
 		switch k := o.Params.Controls; {
-		case k == nil || p.logits == nil:
-		case c.Rules(k, 0):
+		case p.logits == nil || k == nil && o.Params.Mask == nil:
+		case o.Params.Mask == nil && c.Rules(k, 0):
 			to.draws[i].rules = to.putRules(step, o)
 		default:
 			s.controlled = append(s.controlled, i)

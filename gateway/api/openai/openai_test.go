@@ -115,7 +115,7 @@ func TestRefusals(t *testing.T) {
 		{Chat, `{` + hello + `,"add_generation_prompt":true,"continue_final_message":true}`, "continue_final_message", "cannot both"},
 		{Chat, `{` + hello + `,"chat_template_kwargs":[]}`, "chat_template_kwargs", "object"},
 		{Chat, `{` + hello + `,"tools":[]}`, "tools", "not supported"},
-		{Chat, `{` + hello + `,"response_format":{"type":"json_object"}}`, "response_format", "not supported"},
+		{Chat, `{` + hello + `,"response_format":{"type":"yaml"}}`, "response_format.type", "not \"yaml\""},
 		{Completions, `{"prompt":"a","suffix":"b"}`, "suffix", "not supported"},
 		{Completions, `{"prompt":"a","prompt_logprobs":257}`, "prompt_logprobs", "at most 256"},
 		{Completions, `{"prompt":"a","prompt_logprobs":0,"stream":true}`, "prompt_logprobs", "cannot be streamed"},

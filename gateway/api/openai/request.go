@@ -114,6 +114,8 @@ type Request struct {
 	AllowedTokens     []int32  // nil: all
 	BadWords          []string // not empty
 
+	Grammar *Grammar // that every answer matches; nil: none
+
 	Logprobs       bool    // of each token of the answers
 	TopLogprobs    int     // most probable tokens of each, at most MaxLogprobs
 	LogprobTokens  []int32 // further tokens of each

@@ -113,12 +113,12 @@ var table = []field{
 	{"parallel_tool_calls", Chat, Accepted, boolean(nil), never, "without tools there are no calls"},
 	{"include_reasoning", Chat, Accepted, boolean(nil), never, "nothing is split off as reasoning"},
 	{"thinking_token_budget", both, Refused, integer(0, math.MaxInt32, nil), never, "use max_tokens"},
-	{"response_format", both, Refused, object, textFormat, ""},
-	{"structured_outputs", both, Refused, object, never, ""},
-	{"guided_json", both, Refused, anything, never, ""},
-	{"guided_regex", both, Refused, text(0, math.MaxInt, nil), never, ""},
-	{"guided_choice", both, Refused, list, never, ""},
-	{"guided_grammar", both, Refused, text(0, math.MaxInt, nil), never, ""},
+	{"response_format", both, Served, value{schema: formatSchema, check: setFormat, most: schemaBounds}, never, ""},
+	{"structured_outputs", both, Served, value{schema: structuredSchema, check: setStructured, most: schemaBounds}, never, ""},
+	{"guided_json", both, Served, guided(schemaOrText, schemaBounds, (*Request).setSchema, "guided_json"), never, ""},
+	{"guided_regex", both, Served, guided(textSchema(1, 4096), schemaBounds, (*Request).setRegex, "guided_regex"), never, ""},
+	{"guided_choice", both, Served, guided(choiceSchema, jsonscan.Bounds{Elements: MaxChoiceValues}, (*Request).setChoice, "guided_choice"), never, ""},
+	{"guided_grammar", both, Served, guided(grammarSchema, schemaBounds, (*Request).setGrammar, "guided_grammar"), never, ""},
 
 	// Between servers, and plug-ins.
 	{"kv_transfer_params", both, Refused, object, emptyObject, "the fleet moves KV by itself"},

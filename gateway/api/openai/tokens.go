@@ -69,7 +69,7 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 func samples(name string) bool {
 	switch name {
 	case "n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "logprobs", "prompt_logprobs",
-		"presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "ignore_eos", "allowed_token_ids":
+		"presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "ignore_eos", "allowed_token_ids", "structured_outputs":
 		return true
 	}
 	return false

@@ -139,7 +139,6 @@ var (
 	emptyText   = oneOf("")
 	emptyObject = neutral{schema{"type": "object", "maxProperties": 0}, []any{schema{}}}
 	emptyList   = neutral{schema{"type": "array", "maxItems": 0}, []any{[]any{}}}
-	textFormat  = neutral{schema{"const": schema{"type": "text"}}, []any{schema{"type": "text"}}}
 	textOnly    = neutral{schema{"const": []any{"text"}}, []any{[]any{"text"}}}
 )
 

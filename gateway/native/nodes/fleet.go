@@ -348,7 +348,7 @@ func (f *Fleet) linkOf(c *rpc.Conn) *link {
 	default:
 	}
 	l = newLink(c, f.o.Meters.Counter(metrics.GatewayStaleTokens))
-	l.model = c.Peer().GetFingerprint()
+	l.model, l.grammar = c.Peer().GetFingerprint(), c.Peer().GetGrammar()
 	if role := c.Peer().GetRole(); f.o.NodeSilence > 0 && (role == "decode" || role == "serve") {
 		c.SetSilence(max(rpc.StreamSilence, 2*f.o.NodeSilence))
 	}

@@ -50,11 +50,12 @@ type heartbeat struct {
 
 // link is the state of one open connection to a node.
 type link struct {
-	conn  *rpc.Conn
-	model uint64 // fingerprint in the node's Hello; 0: none
-	stale *metrics.Value
-	token func(rpc.Token)           // l.take, made once because a method value allocates
-	heart atomic.Pointer[heartbeat] // the last one; nil: none yet
+	conn    *rpc.Conn
+	model   uint64 // fingerprint in the node's Hello; 0: none
+	grammar uint32 // version of the grammars in the node's Hello; 0: the node constrains no outputs
+	stale   *metrics.Value
+	token   func(rpc.Token)           // l.take, made once because a method value allocates
+	heart   atomic.Pointer[heartbeat] // the last one; nil: none yet
 
 	blocks atomic.Int64 // KV blocks that streams took or released since the last heartbeat
 
@@ -113,6 +114,9 @@ type Stream struct {
 
 // open registers the stream before the node can answer, then sends the request.
 func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, error) {
+	if g := req.Grammar; g != nil && g.Version != l.grammar { // another process has taken the node's address
+		return nil, fmt.Errorf("%w: %s has grammars of version %d, not %d", ErrNode, l.conn.RemoteAddr(), l.grammar, g.Version)
+	}
 	s := &Stream{l: l, in: in, id: l.conn.NewStream(), choice: choice, attempt: req.Attempt,
 		next: uint32(len(req.Prompt) + len(req.Output)), prompt: uint32(len(req.Prompt)), scored: uint32(len(req.Prompt))}
 	if req.PromptLogprobs != nil {

@@ -13,6 +13,7 @@ import (
 type Query struct {
 	Fingerprint uint64         // of the model; 0: any
 	Adapter     uint64         // digest of the adapter; 0: none
+	Grammar     uint32         // version of its grammars; 0: the request is not constrained
 	Avoid       []*Node        // decode nodes that are used only if no other is left
 	Class       string         // numerics class; other decode nodes are used only if none of it is usable; empty: any
 	Hashes      []kvcache.Hash // of the prompt's full blocks
@@ -142,7 +143,7 @@ func (n *Node) fits(q *Query) bool {
 }
 
 func (n *Node) takesFor(l *link, h *heartbeat, q *Query) bool {
-	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter)
+	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter) && (q.Grammar == 0 || l != nil && l.grammar == q.Grammar)
 }
 
 // serves reports whether the node takes requests of the model. The fingerprint in the node's Hello
@@ -184,6 +185,15 @@ func (s *Snapshot) Breakers(state string) int {
 // an open connection.
 func (s *Snapshot) Usable(fingerprint uint64) int {
 	return s.count(func(n *Node) bool { return n.usable(fingerprint) })
+}
+
+// Constrains returns the number of connected decode nodes that serve the model and have grammars of
+// the version.
+func (s *Snapshot) Constrains(fingerprint uint64, version uint32) int {
+	return s.count(func(n *Node) bool {
+		l := n.link.Load()
+		return l != nil && l.grammar == version && n.usable(fingerprint)
+	})
 }
 
 // count returns the number of decode nodes for which is holds.

@@ -40,6 +40,7 @@ var (
 	HTTPStatuses = []string{"200", "204", "302", "400", "401", "403", "404", "405", "408", "409", "413", "415", "417", "429", "431", "499", "500", "502", "503", "504", "505",
 		"2xx", "3xx", "4xx", "5xx", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
+	GrammarOutcomes = []string{"known", "compiled", "invalid", "limit", "queue_full", "late"}
 	BreakerStates   = []string{"closed", "half-open", "open"}
 	UpstreamStates  = []string{"up", "down", "new", "leaving"}
 	UpstreamTasks   = []string{"serve", "prefill", "decode"}

@@ -120,6 +120,14 @@ var (
 	KVLeasesExpired = counter("tandem:kv_leases_expired_total", Decode, "Leases that expired because their writer was silent.")
 	FencedWrites    = counter("tandem:fenced_writes_total", Decode,
 		"KV pages that were rejected: of an ended lease, sent twice, or with a wrong checksum.", label("kind", "stale", "duplicate", "corrupt"))
+	GrammarMasks = counter("tandem:grammar_masks_total", Decode,
+		"Token masks of constrained requests that were found in a cache, or computed.", label("source", "cached", "computed"))
+	GrammarSteps       = counter("tandem:grammar_steps_total", Decode, "Counted steps of computing masks; see docs/serving.md.")
+	GrammarSatOut      = counter("tandem:grammar_sat_out_total", Decode, "Times that a constrained request sat a step out because its mask was not known.")
+	GrammarEnded       = counter("tandem:grammar_ended_total", Decode, "Constrained requests that could not continue: a dead end, or a limit of counted work.")
+	GrammarsCached     = gauge("tandem:grammars", Decode, "Compiled grammars, in use or cached.")
+	GrammarBytes       = gauge("tandem:grammar_cache_bytes", Decode, "Memory of the states and masks of grammars, at most --grammar-cache-memory.")
+	GrammarWaiting     = gauge("tandem:grammar_waiting", Decode, "Constrained requests that wait for a worker to compute their mask.")
 	BlockEventsDropped = counter("tandem:block_events_dropped_total", nodes,
 		"Block events that were not sent. Gateways then ask for all blocks again.")
 
@@ -137,7 +145,7 @@ var (
 	GatewayNodesLost = counter("tandem:gateway_nodes_lost_total", Gateway,
 		"Decode nodes whose streams moved although the connection was open: no heartbeats for --node-silence, or no step for --stall-timeout.", label("reason", "silence", "stall"))
 	GatewayRefused = counter("tandem:gateway_refused_total", Gateway,
-		"Requests refused with 429 by limit: the queue was full, the wait would have been or was too long, a request of higher priority took the place, the limits of the API key or of the client's address, or the memory for large bodies; and with 503: all --max-connections were busy.", label("limit", "queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory"))
+		"Requests refused with 429 by limit: the queue was full, the wait would have been or was too long, a request of higher priority took the place, the limits of the API key or of the client's address, the memory for large bodies, or the grammars that wait to be compiled; and with 503: all --max-connections were busy.", label("limit", "queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory", "grammars"))
 	GatewayEvictedConns = counter("tandem:gateway_evicted_connections_total", Gateway,
 		"Idle client connections that were closed for new ones, the longest idle first: at --max-connections, or without free file descriptors.")
 	GatewayKeyFileBad = gauge("tandem:gateway_key_file_bad", Gateway,
@@ -179,6 +187,11 @@ var (
 		"Requests for upstreams that were routed by the first bytes of their prompt although --tokenizer has their model, because the chat template or the tokenizer failed.")
 	GatewayRetryBudget = gauge("tandem:gateway_retry_budget", Gateway,
 		"Retries that may be started at once; at 0 failed attempts are not retried.")
+	GatewayGrammars = counter("tandem:gateway_grammars_total", Gateway,
+		"Constrained requests by the outcome of compiling their grammar: found among recent outcomes, compiled, invalid, beyond a limit of counted work, refused because too many waited, or late.", label("outcome", GrammarOutcomes...))
+	GatewayGrammarsWaiting = gauge("tandem:gateway_grammars_waiting", Gateway,
+		"Requests whose grammar is being compiled or waits for that; at most --grammar-compiles and --max-queued-grammars.")
+	GatewayGrammarBytes   = gauge("tandem:gateway_grammar_cache_bytes", Gateway, "Memory of recent outcomes of compiling grammars.")
 	TokenizerCacheLookups = counter("tandem:tokenizer_cache_lookups_total", Gateway,
 		"Look-ups in the cache of tokenized chat messages.", label("result", "hit", "miss"))
 	TokenizerCacheBytes = gauge("tandem:tokenizer_cache_bytes", Gateway, "Memory of the cache of tokenized chat messages.")

@@ -35,6 +35,71 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// GrammarKind is the language of a grammar.
+type GrammarKind int32
+
+const (
+	GrammarKind_GRAMMAR_KIND_UNSPECIFIED    GrammarKind = 0
+	GrammarKind_GRAMMAR_KIND_JSON_SCHEMA    GrammarKind = 1
+	GrammarKind_GRAMMAR_KIND_JSON_OBJECT    GrammarKind = 2
+	GrammarKind_GRAMMAR_KIND_REGEX          GrammarKind = 3
+	GrammarKind_GRAMMAR_KIND_CHOICE         GrammarKind = 4
+	GrammarKind_GRAMMAR_KIND_EBNF           GrammarKind = 5
+	GrammarKind_GRAMMAR_KIND_LARK           GrammarKind = 6
+	GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG GrammarKind = 7
+)
+
+// Enum value maps for GrammarKind.
+var (
+	GrammarKind_name = map[int32]string{
+		0: "GRAMMAR_KIND_UNSPECIFIED",
+		1: "GRAMMAR_KIND_JSON_SCHEMA",
+		2: "GRAMMAR_KIND_JSON_OBJECT",
+		3: "GRAMMAR_KIND_REGEX",
+		4: "GRAMMAR_KIND_CHOICE",
+		5: "GRAMMAR_KIND_EBNF",
+		6: "GRAMMAR_KIND_LARK",
+		7: "GRAMMAR_KIND_STRUCTURAL_TAG",
+	}
+	GrammarKind_value = map[string]int32{
+		"GRAMMAR_KIND_UNSPECIFIED":    0,
+		"GRAMMAR_KIND_JSON_SCHEMA":    1,
+		"GRAMMAR_KIND_JSON_OBJECT":    2,
+		"GRAMMAR_KIND_REGEX":          3,
+		"GRAMMAR_KIND_CHOICE":         4,
+		"GRAMMAR_KIND_EBNF":           5,
+		"GRAMMAR_KIND_LARK":           6,
+		"GRAMMAR_KIND_STRUCTURAL_TAG": 7,
+	}
+)
+
+func (x GrammarKind) Enum() *GrammarKind {
+	p := new(GrammarKind)
+	*p = x
+	return p
+}
+
+func (x GrammarKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GrammarKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_node_proto_enumTypes[0].Descriptor()
+}
+
+func (GrammarKind) Type() protoreflect.EnumType {
+	return &file_node_proto_enumTypes[0]
+}
+
+func (x GrammarKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GrammarKind.Descriptor instead.
+func (GrammarKind) EnumDescriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{0}
+}
+
 // FinishReason is why a stream of tokens ended.
 type FinishReason int32
 
@@ -72,11 +137,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_node_proto_enumTypes[0].Descriptor()
+	return file_node_proto_enumTypes[1].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_node_proto_enumTypes[0]
+	return &file_node_proto_enumTypes[1]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -85,7 +150,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{0}
+	return file_node_proto_rawDescGZIP(), []int{1}
 }
 
 // Code is the reason of a failure, with the HTTP status that gateways answer where there is one.
@@ -143,11 +208,11 @@ func (x Code) String() string {
 }
 
 func (Code) Descriptor() protoreflect.EnumDescriptor {
-	return file_node_proto_enumTypes[1].Descriptor()
+	return file_node_proto_enumTypes[2].Descriptor()
 }
 
 func (Code) Type() protoreflect.EnumType {
-	return &file_node_proto_enumTypes[1]
+	return &file_node_proto_enumTypes[2]
 }
 
 func (x Code) Number() protoreflect.EnumNumber {
@@ -156,7 +221,7 @@ func (x Code) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Code.Descriptor instead.
 func (Code) EnumDescriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{1}
+	return file_node_proto_rawDescGZIP(), []int{2}
 }
 
 // Hello is the first frame in both directions. Nodes without a common protocol
@@ -171,6 +236,7 @@ type Hello struct {
 	Model         string                 `protobuf:"bytes,6,opt,name=model,proto3" json:"model,omitempty"`                                      // served model name; empty at a gateway
 	Fingerprint   uint64                 `protobuf:"varint,7,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`                         // of weights and config; 0 at a gateway
 	NumericsClass string                 `protobuf:"bytes,8,opt,name=numerics_class,json=numericsClass,proto3" json:"numerics_class,omitempty"` // equal strings give equal bits
+	Grammar       uint32                 `protobuf:"varint,9,opt,name=grammar,proto3" json:"grammar,omitempty"`                                 // of a decode node: version of the grammars that it constrains outputs by; 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -259,6 +325,13 @@ func (x *Hello) GetNumericsClass() string {
 		return x.NumericsClass
 	}
 	return ""
+}
+
+func (x *Hello) GetGrammar() uint32 {
+	if x != nil {
+		return x.Grammar
+	}
+	return 0
 }
 
 // Sampling configures how tokens are drawn. Unset optional fields mean "off".
@@ -509,7 +582,7 @@ type Generate struct {
 	Prompt          []int32                `protobuf:"varint,3,rep,packed,name=prompt,proto3" json:"prompt,omitempty"`
 	Output          []int32                `protobuf:"varint,4,rep,packed,name=output,proto3" json:"output,omitempty"` // tokens of earlier attempts
 	Sampling        *Sampling              `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
-	MaxTokens       uint32                 `protobuf:"varint,6,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"` // of the whole request, output included
+	MaxTokens       uint32                 `protobuf:"varint,6,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"` // of the whole request, output included; 0 if grammar has it
 	StopTokenIds    []int32                `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"`
 	IgnoreEos       bool                   `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
 	PrefixRoot      uint64                 `protobuf:"varint,9,opt,name=prefix_root,json=prefixRoot,proto3" json:"prefix_root,omitempty"`  // kvcache root: model, adapter, cache salt
@@ -525,6 +598,7 @@ type Generate struct {
 	Trace           *TraceContext          `protobuf:"bytes,20,opt,name=trace,proto3" json:"trace,omitempty"`                                                      // of the span that this is part of; unset: none
 	Adapter         *Adapter               `protobuf:"bytes,21,opt,name=adapter,proto3" json:"adapter,omitempty"`                                                  // that computes it; unset: none
 	PrefixDigest    []byte                 `protobuf:"bytes,22,opt,name=prefix_digest,json=prefixDigest,proto3" json:"prefix_digest,omitempty"`                    // 16 bytes of SHA-256 of the fields that prefix_root hashes; empty: of an older gateway
+	Grammar         *Grammar               `protobuf:"bytes,23,opt,name=grammar,proto3" json:"grammar,omitempty"`                                                  // that the output has to match; unset: none
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -706,6 +780,124 @@ func (x *Generate) GetPrefixDigest() []byte {
 	return nil
 }
 
+func (x *Generate) GetGrammar() *Grammar {
+	if x != nil {
+		return x.Grammar
+	}
+	return nil
+}
+
+// Grammar is what an output has to match. It travels only to nodes whose Hello has
+// the gateway's version. A Generate with one has no max_tokens of its own, so that
+// a node which does not know the field refuses it and never answers without it.
+type Grammar struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          GrammarKind            `protobuf:"varint,1,opt,name=kind,proto3,enum=tandem.node.v1.GrammarKind" json:"kind,omitempty"`
+	Text          []byte                 `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	Choices       []string               `protobuf:"bytes,3,rep,name=choices,proto3" json:"choices,omitempty"`
+	Compact       bool                   `protobuf:"varint,4,opt,name=compact,proto3" json:"compact,omitempty"`                      // no whitespace between JSON tokens
+	After         string                 `protobuf:"bytes,5,opt,name=after,proto3" json:"after,omitempty"`                           // marker up to which the output is free; empty: none
+	Special       []string               `protobuf:"bytes,6,rep,name=special,proto3" json:"special,omitempty"`                       // special tokens that markers may contain
+	MaxTokens     uint32                 `protobuf:"varint,7,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"` // instead of that of Generate
+	Version       uint32                 `protobuf:"varint,8,opt,name=version,proto3" json:"version,omitempty"`                      // of the gateway's grammars
+	MaskSteps     uint32                 `protobuf:"varint,9,opt,name=mask_steps,json=maskSteps,proto3" json:"mask_steps,omitempty"` // counted steps of a mask at which the request ends; 0: the node's default
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grammar) Reset() {
+	*x = Grammar{}
+	mi := &file_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grammar) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grammar) ProtoMessage() {}
+
+func (x *Grammar) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grammar.ProtoReflect.Descriptor instead.
+func (*Grammar) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Grammar) GetKind() GrammarKind {
+	if x != nil {
+		return x.Kind
+	}
+	return GrammarKind_GRAMMAR_KIND_UNSPECIFIED
+}
+
+func (x *Grammar) GetText() []byte {
+	if x != nil {
+		return x.Text
+	}
+	return nil
+}
+
+func (x *Grammar) GetChoices() []string {
+	if x != nil {
+		return x.Choices
+	}
+	return nil
+}
+
+func (x *Grammar) GetCompact() bool {
+	if x != nil {
+		return x.Compact
+	}
+	return false
+}
+
+func (x *Grammar) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *Grammar) GetSpecial() []string {
+	if x != nil {
+		return x.Special
+	}
+	return nil
+}
+
+func (x *Grammar) GetMaxTokens() uint32 {
+	if x != nil {
+		return x.MaxTokens
+	}
+	return 0
+}
+
+func (x *Grammar) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Grammar) GetMaskSteps() uint32 {
+	if x != nil {
+		return x.MaskSteps
+	}
+	return 0
+}
+
 // Adapter is a low-rank adapter (LoRA) that a node has loaded.
 type Adapter struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -718,7 +910,7 @@ type Adapter struct {
 
 func (x *Adapter) Reset() {
 	*x = Adapter{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -730,7 +922,7 @@ func (x *Adapter) String() string {
 func (*Adapter) ProtoMessage() {}
 
 func (x *Adapter) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -743,7 +935,7 @@ func (x *Adapter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Adapter.ProtoReflect.Descriptor instead.
 func (*Adapter) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Adapter) GetName() string {
@@ -779,7 +971,7 @@ type LoadAdapter struct {
 
 func (x *LoadAdapter) Reset() {
 	*x = LoadAdapter{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -791,7 +983,7 @@ func (x *LoadAdapter) String() string {
 func (*LoadAdapter) ProtoMessage() {}
 
 func (x *LoadAdapter) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -804,7 +996,7 @@ func (x *LoadAdapter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadAdapter.ProtoReflect.Descriptor instead.
 func (*LoadAdapter) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *LoadAdapter) GetName() string {
@@ -838,7 +1030,7 @@ type UnloadAdapter struct {
 
 func (x *UnloadAdapter) Reset() {
 	*x = UnloadAdapter{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -850,7 +1042,7 @@ func (x *UnloadAdapter) String() string {
 func (*UnloadAdapter) ProtoMessage() {}
 
 func (x *UnloadAdapter) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -863,7 +1055,7 @@ func (x *UnloadAdapter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadAdapter.ProtoReflect.Descriptor instead.
 func (*UnloadAdapter) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *UnloadAdapter) GetName() string {
@@ -885,7 +1077,7 @@ type AdapterDone struct {
 
 func (x *AdapterDone) Reset() {
 	*x = AdapterDone{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -897,7 +1089,7 @@ func (x *AdapterDone) String() string {
 func (*AdapterDone) ProtoMessage() {}
 
 func (x *AdapterDone) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -910,7 +1102,7 @@ func (x *AdapterDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterDone.ProtoReflect.Descriptor instead.
 func (*AdapterDone) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AdapterDone) GetCode() Code {
@@ -945,7 +1137,7 @@ type TraceContext struct {
 
 func (x *TraceContext) Reset() {
 	*x = TraceContext{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -957,7 +1149,7 @@ func (x *TraceContext) String() string {
 func (*TraceContext) ProtoMessage() {}
 
 func (x *TraceContext) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -970,7 +1162,7 @@ func (x *TraceContext) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceContext.ProtoReflect.Descriptor instead.
 func (*TraceContext) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TraceContext) GetTraceparent() string {
@@ -1004,7 +1196,7 @@ type PromptLogProbs struct {
 
 func (x *PromptLogProbs) Reset() {
 	*x = PromptLogProbs{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1016,7 +1208,7 @@ func (x *PromptLogProbs) String() string {
 func (*PromptLogProbs) ProtoMessage() {}
 
 func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1029,7 +1221,7 @@ func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptLogProbs.ProtoReflect.Descriptor instead.
 func (*PromptLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PromptLogProbs) GetAttempt() uint32 {
@@ -1084,7 +1276,7 @@ type LogProbs struct {
 
 func (x *LogProbs) Reset() {
 	*x = LogProbs{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1096,7 +1288,7 @@ func (x *LogProbs) String() string {
 func (*LogProbs) ProtoMessage() {}
 
 func (x *LogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1109,7 +1301,7 @@ func (x *LogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogProbs.ProtoReflect.Descriptor instead.
 func (*LogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LogProbs) GetTokens() []*TokenLogProbs {
@@ -1136,7 +1328,7 @@ type TokenLogProbs struct {
 
 func (x *TokenLogProbs) Reset() {
 	*x = TokenLogProbs{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1148,7 +1340,7 @@ func (x *TokenLogProbs) String() string {
 func (*TokenLogProbs) ProtoMessage() {}
 
 func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1161,7 +1353,7 @@ func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLogProbs.ProtoReflect.Descriptor instead.
 func (*TokenLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TokenLogProbs) GetStream() uint64 {
@@ -1226,7 +1418,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1238,7 +1430,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1251,7 +1443,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *End) GetCode() Code {
@@ -1287,7 +1479,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1299,7 +1491,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1312,7 +1504,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Accepted) GetAttempt() uint32 {
@@ -1339,7 +1531,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1543,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1556,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Cancel) GetReason() string {
@@ -1398,7 +1590,7 @@ type Prefill struct {
 
 func (x *Prefill) Reset() {
 	*x = Prefill{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1602,7 @@ func (x *Prefill) String() string {
 func (*Prefill) ProtoMessage() {}
 
 func (x *Prefill) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1615,7 @@ func (x *Prefill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefill.ProtoReflect.Descriptor instead.
 func (*Prefill) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Prefill) GetRequestId() string {
@@ -1535,7 +1727,7 @@ type Queued struct {
 
 func (x *Queued) Reset() {
 	*x = Queued{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1739,7 @@ func (x *Queued) String() string {
 func (*Queued) ProtoMessage() {}
 
 func (x *Queued) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1752,7 @@ func (x *Queued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queued.ProtoReflect.Descriptor instead.
 func (*Queued) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Queued) GetPosition() uint32 {
@@ -1579,7 +1771,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1783,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1796,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 // Grant answers GrantRequest: opaque bytes made by kvtransfer with address, epoch,
@@ -1622,7 +1814,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1826,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1839,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Grant) GetGrant() []byte {
@@ -1697,7 +1889,7 @@ type PrefillDone struct {
 
 func (x *PrefillDone) Reset() {
 	*x = PrefillDone{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1901,7 @@ func (x *PrefillDone) String() string {
 func (*PrefillDone) ProtoMessage() {}
 
 func (x *PrefillDone) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1914,7 @@ func (x *PrefillDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefillDone.ProtoReflect.Descriptor instead.
 func (*PrefillDone) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PrefillDone) GetComputedTokens() uint32 {
@@ -1773,7 +1965,7 @@ type Stats struct {
 
 func (x *Stats) Reset() {
 	*x = Stats{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1785,7 +1977,7 @@ func (x *Stats) String() string {
 func (*Stats) ProtoMessage() {}
 
 func (x *Stats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1798,7 +1990,7 @@ func (x *Stats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stats.ProtoReflect.Descriptor instead.
 func (*Stats) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Stats) GetSteps() uint64 {
@@ -1929,7 +2121,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2133,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2146,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 // Bundle is what a gateway needs to serve the node's model, so that gateways need no
@@ -1980,7 +2172,7 @@ type Bundle struct {
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1992,7 +2184,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2005,7 +2197,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Bundle) GetModel() string {
@@ -2110,7 +2302,7 @@ type CacheGroup struct {
 
 func (x *CacheGroup) Reset() {
 	*x = CacheGroup{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2314,7 @@ func (x *CacheGroup) String() string {
 func (*CacheGroup) ProtoMessage() {}
 
 func (x *CacheGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2327,7 @@ func (x *CacheGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheGroup.ProtoReflect.Descriptor instead.
 func (*CacheGroup) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CacheGroup) GetBlockTokens() uint32 {
@@ -2164,7 +2356,7 @@ type GenerationDefaults struct {
 
 func (x *GenerationDefaults) Reset() {
 	*x = GenerationDefaults{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2368,7 @@ func (x *GenerationDefaults) String() string {
 func (*GenerationDefaults) ProtoMessage() {}
 
 func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2381,7 @@ func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationDefaults.ProtoReflect.Descriptor instead.
 func (*GenerationDefaults) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GenerationDefaults) GetTemperature() float32 {
@@ -2225,7 +2417,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2429,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2442,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{26}
+	return file_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Drain) GetTimeoutMs() uint64 {
@@ -2272,7 +2464,7 @@ var File_node_proto protoreflect.FileDescriptor
 const file_node_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"node.proto\x12\x0etandem.node.v1\"\xe8\x01\n" +
+	"node.proto\x12\x0etandem.node.v1\"\x82\x02\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12!\n" +
 	"\fprotocol_min\x18\x02 \x01(\rR\vprotocolMin\x12\x17\n" +
@@ -2281,7 +2473,8 @@ const file_node_proto_rawDesc = "" +
 	"\x05build\x18\x05 \x01(\tR\x05build\x12\x14\n" +
 	"\x05model\x18\x06 \x01(\tR\x05model\x12 \n" +
 	"\vfingerprint\x18\a \x01(\x04R\vfingerprint\x12%\n" +
-	"\x0enumerics_class\x18\b \x01(\tR\rnumericsClass\"\xe3\x03\n" +
+	"\x0enumerics_class\x18\b \x01(\tR\rnumericsClass\x12\x18\n" +
+	"\agrammar\x18\t \x01(\rR\agrammar\"\xe3\x03\n" +
 	"\bSampling\x12\x12\n" +
 	"\x04seed\x18\x01 \x01(\x04R\x04seed\x12\x16\n" +
 	"\x06choice\x18\x02 \x01(\rR\x06choice\x12 \n" +
@@ -2303,7 +2496,7 @@ const file_node_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\x05R\x05token\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value\"+\n" +
 	"\rTokenSequence\x12\x1a\n" +
-	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\x8c\x06\n" +
+	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\xbf\x06\n" +
 	"\bGenerate\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -2331,8 +2524,21 @@ const file_node_proto_rawDesc = "" +
 	"\x11logprob_token_ids\x18\x12 \x03(\x05B\x02\x10\x01R\x0flogprobTokenIds\x122\n" +
 	"\x05trace\x18\x14 \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\x121\n" +
 	"\aadapter\x18\x15 \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\x12#\n" +
-	"\rprefix_digest\x18\x16 \x01(\fR\fprefixDigestB\x12\n" +
-	"\x10_prompt_logprobs\"I\n" +
+	"\rprefix_digest\x18\x16 \x01(\fR\fprefixDigest\x121\n" +
+	"\agrammar\x18\x17 \x01(\v2\x17.tandem.node.v1.GrammarR\agrammarB\x12\n" +
+	"\x10_prompt_logprobs\"\x8a\x02\n" +
+	"\aGrammar\x12/\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1b.tandem.node.v1.GrammarKindR\x04kind\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\fR\x04text\x12\x18\n" +
+	"\achoices\x18\x03 \x03(\tR\achoices\x12\x18\n" +
+	"\acompact\x18\x04 \x01(\bR\acompact\x12\x14\n" +
+	"\x05after\x18\x05 \x01(\tR\x05after\x12\x18\n" +
+	"\aspecial\x18\x06 \x03(\tR\aspecial\x12\x1d\n" +
+	"\n" +
+	"max_tokens\x18\a \x01(\rR\tmaxTokens\x12\x18\n" +
+	"\aversion\x18\b \x01(\rR\aversion\x12\x1d\n" +
+	"\n" +
+	"mask_steps\x18\t \x01(\rR\tmaskSteps\"I\n" +
 	"\aAdapter\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06digest\x18\x02 \x01(\x06R\x06digest\x12\x12\n" +
@@ -2466,7 +2672,16 @@ const file_node_proto_rawDesc = "" +
 	"\x05Drain\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\x04R\ttimeoutMs\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel*x\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel*\xe7\x01\n" +
+	"\vGrammarKind\x12\x1c\n" +
+	"\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
+	"\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x1c\n" +
+	"\x18GRAMMAR_KIND_JSON_OBJECT\x10\x02\x12\x16\n" +
+	"\x12GRAMMAR_KIND_REGEX\x10\x03\x12\x17\n" +
+	"\x13GRAMMAR_KIND_CHOICE\x10\x04\x12\x15\n" +
+	"\x11GRAMMAR_KIND_EBNF\x10\x05\x12\x15\n" +
+	"\x11GRAMMAR_KIND_LARK\x10\x06\x12\x1f\n" +
+	"\x1bGRAMMAR_KIND_STRUCTURAL_TAG\x10\a*x\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12FINISH_REASON_STOP\x10\x01\x12\x18\n" +
@@ -2496,60 +2711,64 @@ func file_node_proto_rawDescGZIP() []byte {
 	return file_node_proto_rawDescData
 }
 
-var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_node_proto_goTypes = []any{
-	(FinishReason)(0),          // 0: tandem.node.v1.FinishReason
-	(Code)(0),                  // 1: tandem.node.v1.Code
-	(*Hello)(nil),              // 2: tandem.node.v1.Hello
-	(*Sampling)(nil),           // 3: tandem.node.v1.Sampling
-	(*LogitBias)(nil),          // 4: tandem.node.v1.LogitBias
-	(*TokenSequence)(nil),      // 5: tandem.node.v1.TokenSequence
-	(*Generate)(nil),           // 6: tandem.node.v1.Generate
-	(*Adapter)(nil),            // 7: tandem.node.v1.Adapter
-	(*LoadAdapter)(nil),        // 8: tandem.node.v1.LoadAdapter
-	(*UnloadAdapter)(nil),      // 9: tandem.node.v1.UnloadAdapter
-	(*AdapterDone)(nil),        // 10: tandem.node.v1.AdapterDone
-	(*TraceContext)(nil),       // 11: tandem.node.v1.TraceContext
-	(*PromptLogProbs)(nil),     // 12: tandem.node.v1.PromptLogProbs
-	(*LogProbs)(nil),           // 13: tandem.node.v1.LogProbs
-	(*TokenLogProbs)(nil),      // 14: tandem.node.v1.TokenLogProbs
-	(*End)(nil),                // 15: tandem.node.v1.End
-	(*Accepted)(nil),           // 16: tandem.node.v1.Accepted
-	(*Cancel)(nil),             // 17: tandem.node.v1.Cancel
-	(*Prefill)(nil),            // 18: tandem.node.v1.Prefill
-	(*Queued)(nil),             // 19: tandem.node.v1.Queued
-	(*GrantRequest)(nil),       // 20: tandem.node.v1.GrantRequest
-	(*Grant)(nil),              // 21: tandem.node.v1.Grant
-	(*PrefillDone)(nil),        // 22: tandem.node.v1.PrefillDone
-	(*Stats)(nil),              // 23: tandem.node.v1.Stats
-	(*BundleRequest)(nil),      // 24: tandem.node.v1.BundleRequest
-	(*Bundle)(nil),             // 25: tandem.node.v1.Bundle
-	(*CacheGroup)(nil),         // 26: tandem.node.v1.CacheGroup
-	(*GenerationDefaults)(nil), // 27: tandem.node.v1.GenerationDefaults
-	(*Drain)(nil),              // 28: tandem.node.v1.Drain
+	(GrammarKind)(0),           // 0: tandem.node.v1.GrammarKind
+	(FinishReason)(0),          // 1: tandem.node.v1.FinishReason
+	(Code)(0),                  // 2: tandem.node.v1.Code
+	(*Hello)(nil),              // 3: tandem.node.v1.Hello
+	(*Sampling)(nil),           // 4: tandem.node.v1.Sampling
+	(*LogitBias)(nil),          // 5: tandem.node.v1.LogitBias
+	(*TokenSequence)(nil),      // 6: tandem.node.v1.TokenSequence
+	(*Generate)(nil),           // 7: tandem.node.v1.Generate
+	(*Grammar)(nil),            // 8: tandem.node.v1.Grammar
+	(*Adapter)(nil),            // 9: tandem.node.v1.Adapter
+	(*LoadAdapter)(nil),        // 10: tandem.node.v1.LoadAdapter
+	(*UnloadAdapter)(nil),      // 11: tandem.node.v1.UnloadAdapter
+	(*AdapterDone)(nil),        // 12: tandem.node.v1.AdapterDone
+	(*TraceContext)(nil),       // 13: tandem.node.v1.TraceContext
+	(*PromptLogProbs)(nil),     // 14: tandem.node.v1.PromptLogProbs
+	(*LogProbs)(nil),           // 15: tandem.node.v1.LogProbs
+	(*TokenLogProbs)(nil),      // 16: tandem.node.v1.TokenLogProbs
+	(*End)(nil),                // 17: tandem.node.v1.End
+	(*Accepted)(nil),           // 18: tandem.node.v1.Accepted
+	(*Cancel)(nil),             // 19: tandem.node.v1.Cancel
+	(*Prefill)(nil),            // 20: tandem.node.v1.Prefill
+	(*Queued)(nil),             // 21: tandem.node.v1.Queued
+	(*GrantRequest)(nil),       // 22: tandem.node.v1.GrantRequest
+	(*Grant)(nil),              // 23: tandem.node.v1.Grant
+	(*PrefillDone)(nil),        // 24: tandem.node.v1.PrefillDone
+	(*Stats)(nil),              // 25: tandem.node.v1.Stats
+	(*BundleRequest)(nil),      // 26: tandem.node.v1.BundleRequest
+	(*Bundle)(nil),             // 27: tandem.node.v1.Bundle
+	(*CacheGroup)(nil),         // 28: tandem.node.v1.CacheGroup
+	(*GenerationDefaults)(nil), // 29: tandem.node.v1.GenerationDefaults
+	(*Drain)(nil),              // 30: tandem.node.v1.Drain
 }
 var file_node_proto_depIdxs = []int32{
-	4,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
-	5,  // 1: tandem.node.v1.Sampling.bad_words:type_name -> tandem.node.v1.TokenSequence
-	3,  // 2: tandem.node.v1.Generate.sampling:type_name -> tandem.node.v1.Sampling
-	11, // 3: tandem.node.v1.Generate.trace:type_name -> tandem.node.v1.TraceContext
-	7,  // 4: tandem.node.v1.Generate.adapter:type_name -> tandem.node.v1.Adapter
-	1,  // 5: tandem.node.v1.AdapterDone.code:type_name -> tandem.node.v1.Code
-	7,  // 6: tandem.node.v1.AdapterDone.adapter:type_name -> tandem.node.v1.Adapter
-	14, // 7: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
-	1,  // 8: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
-	11, // 9: tandem.node.v1.Prefill.trace:type_name -> tandem.node.v1.TraceContext
-	7,  // 10: tandem.node.v1.Prefill.adapter:type_name -> tandem.node.v1.Adapter
-	1,  // 11: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
-	7,  // 12: tandem.node.v1.Stats.adapters:type_name -> tandem.node.v1.Adapter
-	27, // 13: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
-	26, // 14: tandem.node.v1.Bundle.groups:type_name -> tandem.node.v1.CacheGroup
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	5,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
+	6,  // 1: tandem.node.v1.Sampling.bad_words:type_name -> tandem.node.v1.TokenSequence
+	4,  // 2: tandem.node.v1.Generate.sampling:type_name -> tandem.node.v1.Sampling
+	13, // 3: tandem.node.v1.Generate.trace:type_name -> tandem.node.v1.TraceContext
+	9,  // 4: tandem.node.v1.Generate.adapter:type_name -> tandem.node.v1.Adapter
+	8,  // 5: tandem.node.v1.Generate.grammar:type_name -> tandem.node.v1.Grammar
+	0,  // 6: tandem.node.v1.Grammar.kind:type_name -> tandem.node.v1.GrammarKind
+	2,  // 7: tandem.node.v1.AdapterDone.code:type_name -> tandem.node.v1.Code
+	9,  // 8: tandem.node.v1.AdapterDone.adapter:type_name -> tandem.node.v1.Adapter
+	16, // 9: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
+	2,  // 10: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
+	13, // 11: tandem.node.v1.Prefill.trace:type_name -> tandem.node.v1.TraceContext
+	9,  // 12: tandem.node.v1.Prefill.adapter:type_name -> tandem.node.v1.Adapter
+	2,  // 13: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
+	9,  // 14: tandem.node.v1.Stats.adapters:type_name -> tandem.node.v1.Adapter
+	29, // 15: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
+	28, // 16: tandem.node.v1.Bundle.groups:type_name -> tandem.node.v1.CacheGroup
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2558,15 +2777,15 @@ func file_node_proto_init() {
 		return
 	}
 	file_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_proto_msgTypes[21].OneofWrappers = []any{}
-	file_node_proto_msgTypes[25].OneofWrappers = []any{}
+	file_node_proto_msgTypes[22].OneofWrappers = []any{}
+	file_node_proto_msgTypes[26].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   27,
+			NumEnums:      3,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

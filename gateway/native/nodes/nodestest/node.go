@@ -262,6 +262,10 @@ func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 			return
 		}
 	}
+	if n.limit(r) == 0 {
+		_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: nodepb.Code_CODE_INVALID, Message: "max_tokens is 0", Attempt: r.Attempt})
+		return
+	}
 	_ = c.Send(rpc.FrameAccepted, stream, &nodepb.Accepted{Attempt: r.Attempt, CachedTokens: n.o.Cached})
 	ctx, cancel := context.WithCancel(context.Background())
 	n.running[key{c, stream}] = cancel
@@ -275,6 +279,14 @@ func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 		n.beat()
 		n.note()
 	})
+}
+
+// limit returns the most tokens of an answer. A node without grammars does not know the field.
+func (n *Node) limit(r *nodepb.Generate) int {
+	if r.Grammar != nil && n.o.Hello.Grammar != 0 {
+		return int(r.Grammar.MaxTokens)
+	}
+	return int(r.MaxTokens)
 }
 
 func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *nodepb.Generate) {
@@ -303,7 +315,7 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 		switch {
 		case slices.Contains(r.StopTokenIds, t.ID), !r.IgnoreEos && slices.Contains(r.EosTokenIds, t.ID):
 			t.Finish = uint8(nodepb.FinishReason_FINISH_REASON_STOP)
-		case made+1 >= int(r.MaxTokens):
+		case made+1 >= n.limit(r):
 			t.Finish = uint8(nodepb.FinishReason_FINISH_REASON_LENGTH)
 		}
 		finish := t.Finish
