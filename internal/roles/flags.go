@@ -109,7 +109,7 @@ func (u *upstreamFlags) register(s *config.Set, l *limits.Limits) {
 	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path of the health check of an upstream, which is up if the status is below 500")
 	s.CountVar(&l.UpstreamRequests, "upstream-max-requests", 0, 0, "choices in flight at each upstream of a model; further requests wait in the gateway as they do for nodes (--max-queued-requests, --queue-timeout); 0: no limit")
 	s.StringSliceVar(&u.tokenizers, "tokenizer", nil, "folder with the tokenizer.json and the chat template of upstreams' models, such as a checkpoint: prompts are routed by blocks of their tokens, as they are to nodes, instead of by their first bytes; MODEL=FOLDER for one of several models; a prompt that cannot be tokenized is routed by its bytes")
-	s.BoolVar(&u.ForwardAuthorization, "upstream-forward-authorization", false, "forward clients' Authorization and X-Api-Key to upstreams")
+	s.BoolVar(&u.ForwardAuthorization, "upstream-forward-authorization", false, "forward clients' credentials to upstreams: Authorization, X-Api-Key, Api-Key and cookies")
 }
 
 // any reports whether there are upstreams.
