@@ -31,7 +31,7 @@ func TestStreamBytes(t *testing.T) {
 
 		"chat":        {"/v1/chat/completions", `{` + hi + `,"stream":true,"stream_options":{"include_usage":true}}`, "++-++"},
 		"completions": {"/v1/completions", `{"prompt":"abc","stream":true,"echo":true,"max_tokens":4}`, "++-+"},
-		"continuous":  {"/v1/completions", `{"prompt":[1,2],"stream":true,"max_tokens":3,"stream_options":{"continuous_usage_stats":true}}`, "+++"},
+		"continuous":  {"/v1/completions", `{"prompt":[1,2],"stream":true,"max_tokens":3,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`, "+++"},
 	} {
 		c := b.dial()
 		c.send("POST", req[0], req[1], "X-Request-Id: golden", "Connection: close")

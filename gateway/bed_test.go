@@ -281,7 +281,7 @@ type answer struct {
 	Error *struct {
 		Message, Type string
 		Param         *string
-		Code          int
+		Code          any // a float64, which is the status, or a string
 	}
 }
 

@@ -63,7 +63,7 @@ func TestSeveralModels(t *testing.T) {
 		}
 	}
 	long := strings.Repeat("x", 60)
-	b.post("/v1/completions", `{"model":"other","prompt":"`+long+`"}`).wantError(t, 400, "context of 50 tokens")
+	b.post("/v1/completions", `{"model":"other","prompt":"`+long+`"}`).wantError(t, 400, "maximum context length is 50 tokens")
 	if r := b.post("/v1/completions", `{"model":"tiny","max_tokens":1,"prompt":"`+long+`"}`); r.StatusCode != 200 {
 		t.Error(r.StatusCode, r.body)
 	}

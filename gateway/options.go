@@ -169,7 +169,7 @@ func (g *Gateway) keyOf(ctx *fasthttp.RequestCtx) *auth.Key {
 	if k, ok := ctx.Request.UserValue(keyName{}).(*auth.Key); ok {
 		return k
 	}
-	k := g.keys.Find(ctx.Request.Header.Peek("Authorization"))
+	k := g.keys.Find(&ctx.Request.Header)
 	if k != nil {
 		ctx.Request.SetUserValue(keyName{}, k)
 	}

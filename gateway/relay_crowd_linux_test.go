@@ -18,7 +18,10 @@ import (
 
 // onSockets is a gateway in front of one stranger with sockets on both sides, where
 // streams wait in a crowd.
-func onSockets(t *testing.T) *relayed {
+func onSockets(t *testing.T) *relayed { return onSocketsWith(t, Options{}) }
+
+// onSocketsWith is onSockets with options.
+func onSocketsWith(t *testing.T, o Options) *relayed {
 	t.Helper()
 	r := &relayed{far: strangers(t, rpc.NewNetwork(), "s1")}
 	var ls [2]net.Listener
@@ -29,7 +32,8 @@ func onSockets(t *testing.T) *relayed {
 		}
 	}
 	go func() { _ = r.far["s1"].server.Serve(ls[0]) }()
-	o := Options{Listener: ls[1], Upstreams: Upstreams{Options: upstream.Options{Targets: []upstream.Target{{URL: "http://" + ls[0].Addr().String()}}}}}
+	o.Listener = ls[1]
+	o.Upstreams.Targets = []upstream.Target{{URL: "http://" + ls[0].Addr().String()}}
 	r.bed = newBedOn(t, rpc.NewNetwork(), o, nil)
 	r.until(func() bool { return r.g.proxy.Pool.Now().Up() == 1 && r.g.proxy.Pool.Now().Unknown == 0 })
 	return r

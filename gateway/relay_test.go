@@ -31,7 +31,7 @@ func TestRelayForwards(t *testing.T) {
 			s.does(whole)
 			const body = `{ "messages":[{"role":"user","content":"h\u00e9 \"\\"}], "novel":{"a":[1, 2,{}]},"model" : "m", "temperature":1e-3 }`
 			r := b.post("/v1/chat/completions?x=1", body, "Authorization: Bearer inner", "X-Request-Id: id-7", "Traceparent: 00-abc", "X-Novel: yes",
-				"Connection: keep-alive, x-hop", "X-Hop: no", "Te: trailers")
+				"Connection: keep-alive, x-hop", "X-Hop: no", "Te: trailers", "X-Api-Key: inner", "Api-Key: inner", "Cookie: session=1")
 			if r.StatusCode != 200 || r.body != `{"id":"x","choices":[{"message":{"content":"hi"}}]}` || r.Header.Get("X-Own") != "kept" || r.Header.Get("X-Request-Id") != "id-7" {
 				t.Fatalf("%d %q %v", r.StatusCode, r.body, r.Header)
 			}
@@ -40,6 +40,14 @@ func TestRelayForwards(t *testing.T) {
 			if got.body != body || got.path != "/v1/chat/completions?x=1" || got.header.Get("Authorization") != want ||
 				got.header.Get("X-Novel") != "yes" || got.header.Get("X-Hop") != "" || got.header.Get("X-Request-Id") != "id-7" || got.header.Get("Traceparent") != "00-abc" {
 				t.Fatalf("%+v", got)
+			}
+			for header, value := range map[string]string{"X-Api-Key": "inner", "Api-Key": "inner", "Cookie": "session=1"} {
+				if name != "passed" {
+					value = ""
+				}
+				if got.header.Get(header) != value {
+					t.Errorf("%s is %q, want %q", header, got.header.Get(header), value)
+				}
 			}
 		})
 	}

@@ -201,7 +201,7 @@ func TestResumeGivesUp(t *testing.T) {
 	c := b.breaksOff(gate)
 	defer c.Close()
 	r := c.receive()
-	if s := r.events(t); r.err == nil || s.done || s.failure == nil || s.failure.Error.Code != 503 {
+	if s := r.events(t); r.err == nil || s.done || s.failure == nil || s.failure.Error.Code != 503.0 {
 		t.Fatalf("%v %q", r.err, r.body)
 	}
 	b.until(func() bool { return b.g.Meters.Counter(metrics.GatewayStreamsAborted, "upstream").Get() == 1 })

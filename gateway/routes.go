@@ -109,7 +109,7 @@ func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string, port audience)
 	if port == clients && (here == nil || here.Key) && !(method == "OPTIONS" && probe(path)) && !g.keys.Allow(g.keyOf(ctx)) {
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
 		g.fail(ctx, &openai.Error{Status: 401, Type: openai.TypeUnauthorized,
-			Message: "the API key is missing or wrong: send it as Authorization: Bearer KEY"})
+			Message: "the API key is missing or wrong, or there are two that differ: send it as Authorization: Bearer KEY, x-api-key or api-key"})
 		g.LogRefusal(ctx, ctx.Time())
 		return
 	}

@@ -176,7 +176,7 @@ func TestHTTPSurface(t *testing.T) {
 			t.Errorf("%s %s %q: %d %v, want %d %q", c.method, c.path, c.header, head.StatusCode, head.Header, c.status, c.allow)
 		}
 		if c.status >= 400 && c.method != "HEAD" {
-			if e := head.parse(t).Error; e == nil || e.Code != c.status {
+			if e := head.parse(t).Error; e == nil || e.Code != float64(c.status) {
 				t.Errorf("%s %s: %s", c.method, c.path, head.body)
 			}
 		}

@@ -22,6 +22,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/valyala/fasthttp"
 	"golang.org/x/time/rate"
 
 	"github.com/tandem-serving/tandem/gateway/admit"
@@ -196,13 +197,32 @@ func (k *Key) set(field string) error {
 // Len returns the number of keys.
 func (r *Keyring) Len() int { return len(*r.now.Load()) }
 
-// Find returns the key of an Authorization header, or nil if it has no valid one.
-func (r *Keyring) Find(header []byte) (found *Key) {
+// Find returns the key of a request, or nil if it has no valid one. The key is in Authorization, by
+// the scheme Bearer, in X-Api-Key or in Api-Key. A request with two different keys has none.
+func (r *Keyring) Find(h *fasthttp.RequestHeader) (found *Key) {
 	const scheme = "bearer "
-	if len(header) < len(scheme) || !strings.EqualFold(string(header[:len(scheme)]), scheme) {
+	var key []byte
+	for _, name := range [...]string{fasthttp.HeaderAuthorization, "X-Api-Key", "Api-Key"} {
+		for _, value := range h.PeekAll(name) {
+			if name == fasthttp.HeaderAuthorization {
+				if len(value) < len(scheme) || !strings.EqualFold(string(value[:len(scheme)]), scheme) {
+					continue
+				}
+				value = value[len(scheme):]
+			}
+			if len(value) == 0 {
+				continue
+			}
+			if key != nil && subtle.ConstantTimeCompare(key, value) == 0 {
+				return nil
+			}
+			key = value
+		}
+	}
+	if key == nil {
 		return nil
 	}
-	got := sha256.Sum256(header[len(scheme):])
+	got := sha256.Sum256(key)
 	for _, k := range *r.now.Load() {
 		if subtle.ConstantTimeCompare(got[:], k.hash[:]) == 1 {
 			found = k

@@ -1,6 +1,8 @@
 package auth
 
 import (
+	"github.com/valyala/fasthttp"
+
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -56,7 +58,7 @@ func TestKeyFileLimitsHold(t *testing.T) {
 		}
 		hold := func(limit int) {
 			t.Helper()
-			k, other := keys.Find([]byte("Bearer both")), keys.Find([]byte("Bearer other"))
+			k, other := keys.Find(bearer("both")), keys.Find(bearer("other"))
 			if keys.Len() != 2 || k == nil || other == nil || k.Limits.Concurrency != limit || other.Limits.Concurrency != 0 {
 				t.Fatalf("%d keys, %+v and %+v, want a limit of %d", keys.Len(), k, other, limit)
 			}
@@ -84,5 +86,53 @@ func TestKeyFileIsRegular(t *testing.T) {
 	}
 	if _, err := New(nil, path); !errors.Is(err, ErrFile) || !strings.Contains(err.Error(), "FIFO") {
 		t.Errorf("%v", err)
+	}
+}
+
+// bearer returns the headers of a request with the key.
+func bearer(key string) *fasthttp.RequestHeader {
+	h := new(fasthttp.RequestHeader)
+	h.Set("Authorization", "Bearer "+key)
+	return h
+}
+
+// A key is found in each of three headers. Equal keys are one, and two that differ are none.
+func TestFind(t *testing.T) {
+	keys, err := New([]string{"one", "two"}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		headers string // NAME: VALUE, separated by semicolons
+		found   bool
+	}{
+		{"", false},
+		{"Authorization: Bearer one", true},
+		{"authorization: bEARER one", true},
+		{"Authorization: Bearer", false},
+		{"Authorization: one", false},
+		{"Authorization: Basic one", false},
+		{"x-api-key: one", true},
+		{"api-key: two", true},
+		{"x-api-key: three", false},
+		{"x-api-key: Bearer one", false},
+		{"x-api-key: ;api-key: one", true},
+		{"Authorization: Bearer one;x-api-key: one;api-key: one", true},
+		{"Authorization: Bearer one;x-api-key: two", false},
+		{"Authorization: Bearer one;api-key: wrong", false},
+		{"x-api-key: wrong;api-key: one", false},
+		{"x-api-key: one;x-api-key: two", false},
+		{"Authorization: Bearer one;Authorization: Bearer two", false},
+		{"Authorization: Basic dXNlcg==;x-api-key: one", true},
+		{"Cookie: x-api-key=one", false},
+	} {
+		h := new(fasthttp.RequestHeader)
+		for line := range strings.SplitSeq(c.headers, ";") {
+			name, value, _ := strings.Cut(line, ": ")
+			h.Add(name, value)
+		}
+		if k := keys.Find(h); (k != nil) != c.found {
+			t.Errorf("%q: found is %v, want %v", c.headers, k != nil, c.found)
+		}
 	}
 }

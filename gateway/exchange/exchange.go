@@ -486,6 +486,9 @@ var (
 		Message: "the gateway is shutting down: send the request again"}
 )
 
+// KeepAlive is the comment that a stream of events gets after silence. Clients ignore it.
+const KeepAlive = ": keep-alive\n\n"
+
 // ErrCut ends a body without its last chunk. The server then aborts the connection, so that the
 // client sees that the answer is not complete.
 var ErrCut = errors.New("gateway: answer cut")

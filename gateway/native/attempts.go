@@ -38,9 +38,11 @@ type request struct {
 	timer    *time.Timer   // wakes at timerAt, the next bound of the request
 	uncut    func() bool   // ends the wake at a shutdown
 	timerAt  time.Time
-	buf      []byte // encoded events that are to be sent; streams only
-	counted  int    // bytes of buf that are part of Fleet.Buffered
-	nPrompt  int    // tokens of all prompts
+	quiet    time.Duration // silence after which the stream gets a comment; 0: its head was not sent, negative: never
+	wrote    time.Time     // when the last events or comment were added to buf; set with quiet
+	buf      []byte        // encoded events that are to be sent; streams only
+	counted  int           // bytes of buf that are part of Fleet.Buffered
+	nPrompt  int           // tokens of all prompts
 }
 
 // choice is one answer of a request.
@@ -299,6 +301,12 @@ func (x *request) bounds() *openai.Error {
 			return fault
 		}
 	}
+	if x.quiet > 0 {
+		if t.Sub(x.wrote) >= x.quiet {
+			x.buf, x.wrote = append(x.buf, exchange.KeepAlive...), t
+		}
+		x.wake(x.wrote.Add(x.quiet))
+	}
 	return nil
 }
 
@@ -481,6 +489,9 @@ func (x *request) advance() *openai.Error {
 		if fault := x.handle(&x.events[i], at); fault != nil {
 			return fault
 		}
+	}
+	if x.quiet > 0 && len(x.events) > 0 && len(x.buf) > 0 {
+		x.wrote = at
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package native
 import (
 	"io"
 	"sync"
+	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
@@ -190,6 +191,11 @@ func (s *stream) fill() {
 		x.buf, s.sent = x.buf[:0], 0
 	}
 	defer x.countBuffer()
+	if x.quiet == 0 { // the head was sent
+		if x.quiet, x.wrote = x.S.Limits().SSEKeepAlive, time.Now(); x.quiet > 0 {
+			x.wake(x.wrote.Add(x.quiet))
+		}
+	}
 	if fault := x.advance(); fault != nil {
 		if s.end = exchange.ErrCut; !x.Unread() {
 			x.buf = fault.AppendEvent(x.buf)

@@ -33,6 +33,10 @@ type relayBody struct {
 	inside bool   // the sent bytes end inside an event
 	end    error
 
+	quiet time.Duration // silence after which the client gets a comment; not positive: never
+	wrote time.Time     // when the last events or comment were released
+	armed bool          // the read deadline considers quiet
+
 	// Results of pump: why it stopped, and the bytes that the client did not take.
 	stopped, failed error
 	rest            []byte
@@ -62,7 +66,9 @@ func (b *relayBody) fill() {
 	var piece []byte
 	var err error
 	if b.begun || len(b.buf) == 0 { // the bytes that were received with the head come first
-		piece, err = b.r.next()
+		if piece, err = b.next(); b.whole > 0 {
+			return
+		}
 	}
 	b.begun = true
 	b.buf = append(b.buf, piece...)
@@ -70,6 +76,61 @@ func (b *relayBody) fill() {
 		err = b.collect()
 	}
 	b.release(err)
+}
+
+// next returns the next piece of the answer, or releases a comment after silence.
+func (b *relayBody) next() ([]byte, error) {
+	if err := b.arm(); err != nil {
+		return nil, err
+	}
+	piece, err := b.r.call.Next(true)
+	for err != nil && b.r.call.Late && b.resume() && b.whole == 0 {
+		piece, err = b.r.call.Next(true)
+	}
+	return piece, err
+}
+
+// arm moves the read deadline to the next comment, once the client is watched.
+func (b *relayBody) arm() error {
+	if b.armed || b.quiet <= 0 || b.last || !b.r.untilDeadline {
+		return nil
+	}
+	return b.setDeadline()
+}
+
+// setDeadline sets the read deadline to the request's, or to the next comment if that is earlier.
+func (b *relayBody) setDeadline() error {
+	b.r.untilDeadline, b.armed = true, true
+	until := b.r.Deadline
+	if next := b.wrote.Add(b.quiet); b.quiet > 0 && next.Before(until) {
+		until = next
+	}
+	return b.r.call.SetDeadline(until)
+}
+
+// resume handles a read deadline that has passed. It starts to watch the client of a slow request.
+// After silence it releases a comment, unless the client has a part of an event. It returns false
+// if the request's deadline has passed.
+func (b *relayBody) resume() bool {
+	r := b.r
+	if b.last || b.quiet <= 0 {
+		return r.wait()
+	}
+	now := time.Now()
+	if !now.Before(r.Deadline) {
+		return false
+	}
+	if !r.untilDeadline {
+		r.WatchClient()
+	}
+	if now.Sub(b.wrote) >= b.quiet {
+		if b.wrote = now; !b.inside {
+			b.shift()
+			b.buf = append([]byte(exchange.KeepAlive), b.buf...)
+			b.whole = len(exchange.KeepAlive)
+		}
+	}
+	return b.setDeadline() == nil
 }
 
 // shift drops the sent bytes.
@@ -112,7 +173,7 @@ func (b *relayBody) pump(c *httpserver.Conn) error {
 			b.r.ClientGone()
 		}
 		if err != nil {
-			if !b.r.call.Late || !b.r.wait() {
+			if !b.r.call.Late || !b.resume() {
 				b.shift() // the sent bytes were counted
 				b.release(err)
 			}
@@ -133,14 +194,16 @@ func (b *relayBody) pump(c *httpserver.Conn) error {
 func (b *relayBody) poll(c *httpserver.Conn) error {
 	r := b.r
 	if !r.call.CanPoll() {
+		if err := b.arm(); err != nil {
+			return err
+		}
 		return r.call.More()
 	}
 	if r.Watch != nil {
 		r.Watch.Stop()
 		r.Watch = nil
 	}
-	r.untilDeadline = true
-	if err := r.call.SetDeadline(r.Deadline); err != nil {
+	if err := b.setDeadline(); err != nil {
 		return err
 	}
 	if !c.OnClose(r.ClientGone) {
@@ -208,7 +271,8 @@ func (b *relayBody) release(err error) {
 	if b.r.events && b.whole > 0 {
 		events := max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n")))
 		b.r.nEvents += events
-		b.r.CountTokens(&b.r.times, events, time.Now())
+		b.wrote = time.Now()
+		b.r.CountTokens(&b.r.times, events, b.wrote)
 		b.r.outcome.learn(b.buf[:b.whole])
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the end of the body is missing, for which the client need not wait.

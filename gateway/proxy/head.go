@@ -48,7 +48,7 @@ func (r *relay) appendFields(b, hops []byte) (out, met []byte) {
 			if r.try.On() { // the attempt's span is the parent of the server's
 				continue
 			}
-		case "Authorization", "X-Api-Key":
+		case "Authorization", "X-Api-Key", "Api-Key", "Cookie":
 			if !r.p.o.ForwardAuthorization {
 				continue
 			}

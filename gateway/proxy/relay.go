@@ -118,7 +118,11 @@ func (r *relay) Respond() (streams bool) {
 		r.length = -1
 	}
 	r.releaseBody()
-	r.Ctx.Response.SetBodyStream(&relayBody{r: r, done: r.events && r.completes() && r.Status == 200, buf: r.held}, r.length)
+	body := &relayBody{r: r, done: r.events && r.completes() && r.Status == 200, buf: r.held}
+	if r.events {
+		body.quiet = r.S.Limits().SSEKeepAlive
+	}
+	r.Ctx.Response.SetBodyStream(body, r.length)
 	return true
 }
 

@@ -3,6 +3,7 @@ package render
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/tokenizer"
@@ -16,6 +17,7 @@ type TextModel struct {
 	tok      *tokenizer.Tokenizer
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
 	chat     *jinja.Template         // nil: the model has none
+	efforts  []string                // values of reasoning_effort that the template knows
 	bos, eos string
 	longest  int // bytes of the longest token
 
@@ -37,6 +39,7 @@ func NewTextModel(b *nodepb.Bundle, template string) (*TextModel, error) {
 		if t.chat, err = jinja.Parse(template); err != nil {
 			return nil, err
 		}
+		t.efforts = knownEfforts(t.chat)
 	}
 	return t, nil
 }
@@ -75,7 +78,7 @@ const (
 // Fits returns an error that names param if the model's context cannot hold the text.
 func (m *Model) Fits(text, param string) *openai.Error {
 	if most := m.MaxText(); most > 0 && len(text) > most {
-		return openai.BadRequest(param, "the prompt has %d bytes of text, more than the model's context of %d tokens can hold: shorten it", len(text), m.MaxLen)
+		return openai.ContextTooLong(param, m.MaxLen, "The prompt has %d bytes of text, more than these can hold: shorten it", len(text))
 	}
 	return nil
 }
@@ -117,8 +120,8 @@ func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 			return "", fault
 		}
 	}
-	for _, m := range in.Messages {
-		parseArguments(m)
+	for i, m := range in.Messages {
+		in.Messages[i] = normalize(m)
 	}
 	if r.Tools != nil {
 		tools, err := fromJSON(r.Tools)
@@ -127,7 +130,7 @@ func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 		}
 		in.Tools = tools.(jinja.List) // Parse has checked that it is a list
 	}
-	if fault := setVariables(in.Kwargs, r); fault != nil {
+	if fault := t.setVariables(in.Kwargs, r); fault != nil {
 		return "", fault
 	}
 	text, err := t.chat.Render(in)
@@ -137,10 +140,14 @@ func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 	return text, nil
 }
 
-// setVariables sets the variables that a request gives its template by name.
-func setVariables(vars map[string]jinja.Value, r *openai.Request) *openai.Error {
+// setVariables sets the variables that a request gives its template by name. chat_template_kwargs
+// override the others.
+func (t *TextModel) setVariables(vars map[string]jinja.Value, r *openai.Request) *openai.Error {
 	if r.ReasoningEffort != "" {
-		vars["reasoning_effort"] = r.ReasoningEffort
+		vars["reasoning_effort"] = t.effort(r.ReasoningEffort)
+		for _, name := range thinkingSwitches {
+			vars[name] = r.ReasoningEffort != efforts[0]
+		}
 	}
 	for _, field := range []struct {
 		name string
@@ -166,16 +173,79 @@ func setVariables(vars map[string]jinja.Value, r *openai.Request) *openai.Error 
 	return nil
 }
 
-// parseArguments replaces the arguments of a message's tool calls, JSON text in the API, by the
-// values that templates expect. Text that is not JSON stays.
-func parseArguments(message jinja.Value) {
-	calls, _ := member(message, "tool_calls").(jinja.List)
-	for _, call := range calls {
-		function := member(call, "function")
-		if s, ok := member(function, "arguments").(string); ok {
-			if parsed, err := fromJSON([]byte(s)); err == nil {
-				function.(*jinja.Dict).Set("arguments", parsed)
+// normalize returns a message as templates expect it, by vLLM's rules. Members that are null and
+// empty lists of tool calls are left out. Content that is null is empty, as is missing content of
+// the assistant. The parts of a tool's answer become one string, and the type of other parts is
+// text.
+func normalize(message jinja.Value) jinja.Value {
+	in, ok := message.(*jinja.Dict)
+	if !ok {
+		return message
+	}
+	role, _ := member(in, "role").(string)
+	out := new(jinja.Dict)
+	for i := range in.Len() {
+		name, v := in.At(i)
+		switch calls, isList := v.(jinja.List); {
+		case name == "content":
+			v = normalizeContent(v, role == "tool")
+		case v == nil, name == "tool_calls" && isList && len(calls) == 0:
+			continue
+		case name == "tool_calls" && isList:
+			for _, call := range calls {
+				parseArguments(call)
 			}
+		}
+		out.Set(name, v)
+	}
+	if _, ok := out.Get("content"); !ok && role == "assistant" {
+		out.Set("content", "")
+	}
+	return out
+}
+
+// normalizeContent returns a message's content as a string, or as a list of parts whose type is
+// text. With join, the parts become one string, in which line ends separate them.
+func normalizeContent(content jinja.Value, join bool) jinja.Value {
+	parts, ok := content.(jinja.List)
+	switch {
+	case content == nil:
+		return ""
+	case !ok:
+		return content
+	}
+	texts := make([]string, len(parts))
+	for i, part := range parts {
+		texts[i], ok = part.(string)
+		if kind, _ := member(part, "type").(string); !ok {
+			texts[i], _ = member(part, openai.PartText(kind)).(string) // Parse has checked that it is a string
+		}
+		if ok || member(part, "type") != "text" {
+			parts[i] = jinja.NewDict("type", "text", "text", texts[i])
+		}
+	}
+	if join {
+		return strings.Join(texts, "\n")
+	}
+	return parts
+}
+
+// parseArguments replaces the arguments of a tool call, JSON text in the API, by the values that
+// templates expect. Arguments that are empty, null or missing are an empty object. Text that is not
+// JSON stays.
+func parseArguments(call jinja.Value) {
+	function, ok := member(call, "function").(*jinja.Dict)
+	if !ok {
+		return
+	}
+	switch arguments := member(function, "arguments").(type) {
+	case nil:
+		function.Set("arguments", new(jinja.Dict))
+	case string:
+		if arguments == "" {
+			function.Set("arguments", new(jinja.Dict))
+		} else if parsed, err := fromJSON([]byte(arguments)); err == nil {
+			function.Set("arguments", parsed)
 		}
 	}
 }

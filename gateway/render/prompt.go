@@ -194,12 +194,12 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 	}
 	room := most - nTokens
 	if most > 0 && room <= 0 {
-		return openai.BadRequest(param, "the prompt has %d tokens, which leaves no room in the model's context of %d tokens: shorten it", nTokens, most)
+		return openai.ContextTooLong(param, most, "The prompt has %d tokens, which leaves no room for an answer: shorten it", nTokens)
 	}
 	switch {
 	case req.MaxTokens > 0 && most > 0 && req.MaxTokens > room:
-		return openai.BadRequest("max_tokens", "the prompt has %d tokens and max_tokens is %d, together more than the model's context of %d tokens: shorten one of them",
-			nTokens, req.MaxTokens, most)
+		return openai.ContextTooLong("max_tokens", most, "The prompt has %d tokens and max_tokens is %d, which is more together: shorten one of them",
+			nTokens, req.MaxTokens)
 	case req.MaxTokens >= 0:
 		p.MaxTokens = max(1, req.MaxTokens) // 0 still needs one for the end of the prompt
 	case req.Endpoint == openai.Completions && most > 0:

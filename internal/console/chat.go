@@ -111,7 +111,7 @@ func (c *Client) Chat(ctx context.Context, o ChatOptions, t Terminal) (err error
 			s.hint("(stopped; Ctrl-C again ends the chat)")
 		case err != nil:
 			fmt.Fprintln(s.Err, styled(s.ErrStyled, red).paint("error:"), err)
-			if strings.Contains(err.Error(), "leaves no room in the model's context") {
+			if strings.Contains(err.Error(), "maximum context length") {
 				s.hint("(the conversation is longer than the model's context; /new starts over)")
 			}
 		}

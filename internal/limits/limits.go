@@ -32,6 +32,7 @@ type Limits struct {
 	HeaderTimeout      time.Duration // for a request's head
 	SlowClientTimeout  time.Duration // for one write
 	MinBodyRate        int           // bytes of a request per second
+	SSEKeepAlive       time.Duration // of silence, after which a stream gets a comment
 	MaxBodyBytes       int
 	MaxBodyMemory      int // bytes of all large bodies together
 	MaxConnsPerAddress int // of a client; zero: no bound
@@ -68,9 +69,10 @@ func Default() Limits {
 	return Limits{
 		HeaderTimeout:     10 * time.Second, // a head is one packet
 		SlowClientTimeout: 30 * time.Second,
-		MinBodyRate:       1 << 10,  // slower than the slowest links
-		MaxBodyBytes:      32 << 20, // a prompt of some million tokens as text
-		MaxBodyMemory:     1 << 30,  // 32 of the largest bodies, or thousands of long chats
+		SSEKeepAlive:      10 * time.Second, // proxies and clients close connections after 30 s and more
+		MinBodyRate:       1 << 10,          // slower than the slowest links
+		MaxBodyBytes:      32 << 20,         // a prompt of some million tokens as text
+		MaxBodyMemory:     1 << 30,          // 32 of the largest bodies, or thousands of long chats
 
 		MaxN:           128,              // OpenAI's bound
 		MaxLogprobs:    20,               // OpenAI's bound

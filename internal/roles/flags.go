@@ -109,7 +109,7 @@ func (u *upstreamFlags) register(s *config.Set, l *limits.Limits) {
 	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path of the health check of an upstream, which is up if the status is below 500")
 	s.CountVar(&l.UpstreamRequests, "upstream-max-requests", 0, 0, "choices in flight at each upstream of a model; further requests wait in the gateway as they do for nodes (--max-queued-requests, --queue-timeout); 0: no limit")
 	s.StringSliceVar(&u.tokenizers, "tokenizer", nil, "folder with the tokenizer.json and the chat template of upstreams' models, such as a checkpoint: prompts are routed by blocks of their tokens, as they are to nodes, instead of by their first bytes; MODEL=FOLDER for one of several models; a prompt that cannot be tokenized is routed by its bytes")
-	s.BoolVar(&u.ForwardAuthorization, "upstream-forward-authorization", false, "forward clients' Authorization and X-Api-Key to upstreams")
+	s.BoolVar(&u.ForwardAuthorization, "upstream-forward-authorization", false, "forward clients' credentials to upstreams: Authorization, X-Api-Key, Api-Key and cookies")
 }
 
 // any reports whether there are upstreams.
@@ -172,6 +172,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.CountVar(&g.MaxConns, "max-connections", limits.MaxConns, 1, "connections of clients; a further one replaces the connection that has been idle longest; lowered to fit the limit on file descriptors")
 	s.CountVar(&l.MaxConnsPerAddress, "max-connections-per-address", l.MaxConnsPerAddress, 0, "connections of one client address (IPv6: the first 64 bits); further ones get 429; 0: no limit, as behind a proxy")
 	s.SecondsVar(&l.SlowClientTimeout, "slow-client-timeout", false, "how long a client may read nothing of its answer before the request is aborted")
+	s.SecondsVar(&l.SSEKeepAlive, "sse-keep-alive", true, "silence in a stream after which the client gets a comment, so that no proxy closes the connection; 0: never")
 	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", limits.StreamTokens, 1, "tokens of a choice that are buffered for a slow client before its generation pauses")
 	s.RateVar(&l.RetriesPerSecond, "retries-per-second", "retries on another node before the first token, of all requests together; bursts of ten seconds' worth")
 	s.RateVar(&l.ResumesPerSecond, "resumes-per-second", "streams per second that move to another node after theirs was lost; the others follow in turn")

@@ -15,11 +15,12 @@ func appendChat(dst []byte, d *Delta, whole bool) []byte {
 	switch {
 	case whole:
 		dst = AppendString(append(dst, `,"message":{"role":"assistant","content":`...), d.Text)
+		dst = append(dst, `,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null`...)
 	case len(d.Text) > 0:
 		dst = AppendString(append(dst, `,"delta":{"content":`...), d.Text)
 	default:
 		dst = append(dst, `,"delta":{`...)
 	}
 	dst = appendLogprobs(append(dst, '}'), d.Logprobs, appendChatLogprobs)
-	return append(d.appendEnd(dst), '}')
+	return append(d.appendEnd(dst, whole), '}')
 }

@@ -16,9 +16,14 @@ type Delta struct {
 	Usage    *Usage // of the request so far; nil: not requested
 }
 
-// appendEnd appends the reason of the choice's end and the token ids, each after a comma.
-func (d *Delta) appendEnd(dst []byte) []byte {
-	return appendIDs(d.Finish.append(append(dst, ',')), `,"token_ids":`, d.Tokens)
+// appendEnd appends the reason of the choice's end and the token ids, each after a comma. Token ids
+// of a whole answer that were not requested are null.
+func (d *Delta) appendEnd(dst []byte, whole bool) []byte {
+	dst = d.Finish.append(append(dst, ','))
+	if whole && d.Tokens == nil {
+		return append(dst, `,"token_ids":null`...)
+	}
+	return appendIDs(dst, `,"token_ids":`, d.Tokens)
 }
 
 // Usage counts a request's tokens.
@@ -35,6 +40,14 @@ func (u Usage) Append(dst []byte) []byte {
 	dst = appendInt(dst, `,"completion_tokens":`, u.Completion)
 	dst = appendInt(dst, `,"prompt_tokens_details":{"cached_tokens":`, u.Cached)
 	return append(dst, "}}"...)
+}
+
+// ofPrompt returns the usage before the first token of an answer; nil: not requested.
+func (u *Usage) ofPrompt() *Usage {
+	if u == nil {
+		return nil
+	}
+	return &Usage{Prompt: u.Prompt, Cached: u.Cached}
 }
 
 // Finish is why a choice ended.
@@ -84,6 +97,22 @@ func (p *PromptInfo) append(dst []byte) []byte {
 	}
 	if p.Logprobs != nil {
 		dst = p.Logprobs.append(append(dst, `,"prompt_logprobs":`...), p.Best, p.Decode)
+	}
+	return dst
+}
+
+// appendWhole appends the fields of a whole answer, each after a comma. Those that were not
+// requested are null, as in vLLM.
+func (p *PromptInfo) appendWhole(dst []byte) []byte {
+	dst = p.append(dst)
+	if p == nil || p.Tokens == nil {
+		dst = append(dst, `,"prompt_token_ids":null`...)
+	}
+	if p == nil || p.Text == nil {
+		dst = append(dst, `,"prompt_text":null`...)
+	}
+	if p == nil || p.Logprobs == nil {
+		dst = append(dst, `,"prompt_logprobs":null`...)
 	}
 	return dst
 }

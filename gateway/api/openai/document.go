@@ -61,7 +61,8 @@ func Document(version string, keys bool, operations []Operation) []byte {
 	}
 	components := schema{"schemas": schemas}
 	if keys {
-		components["securitySchemes"] = schema{"key": schema{"type": "http", "scheme": "bearer"}}
+		components["securitySchemes"] = schema{"key": schema{"type": "http", "scheme": "bearer"},
+			"x-api-key": schema{"type": "apiKey", "in": "header", "name": "x-api-key"}, "api-key": schema{"type": "apiKey", "in": "header", "name": "api-key"}}
 	}
 	doc, err := json.MarshalIndent(schema{
 		"openapi": "3.1.0",
@@ -121,7 +122,7 @@ func (o *Operation) describe(keys bool) schema {
 		op["parameters"] = []schema{{"name": name, "in": "path", "required": true, "schema": schema{"type": "string"}}}
 	}
 	if o.Key && keys {
-		op["security"] = []schema{{"key": []string{}}}
+		op["security"] = []schema{{"key": []string{}}, {"x-api-key": []string{}}, {"api-key": []string{}}}
 	}
 	return op
 }
@@ -179,15 +180,17 @@ const (
 )
 
 // promptSchemas are the members about the prompt: of a chat's answer, and of each choice otherwise.
-const promptSchemas = `"prompt_token_ids": {"$ref": "#/components/schemas/TokenIDs"}, "prompt_text": {"type": "string"}, "prompt_logprobs": {"$ref": "#/components/schemas/PromptLogprobs"}`
+const promptSchemas = `"prompt_token_ids": ` + orNullIDs + `, "prompt_text": {"type": ["string", "null"]}, "prompt_logprobs": {"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/PromptLogprobs"}]}`
 
-const finishSchema = `"token_ids": {"$ref": "#/components/schemas/TokenIDs"}, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
+const orNullIDs = `{"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/TokenIDs"}]}`
+
+const finishSchema = `"token_ids": ` + orNullIDs + `, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
 
 // generated returns the schema of an answer, or of an event.
 func generated(object, usage, logprobs, choice string) string {
 	return `{"type": "object", "required": ["id", "object", "created", "model", "system_fingerprint", "choices"` + usage + `], "properties": {
 	"id": {"type": "string", "minLength": 1}, "object": {"const": "` + object + `"}, "created": {"type": "integer", "minimum": 0},
-	"model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, ` + promptSchemas + `,
+	"model": {"type": "string"}, "system_fingerprint": {"type": "string"}, "service_tier": {"type": "null"}, "kv_transfer_params": {"type": "null"}, "usage": {"$ref": "#/components/schemas/Usage"}, ` + promptSchemas + `,
 	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", ` + choice + `, "logprobs": ` + logprobs + `, ` + finishSchema + `}}}}}`
 }
 
@@ -218,9 +221,10 @@ var answers = map[string]string{
 	"PromptLogprobs": `{"type": "array", "items": {"type": ["object", "null"], "additionalProperties": {"type": "object", "required": ["logprob", "rank", "decoded_token"], "properties": {
 		"logprob": {"type": "number"}, "rank": {"type": "integer", "minimum": 1}, "decoded_token": {"type": "string"}}}}}`,
 	"Error": `{"type": "object", "required": ["error"], "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
-		"message": {"type": "string", "minLength": 1}, "type": {"type": "string", "minLength": 1}, "param": {"type": ["string", "null"]}, "code": {"type": "integer"}}}}}`,
+		"message": {"type": "string", "minLength": 1}, "type": {"type": "string", "minLength": 1}, "param": {"type": ["string", "null"]}, "code": {"type": ["integer", "string"]}}}}}`,
 	"ChatCompletion": generated("chat.completion", `, "usage"`, chatLogprobs, `"message"], "properties": {"index": {"type": "integer", "minimum": 0},
-		"message": {"type": "object", "required": ["role", "content"], "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}}`),
+		"message": {"type": "object", "required": ["role", "content"], "properties": {"role": {"const": "assistant"}, "content": {"type": "string"},
+		"refusal": {"type": "null"}, "annotations": {"type": "null"}, "audio": {"type": "null"}, "function_call": {"type": "null"}, "tool_calls": {"type": "array"}, "reasoning": {"type": ["string", "null"]}}}`),
 	"ChatChunk": generated("chat.completion.chunk", ``, chatLogprobs, `"delta"], "properties": {"index": {"type": "integer", "minimum": 0},
 		"delta": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}}`),
 	"Completion":      generated("text_completion", `, "usage"`, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),

@@ -46,7 +46,7 @@ func NewTokensEncoder(id string) *Encoder {
 // AppendDelta appends the events of a delta.
 func (e *Encoder) AppendDelta(dst []byte, d *Delta) []byte {
 	if e.surface == chatSurface && d.Begin {
-		dst = endEvent(appendChatRole(append(dst, e.event...), d), d.Usage)
+		dst = endEvent(appendChatRole(append(dst, e.event...), d), d.Usage.ofPrompt())
 	}
 	dst = e.appendChoice(append(append(dst, e.event...), '['), d, false)
 	return endEvent(append(dst, ']'), d.Usage)
@@ -60,7 +60,7 @@ func (e *Encoder) appendChoice(dst []byte, d *Delta, whole bool) []byte {
 	case tokensSurface:
 		return appendTokensDelta(dst, d)
 	}
-	return appendCompletionDelta(dst, d)
+	return appendCompletionDelta(dst, d, whole)
 }
 
 // done is the last event of a stream that ended well.
@@ -90,7 +90,10 @@ func (e *Encoder) AppendWhole(dst []byte, choices []Delta, u Usage) []byte {
 	}
 	dst = u.Append(append(dst, `,"usage":`...))
 	if e.surface == chatSurface && len(choices) > 0 {
-		dst = choices[0].Prompt.append(dst)
+		dst = choices[0].Prompt.appendWhole(dst)
+	}
+	if e.surface != tokensSurface {
+		dst = append(dst, `,"service_tier":null,"kv_transfer_params":null`...)
 	}
 	return append(dst, '}')
 }

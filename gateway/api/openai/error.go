@@ -6,12 +6,13 @@ import (
 )
 
 // Error is an error answer: an HTTP status and the OpenAI error object
-// {"error":{"message","type","param","code"}}, where code is the status.
+// {"error":{"message","type","param","code"}}, where code is the status unless Code is set.
 type Error struct {
 	Status     int
 	Type       string
 	Param      string // the field at fault; empty: null
 	Message    string // the fault, the value, and the remedy
+	Code       string // empty: the status
 	RetryAfter int    // seconds; 0: no such header
 }
 
@@ -44,6 +45,16 @@ func BadRequest(param, format string, args ...any) *Error {
 	return &Error{Status: 400, Type: TypeBadRequest, Param: param, Message: fmt.Sprintf(format, args...)}
 }
 
+// ContextTooLong returns a 400 about a request that does not fit the model's context of most
+// tokens. Clients recognize the error by its first sentence or by its code, some of them in the
+// message, and shorten the chat.
+func ContextTooLong(param string, most int, format string, args ...any) *Error {
+	const code = "context_length_exceeded"
+	e := BadRequest(param, "This model's maximum context length is %d tokens. %s (%s)", most, fmt.Sprintf(format, args...), code)
+	e.Code = code
+	return e
+}
+
 // Unavailable returns a 503 with Retry-After, in seconds.
 func Unavailable(retryAfter int, format string, args ...any) *Error {
 	return &Error{Status: 503, Type: TypeUnavailable, Message: fmt.Sprintf(format, args...), RetryAfter: retryAfter}
@@ -54,7 +65,12 @@ func (e *Error) Append(dst []byte) []byte {
 	dst = AppendString(append(dst, `{"error":{"message":`...), e.Message)
 	dst = AppendString(append(dst, `,"type":`...), e.Type)
 	dst = appendOptional(append(dst, `,"param":`...), e.Param)
-	return append(appendInt(dst, `,"code":`, e.Status), "}}"...)
+	if dst = append(dst, `,"code":`...); e.Code != "" {
+		dst = AppendString(dst, e.Code)
+	} else {
+		dst = appendInt(dst, "", e.Status)
+	}
+	return append(dst, "}}"...)
 }
 
 // AppendEvent appends the error as a server-sent event.

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/internal/jsonscan"
@@ -106,6 +107,7 @@ func setStreamOptions(r *Request, v []byte) error {
 		return errKind("an object", v)
 	}
 	r.hasOptions = true
+	defer func() { r.ContinuousUsage = r.ContinuousUsage && r.IncludeUsage }()
 	for s := jsonscan.Object(v); s.Next(); {
 		e, _ := s.Value(jsonscan.Bounds{})
 		name := "stream_options." + shortName(s.Name())
@@ -183,6 +185,21 @@ func setTemplateArgs(r *Request, v []byte) error {
 	return nil
 }
 
+// ReasoningEfforts are the values of reasoning_effort, from the least to the most.
+var ReasoningEfforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
+
+var effortSchema = schema{"type": "string", "enum": ReasoningEfforts}
+
+func setEffort(r *Request, v []byte) error {
+	if v[0] != '"' {
+		return errKind("a string", v)
+	}
+	if r.ReasoningEffort = jsonscan.Text(v); !slices.Contains(ReasoningEfforts, r.ReasoningEffort) {
+		return fmt.Errorf("must be one of %s, not %s", strings.Join(ReasoningEfforts, ", "), quote(v, 40))
+	}
+	return nil
+}
+
 var promptSchema = schema{"anyOf": []schema{
 	{"type": "string"},
 	listSchema(tokenSchema, 1, 0),
@@ -232,7 +249,17 @@ func setPrompt(r *Request, v []byte) error {
 	})
 }
 
-var textKinds = []string{"text", "input_text", "output_text"}
+// partTexts has the types of content parts that are served, and the member of each with its text.
+var partTexts = map[string]string{"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+
+// PartText returns the member with the text of a content part of a type; empty: it is not served.
+func PartText(kind string) string { return partTexts[kind] }
+
+// partSchema returns the schema of content parts of the types, whose text is in one member.
+func partSchema(kinds ...string) schema {
+	member := PartText(kinds[0])
+	return schema{"type": "object", "required": []string{"type", member}, "properties": schema{"type": schema{"enum": kinds}, member: schema{"type": "string"}}}
+}
 
 // Other members of a message go to the template as they are.
 var messagesSchema = listSchema(schema{
@@ -244,8 +271,7 @@ var messagesSchema = listSchema(schema{
 			{"type": []string{"string", "null"}},
 			{"type": "array", "items": schema{"anyOf": []schema{
 				{"type": "string"},
-				{"type": "object", "required": []string{"type", "text"}, "properties": schema{
-					"type": schema{"enum": textKinds}, "text": schema{"type": "string"}}},
+				partSchema("text", "input_text", "output_text"), partSchema("refusal"), partSchema("thinking"),
 			}}},
 		}},
 	},
@@ -361,24 +387,30 @@ func rewrite(messages []byte, join bool) []byte {
 func partText(part []byte) (text []byte, typ string) {
 	switch part[0] {
 	case '"':
-		return part, textKinds[0]
+		return part, "text"
 	case '{':
 	default:
 		return nil, ""
 	}
-	for s := jsonscan.Object(part); s.Next(); {
-		name := s.Name()
-		v, _ := s.Value(jsonscan.Bounds{})
-		switch n := shortName(name); {
-		case n == "text" && v[0] == '"':
-			text = v
-		case n == "text":
-			text = nil
-		case n == "type" && v[0] == '"':
-			typ = shortName(v)
-		}
+	if kind := lastMember(part, "type"); kind != nil && kind[0] == '"' {
+		typ = shortName(kind)
+	}
+	if text = lastMember(part, PartText(typ)); text != nil && text[0] != '"' {
+		text = nil
 	}
 	return text, typ
+}
+
+// lastMember returns the value of an object's member as it is written; nil: it is missing. Of equal
+// names the last one counts.
+func lastMember(object []byte, name string) (value []byte) {
+	for s := jsonscan.Object(object); s.Next(); {
+		quoted := s.Name()
+		if v, _ := s.Value(jsonscan.Bounds{}); shortName(quoted) == name {
+			value = v
+		}
+	}
+	return value
 }
 
 func checkParts(i int, content []byte) error {
@@ -388,11 +420,12 @@ func checkParts(i int, content []byte) error {
 	return elements(content, func(j int, p []byte) error {
 		text, typ := partText(p)
 		param := fmt.Sprintf("messages[%d].content[%d]", i, j)
-		if !slices.Contains(textKinds, typ) {
+		member := PartText(typ)
+		if member == "" {
 			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, Clip(typ, 40))
 		}
 		if text == nil {
-			return BadRequest(param+".text", "%s.text must be a string", param)
+			return BadRequest(param+"."+member, "%s.%s must be a string", param, member)
 		}
 		return nil
 	})

@@ -177,23 +177,30 @@ func TestAnswers(t *testing.T) {
 	chat := NewEncoder(Chat, "chatcmpl-1", 17, "m", "fp_1")
 	text := NewEncoder(Completions, "cmpl-1", 17, "m", "fp_1")
 	const usage = `{"prompt_tokens":3,"total_tokens":5,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1}}`
+	const nulls = `,"token_ids":null,"prompt_token_ids":null,"prompt_text":null,"prompt_logprobs":null`
 	chunk := func(id, object, rest string) string {
 		return `data: {"id":"` + id + `","object":"` + object + `","created":17,"model":"m","system_fingerprint":"fp_1","choices":[` + rest + "\n\n"
 	}
 	for _, c := range []struct{ got, want string }{
 		{string(chat.AppendDelta(nil, &Delta{Index: 1, Begin: true, Text: []byte("x"), Finish: NotFinished})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":1,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`) +
 			chunk("chatcmpl-1", "chat.completion.chunk", `{"index":1,"delta":{"content":"x"},"logprobs":null,"finish_reason":null}]}`)},
+		{string(chat.AppendDelta(nil, &Delta{Begin: true, Text: []byte("x"), Finish: NotFinished, Usage: &u})),
+			chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"usage":{"prompt_tokens":3,"total_tokens":3,"completion_tokens":0,"prompt_tokens_details":{"cached_tokens":1}}}`) +
+				chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{"content":"x"},"logprobs":null,"finish_reason":null}],"usage":`+usage+`}`)},
 		{string(chat.AppendDelta(nil, &Delta{Text: []byte("a\"b"), Finish: NotFinished})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{"content":"a\"b"},"logprobs":null,"finish_reason":null}]}`)},
 		{string(chat.AppendDelta(nil, &Delta{Finish: stop, Usage: &u})), chunk("chatcmpl-1", "chat.completion.chunk", `{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":`+usage+`}`)},
 		{string(chat.AppendEnd(nil, &u)), chunk("chatcmpl-1", "chat.completion.chunk", `],"usage":`+usage+`}`) + "data: [DONE]\n\n"},
 		{string(text.AppendEnd(nil, nil)), "data: [DONE]\n\n"},
 		{string(text.AppendDelta(nil, &Delta{Index: 2, Begin: true, Text: []byte("x"), Finish: Finish{Reason: "length", Token: -1}})), chunk("cmpl-1", "text_completion", `{"index":2,"text":"x","logprobs":null,"finish_reason":"length","stop_reason":null}]}`)},
 		{string(text.AppendWhole(nil, []Delta{{Text: []byte("x"), Finish: Finish{Reason: "stop", Token: 5}}, {Index: 1, Finish: stop}}, u)),
-			`{"id":"cmpl-1","object":"text_completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"text":"x","logprobs":null,"finish_reason":"stop","stop_reason":5},{"index":1,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":"\n"}],"usage":` + usage + `}`},
+			`{"id":"cmpl-1","object":"text_completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"text":"x","logprobs":null,"finish_reason":"stop","stop_reason":5` + nulls + `},{"index":1,"text":"","logprobs":null,"finish_reason":"stop","stop_reason":"\n"` + nulls + `}],"usage":` + usage + `,"service_tier":null,"kv_transfer_params":null}`},
 		{string(chat.AppendWhole(nil, []Delta{{Text: []byte("x"), Finish: Finish{Reason: "length", Token: -1}}}, u)),
-			`{"id":"chatcmpl-1","object":"chat.completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"message":{"role":"assistant","content":"x"},"logprobs":null,"finish_reason":"length","stop_reason":null}],"usage":` + usage + `}`},
+			`{"id":"chatcmpl-1","object":"chat.completion","created":17,"model":"m","system_fingerprint":"fp_1","choices":[{"index":0,"message":{"role":"assistant","content":"x","refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":null}],"usage":` + usage +
+				`,"prompt_token_ids":null,"prompt_text":null,"prompt_logprobs":null,"service_tier":null,"kv_transfer_params":null}`},
 		{string(Model{"m", 17, 4096, ""}.Append(nil)), `{"id":"m","object":"model","created":17,"owned_by":"tandem","root":"m","parent":null,"max_model_len":4096}`},
 		{string((&Error{Status: 404, Type: TypeNotFound, Param: "model", Message: `no "x"`}).Append(nil)), `{"error":{"message":"no \"x\"","type":"NotFoundError","param":"model","code":404}}`},
+		{string(ContextTooLong("messages", 8, "It has %d.", 9).Append(nil)),
+			`{"error":{"message":"This model's maximum context length is 8 tokens. It has 9. (context_length_exceeded)","type":"BadRequestError","param":"messages","code":"context_length_exceeded"}}`},
 		{string(Unavailable(1, "later").AppendEvent(nil)), "data: {\"error\":{\"message\":\"later\",\"type\":\"ServiceUnavailableError\",\"param\":null,\"code\":503}}\n\n"},
 	} {
 		if c.got != c.want {

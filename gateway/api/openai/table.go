@@ -101,7 +101,7 @@ var table = []field{
 	{"chat_template_kwargs", Chat | Tokenize, Served, value{schema: object.schema, check: setTemplateArgs, most: tree}, never, ""},
 	{"chat_template", Chat | Tokenize, Refused, text(0, math.MaxInt, nil), never, "a request's own template is not run"},
 	{"documents", Chat | Tokenize, Served, value{schema: documentsSchema, check: setDocuments, most: tree}, never, ""},
-	{"reasoning_effort", Chat | Tokenize, Served, text(0, 64, func(r *Request, s string) { r.ReasoningEffort = s }), never, ""},
+	{"reasoning_effort", Chat | Tokenize, Served, value{schema: effortSchema, check: setEffort}, never, ""},
 	{"media_io_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 	{"mm_processor_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 

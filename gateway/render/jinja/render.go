@@ -27,6 +27,35 @@ func Parse(src string) (t *Template, err error) {
 // the caller should join content that is a list of text parts to one string before rendering.
 func (t *Template) ContentParts() bool { return t.contentParts }
 
+// Compared returns the string literals that the template compares a variable with, by ==, != or in,
+// in their order and without duplicates.
+func (t *Template) Compared(variable string) (literals []string) {
+	toks := lex(t.src)
+	for i := range toks {
+		if toks[i].kind != tokName || toks[i].text != variable {
+			continue
+		}
+		rest := toks[i+1:]
+		for len(rest) > 2 && rest[0].kind == tokOp && rest[0].text == "|" { // a filter, such as lower
+			rest = rest[2:]
+		}
+		for len(rest) > 0 && (rest[0].kind == tokName && (rest[0].text == "not" || rest[0].text == "in") ||
+			rest[0].kind == tokOp && slices.Contains([]string{"==", "!=", "[", "("}, rest[0].text)) {
+			rest = rest[1:]
+		}
+		if len(rest) == 0 || rest[0].kind != tokString || &rest[0] == &toks[i+1] {
+			continue
+		}
+		for len(rest) > 0 && (rest[0].kind == tokString || rest[0].kind == tokOp && rest[0].text == ",") {
+			if rest[0].kind == tokString && !slices.Contains(literals, rest[0].text) {
+				literals = append(literals, rest[0].text)
+			}
+			rest = rest[1:]
+		}
+	}
+	return literals
+}
+
 // Input holds the variables of a render.
 type Input struct {
 	Messages List // of *Dict, in the order of the chat
