@@ -20,9 +20,10 @@ type Tokenizer struct {
 	suffix      []int32
 	ids         map[string]int32 // token as written in the file → id
 	bytes       tokenBytes
-	special     []bool    // by id
-	firstOnly   bool      // the beginning of a prompt is encoded otherwise than what follows
-	fallback    *fallback // nil: a byte-level vocabulary
+	special     []bool           // by id
+	added       map[string]int32 // the added tokens' ids
+	firstOnly   bool             // the beginning of a prompt is encoded otherwise than what follows
+	fallback    *fallback        // nil: a byte-level vocabulary
 	cache       *cache
 	scratch     sync.Pool // of *scratch
 }
@@ -34,6 +35,13 @@ func (t *Tokenizer) VocabSize() int { return len(t.special) }
 // byte-level vocabulary in its alphabet, where a space is Ġ.
 func (t *Tokenizer) ID(token string) (int32, bool) {
 	id, ok := t.ids[token]
+	return id, ok
+}
+
+// Added returns the id of the token that the file adds to the model's vocabulary for a text,
+// special or not. ok is false if there is none.
+func (t *Tokenizer) Added(text string) (id int32, ok bool) {
+	id, ok = t.added[text]
 	return id, ok
 }
 

@@ -29,13 +29,12 @@ func (t *Tokenizer) loadVocab(m *modelJSON, added []addedToken) (fresh map[strin
 	nextID := int32(len(t.ids)) // the reference gives the first new token this id
 	var plain, normalized []*addedToken
 	fresh = map[string]int32{}
-	seen := map[string]bool{}
+	t.added = map[string]int32{}
 	for i := range added {
 		a := &added[i]
-		if a.Content == "" || seen[a.Content] {
+		if _, again := t.added[a.Content]; again || a.Content == "" {
 			continue
 		}
-		seen[a.Content] = true
 		want, ok := t.ids[a.Content]
 		if !ok {
 			want = nextID
@@ -47,6 +46,7 @@ func (t *Tokenizer) loadVocab(m *modelJSON, added []addedToken) (fresh map[strin
 		if a.ID != want {
 			return nil, invalid("added token %q has id %d, but its place in the vocabulary is %d", a.Content, a.ID, want)
 		}
+		t.added[a.Content] = want
 		size = max(size, want+1)
 		if a.Normalized {
 			normalized = append(normalized, a)
@@ -60,11 +60,7 @@ func (t *Tokenizer) loadVocab(m *modelJSON, added []addedToken) (fresh map[strin
 	t.special = make([]bool, size)
 	for i := range added {
 		if a := &added[i]; a.Special && a.Content != "" {
-			id, ok := fresh[a.Content]
-			if !ok {
-				id = t.ids[a.Content]
-			}
-			t.special[id] = true
+			t.special[t.added[a.Content]] = true
 		}
 	}
 	t.raw = newMatcher(plain, func(a *addedToken) string { return a.Content })
