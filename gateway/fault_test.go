@@ -46,7 +46,7 @@ func TestErrors(t *testing.T) {
 		{"POST", "/v1/completions", `{"prompt":""}`, key, 400, "BadRequestError", "prompt", "empty"},
 		{"POST", "/v1/completions", `{"prompt":[258]}`, key, 400, "BadRequestError", "prompt", "vocabulary of 258"},
 		{"POST", "/v1/completions", `{"prompt":"x","max_tokens":100000}`, key, 400, "BadRequestError", "max_tokens", "maximum context length is 100000"},
-		{"POST", "/v1/chat/completions", `{` + hi + `,"tools":[{}]}`, key, 400, "BadRequestError", "tools", "not supported"},
+		{"POST", "/v1/chat/completions", `{` + hi + `,"tools":[{}]}`, key, 400, "BadRequestError", "tools[0].type", "must be"},
 		{"POST", "/v1/chat/completions", `{"messages":[{"role":"user"}]}`, key, 400, "BadRequestError", "messages", "chat template"},
 		{"GET", "/livez", "", "X-A: b", 200, "", "", ""},
 		{"GET", "/readyz", "", "X-A: b", 200, "", "", ""},

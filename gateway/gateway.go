@@ -35,6 +35,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/netio"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -92,6 +93,9 @@ func New(o Options) (*Gateway, error) {
 			return nil, fmt.Errorf("gateway: the chat template given: %w", err)
 		}
 	}
+	if _, err := parse.Choose(parse.Evidence{}, o.ToolCallParser, o.ReasoningParser); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
+	}
 	l := o.Listener
 	if l == nil {
 		addr := net.JoinHostPort(o.Host, strconv.Itoa(max(o.Port, 0)))
@@ -127,7 +131,8 @@ func New(o Options) (*Gateway, error) {
 	g.native = native.New(g.Service, native.Options{
 		Nodes:         nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Log: o.Log},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
-		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, CompactJSON: o.CompactJSON, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
+		ChatTemplate: o.ChatTemplate, ToolCallParser: o.ToolCallParser, ReasoningParser: o.ReasoningParser, NoToolCalls: o.NoToolCalls,
+		RejectSpecialTokens: o.RejectSpecialTokens, CompactJSON: o.CompactJSON, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
 	})
 	g.native.SetMembers(o.Members)
 	if o.Upstreams.Any() {

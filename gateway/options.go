@@ -65,6 +65,10 @@ type Options struct {
 
 	ServedModelName string // in the API; empty: the model's own name
 	ChatTemplate    string // replaces the model's own; empty: it does not
+	// ToolCallParser and ReasoningParser name the formats of the models' answers; empty: each model's
+	// chat template shows them, parse.None: there is none.
+	ToolCallParser, ReasoningParser string
+	NoToolCalls                     bool // refuses requests for tool calls
 	// RejectSpecialTokens refuses chats with special tokens in messages of users and tools.
 	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool

@@ -70,7 +70,7 @@ func TestTokenize(t *testing.T) {
 	}{
 		{"/tokenize", `{}`, 400, "prompt"},
 		{"/tokenize", `{"prompt":["a"]}`, 400, "prompt"},
-		{"/tokenize", `{"prompt":"a","tools":[{}]}`, 400, "tools"},
+		{"/tokenize", `{"prompt":"a","tools":[{}]}`, 400, "tools[0].type"},
 		{"/tokenize", `{"messages":[{"role":"user"}]}`, 400, "messages"},
 		{"/tokenize", `{"prompt":"a","model":"gpt"}`, 404, "model"},
 		{"/detokenize", `{"tokens":[258]}`, 400, "tokens"},

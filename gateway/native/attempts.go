@@ -14,6 +14,7 @@ import (
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
@@ -49,12 +50,14 @@ type request struct {
 type choice struct {
 	number  int // among the choices of its prompt; part of the sampling key
 	prompt  *render.Prompt
-	text    *render.Text // nil: the model has no tokenizer
-	output  []int32      // all tokens received
-	delta   openai.Delta // not sent yet: the next event, or the whole answer
-	sent    int          // tokens of output in events sent before
-	cached  int          // tokens of the prompt in the cache of the node that sent the first token
-	textEnd int          // bytes of token texts so far, for offsets
+	text    *render.Text  // nil: the model has no tokenizer
+	parser  *parse.Parser // splits the text; nil: all of it is content
+	parsed  []parse.Delta // buffer of parser
+	output  []int32       // all tokens received
+	delta   openai.Delta  // not sent yet: the next event, or the whole answer
+	sent    int           // tokens of output in events sent before
+	cached  int           // tokens of the prompt in the cache of the node that sent the first token
+	textEnd int           // bytes of token texts so far, for offsets
 	state   fsm.Choice[*nodes.Node]
 
 	stream        *nodes.Stream     // of the current attempt
@@ -375,7 +378,10 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 		if e.Probs != nil {
 			c.delta.Logprobs = append(c.delta.Logprobs, x.model.logprob(c, e.Token, e.Probs, x.req.TokensAsIDs))
 		}
-		if reason != nodepb.FinishReason_FINISH_REASON_STOP || x.req.IncludeStop { // else it is no part of the text
+		switch shown := reason != nodepb.FinishReason_FINISH_REASON_STOP || x.req.IncludeStop; {
+		case c.parser != nil:
+			hit = x.parseToken(c, e.Token, shown)
+		case shown: // else it is no part of the text
 			piece, hit = c.push(e.Token)
 		}
 	}
@@ -397,7 +403,11 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 	default: // not cancelled by this gateway
 		return x.retry(c, &nodes.CodeError{Code: nodepb.Code_CODE_CANCELLED, Message: "the node aborted the request"})
 	}
-	if !hit {
+	switch {
+	case hit:
+	case c.parser != nil:
+		hit = x.parseEnd(c)
+	default:
 		var rest string
 		rest, hit = c.flush()
 		piece += rest
@@ -405,6 +415,8 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 	if hit {
 		stop, _ := c.text.Stopped()
 		c.delta.Finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
+	} else if c.delta.Finish.Reason == metrics.ReasonStop {
+		c.delta.Finish.Reason = c.finishReason()
 	}
 	x.model.queue.Answered(len(c.output))
 	x.finish(c, piece)
@@ -466,6 +478,10 @@ func (x *request) usage() openai.Usage {
 			u.Cached += c.cached
 		}
 		u.Completion += len(c.output)
+		if c.parser != nil && x.model.Text.Format().Reasoning() != "" {
+			u.Reasons = true
+			u.Reasoning += c.parser.ReasoningTokens()
+		}
 	}
 	return u
 }

@@ -60,6 +60,39 @@ func TestTokenPathDoesNotAllocate(t *testing.T) {
 	}
 }
 
+// Neither does a token of content, reasoning or arguments that a parser splits.
+func TestParsedTokenDoesNotAllocate(t *testing.T) {
+	at := time.Now()
+	for _, before := range []string{"", "<think>", `<tool_call>{"name": "f", "arguments": {"a": "`} {
+		x := testRequest(t)
+		m, err := NewModel(&nodepb.Bundle{Model: "tiny", TokenizerJson: nodestest.Tokenizer(nil, "<|im_start|>", "<|im_end|>"), ChatTemplate: "x"}, "", "", at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = m.Text.ChooseFormat("hermes", "qwen3"); err != nil {
+			t.Fatal(err)
+		}
+		x.model, x.On, x.req.Functions = m, openai.Chat, []openai.Function{{Name: "f"}}
+		c := &x.choices[0]
+		c.text, c.parser = m.Text.Output(x.req), x.parsers(m)(c.prompt)
+		step := func(id byte) {
+			if fault := x.handle(&nodes.Event{Kind: nodes.Token, Attempt: 1, Token: int32(id)}, at); fault != nil {
+				t.Fatal(fault)
+			}
+		}
+		for i := range len(before) {
+			step(before[i])
+		}
+		step('q')
+		if n := testing.AllocsPerRun(1000, func() {
+			x.buf = x.buf[:0]
+			step('q')
+		}); n != 0 || len(x.buf) == 0 {
+			t.Errorf("after %q: %g allocations per token, %q", before, n, x.buf)
+		}
+	}
+}
+
 func BenchmarkToken(b *testing.B) {
 	x := testRequest(b)
 	at := time.Now()

@@ -101,7 +101,7 @@ func (x *request) emit(c *choice, piece string) {
 	if n := x.req.StreamInterval; !x.req.Stream || n > 1 && !d.Begin && !c.done() && len(c.output)-c.sent < n {
 		return
 	}
-	if len(d.Text) == 0 && len(d.Logprobs) == 0 && !c.done() && !x.req.ContinuousUsage && !x.req.TokenIDs {
+	if len(d.Text)+len(d.Reasoning)+len(d.Calls) == 0 && len(d.Logprobs) == 0 && !c.done() && !x.req.ContinuousUsage && !x.req.TokenIDs {
 		return
 	}
 	if x.req.ContinuousUsage {
@@ -117,6 +117,7 @@ func (x *request) emit(c *choice, piece string) {
 	}
 	x.buf = x.encoder.AppendDelta(x.buf, d)
 	d.Begin, d.Prompt, d.Text, d.Logprobs = false, nil, d.Text[:0], d.Logprobs[:0]
+	d.Reasoning, d.Calls = d.Reasoning[:0], d.Calls[:0]
 }
 
 // response returns the whole answer.

@@ -32,6 +32,9 @@ type Options struct {
 	ServedModelName        string            // of the first model in the API; empty: its own name
 	Names                  map[string]string // of further names to the models' own
 	ChatTemplate           string            // replaces the models' own; empty: it does not
+	ToolCallParser         string            // of all models; empty: each model's template shows it
+	ReasoningParser        string            // likewise
+	NoToolCalls            bool              // refuses requests for tool calls
 	RejectSpecialTokens    bool              // in messages of users and tools
 	CompactJSON            bool              // constrained answers have no whitespace between JSON tokens
 	LogPromptText          int               // characters of each prompt in the request's log line

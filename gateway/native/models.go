@@ -21,6 +21,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -175,15 +176,21 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 		fl.Log.Warn("a node's model cannot be loaded", "node", n.Name, "error", err)
 		return nil, err
 	}
+	format := parse.Choice{Format: &parse.Format{}}
 	if m.Text != nil {
 		m.Text.RejectSpecial = fl.o.RejectSpecialTokens
+		if format, err = m.Text.ChooseFormat(fl.o.ToolCallParser, fl.o.ReasoningParser); err != nil {
+			return nil, err // New has checked the names
+		}
 	}
 	// Each model has a queue of its own, so that requests of one do not block those of another.
 	if m.queue = fl.Queue; slices.ContainsFunc(next, func(o *Model) bool { return o.queue == fl.Queue }) {
 		m.queue = fl.QueueOf(m.Fingerprint, math.MaxInt64)
 	}
 	fl.Log.Info("model added", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
-		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
+		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate(),
+		"tool_call_parser", cmp.Or(format.Tools(), parse.None), "tool_call_parser_reason", format.ToolsBecause,
+		"reasoning_parser", cmp.Or(format.Reasoning(), parse.None), "reasoning_parser_reason", format.ReasoningBecause)
 	return m, nil
 }
 

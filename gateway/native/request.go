@@ -62,6 +62,9 @@ func (x *request) parse() (fault *openai.Error) {
 	if fault := x.checkGrammar(m); fault != nil {
 		return fault
 	}
+	if fault := m.CheckTools(req, fl.o.NoToolCalls); fault != nil {
+		return fault
+	}
 	prompts, fault := m.Prompts(req, charge)
 	if fault != nil {
 		return fault
@@ -110,12 +113,16 @@ func (x *request) makeChoices(m *Model, prompts []render.Prompt) {
 		x.encoder = openai.NewTokensEncoder(req.RequestID)
 	}
 	x.choices = make([]choice, len(prompts)*req.N)
+	newParser := x.parsers(m)
 	for i := range x.choices {
 		c := &x.choices[i]
 		c.number, c.prompt = i%req.N, &x.prompts[i/req.N]
 		c.delta = openai.Delta{Index: i, Begin: true, Finish: openai.NotFinished}
 		if m.Text != nil {
 			c.text = m.Text.Output(req)
+		}
+		if newParser != nil {
+			c.parser = newParser(c.prompt)
 		}
 		if x.echoProbs() { // the answer's tokens follow the prompt's
 			for _, id := range c.prompt.Tokens {

@@ -60,7 +60,7 @@ func (x *request) Stop() {
 		switch {
 		case c.done():
 			x.CountAnswer(&c.times, len(c.prompt.Tokens), len(c.output))
-			x.CountFinished(c.delta.Finish.Reason, 1)
+			x.CountFinished(c.countedReason(), 1)
 		case x.Admitted:
 			x.CountFinished(x.Broken(), 1)
 		}

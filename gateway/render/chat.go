@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -18,6 +19,8 @@ type TextModel struct {
 	messages *tokenizer.MessageCache // the tokens of chats' earlier messages
 	chat     *jinja.Template         // nil: the model has none
 	efforts  []string                // values of reasoning_effort that the template knows
+	template string                  // its source
+	format   *parse.Format           // of tool calls and reasoning; nil: the model writes text alone
 	bos, eos string
 	longest  int // bytes of the longest token
 
@@ -35,7 +38,7 @@ func NewTextModel(b *nodepb.Bundle, template string) (*TextModel, error) {
 	if template == "" {
 		template = b.ChatTemplate
 	}
-	if template != "" {
+	if t.template = template; template != "" {
 		if t.chat, err = jinja.Parse(template); err != nil {
 			return nil, err
 		}
@@ -96,8 +99,9 @@ func (t *TextModel) Decode(ids []int32, skipSpecial bool) string {
 	return t.tok.Decode(ids, skipSpecial)
 }
 
-// render applies the chat template to a request's messages.
-func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
+// render applies the chat template to a request's messages. reasons reports whether the answer
+// begins within reasoning.
+func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault *openai.Error) {
 	in := jinja.Input{
 		AddGenerationPrompt:  r.AddGenerationPrompt,
 		ContinueFinalMessage: r.ContinueFinal,
@@ -112,12 +116,12 @@ func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 	}
 	messages, err := fromJSON(raw)
 	if err != nil {
-		return "", templateFault(err)
+		return "", false, templateFault(err)
 	}
 	in.Messages = messages.(jinja.List) // Parse has checked that it is a list
 	if t.RejectSpecial {
 		if fault := t.checkSpecial(in.Messages); fault != nil {
-			return "", fault
+			return "", false, fault
 		}
 	}
 	for i, m := range in.Messages {
@@ -126,18 +130,17 @@ func (t *TextModel) render(r *openai.Request) (string, *openai.Error) {
 	if r.Tools != nil {
 		tools, err := fromJSON(r.Tools)
 		if err != nil {
-			return "", templateFault(err)
+			return "", false, templateFault(err)
 		}
 		in.Tools = tools.(jinja.List) // Parse has checked that it is a list
 	}
 	if fault := t.setVariables(in.Kwargs, r); fault != nil {
-		return "", fault
+		return "", false, fault
 	}
-	text, err := t.chat.Render(in)
-	if err != nil {
-		return "", templateFault(err)
+	if text, err = t.chat.Render(in); err != nil {
+		return "", false, templateFault(err)
 	}
-	return text, nil
+	return text, t.reasons(r, in, text), nil
 }
 
 // setVariables sets the variables that a request gives its template by name. chat_template_kwargs

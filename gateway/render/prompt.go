@@ -47,6 +47,7 @@ type Prompt struct {
 	Text      string // the tokenized text; of a prompt sent as tokens only if the answer shows it
 	Echo      string // the beginning of the answer, with echo
 	Tokens    []int32
+	Reasoning bool                  // the answer begins within reasoning
 	Probs     openai.PromptLogprobs // the log-probabilities received so far; empty: not requested
 	MaxTokens int                   // of each choice
 	Key       kvcache.Hash
@@ -141,7 +142,7 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 	case m.Text.chat == nil:
 		return Prompt{}, openai.BadRequest("messages", "model %q has no chat template: use /v1/completions", m.Name)
 	}
-	text, fault := m.Text.render(req)
+	text, reasons, fault := m.Text.render(req)
 	if fault != nil {
 		return Prompt{}, fault
 	}
@@ -151,7 +152,7 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 	if fault := charge(len(text)); fault != nil {
 		return Prompt{}, fault
 	}
-	p := Prompt{Text: text}
+	p := Prompt{Text: text, Reasoning: reasons}
 	if p.Tokens, fault = m.Text.TokensWithin(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens, charge); fault != nil {
 		return Prompt{}, fault
 	}

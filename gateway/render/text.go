@@ -1,6 +1,7 @@
 package render
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 
@@ -42,6 +43,36 @@ func (x *Text) Push(id int32) (delta string, stopped bool) {
 		return x.stream.Next(id), false
 	}
 	return x.take(x.stream.Next(id), false)
+}
+
+// Decode returns the text that the next token completes. With Rest and Search it replaces Push and
+// Flush where only a part of the text is searched for stop strings.
+func (x *Text) Decode(id int32) string {
+	x.free-- // below 0 once tokens are searched
+	return x.stream.Next(id)
+}
+
+// Rest returns the rest of an unfinished character after the last token.
+func (x *Text) Rest() string { return x.stream.Flush() }
+
+// Search appends to dst what is final of the searched text, to which it adds piece. last ends the
+// text. After a stop string it appends nothing.
+func (x *Text) Search(dst, piece []byte, last bool) (_ []byte, stopped bool) {
+	if x.free >= 0 && !last || x.held == "" && x.match == "" && !x.mayStop(piece) {
+		return append(dst, piece...), false
+	}
+	text, stopped := x.take(string(piece), last)
+	return append(dst, text...), stopped
+}
+
+// mayStop reports whether the piece has the first byte of a stop string.
+func (x *Text) mayStop(piece []byte) bool {
+	for _, s := range x.stops {
+		if bytes.IndexByte(piece, s[0]) >= 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // Flush ends the text after the last token and returns the held rest.

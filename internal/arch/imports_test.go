@@ -28,10 +28,10 @@ var mayImport = map[string][]string{
 	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
 		"gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
-		"gateway/render", "gateway/render/jinja", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
+		"gateway/render", "gateway/render/jinja", "gateway/render/parse", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
-		"engine/grammar", "engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/route",
+		"engine/grammar", "engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/render/parse", "gateway/render/parse/args", "gateway/route",
 		"internal/cluster", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb",
 	},
 	"gateway/admit":                       {},
@@ -44,7 +44,7 @@ var mayImport = map[string][]string{
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/limits", "internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
-	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
+	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/render/parse", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
 	"gateway/render/jinja":                {},
 	"gateway/render/parse":                {"gateway/render/parse/args", "internal/jsonscan"},
 	"gateway/render/parse/args":           {"internal/jsonscan"},

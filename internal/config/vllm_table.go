@@ -17,7 +17,7 @@ const (
 	noProfiler = "read /metrics, or profile the process with perf"
 	safetensor = "weights are mapped from safetensors files"
 	noDownload = "nothing is downloaded; give a folder, or a model of the local Hugging Face cache"
-	noParser   = "tool calls and reasoning are not parsed yet; leave it out: the text arrives as the model wrote it"
+	noParser   = "leave it out: tool calls and reasoning are split as the chat template writes them; --tool-call-parser and --reasoning-parser name other formats"
 	noTune     = "it tunes a part of vLLM that Tandem does not have"
 	noSleep    = "a node holds its memory while it runs; stop it (SIGTERM drains) to free it"
 )
@@ -86,7 +86,7 @@ var VLLM = []VLLMGroup{
 			noMamba),
 	)},
 	{"reasoning", gateways, flags(
-		refused("reasoning-parser", noParser),
+		supported("reasoning-parser"),
 		refused("reasoning-parser-plugin", noPlugin),
 	)},
 	{"parallel", nodes, flags(
@@ -230,9 +230,8 @@ var VLLM = []VLLMGroup{
 		refused("trust-request-chat-template?", "requests may not contain templates; use --chat-template"),
 		refused("trust-request-mm-kwargs?", textOnly),
 		refused("default-chat-template-kwargs", "put \"chat_template_kwargs\" into the request, or the defaults into the template by --chat-template"),
-		refused("reasoning-effort-map enable-auto-tool-choice? exclude-tools-when-tool-choice-none? "+
-			"tool-call-parser tool-strict-level",
-			noParser),
+		supported("enable-auto-tool-choice? tool-call-parser"),
+		refused("reasoning-effort-map exclude-tools-when-tool-choice-none? tool-strict-level", noParser),
 		refused("response-role:assistant", "answers have the role assistant"),
 		refused("return-tokens-as-token-ids?", "answers are text; POST /tokenize gives the ids of any text"),
 		refused("tool-parser-plugin middleware*:[]", noPlugin),

@@ -124,6 +124,7 @@ type gatewayFlags struct {
 	adminListen string
 	cert        *tlsconf.Listener // for clients; set by check, nil for plain HTTP
 	structured  config.StructuredOutputs
+	toolCalls   bool
 }
 
 func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
@@ -142,6 +143,9 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.OriginsVar(&g.AllowedOrigins, "allowed-origins", `origins of web pages that may use the API from a browser, as in ["https://app.example"]; "*": any, on gateways with API keys; default: the gateway's own`)
 	s.StringSliceVar(&g.AllowedHosts, "allowed-hosts", nil, "Host names accepted by a gateway without API keys and by --admin-listen, in addition to IP addresses, localhost, --host and the host of --admin-listen; *: any. Others get 403, as protection against DNS rebinding")
 	s.ChoiceVar(&g.RejectSpecialTokens, "special-tokens-in-content", "allow", "reject", "special tokens such as <|im_end|> in chat messages of users and tools: allow makes them control tokens, as Hugging Face tokenizers do; reject answers 400. For models of nodes only")
+	s.StringVar(&g.ToolCallParser, "tool-call-parser", "", "format of the models' tool calls, by vLLM's name; none: calls are not read; default: the one in which each model's chat template writes calls. For models of nodes only")
+	s.StringVar(&g.ReasoningParser, "reasoning-parser", "", "format of the models' reasoning, by vLLM's name; none: it stays in the content; default: the one of each model's chat template. For models of nodes only")
+	s.BoolVar(&g.toolCalls, "enable-auto-tool-choice", true, "read tool calls of models whose format is known; false: requests with tools get 400 unless tool_choice is none")
 	s.StringVar(&g.adminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
 	s.CountVar(&g.LogPromptText, "max-log-len", 0, 0, "characters of the prompt in the line of --enable-log-requests; 0: none")

@@ -328,6 +328,7 @@ func (g *gatewayFlags) options(p *processFlags, d *process.Process) gateway.Opti
 	o.AllowedHosts = append(ownNames(g), g.AllowedHosts...)
 	o.Port, o.MinRemotePrefillTokens = cmp.Or(g.Port, -1), cmp.Or(g.MinRemotePrefillTokens, -1) // in a flag, 0 means any or always
 	o.CompactJSON = g.structured.Compact
+	o.NoToolCalls = !g.toolCalls
 	o.ShutdownTimeout, o.QuietStats = p.shutdownTimeout, p.quietStats
 	o.Version, o.Log, o.Level = version, d.Log, d.Level
 	return o

@@ -238,6 +238,7 @@ func TestSupportedNeverRefuses(t *testing.T) {
 		"port":               {"0", "8000"}, "api-key": {"k", "k l"}, "max-log-len": {"0", "100"}, "host": {"127.0.0.1", "localhost", "0.0.0.0 --insecure"},
 		"structured-outputs-config": {`{"backend":"auto"}`, `{"disable_any_whitespace":true}`},
 		"allowed-origins":           {`["https://a.example"]`, `["*"] --api-key k`},
+		"tool-call-parser":          {"hermes", "qwen3_xml", "openai"}, "reasoning-parser": {"qwen3", "glm45", "openai_gptoss"},
 	}
 	t.Setenv("HF_HUB_CACHE", dir)
 	for _, g := range config.VLLM {

@@ -4,16 +4,19 @@ import "strconv"
 
 // Delta is one event of a choice's answer: its begin, text, log-probabilities, its end, or several
 // of these. A whole answer is one Delta for each choice. Backends make Deltas and own their memory,
-// and encoders write them. Other kinds of content become fields next to Text.
+// and encoders write them.
 type Delta struct {
-	Index    int
-	Begin    bool // no Delta of the choice came before
-	Text     []byte
-	Logprobs []TokenLogprob // nil: not requested
-	Tokens   []int32        // of Text; nil: not requested
-	Prompt   *PromptInfo    // with Begin; nil: nothing is requested
-	Finish   Finish
-	Usage    *Usage // of the request so far; nil: not requested
+	Index int
+	Begin bool // no Delta of the choice came before
+	Text  []byte
+	// Reasoning and Calls are what a parser split off Text, for chats.
+	Reasoning []byte
+	Calls     []ToolCall
+	Logprobs  []TokenLogprob // nil: not requested
+	Tokens    []int32        // of Text; nil: not requested
+	Prompt    *PromptInfo    // with Begin; nil: nothing is requested
+	Finish    Finish
+	Usage     *Usage // of the request so far; nil: not requested
 }
 
 // appendEnd appends the reason of the choice's end and the token ids, each after a comma. Token ids
@@ -31,6 +34,9 @@ type Usage struct {
 	Prompt     int
 	Completion int
 	Cached     int // of Prompt, found in a prefix cache
+	Reasoning  int // of Completion, in reasoning
+
+	Reasons bool // reasoning is split off, and Reasoning is shown
 }
 
 // Append appends the usage object.
@@ -39,7 +45,11 @@ func (u Usage) Append(dst []byte) []byte {
 	dst = appendInt(dst, `,"total_tokens":`, u.Prompt+u.Completion)
 	dst = appendInt(dst, `,"completion_tokens":`, u.Completion)
 	dst = appendInt(dst, `,"prompt_tokens_details":{"cached_tokens":`, u.Cached)
-	return append(dst, "}}"...)
+	dst = append(dst, '}')
+	if u.Reasons {
+		dst = append(appendInt(dst, `,"completion_tokens_details":{"reasoning_tokens":`, u.Reasoning), '}')
+	}
+	return append(dst, '}')
 }
 
 // ofPrompt returns the usage before the first token of an answer; nil: not requested.
@@ -52,7 +62,7 @@ func (u *Usage) ofPrompt() *Usage {
 
 // Finish is why a choice ended.
 type Finish struct {
-	Reason string // "stop", "length"; empty: not yet
+	Reason string // "stop", "length", ReasonToolCalls; empty: not yet
 	// Stop and Token are the stop string, or the stop token if that is at least 0, that ended the
 	// choice. Neither is set after the end-of-sequence token.
 	Stop  string

@@ -167,6 +167,7 @@ func (f *field) describe() schema {
 }
 
 const usageSchema = `{"type": "object", "required": ["prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"], "properties": {
+	"completion_tokens_details": {"type": "object", "required": ["reasoning_tokens"], "properties": {"reasoning_tokens": {"type": "integer", "minimum": 0}}},
 	"prompt_tokens": {"type": "integer", "minimum": 0}, "completion_tokens": {"type": "integer", "minimum": 0}, "total_tokens": {"type": "integer", "minimum": 0},
 	"prompt_tokens_details": {"type": "object", "required": ["cached_tokens"], "properties": {"cached_tokens": {"type": "integer", "minimum": 0}}}}}`
 
@@ -184,7 +185,13 @@ const promptSchemas = `"prompt_token_ids": ` + orNullIDs + `, "prompt_text": {"t
 
 const orNullIDs = `{"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/TokenIDs"}]}`
 
-const finishSchema = `"token_ids": ` + orNullIDs + `, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
+const finishSchema = `"token_ids": ` + orNullIDs + `, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", "tool_calls", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
+
+// Members of a message that are there only where a parser split them off.
+const (
+	parsedSchema = `"reasoning": {"type": ["string", "null"]}, "reasoning_content": {"type": "string"}`
+	callSchema   = `"id": {"type": "string", "minLength": 1}, "type": {"const": "function"}`
+)
 
 // generated returns the schema of an answer, or of an event.
 func generated(object, usage, logprobs, choice string) string {
@@ -223,10 +230,14 @@ var answers = map[string]string{
 	"Error": `{"type": "object", "required": ["error"], "properties": {"error": {"type": "object", "required": ["message", "type", "param", "code"], "properties": {
 		"message": {"type": "string", "minLength": 1}, "type": {"type": "string", "minLength": 1}, "param": {"type": ["string", "null"]}, "code": {"type": ["integer", "string"]}}}}}`,
 	"ChatCompletion": generated("chat.completion", `, "usage"`, chatLogprobs, `"message"], "properties": {"index": {"type": "integer", "minimum": 0},
-		"message": {"type": "object", "required": ["role", "content"], "properties": {"role": {"const": "assistant"}, "content": {"type": "string"},
-		"refusal": {"type": "null"}, "annotations": {"type": "null"}, "audio": {"type": "null"}, "function_call": {"type": "null"}, "tool_calls": {"type": "array"}, "reasoning": {"type": ["string", "null"]}}}`),
+		"message": {"type": "object", "required": ["role", "content"], "properties": {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}, `+parsedSchema+`,
+		"refusal": {"type": "null"}, "annotations": {"type": "null"}, "audio": {"type": "null"}, "function_call": {"type": "null"},
+			"tool_calls": {"type": "array", "items": {"type": "object", "required": ["id", "type", "function"], "properties": {`+callSchema+`,
+				"function": {"type": "object", "required": ["name", "arguments"], "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}}}}}}}`),
 	"ChatChunk": generated("chat.completion.chunk", ``, chatLogprobs, `"delta"], "properties": {"index": {"type": "integer", "minimum": 0},
-		"delta": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}}}`),
+		"delta": {"type": "object", "properties": {"role": {"const": "assistant"}, "content": {"type": "string"}, `+parsedSchema+`,
+			"tool_calls": {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["index", "function"], "properties": {"index": {"type": "integer", "minimum": 0}, `+callSchema+`,
+				"function": {"type": "object", "required": ["arguments"], "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}}}}}}}`),
 	"Completion":      generated("text_completion", `, "usage"`, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"CompletionChunk": generated("text_completion", ``, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"Model": `{"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len"], "properties": {"id": {"type": "string"}, "object": {"const": "model"},

@@ -172,11 +172,6 @@ func setDocuments(r *Request, v []byte) error {
 	return err
 }
 
-func setTools(r *Request, v []byte) error {
-	r.Tools = v
-	return isList(v, "a list", false)
-}
-
 func setTemplateArgs(r *Request, v []byte) error {
 	if v[0] != '{' {
 		return errKind("an object", v)

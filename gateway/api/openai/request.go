@@ -67,7 +67,7 @@ type Prompt struct {
 }
 
 // Request is a parsed request. Its strings are copies. Messages, MessageParts, TemplateArgs,
-// Documents and Tools may be parts of the body until DropRaw.
+// Documents, Tools and Functions may be parts of the body until DropRaw.
 type Request struct {
 	Endpoint Endpoint
 	Model    string // empty: the only model
@@ -76,10 +76,13 @@ type Request struct {
 	MessageParts        []byte // Messages with its parts, for templates that read them; nil: no message has parts
 	AddGenerationPrompt bool
 	ContinueFinal       bool
-	TemplateArgs        []byte // JSON object; nil: none
-	Documents           []byte // JSON array for the template; nil: none
-	Tools               []byte // JSON array for the template; nil: none
-	ReasoningEffort     string // for the template; empty: not given
+	TemplateArgs        []byte     // JSON object; nil: none
+	Documents           []byte     // JSON array for the template; nil: none
+	Tools               []byte     // JSON array for the template; nil: none
+	Functions           []Function // the tools; their schemas are parts of Tools
+	NoCalls             bool       // the answer's text is not searched for calls
+	HideReasoning       bool       // the answer leaves reasoning out
+	ReasoningEffort     string     // for the template; empty: not given
 
 	Prompts []Prompt // completions
 	Echo    bool     // the answer begins with the prompt or, in a chat, with a last message of the assistant
@@ -137,6 +140,7 @@ type Request struct {
 	addGenerationIn bool
 	truncationSide  bool
 	beamSearch      bool
+	oneCall         bool // parallel_tool_calls is false
 }
 
 // Parse parses a request's JSON body. The error names the field.
@@ -145,6 +149,7 @@ func Parse(on Endpoint, body []byte) (*Request, *Error) { return ParseWithin(on,
 // DropRaw drops the parts of the body. It is called once the prompt is rendered.
 func (r *Request) DropRaw() {
 	r.Messages, r.MessageParts, r.TemplateArgs, r.Documents, r.Tools = nil, nil, nil, nil, nil
+	r.Functions = nil
 }
 
 // ParseWithin is Parse for a caller that accounts memory. Before any part of the body is stored,
@@ -302,10 +307,12 @@ func (r *Request) check() *Error {
 	if r.maxCompletion >= 0 {
 		r.MaxTokens = r.maxCompletion
 	}
-	if fault := r.required(); fault != nil {
+	if fault := cmp.Or(r.required(), r.checkTools()); fault != nil {
 		return fault
 	}
 	switch {
+	case r.oneCall && r.Functions != nil && !r.NoCalls:
+		return BadRequest("parallel_tool_calls", "parallel_tool_calls is not supported here (got false): leave it out; an answer may have several calls")
 	case r.hasOptions && !r.Stream:
 		return BadRequest("stream_options", "stream_options needs stream: true")
 	case r.ContinueFinal && r.AddGenerationPrompt && r.addGenerationIn:

@@ -106,12 +106,12 @@ var table = []field{
 	{"mm_processor_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},
 
 	// Tools, reasoning, structure.
-	{"tools", Chat | Tokenize, Refused, value{schema: list.schema, check: setTools, most: tree}, never, ""},
-	{"tool_choice", Chat, Refused, anything, oneOf("none"), ""},
+	{"tools", Chat | Tokenize, Served, value{schema: toolsSchema, check: setTools, most: tree}, never, ""},
+	{"tool_choice", Chat, Served, value{schema: toolChoices.schema, check: setToolChoice}, never, ""},
 	{"functions", Chat, Refused, list, never, ""},
 	{"function_call", Chat, Refused, anything, oneOf("none"), ""},
-	{"parallel_tool_calls", Chat, Accepted, boolean(nil), never, "without tools there are no calls"},
-	{"include_reasoning", Chat, Accepted, boolean(nil), never, "nothing is split off as reasoning"},
+	{"parallel_tool_calls", Chat, Served, boolean(func(r *Request, b bool) { r.oneCall = !b }), yes, ""},
+	{"include_reasoning", Chat, Served, boolean(func(r *Request, b bool) { r.HideReasoning = !b }), never, ""},
 	{"thinking_token_budget", both, Refused, integer(0, math.MaxInt32, nil), never, "use max_tokens"},
 	{"response_format", both, Served, value{schema: formatSchema, check: setFormat, most: schemaBounds}, never, ""},
 	{"structured_outputs", both, Served, value{schema: structuredSchema, check: setStructured, most: schemaBounds}, never, ""},

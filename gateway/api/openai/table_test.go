@@ -194,6 +194,10 @@ var effects = map[string]string{
 	"truncation_side":            "gateway TestTruncation",
 	"documents":                  "gateway TestTemplateVariables",
 	"reasoning_effort":           "gateway TestTemplateVariables",
+	"tools":                      "gateway TestTools",
+	"tool_choice":                "gateway TestTools",
+	"parallel_tool_calls":        "gateway TestTools",
+	"include_reasoning":          "gateway TestReasoning",
 }
 
 // A served field has a test of its effect, which is there and names the field.
@@ -360,7 +364,7 @@ func TestTokenizeRequests(t *testing.T) {
 		`{}`:                             "prompt",
 		`{"prompt":"a",` + hello + `}`:   "prompt",
 		`{"prompt":["a"]}`:               "prompt",
-		`{"prompt":"a","tools":[{}]}`:    "tools",
+		`{"prompt":"a","tools":[{}]}`:    "tools[0].type",
 		`{"prompt":"a","model":3}`:       "model",
 		`{"prompt":"a","max_tokens":-1}`: "", // no field of this endpoint
 	} {

@@ -29,6 +29,9 @@ type Choice struct {
 	ToolsBecause, ReasoningBecause string
 }
 
+// None is the name, for Choose, of no parser.
+const None = "none"
+
 // Choose returns the format of a model. Names that are given, by flags, are taken. Otherwise the
 // format of calls is the first row that reads the call in the probe, or else the one whose markers
 // the template contains. A model whose template shows no format has none.
@@ -40,8 +43,14 @@ func Choose(e Evidence, tools, reasoning string) (Choice, error) {
 	if reasoning == "" {
 		reasoning, c.ReasoningBecause = e.reasoning(tools)
 	}
+	named := func(name string) string {
+		if name == None {
+			return ""
+		}
+		return name
+	}
 	var err error
-	c.Format, err = NewFormat(tools, reasoning, e.Vocabulary)
+	c.Format, err = NewFormat(named(tools), named(reasoning), e.Vocabulary)
 	return c, err
 }
 

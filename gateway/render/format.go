@@ -1,0 +1,107 @@
+package render
+
+import (
+	"strings"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
+)
+
+// ChooseFormat sets the format of the model's tool calls and reasoning. The names are those of
+// parsers, empty for what the chat template shows, or parse.None. A model without a chat template
+// has no format.
+func (t *TextModel) ChooseFormat(tools, reasoning string) (parse.Choice, error) {
+	const because = "there is no chat template"
+	if t.chat == nil {
+		return parse.Choice{Format: &parse.Format{}, ToolsBecause: because, ReasoningBecause: because}, nil
+	}
+	c, err := parse.Choose(parse.Evidence{Template: t.template, Probe: probe(t.chat), Vocabulary: t.tok.Added}, tools, reasoning)
+	if err == nil && c.Tools()+c.Reasoning() != "" {
+		t.format = c.Format
+	}
+	return c, err
+}
+
+// Format returns how the model writes tool calls and reasoning; nil: it writes text alone.
+func (t *TextModel) Format() *parse.Format { return t.format }
+
+// probe renders the call of the probe by a template, in the first of several forms of a chat that
+// the template accepts; empty: it accepts none.
+func probe(template *jinja.Template) string {
+	tools := jinja.List{jinja.NewDict("type", "function", "function", jinja.NewDict(
+		"name", "other_fn", "description", "Does something.",
+		"parameters", jinja.NewDict("type", "object", "properties", jinja.NewDict("x", jinja.NewDict("type", "string", "description", "A value.")), "required", jinja.List{"x"}),
+	))}
+	for form := range 16 {
+		content, id, answered := jinja.Value(""), parse.ProbeID, form&1 == 0
+		if form&2 != 0 {
+			id = parse.ProbeShortID
+		}
+		if form&4 != 0 {
+			content = nil
+		}
+		args := jinja.Value(jinja.NewDict("probe_key", "probe_val"))
+		if form&8 != 0 {
+			args = parse.ProbeArguments
+		}
+		call := jinja.NewDict("id", id, "type", "function", "function", jinja.NewDict("name", parse.ProbeName, "arguments", args))
+		messages := jinja.List{
+			jinja.NewDict("role", "user", "content", "Hi"),
+			jinja.NewDict("role", "assistant", "content", content, "tool_calls", jinja.List{call}),
+		}
+		if answered {
+			messages = append(messages, jinja.NewDict("role", "tool", "tool_call_id", id, "name", "other", "content", "1"))
+		}
+		text, err := template.Render(jinja.Input{Messages: messages, Tools: tools, BosToken: "<s>", EosToken: "</s>", Now: time.Unix(1e9, 0)})
+		if err == nil && strings.Contains(text, parse.ProbeName) && strings.Contains(text, "probe_val") {
+			return text
+		}
+	}
+	return ""
+}
+
+// maxGeneration bounds, in bytes, what a template adds to a prompt for the answer.
+const maxGeneration = 512
+
+// reasons reports whether the answer to a rendered prompt begins within reasoning. Only the part of
+// the prompt counts that the template added for the answer, because messages may contain markers.
+// It is found by a second rendering, which only prompts need that end with a marker.
+func (t *TextModel) reasons(r *openai.Request, in jinja.Input, prompt string) bool {
+	f := t.format
+	switch {
+	case f == nil || f.Reasoning() == "":
+		return false
+	case r.ContinueFinal:
+		return f.StartsInReasoning(openai.LastContent(r.Messages, "assistant"))
+	case !r.AddGenerationPrompt || !f.StartsInReasoning(prompt[max(0, len(prompt)-maxGeneration):]):
+		return false
+	}
+	in.AddGenerationPrompt = false
+	without, err := t.chat.Render(in)
+	if err != nil {
+		return false // the template needs what was asked for
+	}
+	same := 0
+	for same < min(len(prompt), len(without)) && prompt[same] == without[same] {
+		same++
+	}
+	if same == len(prompt) { // the template adds the same in any case
+		same = strings.LastIndexByte(strings.TrimRight(prompt, "\n"), '\n') + 1
+	}
+	return f.StartsInReasoning(prompt[same:])
+}
+
+// CheckTools refuses a request for calls if the model's format is not known, or calls are off.
+func (m *Model) CheckTools(r *openai.Request, off bool) *openai.Error {
+	switch {
+	case r.Functions == nil || r.NoCalls:
+		return nil
+	case off:
+		return openai.BadRequest("tools", `tools: this gateway does not read tool calls (--enable-auto-tool-choice=false): set tool_choice to "none"`)
+	case m.Text == nil || m.Text.format == nil || m.Text.format.Tools() == "":
+		return openai.BadRequest("tools", `tools: the format of tool calls of model %q is not known: set --tool-call-parser at the gateway, or tool_choice to "none"`, openai.Clip(m.Name, 200))
+	}
+	return nil
+}
