@@ -83,6 +83,10 @@ var examples = map[string]example{
 	"GET /debug/route":                 {"/debug/route?prompt=What+is+prefill", ""},
 }
 
+// toolExample is a second request to chats, for models that call tools.
+var toolExample = example{"/v1/chat/completions", `{"messages": [{"role": "user", "content": "Is it raining in Oslo?"}], "tools": [{"type": "function", ` +
+	`"function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]}`}
+
 func exampleOf(r *endpoint) example {
 	return cmp.Or(examples[r.Method+" "+r.Path], example{path: r.Path})
 }
@@ -259,6 +263,9 @@ func docsPage(document []byte) []byte {
 		e := exampleOf(r)
 		o := pageOperation{Operation: r.Operation, Open: i == 0,
 			Example: e.curl(r.Method, keys), Statuses: strings.Join(slices.Sorted(maps.Keys(op.Responses)), ", ")}
+		if i == 0 { // chat completions
+			o.Example += "\n\n" + toolExample.curl(r.Method, keys)
+		}
 		if body, ok := op.RequestBody.Content["application/json"]; ok {
 			schema := d.Components.Schemas[body.Schema.Ref[strings.LastIndexByte(body.Schema.Ref, '/')+1:]]
 			o.Fields = pageFieldsOf(&schema)

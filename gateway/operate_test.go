@@ -59,7 +59,7 @@ func TestDocs(t *testing.T) {
 	if first := strings.Index(r.body, "<summary>"); !strings.HasPrefix(r.body[first:], `<summary><span class="m">POST</span> <code>/v1/chat/completions</code>`) {
 		t.Error("the page does not begin with chat completions")
 	}
-	for _, want := range []string{"<code>frequency_penalty</code>", "<code>lora_path</code>", `href="openapi.json"`} {
+	for _, want := range []string{"<code>frequency_penalty</code>", "&#34;name&#34;: &#34;weather&#34;", "<code>lora_path</code>", `href="openapi.json"`} {
 		if !strings.Contains(r.body, want) {
 			t.Errorf("%s is missing", want)
 		}
