@@ -168,3 +168,44 @@ func TestTextAllocatesNothing(t *testing.T) {
 		}
 	}
 }
+
+// A text whose pieces are decoded and then searched, in other pieces, ends as one that is pushed.
+func TestSearchEqualsPush(t *testing.T) {
+	tok := testTokenizer(t)
+	stopped := 0
+	for seed := range uint64(1000) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		ids := tok.Encode("the cat sat on the mat, and the cat ate the hat: aa aaa aaaa bab abab"[rng.IntN(30):], false)
+		o := TextOptions{Stops: []string{randomStop(rng, tok.Decode(ids, true)), ""}, IncludeStop: rng.IntN(2) == 0, MinTokens: rng.IntN(4)}
+		push, search := NewText(tok, o), NewText(tok, o)
+		want, got, hit, found := "", []byte(nil), false, false
+		for _, id := range ids {
+			if !hit {
+				var delta string
+				delta, hit = push.Push(id)
+				want += delta
+			}
+			for piece := []byte(search.Decode(id)); len(piece) > 0 && !found; {
+				n := 1 + rng.IntN(len(piece))
+				got, found = search.Search(got, piece[:n], false)
+				piece = piece[n:]
+			}
+		}
+		if !hit {
+			rest, at := push.Flush()
+			want, hit = want+rest, at
+		}
+		if !found {
+			got, found = search.Search(got, []byte(search.Rest()), true)
+		}
+		if string(got) != want || found != hit {
+			t.Fatalf("seed %d, %q: %q %v, want %q %v", seed, o.Stops, got, found, want, hit)
+		}
+		if hit {
+			stopped++
+		}
+	}
+	if stopped < 100 || stopped == 1000 {
+		t.Errorf("%d texts stopped", stopped)
+	}
+}
