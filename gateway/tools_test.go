@@ -316,3 +316,28 @@ func TestHostileAnswers(t *testing.T) {
 		t.Errorf("%d bytes", len(got[0].String()))
 	}
 }
+
+// GPT-OSS writes messages to channels, and ends a call by a token that ends the answer.
+func TestHarmonyAnswers(t *testing.T) {
+	for text, want := range map[string]string{
+		"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{\"city\": \"Oslo\"}<|call|>": `"Hm." null weather({"city": "Oslo"}) tool_calls`,
+		"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.":                                                                     `"Hm." "Yes." stop`,
+		"<|channel|>final<|message|>Yes.": `"" "Yes." stop`,
+	} {
+		bu := toolBundle("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "<|call|>")
+		bu.ChatTemplate = "{# <|channel|> <|message|> #}{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+		bu.EosTokenIds = append(bu.EosTokenIds, int32(bu.VocabSize)-1)
+		b := newBed(t, Options{}, one(nodestest.Options{Bundle: bu, Token: writes(t, bu, text)}))
+		for _, body := range withStream(`{` + hi + `,` + weather + `}`) {
+			if got, _ := messagesOf(t, b.post(chatPath, body)); len(got) != 1 || got[0].String() != want {
+				t.Errorf("%q:\n got %v\nwant %s", text, got, want)
+			}
+		}
+		if strings.Contains(text, "to=") {
+			continue // without tools a model calls none
+		}
+		if got, _ := messagesOf(t, b.post(chatPath, `{`+hi+`}`)); got[0].String() != want {
+			t.Errorf("%q without tools:\n got %v\nwant %s", text, got, want)
+		}
+	}
+}
