@@ -241,7 +241,7 @@ var VLLM = []VLLMGroup{
 		refused("enable-per-request-metrics?", "/metrics has the times as histograms"),
 		noEffect("enable-server-load-tracking?", "/metrics always has the load"),
 		refused("enable-force-include-usage?", "put \"stream_options\": {\"include_usage\": true} into the request"),
-		refused("sse-keep-alive-interval:0", "raise the read timeout of the proxy in between"),
+		refused("sse-keep-alive-interval", "--sse-keep-alive 10s sends comments in silent streams; 0 sends none"),
 		refused("enable-tokenizer-info-endpoint?", "read tokenizer.json in the model's folder"),
 		refused("enable-log-outputs?", "answers are never logged; log them in a proxy before the gateway"),
 		noEffect("enable-log-deltas?", "contents of requests are never logged"),
