@@ -358,6 +358,13 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
+	if ints := l.Source.Config.Integers; ints != nil {
+		as := "bfloat16 or float32" // that of the scales
+		if l.Quantization != model.AsStored {
+			as = l.Quantization.String()
+		}
+		o.Logger.Info("weights stored as integers are expanded", "stored", fmt.Sprintf("%s with %d bits", ints.Method, ints.Bits), "type", as, "weights", memory.Bytes(l.WeightBytes))
+	}
 	forDraft, err := drafts.share(&o, &config)
 	if err != nil {
 		return err
@@ -500,7 +507,7 @@ func quantization(name string) (model.Quantization, error) {
 		return model.INT4, nil
 	}
 	return 0, fmt.Errorf("%w: --quantization %q: weights can be made int8 or int4 as they are loaded, or none to keep them as they are stored; "+
-		"other formats (AWQ, GPTQ, GGUF, bitsandbytes, …) are not read or made: give a checkpoint in bfloat16 or float32", ErrOption, name)
+		"other formats (bitsandbytes, NVFP4, …) are not made, and that of a checkpoint (fp8, GPTQ, AWQ, compressed-tensors) is read from its config.json: leave --quantization out", ErrOption, name)
 }
 
 // kvDType resolves the type that KV is stored in.

@@ -163,9 +163,9 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	switch {
 	case err != nil || q != AsStored:
 		return s.Config.WeightBytes(q), err
-	case s.Config.FP8 != nil:
+	case s.Config.FP8 != nil || s.Config.Integers != nil:
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {
-			found, _ := find(c, name, s.Config.FP8) // Load reports its faults
+			found, _ := find(c, name, &s.Config) // Load reports its faults
 			return found
 		}), nil
 	case s.Config.DType == "float16":
@@ -189,7 +189,7 @@ func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 		return local.WeightBytes(q), err
 	}
 	return local.weightBytes(q, func(name string, _ bool) stored {
-		found, _ := find(c, name, s.Config.FP8) // Load reports its faults
+		found, _ := find(c, name, &s.Config) // Load reports its faults
 		return found
 	}), nil
 }
