@@ -358,12 +358,12 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
-	if ints := l.Source.Config.Integers; ints != nil {
-		as := "bfloat16 or float32" // that of the scales
+	if from := l.Source.Expanded(); from != "" {
+		as := "bfloat16 or float32" // of the scales, or of GGUF's blocks
 		if l.Quantization != model.AsStored {
 			as = l.Quantization.String()
 		}
-		o.Logger.Info("weights stored as integers are expanded", "stored", fmt.Sprintf("%s with %d bits", ints.Method, ints.Bits), "type", as, "weights", memory.Bytes(l.WeightBytes))
+		o.Logger.Info("weights stored as integers are expanded", "stored", from, "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
 	forDraft, err := drafts.share(&o, &config)
 	if err != nil {
@@ -507,7 +507,7 @@ func quantization(name string) (model.Quantization, error) {
 		return model.INT4, nil
 	}
 	return 0, fmt.Errorf("%w: --quantization %q: weights can be made int8 or int4 as they are loaded, or none to keep them as they are stored; "+
-		"other formats (bitsandbytes, NVFP4, …) are not made, and that of a checkpoint (fp8, GPTQ, AWQ, compressed-tensors) is read from its config.json: leave --quantization out", ErrOption, name)
+		"other formats (bitsandbytes, NVFP4, …) are not made, and that of a checkpoint (fp8, GPTQ, AWQ, compressed-tensors, GGUF) is read from its files: leave --quantization out", ErrOption, name)
 }
 
 // kvDType resolves the type that KV is stored in.

@@ -43,6 +43,10 @@ type Config struct {
 	FP8          *fp8Config     // matrices are stored in floats of 8 bits
 	Integers     *integerConfig // matrices are stored in integers of 4 or 8 bits
 
+	// Paired reports whether, in the files, the rows of queries and keys that rotate together are
+	// neighbours: GGUF has them so for Llama.
+	Paired bool
+
 	// Wrapped reports whether the checkpoint is multimodal: the names of the text model's weights
 	// then have another prefix.
 	Wrapped bool

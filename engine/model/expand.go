@@ -162,6 +162,9 @@ func find(c *safetensors.Checkpoint, name string, config *Config) (s stored, fau
 		return s, name + " is missing"
 	}
 	s.Tensor = t
+	if s.readRows(config); s.rows != nil {
+		return s, ""
+	}
 	if t.DType != "F8_E4M3" {
 		return s, ""
 	}
@@ -346,7 +349,10 @@ func (s *stored) expandRows(t *backend.Tensor, rows []int, cols part, plus float
 	for _, row := range rows {
 		s.rows(line, row)
 		for _, v := range line[cols.from : cols.from+cols.n] {
-			bits := math.Float32bits(v + plus)
+			if plus != 0 { // -0 stays
+				v += plus
+			}
+			bits := math.Float32bits(v)
 			if t.DType == backend.BF16 {
 				t.Data = binary.LittleEndian.AppendUint16(t.Data, uint16(bits>>16))
 			} else {

@@ -49,19 +49,20 @@ type Source struct {
 	files   fs.FS
 	weights func() (*safetensors.Checkpoint, error)
 	close   func() error
+	expands string // the file's types that are expanded; empty: none, or those of Config
 }
 
 // wantFolder is the remedy for a model in another format.
-const wantFolder = "give the model's Hugging Face folder, with config.json and safetensors; --quantization int8 or int4 makes it small as it is loaded"
+const wantFolder = "give the model's Hugging Face folder, with config.json and safetensors, or one .gguf file; --quantization int8 or int4 makes it small as it is loaded"
 
-// OpenDir opens a checkpoint folder on disk.
+// OpenDir opens a checkpoint folder on disk, or a GGUF file.
 func OpenDir(dir string) (*Source, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSource, err)
 	}
 	if !info.IsDir() && strings.EqualFold(filepath.Ext(dir), ".gguf") {
-		return nil, fmt.Errorf("%w: %s is a GGUF file, which is not read; %s", ErrUnsupported, dir, wantFolder)
+		return openGGUF(dir)
 	}
 	if !info.IsDir() {
 		return nil, fmt.Errorf("%w: %s is a file; give the folder that holds config.json", ErrSource, dir)
@@ -91,7 +92,7 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	text, err := s.ReadFile("config.json")
 	if errors.Is(err, fs.ErrNotExist) {
 		if found, _ := fs.Glob(files, "*.gguf"); len(found) > 0 {
-			return nil, fmt.Errorf("%w: %s holds %s and no config.json: GGUF is not read; %s", ErrUnsupported, name, found[0], wantFolder)
+			return nil, fmt.Errorf("%w: %s holds %s and no config.json: give the path of this file itself, or %s", ErrUnsupported, name, found[0], wantFolder)
 		}
 		return nil, fmt.Errorf("%w: %s has no config.json", ErrSource, name)
 	}
@@ -163,7 +164,7 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	switch {
 	case err != nil || q != AsStored:
 		return s.Config.WeightBytes(q), err
-	case s.Config.FP8 != nil || s.Config.Integers != nil:
+	case s.Config.FP8 != nil || s.Config.Integers != nil || s.expands != "":
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {
 			found, _ := find(c, name, &s.Config) // Load reports its faults
 			return found
@@ -194,6 +195,14 @@ func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 	}), nil
 }
 
+// Expanded describes the integers that are expanded as they are loaded; empty: there are none.
+func (s *Source) Expanded() string {
+	if q := s.Config.Integers; q != nil {
+		return fmt.Sprintf("%s with %d bits", q.Method, q.Bits)
+	}
+	return s.expands
+}
+
 // ExpandFP8 has weights in FP8 converted to bfloat16 as they are loaded, for backends without FP8
 // products.
 func (s *Source) ExpandFP8() {
@@ -208,3 +217,21 @@ func (s *Source) SetContext(positions int) { s.Config.Rope.setContext(positions)
 
 // Close unmaps the weights. A backend with Options.Mapped must be closed before.
 func (s *Source) Close() error { return s.close() }
+
+// memoryFiles are files in memory, by their names.
+type memoryFiles map[string][]byte
+
+// Open returns a file. The error of an absent file is an fs.ErrNotExist.
+func (m memoryFiles) Open(name string) (fs.File, error) {
+	data, ok := m[name]
+	if !ok {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return memoryFile{bytes.NewReader(data)}, nil
+}
+
+// memoryFile is an open file of memoryFiles. It is only read.
+type memoryFile struct{ *bytes.Reader }
+
+func (memoryFile) Close() error               { return nil }
+func (memoryFile) Stat() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }
