@@ -40,7 +40,7 @@ var ErrModel = errors.New("engine: cannot load the model")
 
 // LoadOptions select a model and how it is served. Zero values take defaults.
 type LoadOptions struct {
-	Model   string // a Hugging Face folder, or Builtin
+	Model   string // a Hugging Face folder, a GGUF file, or Builtin
 	Device  string // "auto", "cpu", "cuda" or "cuda:N"
 	Kernels string // "auto" or a kernel variant of the device
 

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/safetensors"
@@ -339,25 +341,40 @@ func (s *stored) expand(t *backend.Tensor, rows []int, cols part, plus float32) 
 	}
 }
 
-// expandRows is expand for a weight whose rows are not numbers one behind the other.
+// expandRows is expand for a weight whose rows are not numbers one behind the other. All processors
+// share the rows.
 func (s *stored) expandRows(t *backend.Tensor, rows []int, cols part, plus float32) {
 	if plus == 0 {
 		t.DType = s.made
 	}
-	t.Data = make([]byte, 0, len(rows)*cols.n*t.DType.Size())
-	line := make([]float32, cols.of)
-	for _, row := range rows {
-		s.rows(line, row)
-		for _, v := range line[cols.from : cols.from+cols.n] {
-			if plus != 0 { // -0 stays
-				v += plus
+	size := cols.n * t.DType.Size() // of a row
+	t.Data = make([]byte, len(rows)*size)
+	var all sync.WaitGroup
+	parts := min(runtime.GOMAXPROCS(0), len(rows))
+	for p := range parts {
+		from, to := len(rows)*p/parts, len(rows)*(p+1)/parts
+		all.Go(func() {
+			line := make([]float32, cols.of)
+			for i := from; i < to; i++ {
+				s.rows(line, rows[i])
+				put(t.Data[i*size:(i+1)*size], line[cols.from:cols.from+cols.n], t.DType, plus)
 			}
-			bits := math.Float32bits(v)
-			if t.DType == backend.BF16 {
-				t.Data = binary.LittleEndian.AppendUint16(t.Data, uint16(bits>>16))
-			} else {
-				t.Data = binary.LittleEndian.AppendUint32(t.Data, bits)
-			}
+		})
+	}
+	all.Wait()
+}
+
+// put writes numbers as BF16, which must hold them, or as F32.
+func put(dst []byte, numbers []float32, as backend.DType, plus float32) {
+	for i, v := range numbers {
+		if plus != 0 { // -0 stays
+			v += plus
+		}
+		bits := math.Float32bits(v)
+		if as == backend.BF16 {
+			binary.LittleEndian.PutUint16(dst[2*i:], uint16(bits>>16))
+		} else {
+			binary.LittleEndian.PutUint32(dst[4*i:], bits)
 		}
 	}
 }

@@ -103,7 +103,7 @@ func (f *ggufFile) types() string {
 	return "GGUF with " + strings.Join(slices.Sorted(maps.Keys(names)), ", ")
 }
 
-// files returns the files of the folder that the metadata stand for.
+// files returns the files of the folder, made of the metadata.
 func (f *ggufFile) files() (a ggufArchitecture, made memoryFiles, err error) {
 	if n, _ := f.Int("split.count"); n > 1 {
 		return a, nil, fmt.Errorf("%w: split.count is %d; merge the parts first (llama-gguf-split --merge)", ErrUnsupported, n)

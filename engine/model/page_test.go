@@ -26,7 +26,8 @@ made from the table in the code: ` + "`go test ./engine/model -run TestModelsPag
 Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, from integers of
 GPTQ, AWQ and compressed-tensors, in int8 and int4 made at load, with LoRA adapters of attention and
 dense MLP matrices, with tensor parallelism, and with its KV cache shipped between nodes, unless the
-last column names an exception.
+last column names an exception. GGUF files of llama, qwen2, qwen3 and qwen3moe are read as the
+folders that they were made from.
 
 | architecture | ` + "`model_type`" + ` | models | beyond Llama |
 |---|---|---|---|
@@ -65,7 +66,7 @@ limit exchange no KV.
 
 ## Not served
 
-GGUF, bitsandbytes and NVFP4 weights; encoders, embedding and reward models; Mamba and
+bitsandbytes and NVFP4 weights; encoders, embedding and reward models; Mamba and
 linear-attention layers (Granite 4 hybrids, Qwen3-Next); Llama 4; experts of Qwen3-VL-MoE.
 `, ropeTypes)
 	if *update {

@@ -39,10 +39,10 @@ type Model struct {
 // Register declares the flags.
 func (m *Model) Register(s *config.Set) {
 	s.ForNodes()
-	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, ORG/NAME of the local Hugging Face cache, or builtin")
+	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, .gguf file, ORG/NAME of the local Hugging Face cache, or builtin")
 	s.StringVar(&m.revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
 	s.StringVar(&m.template, "chat-template", "", "file with a chat template instead of the model's own")
-	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
+	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's or the file's name, or ORG/NAME")
 	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
 	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so next to the program")
 	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, for --tensor-parallel-size on several GPUs")
