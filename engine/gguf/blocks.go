@@ -19,6 +19,9 @@ var types = map[uint32]Block{
 	0:  {1, 4, "F32", nil},
 	1:  {1, 2, "F16", nil},
 	2:  {32, 18, "Q4_0", q40},
+	3:  {32, 20, "Q4_1", q41},
+	6:  {32, 22, "Q5_0", q50},
+	7:  {32, 24, "Q5_1", q51},
 	8:  {32, 34, "Q8_0", q80},
 	12: {256, 144, "Q4_K", q4k},
 	13: {256, 176, "Q5_K", q5k},
@@ -28,7 +31,7 @@ var types = map[uint32]Block{
 
 // typeNames are the names of other types, for errors.
 var typeNames = map[uint32]string{
-	3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+	9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
 	20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }
 
@@ -81,6 +84,31 @@ func q40(dst []float32, b []byte) {
 	d, q := half(b), b[2:]
 	for i := range 16 {
 		dst[i], dst[i+16] = d*float32(int(q[i]&15)-8), d*float32(int(q[i]>>4)-8)
+	}
+}
+
+func q41(dst []float32, b []byte) {
+	d, least, q := half(b), half(b[2:]), b[4:]
+	for i := range 16 {
+		dst[i], dst[i+16] = float32(d*float32(q[i]&15))+least, float32(d*float32(q[i]>>4))+least
+	}
+}
+
+// fifth returns the highest bit of number i of 32, as 16 or 0.
+func fifth(high []byte, i int) byte { return high[i/8] >> (i % 8) & 1 << 4 }
+
+func q50(dst []float32, b []byte) {
+	d, high, q := half(b), b[2:6], b[6:]
+	for i := range 16 {
+		dst[i], dst[i+16] = d*float32(int(q[i]&15|fifth(high, i))-16), d*float32(int(q[i]>>4|fifth(high, i+16))-16)
+	}
+}
+
+func q51(dst []float32, b []byte) {
+	d, least, high, q := half(b), half(b[2:]), b[4:8], b[8:]
+	for i := range 16 {
+		dst[i] = float32(d*float32(q[i]&15|fifth(high, i))) + least
+		dst[i+16] = float32(d*float32(q[i]>>4|fifth(high, i+16))) + least
 	}
 }
 

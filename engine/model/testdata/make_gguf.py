@@ -40,11 +40,11 @@ def blocks(rng, shape, kind, std):
     n = shape[0] * shape[1] // elements
     data = rng.integers(0, 256, (n, size), dtype=numpy.uint8)
     # Of each type, where its float16 scales are, and the deviation of its values for a scale of 1.
-    places, unit = {Q.Q4_0: ((0,), 4.6), Q.Q8_0: ((0,), 74), Q.Q4_K: ((0, 2), 330), Q.Q5_K: ((0, 2), 680), Q.Q6_K: ((208,), 1360)}[kind]
+    places, unit = {Q.Q4_0: ((0,), 4.6), Q.Q4_1: ((0, 2), 4.6), Q.Q5_0: ((0,), 9.2), Q.Q5_1: ((0, 2), 9.2), Q.Q8_0: ((0,), 74), Q.Q4_K: ((0, 2), 330), Q.Q5_K: ((0, 2), 680), Q.Q6_K: ((208,), 1360)}[kind]
     scale = std / unit * rng.uniform(0.5, 1.5, n)
     for i, at in enumerate(places):
         # The least value of a part is about the middle of its values.
-        factor = 1.0 if i == 0 else {Q.Q4_K: 7.5, Q.Q5_K: 15.5}[kind]
+        factor = 1.0 if i == 0 else {Q.Q4_K: 7.5, Q.Q5_K: 15.5, Q.Q4_1: -7.5, Q.Q5_1: -15.5}[kind]
         data[:, at:at + 2] = (scale * factor).astype(numpy.float16)[:, None].view(numpy.uint8)
     data = data.reshape(shape[0], -1)
     return data, gguf.quants.dequantize(data, kind).reshape(shape)
@@ -166,7 +166,7 @@ def make(name, spec, seed):
 
 K4, K5, K6 = Q.Q4_K, Q.Q5_K, Q.Q6_K
 MODELS = {  # types of q, k, v, output, gate, up, down, embedding, head
-    "llama": dict(arch="llama", tokenizer="llama", bos=True, types=[K4, K5, K6, Q.Q8_0, K4, K6, Q.Q4_0, K6, Q.Q8_0]),
+    "llama": dict(arch="llama", tokenizer="llama", bos=True, types=[K4, K5, Q.F16, Q.Q5_1, Q.Q5_0, K6, Q.Q4_1, K6, Q.Q8_0]),
     "qwen2": dict(arch="qwen2", dim=64, tokenizer="gpt2", pre="qwen2", theta=1e6, types=[K5, K4, Q.BF16, Q.Q4_0, Q.F16, K5, Q.Q8_0, K4, K6]),
     "qwen3": dict(arch="qwen3", dim=128, layers=1, tokenizer="gpt2", pre="qwen2", theta=1e6, tied=True, types=[K6, Q.Q8_0, Q.Q4_0, Q.BF16, K5, K4, Q.F16, Q.Q8_0, None]),
     "qwen3moe": dict(arch="qwen3moe", tokenizer="gpt2", pre="qwen2", theta=1e6, experts=4, types=[K4, Q.F16, K6, Q.Q8_0, K4, K5, Q.Q4_0, K6, K6]),
