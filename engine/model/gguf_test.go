@@ -94,7 +94,7 @@ func TestGGUFTokenizer(t *testing.T) {
 }
 
 // ggufFileOf is a file with these values, and an embedding of F32 [vocab, 8].
-func ggufFileOf(t *testing.T, values map[string]any, tensors ...string) string {
+func ggufFileOf(t testing.TB, values map[string]any, tensors ...string) string {
 	t.Helper()
 	var b bytes.Buffer
 	var put func(v any)
@@ -212,13 +212,14 @@ func TestGGUFRefuses(t *testing.T) {
 		`llama.rope.scaling.type is "luck"; supported: none, linear, yarn`: {"llama.rope.scaling.type": "luck"},
 		`factor 0`:  {"llama.rope.scaling.type": "linear"},
 		`"martian"`: {"tokenizer.ggml.pre": "martian"},
-		`tokenizer.ggml.pre (read are chatglm-bpe, dbrx`: {"tokenizer.ggml.pre": nil},
-		`tokenizer.ggml.model "bert"`:                    {"tokenizer.ggml.model": "bert"},
-		`tokenizer.ggml has 0 tokens`:                    {"tokenizer.ggml.tokens": nil},
-		`tokenizer.ggml has 4 tokens, 2 token_type`:      {"tokenizer.ggml.token_type": []int32{1, 1}},
-		`tokenizer.ggml: token 9 of 4`:                   {"tokenizer.ggml.eos_token_id": 9},
-		`tokenizer.ggml.merges: "ab" is no pair`:         {"tokenizer.ggml.merges": []string{"ab"}},
-		`the vocabulary has the piece "a" twice`:         {"tokenizer.ggml.tokens": []string{"a", "a", "b", "c"}},
+		`tokenizer.ggml.pre (read are deepseek-r1-qwen, gpt-2, llama-bpe`: {"tokenizer.ggml.pre": nil},
+		`tokenizer.ggml.model "bert"`:                                     {"tokenizer.ggml.model": "bert"},
+		`tokenizer.ggml has 0 tokens`:                                     {"tokenizer.ggml.tokens": nil},
+		`tokenizer.ggml has 4 tokens, 2 token_type`:                       {"tokenizer.ggml.token_type": []int32{1, 1}},
+		`token 1 has 5000 bytes, at most 4096`:                            {"tokenizer.ggml.tokens": []string{"a", strings.Repeat("b", 5000), "ab", "c"}},
+		`tokenizer.ggml: token 9 of 4`:                                    {"tokenizer.ggml.eos_token_id": 9},
+		`tokenizer.ggml.merges: "ab" is no pair`:                          {"tokenizer.ggml.merges": []string{"ab"}},
+		`the vocabulary has the piece "a" twice`:                          {"tokenizer.ggml.tokens": []string{"a", "a", "b", "c"}},
 	} {
 		src, err := OpenDir(ggufFileOf(t, ggufValues(changes)))
 		if err == nil {

@@ -113,6 +113,35 @@ func (c *codes) at(out, in int) int {
 	return int(b>>(bit%8)) & (1<<c.bits - 1)
 }
 
+// row writes the integers of an output to dst.
+func (c *codes) row(dst []float32, out int) {
+	if c.word == 1 {
+		for in := range dst {
+			dst[in] = float32(c.at(out, in))
+		}
+		return
+	}
+	per, mask := 32/c.bits, uint32(1)<<c.bits-1
+	if c.byOutput {
+		place := out % per
+		if c.order != nil {
+			place = c.order[place]
+		}
+		from, shift := out/per*c.stride[0], place*c.bits
+		for in := range dst {
+			dst[in] = float32(binary.LittleEndian.Uint32(c.data[(from+in*c.stride[1])*4:]) >> shift & mask)
+		}
+		return
+	}
+	for in := 0; in < len(dst); in += per {
+		word := binary.LittleEndian.Uint32(c.data[(out*c.stride[0]+in/per*c.stride[1])*4:])
+		for i := in; i < min(in+per, len(dst)); i++ {
+			dst[i] = float32(word & mask)
+			word >>= c.bits
+		}
+	}
+}
+
 // integers is a matrix [out, in] of integers.
 type integers struct {
 	out, in, size int // size: inputs of a group
@@ -127,26 +156,33 @@ type integers struct {
 // row expands an output's weights. Each is rounded to the type of the scales, as the libraries
 // that write such files do.
 func (m *integers) row(dst []float32, out int) {
-	last, zero, scale := -1, m.zero, float32(0)
-	for in := range dst {
-		g := in / m.size
+	last, zero, scale := -1, float32(m.zero), float32(0)
+	m.weights.row(dst, out)
+	next := 0 // the first input of the next group
+	for in, q := range dst {
+		g := last
 		if m.groups != nil {
 			g = int(m.groups[in])
+		} else if in == next {
+			g, next = last+1, next+m.size
 		}
 		if g != last {
 			last, scale = g, number(m.scales.Data, out*m.stride[0]+g*m.stride[1], m.scales.DType)
 			if m.zeros != nil {
-				zero = m.zeros.at(out, g)
+				zero = float32(m.zeros.at(out, g))
 			}
 		}
-		v := float32(m.weights.at(out, in)-zero) * scale
-		switch m.scales.DType {
-		case "F16":
-			v = roundHalf(v)
-		case "BF16":
-			v = roundBFloat(v)
+		dst[in] = (q - zero) * scale
+	}
+	switch m.scales.DType {
+	case "F16":
+		for i, v := range dst {
+			dst[i] = roundHalf(v)
 		}
-		dst[in] = v
+	case "BF16":
+		for i, v := range dst {
+			dst[i] = roundBFloat(v)
+		}
 	}
 }
 

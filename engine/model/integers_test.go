@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -155,5 +156,68 @@ func TestRounding(t *testing.T) {
 	}
 	if got := roundBFloat(1 + 1.0/256); got != 1 {
 		t.Errorf("roundBFloat(1+1/256) = %v", got)
+	}
+}
+
+// Matrices that are expanded at load take adapters, and give the bits of a checkpoint that holds
+// the expanded values.
+func TestIntegersAdapter(t *testing.T) {
+	const name, rank = "quantized/gptq-4-act-order", 2
+	src := openCheckpoint(t, name)
+	c, err := src.weights()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := memoryCopy(t, name, map[string]any{"quantization_config": absent}, func(all map[string]safetensors.Tensor) {
+		for part := range all {
+			module, ok := strings.CutSuffix(part, ".qweight")
+			if !ok {
+				continue
+			}
+			s, fault := find(c, module+".weight", &src.Config)
+			if fault != "" {
+				t.Fatal(fault)
+			}
+			all[module+".weight"] = safetensors.Tensor{Name: module + ".weight", DType: "F32", Shape: s.Shape, Data: s.whole().Data}
+			for _, end := range []string{"qweight", "qzeros", "scales", "g_idx", "bias"} {
+				delete(all, module+"."+end)
+			}
+		}
+	})
+	wide, err := OpenFS(files, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prompt := readGoldensOf(t, name).Cases[1].Prompt
+	var logits [2][2][]float32 // of both checkpoints, without and with the adapter
+	for i, s := range []*Source{src, wide} {
+		m := loadFamily(t, s, cpu.Auto, Options{}, nil)
+		if _, err := m.Adapters(1, rank); err != nil {
+			t.Fatal(err)
+		}
+		a := &Adapter{parts: map[string]*adapterPart{}}
+		for tensor, b := range m.adapt {
+			p := &adapterPart{rank: rank, out: b[0].shape[0], in: b[0].shape[1]}
+			for k := range rank * p.in {
+				p.a = append(p.a, float32(math.Sin(float64(k)))/10)
+			}
+			for k := range p.out * rank {
+				p.b = append(p.b, float32(math.Cos(float64(k)))/10)
+			}
+			a.parts[tensor] = p
+		}
+		if err := m.LoadAdapter(1, a); err != nil || len(a.parts) < 7 {
+			t.Fatalf("%d parts, %v", len(a.parts), err)
+		}
+		for place := range int32(2) {
+			s := trim(newSequenceWithin(m, familyLimits, prompt, 1))
+			logits[i][place] = slices.Clone(together(t, m, []*sequence{s}, []int32{place}, []int{len(prompt)})[0])
+		}
+	}
+	if !slices.Equal(logits[0][0], logits[1][0]) || !slices.Equal(logits[0][1], logits[1][1]) {
+		t.Error("expanded at load, the logits differ from those of the expanded checkpoint")
+	}
+	if slices.Equal(logits[0][0], logits[0][1]) {
+		t.Error("the adapter changes nothing")
 	}
 }

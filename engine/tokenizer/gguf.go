@@ -9,6 +9,9 @@ import (
 	"strings"
 )
 
+// maxTokenBytes bounds a token of a Vocabulary. Published ones have at most some hundred bytes.
+const maxTokenBytes = 4096
+
 // Vocabulary is a GGUF file's tokenizer. Token ids are indexes of Tokens.
 type Vocabulary struct {
 	Model  string // tokenizer.ggml.model
@@ -35,22 +38,14 @@ type ggmlPre struct {
 // ggmlPres are the values of tokenizer.ggml.pre that are read.
 var ggmlPres = map[string]ggmlPre{
 	"gpt-2":            {pattern: "gpt2"},
-	"phi-2":            {pattern: "gpt2"},
 	"llama-bpe":        {pattern: "llama3", ignoreMerges: true},
 	"llama3":           {pattern: "llama3", ignoreMerges: true},
 	"llama-v3":         {pattern: "llama3", ignoreMerges: true},
-	"dbrx":             {pattern: "llama3"},
-	"smaug-bpe":        {pattern: "llama3"},
-	"glm4":             {pattern: "llama3"},
-	"chatglm-bpe":      {pattern: "llama3"},
 	"qwen2":            {pattern: "qwen2", nfc: true},
 	"deepseek-r1-qwen": {pattern: "qwen2", nfc: true},
-	"gpt-4o":           {pattern: "o200k"},
-	"llama4":           {pattern: "o200k"},
 	"tekken":           {pattern: "tekken", ignoreMerges: true},
 	"smollm":           {digits: true},
 	"starcoder":        {digits: true},
-	"refact":           {digits: true},
 }
 
 // JSON returns the tokenizer.json that is equal to the vocabulary. Models and ways to cut a text
@@ -66,6 +61,9 @@ func (v *Vocabulary) JSON() ([]byte, error) {
 	}
 	m := &spm{unk: v.Unknown, bos: v.BOS, eos: v.EOS}
 	for id, text := range v.Tokens {
+		if len(text) > maxTokenBytes { // merges take the square of it
+			return nil, invalid("tokenizer.ggml.tokens: token %d has %d bytes, at most %d", id, len(text), maxTokenBytes)
+		}
 		p := spmPiece{text: text, kind: 1}
 		if v.Kinds != nil {
 			p.kind = uint64(v.Kinds[id])
