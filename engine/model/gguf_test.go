@@ -229,6 +229,9 @@ func TestGGUFRefuses(t *testing.T) {
 			t.Errorf("err = %v, want %q", err, says)
 		}
 	}
+	if c, err := OpenConfig(ggufFileOf(t, ggufValues(nil))); err != nil || c.Hidden != 8 {
+		t.Errorf("%+v, %v", c, err)
+	}
 	src, err := OpenDir(ggufFileOf(t, ggufValues(nil), "blk.0.ssm_in.weight"))
 	if err != nil {
 		t.Fatal(err)

@@ -110,8 +110,15 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	return s, nil
 }
 
-// OpenConfig reads a config.json without weights. path is the file or its folder.
+// OpenConfig reads a config.json without weights. path is the file, its folder, or a GGUF file.
 func OpenConfig(path string) (Config, error) {
+	if strings.EqualFold(filepath.Ext(path), ".gguf") {
+		s, err := openGGUF(path)
+		if err != nil {
+			return Config{}, err
+		}
+		return s.Config, s.Close()
+	}
 	folder := ""
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		folder, path = path, filepath.Join(path, "config.json")
