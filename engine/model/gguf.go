@@ -136,7 +136,8 @@ func (f *ggufFile) files() (a ggufArchitecture, made memoryFiles, err error) {
 
 // config returns the config.json.
 func (f *ggufFile) config(a ggufArchitecture) (map[string]any, error) {
-	c := map[string]any{"architectures": []string{a.name}}
+	// Weights of float16 are planned as float32, which blocks become, too.
+	c := map[string]any{"architectures": []string{a.name}, "torch_dtype": "float16"}
 	for key, name := range map[string]string{
 		"embedding_length": "hidden_size", "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
 		"feed_forward_length": "intermediate_size", "context_length": "max_position_embeddings",
