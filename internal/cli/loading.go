@@ -13,11 +13,12 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 )
 
-// Intervals of the progress bar, and of log lines without a terminal. A model that loads
-// within the first interval shows no progress.
+// Progress is shown by a bar, which is drawn each barInterval, or by a log line for each of
+// lineParts of the weights. A model that loads within quickLoad has no log lines.
 const (
-	barInterval  = 200 * time.Millisecond
-	lineInterval = 10 * time.Second
+	barInterval = 200 * time.Millisecond
+	lineParts   = 10
+	quickLoad   = 2 * time.Second
 )
 
 // loading returns a callback that shows the progress of loading weights: a bar on a
@@ -29,29 +30,28 @@ func loading(w *os.File, log *slog.Logger) func(done, total int64) {
 func progress(w io.Writer, terminal bool, log *slog.Logger, now func() time.Time) func(done, total int64) {
 	const width = 30
 	began := now()
-	last, drawn, interval := began, false, lineInterval
-	if terminal {
-		interval = barInterval
-	}
+	last, drawn, logged := began, false, int64(0)
 	return func(done, total int64) {
 		t := now()
 		ended := done >= total
-		if total <= 0 || t.Sub(last) < interval && !(ended && drawn) {
+		if total <= 0 || terminal && t.Sub(last) < barInterval && !(ended && drawn) {
 			return
 		}
 		last = t
 		took := t.Sub(began)
 		left := time.Duration(float64(took) * float64(total-done) / float64(max(done, 1))).Round(time.Second)
-		switch {
-		case !terminal && !ended:
-			log.Info("loading weights", "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left)
-		case terminal && ended:
+		switch part := lineParts * done / total; {
+		case !terminal && !ended && part > logged && took >= quickLoad:
+			logged = part
+			log.Info("loading weights", "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left, "percent", 100*done/total)
+		case !terminal:
+		case ended:
 			fmt.Fprint(w, "\r\x1b[K") // the log has the result
-		case terminal:
+		default:
 			drawn = true
 			full := int(width * done / total)
-			fmt.Fprintf(w, "\r\x1b[Kloading weights %s%s %s of %s, %s left", strings.Repeat("█", full), strings.Repeat("·", width-full),
-				memory.Bytes(done), memory.Bytes(total), left)
+			fmt.Fprintf(w, "\r\x1b[Kloading weights %s%s %3d%% %s of %s, %s left", strings.Repeat("█", full), strings.Repeat("·", width-full),
+				100*done/total, memory.Bytes(done), memory.Bytes(total), left)
 		}
 	}
 }

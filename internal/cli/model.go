@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/regular"
@@ -23,14 +24,17 @@ import (
 // errModel is wrapped by refusals of a model's name.
 var errModel = errors.New("cli: no such model")
 
+// errAbsent is errModel for a model that is not on this machine.
+var errAbsent = fmt.Errorf("%w", errModel)
+
 // maxTemplate bounds a --chat-template file.
 const maxTemplate = 4 << 20
 
 // Model has the flags of the model that a process loads. The embedded options hold their values.
 type Model struct {
 	engine.LoadOptions
-	ServedName         string // in the API
-	revision, template string // of the Hugging Face cache; a file
+	ServedName         string // in the API, see Names
+	revision, template string // of the Hugging Face cache; a file or its text
 	ahead              bool
 	speculation        config.Speculation
 	lora               config.LoRA
@@ -39,10 +43,18 @@ type Model struct {
 // Register declares the flags.
 func (m *Model) Register(s *config.Set) {
 	s.ForNodes()
+	s.Section("Model")
+	s.Values("dtype", "auto", "float32", "float16", "bfloat16")
+	s.Values("quantization", "none", "int8", "int4")
+	s.Values("kv-cache-dtype", "auto", "float32", "bfloat16")
+	s.Values("device", "auto", "cpu", "cuda")
+	s.Values("cublaslt", "auto", "none")
+	s.Values("cpu-kernels", append([]string{"auto"}, cpu.Variants()...)...)
 	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, .gguf file, ORG/NAME of the local Hugging Face cache, or builtin")
 	s.StringVar(&m.revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
-	s.StringVar(&m.template, "chat-template", "", "file with a chat template instead of the model's own")
-	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's or the file's name, or ORG/NAME")
+	s.StringVar(&m.template, "chat-template", "", "chat template instead of the model's own: a file, or the template itself")
+	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's or the file's name, or ORG/NAME. Further names with commas, or one behind another, on up, serve and gateway")
+	s.Section("Device")
 	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
 	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so next to the program")
 	s.StringVar(&m.NCCLLibrary, "nccl-library", "libnccl.so.2", "NCCL, for --tensor-parallel-size on several GPUs")
@@ -52,13 +64,19 @@ func (m *Model) Register(s *config.Set) {
 	s.BoolVar(&m.OneOrder, "deterministic", false, "on a GPU: add in a fixed order, so that a request's logits do not depend on the requests in the same step; slower. CPUs always do")
 	s.BoolVar(&m.ahead, "async-scheduling", true, "submit the next decoding step to a GPU while one runs; false is for comparison. CPUs run one step at a time")
 	s.StringVar(&m.Kernels, "cpu-kernels", "auto", "auto, or one that the processor supports: avx512vnni, avx512, avxvnni, avx2, neon, generic or portable; auto never chooses amx, because it rounds activations to bf16")
+	s.Section("Model")
 	s.StringVar(&m.Quantization, "quantization", "none", "quantization of weights while they are loaded: none, int8 or int4, with a scale for each group of 32")
+	s.Section("Device")
 	s.CountVar(&m.Threads, "threads", 0, 0, "CPU threads of this node; 0: one per core, within the cgroup's quota")
+	s.Section("KV cache and scheduling")
 	s.Var((*config.Bytes)(&m.KVMemory), "kv-cache-memory-bytes", "memory for KV blocks of each process that computes the model, allocated as it is used; 0: 1GiB in all, or less if the memory of the machine or cgroup is short")
+	s.Section("Device")
 	s.CountVar(&m.TensorParallel.Size, "tensor-parallel-size", 1, 1, "processes on this machine that split each matrix of the model; on the CPU they share --threads")
 	m.TensorParallel.Timeout = time.Minute
 	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of these processes may delay the others before the node ends")
+	s.Section("Model")
 	s.StringVar(&m.DType, "dtype", "auto", "type of the weights: auto, or float32, float16 or bfloat16 if they are stored in it; they are not converted")
+	s.Section("KV cache and scheduling")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32 or bfloat16")
 	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")
 	s.AutoVar(&m.MaxModelLen, "max-model-len", "tokens of prompt and output, such as 4096, 32k (32000) or 32K (32768); 0, auto or -1: the model's own limit, or less if the memory for KV blocks is short")
@@ -66,27 +84,29 @@ func (m *Model) Register(s *config.Set) {
 	s.CountVar(&m.MaxBatchedTokens, "max-num-batched-tokens", 512, 1, "tokens per step; more uses large machines better, fewer keeps steps short")
 	s.CountVar(&m.MaxQueued, "max-num-queued-reqs", 1024, 1, "requests that may wait for the engine")
 	s.Var(&m.speculation, "speculative-config", `speculative decoding, as in {"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":5,"prompt_lookup_min":3} or {"method":"draft_model","model":"./small","num_speculative_tokens":3}; it never changes an answer`)
+	s.Section("Adapters")
 	m.lora.Register(s)
 }
 
 // Options completes the options that the flags hold. A name of the Hugging Face cache becomes
 // the folder there, and the name in the API unless another is given.
-func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOptions, err error) {
+func (m *Model) Options(environ []string, log *slog.Logger) (engine.LoadOptions, error) {
+	o, absent, err := m.options(environ, log)
+	return o, errors.Join(absent, err)
+}
+
+// options returns the error of the model's name as absent, and all others as err.
+func (m *Model) options(environ []string, log *slog.Logger) (o engine.LoadOptions, absent, err error) {
 	o = m.LoadOptions
+	var errs [5]error
 	var name string
-	if o.Model, name, err = findModel(m.Model, m.revision, environ); err != nil {
-		return o, err
-	}
+	o.Model, name, absent = findModel(m.Model, m.revision, environ)
 	m.ServedName = cmp.Or(m.ServedName, name)
-	if o.ChatTemplate, err = ReadTemplate(m.template); err != nil {
-		return o, err
-	}
-	if o.Adapters.Places, err = m.lora.Places(); err != nil {
-		return o, err
-	}
+	o.ChatTemplate, errs[0] = ReadTemplate(m.template)
+	o.Adapters.Places, errs[1] = m.lora.Places()
 	o.Speculation = engine.Speculation{Tokens: m.speculation.Tokens, Lookup: engine.Lookup{Min: m.speculation.Min, Max: m.speculation.Max}}
 	if o.Speculation.Model, _, err = findModel(m.speculation.Model, "", environ); err != nil {
-		return o, fmt.Errorf("--speculative-config: %w", err)
+		errs[2] = fmt.Errorf("--speculative-config: %w", err)
 	}
 	o.Adapters.Rank = m.lora.MaxRank
 	if m.lora.Root != "" {
@@ -94,15 +114,40 @@ func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOption
 			o.Adapters.Root, err = filepath.Abs(o.Adapters.Root)
 		}
 		if err != nil {
-			return o, fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
+			errs[3] = fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
 		}
 	}
 	for _, a := range m.lora.Modules {
 		o.Adapters.Modules = append(o.Adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
 	}
 	o.Progress, o.Logger, o.MemoryLimit, o.Synchronous = loading(os.Stderr, log), log, process.MemoryLimit(os.DirFS("/")), !m.ahead
-	return o, tensorParallel(&o.TensorParallel)
+	errs[4] = tensorParallel(&o.TensorParallel)
+	return o, absent, errors.Join(errs[:]...)
 }
+
+// CheckIn makes v's Parse check the flags and call check with their options. The first argument, if
+// any, names the model. A model that is not on this machine is a warning in a dry run, so that a
+// configuration can be checked elsewhere.
+func (m *Model) CheckIn(v *Invocation, check func(engine.LoadOptions) error) {
+	v.Check(func() error {
+		if v.NArg() > 0 {
+			m.Model = v.Args()[0]
+		}
+		o, absent, err := m.options(v.Environ, slog.New(slog.DiscardHandler))
+		if absent == nil && err == nil {
+			return check(o)
+		}
+		err = errors.Join(err, engine.CheckOptions(o))
+		if v.DryRun() && errors.Is(absent, errAbsent) {
+			v.Warn("model", fmt.Sprintf("%s is not in the Hugging Face cache of this machine, so that its files are not checked", m.Model))
+			return err
+		}
+		return errors.Join(absent, err)
+	})
+}
+
+// Names returns the names in the API. The model is listed under the first.
+func (m *Model) Names() []string { return strings.Split(m.ServedName, ",") }
 
 // RankCommand is the argument that makes this program a tensor-parallel worker of a node.
 const RankCommand = "rank"
@@ -121,18 +166,20 @@ func tensorParallel(t *engine.TensorParallel) (err error) {
 	return err
 }
 
-// ReadTemplate returns the chat template in the file of --chat-template; an empty path
-// means none.
-func ReadTemplate(path string) (string, error) {
-	if path == "" {
+// ReadTemplate returns the chat template of --chat-template: the text of that file or, as with vllm
+// serve, given itself where it cannot be a file's name. Empty means none.
+func ReadTemplate(given string) (string, error) {
+	if given == "" {
 		return "", nil
 	}
-	text, err := regular.ReadFile(path, maxTemplate)
-	if err != nil {
+	text, err := regular.ReadFile(given, maxTemplate)
+	switch {
+	case err != nil && strings.ContainsAny(given, "{}\n"):
+		return given, nil
+	case err != nil:
 		return "", fmt.Errorf("%w: --chat-template: %w; want a file with a Jinja template", config.ErrValue, err)
-	}
-	if len(text) == 0 {
-		return "", fmt.Errorf("%w: --chat-template %s: the file is empty; want a Jinja template", config.ErrValue, path)
+	case len(text) == 0:
+		return "", fmt.Errorf("%w: --chat-template %s: the file is empty; want a Jinja template", config.ErrValue, given)
 	}
 	return string(text), nil
 }
@@ -169,7 +216,7 @@ func findModel(model, revision string, environ []string) (path, name string, err
 		}
 		return "", "", fmt.Errorf("%w: there is no folder %s here, and the Hugging Face cache %s does not have that model. "+
 			"Nothing is downloaded: run `hf download %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
-			errModel, model, cache, download)
+			errAbsent, model, cache, download)
 	} else if err != nil {
 		return "", "", fmt.Errorf("%w: %w", errModel, err)
 	}
