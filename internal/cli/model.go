@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,19 +10,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/hub"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/regular"
 )
-
-// errModel is wrapped by refusals of a model's name.
-var errModel = errors.New("cli: no such model")
 
 // maxTemplate bounds a --chat-template file.
 const maxTemplate = 4 << 20
@@ -31,7 +29,7 @@ type Model struct {
 	engine.LoadOptions
 	ServedName         string // in the API
 	revision, template string // of the Hugging Face cache; a file
-	ahead              bool
+	ahead, download    bool
 	speculation        config.Speculation
 	lora               config.LoRA
 }
@@ -41,6 +39,7 @@ func (m *Model) Register(s *config.Set) {
 	s.ForNodes()
 	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, ORG/NAME of the local Hugging Face cache, or builtin")
 	s.StringVar(&m.revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
+	s.BoolVar(&m.download, "download", false, "download ORG/NAME from the Hugging Face hub before the start if the local cache lacks a part of it, as tandem pull does")
 	s.StringVar(&m.template, "chat-template", "", "file with a chat template instead of the model's own")
 	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME")
 	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
@@ -71,10 +70,10 @@ func (m *Model) Register(s *config.Set) {
 
 // Options completes the options that the flags hold. A name of the Hugging Face cache becomes
 // the folder there, and the name in the API unless another is given.
-func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOptions, err error) {
+func (m *Model) Options(ctx context.Context, environ []string, log *slog.Logger) (o engine.LoadOptions, err error) {
 	o = m.LoadOptions
 	var name string
-	if o.Model, name, err = findModel(m.Model, m.revision, environ); err != nil {
+	if o.Model, o.Speculation.Model, name, err = m.find(ctx, environ, log); err != nil {
 		return o, err
 	}
 	m.ServedName = cmp.Or(m.ServedName, name)
@@ -84,10 +83,7 @@ func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOption
 	if o.Adapters.Places, err = m.lora.Places(); err != nil {
 		return o, err
 	}
-	o.Speculation = engine.Speculation{Tokens: m.speculation.Tokens, Lookup: engine.Lookup{Min: m.speculation.Min, Max: m.speculation.Max}}
-	if o.Speculation.Model, _, err = findModel(m.speculation.Model, "", environ); err != nil {
-		return o, fmt.Errorf("--speculative-config: %w", err)
-	}
+	o.Speculation.Tokens, o.Speculation.Lookup = m.speculation.Tokens, engine.Lookup{Min: m.speculation.Min, Max: m.speculation.Max}
 	o.Adapters.Rank = m.lora.MaxRank
 	if m.lora.Root != "" {
 		if o.Adapters.Root, err = filepath.EvalSymlinks(m.lora.Root); err == nil {
@@ -102,6 +98,37 @@ func (m *Model) Options(environ []string, log *slog.Logger) (o engine.LoadOption
 	}
 	o.Progress, o.Logger, o.MemoryLimit, o.Synchronous = loading(os.Stderr, log), log, process.MemoryLimit(os.DirFS("/")), !m.ahead
 	return o, tensorParallel(&o.TensorParallel)
+}
+
+// find returns the folders of the model and of the draft model, and the model's name in the API if
+// it is not the folder's. With --download, it downloads what the cache lacks.
+func (m *Model) find(ctx context.Context, environ []string, log *slog.Logger) (model, draft, name string, err error) {
+	var pull func(name, revision string) (string, error)
+	if m.download {
+		pull = func(name, revision string) (string, error) {
+			dir, err := hub.Pull(ctx, hub.Options{Name: name, Revision: revision, Environ: environ, Agent: "tandem", Log: log, Progress: downloading(os.Stderr, log)})
+			if err != nil && ctx.Err() != nil {
+				return "", stopped(syscall.SIGTERM)
+			}
+			return dir, err
+		}
+	}
+	if model, name, err = findModel(m.Model, m.revision, environ, pull); err != nil {
+		return "", "", "", err
+	}
+	if draft, _, err = findModel(m.speculation.Model, "", environ, pull); err != nil {
+		return "", "", "", fmt.Errorf("--speculative-config: %w", err)
+	}
+	return model, draft, name, nil
+}
+
+// Download downloads what the cache lacks if --download is given.
+func (m *Model) Download(ctx context.Context, environ []string, log *slog.Logger) error {
+	if !m.download {
+		return nil
+	}
+	_, _, _, err := m.find(ctx, environ, log)
+	return err
 }
 
 // RankCommand is the argument that makes this program a tensor-parallel worker of a node.
@@ -137,101 +164,39 @@ func ReadTemplate(path string) (string, error) {
 	return string(text), nil
 }
 
-// repository is a model's name on the Hugging Face hub. Some of the oldest have no ORG/.
-var repository = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$`)
-
-// hub is a model's address on the Hugging Face hub.
-var hub = regexp.MustCompile(`^(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)([^/]+/[^/?#]+)`)
-
 // findModel returns the folder of a model, and its name if that is not the folder's. A path
 // that exists is the folder; org/name, or its address on the hub, is looked up in the local
-// Hugging Face cache. Nothing is downloaded.
-func findModel(model, revision string, environ []string) (path, name string, err error) {
-	if at := hub.FindStringSubmatch(model); at != nil {
-		model = at[1]
-	}
-	_, err = os.Stat(model)
-	if model == "" || model == engine.Builtin || err == nil || !repository.MatchString(model) {
+// Hugging Face cache. If the cache lacks a part of it and pull is not nil, pull downloads it and
+// returns its folder.
+func findModel(model, revision string, environ []string, pull func(name, revision string) (string, error)) (path, name string, err error) {
+	model, named := hub.Name(model)
+	if _, err := os.Stat(model); model == "" || model == engine.Builtin || err == nil || !named {
 		if revision != "" {
 			return "", "", fmt.Errorf("%w: --revision %s: only an ORG/NAME of the Hugging Face cache has revisions, and the model is %s; leave --revision out", config.ErrValue, revision, cmp.Or(model, engine.Builtin))
 		}
 		return model, "", nil // engine.Load refuses a path that does not exist
 	}
-	cache, err := hubCache(environ)
+	cache, err := hub.DefaultCache(environ)
 	if err != nil {
 		return "", "", err
 	}
-	repo := filepath.Join(cache, "models--"+strings.Replace(model, "/", "--", 1))
-	if _, err := os.Stat(repo); errors.Is(err, fs.ErrNotExist) {
+	dir, err := cache.Find(model, revision)
+	if pull != nil && (err != nil || !cache.Complete(dir)) {
+		dir, err = pull(model, revision)
+	}
+	if pull == nil && errors.Is(err, fs.ErrNotExist) {
 		download := model
 		if !strings.Contains(model, "/") {
 			download = "ORG/NAME"
 		}
 		return "", "", fmt.Errorf("%w: there is no folder %s here, and the Hugging Face cache %s does not have that model. "+
-			"Nothing is downloaded: run `hf download %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
-			errModel, model, cache, download)
+			"Nothing is downloaded unless --download is given: run `tandem pull %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
+			hub.ErrModel, model, cache.Dir, download)
 	} else if err != nil {
-		return "", "", fmt.Errorf("%w: %w", errModel, err)
-	}
-	dir, err := snapshot(repo, revision)
-	if err != nil {
-		return "", "", fmt.Errorf("%w: %s: %w", errModel, model, err)
+		return "", "", err
 	}
 	if _, err := os.Stat(filepath.Join(dir, "config.json")); err != nil {
-		return "", "", fmt.Errorf("%w: %s is in the Hugging Face cache without its config.json (%w): download it again by `hf download %s`", errModel, model, err, model)
+		return "", "", fmt.Errorf("%w: %s is in the Hugging Face cache without its config.json (%w): download it again by `tandem pull %s`", hub.ErrModel, model, err, model)
 	}
 	return dir, model, nil
-}
-
-// hubCache returns the folder in which Hugging Face's tools keep downloads.
-func hubCache(environ []string) (string, error) {
-	env := map[string]string{}
-	for _, e := range environ {
-		if k, v, ok := strings.Cut(e, "="); ok {
-			env[k] = v
-		}
-	}
-	for _, at := range []struct{ variable, below string }{
-		{"HF_HUB_CACHE", ""}, {"HUGGINGFACE_HUB_CACHE", ""}, {"HF_HOME", "hub"}, {"XDG_CACHE_HOME", "huggingface/hub"}, {"HOME", ".cache/huggingface/hub"},
-	} {
-		if dir := env[at.variable]; dir != "" {
-			if dir == "~" || strings.HasPrefix(dir, "~/") {
-				dir = filepath.Join(env["HOME"], dir[1:])
-			}
-			return filepath.Join(dir, at.below), nil
-		}
-	}
-	return "", fmt.Errorf("%w: no home folder to look for the Hugging Face cache in; set HF_HUB_CACHE, or give the model's folder", errModel)
-}
-
-// snapshot returns the folder of a revision: a branch or tag is a file below refs that
-// contains the commit. Without a revision and a ref main, a single snapshot is used.
-func snapshot(repo, revision string) (string, error) {
-	ref := revision
-	if ref == "" {
-		ref = "main"
-	}
-	if !filepath.IsLocal(ref) {
-		return "", fmt.Errorf("--revision %q is not the name of a branch, tag or commit", revision)
-	}
-	commit := ref
-	if text, err := os.ReadFile(filepath.Join(repo, "refs", ref)); err == nil {
-		commit = strings.TrimSpace(string(text))
-	}
-	dir := filepath.Join(repo, "snapshots", commit)
-	if info, err := os.Stat(dir); filepath.IsLocal(commit) && err == nil && info.IsDir() {
-		return dir, nil
-	}
-	var have []string
-	entries, err := os.ReadDir(filepath.Join(repo, "snapshots"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	for _, e := range entries {
-		have = append(have, e.Name())
-	}
-	if revision == "" && len(have) == 1 {
-		return filepath.Join(repo, "snapshots", have[0]), nil
-	}
-	return "", fmt.Errorf("%s has no revision %q; it has the commits %q: choose one by --revision, or download again", repo, ref, have)
 }
