@@ -62,9 +62,10 @@ func wanted(files map[string][]byte) map[string][]byte {
 type bed struct {
 	*testing.T
 	*hubtest.Hub
-	cache string
-	token string
-	logs  bytes.Buffer
+	cache   string
+	token   string
+	logs    bytes.Buffer
+	weights int // requests of the last pull for model.safetensors
 }
 
 func newBed(t *testing.T) *bed {
@@ -81,9 +82,22 @@ func (b *bed) options() Options {
 // pull runs and has no bad file left behind, whatever its error.
 func (b *bed) pull(o Options) (string, error) {
 	b.Helper()
+	show := o.Progress
+	o.Progress = func(done, total int64) {
+		if done < 0 || done > total {
+			b.Errorf("progress: %d of %d bytes", done, total)
+		}
+		if show != nil {
+			show(done, total)
+		}
+	}
 	dir, err := Pull(b.Context(), o)
 	b.noBadFile()
+	b.weights = 0
 	for _, r := range b.Requests() {
+		if r.Storage && strings.HasSuffix(r.Path, "/model.safetensors") {
+			b.weights++
+		}
 		if (r.Authorization != "") == r.Storage && b.token != "" {
 			b.Errorf("%+v: the token goes to the hub and to no other server", r)
 		}
@@ -376,6 +390,9 @@ func TestPullResumeOdd(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		default:
 			b.whole(snapshot)
+			if b.weights > 2 || name == "ignores the range" && b.weights != 1 || name == "whole" && b.weights != 0 {
+				t.Errorf("%s: %d requests", name, b.weights)
+			}
 		}
 	}
 }
@@ -456,10 +473,16 @@ func TestPullTwoAtOnce(t *testing.T) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	if _, err := Pull(ctx, b.options()); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(b.logs.String(), "waiting for another process") {
-		t.Errorf("%v: %s", err, b.logs.String())
+	o := b.options()
+	o.Log = slog.New(slog.NewTextHandler(watch(func(line string) {
+		if strings.Contains(line, "waiting for another process") {
+			cancel()
+		}
+	}), nil))
+	if _, err := Pull(ctx, o); !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 	r, err := (Cache{b.cache}).PlanRemoval(model, "")
 	if err != nil {
@@ -469,6 +492,11 @@ func TestPullTwoAtOnce(t *testing.T) {
 		t.Errorf("removed during a download: %v", err)
 	}
 }
+
+// watch is a log that a function reads.
+type watch func(line string)
+
+func (w watch) Write(p []byte) (int, error) { w(string(p)); return len(p), nil }
 
 // A disk without room is refused before a byte is asked for, and one that fills up meanwhile ends
 // the pull at once. The next pull continues.
@@ -616,6 +644,21 @@ func TestPullLinksOut(t *testing.T) {
 	}
 }
 
+// A snapshot whose links cannot all be made has no config.json, without which it is not loaded.
+func TestPullLinksConfigLast(t *testing.T) {
+	b := newBed(t)
+	dir := filepath.Join(b.cache, "models--org--name/snapshots", hubtest.Commit)
+	if err := os.MkdirAll(filepath.Join(dir, "tokenizer.json/folder"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.pull(b.options()); err == nil || !strings.Contains(err.Error(), "link of tokenizer.json") {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "config.json")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("config.json: %v", err)
+	}
+}
+
 // The token goes to the hub alone: not along a redirect, and not unencrypted beyond loopback.
 // Redirects that lose protection are not followed.
 func TestPullToken(t *testing.T) {
@@ -692,7 +735,7 @@ func TestPullToken(t *testing.T) {
 		sent     bool // the token to the endpoint
 	}{
 		{"https://hub.example", true}, {"https://hub.example:443/prefix/", true}, {"http://127.0.0.1:80", true}, {"http://[::1]:80", true}, {"http://localhost", true},
-		{"http://hub.example", false}, {"http://127.0.0.1.example", false}, {"http://localhost.example", false},
+		{"https://hub.example:8443", true}, {"http://hub.example", false}, {"http://127.0.0.1.example", false}, {"http://localhost.example", false},
 	} {
 		var logs bytes.Buffer
 		k, err := newClient(c.endpoint, " hf_secret\n", "test", slog.New(slog.NewTextHandler(&logs, nil)))
@@ -701,7 +744,7 @@ func TestPullToken(t *testing.T) {
 		}
 		var got string
 		seen := &bearer{k, trip(func(r *http.Request) { got = r.Header.Get("Authorization") })}
-		for _, to := range []string{"https://hub.example/a", "http://hub.example/a", "https://cdn.hub.example/a", "https://hub.example:8443/a", "http://127.0.0.1:80/a"} {
+		for _, to := range []string{"https://hub.example/a", "http://hub.example/a", "https://cdn.hub.example/a", "https://hub.example:8443/a", "http://hub.example:8443/a", "http://127.0.0.1:80/a"} {
 			_, _ = seen.RoundTrip(&http.Request{URL: parse(to), Header: http.Header{}})
 			if want := c.sent && k.own(parse(to)); (got != "") != want || got != "" && strings.HasPrefix(to, "http://hub") {
 				t.Errorf("%s sends %q to %s", c.endpoint, got, to)
@@ -777,6 +820,20 @@ func TestPullRefusals(t *testing.T) {
 		t.Errorf("%v: %s", err, b.logs.String())
 	} else {
 		b.whole(dir)
+	}
+}
+
+// The error of a storage that closes connections does not have the signature of its URL.
+func TestPullStorageCloses(t *testing.T) {
+	b := newBed(t)
+	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+		if storage {
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	}
+	if _, err := b.pull(b.options()); err == nil || !strings.Contains(err.Error(), "EOF") {
+		t.Error(err)
 	}
 }
 
