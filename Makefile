@@ -75,7 +75,10 @@ SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 6
 ##@ Run
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^##@ / { print (n++ ? "\n" : "") substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^##@ / { print (n++ ? "\n" : "") substr($$0, 5) } \
+	/^[a-z-]+:.*## / { line = sprintf("  make %-16s", $$1); words = split($$2, word, " "); \
+	for (i = 1; i <= words; i++) { \
+	if (length(line " " word[i]) > 100) { print line; line = sprintf("%23s", "") } line = line " " word[i] } print line }' Makefile
 
 build: ## build bin/tandem
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BINARY) .
@@ -98,11 +101,11 @@ gpu-bench: ## on a machine with a GPU: the table of speeds, random weights of re
 up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --port 9000" are for tandem up
 	@exec $(BINARY) up $(ARGS)
 
-observe: prometheus ## Prometheus on the cluster of make up, at port 9090 until Ctrl-C; PORT=9000 is the gateway's
+observe: prometheus ## Prometheus on the cluster of make up, at port 9090 until Ctrl-C; LISTEN=9091 is another port, PORT=9000 the gateway's; deploy/grafana/tandem.json is a dashboard to import into a Grafana of your own
 	@mkdir -p .cache/observe
 	@sed -e 's|127.0.0.1:8000|127.0.0.1:$(or $(PORT),8000)|' -e 's|- tandem.rules.yml|- $(CURDIR)/deploy/prometheus/tandem.rules.yml|' deploy/prometheus/prometheus.yml > .cache/observe/prometheus.yml
-	@echo "http://127.0.0.1:9090 queries the fleet behind port $(or $(PORT),8000); deploy/grafana/tandem.json is its dashboard"
-	@exec prometheus --config.file=.cache/observe/prometheus.yml --storage.tsdb.path=.cache/observe/data --storage.tsdb.retention.time=1d --web.listen-address=127.0.0.1:9090 --log.level=warn
+	@echo "http://127.0.0.1:$(or $(LISTEN),9090) queries the fleet behind port $(or $(PORT),8000); import deploy/grafana/tandem.json into a Grafana of your own"
+	@exec prometheus --config.file=.cache/observe/prometheus.yml --storage.tsdb.path=.cache/observe/data --storage.tsdb.retention.time=1d --web.listen-address=127.0.0.1:$(or $(LISTEN),9090) --log.level=warn
 
 prometheus:
 	@command -v promtool >/dev/null && command -v prometheus >/dev/null || $(call apt,prometheus)
@@ -256,7 +259,7 @@ PACKAGES  = $(shell $(GO) list ./...)
 # Packages whose tests do not run under the race detector: one goroutine each, and simulations that take
 # 5 to 14 times as long, schemas by the hundred among them. What is parallel below engine/model runs in engine/backend/cpu and engine, and
 # sanitize-cuda covers the C++ below engine/backend/cuda.
-WITHOUT_RACE := engine/backend/cuda engine/grammar engine/kvcache engine/model engine/scheduler internal/explainlog
+WITHOUT_RACE := engine/backend/cuda engine/grammar engine/kvcache engine/model engine/scheduler gateway/render/parse internal/explainlog
 # Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
 # schedules on each class of numerics, and counts of allocations, to which the race detector adds.
 ALSO_PLAIN   := engine/tokenizer internal/e2e internal/rpc

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,7 +25,7 @@ const (
 	readyDefault = 120 * time.Second // without --ready-check-timeout-sec
 	drainTimeout = 60 * time.Second
 	nodesApart   = time.Second // most time between the starts of two nodes of a cluster
-	maxNodes     = 64          // of tandem up, whose metrics are on the ports after its own
+	maxNodes     = 64          // whose metrics are read
 )
 
 // started is a server process that the sweep has started.
@@ -103,13 +104,17 @@ func (s *started) drain() error {
 	}
 }
 
-// nodeMetrics returns the metrics URLs of a server at base: its own and, if the sweep
-// has started a cluster, those of the nodes, on the ports that follow. A gateway is ready
-// as soon as one decode node is; the others may start a moment later.
-func nodeMetrics(ctx context.Context, base string, cluster bool) []string {
+// nodeMetrics returns the metrics URLs of a server at base: its own and those of a cluster's
+// nodes. The nodes of a cluster that the sweep has started are on the ports that follow. A gateway
+// is ready as soon as one decode node is; the others may start a moment later. Any other cluster
+// lists its nodes.
+func nodeMetrics(ctx context.Context, base string, started bool) []string {
 	urls := []string{base + "/metrics"}
+	if !started {
+		return append(urls, listedNodes(ctx, base)...)
+	}
 	u, err := url.Parse(base)
-	if err != nil || !cluster {
+	if err != nil {
 		return urls
 	}
 	port, err := strconv.Atoi(u.Port())
@@ -127,6 +132,36 @@ func nodeMetrics(ctx context.Context, base string, cluster bool) []string {
 			break
 		}
 		time.Sleep(readyPoll)
+	}
+	return urls
+}
+
+// listedNodes returns the metrics URLs of the nodes in the /debug/targets of a gateway at base that
+// answer now. It returns none if base is no gateway, or does not list its nodes to this client.
+func listedNodes(ctx context.Context, base string) (urls []string) {
+	o := &observer{client: http.Client{Timeout: sampleTimeout}}
+	body, err := o.get(ctx, base+"/debug/targets")
+	if err != nil {
+		return nil
+	}
+	defer body.Close()
+	var groups []struct {
+		Targets []string
+		Labels  struct{ Role string }
+	}
+	if err := json.NewDecoder(io.LimitReader(body, maxMetrics)).Decode(&groups); err != nil {
+		return nil
+	}
+	for _, g := range groups {
+		for _, target := range g.Targets {
+			next := "http://" + target + "/metrics"
+			if g.Labels.Role == "gateway" || len(urls) == maxNodes {
+				continue
+			}
+			if _, ok := o.read(ctx, next); ok {
+				urls = append(urls, next)
+			}
+		}
 	}
 	return urls
 }

@@ -1,8 +1,11 @@
 package bench
 
 import (
+	"fmt"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -43,4 +46,33 @@ func portBefore(t *testing.T) (int, net.Listener) {
 	}
 	t.Fatal("no two ports in a row are free")
 	return 0, nil
+}
+
+// A sweep against a cluster that runs already measures the nodes that its gateway lists and that
+// answer; of another server, the server alone.
+func TestNodeMetricsOfRunningCluster(t *testing.T) {
+	t.Setenv("OPENAI_API_KEY", "k")
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/metrics" {
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	defer node.Close()
+	_, gone := portBefore(t)
+	gone.Close()
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/debug/targets" || r.Header.Get("Authorization") != "Bearer k" {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		fmt.Fprintf(w, `[{"targets":[%q],"labels":{"role":"gateway"}},{"targets":[%q],"labels":{"role":"decode"}},{"targets":[%q],"labels":{"role":"prefill"}}]`,
+			r.Host, node.Listener.Addr(), gone.Addr())
+	}))
+	defer gateway.Close()
+	if urls := nodeMetrics(t.Context(), gateway.URL, false); !slices.Equal(urls, []string{gateway.URL + "/metrics", node.URL + "/metrics"}) {
+		t.Errorf("metrics are read from %v", urls)
+	}
+	if urls := nodeMetrics(t.Context(), node.URL, false); !slices.Equal(urls, []string{node.URL + "/metrics"}) {
+		t.Errorf("of a server that lists nothing: %v", urls)
+	}
 }

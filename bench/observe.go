@@ -3,6 +3,8 @@ package bench
 import (
 	"bufio"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -94,23 +96,32 @@ func (o *observer) look(ctx context.Context) {
 
 // read returns one node's sample. ok is false if the node does not answer now.
 func (o *observer) read(ctx context.Context, url string) (s report.Sample, ok bool) {
-	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	body, err := o.get(ctx, url)
 	if err != nil {
 		return s, false
+	}
+	defer body.Close()
+	s.At = time.Now()
+	return s, readSample(io.LimitReader(body, maxMetrics), &s) == nil
+}
+
+// get returns the body of an answer with status 200, which the caller closes.
+func (o *observer) get(ctx context.Context, url string) (io.ReadCloser, error) {
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
 	}
 	if key := os.Getenv("OPENAI_API_KEY"); key != "" { // a gateway with keys requires one here, too
 		q.Header.Set("Authorization", "Bearer "+key)
 	}
 	a, err := o.client.Do(q)
 	if err != nil {
-		return s, false
+		return nil, err
 	}
-	defer a.Body.Close()
 	if a.StatusCode != http.StatusOK {
-		return s, false
+		return nil, errors.Join(fmt.Errorf("%w: %s: %s", ErrServer, url, a.Status), a.Body.Close())
 	}
-	s.At = time.Now()
-	return s, readSample(io.LimitReader(a.Body, maxMetrics), &s) == nil
+	return a.Body, nil
 }
 
 // readSample sums the relevant values of a text in Prometheus' format. A server with

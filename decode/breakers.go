@@ -58,18 +58,6 @@ func (p *prefillBreakers) breaker(addr string) *breaker.Breaker {
 	return b
 }
 
-// count returns the number of breakers in a state.
-func (p *prefillBreakers) count(state string) (n int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, b := range p.by {
-		if b.State() == state {
-			n++
-		}
-	}
-	return n
-}
-
 // broken reports whether an error is evidence against the connection to a node: the node could not
 // be reached, sent nothing, disconnected, or its KV did not arrive. A refusal by the node, a client
 // that leaves, and a lack of room on this node are not.
@@ -83,4 +71,13 @@ func broken(err error) bool {
 
 // PrefillBreakers returns the number of prefill nodes whose breaker is in the state: closed,
 // half-open or open.
-func (n *Node) PrefillBreakers(state string) int { return n.breakers.count(state) }
+func (n *Node) PrefillBreakers(state string) (count int) {
+	n.breakers.mu.Lock()
+	defer n.breakers.mu.Unlock()
+	for _, b := range n.breakers.by {
+		if b.State() == state {
+			count++
+		}
+	}
+	return count
+}

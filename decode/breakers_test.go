@@ -75,7 +75,8 @@ func TestSilentLegIsPassedOver(t *testing.T) {
 
 // A node that says no is no broken leg, however often; the legs are bounded.
 func TestLegs(t *testing.T) {
-	l := prefillBreakers{by: map[string]*breaker.Breaker{}}
+	n := &Node{breakers: prefillBreakers{by: map[string]*breaker.Breaker{}}}
+	l := &n.breakers
 	for range 10 * breakerFailures {
 		for _, err := range []error{errPrefill, errNoRoom, errMismatch, ErrCancelled, fmt.Errorf("%w: %w", errReach, rpc.ErrBackoff)} {
 			if got := l.do("no", func() error { return err }); !errors.Is(got, err) {
@@ -83,25 +84,26 @@ func TestLegs(t *testing.T) {
 			}
 		}
 	}
-	if l.count("closed") != 1 {
+	if n.PrefillBreakers("closed") != 1 {
 		t.Error("a node that says no has opened its leg")
 	}
 	for i := range maxBreakers + 10 {
 		_ = l.do(fmt.Sprint(i), func() error { return errSilent })
 	}
-	if n := l.count("closed"); n > maxBreakers {
-		t.Errorf("%d legs", n)
+	if legs := n.PrefillBreakers("closed"); legs > maxBreakers {
+		t.Errorf("%d legs", legs)
 	}
 }
 
 // Each error that speaks of the way to a node opens its leg after breakerFailures, alone.
 func TestErrorsThatBreakALeg(t *testing.T) {
 	for _, cause := range []error{errReach, errSilent, errGone, errMoved} {
-		l := prefillBreakers{by: map[string]*breaker.Breaker{}}
+		n := &Node{breakers: prefillBreakers{by: map[string]*breaker.Breaker{}}}
+		l := &n.breakers
 		for range breakerFailures {
 			_ = l.do("bad", func() error { return fmt.Errorf("%w: a reason", cause) })
 		}
-		if l.count("open") != 1 {
+		if n.PrefillBreakers("open") != 1 {
 			t.Errorf("%d times %q: the leg is not open", breakerFailures, cause)
 		}
 	}

@@ -32,19 +32,11 @@ type fetch struct {
 	moved  chan error      // capacity 1: the end of the lease, nil if the KV arrived
 }
 
-// fetchEvent is a message of a prefill node.
+// fetchEvent is a Queued, GrantRequest or End of a prefill node.
 type fetchEvent struct {
-	kind fetchKind
-	err  error
+	frame rpc.Type
+	err   error // of an End
 }
-
-type fetchKind uint8
-
-const (
-	fetchQueued fetchKind = iota + 1
-	fetchWantsGrant
-	fetchFailed
-)
 
 // maxFetchEvents bounds a fetch's unread events. A well-behaved node sends two that matter. Queue
 // positions may be dropped.
@@ -142,12 +134,19 @@ func (n *Node) fetchFrom(ctx context.Context, a *attempt, id scheduler.RequestID
 	if err := n.matches(conn.Peer()); err != nil {
 		return err
 	}
-	f := n.startFetch(conn, span)
-	defer n.stopFetch(f)
+	f := &fetch{key: key{conn, conn.NewStream()}, span: span, events: make(chan fetchEvent, maxFetchEvents), moved: make(chan error, 1)}
+	n.mu.Lock()
+	n.fetches[f.key] = f
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		delete(n.fetches, f.key)
+		n.mu.Unlock()
+	}()
 	err = conn.Send(rpc.FramePrefill, f.key.stream, &nodepb.Prefill{
 		RequestId: a.request, Attempt: a.number, Tokens: tokens, Have: uint32(cached),
 		PrefixRoot: g.PrefixRoot, PrefixDigest: g.PrefixDigest, Fingerprint: n.o.Identity.Fingerprint,
-		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Kv: n.o.Identity.KV, Priority: g.Priority, Trace: span.Wire(),
+		NumericsClass: n.o.Identity.Class, Layout: n.o.Identity.Layout, Kv: n.o.Identity.KV, Priority: g.Priority, Trace: span.Context(),
 		Adapter: g.Adapter,
 	})
 	if err != nil {
@@ -195,12 +194,12 @@ func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 			}
 			return l, err
 		case ev := <-f.events:
-			switch ev.kind {
-			case fetchQueued:
+			switch ev.frame {
+			case rpc.FrameQueued:
 				if l == nil { // a late position does not restart the timer
 					silence.Reset(n.o.PrefillTimeout)
 				}
-			case fetchWantsGrant:
+			case rpc.FrameGrantRequest:
 				if l != nil {
 					return l, fmt.Errorf("%w: asked for a second grant", errPrefill)
 				}
@@ -209,7 +208,7 @@ func (n *Node) await(ctx context.Context, id scheduler.RequestID, f *fetch, upTo
 					return l, err
 				}
 				silence.Stop() // from now on LeaseDuration bounds it
-			case fetchFailed:
+			case rpc.FrameEnd:
 				return l, ev.err
 			}
 		}
@@ -304,27 +303,15 @@ func (n *Node) reserve(ctx context.Context, id scheduler.RequestID, f *fetch, up
 	return r.res, r.err
 }
 
-func (n *Node) startFetch(c *rpc.Conn, span trace.Span) *fetch {
-	f := &fetch{key: key{c, c.NewStream()}, span: span, events: make(chan fetchEvent, maxFetchEvents), moved: make(chan error, 1)}
-	n.mu.Lock()
-	n.fetches[f.key] = f
-	n.mu.Unlock()
-	return f
-}
-
-func (n *Node) stopFetch(f *fetch) {
-	n.mu.Lock()
-	delete(n.fetches, f.key)
-	n.mu.Unlock()
-}
-
-// push queues an event for the goroutine that awaits. It never blocks.
-func (f *fetch) push(ev fetchEvent) bool {
+// push queues an event for the goroutine that awaits. It never blocks. It closes the connection of
+// a peer that floods a fetch with events other than queue positions.
+func (f *fetch) push(frame rpc.Type, err error) {
 	select {
-	case f.events <- ev:
-		return true
+	case f.events <- fetchEvent{frame, err}:
 	default:
-		return false
+		if frame != rpc.FrameQueued {
+			f.key.conn.Close(fmt.Errorf("%w: more than %d unread events on one stream", errPrefill, maxFetchEvents))
+		}
 	}
 }
 
@@ -341,10 +328,8 @@ func (h prefillHandler) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []
 		return // the fetch has ended
 	}
 	switch t {
-	case rpc.FrameQueued:
-		f.push(fetchEvent{kind: fetchQueued})
-	case rpc.FrameGrantRequest:
-		f.mustPush(c, fetchEvent{kind: fetchWantsGrant})
+	case rpc.FrameQueued, rpc.FrameGrantRequest:
+		f.push(t, nil)
 	case rpc.FramePrefillDone:
 		// The transfer's Arrived event decides.
 	case rpc.FrameEnd:
@@ -352,16 +337,9 @@ func (h prefillHandler) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []
 		if err := proto.Unmarshal(payload, e); err != nil {
 			e.Message = err.Error()
 		}
-		f.mustPush(c, fetchEvent{kind: fetchFailed, err: fmt.Errorf("%w: %s: %s", errPrefill, e.Code, e.Message)})
+		f.push(t, fmt.Errorf("%w: %s: %s", errPrefill, e.Code, e.Message))
 	default:
 		n.log.Debug("frame ignored", "type", t, "peer", c.RemoteAddr())
-	}
-}
-
-// mustPush closes the connection of a peer that floods a fetch with events.
-func (f *fetch) mustPush(c *rpc.Conn, ev fetchEvent) {
-	if !f.push(ev) {
-		c.Close(fmt.Errorf("%w: more than %d unread events on one stream", errPrefill, maxFetchEvents))
 	}
 }
 

@@ -105,7 +105,8 @@ var failures = map[string]struct {
 	"its push fails behind many positions": {later(func(b *bed, c *rpc.Conn, stream uint64) {
 		b.n.mu.Lock() // so that none is read before all are there
 		f := b.n.leases[1].fetch
-		for f.push(fetchEvent{kind: fetchQueued}) {
+		for range 2 * maxFetchEvents {
+			f.push(rpc.FrameQueued, nil)
 		}
 		b.n.mu.Unlock()
 		b.reader.fail(1, kvtransfer.ErrExpired)
@@ -216,7 +217,7 @@ func TestArrivalWins(t *testing.T) {
 			b.n.mu.Lock() // the fetch sees all of it at once
 			c.Close(nil)
 			f := b.n.leases[kvtransfer.LeaseID(g.Grant[0])].fetch
-			f.push(fetchEvent{kind: fetchFailed, err: errPrefill})
+			f.push(rpc.FrameEnd, errPrefill)
 			go b.reader.arrive(kvtransfer.LeaseID(g.Grant[0]))
 			b.n.mu.Unlock()
 		}

@@ -39,7 +39,11 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 		l.arrived = true
 		n.count.RemotePrefills++ // before the engine's first token can be
 		if len(ev.Digests) > 0 {
-			n.o.Engine.ArrivedOnDevice(l.res, deviceDigests(ev.Digests), ev.Mismatch)
+			pages := make([]engine.PageDigest, len(ev.Digests))
+			for i, d := range ev.Digests {
+				pages[i] = engine.PageDigest(d)
+			}
+			n.o.Engine.ArrivedOnDevice(l.res, pages, ev.Mismatch)
 		} else {
 			n.o.Engine.Arrived(l.res)
 		}
@@ -54,15 +58,6 @@ func (n *Node) TransferEvent(ev kvtransfer.Event) {
 		delete(n.leases, l.id)
 		n.o.Engine.Release(l.res) // Failed or giveUp posted Lost before
 	}
-}
-
-// deviceDigests returns a transfer's digests, for the engine to compare.
-func deviceDigests(all []kvtransfer.Digest) []engine.PageDigest {
-	pages := make([]engine.PageDigest, len(all))
-	for i, d := range all {
-		pages[i] = engine.PageDigest(d)
-	}
-	return pages
 }
 
 // giveUp ends a lease from this side. Its blocks are returned by Released. It reports whether

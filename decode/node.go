@@ -66,9 +66,6 @@ type Options struct {
 	GrantTimeout time.Duration
 	// LeaseDuration is how long a granted push may be idle. Default 10 s.
 	LeaseDuration time.Duration
-	// StatsInterval is the interval of heartbeats to gateways, a fifth of it while the load
-	// changes. Default 500 ms.
-	StatsInterval time.Duration
 }
 
 func (o *Options) setDefaults() {
@@ -76,12 +73,9 @@ func (o *Options) setDefaults() {
 	o.PrefillTimeout = cmp.Or(o.PrefillTimeout, 5*time.Second)
 	o.GrantTimeout = cmp.Or(o.GrantTimeout, 2*time.Second)
 	o.LeaseDuration = cmp.Or(o.LeaseDuration, 10*time.Second)
-	o.StatsInterval = cmp.Or(o.StatsInterval, node.DefaultStatsInterval)
 	o.MaxRequests = cmp.Or(o.MaxRequests, 1024)
 	o.BlockTokens = cmp.Or(o.BlockTokens, kvcache.DefaultBlockTokens)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 }
 
 // Dialer returns the shared connection to a prefill node. *rpc.Pool is one.
@@ -181,12 +175,11 @@ func New(o Options) *Node {
 		attempts: make(map[key]*attempt),
 		fetches:  make(map[key]*fetch),
 		leases:   make(map[kvtransfer.LeaseID]*lease),
-		recent:   newRecent(),
 		breakers: prefillBreakers{by: make(map[string]*breaker.Breaker)},
 	}
 	n.Base = node.New(node.Options{
-		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
-		Gateways: n.flushGateways, Stats: n.addStats, Running: func() int { return len(n.attempts) }, End: n.endAll,
+		Engine: o.Engine, Log: o.Logger, Lock: &n.mu,
+		Stats: n.addStats, Sending: n.flushAllEnds, Running: func() int { return len(n.attempts) }, End: n.endAll,
 	})
 	if o.Reader != nil {
 		n.prefill = o.Dial(prefillHandler{n})
@@ -218,6 +211,7 @@ func (n *Node) Closed(c *rpc.Conn, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	delete(n.gateways, c)
+	n.Forget(c)
 	for k, a := range n.attempts {
 		if k.conn == c {
 			n.endLocked(a, fmt.Errorf("%w: %w", ErrGatewayGone, err), false)
@@ -274,12 +268,13 @@ func (n *Node) enter(a *attempt) (nodepb.Code, string) {
 	return 0, ""
 }
 
-// register sends heartbeats to a gateway from now on.
+// register sends heartbeats and tokens to a gateway from now on.
 func (n *Node) register(c *rpc.Conn) {
 	c.SetSilence(rpc.StreamSilence)
 	n.mu.Lock()
 	n.gateways[c] = &gateway{conn: c}
 	n.mu.Unlock()
+	n.Register(c)
 }
 
 // validate checks what the engine does not.
@@ -367,14 +362,9 @@ func (n *Node) addStats(m *nodepb.Stats, s scheduler.Stats) {
 	m.BlocksCached, m.BlocksReserved = proto.Uint32(uint32(s.Blocks.Cached)), proto.Uint32(uint32(s.Wanted))
 }
 
-// flushGateways sends all pending Ends, and returns the connections of all gateways.
-func (n *Node) flushGateways() []*rpc.Conn {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	conns := make([]*rpc.Conn, 0, len(n.gateways))
-	for c, gw := range n.gateways {
+// flushAllEnds sends the pending Ends of all gateways. The caller holds n.mu.
+func (n *Node) flushAllEnds() {
+	for _, gw := range n.gateways {
 		n.flushEnds(gw)
-		conns = append(conns, c)
 	}
-	return conns
 }

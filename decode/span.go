@@ -11,10 +11,7 @@ import (
 
 // startSpan starts an attempt's span below the gateway's.
 func (n *Node) startSpan(g *nodepb.Generate) trace.Span {
-	if n.o.Tracer == nil && g.Trace == nil {
-		return trace.Span{}
-	}
-	s := n.o.Tracer.Start(trace.FromWire(g.Trace), "decode", trace.Server, time.Now())
+	s := n.o.Tracer.Start(trace.Incoming(g.Trace.GetTraceparent(), g.Trace.GetTracestate()), "decode", trace.Server, time.Now())
 	if s.On() {
 		s.Set(trace.RequestID.String(g.RequestId), trace.Attempt.Int(int(g.Attempt)), trace.Choice.Int(int(g.GetSampling().GetChoice())),
 			trace.InputTokens.Int(len(g.Prompt)), trace.Resumed.Int(len(g.Output)))

@@ -45,7 +45,7 @@ type LoadOptions struct {
 	Kernels string // "auto" or a kernel variant of the device
 
 	// Quantization is what weights are turned into as they are loaded: "none" (as
-	// the empty string), "int8" or "int4".
+	// the empty string), "int8" or "int4". The format in which they are stored is none, too.
 	Quantization string
 	Threads      int // 0: GOMAXPROCS
 	Logger       *slog.Logger
@@ -189,6 +189,7 @@ func Load(o LoadOptions) (*Loaded, error) {
 	if err := checkDType(o.DType, src.Config.DType); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
+	o.Quantization = asStored(o.Quantization, &src.Config)
 	if err := l.load(o); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -196,18 +197,93 @@ func Load(o LoadOptions) (*Loaded, error) {
 	return l, nil
 }
 
+// Check returns the tokenizer, chat template and limits of the model, or the errors with which Load
+// would refuse the options and the model's files. It reads the headers of the weights only.
+func Check(o LoadOptions) (_ *model.Bundle, err error) {
+	o.setDefaults()
+	src, err := OpenModel(o.Model)
+	if err != nil {
+		return nil, errors.Join(CheckOptions(o), refuse(o.Model, err))
+	}
+	defer func() { err = errors.Join(err, src.Close()) }()
+	c := &src.Config
+	q, err := quantization(asStored(o.Quantization, c))
+	errs := []error{o.check(), err, checkDType(o.DType, c.DType)}
+	if _, err := kvDType(o.KVDType, c.DType); err != nil {
+		errs = append(errs, err)
+	}
+	if o.MaxModelLen > c.MaxPositions {
+		errs = append(errs, tooLong(o.MaxModelLen, c))
+	}
+	if _, err := o.TensorParallel.shard(0).Of(c); err != nil {
+		errs = append(errs, indivisible(o, err))
+	} else if _, err := src.RankBytes(q, o.TensorParallel.shard(0)); err != nil {
+		errs = append(errs, refuse(o.Model, err))
+	}
+	errs = append(errs, checkModules(&o.Adapters))
+	b, err := src.Bundle()
+	if err != nil {
+		errs = append(errs, refuse(o.Model, err))
+	} else if o.ChatTemplate != "" {
+		b.ChatTemplate = o.ChatTemplate
+	}
+	return b, errors.Join(errs...)
+}
+
+// checkModules refuses adapters whose folders are not those of PEFT.
+func checkModules(a *Adapters) error {
+	var errs []error
+	for _, m := range a.Modules {
+		folder := m.Path
+		if a.Root != "" && !filepath.IsAbs(folder) {
+			folder = filepath.Join(a.Root, folder)
+		}
+		if _, err := os.Stat(filepath.Join(folder, "adapter_config.json")); err != nil {
+			errs = append(errs, fmt.Errorf("%w: --lora-modules %s=%s: the folder has no adapter_config.json that can be read; give the folder that PEFT saved", ErrOption, m.Name, m.Path))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// CheckOptions returns the errors with which Load would refuse the options with every model.
+func CheckOptions(o LoadOptions) error {
+	o.setDefaults()
+	errs := []error{o.check()}
+	if _, err := kvDType(o.KVDType, ""); err != nil {
+		errs = append(errs, err)
+	}
+	if name := typeName(o.DType); name != "" {
+		errs = append(errs, checkDType(o.DType, name))
+	}
+	if _, err := quantization(o.Quantization); err != nil && !slices.Contains(model.Formats, o.Quantization) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// asStored returns "none" for the format in which a checkpoint stores its weights.
+func asStored(quantization string, c *model.Config) string {
+	if c.StoredIn(quantization) {
+		return "none"
+	}
+	return quantization
+}
+
+// indivisible refuses a --tensor-parallel-size that the model does not allow.
+func indivisible(o LoadOptions, err error) error {
+	return fmt.Errorf("%w: --tensor-parallel-size %d: %w; give another one, or leave it out", ErrOption, o.TensorParallel.Size, err)
+}
+
+// tooLong refuses a --max-model-len that the model was not made for.
+func tooLong(n int, c *model.Config) error {
+	return fmt.Errorf("%w: --max-model-len %d, but the model was made for %d positions; leave it out, or give at most that", ErrOption, n, c.MaxPositions)
+}
+
 // checkDType refuses a --dtype other than the stored type, because weights are not converted.
 func checkDType(flag, stored string) error {
-	name := flag
-	switch flag {
-	case "", "auto":
+	switch name := typeName(flag); {
+	case name == "":
 		return nil
-	case "half":
-		name = "float16"
-	case "float":
-		name = "float32"
-	}
-	switch {
 	case !slices.Contains([]string{"float32", "float16", "bfloat16"}, name):
 		return fmt.Errorf("%w: --dtype %s, want auto, float32, float16 or bfloat16", ErrOption, flag)
 	case stored == "":
@@ -216,6 +292,19 @@ func checkDType(flag, stored string) error {
 		return fmt.Errorf("%w: --dtype %s: the weights are stored as %s and are not converted; leave --dtype out, or convert the checkpoint", ErrOption, flag, stored)
 	}
 	return nil
+}
+
+// typeName returns the type of a --dtype; empty for auto.
+func typeName(flag string) string {
+	switch flag {
+	case "auto":
+		return ""
+	case "half":
+		return "float16"
+	case "float":
+		return "float32"
+	}
+	return flag
 }
 
 // refuse wraps the error of loading a model with its name and, for files that are incomplete, the
@@ -319,7 +408,7 @@ func (l *Loaded) load(o LoadOptions) error {
 	}
 	config, err := o.TensorParallel.shard(0).Of(&l.Source.Config) // of each rank alike, but for a few rows
 	if err != nil {
-		return refuse(o.Model, err)
+		return indivisible(o, err)
 	}
 	device.widen(l.Source)
 	for r := range max(1, o.TensorParallel.Size) {
@@ -434,7 +523,7 @@ func (l *Loaded) plan(o LoadOptions, c *model.Config) error {
 	}
 	switch {
 	case o.MaxModelLen > c.MaxPositions:
-		return fmt.Errorf("%w: --max-model-len %d, but the model was made for %d positions", ErrOption, o.MaxModelLen, c.MaxPositions)
+		return tooLong(o.MaxModelLen, c)
 	case o.MaxModelLen == 0:
 		need.MaxModelLen = c.MaxPositions
 		kv := memory.Arrange(need)

@@ -56,7 +56,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 			return memory.Plan{}, fmt.Errorf("%w: %s %d, want at least 1, or leave it out for the default", ErrOption, v.flag, v.value)
 		}
 	}
-	q, err := quantization(o.Quantization)
+	q, err := quantization(asStored(o.Quantization, &c))
 	if err != nil {
 		return memory.Plan{}, err
 	}

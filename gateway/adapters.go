@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -102,7 +103,7 @@ func adapterFault(param string, err error) *openai.Error {
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_INVALID:
 		return openai.BadRequest(param, "%s", openai.Clip(err.Error(), 600))
 	}
-	return openai.Unavailable(retryAfter, "the nodes cannot be notified: %s", openai.Clip(err.Error(), 600))
+	return openai.Unavailable(exchange.RetryAfter, "the nodes cannot be notified: %s", openai.Clip(err.Error(), 600))
 }
 
 // adapterDone answers as vLLM does.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -26,7 +27,8 @@ func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method stri
 		return nil
 	}
 	if !looks && len(ctx.Request.Header.Peek("Origin")) > 0 {
-		return fromPage
+		// Browsers send Origin, and programs do not.
+		return &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Message: "requests of web pages, which have the header Origin, may change nothing here"}
 	}
 	if port == operators {
 		return nil
@@ -70,11 +72,6 @@ func fromProxy(name string) bool {
 // proxyNames are parts of the names of such headers.
 var proxyNames = [...]string{"forwarded", "client-ip", "connecting-ip", "real-ip", "remote-addr", "remote-ip", "peer-ip", "original-",
 	"cf-ray", "cf-visitor", "x-envoy-", "x-amzn-", "x-amz-cf-", "x-azure-", "fastly-"}
-
-// fromPage refuses changes by pages in a browser on an operator's machine. Browsers send Origin,
-// and programs do not.
-var fromPage = &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
-	Message: "requests of web pages, which have the header Origin, may change nothing here"}
 
 // level returns the log level or changes it.
 func (g *Gateway) level(ctx *fasthttp.RequestCtx) {
@@ -143,21 +140,21 @@ func (g *Gateway) targets(ctx *fasthttp.RequestCtx) {
 	if g.o.AdminListener != nil {
 		self = g.o.AdminListener.Addr().String()
 	}
-	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": g.o.RPC.Hello.NodeId}}}
+	groups := []targetGroup{{[]string{self}, map[string]string{"role": "gateway", "node": cluster.NameOf(g.o.RPC.Hello.NodeId)}}}
 	fleet := g.native.Nodes.Now()
 	var members []nodes.Member
 	for _, n := range append(append(fleet.Prefill[:0:0], fleet.Prefill...), fleet.Decode...) {
 		members = append(members, n.Member())
 	}
 	for _, m := range g.targeted.update(members, time.Now()) {
-		groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.ID}})
+		groups = append(groups, targetGroup{[]string{m.HTTP}, map[string]string{"role": m.Role, "node": m.Name}})
 	}
 	g.json(ctx, groups)
 }
 
 // serveAdmin serves the operators' port until ctx ends.
 func (g *Gateway) serveAdmin(ctx context.Context) {
-	s := g.http.Operators(func(ctx *fasthttp.RequestCtx) { g.dispatchTo(ctx, pathOf(ctx), operators) }, min(adminConns, max(4, g.o.MaxConns/8)))
+	s := g.http.Operators(func(ctx *fasthttp.RequestCtx) { g.dispatch(ctx, pathOf(ctx), operators) }, min(adminConns, max(4, g.o.MaxConns/8)))
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(g.o.AdminListener) }()
 	select {

@@ -31,7 +31,7 @@ func asked(g *Gateway, port audience, peer, method, path, body string, headers .
 	}
 	var ctx fasthttp.RequestCtx
 	ctx.Init(&req, &net.TCPAddr{IP: net.ParseIP(peer), Port: 1}, nil)
-	g.dispatchTo(&ctx, path, port)
+	g.dispatch(&ctx, path, port)
 	return ctx.Response.StatusCode(), string(ctx.Response.Body())
 }
 

@@ -49,7 +49,7 @@ func (b *bed) prompts() (out []string) {
 }
 
 func (b *bed) refused(limit string) float64 {
-	return b.g.Meters.Set.Counter(metrics.GatewayRefused, limit).Get()
+	return b.g.Meters.Counter(metrics.GatewayRefused, limit).Get()
 }
 
 // wantError holds an answer against an error that it should be.
@@ -97,7 +97,7 @@ func TestRequestsWait(t *testing.T) {
 	if err := b.g.Check(); err != nil {
 		t.Error(err)
 	}
-	if n := b.g.Meters.QueueTime.Count(); n != 4 {
+	if n := b.g.Meters.Histogram(metrics.GatewayQueueTime).Count(); n != 4 {
 		t.Errorf("%d waits recorded", n)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -41,11 +42,11 @@ func TestStreamBytes(t *testing.T) {
 			_, _ = io.Copy(&raw, c) // ends with the connection
 		}()
 		// One token at a time, so that chunks do not depend on timing.
-		for i, before := 0, b.g.Meters.Tokens.Get(); i < len(req[2]); i++ {
+		for i, before := 0, b.g.Meters.Counter(metrics.GenerationTokens).Get(); i < len(req[2]); i++ {
 			size := len(raw.String())
 			gate <- struct{}{}
 			b.until(func() bool {
-				return b.g.Meters.Tokens.Get() > before+float64(i) && (req[2][i] == '-' || len(raw.String()) > size)
+				return b.g.Meters.Counter(metrics.GenerationTokens).Get() > before+float64(i) && (req[2][i] == '-' || len(raw.String()) > size)
 			})
 		}
 		<-ended

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"html/template"
@@ -46,9 +47,10 @@ type (
 		Operations []pageOperation
 	}
 	pageOperation struct {
-		Method, Path, Summary, Example, Statuses string
-		Open                                     bool // shown unfolded
-		Fields                                   []pageFields
+		openai.Operation
+		Example, Statuses string
+		Open              bool // shown unfolded
+		Fields            []pageFields
 	}
 	// pageFields are a body's fields of one kind.
 	pageFields struct {
@@ -65,34 +67,24 @@ type (
 // mark of the shell.
 type example struct{ path, body string }
 
-// examples has a request for each route, by method and path.
+// examples has requests to routes, by method and path. That to another route is its path alone.
 var examples = map[string]example{
 	"POST /v1/chat/completions":        {"/v1/chat/completions", `{"messages": [{"role": "user", "content": "What is prefill?"}], "stream": true}`},
 	"POST /v1/completions":             {"/v1/completions", `{"prompt": "Once upon a time", "max_tokens": 32}`},
 	"POST " + openai.TokensPath:        {openai.TokensPath, `{"token_ids": [72, 105], "sampling_params": {"max_tokens": 8}}`},
-	"GET /v1/models":                   {"/v1/models", ""},
 	"GET /v1/models/{model}":           {"/v1/models/tandem-builtin", ""},
 	"POST /tokenize":                   {"/tokenize", `{"prompt": "How many tokens?", "return_token_strs": true}`},
 	"POST /detokenize":                 {"/detokenize", `{"tokens": [72, 105]}`},
-	"GET /livez":                       {"/livez", ""},
-	"GET /readyz":                      {"/readyz", ""},
-	"GET /health":                      {"/health", ""},
-	"GET /ping":                        {"/ping", ""},
-	"POST /ping":                       {"/ping", ""},
-	"GET /version":                     {"/version", ""},
-	"GET /load":                        {"/load", ""},
-	"GET /metrics":                     {"/metrics", ""},
-	"GET /debug/targets":               {"/debug/targets", ""},
-	"GET " + metrics.LevelPath:         {metrics.LevelPath, ""},
 	"PUT " + metrics.LevelPath:         {metrics.LevelPath, "debug"},
 	"POST /admin/drain/{node}":         {"/admin/drain/d1?timeout=30s", ""},
 	"DELETE /admin/drain/{node}":       {"/admin/drain/d1", ""},
 	"POST " + openai.LoadAdapterPath:   {openai.LoadAdapterPath, `{"lora_name": "sql", "lora_path": "/srv/sql-adapter"}`},
 	"POST " + openai.UnloadAdapterPath: {openai.UnloadAdapterPath, `{"lora_name": "sql"}`},
-	"GET /openapi.json":                {"/openapi.json", ""},
-	"GET /docs":                        {"/docs", ""},
-	"GET /debug/nodes":                 {"/debug/nodes", ""},
 	"GET /debug/route":                 {"/debug/route?prompt=What+is+prefill", ""},
+}
+
+func exampleOf(r *endpoint) example {
+	return cmp.Or(examples[r.Method+" "+r.Path], example{path: r.Path})
 }
 
 // curl returns the example as a command line. keys is whether the route needs an API key.
@@ -121,7 +113,6 @@ func (e *example) curl(method string, keys bool) string {
 type openDocument struct {
 	Info  struct{ Title, Version string }
 	Paths map[string]map[string]struct {
-		Summary     string
 		RequestBody struct {
 			Content map[string]struct {
 				Schema struct {
@@ -265,8 +256,8 @@ func docsPage(document []byte) []byte {
 		op := d.Paths[r.Path][strings.ToLower(r.Method)]
 		keys := len(op.Security) > 0
 		p.Keys = p.Keys || keys
-		e := examples[r.Method+" "+r.Path]
-		o := pageOperation{Method: r.Method, Path: r.Path, Summary: op.Summary, Open: i == 0,
+		e := exampleOf(r)
+		o := pageOperation{Operation: r.Operation, Open: i == 0,
 			Example: e.curl(r.Method, keys), Statuses: strings.Join(slices.Sorted(maps.Keys(op.Responses)), ", ")}
 		if body, ok := op.RequestBody.Content["application/json"]; ok {
 			schema := d.Components.Schemas[body.Schema.Ref[strings.LastIndexByte(body.Schema.Ref, '/')+1:]]

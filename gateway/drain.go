@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -8,8 +10,10 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
 const (
@@ -46,21 +50,24 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	name := strings.TrimPrefix(pathOf(ctx), drainPath)
 	fleet := g.native.Nodes.Now()
 	all := slices.Concat(fleet.Prefill, fleet.Decode)
-	at := slices.IndexFunc(all, func(n *nodes.Node) bool { return n.Member().ID == name || n.Name == name })
-	if at < 0 && g.drainUpstream(ctx, name, cancel) {
+	named := nodesOf(all, name)
+	switch {
+	case len(named) == 0 && g.drainUpstream(ctx, name, cancel):
 		return
-	}
-	if at < 0 {
+	case len(named) == 0:
 		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: "no node is called " + openai.Clip(name, 100) + ": /debug/nodes has their names"})
 		return
+	case len(named) > 1:
+		g.fail(ctx, ambiguous(name, named))
+		return
 	}
-	n := all[at]
+	n := named[0]
 	if err := n.Drain(timeout, cancel); err != nil {
-		g.fail(ctx, openai.Unavailable(retryAfter, "the node cannot be notified: %s", openai.Clip(err.Error(), 300)))
+		g.fail(ctx, openai.Unavailable(exchange.RetryAfter, "the node cannot be notified: %s", openai.Clip(err.Error(), 300)))
 		return
 	}
 	m := n.Member()
-	d := drained{Node: m.ID, Role: m.Role, Draining: !cancel, InFlight: n.InFlight.Load()}
+	d := drained{Node: m.Name, Role: m.Role, Draining: !cancel, InFlight: n.InFlight.Load()}
 	if !cancel {
 		d.Timeout = timeout.Seconds()
 	}
@@ -69,8 +76,38 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 			d.Others++
 		}
 	}
-	g.Log.Warn("node drained by an operator", "node", m.ID, "cancel", cancel, "timeout", timeout, "others", d.Others, "peer", ctx.RemoteAddr().String())
+	g.Log.Warn("node drained by an operator", "node", m.Name, "cancel", cancel, "timeout", timeout, "others", d.Others, "peer", ctx.RemoteAddr().String())
 	g.json(ctx, d)
+}
+
+// nodesOf returns the nodes that an operator may mean by a name: those whose identity, address or
+// host it is, that have been given it, or that are shown under it.
+func nodesOf(all []*nodes.Node, name string) (named []*nodes.Node) {
+	for _, n := range all {
+		m := n.Member()
+		host, _, err := net.SplitHostPort(n.Name)
+		if name == n.Name || name == m.ID || name == m.Name || name == cluster.NameOf(m.ID) || err == nil && name == host {
+			named = append(named, n)
+		}
+	}
+	return named
+}
+
+// maxCandidates bounds the nodes in the error of an ambiguous name.
+const maxCandidates = 20
+
+// ambiguous refuses a name that several nodes have.
+func ambiguous(name string, named []*nodes.Node) *openai.Error {
+	var all []string
+	for _, n := range named[:min(len(named), maxCandidates)] {
+		m := n.Member()
+		all = append(all, fmt.Sprintf("%s at %s (%s)", openai.Clip(m.Name, 100), n.Name, m.Role))
+	}
+	if more := len(named) - len(all); more > 0 {
+		all = append(all, fmt.Sprintf("%d more", more))
+	}
+	return &openai.Error{Status: 409, Type: openai.TypeConflict,
+		Message: fmt.Sprintf("%d nodes are called %s: %s: name one of them by its address", len(named), openai.Clip(name, 100), strings.Join(all, ", "))}
 }
 
 // drainUpstream is drainNode for an upstream, by its URL or host. New requests use other upstreams.

@@ -181,7 +181,7 @@ func TestBrokenStreamIsVisible(t *testing.T) {
 			t.Errorf("%s: %d %q", name, r.StatusCode, r.body)
 		}
 		b.close()
-		if n := b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "upstream").Get(); n != 3 {
+		if n := b.g.Meters.Counter(metrics.GatewayStreamsAborted, "upstream").Get(); n != 3 {
 			t.Errorf("%s: %g aborts counted", name, n)
 		}
 	}
@@ -224,7 +224,7 @@ func TestRetries(t *testing.T) {
 					break
 				}
 			}
-			if n := b.g.Meters.Set.Counter(metrics.GatewayAttemptFailures, c.kind).Get(); n < 3 {
+			if n := b.g.Meters.Counter(metrics.GatewayAttemptFailures, c.kind).Get(); n < 3 {
 				t.Fatalf("%g failures of kind %s", n, c.kind)
 			}
 			seconds := 0
@@ -254,7 +254,7 @@ func TestRetries(t *testing.T) {
 		if n := len(b.nodes["d1"].Requests()) + len(b.nodes["d2"].Requests()); n != 1 {
 			t.Errorf("%s: tried %d times", code, n)
 		}
-		if n := b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "deadline").Get(); (n == 1) != (code == nodepb.Code_CODE_DEADLINE) {
+		if n := b.g.Meters.Counter(metrics.GatewayStreamsAborted, "deadline").Get(); (n == 1) != (code == nodepb.Code_CODE_DEADLINE) {
 			t.Errorf("%s: %g requests ended by their deadline", code, n)
 		}
 	}
@@ -406,7 +406,7 @@ func TestClientGoesAway(t *testing.T) {
 		}
 		b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	}
-	if got := b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "client_gone").Get(); got != 3 {
+	if got := b.g.Meters.Counter(metrics.GatewayStreamsAborted, "client_gone").Get(); got != 3 {
 		t.Errorf("%g counted", got)
 	}
 }
@@ -418,8 +418,8 @@ func TestClientThatNeverReads(t *testing.T) {
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":99999,"stream":true}`)
-	aborted := b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "slow_client")
-	b.until(func() bool { return b.g.Meters.Paused.Get() >= 1 || aborted.Get() == 1 })
+	aborted := b.g.Meters.Counter(metrics.GatewayStreamsAborted, "slow_client")
+	b.until(func() bool { return b.g.Meters.Counter(metrics.GatewayStreamsPaused).Get() >= 1 || aborted.Get() == 1 })
 	if err := b.nodes["d1"].Wait(soon, func() bool { return b.nodes["d1"].Running() == 0 }); err != nil {
 		t.Fatal(err)
 	}
@@ -438,13 +438,13 @@ func TestSlowClientLosesNothing(t *testing.T) {
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", fmt.Sprintf(`{"prompt":"x","max_tokens":%d,"stream":true,"stream_options":{"include_usage":true}}`, n))
-	b.until(func() bool { return b.g.Meters.Paused.Get() >= 1 })
+	b.until(func() bool { return b.g.Meters.Counter(metrics.GatewayStreamsPaused).Get() >= 1 })
 	s := c.receive().events(t)
 	want := strings.ToValidUTF8(strings.Repeat(lore, n/len(lore)+1)[:n], "\uFFFD")
 	if s.text[0] != want || !s.done || s.last.Usage.Completion != n {
 		t.Fatalf("%d bytes of %d, done %v, usage %+v, %v; log:\n%s", len(s.text[0]), len(want), s.done, s.last.Usage, s.failure, b.log.String())
 	}
-	if paused := b.g.Meters.Set.Counter(metrics.GatewayStreamsPaused).Get(); int(paused) != len(b.nodes["d1"].Requests())-1 {
+	if paused := b.g.Meters.Counter(metrics.GatewayStreamsPaused).Get(); int(paused) != len(b.nodes["d1"].Requests())-1 {
 		t.Errorf("%g pauses, and %d attempts", paused, len(b.nodes["d1"].Requests()))
 	}
 	for i, r := range b.nodes["d1"].Requests() {
@@ -516,7 +516,7 @@ func TestDrainCuts(t *testing.T) {
 	defer c.Close()
 	c.send("POST", "/v1/completions", streamed)
 	gate <- struct{}{}
-	b.until(func() bool { return b.g.Meters.Tokens.Get() == 1 })
+	b.until(func() bool { return b.g.Meters.Counter(metrics.GenerationTokens).Get() == 1 })
 	b.stop()
 	if r := c.receive(); r.err != io.ErrUnexpectedEOF || r.events(t).failure == nil {
 		t.Fatalf("%v %q", r.err, r.body)
@@ -539,7 +539,7 @@ func TestLimits(t *testing.T) {
 	if r := b.post("/v1/completions", streamed); r.StatusCode != 503 || r.Header.Get("Retry-After") != "1" {
 		t.Fatalf("%d %q", r.StatusCode, r.body)
 	}
-	if n := b.g.Meters.Set.Counter(metrics.AdmissionRejections, "max_num_queued_reqs").Get(); n != 1 {
+	if n := b.g.Meters.Counter(metrics.AdmissionRejections, "max_num_queued_reqs").Get(); n != 1 {
 		t.Errorf("%g counted as refused", n)
 	}
 	c.Close()

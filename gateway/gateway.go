@@ -45,7 +45,6 @@ import (
 // Fixed bounds.
 const (
 	cutGrace       = time.Second      // for error events to be sent after the shutdown timeout
-	retryAfter     = 1                // seconds, of 503 answers
 	statsInterval  = 10 * time.Second // between lines of throughput
 	retryBurstSecs = 10
 )
@@ -64,6 +63,7 @@ type Gateway struct {
 	docsPage func() []byte // /docs, made when it is first requested
 
 	draining atomic.Bool
+	cut      context.CancelFunc // ends all requests
 	targeted scraped
 }
 
@@ -109,22 +109,23 @@ func New(o Options) (*Gateway, error) {
 	if o.AdminListener != nil {
 		o.AdminListener = netio.NewListener(o.AdminListener, retry)
 	}
+	cut, end := context.WithCancel(context.Background())
 	g := &Gateway{
-		Service: &exchange.Service{Log: o.Log, LogRequests: o.LogRequests, Tracer: o.Tracer, Policy: policy, Meters: exchange.NewMeters(o.Metrics), Budget: perSecond(o.Limits.RetriesPerSecond),
-			Resumes: perSecond(o.Limits.ResumesPerSecond), Queue: exchange.NewAdmission(admit.Limits{}), Cut: make(chan struct{})},
+		cut: end,
+		Service: &exchange.Service{Log: o.Log, LogRequests: o.LogRequests, Tracer: o.Tracer, Policy: policy, Meters: o.Metrics, Budget: perSecond(o.Limits.RetriesPerSecond),
+			Resumes: perSecond(o.Limits.ResumesPerSecond), Queue: exchange.NewAdmission(admit.Limits{}), Cut: cut},
 		o:    o,
 		keys: keys,
 	}
 	g.Service.SetLimits(o.Limits)
 	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
-	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: connLimits(&o.Limits), TLS: o.TLS, MaxConns: o.MaxConns,
+	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.Limits, TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{
 			AddressFull: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})
 	g.http = clients
 	g.native = native.New(g.Service, native.Options{
-		Nodes: nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Stale: g.Meters.Stale, Log: o.Log,
-			Silent: o.Metrics.Counter(metrics.GatewayNodesLost, "silence"), Stalled: o.Metrics.Counter(metrics.GatewayNodesLost, "stall")},
+		Nodes:         nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Log: o.Log},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
 		ChatTemplate: o.ChatTemplate, RejectSpecialTokens: o.RejectSpecialTokens, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
 	})
@@ -185,7 +186,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 	wg.Go(func() { g.keepRoom(work) })
 	if g.o.APIKeyFile != "" {
 		wg.Go(func() {
-			g.keys.Watch(work, g.Log, g.Meters.Set.Gauge(metrics.GatewayKeyFileBad), func(k *auth.Key) { g.Queue.SetWeight(k.Flow(), k.Limits.Weight) })
+			g.keys.Watch(work, g.Log, g.Meters.Gauge(metrics.GatewayKeyFileBad), func(k *auth.Key) { g.Queue.SetWeight(k.Flow(), k.Limits.Weight) })
 		})
 	}
 	if !g.o.QuietStats {
@@ -236,7 +237,7 @@ func (g *Gateway) drain() {
 		return
 	}
 	g.Log.Warn("shutdown timeout reached, aborting running requests", "in_flight", g.InFlight.Load())
-	close(g.Cut)
+	g.cut()
 	if g.proxy != nil {
 		g.proxy.Pool.AbortAll()
 	}
@@ -252,14 +253,14 @@ func (g *Gateway) drain() {
 func (g *Gateway) logStats(ctx context.Context) {
 	tick := time.NewTicker(statsInterval)
 	defer tick.Stop()
-	tokens, prompt, busy := g.Meters.Tokens.Get(), g.Meters.Prompt.Get(), false
+	tokens, prompt, busy := g.Meters.Counter(metrics.GenerationTokens).Get(), g.Meters.Counter(metrics.PromptTokens).Get(), false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		now, prompts, running := g.Meters.Tokens.Get(), g.Meters.Prompt.Get(), g.InFlight.Load()
+		now, prompts, running := g.Meters.Counter(metrics.GenerationTokens).Get(), g.Meters.Counter(metrics.PromptTokens).Get(), g.InFlight.Load()
 		if active := now != tokens || running > 0; active || busy {
 			g.Log.Info(fmt.Sprintf("Gateway: Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, Running: %d reqs, Usable decode nodes: %d",
 				(prompts-prompt)/statsInterval.Seconds(), (now-tokens)/statsInterval.Seconds(), running, g.native.Usable()))
@@ -277,18 +278,24 @@ func CheckBundle(b *nodepb.Bundle) error {
 	return err
 }
 
+// CheckKeys returns the error with which New would refuse the API keys.
+func CheckKeys(o *Options) error {
+	_, err := auth.New(o.APIKeys, o.APIKeyFile)
+	return err
+}
+
 // Check verifies the gateway's counts: none is below zero. While no request is in flight, no node
 // has an attempt, no connection a stream, and no admission queue a request. Any goroutine may call
 // it at any time.
 func (g *Gateway) Check() error {
-	attempts := g.Meters.Attempts.Get()
+	attempts := g.Meters.Counter(metrics.GatewayAttempts).Get()
 	inFlight := g.InFlight.Load()
 	err := g.native.Nodes.Check(inFlight == 0)
 	g.EachQueue(func(_ any, a *exchange.Admission) { err = errors.Join(err, a.Check(inFlight == 0)) })
 	if inFlight < 0 {
 		err = errors.Join(err, fmt.Errorf("gateway: %d requests in flight", inFlight))
 	}
-	if inFlight == 0 && (g.InFlight.Load() != 0 || g.Meters.Attempts.Get() != attempts) {
+	if inFlight == 0 && (g.InFlight.Load() != 0 || g.Meters.Counter(metrics.GatewayAttempts).Get() != attempts) {
 		return nil // a request has started since
 	}
 	return err

@@ -38,7 +38,7 @@ func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 		ctx.Response.Header.Set(exchange.RequestIDHeader, newID())
 	}
 	path := pathOf(ctx)
-	g.dispatch(ctx, path)
+	g.dispatch(ctx, path, clients)
 	if !ctx.Response.IsBodyStream() { // a stream is counted at its end
 		g.count(path, ctx.Response.StatusCode())
 	}
@@ -91,7 +91,7 @@ func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 // count counts an answered request by its route and status. Paths without a route share a label,
 // and so do statuses of one class that only upstreams answer.
 func (g *Gateway) count(path string, status int) {
-	g.Meters.Set.Counter(metrics.HTTPRequests, routeLabel(path), statusLabel(status)).Inc()
+	g.Meters.Counter(metrics.HTTPRequests, routeLabel(path), statusLabel(status)).Inc()
 }
 
 // routeLabel returns the path of the route that serves path, such as /v1/models/{model}.
@@ -132,7 +132,7 @@ func (g *Gateway) version(ctx *fasthttp.RequestCtx) {
 
 func (g *Gateway) exposition(ctx *fasthttp.RequestCtx) {
 	ctx.SetContentType(metrics.ContentType)
-	ctx.Response.SetBodyRaw(g.Meters.Set.Append(nil))
+	ctx.Response.SetBodyRaw(g.Meters.Append(nil))
 }
 
 func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
@@ -150,12 +150,15 @@ func (g *Gateway) models(ctx *fasthttp.RequestCtx) {
 
 func (g *Gateway) oneModel(ctx *fasthttp.RequestCtx) {
 	name := strings.TrimPrefix(pathOf(ctx), modelsPath)
-	if g.upstreamModel(ctx, name) {
-		return
-	}
-	if g.proxy != nil && g.native.Models.Load() == nil {
-		g.fail(ctx, openai.NoModel(name))
-		return
+	if g.proxy != nil {
+		switch m := g.proxy.Pool.Now().Find(name); {
+		case m != nil && m.Name == name:
+			sendJSON(ctx, m.Card)
+			return
+		case g.native.Models.Load() == nil:
+			g.fail(ctx, openai.NoModel(name))
+			return
+		}
 	}
 	m, fault := g.native.Find(name)
 	if fault != nil {

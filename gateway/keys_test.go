@@ -53,7 +53,7 @@ func TestKeyLimits(t *testing.T) {
 	if r := b.post("/v1/completions", body, as("three")); r.StatusCode != 401 {
 		t.Errorf("an unknown key: %d", r.StatusCode)
 	}
-	refused := func(limit string) float64 { return b.g.Meters.Set.Counter(metrics.GatewayRefused, limit).Get() }
+	refused := func(limit string) float64 { return b.g.Meters.Counter(metrics.GatewayRefused, limit).Get() }
 	if refused("concurrency") != 1 || refused("tokens") != 1 {
 		t.Errorf("%g and %g refusals counted", refused("concurrency"), refused("tokens"))
 	}
@@ -91,7 +91,7 @@ func TestKeyFileIsReadAgain(t *testing.T) {
 		t.Errorf("what ran before the change does not count: %d", r.StatusCode)
 	}
 	write("two friends=1\n")
-	bad := b.g.Meters.Set.Gauge(metrics.GatewayKeyFileBad)
+	bad := b.g.Meters.Gauge(metrics.GatewayKeyFileBad)
 	b.until(func() bool { return bad.Get() == 1 })
 	if status("one") != 200 || status("two") != 200 {
 		t.Error("a bad file changed something")

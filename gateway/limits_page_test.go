@@ -145,7 +145,7 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 			t.Errorf("connection %d was not closed", i)
 		}
 	}
-	if n := b.g.Meters.Set.Counter(metrics.GatewayEvictedConns).Get(); n != 2 {
+	if n := b.g.Meters.Counter(metrics.GatewayEvictedConns).Get(); n != 2 {
 		t.Errorf("%g connections were closed, want 2", n)
 	}
 	if _, err := io.WriteString(sending, body[5:]); err != nil {

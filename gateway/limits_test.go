@@ -246,7 +246,7 @@ func TestSlowReadersHoldTheirBuffers(t *testing.T) {
 				}
 			})
 		}
-		most, told := int64(0), b.g.Meters.Set.Gauge(metrics.GatewayStreamBuffers)
+		most, told := int64(0), b.g.Meters.Gauge(metrics.GatewayStreamBuffers)
 		for range 100 {
 			time.Sleep(500 * time.Millisecond)
 			synctest.Wait()

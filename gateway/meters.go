@@ -8,7 +8,7 @@ import (
 
 // meter connects the gateway's state to the table of metrics.
 func (g *Gateway) meter() {
-	s := g.Meters.Set
+	s := g.Meters
 	gauge := func(id metrics.ID, f func() float64, labels ...string) { s.Gauge(id, labels...).Func(f) }
 	gauge(metrics.GatewayUsableDecodeNodes, func() float64 { return float64(g.native.Usable()) })
 	gauge(metrics.GatewayInFlight, func() float64 { return float64(g.InFlight.Load()) })
@@ -67,6 +67,6 @@ func (g *Gateway) meterLimits() {
 	l := g.Limits()
 	for queue, most := range map[string]int{metrics.QueueRequests: l.MaxInFlight, metrics.QueueWaiting: l.MaxQueuedRequests,
 		metrics.QueueWaitingTokens: l.MaxQueuedTokens, metrics.QueueBodies: l.MaxBodyMemory} {
-		g.Meters.Set.Gauge(metrics.QueueLimit, queue).Set(float64(most))
+		g.Meters.Gauge(metrics.QueueLimit, queue).Set(float64(most))
 	}
 }

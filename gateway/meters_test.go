@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -25,7 +26,7 @@ func TestFirstTokensAgainstTheirPredictions(t *testing.T) {
 		b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
 		hold := func(id metrics.ID, n uint64, seconds float64, labels ...string) {
 			t.Helper()
-			h := b.g.Meters.Set.Histogram(id, labels...)
+			h := b.g.Meters.Histogram(id, labels...)
 			if h.Count() != n || math.Abs(h.Sum()-seconds) > 1e-6 {
 				t.Errorf("%s%v: %d of %g s, want %d of %g s", metrics.Rows[id].Name, labels, h.Count(), h.Sum(), n, seconds)
 			}
@@ -79,14 +80,15 @@ func TestSecondAttemptsAreNotForetold(t *testing.T) {
 		n.Send(rpc.FrameStats, &nodepb.Stats{PrefillTokensPerS: 1000})
 	}
 	b.until(func() bool {
-		v := b.g.native.Nodes.Now().View(0, nil)
+		var v route.View
+		b.g.native.Nodes.Now().Look(&v, nodes.Query{})
 		return v.Decode[0].Rate > 0 && v.Decode[1].Rate > 0
 	})
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":2}`); r.StatusCode != 200 {
 		t.Fatalf("%d %s", r.StatusCode, r.body)
 	}
 	for _, id := range []metrics.ID{metrics.GatewayPredictedFirst, metrics.GatewayActualFirst} {
-		if n := b.g.Meters.Set.Histogram(id).Count(); n != 0 {
+		if n := b.g.Meters.Histogram(id).Count(); n != 0 {
 			t.Errorf("%s counts %d", metrics.Rows[id].Name, n)
 		}
 	}
@@ -105,7 +107,7 @@ func TestStaleTokensAreCounted(t *testing.T) {
 	defer c.Close()
 	c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":5}`)
 	feed(gate, 3)
-	stale := b.g.Meters.Set.Counter(metrics.GatewayStaleTokens)
+	stale := b.g.Meters.Counter(metrics.GatewayStaleTokens)
 	b.until(func() bool { return stale.Get() == 1 })
 	close(gate)
 	if r := c.receive(); r.StatusCode != 200 || r.parse(t).Choices[0].Text != lore[:5] {
@@ -127,7 +129,7 @@ func TestQueueTime(t *testing.T) {
 		}
 		time.Sleep(1500 * time.Millisecond)
 		feed(gate, 2)
-		told := b.g.Meters.Set.Histogram(metrics.GatewayQueueTime)
+		told := b.g.Meters.Histogram(metrics.GatewayQueueTime)
 		b.until(func() bool { return told.Count() == 1 })
 		waited := time.Since(began).Seconds()
 		if s := told.Sum(); s < 1.5 || s > waited || s < waited-0.005 { // polls of a millisecond

@@ -19,36 +19,23 @@ func (g *Gateway) FollowEvents(bus *cluster.Bus) {
 
 // fleetView is the answer of /debug/nodes.
 type fleetView struct {
-	Version string     `json:"version"`
-	Ready   bool       `json:"ready"`
-	Reason  string     `json:"reason,omitempty"` // why not ready
-	Nodes   []nodeView `json:"nodes"`
-
+	Version   string       `json:"version"`
+	Ready     bool         `json:"ready"`
+	Reason    string       `json:"reason,omitempty"` // why not ready
+	Nodes     []nodes.View `json:"nodes"`
 	Upstreams []proxy.View `json:"upstreams,omitempty"`
-}
-
-// nodeView is a member as this gateway sees it.
-type nodeView struct {
-	nodes.Member
-	Connected   bool    `json:"connected"`
-	Running     int     `json:"running"`
-	Waiting     int     `json:"waiting"`
-	KVUsage     float64 `json:"kv_usage"`
-	CacheBlocks int     `json:"cache_blocks"` // according to block events
 }
 
 // nodes answers with the gateway's view of the fleet. It has addresses, so its route requires a key
 // if there are keys.
 func (g *Gateway) nodes(ctx *fasthttp.RequestCtx) {
-	v := fleetView{Version: g.o.Version, Ready: true, Nodes: []nodeView{}}
+	v := fleetView{Version: g.o.Version, Ready: true, Nodes: []nodes.View{}}
 	if err := g.Ready(); err != nil {
 		v.Ready, v.Reason = false, err.Error()
 	}
 	fleet := g.native.Nodes.Now()
 	for _, n := range slices.Concat(fleet.Prefill, fleet.Decode) {
-		m, s := n.Member(), n.Status()
-		m.Draining = m.Draining || s.Draining
-		v.Nodes = append(v.Nodes, nodeView{m, s.Connected, s.Running, s.Waiting + s.Held, s.KVUsage, g.native.Blocks.Count(m.ID)})
+		v.Nodes = append(v.Nodes, n.View())
 	}
 	if g.proxy != nil {
 		for _, s := range g.proxy.Pool.Now().Servers {

@@ -64,7 +64,7 @@ func TestNodesView(t *testing.T) {
 	if err := json.Unmarshal([]byte(r.body), &v); err != nil || r.StatusCode != 200 {
 		t.Fatalf("status %d, %v: %s", r.StatusCode, err, r.body)
 	}
-	if v.Version != "9" || !v.Ready || len(v.Nodes) != 1 || v.Nodes[0].ID != "d" || !v.Nodes[0].Connected || v.Nodes[0].Role != "decode" {
+	if v.Version != "9" || !v.Ready || len(v.Nodes) != 1 || v.Nodes[0].Name != "d" || !v.Nodes[0].Connected || v.Nodes[0].Role != "decode" {
 		t.Errorf("got %+v", v)
 	}
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/auth"
-	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/liveness"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
@@ -113,9 +112,7 @@ func (o *Options) setDefaults() {
 	o.StreamTokens, o.MaxConns = cmp.Or(o.StreamTokens, limits.StreamTokens), cmp.Or(o.MaxConns, limits.MaxConns)
 	o.StallTimeout, o.NodeSilence = cmp.Or(o.StallTimeout, limits.StallTimeout), cmp.Or(o.NodeSilence, limits.NodeSilence)
 	o.Limits = o.Limits.WithDefaults()
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 }
 
 // checkLimits refuses limits beyond those of the API.
@@ -152,18 +149,12 @@ func (g *Gateway) SetLimits(l Limits) error {
 // setLimits sets the limits of each stage.
 func (g *Gateway) setLimits(l *Limits) {
 	g.Service.SetLimits(*l)
-	g.http.SetLimits(connLimits(l))
+	g.http.SetLimits(*l)
 	for limiter, perSecond := range map[*rate.Limiter]float64{g.Budget: l.RetriesPerSecond, g.Resumes: l.ResumesPerSecond} {
 		limiter.SetLimit(rate.Limit(perSecond))
 		limiter.SetBurst(burst(perSecond))
 	}
 	g.meterLimits()
-}
-
-// connLimits returns the limits of connections and request bodies.
-func connLimits(l *Limits) httpserver.Limits {
-	return httpserver.Limits{HeaderTimeout: l.HeaderTimeout, SlowClientTimeout: l.SlowClientTimeout, MinBodyRate: l.MinBodyRate,
-		MaxBodyBytes: l.MaxBodyBytes, MaxBodyMemory: l.MaxBodyMemory, MaxConnsPerAddress: l.MaxConnsPerAddress}
 }
 
 // keyName is where a request keeps its key, which is looked up once.

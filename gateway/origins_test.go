@@ -25,7 +25,7 @@ func answeredTo(g *Gateway, port audience, method, target string, headers ...str
 	}
 	var ctx fasthttp.RequestCtx
 	ctx.Init(&req, &net.TCPAddr{IP: net.ParseIP(here), Port: 1}, nil)
-	g.dispatchTo(&ctx, string(ctx.Path()), port)
+	g.dispatch(&ctx, string(ctx.Path()), port)
 	return &ctx.Response
 }
 

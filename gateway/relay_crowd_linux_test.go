@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -168,7 +169,7 @@ func TestSlowReaderInACrowd(t *testing.T) {
 		t.Fatal(err)
 	}
 	slow.send("POST", "/v1/chat/completions", ask(true, "x"), "X-Stream: large")
-	b.until(func() bool { return b.g.Meters.Tokens.Get() > 0 && b.g.proxy.Polled() == 0 })
+	b.until(func() bool { return b.g.Meters.Counter(metrics.GenerationTokens).Get() > 0 && b.g.proxy.Polled() == 0 })
 	quick := b.connect()
 	defer quick.Close()
 	for range 3 {

@@ -181,7 +181,7 @@ func TestRelaySlowClients(t *testing.T) {
 		}
 		clients.Wait()
 		b.until(func() bool { return b.g.InFlight.Load() == 0 && b.far["s1"].running.Load() == 0 })
-		if n := b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "slow_client").Get(); n != nClients {
+		if n := b.g.Meters.Counter(metrics.GatewayStreamsAborted, "slow_client").Get(); n != nClients {
 			t.Errorf("%g were given up", n)
 		}
 		c := b.dial().timeless()

@@ -216,8 +216,8 @@ func TestRelayWeights(t *testing.T) {
 // What an answer tells of its end is what is counted.
 func TestRelayCounts(t *testing.T) {
 	b := newRelayed(t, Options{}, "s1")
-	done := func(reason string) float64 { return b.g.Meters.Set.Counter(metrics.RequestSuccess, reason).Get() }
-	m := &b.g.Meters
+	done := func(reason string) float64 { return b.g.Meters.Counter(metrics.RequestSuccess, reason).Get() }
+	m := b.g.Meters
 	b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		event(w, chunkEvent("two tokens"), `data: {"choices":[{"index":0,"delta":{},"finish_reason":null}]}`+"\n\n",
@@ -228,15 +228,15 @@ func TestRelayCounts(t *testing.T) {
 		t.Fatal(r.err)
 	}
 	b.until(func() bool { return b.g.InFlight.Load() == 0 })
-	if s, l := done("stop"), done("length"); s != 1 || l != 1 || m.Tokens.Get() != 20 || m.Prompt.Get() != 70 || m.Cached.Get() != 64 {
-		t.Errorf("%g stop, %g length, %g tokens, %g prompt, %g cached", s, l, m.Tokens.Get(), m.Prompt.Get(), m.Cached.Get())
+	if s, l := done("stop"), done("length"); s != 1 || l != 1 || m.Counter(metrics.GenerationTokens).Get() != 20 || m.Counter(metrics.PromptTokens).Get() != 70 || m.Counter(metrics.PromptTokensCached).Get() != 64 {
+		t.Errorf("%g stop, %g length, %g tokens, %g prompt, %g cached", s, l, m.Counter(metrics.GenerationTokens).Get(), m.Counter(metrics.PromptTokens).Get(), m.Counter(metrics.PromptTokensCached).Get())
 	}
 	b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"abort"}],"usage":{"prompt_tokens":5,"completion_tokens":3}}`)
 	})
 	b.post("/v1/chat/completions", ask(false, "x"))
-	if a := done("abort"); a != 1 || m.Tokens.Get() != 23 || m.Prompt.Get() != 75 {
-		t.Errorf("%g abort, %g tokens, %g prompt", a, m.Tokens.Get(), m.Prompt.Get())
+	if a := done("abort"); a != 1 || m.Counter(metrics.GenerationTokens).Get() != 23 || m.Counter(metrics.PromptTokens).Get() != 75 {
+		t.Errorf("%g abort, %g tokens, %g prompt", a, m.Counter(metrics.GenerationTokens).Get(), m.Counter(metrics.PromptTokens).Get())
 	}
 }
 

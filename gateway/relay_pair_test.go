@@ -337,7 +337,7 @@ func TestMemoryOfPairs(t *testing.T) {
 			b := newPairs(t, protocol, "p1", "d1")
 			l := *b.g.Limits()
 			l.MaxBodyMemory = 300_000
-			b.g.http.SetLimits(connLimits(&l))
+			b.g.http.SetLimits(l)
 			b.post("/v1/completions", body).wantError(t, 429, "--max-body-memory")
 			for name, s := range b.far {
 				for _, r := range s.requests() {

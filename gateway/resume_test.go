@@ -8,6 +8,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -90,8 +91,8 @@ func TestResume(t *testing.T) {
 					t.Errorf("%s:\n got %s\nwant %s", body, got, want[i])
 				}
 			}
-			if b.g.Meters.Resumes.Get() < 1 { // how many meet a node that loses them depends on how fast it is back
-				t.Errorf("%g resumes", b.g.Meters.Resumes.Get())
+			if b.g.Meters.Counter(metrics.GatewayResumes).Get() < 1 { // how many meet a node that loses them depends on how fast it is back
+				t.Errorf("%g resumes", b.g.Meters.Counter(metrics.GatewayResumes).Get())
 			}
 			for at, n := range b.nodes {
 				for _, r := range n.Requests() {
@@ -183,7 +184,7 @@ func TestResumePrefersItsClass(t *testing.T) {
 			if got := text(t, conn.receive()); got != fmt.Sprintf("0 %q length <nil>; ", c.want) {
 				t.Error(got)
 			}
-			if got := b.g.Meters.ClassChanges.Get(); got != c.changes {
+			if got := b.g.Meters.Counter(metrics.GatewayClassChanges).Get(); got != c.changes {
 				t.Errorf("%g changes of class, want %g", got, c.changes)
 			}
 			if got := strings.Count(b.log.String(), "stream continues in another numerics class"); got != int(c.changes) {
@@ -203,7 +204,7 @@ func TestResumeGivesUp(t *testing.T) {
 	if s := r.events(t); r.err == nil || s.done || s.failure == nil || s.failure.Error.Code != 503 {
 		t.Fatalf("%v %q", r.err, r.body)
 	}
-	b.until(func() bool { return b.g.Meters.Set.Counter(metrics.GatewayStreamsAborted, "upstream").Get() == 1 })
+	b.until(func() bool { return b.g.Meters.Counter(metrics.GatewayStreamsAborted, "upstream").Get() == 1 })
 }
 
 // A request that every node dies of does not go round for ever.
@@ -276,7 +277,9 @@ func TestStalledNode(t *testing.T) {
 	fleet := b.g.native.Nodes.Now()
 	usable := func() int {
 		n := 0
-		for _, s := range fleet.View(7, nil).Decode {
+		var v route.View
+		fleet.Look(&v, nodes.Query{Fingerprint: 7})
+		for _, s := range v.Decode {
 			if s.Usable {
 				n++
 			}
@@ -309,7 +312,7 @@ func TestCachedTokensOfTheFirstAttempt(t *testing.T) {
 			t.Errorf("prompt %d: %+v, want %d cached", i, u, want)
 		}
 	}
-	if lower == 0 || b.g.Meters.Resumes.Get() < 8 {
-		t.Errorf("%d prompts began where less was cached, %g resumes", lower, b.g.Meters.Resumes.Get())
+	if lower == 0 || b.g.Meters.Counter(metrics.GatewayResumes).Get() < 8 {
+		t.Errorf("%d prompts began where less was cached, %g resumes", lower, b.g.Meters.Counter(metrics.GatewayResumes).Get())
 	}
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/valyala/fasthttp"
@@ -65,8 +66,8 @@ var routes = []endpoint{
 	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Key: true, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Key: true, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Drain a node, by name or address; streams that run after ?timeout=30s resume on other nodes", Answer: "Object",
-		Errors: []int{400, 401, 403, 503}}, (*Gateway).drainNode, operators},
-	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Let it take work again", Answer: "Object", Errors: []int{401, 403, 503}}, (*Gateway).drainNode, operators},
+		Errors: []int{400, 401, 403, 409, 503}}, (*Gateway).drainNode, operators},
+	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Let it take work again", Answer: "Object", Errors: []int{401, 403, 409, 503}}, (*Gateway).drainNode, operators},
 	{openai.Operation{Method: "POST", Path: openai.LoadAdapterPath, Key: true, Takes: "LoadAdapter", Summary: "Load an adapter (LoRA) on every node, from a folder that it can read",
 		Errors: []int{401, 403, 503, 504}}, (*Gateway).loadAdapter, operators},
 	{openai.Operation{Method: "POST", Path: openai.UnloadAdapterPath, Key: true, Takes: "UnloadAdapter", Summary: "Remove an adapter's name; running requests keep the adapter",
@@ -87,13 +88,8 @@ func (r *endpoint) at(path string) bool {
 	return r.Path == path
 }
 
-// dispatch finds the route of a request and serves it.
-func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string) {
-	g.dispatchTo(ctx, path, clients)
-}
-
-// dispatchTo is dispatch on the port of clients or of operators.
-func (g *Gateway) dispatchTo(ctx *fasthttp.RequestCtx, path string, port audience) {
+// dispatch finds the route of a request on the port of clients or of operators, and serves it.
+func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string, port audience) {
 	if g.browser(ctx, path, port) {
 		return
 	}
@@ -202,7 +198,7 @@ func (g *Gateway) openAPI(ctx *fasthttp.RequestCtx) {
 // own slashes, encoded or not.
 func pathOf(ctx *fasthttp.RequestCtx) string {
 	for _, prefix := range [...]string{modelsPath, drainPath} {
-		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !httpserver.DotSegments(name) {
+		if name, ok := bytes.CutPrefix(ctx.URI().PathOriginal(), []byte(prefix)); ok && len(name) > 0 && !httpserver.DotSegments(string(name)) {
 			return prefix + httpserver.Unescape(name)
 		}
 	}
@@ -215,10 +211,5 @@ func pathOf(ctx *fasthttp.RequestCtx) string {
 
 // routed reports whether a path is that of a route of the gateway.
 func routed(path string) bool {
-	for i := range routes {
-		if routes[i].Path == path {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(routes, func(r endpoint) bool { return r.Path == path })
 }

@@ -37,16 +37,14 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	m, fault := g.native.Find(string(ctx.QueryArgs().Peek("model")))
-	if fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
 	text := string(ctx.QueryArgs().Peek("prompt"))
-	if text == "" || m.Text == nil {
-		g.fail(ctx, openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT (and a policy in the header %s)", exchange.PolicyHeader))
-		return
+	if fault == nil && (text == "" || m.Text == nil) {
+		fault = openai.BadRequest("prompt", "give a prompt as ?prompt=TEXT (and a policy in the header %s)", exchange.PolicyHeader)
 	}
-	how, fault := g.Routing(&ctx.Request.Header)
+	var how exchange.RouteHints
+	if fault == nil {
+		how, fault = g.Routing(&ctx.Request.Header)
+	}
 	if fault != nil {
 		g.fail(ctx, fault)
 		return

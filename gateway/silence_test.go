@@ -71,10 +71,10 @@ func TestSilentNode(t *testing.T) {
 				if got := time.Duration(longest.Load()); got > c.pause {
 					t.Errorf("the longest pause is %v, want at most %v", got, c.pause)
 				}
-				if got := b.g.Meters.Set.Counter(metrics.GatewayNodesLost, "silence").Get(); got != c.lost {
+				if got := b.g.Meters.Counter(metrics.GatewayNodesLost, "silence").Get(); got != c.lost {
 					t.Errorf("%g nodes lost their streams, want %g; log:\n%s", got, c.lost, b.log.String())
 				}
-				if got := b.g.Meters.Resumes.Get(); (got > 0) != (c.lost > 0 || c.silence < 0) {
+				if got := b.g.Meters.Counter(metrics.GatewayResumes).Get(); (got > 0) != (c.lost > 0 || c.silence < 0) {
 					t.Errorf("%g streams were resumed", got)
 				}
 				for i := range c.nodes { // all nodes serve again

@@ -62,7 +62,7 @@ func TestChatTurnsFromCache(t *testing.T) {
 		t.Errorf("%d hits and %d misses, want each earlier message found and each new one missed", hits, misses)
 	}
 	// A token is four bytes, a text of n bytes some n of them at one token each.
-	if told := b.g.Meters.Set.Gauge(metrics.TokenizerCacheBytes).Get(); told != float64(bytes) || bytes < 5*len(rendered) {
+	if told := b.g.Meters.Gauge(metrics.TokenizerCacheBytes).Get(); told != float64(bytes) || bytes < 5*len(rendered) {
 		t.Errorf("%g bytes are told, %d are kept, of messages of %d bytes", told, bytes, len(rendered))
 	}
 }

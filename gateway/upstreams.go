@@ -26,19 +26,6 @@ func (g *Gateway) ownModel(ctx *fasthttp.RequestCtx, envelope **upstream.Envelop
 	return fault == nil
 }
 
-// upstreamModel answers with one model of upstreams; false: they have none of that name.
-func (g *Gateway) upstreamModel(ctx *fasthttp.RequestCtx, name string) bool {
-	if g.proxy == nil {
-		return false
-	}
-	m := g.proxy.Pool.Now().Find(name)
-	if m == nil || m.Name != name {
-		return false
-	}
-	sendJSON(ctx, m.Card)
-	return true
-}
-
 // explainUpstream answers where a prompt (?prompt=TEXT, or ?messages=JSON) for a model of upstreams
 // would be sent, or that no upstream serves the model; false: own nodes answer.
 func (g *Gateway) explainUpstream(ctx *fasthttp.RequestCtx) bool {

@@ -44,7 +44,7 @@ func (g *gatewayPeer) take() []*nodepb.Stats {
 	return beats
 }
 
-// Each gateway gets a heartbeat when it connects, one each StatsInterval, and one as
+// Each gateway gets a heartbeat when it connects, one each half second, and one as
 // soon as the node drains. Decode nodes get none.
 func TestHeartbeatsToGateways(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -21,37 +21,16 @@ import (
 
 // job is one Prefill from its queueing to its answer.
 type job struct {
-	key      key
-	request  string
-	root     kvcache.Hash
-	digest   kvcache.RootDigest
-	tokens   []int32
-	priority int
-	adapter  *nodepb.Adapter    // nil: none
-	grant    chan *nodepb.Grant // capacity 1
-	span     trace.Span
+	key   key
+	asked *nodepb.Prefill
+	grant chan *nodepb.Grant // capacity 1
+	span  trace.Span
 
 	// Guarded by Node.mu.
 	ticket   line.ID // in the line, and in the engine
 	admitted bool    // has asked for its grant
 	stop     context.CancelCauseFunc
 	timer    *time.Timer // JobTimeout
-}
-
-func newJob(k key, p *nodepb.Prefill) *job {
-	digest, _ := kvcache.ParseRootDigest(p.PrefixDigest) // checked
-	return &job{
-		key: k, request: p.RequestId, root: kvcache.Hash(p.PrefixRoot), digest: digest, tokens: p.Tokens,
-		priority: int(p.Priority), adapter: p.Adapter, grant: make(chan *nodepb.Grant, 1),
-	}
-}
-
-// granted delivers the decode node's answer. A second one is ignored.
-func (j *job) granted(g *nodepb.Grant) {
-	select {
-	case j.grant <- g:
-	default:
-	}
 }
 
 // run carries an admitted job to its answer.
@@ -83,7 +62,7 @@ func (n *Node) answer(j *job, err error, done *nodepb.PrefillDone) {
 	if unwanted(err) {
 		return
 	}
-	n.log.Warn("prefill failed", "request", j.request, "tokens", len(j.tokens), "err", err)
+	n.log.Warn("prefill failed", "request", j.asked.RequestId, "tokens", len(j.asked.Tokens), "err", err)
 	n.send(j.key, rpc.FrameEnd, &nodepb.End{Code: codeOf(err), Message: err.Error()})
 }
 
@@ -118,13 +97,16 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := newFeed(n.o.Engine, int(g.From), len(j.tokens))
+	p := j.asked
+	f := newFeed(n.o.Engine, int(g.From), len(p.Tokens))
 	if push.Pages() != f.nPages || !slices.Equal(push.Runs(), f.runs) {
 		err := fmt.Errorf("%w: %d pages (%v) for tokens [%d,%d), want %d (%v)", errRefused, push.Pages(), push.Runs(), g.From, g.UpTo, f.nPages, f.runs)
 		return nil, errors.Join(err, push.Abort(err))
 	}
+	digest, _ := kvcache.ParseRootDigest(p.PrefixDigest) // checked
 	ej := &engine.Job{
-		Root: j.root, RootDigest: j.digest, Tokens: j.tokens, Priority: j.priority, Ticket: j.ticket, Adapter: j.adapter.GetName(), AdapterDigest: j.adapter.GetDigest(), Direct: push.Direct(),
+		Root: kvcache.Hash(p.PrefixRoot), RootDigest: digest, Tokens: p.Tokens, Priority: int(p.Priority), Ticket: j.ticket,
+		Adapter: p.Adapter.GetName(), AdapterDigest: p.Adapter.GetDigest(), Direct: push.Direct(),
 		First: f.first, Layer: f.layer, Done: func(err error) {
 			n.update(func(l *line.Line) { l.Remove(j.ticket) })
 			f.done(err)
@@ -151,11 +133,11 @@ func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
 	}
 	if err != nil {
 		if aerr := push.Abort(err); aerr != nil {
-			n.log.Debug("abort of a push", "request", j.request, "err", aerr)
+			n.log.Debug("abort of a push", "request", p.RequestId, "err", aerr)
 		}
 		return nil, err
 	}
-	return &nodepb.PrefillDone{ComputedTokens: uint32(len(j.tokens) - cached), CachedTokens: uint32(cached)}, nil
+	return &nodepb.PrefillDone{ComputedTokens: uint32(len(p.Tokens) - cached), CachedTokens: uint32(cached)}, nil
 }
 
 // awaitGrant waits a bounded time for a grant and checks it.
@@ -167,8 +149,8 @@ func (n *Node) awaitGrant(ctx context.Context, j *job) (*nodepb.Grant, error) {
 		switch {
 		case g.Refused != 0:
 			return nil, fmt.Errorf("%w: %s: %s", errRefused, g.Refused, g.Reason)
-		case int(g.UpTo) != len(j.tokens) || g.From >= g.UpTo || int(g.From)%n.o.Engine.Align() != 0:
-			return nil, fmt.Errorf("%w: it covers tokens [%d,%d) of %d", errRefused, g.From, g.UpTo, len(j.tokens))
+		case int(g.UpTo) != len(j.asked.Tokens) || g.From >= g.UpTo || int(g.From)%n.o.Engine.Align() != 0:
+			return nil, fmt.Errorf("%w: it covers tokens [%d,%d) of %d", errRefused, g.From, g.UpTo, len(j.asked.Tokens))
 		}
 		return g, nil
 	case <-timer.C:

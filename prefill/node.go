@@ -19,8 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -65,9 +63,6 @@ type Options struct {
 	Transferred func(Transfer)
 	// JobTimeout ends a job, including the time in which it waits. Default 30 min.
 	JobTimeout time.Duration
-	// StatsInterval is the interval of heartbeats to gateways, a fifth of it while the load
-	// changes. Default 500 ms.
-	StatsInterval time.Duration
 }
 
 func (o *Options) setDefaults() {
@@ -76,10 +71,7 @@ func (o *Options) setDefaults() {
 	o.GrantTimeout = cmp.Or(o.GrantTimeout, 10*time.Second)
 	o.QueuedInterval = cmp.Or(o.QueuedInterval, time.Second)
 	o.JobTimeout = cmp.Or(o.JobTimeout, 30*time.Minute)
-	o.StatsInterval = cmp.Or(o.StatsInterval, node.DefaultStatsInterval)
-	if o.Logger == nil {
-		o.Logger = slog.New(slog.DiscardHandler)
-	}
+	o.Logger = cmp.Or(o.Logger, slog.New(slog.DiscardHandler))
 }
 
 // Errors that end jobs. Decode nodes log their text.
@@ -102,9 +94,8 @@ type Node struct {
 	mu       sync.Mutex
 	jobs     map[key]*job
 	byTicket map[line.ID]*job
-	gateways map[*rpc.Conn]bool // that get heartbeats
-	line     *line.Line         // of jobs that are not computed yet
-	tickets  line.ID            // given so far
+	line     *line.Line // of jobs that are not computed yet
+	tickets  line.ID    // given so far
 	start    time.Time
 	count    Counters
 }
@@ -126,11 +117,11 @@ func New(o Options) *Node {
 	o.setDefaults()
 	n := &Node{
 		o: o, log: o.Logger, jobs: make(map[key]*job), byTicket: make(map[line.ID]*job),
-		gateways: make(map[*rpc.Conn]bool), line: line.New(o.RunAheadTokens), start: time.Now(),
+		line: line.New(o.RunAheadTokens), start: time.Now(),
 	}
 	n.Base = node.New(node.Options{
-		Engine: o.Engine, Log: o.Logger, Interval: o.StatsInterval, Lock: &n.mu,
-		Gateways: n.connected, Stats: n.addStats, Running: func() int { return len(n.jobs) },
+		Engine: o.Engine, Log: o.Logger, Lock: &n.mu,
+		Stats: n.addStats, Running: func() int { return len(n.jobs) },
 		End: func() { n.cancelAll(func(key) bool { return true }, errDrained) },
 	})
 	o.Engine.OrderJobs(n.order)
@@ -142,18 +133,14 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 	k := key{c, stream}
 	switch t {
 	case rpc.FrameHello:
-		n.register(c)
+		if c.Peer().GetRole() == "gateway" {
+			n.Register(c)
+			n.Heartbeat()
+		}
 	case rpc.FramePrefill:
 		n.accept(k, payload)
 	case rpc.FrameGrant:
-		g := new(nodepb.Grant)
-		if err := proto.Unmarshal(payload, g); err != nil {
-			n.cancel(k, fmt.Errorf("%w: Grant does not parse: %w", errRefused, err))
-			return
-		}
-		if j := n.job(k); j != nil {
-			j.granted(g)
-		}
+		n.granted(k, payload)
 	case rpc.FrameQueued: // the grant waits for room; decode nodes of the previous version do not send this
 		n.stepAside(k)
 	case rpc.FrameCancel:
@@ -166,15 +153,26 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 // Closed cancels the jobs of a connection that is closed.
 func (n *Node) Closed(c *rpc.Conn, err error) {
 	n.mu.Lock()
-	delete(n.gateways, c)
+	n.Forget(c)
 	n.mu.Unlock()
 	n.cancelAll(func(k key) bool { return k.conn == c }, fmt.Errorf("%w: %w", errGone, err))
 }
 
-func (n *Node) job(k key) *job {
+// granted passes a decode node's Grant to its job. A second one is ignored.
+func (n *Node) granted(k key, payload []byte) {
+	g := new(nodepb.Grant)
+	if err := proto.Unmarshal(payload, g); err != nil {
+		n.cancel(k, fmt.Errorf("%w: Grant does not parse: %w", errRefused, err))
+		return
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.jobs[k]
+	if j := n.jobs[k]; j != nil {
+		select {
+		case j.grant <- g:
+		default:
+		}
+	}
 }
 
 // accept queues a Prefill or refuses it.
@@ -192,8 +190,7 @@ func (n *Node) accept(k key, payload []byte) {
 	code, msg := n.room(k)
 	if code == 0 {
 		n.count.Accepted++
-		j := newJob(k, p)
-		j.span = n.startSpan(p)
+		j := &job{key: k, asked: p, grant: make(chan *nodepb.Grant, 1), span: n.startSpan(p)}
 		j.timer = time.AfterFunc(n.o.JobTimeout, func() { n.cancel(k, errTimeout) })
 		n.enqueue(j)
 		n.admit()
@@ -276,24 +273,6 @@ func (n *Node) Queued() (waiting, asking, all int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.line.Waiting(), n.line.Asking(), len(n.jobs)
-}
-
-// register sends heartbeats to a gateway from now on.
-func (n *Node) register(c *rpc.Conn) {
-	if c.Peer().GetRole() != "gateway" {
-		return
-	}
-	n.mu.Lock()
-	n.gateways[c] = true
-	n.mu.Unlock()
-	n.Heartbeat()
-}
-
-// connected returns the connections of all gateways.
-func (n *Node) connected() []*rpc.Conn {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Collect(maps.Keys(n.gateways))
 }
 
 // addStats adds the jobs in the line to a heartbeat. The engine counts only admitted ones.

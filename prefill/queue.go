@@ -22,7 +22,7 @@ func (n *Node) enqueue(j *job) {
 	j.ticket = n.tickets
 	n.jobs[j.key] = j
 	n.byTicket[j.ticket] = j
-	n.line.Add(j.ticket, len(j.tokens), j.priority)
+	n.line.Add(j.ticket, len(j.asked.Tokens), int(j.asked.Priority))
 }
 
 // admit starts jobs while the engine is about to have room. The caller holds n.mu.
@@ -140,7 +140,7 @@ func (n *Node) Positions(ctx context.Context) {
 		for i, j := range waiting {
 			// If a position is not sent, the next one follows.
 			if err := j.key.conn.Send(rpc.FrameQueued, j.key.stream, &nodepb.Queued{Position: uint32(i + 1)}); err != nil {
-				n.log.Debug("position not sent", "request", j.request, "err", err)
+				n.log.Debug("position not sent", "request", j.asked.RequestId, "err", err)
 			}
 		}
 	}

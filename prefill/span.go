@@ -10,7 +10,7 @@ import (
 
 // startSpan starts a job's span below the decode node's.
 func (n *Node) startSpan(p *nodepb.Prefill) trace.Span {
-	s := n.o.Tracer.Start(trace.FromWire(p.Trace), "prefill", trace.Server, time.Now())
+	s := n.o.Tracer.Start(trace.Incoming(p.Trace.GetTraceparent(), p.Trace.GetTracestate()), "prefill", trace.Server, time.Now())
 	if s.On() {
 		s.Set(trace.RequestID.String(p.RequestId), trace.Attempt.Int(int(p.Attempt)), trace.InputTokens.Int(len(p.Tokens)))
 	}

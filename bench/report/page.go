@@ -48,21 +48,22 @@ func (p *Point) Name() string {
 // sweepColumns are the columns of the table and the CSV. better is 1 if larger figures
 // are better, -1 if smaller ones are, and 0 if neither.
 var sweepColumns = []struct {
-	name   string
-	better int
-	of     func(*Summary) float64
+	name       string // in the CSV
+	head, unit string // in the table
+	better     int
+	of         func(*Summary) float64
 }{
-	{"completed", 0, func(s *Summary) float64 { return float64(s.Completed) }},
-	{"failed", -1, func(s *Summary) float64 { return float64(s.Failed) }},
-	{"request_throughput", 1, (*Summary).RequestThroughput},
-	{"output_throughput", 1, (*Summary).Throughput},
-	{"request_goodput", 1, (*Summary).Goodput},
-	{"median_ttft_ms", -1, func(s *Summary) float64 { return s.quantile("ttft", 50) }},
-	{"p99_ttft_ms", -1, func(s *Summary) float64 { return s.quantile("ttft", 99) }},
-	{"median_tpot_ms", -1, func(s *Summary) float64 { return s.quantile("tpot", 50) }},
-	{"p99_tpot_ms", -1, func(s *Summary) float64 { return s.quantile("tpot", 99) }},
-	{"p99_itl_ms", -1, func(s *Summary) float64 { return s.quantile("itl", 99) }},
-	{"p99_e2el_including_client_queue_ms", -1, func(s *Summary) float64 { return s.quantile("e2el_including_client_queue", 99) }},
+	{"completed", "Completed", "requests", 0, func(s *Summary) float64 { return float64(s.Completed) }},
+	{"failed", "Failed", "requests", -1, func(s *Summary) float64 { return float64(s.Failed) }},
+	{"request_throughput", "Throughput", "requests/s", 1, (*Summary).RequestThroughput},
+	{"output_throughput", "Output", "tokens/s", 1, (*Summary).Throughput},
+	{"request_goodput", "Goodput", "requests/s", 1, (*Summary).Goodput},
+	{"median_ttft_ms", "Median TTFT", "ms", -1, func(s *Summary) float64 { return s.quantile("ttft", 50) }},
+	{"p99_ttft_ms", "P99 TTFT", "ms", -1, func(s *Summary) float64 { return s.quantile("ttft", 99) }},
+	{"median_tpot_ms", "Median TPOT", "ms", -1, func(s *Summary) float64 { return s.quantile("tpot", 50) }},
+	{"p99_tpot_ms", "P99 TPOT", "ms", -1, func(s *Summary) float64 { return s.quantile("tpot", 99) }},
+	{"p99_itl_ms", "P99 ITL", "ms", -1, func(s *Summary) float64 { return s.quantile("itl", 99) }},
+	{"p99_e2el_including_client_queue_ms", "P99 latency, client queue included", "ms", -1, func(s *Summary) float64 { return s.quantile("e2el_including_client_queue", 99) }},
 }
 
 // Figure returns a column of the run by its name in the CSV; NaN: there is none.
@@ -265,7 +266,7 @@ func runPlots(points []Point) []plotted {
 const style = `body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}
 main{display:grid;grid-template-columns:repeat(auto-fit,minmax(460px,1fr));gap:1em}figure{margin:0}figcaption{font-weight:600}
 svg{width:100%}svg text{font-size:11px;fill:#555}.grid{stroke:#ddd}.dots{stroke-width:4;stroke-linecap:round;fill:none}.key{font-size:12px;margin:0}
-table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto;margin-bottom:1em}td,th{padding:.3em .7em;text-align:right;border-bottom:1px solid #ddd}
+table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto;margin-bottom:1em}td,th{padding:.3em .7em;text-align:right;border-bottom:1px solid #ddd}th:first-child{white-space:nowrap}
 .ahead{color:#2e8540}.behind{color:#b3261e}`
 
 // WritePage writes the sweep as one page that needs no other file.
@@ -292,11 +293,11 @@ func WritePage(w io.Writer, title string, facts []string, points []Point) error 
 
 // writeRuns writes the table of all runs.
 func writeRuns(b *strings.Builder, points []Point) {
-	b.WriteString("<table><tr><th>run</th>")
+	b.WriteString("<table><tr><th>Run</th>")
 	for _, c := range sweepColumns {
-		fmt.Fprintf(b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
+		fmt.Fprintf(b, "<th>%s<br><small>%s</small></th>", c.head, c.unit)
 	}
-	b.WriteString("<th>note</th></tr>\n")
+	b.WriteString("<th>Note</th></tr>\n")
 	most := 0
 	for _, r := range loads(pointers(points)) {
 		fmt.Fprintf(b, "<tr><th>%s</th>", html.EscapeString(r[0].Name()))
@@ -330,11 +331,11 @@ func writeContest(b *strings.Builder, points []Point) {
 		return
 	}
 	for _, server := range servers[1:] {
-		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>Figures of %s as a share of the other's. Green: better by more than %.0f %%; red: worse.</p>\n<table><tr><th>load</th>",
+		fmt.Fprintf(b, "<h2>%s against %s</h2>\n<p>Figures of %s as a share of the other's. Green: better by more than %.0f %%; red: worse.</p>\n<table><tr><th>Load</th>",
 			html.EscapeString(servers[0]), html.EscapeString(server), html.EscapeString(servers[0]), 100*leastDifference)
 		for _, c := range sweepColumns {
 			if c.better != 0 {
-				fmt.Fprintf(b, "<th>%s</th>", strings.ReplaceAll(c.name, "_", " "))
+				fmt.Fprintf(b, "<th>%s</th>", c.head)
 			}
 		}
 		b.WriteString("</tr>\n")
@@ -375,7 +376,7 @@ func contestCell(mine, others repeated, of func(*Point) float64, better int) str
 		if a == 0 {
 			return "<td>=</td>"
 		}
-		return fmt.Sprintf("<td>%.4g : 0</td>", a)
+		return fmt.Sprintf("<td>%s : 0</td>", Figure(a))
 	}
 	class := ""
 	switch d := (a/other - 1) * float64(better); {
@@ -393,18 +394,18 @@ func writeNodes(b *strings.Builder, points []Point) {
 	if !slices.ContainsFunc(points, func(p Point) bool { return len(p.Nodes) > 0 }) {
 		return
 	}
-	b.WriteString("<h2>What the server's processes and the client used</h2>\n<table><tr><th>run</th><th>process</th><th>CPU cores</th><th>tokens generated</th><th>prompt tokens computed</th><th>requests in its steps</th><th>a step, ms</th><th>queue, ms</th><th>prompt, ms</th><th>KV exposed, ms</th><th>peak KV fill</th></tr>\n")
+	b.WriteString("<h2>What the server's processes and the client used</h2>\n<table><tr><th>Run</th><th>Process</th><th>CPU<br><small>cores</small></th><th>Generated<br><small>tokens</small></th><th>Prompts computed<br><small>tokens</small></th><th>In its steps<br><small>requests</small></th><th>Step<br><small>ms</small></th><th>Queue<br><small>ms</small></th><th>Prompt<br><small>ms</small></th><th>KV exposed<br><small>ms</small></th><th>Peak KV fill</th></tr>\n")
 	for _, p := range representatives(points) {
 		for k := range p.Nodes {
 			n := &p.Nodes[k]
-			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%.0f</td><td>%.0f</td><td>%.1f</td>",
-				html.EscapeString(p.Name()), html.EscapeString(n.Name), n.Cores(), n.Generated(), n.prompted(), n.running())
+			fmt.Fprintf(b, "<tr><th>%s</th><td>%s</td><td>%.2f</td><td>%s</td><td>%s</td><td>%.1f</td>",
+				html.EscapeString(p.Name()), html.EscapeString(n.Name), n.Cores(), Figure(math.Round(n.Generated())), Figure(math.Round(n.prompted())), n.running())
 			for _, of := range []func(*Sample) Total{
 				func(s *Sample) Total { return s.Steps }, func(s *Sample) Total { return s.Queue },
 				func(s *Sample) Total { return s.Prompt }, func(s *Sample) Total { return s.Exposed },
 			} {
 				if t := n.during(of); t.Count > 0 {
-					fmt.Fprintf(b, "<td>%.3g</td>", 1e3*t.Sum/t.Count)
+					fmt.Fprintf(b, "<td>%s</td>", Figure(1e3*t.Sum/t.Count))
 				} else {
 					b.WriteString("<td></td>")
 				}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"html"
 	"math"
+	"strconv"
 	"strings"
 )
 
@@ -32,7 +33,43 @@ var colours = []string{"#0b6e99", "#c4541a", "#2e8540", "#7b4ab5", "#b8860b", "#
 // axis is linear or logarithmic.
 type axis struct {
 	low, high float64
+	step      float64 // between the ticks of a linear axis
 	log       bool
+}
+
+// roundStep returns the least of 1, 2, 2.5, 5 and their multiples by powers of ten that is not less
+// than v.
+func roundStep(v float64) float64 {
+	unit := math.Pow(10, math.Floor(math.Log10(v)))
+	for _, m := range []float64{1, 2, 2.5, 5} {
+		if v <= m*unit*(1+1e-9) {
+			return m * unit
+		}
+	}
+	return 10 * unit
+}
+
+// Figure formats a figure with four significant digits, and with commas between thousands.
+func Figure(v float64) string {
+	if math.IsNaN(v) || math.IsInf(v, 0) {
+		return fmt.Sprint(v)
+	}
+	digits := 3
+	if a := math.Abs(v); a > 0 {
+		digits -= int(math.Floor(math.Log10(a)))
+	}
+	text := strconv.FormatFloat(v, 'f', min(max(0, digits), 12), 64)
+	whole, fraction, _ := strings.Cut(text, ".")
+	if fraction = strings.TrimRight(fraction, "0"); fraction != "" {
+		fraction = "." + fraction
+	}
+	for at := len(whole) - 3; at > 0 && whole[at-1] != '-'; at -= 3 {
+		whole = whole[:at] + "," + whole[at:]
+	}
+	if whole == "-0" && fraction == "" {
+		whole = "0"
+	}
+	return whole + fraction
 }
 
 // newAxis returns an axis that spans all values.
@@ -50,7 +87,8 @@ func newAxis(log bool, of func(*series) []float64, all []series) axis {
 		a.high, a.low = 1, 0.1
 	}
 	if !log {
-		a.low = 0
+		a.low, a.step = 0, roundStep(a.high/4)
+		a.high = a.step * math.Ceil(a.high/a.step*(1-1e-9))
 		return a
 	}
 	a.low, a.high = math.Pow(10, math.Floor(math.Log10(a.low))), math.Pow(10, math.Ceil(math.Log10(a.high)))
@@ -76,8 +114,8 @@ func (a axis) ticks() (ts []float64) {
 		}
 		return ts
 	}
-	for i := range 5 {
-		ts = append(ts, a.high*float64(i)/4)
+	for i := range int(math.Round(a.high/a.step)) + 1 {
+		ts = append(ts, a.step*float64(i))
 	}
 	return ts
 }
@@ -93,10 +131,10 @@ func (p *plotted) svg() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "<figure><figcaption>%s</figcaption><svg viewBox=\"0 0 %d %d\" role=\"img\">", html.EscapeString(p.title), plotWidth, plotHeight)
 	for _, y := range ay.ticks() {
-		fmt.Fprintf(&b, `<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%.4g</text>`, plotLeft, py(y), plotWidth-plotEdge, plotLeft-6, py(y)+4, y)
+		fmt.Fprintf(&b, `<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`, plotLeft, py(y), plotWidth-plotEdge, plotLeft-6, py(y)+4, Figure(y))
 	}
 	for _, x := range ax.ticks() {
-		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle">%.4g</text>`, px(x), plotHeight-plotBottom+16, x)
+		fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle">%s</text>`, px(x), plotHeight-plotBottom+16, Figure(x))
 	}
 	fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="middle">%s</text><text transform="translate(14 %d) rotate(-90)" text-anchor="middle">%s</text>`,
 		(plotWidth+plotLeft)/2, plotHeight-6, html.EscapeString(p.x), (plotHeight-plotBottom)/2, html.EscapeString(p.y))

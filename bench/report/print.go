@@ -24,7 +24,8 @@ type Probe struct {
 	Median, P99, Max  float64 // end-to-end, milliseconds
 }
 
-// Print writes the block of results. probe and spec may be nil.
+// Print writes the block of results. probe and spec may be nil. Without a successful request there
+// are no throughputs and latencies, which would be zeros.
 func (s *Summary) Print(w io.Writer, probe *Probe, spec *Spec) error {
 	b := bufio.NewWriter(w)
 	count := func(name string, n int) { fmt.Fprintf(b, "%-40s %-10d\n", name, n) }
@@ -39,6 +40,11 @@ func (s *Summary) Print(w io.Writer, probe *Probe, spec *Spec) error {
 		value("Request rate configured (RPS):", s.Options.RequestRate)
 	}
 	value("Benchmark duration (s):", s.Duration.Seconds())
+	if s.Completed == 0 {
+		fmt.Fprintln(b, "No request succeeded, so that there is no result.")
+		fmt.Fprintln(b, strings.Repeat("=", width))
+		return b.Flush()
+	}
 	count("Total input tokens:", s.Input)
 	count("Total generated tokens:", s.Output)
 	value("Request throughput (req/s):", s.RequestThroughput())

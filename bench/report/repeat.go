@@ -46,9 +46,9 @@ func (r repeated) representative() *Point {
 func (r repeated) cell(of func(*Point) float64) string {
 	median, low, high := r.figure(of)
 	if len(r) == 1 {
-		return fmt.Sprintf("%.5g", median)
+		return Figure(median)
 	}
-	return fmt.Sprintf("%.5g<br><small>%.4g – %.4g</small>", median, low, high)
+	return fmt.Sprintf("%s<br><small>%s – %s</small>", Figure(median), Figure(low), Figure(high))
 }
 
 // representatives returns the representative run of each load.

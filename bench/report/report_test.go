@@ -71,6 +71,12 @@ func TestPrint(t *testing.T) {
 		}
 		golden(t, name, b.Bytes())
 	}
+	var b bytes.Buffer
+	failed := summary(full())
+	failed.Completed, failed.Failed = 0, 2
+	if err := failed.Print(&b, nil, nil); err != nil || strings.Contains(b.String(), "(ms)") || strings.Contains(b.String(), "throughput") || !strings.Contains(b.String(), "No request succeeded") {
+		t.Errorf("a run that failed: %v\n%s", err, b.String())
+	}
 }
 
 // The figures are those of the definitions, worked out by hand.

@@ -14,6 +14,7 @@ const (
 	timelineRows   = 400  // requests that are drawn, evenly chosen
 	timelineWidth  = 1100 // pixels for the run
 	timelineHeight = 6    // pixels of a row
+	timelineEdge   = 24   // pixels above and below the rows, for the axis
 )
 
 // Colours of a request's parts: until its first token, and gaps by their length.
@@ -31,11 +32,13 @@ func WriteTimeline(w io.Writer, s *Summary, low, high time.Duration) error {
 	for _, r := range s.Requests {
 		last = max(last, r.Outcome.Last)
 	}
-	scale := timelineWidth / last.Seconds()
-	step := len(s.Requests)/timelineRows + 1
+	step := roundStep(last.Seconds() / 10)
+	ticks := int(math.Ceil(last.Seconds()/step*(1-1e-9))) + 1
+	scale := timelineWidth / (step * float64(ticks-1))
+	every := len(s.Requests)/timelineRows + 1
 	var b strings.Builder
 	rows := 0
-	for i := 0; i < len(s.Requests); i += step {
+	for i := 0; i < len(s.Requests); i += every {
 		o := s.Requests[i].Outcome
 		if o.Err != nil {
 			continue
@@ -45,6 +48,8 @@ func WriteTimeline(w io.Writer, s *Summary, low, high time.Duration) error {
 		part := func(from, to time.Duration, colour string) {
 			fmt.Fprintf(&b, `<path d="M%.1f %dH%.1f" stroke="%s"/>`, from.Seconds()*scale, y, max(to.Seconds()*scale, from.Seconds()*scale+0.1), colour)
 		}
+		fmt.Fprintf(&b, "<g><title>Request %d: sent at %.3f s, first token after %s ms, %d output tokens in %s ms</title>",
+			i+1, o.Sent.Seconds(), Figure(ms(o.TTFT())), s.Requests[i].Output, Figure(ms(o.Last-o.Sent)))
 		part(o.Sent, o.First, waitColour)
 		// Neighbours of one colour are one line.
 		at, from, colour := o.First, o.First, ""
@@ -65,12 +70,27 @@ func WriteTimeline(w io.Writer, s *Summary, low, high time.Duration) error {
 		if colour != "" {
 			part(from, at, colour)
 		}
-		b.WriteByte('\n')
+		b.WriteString("</g>\n")
+	}
+	var axis strings.Builder
+	for i := range ticks {
+		x, label := float64(i)*step*scale, Figure(float64(i)*step)
+		anchor := "middle"
+		switch i {
+		case 0:
+			anchor = "start"
+		case ticks - 1:
+			anchor, label = "end", label+" s"
+		}
+		fmt.Fprintf(&axis, `<line class="grid" x1="%.1f" x2="%.1f" y1="-6" y2="%d"/>`, x, x, rows*timelineHeight)
+		for _, y := range []int{-10, rows*timelineHeight + 14} {
+			fmt.Fprintf(&axis, `<text x="%.1f" y="%d" text-anchor="%s">%s</text>`, x, y, anchor, label)
+		}
 	}
 	_, err := fmt.Fprintf(w, `<!doctype html><html lang="en"><meta charset="utf-8"><title>Timeline</title><style>%s path{stroke-width:4}</style><h1>Timeline</h1>
-<p>%d of %d requests over %.1f s. Grey: to the first token. Gaps: <span style="color:%s">below %v</span>, <span style="color:%s">between</span>, <span style="color:%s">%v or more</span>.</p>
-<svg viewBox="0 -6 %d %d">%s</svg></html>
-`, style, rows, len(s.Requests), last.Seconds(), lowColour, low, midColour, highColour, high, timelineWidth, rows*timelineHeight+12, b.String())
+<p>%d of %d requests over %.1f s: a row each, in the order of their start; the axis is the time since the run's start. Grey: to the first token. Gaps between tokens: <span style="color:%s">below %v</span>, <span style="color:%s">between</span>, <span style="color:%s">%v or more</span>.</p>
+<svg viewBox="0 %d %d %d" role="img">%s%s</svg></html>
+`, style, rows, len(s.Requests), last.Seconds(), lowColour, low, midColour, highColour, high, -timelineEdge, timelineWidth, rows*timelineHeight+2*timelineEdge, axis.String(), b.String())
 	return err
 }
 

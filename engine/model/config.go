@@ -55,6 +55,21 @@ type Config struct {
 	EOS          []int32
 }
 
+// Formats are the formats of stored matrices, as vLLM's --quantization names them.
+var Formats = []string{"fp8", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4"}
+
+// StoredIn reports whether format is the one of Formats in which the checkpoint stores its
+// matrices.
+func (c *Config) StoredIn(format string) bool {
+	switch format {
+	case "mxfp4", "gpt_oss_mxfp4":
+		return c.MXFP4
+	case "fp8", "compressed-tensors":
+		return c.FP8 != nil
+	}
+	return false
+}
+
 // rawConfig is config.json as it is written. A nil pointer is an absent key.
 type rawConfig struct {
 	text []byte // all of it

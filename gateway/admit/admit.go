@@ -31,7 +31,6 @@ import (
 	"cmp"
 	"container/heap"
 	"container/list"
-	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -166,17 +165,14 @@ type Queue struct {
 
 // New makes an empty queue.
 func New(l Limits) *Queue {
-	if l.Skip == 0 {
-		l.Skip = DefaultSkip
-	}
-	return &Queue{limits: l}
+	q := new(Queue)
+	q.SetLimits(l)
+	return q
 }
 
 // SetLimits changes the limits. Waiting requests stay.
 func (q *Queue) SetLimits(l Limits) {
-	if l.Skip == 0 {
-		l.Skip = DefaultSkip
-	}
+	l.Skip = cmp.Or(l.Skip, DefaultSkip)
 	q.limits = l
 }
 
@@ -218,7 +214,6 @@ func (q *Queue) Push(now time.Time, i *Item, patience time.Duration) (evicted []
 	}
 	for _, v := range victims {
 		q.remove(v)
-		v.share = nil
 	}
 	if q.nItems == 0 {
 		q.pace.begin(now)
@@ -385,19 +380,14 @@ func (q *Queue) Take(now time.Time) *Item {
 	}
 	best, oldest := q.turn()
 	s := i.share
-	switch {
-	case s.class != best || oldest == nil:
+	if q.row++; s.class != best || oldest == nil {
 		q.row = 0
-	default:
-		q.row++
 	}
 	if s.class == best {
 		s.class.v = s.vt
 	}
 	q.passed = 0
-	s.vt += float64(i.Tokens) / s.flow.weight
-	q.pace.count(now, i.Tokens)
-	q.Remove(now, i)
+	q.PassElsewhere(now, i)
 	return i
 }
 
@@ -446,7 +436,6 @@ func (q *Queue) Remove(now time.Time, i *Item) {
 		return
 	}
 	q.remove(i)
-	i.share = nil
 	if q.nItems == 0 {
 		q.pace.end(now)
 		q.classes, q.row, q.passed = nil, 0, 0
@@ -454,9 +443,17 @@ func (q *Queue) Remove(now time.Time, i *Item) {
 	}
 }
 
-// remove unlinks the item, which keeps its share.
+// remove unlinks an item. A share without items leaves its class's heap before, because the heap
+// compares the heads of shares.
 func (q *Queue) remove(i *Item) {
 	s := i.share
+	only := s.items.Len() == 1
+	if only {
+		heap.Remove(&s.class.flows, s.at)
+		if s.class.weight -= s.flow.weight; len(s.class.flows) == 0 {
+			s.class.weight = 0
+		}
+	}
 	s.items.Remove(i.inShare)
 	s.class.items.Remove(i.inClass)
 	s.class.bySize[sizeOf(i.Tokens)].Remove(i.inSize)
@@ -464,22 +461,9 @@ func (q *Queue) remove(i *Item) {
 	s.class.tokens -= i.Tokens
 	q.nItems--
 	q.nTokens -= i.Tokens
-	if s.items.Len() > 0 {
+	i.share = nil
+	if !only {
 		heap.Fix(&s.class.flows, s.at)
-		return
-	}
-	// The heap compares heads of shares, and this share has none: move it to the end and remove it.
-	h := &s.class.flows
-	last := len(*h) - 1
-	if at := s.at; at != last {
-		h.Swap(at, last)
-		h.Pop()
-		heap.Fix(h, at)
-	} else {
-		h.Pop()
-	}
-	if s.class.weight -= s.flow.weight; len(*h) == 0 {
-		s.class.weight = 0
 	}
 }
 
@@ -536,9 +520,4 @@ func (q *Queue) Predict(now time.Time, f *Flow, priority int32) (time.Duration, 
 		ahead += min(float64(c.tokens), float64(own)*weight/f.weight)
 	}
 	return time.Duration(ahead / rate * float64(time.Second)), true
-}
-
-// String describes the queue for logs.
-func (q *Queue) String() string {
-	return fmt.Sprintf("%d requests with %d tokens in %d priorities", q.nItems, q.nTokens, len(q.classes))
 }

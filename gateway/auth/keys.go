@@ -80,19 +80,33 @@ type Keyring struct {
 // New returns a keyring of plain keys, without limits, and of a file's keys; file may be empty.
 func New(plain []string, file string) (*Keyring, error) {
 	r := &Keyring{plain: plain, path: file}
-	var keys []*Key
-	if file != "" {
-		var err error
-		if r.file, err = readFile(file); err != nil {
-			return nil, err
-		}
-		if keys, err = parse(r.file); err != nil {
-			return nil, fmt.Errorf("%w: %s: %w", ErrFile, file, err)
-		}
+	r.now.Store(new([]*Key))
+	if file == "" {
+		r.renew(withPlain(nil, plain), nil)
+		return r, nil
 	}
-	keys = withPlain(keys, plain)
-	r.now.Store(&keys)
-	return r, nil
+	_, err := r.reload(nil)
+	return r, err
+}
+
+// reload reads the file and replaces the keys if its text has changed. Keys that stay keep their
+// use; kept is called with each of them.
+func (r *Keyring) reload(kept func(*Key)) (changed bool, err error) {
+	b, err := regular.ReadFile(r.path, maxFile)
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", ErrFile, err)
+	}
+	text := string(b)
+	if text == r.file && text != "" {
+		return false, nil
+	}
+	keys, err := parse(text)
+	if err != nil {
+		return false, fmt.Errorf("%w: %s: %w", ErrFile, r.path, err)
+	}
+	r.file = text
+	r.renew(withPlain(keys, r.plain), kept)
+	return true, nil
 }
 
 // withPlain adds the plain keys that are not in the file. For keys in both, the file's limits
@@ -107,14 +121,6 @@ func withPlain(keys []*Key, plain []string) []*Key {
 		}
 	}
 	return keys
-}
-
-func readFile(file string) (string, error) {
-	text, err := regular.ReadFile(file, maxFile)
-	if err != nil {
-		return "", fmt.Errorf("%w: %w", ErrFile, err)
-	}
-	return string(text), nil
 }
 
 // parse reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N] [weight=N] [priority=N]
@@ -239,15 +245,7 @@ func (r *Keyring) Watch(ctx context.Context, log *slog.Logger, bad *metrics.Valu
 			return
 		case <-tick.C:
 		}
-		text, err := readFile(r.path)
-		if err == nil && text == r.file {
-			bad.Set(0)
-			continue
-		}
-		var keys []*Key
-		if err == nil {
-			keys, err = parse(text)
-		}
+		changed, err := r.reload(kept)
 		if err != nil {
 			if bad.Get() == 0 {
 				log.Error("cannot reload API keys", "file", r.path, "error", err)
@@ -255,11 +253,9 @@ func (r *Keyring) Watch(ctx context.Context, log *slog.Logger, bad *metrics.Valu
 			bad.Set(1)
 			continue
 		}
-		r.file = text
-		keys = withPlain(keys, r.plain)
-		r.renew(keys, kept)
-		bad.Set(0)
-		log.Info("API keys reloaded", "file", r.path, "keys", len(keys))
+		if bad.Set(0); changed {
+			log.Info("API keys reloaded", "file", r.path, "keys", r.Len())
+		}
 	}
 }
 

@@ -45,11 +45,8 @@ type Admission struct {
 
 // waiter is a queued request.
 type waiter struct {
+	Claim   // avoid is set before ready is closed
 	item    admit.Item
-	choices int64
-	tokens  int64
-	room    Room
-	avoid   any           // node that a request ahead waits for; set before ready is closed
 	evicted bool          // set before ready is closed
 	ready   chan struct{} // closed when the request is admitted or evicted
 }
@@ -136,7 +133,7 @@ func (a *Admission) pass(choices, tokens int64, kv Room) bool {
 // Routed releases the KV blocks of a request whose attempts count their own.
 func (a *Admission) Routed(blocks int64) {
 	a.blocks.Add(-blocks)
-	if blocks > 0 && a.waiting.Load() > 0 {
+	if blocks > 0 {
 		a.fill()
 	}
 }
@@ -158,21 +155,20 @@ func (a *Admission) Expect(maxTokens int) int {
 // Leave releases the places of choices that have ended.
 func (a *Admission) Leave(choices int64) {
 	a.running.Add(-choices)
-	if a.waiting.Load() > 0 {
-		a.fill()
-	}
+	a.fill()
 }
 
 // Computed releases the tokens of a prompt that Count added, because they are computed or dropped.
 func (a *Admission) Computed(tokens int64) {
 	a.add(tokens, -tokens)
-	if a.waiting.Load() > 0 {
-		a.fill()
-	}
+	a.fill()
 }
 
 // fill admits queued requests while there is room.
 func (a *Admission) fill() {
+	if a.waiting.Load() == 0 {
+		return
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.fillLocked(time.Now())
@@ -185,7 +181,7 @@ func (a *Admission) fillLocked(now time.Time) {
 	if node := a.waitsFor(); node != nil {
 		elsewhere := func(i *admit.Item) bool {
 			w := i.Owner.(*waiter)
-			return a.fits(w.tokens, w.room, node)
+			return a.fits(w.Tokens, w.Room, node)
 		}
 		for i := a.q.NextElsewhere(elsewhere); i != nil; i = a.q.NextElsewhere(elsewhere) {
 			i.Owner.(*waiter).avoid = node
@@ -208,24 +204,24 @@ func (a *Admission) waitsFor() any {
 		return nil
 	}
 	w := next.Owner.(*waiter)
-	if w.room.On == nil || !a.mayGo(w.tokens) {
+	if w.Room.On == nil || !a.mayGo(w.Tokens) {
 		return nil
 	}
-	_, most := w.room.On(a.blocks.Load(), nil)
+	_, most := w.Room.On(a.blocks.Load(), nil)
 	return most
 }
 
 func (a *Admission) fitsItem(i *admit.Item) bool {
 	w := i.Owner.(*waiter)
-	return a.fits(w.tokens, w.room, nil)
+	return a.fits(w.Tokens, w.Room, nil)
 }
 
 // let admits a queued request.
 func (a *Admission) let(i *admit.Item) {
 	w := i.Owner.(*waiter)
-	a.running.Add(w.choices)
-	a.Count(w.tokens)
-	a.blocks.Add(w.room.Blocks)
+	a.running.Add(w.Choices)
+	a.Count(w.Tokens)
+	a.blocks.Add(w.Room.Blocks)
 	close(w.ready)
 }
 
@@ -323,7 +319,7 @@ type Claim struct {
 // waitForRoom waits for the claim's turn. The error is the reason why the request is refused.
 func (x *Exchange) waitForRoom(c *Claim) *openai.Error {
 	a := c.Queue
-	w := &waiter{choices: c.Choices, tokens: c.Tokens, room: c.Room, ready: make(chan struct{})}
+	w := &waiter{Claim: *c, ready: make(chan struct{})}
 	w.item = admit.Item{Flow: x.flow(a), Priority: c.Priority, Tokens: int(c.Tokens), Owner: w}
 	began := time.Now()
 	patience := min(x.S.Limits().QueueTimeout, x.Deadline.Sub(began))
@@ -340,16 +336,12 @@ func (x *Exchange) waitForRoom(c *Claim) *openai.Error {
 		a.Routed(c.Room.Blocks)
 		a.Leave(c.Choices)
 	}
-	x.S.Meters.QueueTime.Observe(time.Since(began).Seconds())
+	x.S.Meters.Histogram(metrics.GatewayQueueTime).Observe(time.Since(began).Seconds())
 	return fault
 }
 
 // turnOf waits until a claim is admitted or evicted, its client has gone, or its patience is over.
 func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience time.Duration) *openai.Error {
-	var gone <-chan struct{}
-	if x.Watch != nil {
-		gone = x.Watch.Gone
-	}
 	select {
 	case <-w.ready:
 		if w.evicted {
@@ -357,9 +349,9 @@ func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience t
 			return openai.TooMany(c.Queue.retryAfter(&w.item), "the gateway's queue is full and this request made place for another, of a better priority or of a key that holds less of it")
 		}
 		return nil
-	case <-gone:
+	case <-x.Gone():
 		return x.CutOff(CauseClientGone)
-	case <-x.S.Cut:
+	case <-x.S.Cut.Done():
 		return x.CutOff(CauseShutdown)
 	case <-over:
 		if !time.Now().Before(x.Deadline) {
@@ -406,7 +398,7 @@ func seconds(d time.Duration) int {
 }
 
 // Refused counts a refusal because of a limit.
-func (s *Service) Refused(limit string) { s.Meters.Set.Counter(metrics.GatewayRefused, limit).Inc() }
+func (s *Service) Refused(limit string) { s.Meters.Counter(metrics.GatewayRefused, limit).Inc() }
 
 // QueueOf returns the queue of key. It makes the queue, with room for so many requests, if there is
 // none.

@@ -20,7 +20,7 @@ func TestRoomIsGivenInOrder(t *testing.T) {
 	}
 	var ws []*waiter
 	for _, priority := range []int32{5, 0, -3, 0} {
-		w := &waiter{choices: 1, tokens: 90, ready: make(chan struct{})}
+		w := &waiter{Claim: Claim{Choices: 1, Tokens: 90}, ready: make(chan struct{})}
 		w.item = admit.Item{Flow: a.anyone, Priority: priority, Tokens: 90, Owner: w}
 		if no := a.push(w, time.Hour); no != nil {
 			t.Fatalf("%+v", no)
@@ -85,7 +85,7 @@ func TestShortPromptsPassLongOnes(t *testing.T) {
 	}
 	push := func(tokens int) *waiter {
 		t.Helper()
-		w := &waiter{choices: 1, tokens: int64(tokens), ready: make(chan struct{})}
+		w := &waiter{Claim: Claim{Choices: 1, Tokens: int64(tokens)}, ready: make(chan struct{})}
 		w.item = admit.Item{Flow: a.anyone, Tokens: tokens, Owner: w}
 		if no := a.push(w, time.Hour); no != nil {
 			t.Fatalf("%+v", no)
@@ -188,7 +188,7 @@ func TestRequestsOnTheirWayCountAsKVMemory(t *testing.T) {
 // back.
 func TestLateRequestsAreRefused(t *testing.T) {
 	set := metrics.New(metrics.Gateway, "")
-	s := &Service{Meters: NewMeters(set), Cut: make(chan struct{})}
+	s := &Service{Meters: set, Cut: t.Context()}
 	s.SetLimits(Limits{QueueTimeout: time.Minute})
 	// The queue has seen eight turns in as many seconds, and four wait.
 	a := NewAdmission(admit.Limits{Requests: 100, Tokens: 10_000})

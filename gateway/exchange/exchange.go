@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -123,7 +124,7 @@ func (s *Service) Answer(ctx *fasthttp.RequestCtx, path string, on openai.Endpoi
 func (s *Service) Enter() *openai.Error {
 	if n := s.InFlight.Add(1); n > int64(s.Limits().MaxInFlight) {
 		s.InFlight.Add(-1)
-		s.Meters.Full.Inc()
+		s.Meters.Counter(metrics.AdmissionRejections, "max_num_queued_reqs").Inc()
 		return openai.Unavailable(RetryAfter, "the gateway is full: it is answering %d requests", n-1)
 	}
 	return nil
@@ -164,6 +165,14 @@ func (x *Exchange) WatchClient() {
 	if c, ok := x.Ctx.Conn().(*httpserver.Conn); ok && x.Watch == nil {
 		x.Watch = c.Watch(x.b)
 	}
+}
+
+// Gone returns a channel that is closed when a watched client has closed its connection.
+func (x *Exchange) Gone() <-chan struct{} {
+	if x.Watch == nil {
+		return nil
+	}
+	return x.Watch.Gone
 }
 
 // admit waits until the queue of the request's claim has room. The error is the reason why the
@@ -207,7 +216,7 @@ func (x *Exchange) Avoid() any { return x.claim.avoid }
 // Begin counts an attempt of c that is about to be sent to a node, and starts its span.
 func Begin[N comparable](x *Exchange, c *fsm.Choice[N], node string, at time.Time) trace.Span {
 	number := c.Begin()
-	x.S.Meters.Attempts.Inc()
+	x.S.Meters.Counter(metrics.GatewayAttempts).Inc()
 	s := x.Span.Child("attempt", trace.Client, at)
 	if s.On() {
 		s.Set(trace.Peer.String(node), trace.Attempt.Int(int(number)))
@@ -218,7 +227,7 @@ func Begin[N comparable](x *Exchange, c *fsm.Choice[N], node string, at time.Tim
 // AttemptFailed counts, logs and traces the failure of an attempt. who is "node" or "upstream".
 func (x *Exchange) AttemptFailed(f *Failure, s *trace.Span, who, name string) {
 	FailSpan(s, f)
-	x.S.Meters.Set.Counter(metrics.GatewayAttemptFailures, f.Kind).Inc()
+	x.S.Meters.Counter(metrics.GatewayAttemptFailures, f.Kind).Inc()
 	x.S.Log.Warn("attempt failed", "request", string(x.ID), who, name, "error", f.Err)
 }
 
@@ -283,13 +292,13 @@ type Timing struct{ First, Last time.Time }
 // CountTokens counts n tokens of an answer that arrived together, and reports whether they are its
 // first.
 func (x *Exchange) CountTokens(t *Timing, n int, at time.Time) (first bool) {
-	m := &x.S.Meters
-	m.Tokens.Add(float64(n))
+	m := x.S.Meters
+	m.Counter(metrics.GenerationTokens).Add(float64(n))
 	if first = t.First.IsZero(); first {
 		t.First = at
-		m.TTFT.Observe(at.Sub(x.Start).Seconds())
+		m.Histogram(metrics.TimeToFirstToken).Observe(at.Sub(x.Start).Seconds())
 	} else {
-		m.InterToken.Observe(at.Sub(t.Last).Seconds())
+		m.Histogram(metrics.InterTokenLatency).Observe(at.Sub(t.Last).Seconds())
 	}
 	t.Last = at
 	x.charged(n)
@@ -298,28 +307,28 @@ func (x *Exchange) CountTokens(t *Timing, n int, at time.Time) (first bool) {
 
 // CountAnswer counts an answer that is complete. A negative number of tokens is not known.
 func (x *Exchange) CountAnswer(t *Timing, prompt, output int) {
-	m := &x.S.Meters
-	m.E2E.Observe(time.Since(x.Start).Seconds())
+	m := x.S.Meters
+	m.Histogram(metrics.E2ERequestLatency).Observe(time.Since(x.Start).Seconds())
 	if prompt >= 0 {
-		m.PromptTokens.Observe(float64(prompt))
+		m.Histogram(metrics.RequestPromptTokens).Observe(float64(prompt))
 	}
 	if output >= 0 {
-		m.OutputTokens.Observe(float64(output))
+		m.Histogram(metrics.RequestGenerationTokens).Observe(float64(output))
 	}
 	if t.First.IsZero() {
 		return
 	}
 	took := t.Last.Sub(t.First).Seconds()
-	m.Decode.Observe(took)
+	m.Histogram(metrics.RequestDecodeTime).Observe(took)
 	if output > 1 {
-		m.PerToken.Observe(took / float64(output-1))
+		m.Histogram(metrics.TimePerOutputToken).Observe(took / float64(output-1))
 	}
 }
 
 // CountFinished counts n answers that ended for a reason.
 func (x *Exchange) CountFinished(reason string, n int) {
 	if n > 0 {
-		x.S.Meters.Set.Counter(metrics.RequestSuccess, reason).Add(float64(n))
+		x.S.Meters.Counter(metrics.RequestSuccess, reason).Add(float64(n))
 	}
 }
 
@@ -385,9 +394,6 @@ func (x *Exchange) close() {
 	x.closed = true
 	x.b.Stop()
 	e := x.b.Ending()
-	if x.Status == 0 {
-		x.Status = fasthttp.StatusOK
-	}
 	x.depart(e.Unserved)
 	x.endSpan(&e)
 	x.log(&e)
@@ -395,7 +401,7 @@ func (x *Exchange) close() {
 		x.Watch.Stop()
 	}
 	if x.Cause != "" {
-		x.S.Meters.Set.Counter(metrics.GatewayStreamsAborted, x.Cause).Inc()
+		x.S.Meters.Counter(metrics.GatewayStreamsAborted, x.Cause).Inc()
 	}
 	x.key.Release(e.Output)
 	x.S.InFlight.Add(-1)
@@ -414,11 +420,8 @@ func (x *Exchange) CloseBody(err error, ended bool) {
 			x.Cause = CauseSlowClient
 		}
 	}
-	s, path := x.S, x.Path
-	status := x.Status
-	if status == 0 {
-		status = fasthttp.StatusOK
-	}
+	x.Status = cmp.Or(x.Status, fasthttp.StatusOK)
+	s, path, status := x.S, x.Path, x.Status
 	x.close()
 	s.Count(path, status)
 }

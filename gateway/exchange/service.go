@@ -12,6 +12,7 @@
 package exchange
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
 )
 
@@ -32,13 +34,13 @@ type Service struct {
 	Log         *slog.Logger
 	LogRequests bool          // a line for each
 	Tracer      *trace.Tracer // nil: no spans
-	Meters      Meters
-	Policy      route.Policy  // of requests without one
-	Budget      *rate.Limiter // of all requests' retries before their first token
-	Resumes     *rate.Limiter // of attempts of choices that have tokens
-	Queue       *Admission    // whose flows keys have
-	Cut         chan struct{} // closed when all requests are to end
-	InFlight    atomic.Int64  // requests
+	Meters      *metrics.Set
+	Policy      route.Policy    // of requests without one
+	Budget      *rate.Limiter   // of all requests' retries before their first token
+	Resumes     *rate.Limiter   // of attempts of choices that have tokens
+	Queue       *Admission      // whose flows keys have
+	Cut         context.Context // done when all requests are to end
+	InFlight    atomic.Int64    // requests
 
 	KeyOf func(*fasthttp.RequestCtx) *auth.Key // of the client; nil: no key matches
 	Fail  func(*fasthttp.RequestCtx, *openai.Error)

@@ -25,8 +25,9 @@ type arrival struct {
 
 // arrivalDeadline returns when the next byte has to arrive.
 func (a *arrival) arrivalDeadline(l *listener) time.Time {
-	timeout := time.Duration(l.headerTimeout.Load())
-	if perSecond := l.minRate.Load(); perSecond > 0 {
+	current := l.limits.Load()
+	timeout := current.HeaderTimeout
+	if perSecond := current.MinBodyRate; perSecond > 0 {
 		timeout += time.Duration(float64(a.bytes) / float64(perSecond) * float64(time.Second))
 	}
 	return a.start.Add(min(timeout, longestArrival))

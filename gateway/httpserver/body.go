@@ -39,7 +39,7 @@ type loanKey struct{}
 
 // headReceived checks a request's head and returns the bound of its body.
 func (s *Server) headReceived(h *fasthttp.RequestHeader) fasthttp.RequestConfig {
-	most := int(s.maxBody.Load())
+	most := s.limits.Load().MaxBodyBytes
 	if err := checkHead(h); err != nil {
 		refuseHead(h, err)
 		return fasthttp.RequestConfig{}
@@ -57,8 +57,8 @@ func (s *Server) headReceived(h *fasthttp.RequestHeader) fasthttp.RequestConfig 
 func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 	h := &ctx.Request.Header
 	if all := h.PeekAll(expectHeader); len(all) == 2 {
-		for i := range headFaults {
-			if f := &headFaults[i]; string(all[1]) == f.mark {
+		for _, f := range headFaults {
+			if string(all[1]) == f.err.Error() {
 				s.fail(ctx, f.err)
 				return f.status
 			}
@@ -69,7 +69,7 @@ func (s *Server) expect(ctx *fasthttp.RequestCtx) int {
 		h.Del(expectHeader)
 	}
 	n := h.ContentLength()
-	if n <= 0 || n > int(s.maxBody.Load()) { // fasthttp reads chunks, and refuses bodies that are too large
+	if n <= 0 || n > s.limits.Load().MaxBodyBytes { // fasthttp reads chunks, and refuses bodies that are too large
 		return fasthttp.StatusContinue
 	}
 	if c := bodyConn(ctx); c != nil && n > HeadBytes {

@@ -2,6 +2,7 @@ package httpserver
 
 import (
 	"bytes"
+	"container/list"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -9,10 +10,14 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/sock"
 )
 
@@ -24,39 +29,30 @@ const maxReadAhead = 16 << 10
 // listener accepts connections as Conns, bounds their number, and can close all of them.
 type listener struct {
 	net.Listener
-	writeTimeout  atomic.Int64  // a duration
-	headerTimeout atomic.Int64  // a duration
-	minRate       atomic.Int64  // bytes of a request per second; 0: any
-	perAddress    atomic.Int64  // connections of one address; 0: any number
-	maxHeld       atomic.Int64  // bytes of large bodies; 0: any number
-	maxBody       atomic.Int64  // bytes of one body
-	held          atomic.Int64  // bytes of large bodies that arrive or are being answered
-	limiting      atomic.Bool   // limitGarbage runs
-	ended         chan struct{} // closed by End
-	most          int           // connections; 0: any number
-	meters        Counters
-	errorBody     func(status int, message string) []byte
+	limits    atomic.Pointer[limits.Limits]
+	held      atomic.Int64  // bytes of large bodies that arrive or are being answered
+	limiting  atomic.Bool   // limitGarbage runs
+	ended     chan struct{} // closed by End
+	most      int           // connections; 0: any number
+	meters    Counters
+	errorBody func(status int, message string) []byte
 
-	mu    sync.Mutex
-	conns map[*Conn]struct{}
-	from  map[netip.Addr]int // of conns
-	idle  idleList           // conns without a request
+	mu        sync.Mutex
+	conns     *list.List         // open Conns: without a request, the longest idle first, then firstBusy, then the others
+	firstBusy *list.Element      // separates the Conns without a request from those with one
+	from      map[netip.Addr]int // of conns
 }
 
 // newListener wraps l. At most most connections are open at a time; 0: any number.
 func newListener(l net.Listener, most int, m Counters, errorBody func(int, string) []byte) *listener {
-	return &listener{Listener: l, errorBody: errorBody, ended: make(chan struct{}), most: most, meters: m, conns: map[*Conn]struct{}{}, from: map[netip.Addr]int{}}
+	conns := list.New()
+	own := &listener{Listener: l, errorBody: errorBody, ended: make(chan struct{}), most: most, meters: m, conns: conns, firstBusy: conns.PushBack(nil), from: map[netip.Addr]int{}}
+	own.SetLimits(limits.Limits{})
+	return own
 }
 
 // SetLimits changes the limits; any goroutine may call it.
-func (l *listener) SetLimits(o Limits) {
-	l.writeTimeout.Store(int64(o.SlowClientTimeout))
-	l.headerTimeout.Store(int64(o.HeaderTimeout))
-	l.minRate.Store(int64(max(0, o.MinBodyRate)))
-	l.perAddress.Store(int64(max(0, o.MaxConnsPerAddress)))
-	l.maxHeld.Store(int64(max(0, o.MaxBodyMemory)))
-	l.maxBody.Store(int64(o.MaxBodyBytes))
-}
+func (l *listener) SetLimits(o limits.Limits) { l.limits.Store(&o) }
 
 // Accept implements net.Listener.
 func (l *listener) Accept() (net.Conn, error) {
@@ -84,7 +80,7 @@ func (l *listener) Accept() (net.Conn, error) {
 func (l *listener) Admit(nc net.Conn) *Conn {
 	c := &Conn{Conn: nc, Raw: sock.NewConn(nc), l: l, arrival: arrival{begun: true, start: time.Now()}}
 	c.from, _ = address(nc)
-	most := int(l.perAddress.Load())
+	most := l.limits.Load().MaxConnsPerAddress
 	l.mu.Lock()
 	if most > 0 && c.from.IsValid() && l.from[c.from] >= most {
 		l.mu.Unlock()
@@ -93,10 +89,10 @@ func (l *listener) Admit(nc net.Conn) *Conn {
 		return nil
 	}
 	var victim *Conn
-	if l.most > 0 && len(l.conns) >= l.most {
+	if l.most > 0 && l.open() >= l.most {
 		l.waitIdle()
 	}
-	if l.most > 0 && len(l.conns) >= l.most {
+	if l.most > 0 && l.open() >= l.most {
 		if victim = l.unlinkIdle(); victim == nil {
 			l.mu.Unlock()
 			l.meters.Full.Inc()
@@ -104,11 +100,10 @@ func (l *listener) Admit(nc net.Conn) *Conn {
 			return nil
 		}
 	}
-	l.conns[c] = struct{}{}
+	c.idle.place, c.idle.since = l.conns.InsertBefore(c, l.firstBusy), time.Now()
 	if c.from.IsValid() {
 		l.from[c.from]++
 	}
-	l.idle.push(c)
 	l.mu.Unlock()
 	if victim != nil {
 		l.meters.Evicted.Inc()
@@ -129,6 +124,9 @@ func (l *listener) refuse(nc net.Conn, status int, reason, format string, args .
 	nc.Close()
 }
 
+// open returns the number of open connections. l.mu must be held.
+func (l *listener) open() int { return l.conns.Len() - 1 } // without firstBusy
+
 // Evict closes the connection that is longest without a request, and reports whether
 // there was one.
 func (l *listener) Evict() bool {
@@ -148,18 +146,20 @@ func (l *listener) Evict() bool {
 func (l *listener) Connections() (open, idle, addresses int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for c := l.idle.first; c != nil; c = c.idle.next {
+	for e := l.conns.Front(); e != l.firstBusy; e = e.Next() {
 		idle++
 	}
-	return len(l.conns), idle, len(l.from)
+	return l.open(), idle, len(l.from)
 }
 
 // CloseAll closes every open connection.
 func (l *listener) CloseAll() {
 	l.mu.Lock()
-	conns := make([]*Conn, 0, len(l.conns))
-	for c := range l.conns {
-		conns = append(conns, c)
+	conns := make([]*Conn, 0, l.open())
+	for e := l.conns.Front(); e != nil; e = e.Next() {
+		if c, ok := e.Value.(*Conn); ok {
+			conns = append(conns, c)
+		}
 	}
 	l.mu.Unlock()
 	for _, c := range conns {
@@ -328,7 +328,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 		}
 	}
 	// From here on the write may block.
-	if err := c.Conn.SetWriteDeadline(time.Now().Add(time.Duration(c.l.writeTimeout.Load()))); err != nil {
+	if err := c.Conn.SetWriteDeadline(time.Now().Add(c.l.limits.Load().SlowClientTimeout)); err != nil {
 		return n, err
 	}
 	rest, err := c.Conn.Write(p[n:])
@@ -336,6 +336,33 @@ func (c *Conn) Write(p []byte) (int, error) {
 		err = c.Conn.SetWriteDeadline(time.Time{}) // it would also end writes that do not block
 	}
 	return n + rest, err
+}
+
+// frames pools the buffers of chunks. A stream that waits for its next token holds none.
+var frames = sync.Pool{New: func() any { return new([]byte) }}
+
+// ChunkWriter returns the connection of a request if chunks of a streamed answer may be written to
+// it directly, and otherwise nil. fasthttp must have sent the head and all chunks before.
+func ChunkWriter(ctx *fasthttp.RequestCtx) *Conn {
+	if c, ok := ctx.Conn().(*Conn); ok && c.Raw != nil && ctx.Request.Header.IsHTTP11() {
+		return c
+	}
+	return nil
+}
+
+// WriteChunkNow writes data as an HTTP chunk without waiting. It returns the part of the chunk that
+// the client did not take, which Write can send.
+func (c *Conn) WriteChunkNow(data []byte) (rest []byte, err error) {
+	frame := frames.Get().(*[]byte)
+	*frame = strconv.AppendUint((*frame)[:0], uint64(len(data)), 16)
+	*frame = append(append(*frame, "\r\n"...), data...)
+	*frame = append(*frame, "\r\n"...)
+	n, err := c.Raw.WriteNow(*frame)
+	if rest = (*frame)[n:]; err != nil || len(rest) > 0 {
+		return rest, err // rest is part of the frame
+	}
+	frames.Put(frame)
+	return nil, nil
 }
 
 // Bounds of the time and of the bytes that are read after an early answer. Closing a connection
@@ -375,6 +402,16 @@ type Watch struct {
 	done     chan struct{} // closed when the watch no longer reads
 	listener GoneListener  // may be nil
 	c        *Conn
+}
+
+// Closed reports whether the client has closed its connection.
+func (w *Watch) Closed() bool {
+	select {
+	case <-w.Gone:
+		return true
+	default:
+		return false
+	}
 }
 
 // GoneListener is notified when a client has closed its connection.

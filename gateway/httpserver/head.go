@@ -3,6 +3,7 @@ package httpserver
 import (
 	"bytes"
 	"errors"
+	"io"
 	"net"
 
 	"github.com/valyala/fasthttp"
@@ -20,18 +21,11 @@ var (
 	ErrExpect     = errors.New("the only supported expectation is Expect: 100-continue")
 )
 
-// headFaults has the errors of checkHead, and the marks by which refuseHead passes them to expect.
+// headFaults has the errors of checkHead with their statuses.
 var headFaults = [...]struct {
-	mark   string
 	err    error
 	status int
-}{
-	{"framing", ErrFraming, 400},
-	{"version", ErrVersion, 505},
-	{"name", ErrHeaderName, 400},
-	{"host", ErrHost, 400},
-	{"expectation", ErrExpect, 417},
-}
+}{{ErrFraming, 400}, {ErrVersion, 505}, {ErrHeaderName, 400}, {ErrHost, 400}, {ErrExpect, 417}}
 
 // checkHead returns why a request's head is refused, or nil. Major versions other than 1 are
 // refused (RFC 9110, 15.6.6). Minor versions above 1 become HTTP/1.1, the highest that is supported
@@ -101,18 +95,15 @@ func checkLines(h *fasthttp.RequestHeader) error {
 	return nil
 }
 
-// refuseHead has expect answer the request. The request gets no body and closes the connection, so
-// that no byte behind its head is read as a request.
+// refuseHead has expect answer the request, to which it passes the error's text as a second Expect
+// header. The request gets no body and closes the connection, so that no byte behind its head is
+// read as a request.
 func refuseHead(h *fasthttp.RequestHeader, err error) {
 	h.SetContentLength(0)
 	h.SetConnectionClose()
 	h.Del(expectHeader) // because Set keeps a second value
 	h.Set(expectHeader, expectContinue)
-	for i := range headFaults {
-		if headFaults[i].err == err {
-			h.Add(expectHeader, headFaults[i].mark)
-		}
-	}
+	h.Add(expectHeader, err.Error())
 }
 
 // sendUnchunked sends a streamed answer of unknown length to an HTTP/1.0 client, which does not
@@ -124,15 +115,8 @@ func sendUnchunked(ctx *fasthttp.RequestCtx) {
 	h.Del(fasthttp.HeaderTransferEncoding)
 	h.SetConnectionClose()
 	_, err := ctx.Conn().Write(h.Header())
-	buf := make([]byte, answerBytes)
-	for err == nil {
-		n, end := body.Read(buf)
-		if n > 0 {
-			_, err = ctx.Conn().Write(buf[:n])
-		}
-		if end != nil {
-			break
-		}
+	if err == nil {
+		_, err = io.CopyBuffer(ctx.Conn(), body, make([]byte, answerBytes))
 	}
 	if c, ok := body.(fasthttp.ReadCloserWithError); ok {
 		_ = c.CloseWithError(err) // it returns no error

@@ -2,24 +2,18 @@ package httpserver
 
 import (
 	"bytes"
+	"container/list"
 	"time"
 
 	"github.com/valyala/fasthttp"
 )
 
-// idleList has the connections without a request, the longest idle first. The listener's mutex
-// guards it.
-type idleList struct {
-	first, last *Conn
-}
-
-// idleState is a connection's element of an idleList. A connection has a request from the end of
-// the request's head until the server waits for the next head. Connections without a request may be
-// closed in favor of new ones.
+// idleState is the state of a connection between requests. A connection has a request from the end
+// of the request's head until the server waits for the next head. Connections without a request may
+// be closed in favor of new ones.
 type idleState struct {
-	prev, next *Conn     // of the list; guarded by the listener's mutex
-	in         bool      // it is in the list; guarded by the listener's mutex
-	since      time.Time // when it was added; guarded by the listener's mutex
+	place *list.Element // in the listener's list; nil: closed; guarded by the listener's mutex
+	since time.Time     // when its last request ended; guarded by the listener's mutex
 
 	// Used by the reading goroutine only.
 	busy bool // it has a request
@@ -27,48 +21,25 @@ type idleState struct {
 	head bool // a line of the head has ended
 }
 
-// push appends c.
-func (i *idleList) push(c *Conn) {
-	c.idle.in, c.idle.since, c.idle.prev, c.idle.next = true, time.Now(), i.last, nil
-	if i.last != nil {
-		i.last.idle.next = c
-	} else {
-		i.first = c
-	}
-	i.last = c
-}
-
-// remove removes c if it is in the list.
-func (i *idleList) remove(c *Conn) {
-	s := &c.idle
-	if !s.in {
-		return
-	}
-	if s.prev != nil {
-		s.prev.idle.next = s.next
-	} else {
-		i.first = s.next
-	}
-	if s.next != nil {
-		s.next.idle.prev = s.prev
-	} else {
-		i.last = s.prev
-	}
-	s.in, s.prev, s.next = false, nil, nil
-}
-
 // unlink removes c from the listener's accounts. l.mu must be held.
 func (l *listener) unlink(c *Conn) {
-	if _, open := l.conns[c]; !open {
+	if c.idle.place == nil {
 		return
 	}
-	delete(l.conns, c)
+	l.conns.Remove(c.idle.place)
+	c.idle.place = nil
 	if c.from.IsValid() {
 		if l.from[c.from]--; l.from[c.from] == 0 {
 			delete(l.from, c.from)
 		}
 	}
-	l.idle.remove(c)
+}
+
+// longestIdle returns the connection that is longest without a request, or nil if all have
+// requests. l.mu must be held.
+func (l *listener) longestIdle() *Conn {
+	c, _ := l.conns.Front().Value.(*Conn) // the value of firstBusy is nil
+	return c
 }
 
 // minIdle is the time that a connection has for sending a request before it may be closed in favor
@@ -79,8 +50,8 @@ const minIdle = 100 * time.Millisecond
 // waitIdle waits until the connection that is longest without a request has been idle for minIdle,
 // and at most minIdle. l.mu must be held; it is released meanwhile.
 func (l *listener) waitIdle() {
-	for until := time.Now().Add(minIdle); l.idle.first != nil; {
-		wait := min(minIdle-time.Since(l.idle.first.idle.since), time.Until(until))
+	for until := time.Now().Add(minIdle); l.longestIdle() != nil; {
+		wait := min(minIdle-time.Since(l.longestIdle().idle.since), time.Until(until))
 		if wait <= 0 {
 			return
 		}
@@ -93,7 +64,7 @@ func (l *listener) waitIdle() {
 // unlinkIdle unlinks the connection that is longest without a request and returns it for the caller
 // to close. It returns nil if all have requests. l.mu must be held.
 func (l *listener) unlinkIdle() *Conn {
-	c := l.idle.first
+	c := l.longestIdle()
 	if c != nil {
 		l.unlink(c)
 	}
@@ -106,9 +77,11 @@ func (c *Conn) setBusy() bool {
 	c.idle.busy = true
 	c.l.mu.Lock()
 	defer c.l.mu.Unlock()
-	_, open := c.l.conns[c]
-	c.l.idle.remove(c)
-	return open
+	if c.idle.place == nil {
+		return false
+	}
+	c.l.conns.MoveToBack(c.idle.place)
+	return true
 }
 
 // setIdle marks that c waits for its next request.
@@ -119,8 +92,8 @@ func (c *Conn) setIdle() {
 	}
 	c.idle.busy = false
 	c.l.mu.Lock()
-	if _, open := c.l.conns[c]; open && !c.idle.in {
-		c.l.idle.push(c)
+	if c.idle.since = time.Now(); c.idle.place != nil {
+		c.l.conns.MoveBefore(c.idle.place, c.l.firstBusy)
 	}
 	c.l.mu.Unlock()
 }

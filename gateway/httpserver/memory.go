@@ -57,18 +57,22 @@ func Refund(ctx *fasthttp.RequestCtx, n int) {
 // Held returns the bytes of large bodies that arrive or are being answered.
 func (l *listener) Held() int64 { return l.held.Load() }
 
+// maxHeld returns the bound of large bodies in bytes; 0: any number.
+func (l *listener) maxHeld() int64 { return int64(max(0, l.limits.Load().MaxBodyMemory)) }
+
 // reserve reserves n bytes for the connection's request. It returns false if they do not fit.
 func (c *Conn) reserve(n int) bool {
 	l := c.l
 	held := l.held.Add(int64(n))
-	if most := l.maxHeld.Load(); held > most && most > 0 {
+	most := l.maxHeld()
+	if held > most && most > 0 {
 		l.held.Add(-int64(n))
 		return false
 	}
 	c.held.Add(int64(n))
 	if held > limitFrom && l.limiting.CompareAndSwap(false, true) {
-		collector.tighten(l.maxHeld.Load())
-		go l.limitGarbage(l.maxHeld.Load())
+		collector.tighten(most)
+		go l.limitGarbage(most)
 	}
 	return true
 }
@@ -99,7 +103,7 @@ func (l *listener) limitGarbage(most int64) {
 		if !open {
 			return
 		}
-		most = l.maxHeld.Load()
+		most = l.maxHeld()
 		l.limiting.Store(false)
 		if l.held.Load() <= limitFrom || !l.limiting.CompareAndSwap(false, true) {
 			return

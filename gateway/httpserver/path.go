@@ -7,11 +7,9 @@ import (
 )
 
 // DotSegments reports whether a path, as it was received, has a segment . or .., encoded or not.
-func DotSegments(path []byte) bool {
-	for rest := string(path); rest != ""; {
-		var segment string
-		segment, rest, _ = strings.Cut(rest, "/")
-		if segment = Unescape([]byte(segment)); segment == "." || segment == ".." {
+func DotSegments(path string) bool {
+	for segment := range strings.SplitSeq(path, "/") {
+		if s := Unescape([]byte(segment)); s == "." || s == ".." {
 			return true
 		}
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -39,16 +40,6 @@ const (
 	retryAfter = 1
 )
 
-// Limits of clients. They may change while the server runs.
-type Limits struct {
-	HeaderTimeout      time.Duration // for a request's head
-	SlowClientTimeout  time.Duration // for one write
-	MinBodyRate        int           // bytes of a request per second; 0: any
-	MaxBodyBytes       int           // of one request
-	MaxBodyMemory      int           // bytes of all large bodies together; 0: any number
-	MaxConnsPerAddress int           // 0: any number
-}
-
 // Options of a Server.
 type Options struct {
 	Handler fasthttp.RequestHandler
@@ -57,9 +48,9 @@ type Options struct {
 	Fail func(ctx *fasthttp.RequestCtx, err error)
 	// ErrorBody returns the JSON of the answer to a refused connection.
 	ErrorBody func(status int, message string) []byte
-	Limits    Limits
-	TLS       *tls.Config // nil: plain HTTP
-	MaxConns  int         // 0: any number
+	Limits    limits.Limits // those of connections and bodies; SetLimits changes them
+	TLS       *tls.Config   // nil: plain HTTP
+	MaxConns  int           // 0: any number
 	Counters  Counters
 	Log       *slog.Logger
 }

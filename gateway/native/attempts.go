@@ -35,7 +35,8 @@ type request struct {
 	live     int // choices that have not finished
 	in       *nodes.Inbox
 	events   []nodes.Event // buffer of Drain
-	timer    *time.Timer   // fires at timerAt, the next bound of the request
+	timer    *time.Timer   // wakes at timerAt, the next bound of the request
+	uncut    func() bool   // ends the wake at a shutdown
 	timerAt  time.Time
 	buf      []byte // encoded events that are to be sent; streams only
 	counted  int    // bytes of buf that are part of Fleet.Buffered
@@ -75,7 +76,9 @@ type choice struct {
 // first has a token, because its node then has the prompt's KV, which they share.
 func (x *request) startAll() *openai.Error {
 	defer x.Attempted()
-	x.timer, x.timerAt = time.NewTimer(time.Until(x.Deadline)), x.Deadline
+	wake := x.in.Wake
+	x.timer, x.timerAt = time.AfterFunc(time.Until(x.Deadline), wake), x.Deadline
+	x.uncut = context.AfterFunc(x.S.Cut, wake)
 	for i := range x.choices {
 		if x.choices[i].number > 0 {
 			continue
@@ -109,7 +112,8 @@ func (x *request) attempt(c *choice) *openai.Error {
 		}
 		c.since, c.predictedTTFT = time.Now(), decision.First
 		if c.span = exchange.Begin(&x.Exchange, &c.state, node.Name, c.since); c.span.On() {
-			c.describeAttempt(decision)
+			c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From),
+				trace.RouteReason.String(string(decision.Reason)), trace.PrefillReason.String(string(decision.PrefillReason)))
 		}
 		ctx, cancel := context.WithDeadline(context.Background(), x.Deadline)
 		s, err := node.Generate(ctx, x.message(c, decision, fleet), x.in, int32(c.delta.Index))
@@ -157,22 +161,22 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 	if !c.state.Started() {
 		demand = x.demand(c.prompt)
 	}
-	avoid := c.state.Tried()
-	if n, ok := x.Avoid().(*nodes.Node); ok && c.state.Attempt() == 0 {
+	avoid := c.state.Tried
+	if n, ok := x.Avoid().(*nodes.Node); ok && c.state.Attempt == 0 {
 		avoid = []*nodes.Node{n}
 	}
 	d := x.fleet.route(fleet, view, x.model, c.prompt, &x.Hints, demand, len(c.output), remote, avoid, c.class)
 	if d.Reason == route.ReasonNoRoom { // other requests were faster since admission: it waits on the node
 		d = x.fleet.route(fleet, view, x.model, c.prompt, &x.Hints, route.Demand{}, len(c.output), remote, avoid, c.class)
 	}
-	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried(), c.home) {
+	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried, c.home) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
-	x.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	x.S.Meters.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, d, fleet
 	}
-	x.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
+	x.S.Meters.Counter(metrics.GatewayRoutes, string(d.PrefillReason)).Inc()
 	node := fleet.Decode[d.Decode]
 	switch d.PrefillReason {
 	case route.ReasonLocal:
@@ -193,7 +197,7 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *nodepb.Generate {
 	m := &nodepb.Generate{
 		RequestId:    x.req.RequestID,
-		Attempt:      c.state.Attempt(),
+		Attempt:      c.state.Attempt,
 		Prompt:       c.prompt.Tokens,
 		Output:       c.output,
 		Sampling:     x.sampling(c),
@@ -208,7 +212,7 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 		EosTokenIds:  x.model.bundle.EosTokenIds,
 		Logprobs:     x.req.Logprobs,
 		TopLogprobs:  uint32(x.req.TopLogprobs),
-		Trace:        c.span.Wire(),
+		Trace:        c.span.Context(),
 		Adapter:      x.model.adapter,
 
 		LogprobTokenIds: x.req.LogprobTokens,
@@ -248,26 +252,18 @@ func (x *request) prefilled(c *choice) {
 	}
 }
 
-// wait blocks until there are events. It returns an error when the request is to be cut.
+// wait blocks until there may be events. It returns an error when the request is to be cut.
 func (x *request) wait() *openai.Error {
-	var gone <-chan struct{}
-	if x.Watch != nil {
-		gone = x.Watch.Gone
+	<-x.in.Ready
+	switch {
+	case !x.in.Woken():
+		return nil
+	case x.Watch != nil && x.Watch.Closed():
+		return x.CutOff(exchange.CauseClientGone)
+	case x.S.Cut.Err() != nil:
+		return x.CutOff(exchange.CauseShutdown)
 	}
-	for {
-		select {
-		case <-x.in.Ready:
-			return nil
-		case <-gone:
-			return x.CutOff(exchange.CauseClientGone)
-		case <-x.S.Cut:
-			return x.CutOff(exchange.CauseShutdown)
-		case <-x.timer.C:
-			if fault := x.bounds(); fault != nil {
-				return fault
-			}
-		}
-	}
+	return x.bounds()
 }
 
 // bounds handles the bounds that have passed and sets the timer to the next one.
@@ -277,21 +273,22 @@ func (x *request) bounds() *openai.Error {
 		return x.CutOff(exchange.CauseDeadline)
 	}
 	x.timerAt = x.Deadline
+	x.timer.Reset(time.Until(x.timerAt))
 	for i := range x.choices {
 		c := &x.choices[i]
-		if c.state.State() == fsm.Waiting {
-			if at := c.state.RetryAt(); at.After(t) {
-				x.timerAt = earlier(x.timerAt, at)
+		if c.state.State == fsm.Waiting {
+			if at := c.state.RetryAt; at.After(t) {
+				x.wake(at)
 			} else if fault := x.attempt(c); fault != nil {
 				return fault
 			}
 			continue
 		}
-		if c.state.State() != fsm.Asked {
+		if c.state.State != fsm.Asked {
 			continue
 		}
 		if by := c.since.Add(x.fleet.o.AcceptTimeout); by.After(t) {
-			x.timerAt = earlier(x.timerAt, by)
+			x.wake(by)
 			continue
 		}
 		c.stream.Cancel("not accepted in time")
@@ -299,7 +296,6 @@ func (x *request) bounds() *openai.Error {
 			return fault
 		}
 	}
-	x.timer.Reset(time.Until(x.timerAt))
 	return nil
 }
 
@@ -311,28 +307,23 @@ func (x *request) wake(t time.Time) {
 	}
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
 // handle handles one event.
 func (x *request) handle(e *nodes.Event, at time.Time) *openai.Error {
 	c := &x.choices[e.Choice]
-	if !c.state.Live() || e.Attempt != c.state.Attempt() {
+	if !c.state.Live() || e.Attempt != c.state.Attempt {
 		return nil // of an attempt that was cancelled since
 	}
 	switch e.Kind {
 	case nodes.Accepted:
 		c.state.Accepted()
-		x.S.Meters.Actual.Add(float64(e.Cached))
+		x.S.Meters.Counter(metrics.GatewayActualCached).Add(float64(e.Cached))
 		if !c.state.Started() { // a later attempt finds the request's own blocks
 			c.cached = min(int(e.Cached), len(c.prompt.Tokens))
 		}
 	case nodes.Scored:
-		addPromptProbs(c.prompt, e.Prompt)
+		p, m := &c.prompt.Probs, e.Prompt // in order
+		p.Logprobs, p.Ranks = append(p.Logprobs, m.Logprobs...), append(p.Ranks, m.Ranks...)
+		p.TopTokens, p.TopLogprobs = append(p.TopTokens, m.TopTokens...), append(p.TopLogprobs, m.TopLogprobs...)
 	case nodes.Token:
 		return x.token(c, e, at)
 	case nodes.Failed:
@@ -340,7 +331,7 @@ func (x *request) handle(e *nodes.Event, at time.Time) *openai.Error {
 	case nodes.Overflow:
 		x.leave(c)
 		c.state.Pause()
-		x.S.Meters.Paused.Inc()
+		x.S.Meters.Counter(metrics.GatewayStreamsPaused).Inc()
 	}
 	return nil
 }
@@ -348,7 +339,7 @@ func (x *request) handle(e *nodes.Event, at time.Time) *openai.Error {
 // token handles the next token of a choice, or its end.
 func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 	c.state.Accepted()
-	piece, hit := "", false
+	piece, hit, reason := "", false, nodepb.FinishReason(e.Finish)
 	if e.Token >= 0 {
 		if c.state.Fresh() {
 			x.prefilled(c)
@@ -360,19 +351,23 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 				return fault
 			}
 		}
-		if x.req.MaxTokens == 0 {
-			return x.echoed(c)
+		if x.req.MaxTokens == 0 { // this token marks the prompt's end
+			if c.stream != nil {
+				c.stream.Cancel("nothing but the prompt was asked for")
+			}
+			c.delta.Finish.Reason = metrics.ReasonLength
+			x.finish(c, "")
+			return nil
 		}
 		c.output = append(c.output, e.Token)
 		c.state.Token()
 		if e.Probs != nil {
 			c.delta.Logprobs = append(c.delta.Logprobs, x.model.logprob(c, e.Token, e.Probs, x.req.TokensAsIDs))
 		}
-		if !x.hidden(e) {
+		if reason != nodepb.FinishReason_FINISH_REASON_STOP || x.req.IncludeStop { // else it is no part of the text
 			piece, hit = c.push(e.Token)
 		}
 	}
-	reason := nodepb.FinishReason(e.Finish)
 	switch {
 	case hit:
 		if e.Finish == 0 {
@@ -430,31 +425,30 @@ func (c *choice) flush() (rest string, stopped bool) {
 	return c.text.Flush()
 }
 
-// hidden reports whether a token ended the answer and is not part of its text.
-func (x *request) hidden(e *nodes.Event) bool {
-	return nodepb.FinishReason(e.Finish) == nodepb.FinishReason_FINISH_REASON_STOP && !x.req.IncludeStop
-}
-
 // measure records the time of a token.
 func (x *request) measure(c *choice, at time.Time) {
 	if !x.CountTokens(&c.times, 1, at) {
 		return
 	}
-	m := &x.S.Meters
-	if c.state.Attempt() == 1 && c.predictedTTFT >= 0 { // only the first attempt has a prediction
-		m.FirstToken(c.predictedTTFT, at.Sub(c.since))
+	m := x.S.Meters
+	if c.state.Attempt == 1 && c.predictedTTFT >= 0 { // only the first attempt has a prediction
+		took := at.Sub(c.since)
+		m.Histogram(metrics.GatewayPredictedFirst).Observe(c.predictedTTFT.Seconds())
+		m.Histogram(metrics.GatewayActualFirst).Observe(took.Seconds())
+		side := "late"
+		if took < c.predictedTTFT {
+			side = "early"
+		}
+		m.Histogram(metrics.GatewayFirstError, side).Observe((took - c.predictedTTFT).Abs().Seconds())
 	}
 	c.span.Event("first token", at)
-	m.Prompt.Add(float64(len(c.prompt.Tokens)))
-	m.Cached.Add(float64(c.cached))
+	m.Counter(metrics.PromptTokens).Add(float64(len(c.prompt.Tokens)))
+	m.Counter(metrics.PromptTokensCached).Add(float64(c.cached))
 }
 
 // usage returns the request's token counts so far.
 func (x *request) usage() openai.Usage {
-	var u openai.Usage
-	for i := range x.prompts {
-		u.Prompt += len(x.prompts[i].Tokens)
-	}
+	u := openai.Usage{Prompt: x.nPrompt}
 	for i := range x.choices {
 		c := &x.choices[i]
 		if c.number == 0 { // the other choices of its prompt find its blocks
@@ -469,7 +463,7 @@ func (x *request) usage() openai.Usage {
 // client has read what there was.
 func (x *request) advance() *openai.Error {
 	for i := range x.choices {
-		if c := &x.choices[i]; c.state.State() == fsm.Paused {
+		if c := &x.choices[i]; c.state.State == fsm.Paused {
 			if fault := x.attempt(c); fault != nil {
 				return fault
 			}
@@ -513,10 +507,4 @@ func (x *request) describe() {
 	if r.Seed != nil {
 		s.Set(trace.Seed.Int64(int64(*r.Seed)))
 	}
-}
-
-// describeAttempt adds to the span of an attempt where it was sent, and why.
-func (c *choice) describeAttempt(d route.Decision) {
-	c.span.Set(trace.Choice.Int(c.delta.Index), trace.Resumed.Int(c.state.From()),
-		trace.RouteReason.String(string(d.Reason)), trace.PrefillReason.String(string(d.PrefillReason)))
 }

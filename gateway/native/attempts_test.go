@@ -28,7 +28,7 @@ func testRequest(t testing.TB) *request {
 	if fault != nil {
 		t.Fatal(fault)
 	}
-	s := &exchange.Service{Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m"))}
+	s := &exchange.Service{Meters: metrics.New(metrics.Gateway, "m")}
 	x := &request{Exchange: exchange.Exchange{S: s, Start: time.Now()}, fleet: &Fleet{Service: s}, req: req, model: m, live: 1, prompts: make([]render.Prompt, 1), encoder: openai.NewEncoder(openai.Chat, "id", 1, "m", "fp")}
 	x.in = nodes.NewInbox(100)
 	x.choices = []choice{{prompt: &x.prompts[0], delta: openai.Delta{Begin: true, Finish: openai.NotFinished}, text: m.Text.Output(req), node: &nodes.Node{}, output: make([]int32, 0, 1<<20)}}
@@ -76,7 +76,7 @@ func BenchmarkToken(b *testing.B) {
 // A stream that its slow client had paused and that then finds no node looks again
 // when its time has come, not with every token of the request's other choices.
 func TestPausedStreamWaitsItsTurn(t *testing.T) {
-	s := &exchange.Service{Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m")), Log: slog.New(slog.DiscardHandler)}
+	s := &exchange.Service{Meters: metrics.New(metrics.Gateway, "m"), Log: slog.New(slog.DiscardHandler)}
 	s.SetLimits(exchange.Limits{MaxAttempts: 3, ResumeTimeout: time.Minute})
 	fleet := New(s, Options{Nodes: nodes.Options{RPC: rpc.Options{Hello: &nodepb.Hello{NodeId: "gw"}}, Log: s.Log}})
 	defer fleet.Close()
@@ -88,7 +88,7 @@ func TestPausedStreamWaitsItsTurn(t *testing.T) {
 	c.state.Accepted()
 	c.state.Token()
 	c.state.Pause()
-	if fault := x.attempt(c); fault != nil || c.state.State() != fsm.Waiting || !x.timerAt.Equal(c.state.RetryAt()) || c.state.Check() != nil {
+	if fault := x.attempt(c); fault != nil || c.state.State != fsm.Waiting || !x.timerAt.Equal(c.state.RetryAt) || c.state.Check() != nil {
 		t.Errorf("%v; %+v", fault, c.state)
 	}
 }

@@ -2,8 +2,6 @@ package native
 
 import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
-	"github.com/tandem-serving/tandem/gateway/render"
-	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -26,24 +24,6 @@ func (x *request) scores(c *choice) (best uint32, scored bool) {
 // answer.
 func (x *request) echoProbs() bool {
 	return x.req.Echo && x.req.Logprobs && x.req.Endpoint == openai.Completions
-}
-
-// addPromptProbs adds the next log-probabilities of a prompt. Package nodes delivers them in order.
-func addPromptProbs(p *render.Prompt, m *nodepb.PromptLogProbs) {
-	p.Probs.Logprobs = append(p.Probs.Logprobs, m.Logprobs...)
-	p.Probs.Ranks = append(p.Probs.Ranks, m.Ranks...)
-	p.Probs.TopTokens = append(p.Probs.TopTokens, m.TopTokens...)
-	p.Probs.TopLogprobs = append(p.Probs.TopLogprobs, m.TopLogprobs...)
-}
-
-// echoed ends a choice that asked for no token. The token that arrived marks the prompt's end.
-func (x *request) echoed(c *choice) *openai.Error {
-	if c.stream != nil {
-		c.stream.Cancel("nothing but the prompt was asked for")
-	}
-	c.delta.Finish.Reason = metrics.ReasonLength
-	x.finish(c, "")
-	return nil
 }
 
 // logprob returns one token's log-probabilities in the API's form.
@@ -95,12 +75,12 @@ func (x *request) promptProbs(c *choice) []openai.TokenLogprob {
 	all := make([]openai.TokenLogprob, 0, len(c.prompt.Tokens)+len(c.delta.Logprobs))
 	offset := 0
 	for i, id := range c.prompt.Tokens {
-		t := openai.TokenLogprob{First: true}
-		if i == 0 {
-			t = x.model.TokenProb(id, 0, x.req.TokensAsIDs)
-			t.First = true
-		} else {
-			t = x.model.TokenProb(id, c.prompt.Probs.Logprobs[i-1], x.req.TokensAsIDs)
+		logprob := float32(0)
+		if i > 0 {
+			logprob = c.prompt.Probs.Logprobs[i-1]
+		}
+		t := x.model.TokenProb(id, logprob, x.req.TokensAsIDs)
+		if t.First = i == 0; !t.First {
 			ids, probs := c.prompt.Probs.Best(i-1, x.req.TopLogprobs)
 			for k := range ids {
 				t.Top = append(t.Top, x.model.TokenProb(ids[k], probs[k], x.req.TokensAsIDs))

@@ -12,7 +12,6 @@
 package native
 
 import (
-	"context"
 	"sync/atomic"
 	"time"
 
@@ -26,7 +25,7 @@ import (
 
 // Options of a Fleet.
 type Options struct {
-	Nodes                  nodes.Options     // without Blocks and Left
+	Nodes                  nodes.Options     // without Meters, Blocks and Left
 	AcceptTimeout          time.Duration     // for a node to queue an attempt
 	StreamTokens           int               // of one choice that may wait for a slow client
 	MinRemotePrefillTokens int               // uncached prompt tokens from which a prefill node computes them
@@ -47,25 +46,22 @@ type Fleet struct {
 	Buffered atomic.Int64  // bytes of streams' buffers
 
 	o Options
-	// Owned by keepModel.
+	// Owned by Run.
 	failedModels   map[uint64]time.Time    // when loading last failed, by fingerprint
 	pendingModels  map[pendingModel]string // by which model of the same name each waits: its name
 	membersChanged chan struct{}
 	bus            *cluster.Bus  // nil: there are no block events
-	events         subscriptions // of the present models; set by keepModel
+	events         subscriptions // of the present models; set by Run
 }
 
 // New returns a fleet without members.
 func New(s *exchange.Service, o Options) *Fleet {
 	fl := &Fleet{Service: s, Blocks: nodes.NewBlocks(), o: o, membersChanged: make(chan struct{}, 1), failedModels: map[uint64]time.Time{}, pendingModels: map[pendingModel]string{}}
-	o.Nodes.Blocks, o.Nodes.Left = fl.Blocks, fl.left
+	o.Nodes.Meters, o.Nodes.Blocks, o.Nodes.Left = s.Meters, fl.Blocks, fl.left
 	fl.events.of = map[string]*cluster.Subscription{}
 	fl.Nodes = nodes.New(o.Nodes)
 	return fl
 }
-
-// Run follows which models the members serve until ctx ends.
-func (fl *Fleet) Run(ctx context.Context) { fl.keepModel(ctx) }
 
 // Close closes the connections to nodes. It is called after the last request.
 func (fl *Fleet) Close() {

@@ -77,7 +77,7 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 		for _, m := range next {
 			names = append(names, m.names...)
 		}
-		fl.Meters.Set.SetModel(strings.Join(names, ","))
+		fl.Meters.SetModel(strings.Join(names, ","))
 	}
 	fl.subscribe(fleet, next)
 	return err
@@ -177,19 +177,13 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 	if m.Text != nil {
 		m.Text.RejectSpecial = fl.o.RejectSpecialTokens
 	}
-	m.queue = fl.queueFor(m, next)
+	// Each model has a queue of its own, so that requests of one do not block those of another.
+	if m.queue = fl.Queue; slices.ContainsFunc(next, func(o *Model) bool { return o.queue == fl.Queue }) {
+		m.queue = fl.QueueOf(m.Fingerprint, math.MaxInt64)
+	}
 	fl.Log.Info("model added", "model", m.Name, "node", n.Name, "fingerprint", strconv.FormatUint(m.Fingerprint, 16),
 		"max_model_len", b.MaxModelLen, "vocab", b.VocabSize, "tokenizer", m.Text != nil, "chat_template", m.Text != nil && m.Text.HasTemplate())
 	return m, nil
-}
-
-// queueFor returns the queue for a new model's requests. Each model has its own, so that requests
-// of one do not block those of another.
-func (fl *Fleet) queueFor(m *Model, others []*Model) *exchange.Admission {
-	if !slices.ContainsFunc(others, func(o *Model) bool { return o.queue == fl.Queue }) {
-		return fl.Queue
-	}
-	return fl.QueueOf(m.Fingerprint, math.MaxInt64)
 }
 
 // FollowRoom updates the room of the models' queues. The queue of a model that is gone is dropped
@@ -207,8 +201,9 @@ func (fl *Fleet) FollowRoom() {
 	})
 }
 
-// keepModel calls refresh at once, when the members change, and in between.
-func (fl *Fleet) keepModel(ctx context.Context) {
+// Run follows which models the members serve until ctx ends. It calls refresh at once, when the
+// members change, and in between.
+func (fl *Fleet) Run(ctx context.Context) {
 	tick := time.NewTicker(nodes.DefaultProbeInterval / 2)
 	defer tick.Stop()
 	logged := ""

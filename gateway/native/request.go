@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -82,9 +83,9 @@ func (x *request) parse() (fault *openai.Error) {
 	}
 	req.Priority = x.Priority(req.Priority)
 	x.makeChoices(m, prompts)
-	fl.Meters.N.Observe(float64(req.N))
+	fl.Meters.Histogram(metrics.RequestParamsN).Observe(float64(req.N))
 	if req.MaxTokens > 0 {
-		fl.Meters.MaxTokens.Observe(float64(req.MaxTokens))
+		fl.Meters.Histogram(metrics.RequestParamsMaxTokens).Observe(float64(req.MaxTokens))
 	}
 	return nil
 }

@@ -8,11 +8,12 @@ import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	fsm "github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // done reports whether the choice has its last token.
-func (c *choice) done() bool { return c.state.State() == fsm.Finished }
+func (c *choice) done() bool { return c.state.State == fsm.Finished }
 
 // retry ends a choice's current attempt, which failed, and starts the next one. A choice without a
 // token is tried on a few nodes. A choice with tokens is resumed: prompt and output continue on
@@ -27,14 +28,14 @@ func (x *request) retry(c *choice, err error) *openai.Error {
 	if !c.state.Started() {
 		return x.attempt(c)
 	}
-	x.S.Meters.Resumes.Inc()
+	x.S.Meters.Counter(metrics.GatewayResumes).Inc()
 	r := x.S.Resumes.Reserve()
 	if wait := r.Delay(); wait > x.S.Limits().ResumeTimeout {
 		r.Cancel()
 		return x.lose(c)
 	} else if wait > 0 { // many at once: the remaining nodes take them in turn
 		c.state.Delay(time.Now().Add(wait))
-		x.wake(c.state.RetryAt())
+		x.wake(c.state.RetryAt)
 		return nil
 	}
 	return x.attempt(c)
@@ -56,7 +57,7 @@ func (x *request) failed(c *choice, node *nodes.Node, f *exchange.Failure) *open
 func (x *request) enterClass(c *choice) {
 	class := c.node.Class()
 	if c.state.Started() && c.class != "" && class != "" && class != c.class {
-		x.S.Meters.ClassChanges.Inc()
+		x.S.Meters.Counter(metrics.GatewayClassChanges).Inc()
 		x.S.Log.Warn("stream continues in another numerics class: no node of its own is usable", "request", x.req.RequestID,
 			"node", c.node.Name, "tokens", len(c.output), "class", class, "before", c.class)
 	}
@@ -67,7 +68,7 @@ func (x *request) enterClass(c *choice) {
 // ResumeTimeout. node is one that has failed the choice already; nil: no node serves the model.
 func (x *request) nowhere(c *choice, node *nodes.Node) *openai.Error {
 	if c.state.NoNode(time.Now(), x.S.ChoiceLimits()) == fsm.Wait {
-		x.wake(c.state.RetryAt())
+		x.wake(c.state.RetryAt)
 		return nil
 	}
 	if !c.state.Started() && node == nil {
@@ -88,9 +89,12 @@ var errNotAccepted = errors.New("gateway: attempt not accepted")
 func nodeFailure(err error) *exchange.Failure {
 	var code *nodes.CodeError
 	if errors.As(err, &code) {
-		f := &exchange.Failure{Err: err, Failure: fsm.Failure{Refused: true, Untouched: true}, Message: code.Message}
-		classify(f, code.Code)
-		return f
+		f, known := failures[code.Code]
+		if !known {
+			f = exchange.Failure{Kind: "other", Status: 500, Prefix: nodeFailed, Failure: fsm.Failure{Untouched: true}}
+		}
+		f.Err, f.Message, f.Refused = err, code.Message, true
+		return &f
 	}
 	f := &exchange.Failure{Err: err, Kind: "other", Status: 503, Prefix: "the decode node failed while it answered: ", Message: err.Error(),
 		Failure: fsm.Failure{Lost: errors.Is(err, nodes.ErrLost), Untouched: errors.Is(err, nodes.ErrNode)}}
@@ -103,27 +107,17 @@ func nodeFailure(err error) *exchange.Failure {
 	return f
 }
 
-// classify sets what a node's code means.
-func classify(f *exchange.Failure, c nodepb.Code) {
-	f.Kind, f.Prefix, f.Status = "other", "the decode node failed: ", 500
-	switch c {
-	case nodepb.Code_CODE_INVALID:
-		f.Kind, f.Final, f.Prefix, f.Status = "invalid", true, "", 400
-	case nodepb.Code_CODE_NOT_FOUND:
-		f.Kind, f.Final, f.Prefix, f.Status = "invalid", true, "", 404
-	case nodepb.Code_CODE_DEADLINE:
-		f.Kind, f.Final, f.Late, f.Prefix, f.Status = "timeout", true, true, "", 504
-	case nodepb.Code_CODE_OVERLOADED:
-		f.Kind, f.HandedOver, f.Prefix, f.Status = "overloaded", true, "the decode nodes are overloaded: ", 503
-	case nodepb.Code_CODE_DRAINING:
-		f.Kind, f.HandedOver, f.Prefix, f.Status = "draining", true, "the decode nodes are leaving: ", 503
-	case nodepb.Code_CODE_FORBIDDEN:
-		f.Prefix, f.Status = "the decode nodes refuse this gateway: ", 503
-	case nodepb.Code_CODE_MISMATCH:
-		f.Kind, f.Prefix, f.Status = "mismatch", "the decode nodes do not fit this gateway's model: ", 503
-	case nodepb.Code_CODE_INTERNAL:
-		f.Kind, f.Untouched = "internal", false
-	case nodepb.Code_CODE_CANCELLED:
-		f.Untouched = false
-	}
+const nodeFailed = "the decode node failed: "
+
+// failures has what a node's codes mean.
+var failures = map[nodepb.Code]exchange.Failure{
+	nodepb.Code_CODE_INVALID:    {Kind: "invalid", Status: 400, Failure: fsm.Failure{Untouched: true, Final: true}},
+	nodepb.Code_CODE_NOT_FOUND:  {Kind: "invalid", Status: 404, Failure: fsm.Failure{Untouched: true, Final: true}},
+	nodepb.Code_CODE_DEADLINE:   {Kind: "timeout", Status: 504, Failure: fsm.Failure{Untouched: true, Final: true}, Late: true},
+	nodepb.Code_CODE_OVERLOADED: {Kind: "overloaded", Status: 503, Prefix: "the decode nodes are overloaded: ", Failure: fsm.Failure{Untouched: true, HandedOver: true}},
+	nodepb.Code_CODE_DRAINING:   {Kind: "draining", Status: 503, Prefix: "the decode nodes are leaving: ", Failure: fsm.Failure{Untouched: true, HandedOver: true}},
+	nodepb.Code_CODE_FORBIDDEN:  {Kind: "other", Status: 503, Prefix: "the decode nodes refuse this gateway: ", Failure: fsm.Failure{Untouched: true}},
+	nodepb.Code_CODE_MISMATCH:   {Kind: "mismatch", Status: 503, Prefix: "the decode nodes do not fit this gateway's model: ", Failure: fsm.Failure{Untouched: true}},
+	nodepb.Code_CODE_INTERNAL:   {Kind: "internal", Status: 500, Prefix: nodeFailed},
+	nodepb.Code_CODE_CANCELLED:  {Kind: "other", Status: 500, Prefix: nodeFailed},
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // route decides where a prompt with nOut tokens of output is computed. From minRemote uncached
@@ -127,5 +128,5 @@ func (x *request) Claim() (exchange.Claim, *openai.Error) {
 func (x *request) forecast(c *choice, node *nodes.Node) {
 	bt, n := x.model.BlockTokens, len(c.prompt.Tokens)+len(c.output)
 	held := bt * x.fleet.Blocks.Held(node.Member().ID, c.prompt.Hashes, bt, x.model.groups)
-	x.S.Meters.Predicted.Add(float64(min(held, (n-1)/bt*bt)))
+	x.S.Meters.Counter(metrics.GatewayPredictedCached).Add(float64(min(held, (n-1)/bt*bt)))
 }

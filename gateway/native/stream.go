@@ -6,13 +6,16 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/httpserver"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // Run implements exchange.Backend. It waits for the first event of a stream, or for the whole
 // answer.
 func (x *request) Run() *openai.Error {
 	if x.req.Stream {
-		x.takeBuffer()
+		x.buf = (*buffers.Get().(*[]byte))[:0]
+		x.countBuffer()
 	}
 	if fault := x.startAll(); fault != nil {
 		return fault
@@ -40,8 +43,8 @@ func (x *request) Respond() (streams bool) {
 	return true
 }
 
-// ClientGone implements exchange.Backend: wait reads the watch's channel.
-func (x *request) ClientGone() {}
+// ClientGone implements exchange.Backend.
+func (x *request) ClientGone() { x.in.Wake() }
 
 // Stop implements exchange.Backend.
 func (x *request) Stop() {
@@ -62,10 +65,11 @@ func (x *request) Stop() {
 		}
 	}
 	if len(x.choices) > 0 && x.live == 0 {
-		x.S.Meters.MostTokens.Observe(float64(most))
+		x.S.Meters.Histogram(metrics.RequestMaxNumGenerationTokens).Observe(float64(most))
 	}
 	if x.timer != nil {
 		x.timer.Stop()
+		x.uncut()
 	}
 	x.giveBuffer()
 }
@@ -106,6 +110,8 @@ type stream struct {
 	x    *request
 	sent int   // bytes of request.buf
 	end  error // of the body, once buf is sent; nil: more follows
+
+	client *httpserver.Conn // for events after the first piece; nil: fasthttp writes them
 }
 
 // buffers are reused between streams, unless a slow client made one large.
@@ -119,12 +125,6 @@ const (
 	maxKeptBuffer = 64 << 10
 )
 
-// takeBuffer takes a buffer for the request's events, and giveBuffer returns it.
-func (x *request) takeBuffer() {
-	x.buf = (*buffers.Get().(*[]byte))[:0]
-	x.countBuffer()
-}
-
 // countBuffer updates the total size of all streams' buffers.
 func (x *request) countBuffer() {
 	if n := cap(x.buf); n != x.counted {
@@ -133,6 +133,7 @@ func (x *request) countBuffer() {
 	}
 }
 
+// giveBuffer returns the request's buffer.
 func (x *request) giveBuffer() {
 	x.fleet.Buffered.Add(-int64(x.counted))
 	x.counted = 0
@@ -148,6 +149,11 @@ func (s *stream) Read(p []byte) (n int, err error) {
 	defer x.RecoverRead(&n, &err)
 	for s.sent == len(x.buf) && s.end == nil && x.live > 0 {
 		s.fill()
+		if s.client != nil && s.end == nil && x.live > 0 && len(x.buf) > 0 {
+			if err := s.write(); err != nil {
+				return 0, err
+			}
+		}
 	}
 	if x.live == 0 && s.end == nil { // the last piece and what ends the body leave together
 		var u *openai.Usage
@@ -162,7 +168,19 @@ func (s *stream) Read(p []byte) (n int, err error) {
 	}
 	n = copy(p, x.buf[s.sent:])
 	s.sent += n
+	s.client = httpserver.ChunkWriter(x.Ctx)
 	return n, nil
+}
+
+// write sends the events directly to the client, past fasthttp's buffers. Most of a stream's events
+// are sent here.
+func (s *stream) write() error {
+	s.sent = len(s.x.buf)
+	rest, err := s.client.WriteChunkNow(s.x.buf)
+	if err == nil && len(rest) > 0 {
+		_, err = s.client.Write(rest)
+	}
+	return err
 }
 
 // fill waits for the next events. The first are there already, from Run.

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"strconv"
-	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -97,13 +95,10 @@ func (b *relayBody) collect() error {
 // clientConn returns the client's connection if events may be written to it directly, and otherwise
 // nil. fasthttp's writer is empty then, because it sends each piece at once.
 func (b *relayBody) clientConn() *httpserver.Conn {
-	if !b.begun || !b.r.events || b.last || b.r.renames() || !b.r.Ctx.Request.Header.IsHTTP11() {
+	if !b.begun || !b.r.events || b.last || b.r.renames() {
 		return nil
 	}
-	if c, ok := b.r.Ctx.Conn().(*httpserver.Conn); ok && c.Raw != nil {
-		return c
-	}
-	return nil
+	return httpserver.ChunkWriter(b.r.Ctx)
 }
 
 // pump writes events to the client as they arrive, until a write has to wait or the answer ends.
@@ -185,26 +180,10 @@ func (b *relayBody) pass(c *httpserver.Conn) bool {
 	}
 }
 
-// frames pools the buffers of chunks. A stream that waits for its next token holds none.
-var frames = sync.Pool{New: func() any { return new([]byte) }}
-
 // write sends the whole events. It returns false if the client did not take all bytes at once.
 func (b *relayBody) write(c *httpserver.Conn) bool {
-	frame := frames.Get().(*[]byte)
-	*frame = appendChunk((*frame)[:0], b.buf[:b.whole])
-	n, err := c.Raw.WriteNow(*frame)
-	if b.failed, b.rest = err, (*frame)[n:]; err != nil || len(b.rest) > 0 {
-		return false // rest is part of the frame
-	}
-	frames.Put(frame)
-	return true
-}
-
-// appendChunk appends data as an HTTP chunk.
-func appendChunk(dst, data []byte) []byte {
-	dst = strconv.AppendUint(dst, uint64(len(data)), 16)
-	dst = append(append(dst, "\r\n"...), data...)
-	return append(dst, "\r\n"...)
+	b.rest, b.failed = c.WriteChunkNow(b.buf[:b.whole])
+	return b.failed == nil && len(b.rest) == 0
 }
 
 // release sets how many bytes of buf may be sent. err is the error after them.
@@ -255,7 +234,7 @@ func (b *relayBody) finish(err error) {
 	}
 	if b.last { // the client has all of it
 		b.end = io.EOF
-		r.drop(nil)
+		r.end(upstream.ErrNoVerdict)
 		return
 	}
 	b.end = exchange.ErrCut

@@ -33,7 +33,7 @@ func newProxy(t *testing.T, handler http.HandlerFunc) *Proxy {
 	mux.HandleFunc("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { handler(w, r.WithContext(ctx)) })
 	server := httptest.NewServer(mux)
 	log := slog.New(slog.DiscardHandler)
-	s := &exchange.Service{Log: log, Meters: exchange.NewMeters(metrics.New(metrics.Gateway, "m")), Cut: make(chan struct{})}
+	s := &exchange.Service{Log: log, Meters: metrics.New(metrics.Gateway, "m"), Cut: context.Background()}
 	p, err := New(s, Options{Upstreams: upstream.Options{Targets: []upstream.Target{{URL: server.URL}}, Log: log}, Pollers: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +91,7 @@ func pumped(t *testing.T, p *Proxy, path string) (rb *relayBody, far net.Conn) {
 		t.Fatal(err)
 	}
 	body := ask(true, "x")
-	if err := call.Send(fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, len(body)), []byte(body), time.Now().Add(soon)); err != nil {
+	if err := call.Send(fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", path, len(body)), []byte(body), time.Now().Add(soon), false); err != nil {
 		t.Fatal(err)
 	}
 	if err := call.Head(); err != nil {
@@ -135,7 +135,7 @@ func TestPumpedEventsCountOnce(t *testing.T) {
 	if err != exchange.ErrCut || !bytes.Contains(last, []byte("broke off")) || bytes.Contains(last, []byte("three")) {
 		t.Errorf("%q, %v", last, err)
 	}
-	if n := relayer.Meters.Tokens.Get(); n != 3 || rb.r.nEvents != 3 || rb.r.outcome.lengths != 1 {
+	if n := relayer.Meters.Counter(metrics.GenerationTokens).Get(); n != 3 || rb.r.nEvents != 3 || rb.r.outcome.lengths != 1 {
 		t.Errorf("%g tokens, %d events and %d ends were counted", n, rb.r.nEvents, rb.r.outcome.lengths)
 	}
 }
@@ -154,7 +154,7 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := ask(true, "x")
-	if err := call.Send(fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(body)), []byte(body), time.Now().Add(soon)); err != nil {
+	if err := call.Send(fmt.Appendf(nil, "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n", len(body)), []byte(body), time.Now().Add(soon), false); err != nil {
 		t.Fatal(err)
 	}
 	if err := call.Head(); err != nil {
@@ -171,5 +171,5 @@ func TestRelayedEventDoesNotAllocate(t *testing.T) {
 	}); allocs != 0 || n < 1000 {
 		t.Fatalf("%g allocations an event; %d bytes", allocs, n)
 	}
-	call.NoVerdict()
+	call.Close(upstream.ErrNoVerdict)
 }

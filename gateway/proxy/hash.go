@@ -86,9 +86,7 @@ func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 		}
 		return fault
 	}
-	defer func() {
-		httpserver.Refund(r.Ctx, charged)
-	}()
+	defer func() { httpserver.Refund(r.Ctx, charged) }()
 	req, fault := openai.ParsePrompt(on, body, charge)
 	if fault != nil {
 		return render.Prompt{}, fault

@@ -21,9 +21,9 @@ func (r *relay) appendHead(s *upstream.Server, size int) []byte {
 		b, _ = r.appendFields(b[:own], hops)
 	}
 	if c := r.try.Context(); r.try.On() {
-		b = append(append(append(b, "Traceparent: "...), c.Parent...), "\r\n"...)
-		if c.State != "" {
-			b = append(append(append(b, "Tracestate: "...), c.State...), "\r\n"...)
+		b = append(append(append(b, "Traceparent: "...), c.Traceparent...), "\r\n"...)
+		if c.Tracestate != "" {
+			b = append(append(append(b, "Tracestate: "...), c.Tracestate...), "\r\n"...)
 		}
 	}
 	b = append(append(b, exchange.RequestIDHeader...), ": "...)
@@ -76,10 +76,8 @@ func hop(hops, name []byte) bool { return upstream.HasToken(hops, strings.ToLowe
 
 // cleanQuery returns a query, or nil if it has bytes that a request line must not have.
 func cleanQuery(q []byte) []byte {
-	for _, c := range q {
-		if c <= ' ' || c >= 0x7f {
-			return nil
-		}
+	if bytes.ContainsFunc(q, func(c rune) bool { return c <= ' ' || c >= 0x7f }) {
+		return nil
 	}
 	return q
 }

@@ -1,6 +1,7 @@
 package proxy
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -36,12 +37,7 @@ func (r *relay) checkLimits() *openai.Error {
 }
 
 // ownName returns the servers' name of a model.
-func ownName(m *upstream.Model) string {
-	if m.As != "" {
-		return m.As
-	}
-	return m.Name
-}
+func ownName(m *upstream.Model) string { return cmp.Or(m.As, m.Name) }
 
 // admission returns the queue of a model, or nil if its servers have no bound.
 func (p *Proxy) admission(m *upstream.Model) *exchange.Admission {
@@ -94,11 +90,6 @@ func (r *relay) Claim() (exchange.Claim, *openai.Error) {
 // continue it. A stream of minutes must not hold a prompt of megabytes.
 func (r *relay) releaseBody() {
 	r.body, r.envelope.Prompt = nil, nil
-	if cap(r.renamed) > httpserver.HeadBytes {
-		r.renamed = nil
-	}
-	if cap(r.patched) > httpserver.HeadBytes {
-		r.patched = nil
-	}
+	r.renamed, r.patched = reuse(r.renamed, httpserver.HeadBytes), reuse(r.patched, httpserver.HeadBytes)
 	httpserver.DropBody(r.Ctx)
 }

@@ -99,7 +99,7 @@ func (r *relay) relaySGLang(s, prefill *upstream.Server, force upstream.Forced) 
 	if err := r.open(prefill, force.Prefill); err != nil {
 		return err
 	}
-	if err := r.call.Send(r.appendHead(prefill, len(r.patched)), r.patched, r.Deadline); err != nil {
+	if err := r.call.Send(r.appendHead(prefill, len(r.patched)), r.patched, r.Deadline, false); err != nil {
 		return err
 	}
 	if err := r.call.SetDeadline(r.Deadline); err != nil {
@@ -114,12 +114,7 @@ func (r *relay) relaySGLang(s, prefill *upstream.Server, force upstream.Forced) 
 	if gone {
 		return exchange.ErrGone
 	}
-	err := r.open(s, force.Server)
-	if err == nil {
-		if err = r.call.Send(r.appendHead(s, len(r.patched)), r.patched, r.Deadline); err == nil {
-			err = r.await(maxHeld)
-		}
-	}
+	err := r.ask(s, force.Server, r.patched, maxHeld)
 	r.mu.Lock()
 	r.prefillDone = err == nil
 	prefillFailed := r.prefillFailed && !r.gone
@@ -130,7 +125,7 @@ func (r *relay) relaySGLang(s, prefill *upstream.Server, force upstream.Forced) 
 	// An answer of the decode server is dropped with its connection.
 	<-l.done
 	// The decode request was aborted because the prefill request failed, so the error is that one's.
-	r.drop(nil)
+	r.end(upstream.ErrNoVerdict)
 	r.server = l.server
 	if l.status == 0 || retried(l.status) {
 		return l.err
@@ -158,19 +153,12 @@ func (l *prefillCall) run(fail func()) {
 	l.over = true
 	aborted := l.aborted
 	l.mu.Unlock()
-	switch {
-	case err == nil && !aborted:
-		l.call.Close(nil)
-		return
-	case err == nil: // it was aborted after all of the answer was read
-		l.call.NoVerdict()
-		return
-	case aborted, l.status > 0: // aborted here, or reported by Head
-		l.call.NoVerdict()
-	default:
-		l.call.Close(err)
+	verdict := err
+	if aborted || l.status > 0 { // aborted here, or reported by Head
+		verdict = upstream.ErrNoVerdict
 	}
-	if l.err = err; !aborted {
+	l.call.Close(verdict)
+	if l.err = err; err != nil && !aborted {
 		fail()
 	}
 }

@@ -92,16 +92,12 @@ func Relays(path string) bool {
 
 // plainPath reports whether every server will read a path as the gateway does.
 func plainPath(path string) bool {
-	if httpserver.DotSegments([]byte(path)) {
+	if httpserver.DotSegments(path) {
 		return false
 	}
-	for i := range len(path) {
-		c := path[i]
-		if !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.IndexByte("/_-.:", c) >= 0) {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(path, func(c rune) bool {
+		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("/_-.:", c))
+	})
 }
 
 // Respond implements exchange.Backend.
@@ -151,17 +147,10 @@ func (r *relay) Prepare() (fault *openai.Error) {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "upstream: "))
 		}
 	}
-	if fault := r.checkLimits(); fault != nil {
-		return fault
-	}
-	if fault := r.ReadHeaders(); fault != nil {
-		return fault
-	}
-	if fault := r.find(); fault != nil {
-		return fault
-	}
-	if fault := r.chargePair(); fault != nil {
-		return fault
+	for _, step := range [...]func() *openai.Error{r.checkLimits, r.ReadHeaders, r.find, r.chargePair} {
+		if fault := step(); fault != nil {
+			return fault
+		}
 	}
 	if fault := r.LetIn(len(r.envelope.Prompt) / bytesPerToken); fault != nil {
 		return fault
@@ -169,32 +158,31 @@ func (r *relay) Prepare() (fault *openai.Error) {
 	switch r.hash(ctx.PostBody()) { // any other fault means that the prompt is routed by its bytes
 	case nil, errNoHash, errNoTokenizer, errNoPrompt:
 	default:
-		p.Meters.Untokenized.Inc()
+		p.Meters.Counter(metrics.GatewayUntokenized).Inc()
 	}
-	p.Meters.N.Observe(float64(max(1, r.envelope.N)))
+	p.Meters.Histogram(metrics.RequestParamsN).Observe(float64(max(1, r.envelope.N)))
 	return nil
 }
 
 // find sets the model that the request names.
 func (r *relay) find() *openai.Error {
-	now := r.p.Pool.Now()
-	r.model = now.Find(r.envelope.Model)
-	for until := r.Start.Add(probeWait); r.model == nil && now.Probing() && time.Now().Before(until); {
-		time.Sleep(probePoll)
-		now = r.p.Pool.Now()
-		r.model = now.Find(r.envelope.Model)
-	}
-	if r.model != nil {
-		if as := r.model.As; as != "" {
-			if fault := r.p.Charge(r.Ctx)(len(r.body)); fault != nil {
-				return fault
-			}
-			r.renamed = r.envelope.WithModel(r.renamed[:0], r.body, as)
-			r.body = r.renamed
+	for until := r.Start.Add(probeWait); ; time.Sleep(probePoll) {
+		now := r.p.Pool.Now()
+		if r.model = now.Find(r.envelope.Model); r.model != nil {
+			break
 		}
-		return nil
+		if !now.Probing() || !time.Now().Before(until) {
+			return noModel(now, r.envelope.Model)
+		}
 	}
-	return noModel(now, r.envelope.Model)
+	if as := r.model.As; as != "" {
+		if fault := r.p.Charge(r.Ctx)(len(r.body)); fault != nil {
+			return fault
+		}
+		r.renamed = r.envelope.WithModel(r.renamed[:0], r.body, as)
+		r.body = r.renamed
+	}
+	return nil
 }
 
 // NoModel returns the error of a request for a model that no upstream serves.
@@ -215,7 +203,7 @@ var views = sync.Pool{New: func() any { return new(route.View) }}
 
 // decide returns the router's decision, without the servers that have failed the request.
 func (r *relay) decide(view *route.View) (route.Decision, upstream.Forced) {
-	force := r.model.FillView(view, r.life.Tried())
+	force := r.model.FillView(view, r.life.Tried)
 	q := r.Hints.Request(r.prompt)
 	q.Uncached, q.MinRemote = cmp.Or(r.nPrompt, 1+len(r.envelope.Prompt)/bytesPerToken), 1
 	d := r.model.Table.Pick(q, *view, r.ranks[:0])
@@ -238,7 +226,7 @@ func (r *relay) pick() (s, prefill *upstream.Server, force upstream.Forced) {
 	view := views.Get().(*route.View)
 	defer views.Put(view)
 	d, force := r.decide(view)
-	r.S.Meters.Set.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
+	r.S.Meters.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
 	if d.Decode < 0 {
 		return nil, nil, force
 	}
@@ -256,7 +244,10 @@ func (r *relay) Run() *openai.Error {
 			return r.noServer()
 		}
 		if r.try = exchange.Begin(&r.Exchange, &r.life, s.Name, time.Now()); r.try.On() {
-			r.describe(prefill)
+			r.try.Set(trace.RequestModel.String(r.model.Name))
+			if prefill != nil {
+				r.try.Set(trace.PrefillPeer.String(prefill.Name))
+			}
 		}
 		err := r.attempt(s, prefill, force)
 		if err == nil {
@@ -269,10 +260,9 @@ func (r *relay) Run() *openai.Error {
 		fault := r.interrupted()
 		if fault != nil {
 			exchange.FailSpan(&r.try, r.failure)
-			r.drop(nil)
-		} else {
-			r.drop(err)
+			err = upstream.ErrNoVerdict
 		}
+		r.end(err)
 		r.endPrefill()
 		if fault != nil {
 			return fault
@@ -297,12 +287,9 @@ func retried(status int) bool {
 
 // open starts a call that is aborted when the client closes its connection.
 func (r *relay) open(s *upstream.Server, force bool) error {
-	patience := r.Deadline
-	if r.untilDeadline = r.Watch != nil; !r.untilDeadline {
-		patience = time.Now().Add(watchDelay)
-		if r.Deadline.Before(patience) {
-			patience = r.Deadline
-		}
+	patience := time.Now().Add(watchDelay)
+	if r.untilDeadline = r.Watch != nil; r.untilDeadline || r.Deadline.Before(patience) {
+		patience = r.Deadline
 	}
 	r.server = s
 	call, err := s.Open(context.Background(), patience, force)
@@ -322,11 +309,8 @@ func (r *relay) ask(s *upstream.Server, force bool, body []byte, most int) error
 	if err := r.open(s, force); err != nil {
 		return err
 	}
-	send := r.call.SendAndRead
-	if r.untilDeadline { // after SendAndRead, a closed connection would show at the deadline only
-		send = r.call.Send
-	}
-	if err := send(r.appendHead(s, len(body)), body, r.Deadline); err != nil {
+	read := !r.untilDeadline // after a read, a closed connection would show at the deadline only
+	if err := r.call.Send(r.appendHead(s, len(body)), body, r.Deadline, read); err != nil {
 		return err
 	}
 	return r.await(most)
@@ -335,13 +319,12 @@ func (r *relay) ask(s *upstream.Server, force bool, body []byte, most int) error
 // await waits for the answer to the request.
 func (r *relay) await(most int) error {
 	call := r.call
-	if err := call.Head(); err != nil {
-		if !call.Late || !r.wait() {
-			return err
-		}
-		if err := call.Head(); err != nil {
-			return err
-		}
+	err := call.Head()
+	if err != nil && call.Late && r.wait() {
+		err = call.Head()
+	}
+	if err != nil {
+		return err
 	}
 	if retried(call.Status) && (r.server.Role == upstream.Prefill || r.others()) {
 		return fmt.Errorf("%w: %d", errStatus, call.Status)
@@ -372,7 +355,7 @@ func (r *relay) await(most int) error {
 
 // others reports whether another server can be tried.
 func (r *relay) others() bool {
-	return r.untried() > 0 && len(r.life.Tried())+1 < r.S.Limits().MaxAttempts
+	return r.untried() > 0 && len(r.life.Tried)+1 < r.S.Limits().MaxAttempts
 }
 
 // untried returns the number of servers of r.server's role that have not been tried.
@@ -382,7 +365,7 @@ func (r *relay) untried() (n int) {
 		all = r.model.Prefill
 	}
 	for _, s := range all {
-		if s != r.server && !s.Draining() && !slices.Contains(r.life.Tried(), s) {
+		if s != r.server && !s.Draining() && !slices.Contains(r.life.Tried, s) {
 			n++
 		}
 	}
@@ -436,7 +419,7 @@ func (r *relay) interrupted() *openai.Error {
 	gone := r.gone
 	r.mu.Unlock()
 	select {
-	case <-r.S.Cut:
+	case <-r.S.Cut.Done():
 		return r.CutOff(exchange.CauseShutdown)
 	default:
 	}
@@ -449,24 +432,8 @@ func (r *relay) interrupted() *openai.Error {
 	return nil
 }
 
-// drop ends the current call. err is the server's failure; nil: its end is no evidence about the
-// server.
-func (r *relay) drop(err error) {
-	r.mu.Lock()
-	r.cur = nil
-	r.mu.Unlock()
-	if r.call == nil {
-		return
-	}
-	if err == nil {
-		r.call.NoVerdict()
-	} else {
-		r.call.Close(err)
-	}
-	r.call = nil
-}
-
-// end ends the call after its answer. err is the failure before its end, or nil.
+// end ends the current call. err is the server's failure, upstream.ErrNoVerdict, or nil after all
+// of the answer.
 func (r *relay) end(err error) {
 	r.mu.Lock()
 	r.cur = nil
@@ -484,7 +451,7 @@ func (r *relay) noServer() *openai.Error {
 
 // Stop implements exchange.Backend.
 func (r *relay) Stop() {
-	r.drop(nil)
+	r.end(upstream.ErrNoVerdict)
 	r.endPrefill()
 	r.try.End(time.Now())
 	r.record()
@@ -510,16 +477,15 @@ func (r *relay) Ending() exchange.Ending {
 
 // Free implements exchange.Backend.
 func (r *relay) Free() {
-	head, lines, held, patched, renamed, ranks := r.head[:0], r.lines[:0], r.held[:0], r.patched[:0], r.renamed[:0], r.ranks[:0]
-	if cap(held) > 2*maxHeld {
-		held = nil
-	}
-	if cap(patched) > 2*maxHeld {
-		patched = nil
-	}
-	if cap(renamed) > 2*maxHeld {
-		renamed = nil
-	}
-	*r = relay{head: head, lines: lines, held: held, patched: patched, renamed: renamed, ranks: ranks}
+	*r = relay{head: r.head[:0], lines: r.lines[:0], ranks: r.ranks[:0],
+		held: reuse(r.held, 2*maxHeld), patched: reuse(r.patched, 2*maxHeld), renamed: reuse(r.renamed, 2*maxHeld)}
 	relays.Put(r)
+}
+
+// reuse returns an empty buffer with the memory of b, or nil if that has more than most bytes.
+func reuse(b []byte, most int) []byte {
+	if cap(b) > most {
+		return nil
+	}
+	return b[:0]
 }

@@ -109,15 +109,15 @@ func (r *relay) record() {
 	r.CountFinished(metrics.ReasonLength, o.lengths)
 	r.CountFinished(metrics.ReasonAbort, o.aborts)
 	r.CountFinished(metrics.ReasonError, o.errors)
-	m, prompt, output := &r.S.Meters, -1, -1
+	m, prompt, output := r.S.Meters, -1, -1
 	if n := r.nOutput(); n > 0 {
 		output = n
-		m.Tokens.Add(float64(max(0, n-r.nEvents)))
+		m.Counter(metrics.GenerationTokens).Add(float64(max(0, n-r.nEvents)))
 	}
 	if u := &o.usage; u.Prompt > 0 {
 		prompt = u.Prompt
-		m.Prompt.Add(float64(u.Prompt))
-		m.Cached.Add(float64(u.Cached))
+		m.Counter(metrics.PromptTokens).Add(float64(u.Prompt))
+		m.Counter(metrics.PromptTokensCached).Add(float64(u.Cached))
 	}
 	r.CountAnswer(&r.times, prompt, output)
 }

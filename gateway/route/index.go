@@ -61,7 +61,12 @@ func (x *Index) Add(slot int, h kvcache.Hash) {
 		if int(v) == slot {
 			return
 		}
-		at := x.newList()
+		at := uint32(len(x.lists))
+		if n := len(x.free); n > 0 {
+			at, x.free = x.free[n-1], x.free[:n-1]
+		} else {
+			x.lists = append(x.lists, nil)
+		}
 		x.lists[at] = append(x.lists[at], uint16(min(int(v), slot)), uint16(max(int(v), slot)))
 		shard[h] = many | at
 	default:
@@ -73,16 +78,6 @@ func (x *Index) Add(slot int, h kvcache.Hash) {
 		*l = slices.Insert(*l, i, uint16(slot))
 	}
 	x.counts[slot]++
-}
-
-func (x *Index) newList() uint32 {
-	if n := len(x.free); n > 0 {
-		at := x.free[n-1]
-		x.free = x.free[:n-1]
-		return at
-	}
-	x.lists = append(x.lists, nil)
-	return uint32(len(x.lists) - 1)
 }
 
 // Remove removes a block from a node.

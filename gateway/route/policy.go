@@ -3,6 +3,7 @@ package route
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -32,10 +33,8 @@ var ErrPolicy = errors.New("route: no such policy")
 
 // ParsePolicy returns the policy of that name.
 func ParsePolicy(name string) (Policy, error) {
-	for i, n := range policies {
-		if n == name {
-			return Policy(i), nil
-		}
+	if i := slices.Index(policies[:], name); i >= 0 {
+		return Policy(i), nil
 	}
 	return 0, fmt.Errorf("%w: %q; want one of %s", ErrPolicy, name, Policies())
 }

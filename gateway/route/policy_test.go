@@ -81,7 +81,7 @@ func TestUnknownRateIsTheAssumedOne(t *testing.T) {
 	for seed := range uint64(300) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		tb := New(fleet(5, ""), fleet(4*rng.IntN(2), ""))
-		unknown := View{Decode: states(5, 0), Prefill: states(len(tb.Prefill()), 0)}
+		unknown := View{Decode: states(5, 0), Prefill: states(len(tb.prefill.nodes), 0)}
 		for _, side := range [][]State{unknown.Decode, unknown.Prefill} {
 			for i := range side {
 				side[i].Load, side[i].Queued, side[i].Held = rng.IntN(3), rng.IntN(3000), rng.IntN(900)

@@ -118,7 +118,7 @@ func TestFirstTokenIsForetold(t *testing.T) {
 		{"no prefill nodes", alone, State{Rate: 1000, Queued: 500}, State{}, ReasonNoPrefill, 1500 * time.Millisecond},
 	} {
 		c.decode.Usable, c.remote.Usable = true, true
-		v := View{Decode: []State{c.decode}, Prefill: []State{c.remote}[:len(c.table.Prefill())]}
+		v := View{Decode: []State{c.decode}, Prefill: []State{c.remote}[:len(c.table.prefill.nodes)]}
 		d := c.table.Pick(Request{Key: 9, Uncached: 1000, MinRemote: 64}, v, nil)
 		if off := d.First - c.want; d.PrefillReason != c.reason || off.Abs() > time.Microsecond || c.want < 0 && d.First != c.want {
 			t.Errorf("%s: %v after %s, want %v after %s", c.name, d.First, d.PrefillReason, c.want, c.reason)

@@ -72,16 +72,8 @@ func (r *ring) search(key kvcache.Hash) int {
 	// The key is hashed again because block hashes and node names use the same hash function.
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(key))
-	want := xxhash.Sum64(b[:])
-	lo, hi := 0, len(r.points)
-	for lo < hi {
-		if mid := int(uint(lo+hi) >> 1); r.points[mid].hash < want {
-			lo = mid + 1
-		} else {
-			hi = mid
-		}
-	}
-	return lo
+	at, _ := slices.BinarySearchFunc(r.points, xxhash.Sum64(b[:]), func(p point, key uint64) int { return cmp.Compare(p.hash, key) })
+	return at
 }
 
 // point returns the i-th point, modulo their number; i is below twice that.
@@ -138,27 +130,22 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 	return dst
 }
 
-// bound returns the side's loadBound, computed once per decision.
+// bound returns the load that no usable node with room may exceed after it got the request, or 0 if
+// there is no such node. Because the bound is above the mean, some usable node is always below it.
+// It is computed once per decision.
 func (s *side) bound() int {
-	if s.most < 0 {
-		s.most = loadBound(s.states, s.ring.class, s.class)
+	if s.most >= 0 {
+		return s.most
 	}
-	return s.most
-}
-
-// loadBound returns the load that no usable node with room may exceed after it got the request, or
-// 0 if there is no such node. Only nodes of the class count; anyClass: all. Because the bound is
-// above the mean, some usable node is always below it.
-func loadBound(states []State, of []int32, class int32) int {
 	usable, load := 0, 0
-	for i := range states {
-		if s := &states[i]; s.Usable && !s.Full && (class == anyClass || of[i] == class) {
+	for i := range s.states {
+		if s.fits(i) {
 			usable++
-			load += max(s.Load, 0)
+			load += max(s.states[i].Load, 0)
 		}
 	}
-	if usable == 0 {
-		return 0
+	if s.most = 0; usable > 0 {
+		s.most = int(math.Ceil(LoadBound * float64(load+1) / float64(usable)))
 	}
-	return int(math.Ceil(LoadBound * float64(load+1) / float64(usable)))
+	return s.most
 }

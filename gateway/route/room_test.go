@@ -163,7 +163,8 @@ func TestLoadBoundOfNobodyIsZero(t *testing.T) {
 	for name, states := range map[string][]State{
 		"no nodes": nil, "not usable": {{Load: 3}}, "full": {{Usable: true, Full: true, Load: 3}},
 	} {
-		if got := loadBound(states, make([]int32, len(states)), anyClass); got != 0 {
+		s := side{ring: &ring{class: make([]int32, len(states))}, states: states, class: anyClass, most: -1}
+		if got := s.bound(); got != 0 {
 			t.Errorf("%s: %d", name, got)
 		}
 	}

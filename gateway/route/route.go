@@ -157,12 +157,6 @@ func New(decode, prefill []Node) *Table {
 	return &Table{decode: newRing(decode, known), prefill: newRing(prefill, known)}
 }
 
-// Decode returns the decode nodes given to New.
-func (t *Table) Decode() []Node { return t.decode.nodes }
-
-// Prefill returns the prefill nodes given to New.
-func (t *Table) Prefill() []Node { return t.prefill.nodes }
-
 // Pick returns the decision for a request. Its Prefill is appended to dst, which may be nil. v must
 // have an entry for every node of the table.
 func (t *Table) Pick(r Request, v View, dst []int) Decision {

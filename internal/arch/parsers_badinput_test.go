@@ -24,11 +24,12 @@ var parsers = map[string][]string{
 	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},                                         // tokenizer.json; prompts; tekken.json, tokenizer.model
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                                                         // upstreams' answers; bodies of requests
 	"gateway/render":         {"FuzzFromJSON"},                                                                       // messages, tools
+	"gateway/render/parse":   {"FuzzParser"},                                                                         // answers of models
 	"gateway/render/jinja":   {"FuzzParse"},                                                                          // chat templates
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                                                // gossip; NATS
 	"internal/roles":         {"FuzzResolve"},                                                                        // arguments, environment, YAML
 	"internal/hub":           {"FuzzListing"},                                                                        // listings of a hub
-	"internal/console":       {"FuzzReadStream"},                                                                     // what a gateway answers
+	"internal/console":       {"FuzzReadStream", "FuzzMarkdown"},                                                     // what a gateway answers; what a model writes
 	"internal/explainlog":    {"FuzzAdd"},                                                                            // logs of any program
 	"internal/jsonscan":      {"FuzzSkip"},                                                                           // JSON of requests and of what they carry
 	"gateway/api/openai":     {"FuzzParse"},                                                                          // bodies of requests

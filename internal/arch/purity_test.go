@@ -24,7 +24,7 @@ var pureImports = []string{
 	"bytes", "cmp", "container/heap", "container/list", "crypto/sha256", "encoding/binary", "errors", "fmt", "html", "maps", "math", "math/big", "math/bits", "math/rand/v2",
 	"path", "regexp", "regexp/syntax", "slices", "sort", "strconv", "strings", "time", "unicode", "unicode/utf16", "unicode/utf8",
 	"github.com/cespare/xxhash/v2",
-	module + "/engine/backend", module + "/engine/kvcache", module + "/engine/memory", module + "/engine/sample", module + "/engine/scheduler", module + "/internal/lengths",
+	module + "/engine/backend", module + "/engine/kvcache", module + "/engine/memory", module + "/engine/sample", module + "/engine/scheduler", module + "/gateway/render/parse/args", module + "/internal/jsonscan", module + "/internal/lengths",
 }
 
 // impure are the functions and types of those packages that a decider must not

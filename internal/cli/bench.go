@@ -41,6 +41,9 @@ var benchmarks = Table{
 // benchmark runs the benchmark of the first argument; without one, its flags are those of serve.
 func benchmark(v *Invocation) error {
 	if len(v.Arguments) == 0 || strings.HasPrefix(v.Arguments[0], "-") {
+		if len(v.Arguments) > 0 {
+			v.Set = config.New("bench NAME [flags]", listBenchmarks(), "tandem bench serve --port 8000 --num-prompts 200 --request-rate 4\ntandem bench sweep --help", v.Out)
+		}
 		var o bench.Options
 		o.Register(v.FlagSet)
 		if _, err := v.Parse(0); err != nil {
@@ -63,6 +66,16 @@ func benchmark(v *Invocation) error {
 		}
 	}
 	return fmt.Errorf("%w: name the benchmark, such as in `tandem bench serve --port 8000`: %s", config.ErrValue, strings.Join(names, ", "))
+}
+
+// listBenchmarks returns the help of `tandem bench`.
+func listBenchmarks() string {
+	var b strings.Builder
+	b.WriteString("Measures a server, an engine or a network. `tandem bench NAME --help` has the flags of each; below are those of serve.\n\nBenchmarks:")
+	for _, k := range benchmarks {
+		fmt.Fprintf(&b, "\n  %-11s %s", strings.TrimPrefix(k.Name, "bench "), k.Summary)
+	}
+	return b.String()
 }
 
 func benchServe(v *Invocation) error {

@@ -3,7 +3,7 @@
 //
 // Invariant: exit status 0 means success, 2 an error that the user can correct, 1 any other
 // error, and 128 plus its number a signal that ended a chat. An error is one line with the value
-// that was wrong and what to do.
+// that was wrong and what to do; of several settings that are wrong, each has a line.
 //
 // The package knows no role. Only it and internal/roles import internal/config.
 package cli
@@ -50,16 +50,17 @@ type Invocation struct {
 	ErrOut    io.Writer // logs
 	Table     Table     // of which the command is one
 
-	declared bool // Parse returns errDeclared
+	declared  bool // Parse returns errDeclared
+	unchecked bool // Parse makes no checks
 }
 
 // errDeclared ends a command that was run to declare its flags only.
 var errDeclared = errors.New("cli: flags are declared")
 
-// Declared returns the flag set with all flags of the command. Every command declares its
-// flags before it calls Parse, which ends it here.
-func (c *Command) Declared(t Table) *config.Set {
-	v := &Invocation{Set: c.Flags(io.Discard), Out: io.Discard, ErrOut: io.Discard, Table: t, declared: true}
+// Declared returns the flag set with all flags of the command when it is called with args. Every
+// command declares its flags before it calls Parse, which ends it here.
+func (c *Command) Declared(t Table, args ...string) *config.Set {
+	v := &Invocation{Set: c.Flags(io.Discard), Arguments: args, Out: io.Discard, ErrOut: io.Discard, Table: t, declared: true}
 	if err := c.Run(v); !errors.Is(err, errDeclared) {
 		panic(fmt.Sprintf("cli: %s does not parse its flags first: %v", c.Name, err))
 	}
@@ -80,15 +81,21 @@ func (v *Invocation) Parse(maxArgs int) ([]string, error) {
 		return nil, errDeclared
 	}
 	v.Siblings(v.Table.flagNames())
+	v.Check(func() error {
+		if v.NArg() > maxArgs {
+			return fmt.Errorf("%w: unexpected argument %q; `tandem %s --help` shows the usage", config.ErrValue, v.Set.Args()[maxArgs], v.Name())
+		}
+		return nil
+	})
+	if v.unchecked {
+		v.SkipChecks()
+	}
 	err := v.Resolve(v.Arguments, v.Environ)
 	for _, w := range v.Warnings() {
 		fmt.Fprintf(v.ErrOut, "tandem %s: warning: %s\n", v.Name(), w)
 	}
 	if err != nil {
 		return nil, err
-	}
-	if v.NArg() > maxArgs {
-		return nil, fmt.Errorf("%w: unexpected argument %q; `tandem %s --help` shows the usage", config.ErrValue, v.Args()[maxArgs], v.Name())
 	}
 	return v.Args(), nil
 }
@@ -108,7 +115,7 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 			t.usage(out)
 			return 0
 		}
-		args = []string{args[1], "--help"}
+		args = append(args[1:len(args):len(args)], "--help")
 	case "--version", "-v":
 		args = append([]string{"version"}, args[1:]...)
 	}
@@ -176,7 +183,25 @@ func status(name string, errOut io.Writer, err error) int {
 		fmt.Fprintf(errOut, "tandem %s: %s\n", name, err)
 		return 128 + int(signal)
 	}
-	text := packageNames.ReplaceAllString(err.Error(), "$1")
+	var problems config.Problems
+	if !errors.As(err, &problems) {
+		text, status := explain(err)
+		fmt.Fprintf(errOut, "tandem %s: %s\n", name, text)
+		return status
+	}
+	fmt.Fprintf(errOut, "tandem %s: %d settings cannot be used:\n", name, len(problems))
+	code := 2
+	for _, p := range problems {
+		text, status := explain(p)
+		fmt.Fprintf(errOut, "tandem %s: %s\n", name, text)
+		code = min(code, status)
+	}
+	return code
+}
+
+// explain returns an error's text without names of packages, and the exit status for it.
+func explain(err error) (text string, status int) {
+	text = packageNames.ReplaceAllString(err.Error(), "$1")
 	// memberlist does not wrap the error, so that only its text is left.
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"
@@ -184,12 +209,10 @@ func status(name string, errOut io.Writer, err error) int {
 	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, hub.ErrModel} {
 		if errors.Is(err, sentinel) {
 			_, kind, _ := strings.Cut(sentinel.Error(), ": ")
-			fmt.Fprintf(errOut, "tandem %s: %s\n", name, strings.TrimPrefix(text, kind+": "))
-			return 2
+			return strings.TrimPrefix(text, kind+": "), 2
 		}
 	}
-	fmt.Fprintf(errOut, "tandem %s: %s\n", name, text)
-	return 1
+	return text, 1
 }
 
 func (t Table) usage(w io.Writer) {

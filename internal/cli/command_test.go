@@ -108,11 +108,18 @@ func TestCompletion(t *testing.T) {
 			continue
 		}
 		for words, want := range map[string][]string{
-			"tandem se":                  {"serve"},
-			"tandem serve --max-n":       {"--max-num-batched-tokens", "--max-num-queued-reqs", "--max-num-seqs"},
-			`tandem completion ""`:       {"bash", "fish", "zsh"},
-			"tandem status --js":         {"--json"},
-			"tandem version --max-num-s": nil,
+			"tandem se":                        {"serve"},
+			"tandem serve --max-n":             {"--max-num-batched-tokens", "--max-num-queued-reqs", "--max-num-seqs"},
+			`tandem completion ""`:             {"bash", "fish", "zsh"},
+			"tandem bench s":                   {"serve", "sweep"},
+			"tandem bench sweep --req":         {"--request-id-prefix", "--request-rate", "--request-rates"},
+			"tandem bench compare --req":       nil,
+			"tandem plan me":                   {"memory"},
+			"tandem serve --quant":             {"--quantization"},
+			"tandem serve --quantization int":  {"int4", "int8"},
+			`tandem serve --kv-cache-dtype ""`: {"auto", "bfloat16", "float32"},
+			"tandem status --js":               {"--json"},
+			"tandem version --max-num-s":       nil,
 		} {
 			out, err := exec.Command(shell, "-c", script+"\n"+ask[s.name](words)).CombinedOutput()
 			if err != nil {

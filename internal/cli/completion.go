@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -41,29 +43,101 @@ func (c *Command) visible(t Table, f func(*pflag.Flag)) {
 	})
 }
 
-// bash returns a script that completes commands, then the command's flags, and files for
-// all other words.
+// words returns the arguments that a command takes in the place of a file, or nil.
+func (c *Command) words() (words []string) {
+	switch c.Name {
+	case "bench":
+		for _, b := range benchmarks {
+			words = append(words, strings.TrimPrefix(b.Name, "bench "))
+		}
+	case "plan":
+		words = []string{"memory"}
+	case "completion":
+		words = []string{"bash", "zsh", "fish"}
+	}
+	return words
+}
+
+// call is a command, or a benchmark with the words before it.
+type call struct {
+	path  []string // the words after tandem
+	words []string // that may follow
+	flags []*pflag.Flag
+}
+
+// calls returns all commands and benchmarks, and the words that flags take, by flag.
+func (t Table) calls() (calls []call, values map[string][]string) {
+	values = map[string][]string{}
+	add := func(set *config.Set, path, words []string) {
+		c := call{path: path, words: words}
+		set.VisitAll(func(f *pflag.Flag) {
+			if f.Hidden {
+				return
+			}
+			c.flags = append(c.flags, f)
+			if v := set.ValuesOf(f.Name); v != nil && values[f.Name] == nil {
+				values[f.Name] = v
+			}
+		})
+		calls = append(calls, c)
+	}
+	for i := range t {
+		c := &t[i]
+		add(c.Declared(t), []string{c.Name}, c.words())
+		if c.Name == "bench" {
+			for _, name := range c.words() {
+				add(c.Declared(t, name), []string{c.Name, name}, nil)
+			}
+		}
+	}
+	return calls, values
+}
+
+// names returns the flags as words of a command line.
+func (c *call) names() (names []string) {
+	for _, f := range c.flags {
+		names = append(names, "--"+f.Name)
+	}
+	return append(names, "--help")
+}
+
+// bash returns a script that completes commands, then the command's flags and their values, and
+// files for all other words.
 func (t Table) bash() string {
+	calls, values := t.calls()
 	var b strings.Builder
 	b.WriteString(`# bash completion for tandem
 _tandem() {
-    local cur="${COMP_WORDS[COMP_CWORD]}" flags=""
+    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" flags="" words=""
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
 `)
-	fmt.Fprintf(&b, "        COMPREPLY=($(compgen -W %q -- \"$cur\"))\n        return\n    fi\n    case \"${COMP_WORDS[1]}\" in\n", strings.Join(t.names(), " "))
-	for i := range t {
-		var flags []string
-		t[i].visible(t, func(f *pflag.Flag) { flags = append(flags, "--"+f.Name) })
-		flags = append(flags, "--help")
-		fmt.Fprintf(&b, "    %s) flags=%q ;;\n", t[i].Name, strings.Join(flags, " "))
+	fmt.Fprintf(&b, "        COMPREPLY=($(compgen -W %q -- \"$cur\"))\n        return\n    fi\n", strings.Join(t.names(), " "))
+	b.WriteString(`    if [ "$cur" = "=" ]; then
+        cur=""
+    elif [ "$prev" = "=" ]; then
+        prev="${COMP_WORDS[COMP_CWORD-2]}"
+    fi
+    case "$prev" in
+`)
+	for _, flag := range slices.Sorted(maps.Keys(values)) {
+		fmt.Fprintf(&b, "    --%s)\n        COMPREPLY=($(compgen -W %q -- \"$cur\"))\n        return\n        ;;\n", flag, strings.Join(values[flag], " "))
+	}
+	b.WriteString("    esac\n    case \"${COMP_WORDS[1]} ${COMP_WORDS[2]}\" in\n")
+	for i := len(calls) - 1; i >= 0; i-- { // benchmarks before bench
+		c := &calls[i]
+		pattern := strings.Join(c.path, " ")
+		if len(c.path) == 1 {
+			pattern += " *"
+		}
+		fmt.Fprintf(&b, "    %s) flags=%q words=%q ;;\n", strings.ReplaceAll(pattern, " ", `\ `), strings.Join(c.names(), " "), strings.Join(c.words, " "))
 	}
 	b.WriteString(`    esac
     case "$cur" in
     -*) COMPREPLY=($(compgen -W "$flags" -- "$cur")) ;;
     *)
-        if [ "${COMP_WORDS[1]}" = completion ]; then
-            COMPREPLY=($(compgen -W "bash zsh fish" -- "$cur"))
+        if [ "$COMP_CWORD" -eq 2 ] && [ -n "$words" ]; then
+            COMPREPLY=($(compgen -W "$words" -- "$cur"))
         else
             COMPREPLY=($(compgen -f -- "$cur"))
         fi
@@ -77,24 +151,35 @@ complete -o filenames -F _tandem tandem
 
 // zsh returns a script as bash does, which also shows the help of flags.
 func (t Table) zsh() string {
+	calls, values := t.calls()
 	var b strings.Builder
-	b.WriteString("#compdef tandem\n# zsh completion for tandem\n_tandem() {\n    local -a commands flags\n    commands=(\n")
+	b.WriteString("#compdef tandem\n# zsh completion for tandem\n_tandem() {\n    local -a commands flags following\n    local prev=\"$words[CURRENT-1]\"\n    commands=(\n")
 	for _, c := range t {
 		fmt.Fprintf(&b, "        %s\n", quote(c.Name+":"+c.Summary))
 	}
-	fmt.Fprintf(&b, "        %s\n    )\n    if (( CURRENT == 2 )); then\n        _describe command commands\n        return\n    fi\n    case \"$words[2]\" in\n", quote(help+":Lists the commands."))
-	for i := range t {
-		fmt.Fprintf(&b, "    %s)\n        flags=(\n", t[i].Name)
-		t[i].visible(t, func(f *pflag.Flag) {
+	fmt.Fprintf(&b, "        %s\n    )\n    if (( CURRENT == 2 )); then\n        _describe command commands\n        return\n    fi\n", quote(help+":Lists the commands."))
+	b.WriteString("    if [[ \"$PREFIX\" == --*=* ]]; then\n        prev=\"${PREFIX%%=*}\"\n        compset -P '*='\n    fi\n    case \"$prev\" in\n")
+	for _, flag := range slices.Sorted(maps.Keys(values)) {
+		fmt.Fprintf(&b, "    --%s) compadd -- %s; return ;;\n", flag, strings.Join(values[flag], " "))
+	}
+	b.WriteString("    esac\n    case \"$words[2] $words[3]\" in\n")
+	for i := len(calls) - 1; i >= 0; i-- {
+		c := &calls[i]
+		pattern := quote(strings.Join(c.path, " "))
+		if len(c.path) == 1 {
+			pattern = quote(c.path[0]+" ") + "*"
+		}
+		fmt.Fprintf(&b, "    %s)\n        following=(%s)\n        flags=(\n", pattern, strings.Join(c.words, " "))
+		for _, f := range c.flags {
 			fmt.Fprintf(&b, "            %s\n", quote("--"+f.Name+":"+strings.ReplaceAll(f.Usage, ":", `\:`)))
-		})
+		}
 		b.WriteString("        )\n        ;;\n")
 	}
 	b.WriteString(`    esac
     if [[ "$PREFIX" == -* ]]; then
         _describe -o flag flags
-    elif [[ "$words[2]" == completion ]]; then
-        compadd bash zsh fish
+    elif (( CURRENT == 3 && $#following )); then
+        compadd -a following
     else
         _files
     fi
@@ -106,24 +191,38 @@ compdef _tandem tandem
 
 // fish returns a script with a line for each flag.
 func (t Table) fish() string {
+	calls, values := t.calls()
 	var b strings.Builder
-	b.WriteString("# fish completion for tandem\n")
-	none := "not __fish_seen_subcommand_from " + strings.Join(t.names(), " ")
+	b.WriteString(`# fish completion for tandem
+function __tandem_after
+    set -l before (commandline -opc)
+    test (count $before) -gt (count $argv); or return 1
+    for i in (seq (count $argv))
+        test "$before[(math $i + 1)]" = "$argv[$i]"; or return 1
+    end
+end
+function __tandem_next
+    __tandem_after $argv; and test (count (commandline -opc)) -eq (math (count $argv) + 1)
+end
+`)
 	for _, c := range t {
-		fmt.Fprintf(&b, "complete -c tandem -f -n %s -a %s -d %s\n", quote(none), c.Name, quote(c.Summary))
+		fmt.Fprintf(&b, "complete -c tandem -f -n __tandem_next -a %s -d %s\n", c.Name, quote(c.Summary))
 	}
-	for i := range t {
-		seen := quote("__fish_seen_subcommand_from " + t[i].Name)
-		if t[i].Name == "completion" {
-			fmt.Fprintf(&b, "complete -c tandem -f -n %s -a 'bash zsh fish'\n", seen)
+	for i := range calls {
+		c := &calls[i]
+		if c.words != nil {
+			fmt.Fprintf(&b, "complete -c tandem -f -n %s -a %s\n", quote("__tandem_next "+strings.Join(c.path, " ")), quote(strings.Join(c.words, " ")))
 		}
-		t[i].visible(t, func(f *pflag.Flag) {
+		after := quote("__tandem_after " + strings.Join(c.path, " "))
+		for _, f := range c.flags {
 			takes := " -r"
 			if f.NoOptDefVal != "" {
 				takes = ""
+			} else if v := values[f.Name]; v != nil {
+				takes = " -x -a " + quote(strings.Join(v, " "))
 			}
-			fmt.Fprintf(&b, "complete -c tandem -n %s -l %s%s -d %s\n", seen, f.Name, takes, quote(f.Usage))
-		})
+			fmt.Fprintf(&b, "complete -c tandem -n %s -l %s%s -d %s\n", after, f.Name, takes, quote(f.Usage))
+		}
 	}
 	return b.String()
 }

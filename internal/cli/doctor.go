@@ -165,6 +165,7 @@ func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []st
 func (v *Invocation) resolved(c *Command) (*config.Set, error) {
 	set := c.Declared(v.Table)
 	set.Siblings(v.Table.flagNames())
+	set.SkipChecks()
 	return set, set.Resolve(v.configArgs(), v.Environ)
 }
 
@@ -181,7 +182,7 @@ func (v *Invocation) settings(role string) []byte {
 	var out bytes.Buffer
 	c := v.Table.Find(role)
 	err := c.Run(&Invocation{
-		Set: c.Flags(&out), Arguments: append(v.configArgs(), "--dry-run"), Environ: v.Environ, Version: v.Version, Out: &out, ErrOut: &out, Table: v.Table,
+		Set: c.Flags(&out), Arguments: append(v.configArgs(), "--dry-run"), Environ: v.Environ, Version: v.Version, Out: &out, ErrOut: &out, Table: v.Table, unchecked: true,
 	})
 	if err != nil && !errors.Is(err, config.ErrDryRun) {
 		fmt.Fprintf(&out, "# %v\n", err)

@@ -13,15 +13,16 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 )
 
-// Intervals of the progress bar, and of log lines without a terminal. What ends within the first
-// interval shows no progress.
+// Progress is shown by a bar, which is drawn each barInterval, or by a log line for each of
+// lineParts of the bytes. A model that loads within quickLoad has no log lines.
 const (
-	barInterval  = 200 * time.Millisecond
-	lineInterval = 10 * time.Second
+	barInterval = 200 * time.Millisecond
+	lineParts   = 10
+	quickLoad   = 2 * time.Second
 )
 
 // loading returns a callback that shows the progress of loading weights: a bar on a
-// terminal, else a log line every lineInterval.
+// terminal, else log lines.
 func loading(w *os.File, log *slog.Logger) func(done, total int64) {
 	return progress(w, term.IsTerminal(int(w.Fd())), "loading weights", false, log, time.Now)
 }
@@ -32,43 +33,43 @@ func downloading(w *os.File, log *slog.Logger) func(done, total int64) {
 	return progress(w, term.IsTerminal(int(w.Fd())), "downloading", true, log, time.Now)
 }
 
-// progress returns a callback that draws a bar on a terminal. Otherwise it logs a line every
-// lineInterval until the end, or with tenths a line for each tenth.
-func progress(w io.Writer, terminal bool, what string, tenths bool, log *slog.Logger, now func() time.Time) func(done, total int64) {
+// progress returns a callback that draws a bar on a terminal and logs lines elsewhere. A download
+// that is resumed starts at the done bytes of the first call; it also logs its end, however quick.
+func progress(w io.Writer, terminal bool, what string, download bool, log *slog.Logger, now func() time.Time) func(done, total int64) {
 	const width = 30
 	began := now()
-	last, drawn, interval := began, false, lineInterval
-	if terminal {
-		interval = barInterval
-	}
-	from, tenth := int64(-1), int64(0) // done at the first call; shown
+	last, drawn, from, logged := began, false, int64(-1), int64(0)
 	return func(done, total int64) {
+		t := now()
+		ended := done >= total
 		if total <= 0 {
 			return
 		}
-		t := now()
-		ended, due := done >= total, t.Sub(last) >= interval
+		part := lineParts * done / total
 		if from < 0 {
-			from, tenth = done, done*10/total
+			from = done
+			if download {
+				logged = part
+			}
 		}
-		if tenths && !terminal {
-			due = done*10/total > tenth
-		}
-		if !due && !(ended && drawn) {
+		if terminal && t.Sub(last) < barInterval && !(ended && drawn) {
 			return
 		}
-		last, tenth = t, done*10/total
-		left := time.Duration(float64(t.Sub(began)) * float64(total-done) / float64(max(done-from, 1))).Round(time.Second)
+		last = t
+		took := t.Sub(began)
+		left := time.Duration(float64(took) * float64(total-done) / float64(max(done-from, 1))).Round(time.Second)
 		switch {
-		case !terminal && (tenths || !ended):
-			log.Info(what, "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left)
-		case terminal && ended:
+		case !terminal && part > logged && (download || !ended && took >= quickLoad):
+			logged = part
+			log.Info(what, "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left, "percent", 100*done/total)
+		case !terminal:
+		case ended:
 			fmt.Fprint(w, "\r\x1b[K") // the log has the result
-		case terminal:
+		default:
 			drawn = true
 			full := int(width * done / total)
-			fmt.Fprintf(w, "\r\x1b[K%s %s%s %s of %s, %s left", what, strings.Repeat("█", full), strings.Repeat("·", width-full),
-				memory.Bytes(done), memory.Bytes(total), left)
+			fmt.Fprintf(w, "\r\x1b[K%s %s%s %3d%% %s of %s, %s left", what, strings.Repeat("█", full), strings.Repeat("·", width-full),
+				100*done/total, memory.Bytes(done), memory.Bytes(total), left)
 		}
 	}
 }

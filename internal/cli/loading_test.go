@@ -9,7 +9,7 @@ import (
 )
 
 // A bar grows on a terminal and is gone in the end; elsewhere there is a line
-// every ten seconds; a model that is loaded at once shows neither.
+// for each tenth; a model that is loaded at once shows neither.
 func TestLoadingProgress(t *testing.T) {
 	for name, c := range map[string]struct {
 		terminal bool
@@ -19,8 +19,8 @@ func TestLoadingProgress(t *testing.T) {
 	}{
 		"terminal":       {true, time.Second, 10, 0},
 		"terminal, fast": {true, time.Millisecond, 0, 0},
-		"log":            {false, 5 * time.Second, 0, 5},
-		"log, fast":      {false, 900 * time.Millisecond, 0, 0},
+		"log":            {false, 5 * time.Second, 0, 9},
+		"log, fast":      {false, 150 * time.Millisecond, 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, log bytes.Buffer
@@ -36,7 +36,7 @@ func TestLoadingProgress(t *testing.T) {
 			if got := strings.Count(log.String(), "loading weights"); got != c.lines {
 				t.Errorf("%d lines, want %d: %s", got, c.lines, log.String())
 			}
-			if c.bars > 0 && (!strings.HasSuffix(out.String(), "\r\x1b[K") || !strings.Contains(out.String(), strings.Repeat("█", 15)+strings.Repeat("·", 15)+" 5 GiB of 10 GiB, 6s left")) {
+			if c.bars > 0 && (!strings.HasSuffix(out.String(), "\r\x1b[K") || !strings.Contains(out.String(), strings.Repeat("█", 15)+strings.Repeat("·", 15)+"  50% 5 GiB of 10 GiB, 6s left")) {
 				t.Errorf("drawn: %q", out.String())
 			}
 		})
@@ -55,10 +55,10 @@ func TestDownloadProgress(t *testing.T) {
 			clock = clock.Add(time.Second)
 		}
 		lines := strings.Count(log.String(), "msg=downloading")
-		if !terminal && (lines != 5 || !strings.Contains(log.String(), `done="60 MiB" of="100 MiB" left=40s`) || out.Len() > 0) {
+		if !terminal && (lines != 5 || !strings.Contains(log.String(), `done="60 MiB" of="100 MiB" left=40s percent=60`) || out.Len() > 0) {
 			t.Errorf("%d lines: %s%s", lines, log.String(), out.String())
 		}
-		if terminal && (lines != 0 || !strings.Contains(out.String(), "downloading "+strings.Repeat("█", 18)+strings.Repeat("·", 12)+" 60 MiB of 100 MiB, 40s left") || !strings.HasSuffix(out.String(), "\r\x1b[K")) {
+		if terminal && (lines != 0 || !strings.Contains(out.String(), "downloading "+strings.Repeat("█", 18)+strings.Repeat("·", 12)+"  60% 60 MiB of 100 MiB, 40s left") || !strings.HasSuffix(out.String(), "\r\x1b[K")) {
 			t.Errorf("%d lines, drawn: %q", lines, out.String())
 		}
 	}

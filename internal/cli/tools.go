@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -23,8 +24,8 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/console"
+	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/rpc"
-	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // Tools returns the commands that need no role.
@@ -42,7 +43,7 @@ func Tools() Table {
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
 		{"plan", "memory CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
-		{"ca", "DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME.",
+		{"ca", "[renew|list] DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME; renews or lists them.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
 		{"doctor", "[flags]", "Checks this machine and, with --url, a fleet: each line has a state, a figure and what to do.",
 			"tandem doctor --url http://127.0.0.1:8000 --tls-dir ./certs/d1", examine},
@@ -51,7 +52,7 @@ func Tools() Table {
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",
 			"tandem completion bash > /etc/bash_completion.d/tandem", completion},
 		{"man", "", "Prints the manual page of all commands, for man(1).", "tandem man | man -l -", man},
-		New("bench", "serve|compare|sweep [flags]", "Loads a server and reports latencies and throughput.",
+		New("bench", "NAME [flags]", "Measures a server, an engine or a network: serve, compare, sweep, throughput, latency, transfer, mock or truth.",
 			"tandem bench serve --port 8000 --num-prompts 200 --request-rate 4", benchmark),
 		{"version", "[--json]", "Prints the version and the features of this build.", "tandem version --json", showVersion},
 	}
@@ -86,36 +87,6 @@ func commit() string {
 	return "unknown"
 }
 
-func certificates(v *Invocation) error {
-	hosts := v.StringSlice("host", nil, "further names and addresses in the nodes' certificates")
-	args, err := v.Parse(1 << 10)
-	if err != nil {
-		return err
-	}
-	if len(args) == 0 {
-		return fmt.Errorf("%w: give the folder of the authority", config.ErrValue)
-	}
-	if err := tlsconf.CreateCA(args[0]); err != nil && !errors.Is(err, tlsconf.ErrExists) {
-		return err
-	}
-	for _, name := range args[1:] {
-		dir, err := tlsconf.IssueNode(args[0], name, *hosts)
-		if errors.Is(err, tlsconf.ErrName) {
-			return fmt.Errorf("%w: %w", config.ErrValue, err)
-		} else if err != nil {
-			return err
-		}
-		fmt.Fprintln(v.Out, dir)
-		switch id, err := tlsconf.FolderIdentity(dir); {
-		case err != nil:
-			return err
-		case id.Role == tlsconf.NoRole:
-			fmt.Fprintf(v.ErrOut, "warning: the certificate of %s has no role: %s\n", name, tlsconf.Reissue)
-		}
-	}
-	return nil
-}
-
 // gatewayURL declares the flag --url of a gateway's address, in the forms of console.BaseURL.
 func gatewayURL(v *Invocation, url *string, usage string) {
 	text := func(url string) string { return url }
@@ -144,6 +115,10 @@ func chat(v *Invocation) error {
 	maxTokens := v.Int("max-tokens", 0, "tokens of an answer; 0: up to the context's limit")
 	temperature := v.Float64("temperature", -1, "0 is greedy; negative: the server's default")
 	seed := v.Int64("seed", -1, "of the sampling; negative: drawn by the server")
+	var t console.Terminal
+	v.BoolVar(&t.Verbose, "verbose", false, "print the time to the first token, tokens and tokens/s of each answer")
+	v.BoolVar(&t.JSON, "json", false, "print each answer as one JSON object, with its tokens and times")
+	v.StringVar(&t.History, "history", "", "file of the entered messages, for the arrow keys, or none; default: chat.history in $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
 	args, err := v.Parse(math.MaxInt)
 	if err != nil {
 		return err
@@ -173,7 +148,8 @@ func chat(v *Invocation) error {
 	defer signal.Stop(interrupt)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	t := console.Terminal{In: os.Stdin, Out: v.Out, Err: v.ErrOut, Interrupt: interrupt}
+	t.Out, t.Err, t.Interrupt = v.Out, v.ErrOut, interrupt
+	setTerminal(&t)
 	if interactive {
 		err = c.Chat(ctx, o, t)
 	} else {
@@ -186,6 +162,38 @@ func chat(v *Invocation) error {
 		return stopped(syscall.SIGTERM)
 	}
 	return err
+}
+
+// setTerminal sets the input, what the process's terminal can show, and the default of the history.
+func setTerminal(t *console.Terminal) {
+	switch t.History {
+	case "none":
+		t.History = ""
+	case "":
+		// Without a home directory there is no history.
+		if dir, err := process.StateDir(); err == nil {
+			t.History = filepath.Join(dir, "chat.history")
+		}
+	}
+	t.In = os.Stdin
+	dumb := os.Getenv("TERM") == "dumb"
+	colours := !dumb && os.Getenv("NO_COLOR") == ""
+	t.ErrStyled = colours && term.IsTerminal(int(os.Stderr.Fd()))
+	out := int(os.Stdout.Fd())
+	if !term.IsTerminal(out) {
+		return
+	}
+	t.Styled = colours
+	t.Width = func() int {
+		width, _, err := term.GetSize(out)
+		if err != nil {
+			return 0
+		}
+		return width
+	}
+	if !dumb {
+		t.Keyboard = os.Stdin
+	}
 }
 
 // withInput appends the input to a message, unless the input is a terminal.
@@ -209,12 +217,40 @@ const statusTimeout = 10 * time.Second
 func showStatus(v *Invocation) error {
 	c := client(v)
 	asJSON := v.Bool("json", false, "as one JSON object")
+	watch := v.Bool("watch", false, "show it again and again, until Ctrl-C")
+	interval := v.Duration("interval", 2*time.Second, "with --watch: the time between two")
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
-	defer cancel()
-	return c.Status(ctx, *asJSON, v.Out)
+	if *interval < 100*time.Millisecond {
+		return fmt.Errorf("%w: --interval %v: want at least 100ms", config.ErrValue, *interval)
+	}
+	once := func(out io.Writer) error {
+		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+		defer cancel()
+		return c.Status(ctx, *asJSON, out)
+	}
+	if !*watch {
+		return once(v.Out)
+	}
+	clear := term.IsTerminal(int(os.Stdout.Fd())) && !*asJSON
+	for {
+		var text strings.Builder
+		if err := once(&text); errors.Is(err, console.ErrDenied) {
+			return err
+		} else if err != nil {
+			fmt.Fprintf(&text, "%s: %v\n", time.Now().Format(time.TimeOnly), err)
+		}
+		out := text.String()
+		if clear {
+			// Each line is cleared as it is written, so that the screen does not flicker.
+			out = "\x1b[H" + strings.ReplaceAll(out, "\n", "\x1b[K\n") + "\x1b[J"
+		}
+		if _, err := io.WriteString(v.Out, out); err != nil {
+			return err
+		}
+		time.Sleep(*interval)
+	}
 }
 
 // logitRows bounds the rows of logits in memory at once.

@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -87,14 +88,15 @@ type Cluster struct {
 	changed chan struct{} // capacity 1: nodes has changed
 	renewed chan struct{} // capacity 1: self has changed
 
-	mu     sync.Mutex
-	self   Member
-	meta   []byte            // encoded self
-	nodes  map[string]Member // by ID, from memberlist's events
-	addrs  map[string]string // gossip addresses of nodes, by ID
-	joined bool
-	lost   []string // lost members that rejoin has not handled yet; bounded by its pace
-	left   bool
+	mu       sync.Mutex
+	self     Member
+	meta     []byte            // encoded self
+	nodes    map[string]Member // by ID, from memberlist's events
+	addrs    map[string]string // gossip addresses of nodes, by ID
+	joined   bool
+	arrivals uint64   // how often a member was added, or has changed and is ready
+	lost     []string // lost members that rejoin has not handled yet; bounded by its pace
+	left     bool
 }
 
 // New starts to gossip. Join addresses that do not answer are retried in the background.
@@ -182,12 +184,18 @@ func splitIP(addr string) (ip string, port int, err error) {
 // Addr returns the address on which this node gossips, for the Join of others.
 func (c *Cluster) Addr() string { return c.addr }
 
-// Members returns the members, this node included, sorted by ID.
+// Members returns the members, this node included, sorted by ID. Of the members at one address,
+// only the last started is among them.
 func (c *Cluster) Members() []Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	ended := superseded(c.nodes, func(id string) string { return c.addrs[id] })
+	maps.Copy(ended, superseded(c.nodes, func(id string) string { return c.nodes[id].RPC }))
 	ms := make([]Member, 0, len(c.nodes))
-	for _, m := range c.nodes {
+	for id, m := range c.nodes {
+		if ended[id] {
+			continue
+		}
 		if m.Mismatch == "" {
 			m.Mismatch = m.judge(c.self)
 		}
@@ -296,7 +304,7 @@ func (c *Cluster) coalesce(signals <-chan struct{}, f func()) {
 // lost: a member that others join through may have no Join addresses itself, so that it
 // knows no other member after a restart.
 func (c *Cluster) rejoin() {
-	warned, pause, unmet := false, firstRejoin, c.o.Join
+	warned, missed, pause, unmet := false, false, firstRejoin, c.o.Join
 	before := true // alone in the round before: a cluster that stops leaves its last member alone for a moment
 	for {
 		c.mu.Lock()
@@ -310,12 +318,13 @@ func (c *Cluster) rejoin() {
 			unmet = c.absent(unmet, lost)
 		}
 		var err error
-		if unmet, err = c.meet(unmet); err == nil {
-			warned = false
+		if unmet, err = c.meet(unmet, missed); err == nil {
+			warned, missed = false, false
 		} else if alone && before && !warned && pause >= c.o.Rejoin { // not at once: the others may be starting too
 			c.o.Log.Warn("no member to join yet, retrying", "addresses", c.o.Join, "every", c.o.Rejoin, "error", err)
 			warned = true
 		}
+		missed = missed || alone && err != nil
 		before = alone
 		if !sleep(c.ctx, pause, nil) {
 			return
@@ -330,7 +339,7 @@ func (c *Cluster) absent(unmet, lost []string) []string {
 	there := map[string]bool{}
 	c.mu.Lock()
 	for id, addr := range c.addrs {
-		there[addr] = !slices.Contains(lost, id)
+		there[addr] = there[addr] || !slices.Contains(lost, id)
 	}
 	c.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(c.o.Join), func(addr string) bool { return there[addr] && !slices.Contains(unmet, addr) })
@@ -348,9 +357,13 @@ func (c *Cluster) Lost(id string) {
 }
 
 // meet joins through each address and returns those that did not answer. It does not stop
-// at the first, because two groups that each know one address would never meet.
-func (c *Cluster) meet(addrs []string) (unmet []string, err error) {
+// at the first, because two groups that each know one address would never meet. It logs a
+// success that found a member, or that follows failures of a node that was alone (missed).
+func (c *Cluster) meet(addrs []string, missed bool) (unmet []string, err error) {
 	var met []string
+	c.mu.Lock()
+	before := c.arrivals
+	c.mu.Unlock()
 	for _, addr := range addrs {
 		// memberlist's own timeout bounds its DNS look-ups and dials.
 		if _, jerr := c.list.Join([]string{addr}); jerr != nil {
@@ -361,9 +374,12 @@ func (c *Cluster) meet(addrs []string) (unmet []string, err error) {
 	}
 	if len(met) > 0 {
 		c.mu.Lock()
+		found := !c.joined || c.arrivals > before || missed
 		c.joined = true
 		c.mu.Unlock()
-		c.o.Log.Info("joined the cluster", "through", met)
+		if found { // a member that is about to leave still answers
+			c.o.Log.Info("joined the cluster", "through", met)
+		}
 	}
 	return unmet, err
 }
@@ -422,6 +438,9 @@ func (d *delegate) update(n *memberlist.Node) {
 		m.Mismatch = err.Error()
 	}
 	d.mu.Lock()
+	if old, there := d.nodes[n.Name]; !there || old != m && m.Ready {
+		d.arrivals++
+	}
 	d.nodes[n.Name], d.addrs[n.Name] = m, n.Address()
 	d.mu.Unlock()
 	signal(d.changed)

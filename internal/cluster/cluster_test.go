@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"strings"
@@ -462,4 +463,51 @@ func TestSeedComesBack(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A node logs that it joined once, and again for a member that it did not know: not for one that
+// still answers while it leaves.
+func TestJoinIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log lockedLog
+		n := NewNetwork(1, 0)
+		seed := start(t, n, 0, nil)
+		c := start(t, n, 1, func(o *Options) { o.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+		agree(t, 10*time.Second, []*node{seed, c}, member(0), member(1))
+		for range 3 {
+			c.Lost(member(0).ID)
+			time.Sleep(5 * time.Second)
+		}
+		if got := log.count("joined the cluster"); got != 1 {
+			t.Errorf("%d lines, want 1", got)
+		}
+		if err := seed.Leave(time.Second); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		seed = start(t, n, 0, nil)
+		agree(t, 10*time.Second, []*node{seed, c}, member(0), member(1))
+		if got := log.count("joined the cluster"); got != 2 {
+			t.Errorf("%d lines after the member came back, want 2", got)
+		}
+		closeAll(t, []*node{seed, c})
+	})
+}
+
+// lockedLog is a log that a test reads while it is written.
+type lockedLog struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *lockedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedLog) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.b.String(), text)
 }

@@ -10,7 +10,7 @@ import (
 
 // Member describes a node to the others.
 type Member struct {
-	ID          string // unique for each process start
+	ID          string // see NewID; the name alone at nodes of version 0.1.0
 	Role        string // gateway | prefill | decode | serve
 	RPC         string // host:port for nodes; empty: it accepts none
 	HTTP        string // host:port for clients and metrics

@@ -56,6 +56,13 @@ type Set struct {
 	siblings                  []string // flags of the other commands
 	warned                    map[string]bool
 	warnings                  []string
+	first                     []string // flags that come first in the help
+	sections                  []section
+	values                    map[string][]string // of flags that take one of some words
+	topic                     string              // of --help=TOPIC
+	checks                    []func() error
+	problems                  []error
+	bad                       map[string]bool // flags and arguments with a problem
 }
 
 // New returns the flags of a command with --config and --dry-run. usage is the
@@ -65,7 +72,7 @@ func New(usage, summary, example string, out io.Writer) *Set {
 	s := &Set{
 		FlagSet: pflag.NewFlagSet(name, pflag.ContinueOnError),
 		command: usage, summary: summary, example: example,
-		origin: make(map[string]string), warned: make(map[string]bool), secrets: make(map[string]bool), out: out,
+		origin: make(map[string]string), warned: make(map[string]bool), secrets: make(map[string]bool), bad: make(map[string]bool), values: make(map[string][]string), out: out,
 	}
 	s.SortFlags = false
 	s.SetOutput(out)
@@ -74,41 +81,96 @@ func New(usage, summary, example string, out io.Writer) *Set {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
 	s.file = s.String("config", "", "YAML file with flags as keys")
-	s.dryRun = s.Bool("dry-run", false, "print every value with its origin and exit")
+	s.dryRun = s.Bool("dry-run", false, "check the settings as a start does, except that ports are free, print every value with its origin and exit")
 	return s
 }
 
-func (s *Set) usage() {
-	fmt.Fprintf(s.out, "Usage: tandem %s\n\n%s\n\nExample:\n", s.command, s.summary)
-	for line := range strings.SplitSeq(s.example, "\n") {
-		fmt.Fprintf(s.out, "  %s\n", line)
+// Problems are all settings of a command line that are refused, at least two.
+type Problems []error
+
+// Error returns a line for each.
+func (p Problems) Error() string {
+	lines := make([]string, len(p))
+	for i, err := range p {
+		lines[i] = err.Error()
 	}
-	fmt.Fprintf(s.out, "\nFlags (also %sNAME in the environment and name: in --config FILE):\n%s", EnvPrefix, s.FlagUsages())
-	if s.sides != 0 {
-		fmt.Fprint(s.out, "\nEvery other flag of vllm serve is accepted or refused with the reason.\n")
-	}
+	return strings.Join(lines, "\n")
 }
 
-// Resolve parses args and sets the other flags from environ and the file of --config. It
-// is called once. It returns ErrHelp or ErrDryRun when nothing is left to run.
+// Unwrap returns the errors.
+func (p Problems) Unwrap() []error { return p }
+
+// Check makes Resolve call f after all flags are set. Its error is returned with the other
+// refusals; a joined error counts as several.
+func (s *Set) Check(f func() error) { s.checks = append(s.checks, f) }
+
+// Values names words that a flag takes, for the completion in shells.
+func (s *Set) Values(flag string, words ...string) { s.values[flag] = words }
+
+// ValuesOf returns the words that Values has set.
+func (s *Set) ValuesOf(flag string) []string { return s.values[flag] }
+
+// SkipChecks removes the checks, for a view of settings that may be incomplete.
+func (s *Set) SkipChecks() { s.checks = nil }
+
+// DryRun reports whether the command ends after the checks.
+func (s *Set) DryRun() bool { return *s.dryRun }
+
+// problem records a refusal, one for each subject.
+func (s *Set) problem(subject string, err error) {
+	if s.bad[subject] {
+		return
+	}
+	s.bad[subject] = true
+	s.addProblem(err)
+}
+
+func (s *Set) addProblem(err error) {
+	// Errors of fmt.Errorf have this method, too.
+	if several, ok := err.(interface{ Unwrap() []error }); ok && err.Error() == Problems(several.Unwrap()).Error() {
+		for _, e := range several.Unwrap() {
+			s.addProblem(e)
+		}
+		return
+	}
+	s.problems = append(s.problems, err)
+}
+
+// Resolve parses args, sets the other flags from environ and the file of --config, and calls the
+// checks. It is called once. It returns ErrHelp or ErrDryRun when nothing is left to run, and all
+// refusals at once.
 func (s *Set) Resolve(args, environ []string) error {
 	s.declareForeign()
-	if err := s.Parse(s.translate(args)); err != nil {
-		if errors.Is(err, pflag.ErrHelp) {
-			return ErrHelp
+	s.topic = topicOf(args)
+	err := s.ParseAll(s.translate(args), func(f *pflag.Flag, v string) error {
+		if err := s.Set(f.Name, v); err != nil {
+			s.origin[f.Name] = "flag"
+			s.problem(f.Name, explain(err))
 		}
-		return s.parseError(err)
+		return nil
+	})
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		return ErrHelp
+	case err != nil:
+		s.problems = append(s.problems, s.parseError(err))
 	}
 	s.Visit(func(f *pflag.Flag) { s.origin[f.Name] = "flag" })
-	if err := s.fromEnv(environ); err != nil {
-		return err
-	}
+	s.fromEnv(environ)
 	if *s.file != "" {
-		if err := s.fromFile(*s.file); err != nil {
-			return err
+		s.fromFile(*s.file)
+	}
+	for _, check := range s.checks {
+		if err := check(); err != nil {
+			s.addProblem(err)
 		}
 	}
-	if *s.dryRun {
+	switch {
+	case len(s.problems) == 1:
+		return s.problems[0]
+	case len(s.problems) > 1:
+		return Problems(s.problems)
+	case *s.dryRun:
 		s.print()
 		return ErrDryRun
 	}
@@ -119,8 +181,11 @@ func (s *Set) Resolve(args, environ []string) error {
 func (s *Set) parseError(err error) error {
 	var unknown *pflag.NotExistError
 	if errors.As(err, &unknown) {
-		name := unknown.GetSpecifiedName()
-		return fmt.Errorf("%w: unknown flag --%s%s; `tandem %s --help` lists them", ErrValue, name, s.suggest(name), s.Name())
+		arg := "--" + unknown.GetSpecifiedName()
+		if group := unknown.GetSpecifiedShortnames(); group != "" {
+			arg = "-" + group
+		}
+		return fmt.Errorf("%w: %s", ErrValue, s.unknown(arg))
 	}
 	return explain(err)
 }
@@ -137,14 +202,13 @@ func (s *Set) Siblings(names []string) { s.siblings = names }
 // fromEnv sets flags that args did not set. The environment is shared by all commands: a
 // variable of another command's flag is ignored, and one of no flag causes a warning only
 // if a flag has nearly its name.
-func (s *Set) fromEnv(environ []string) error {
+func (s *Set) fromEnv(environ []string) {
 	env := make(map[string]string, len(environ))
 	for _, e := range environ {
 		if k, v, ok := strings.Cut(e, "="); ok && strings.HasPrefix(k, EnvPrefix) && !serviceLink(k, v) {
 			env[k] = v
 		}
 	}
-	var errs []error
 	s.VisitAll(func(f *pflag.Flag) {
 		name := EnvName(f.Name)
 		v, ok := env[name]
@@ -157,8 +221,7 @@ func (s *Set) fromEnv(environ []string) error {
 			if s.secrets[f.Name] || hasPassword(v) {
 				place = name
 			}
-			errs = append(errs, inPlace(place, err))
-			return
+			s.problem(f.Name, inPlace(place, err))
 		}
 		s.origin[f.Name] = "environment " + name
 	})
@@ -168,10 +231,9 @@ func (s *Set) fromEnv(environ []string) error {
 	for _, name := range slices.Sorted(maps.Keys(env)) {
 		flag := strings.ToLower(strings.TrimPrefix(name, EnvPrefix))
 		if near := s.nearest(flag); near != "" {
-			s.warn(name, fmt.Sprintf("%s is not a variable of tandem and is ignored; did you mean %s?", name, EnvName(near)))
+			s.Warn(name, fmt.Sprintf("%s is not a variable of tandem and is ignored; did you mean %s?", name, EnvName(near)))
 		}
 	}
-	return errors.Join(errs...)
 }
 
 // serviceLink reports whether Kubernetes set the variable, for a service whose
@@ -197,36 +259,50 @@ func inPlace(place string, err error) error {
 }
 
 // fromFile sets the flags that neither args nor the environment have set.
-func (s *Set) fromFile(path string) error {
-	data, err := regular.ReadFile(path, maxFile)
+func (s *Set) fromFile(path string) {
+	m, err := mapping(path)
 	if err != nil {
-		return fmt.Errorf("%w: --config: %w", ErrValue, err)
+		s.problem("config", err)
+		return
 	}
-	var root yaml.Node
-	if err := yaml.Unmarshal(data, &root); err != nil {
-		return fmt.Errorf("%w: --config %s: %w", ErrValue, path, err)
-	}
-	if len(root.Content) == 0 {
-		return nil
-	}
-	m := root.Content[0]
-	if m.Kind != yaml.MappingNode {
-		return fmt.Errorf("%w: --config %s: want a mapping of flag names to values", ErrValue, path)
+	if m == nil {
+		return
 	}
 	lines := map[string]int{} // of each flag
 	for i := 0; i+1 < len(m.Content); i += 2 {
 		if f := s.Lookup(m.Content[i].Value); f != nil {
 			key := m.Content[i]
 			if first := lines[f.Name]; first > 0 {
-				return fmt.Errorf("%w: %s:%d: %s is set on line %d already; leave one of them out", ErrValue, path, key.Line, key.Value, first)
+				s.problem(fmt.Sprintf("%s:%d", path, key.Line),
+					fmt.Errorf("%w: %s:%d: %s is set on line %d already; leave one of them out", ErrValue, path, key.Line, key.Value, first))
+				continue
 			}
 			lines[f.Name] = key.Line
 		}
 		if err := s.fromKey(path, m.Content[i], m.Content[i+1]); err != nil {
-			return err
+			s.problem(fmt.Sprintf("%s:%d", path, m.Content[i].Line), err)
 		}
 	}
-	return nil
+}
+
+// mapping returns the keys and values of a configuration file; nil: it has none.
+func mapping(path string) (*yaml.Node, error) {
+	data, err := regular.ReadFile(path, maxFile)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --config: %w", ErrValue, err)
+	}
+	var root yaml.Node
+	if err := yaml.Unmarshal(data, &root); err != nil {
+		return nil, fmt.Errorf("%w: --config %s: %w", ErrValue, path, err)
+	}
+	if len(root.Content) == 0 {
+		return nil, nil
+	}
+	m := root.Content[0]
+	if m.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf("%w: --config %s: want a mapping of flag names to values", ErrValue, path)
+	}
+	return m, nil
 }
 
 // fromKey sets one key of the file.
@@ -243,6 +319,9 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 	case yaml.ScalarNode:
 		v = value.Value
 	case yaml.SequenceNode:
+		if !takesList(f) {
+			return fmt.Errorf("%w: %s:%d: %s: want one value, not a list", ErrValue, path, value.Line, f.Name)
+		}
 		parts := make([]string, len(value.Content))
 		for i, c := range value.Content {
 			if c.Kind != yaml.ScalarNode {
@@ -273,6 +352,12 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 	return nil
 }
 
+// takesList reports whether a flag has several values.
+func takesList(f *pflag.Flag) bool {
+	_, list := f.Value.(pflag.SliceValue)
+	return list || !own(f) || f.Value.Type() == jsonType || f.Name == "served-model-name"
+}
+
 // asJSON returns a mapping of the file as JSON.
 func asJSON(n *yaml.Node) (string, error) {
 	var v map[string]any
@@ -300,7 +385,7 @@ func (s *Set) print() {
 			return
 		}
 		v := f.Value.String()
-		if v != f.DefValue && (s.secrets[f.Name] || withPassword(f.Value)) {
+		if v != f.DefValue && s.Hides(f) {
 			// A comment, because a placeholder would become a key with a known value.
 			fmt.Fprintf(s.out, "%-42s # %s\n", "# "+f.Name+": set, not shown", s.Origin(f.Name))
 			return
@@ -311,6 +396,9 @@ func (s *Set) print() {
 		fmt.Fprintf(s.out, "%-42s # %s\n", f.Name+": "+v, s.Origin(f.Name))
 	})
 }
+
+// Hides reports whether the value of a flag is never printed: it is a secret, or has a password.
+func (s *Set) Hides(f *pflag.Flag) bool { return s.secrets[f.Name] || withPassword(f.Value) }
 
 // Secret marks flags whose values --dry-run does not show.
 func (s *Set) Secret(names ...string) {

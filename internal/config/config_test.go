@@ -41,7 +41,7 @@ func TestPort(t *testing.T) {
 }
 
 func TestBytes(t *testing.T) {
-	for in, want := range map[string]Bytes{"1024": 1024, "1KiB": 1024, "1.5GB": 15e8, "2 GiB": 2 << 30, "0": 0, "12B": 12} {
+	for in, want := range map[string]Bytes{"1024": 1024, "1KiB": 1024, "1.5GB": 15e8, "4G": 4 << 30, "25.6k": 25600, "2g": 2e9, "2 GiB": 2 << 30, "0": 0, "12B": 12} {
 		var b Bytes
 		if err := b.Set(in); err != nil || b != want {
 			t.Errorf("%q: got %d, %v; want %d", in, b, err, want)

@@ -53,6 +53,11 @@ func (c *Speculation) Set(v string) error {
 	if v == "" {
 		v = "{}"
 	}
+	// The method first: the members of others are not known here.
+	var kind struct{ Method string }
+	if json.Unmarshal([]byte(v), &kind) == nil && kind.Method != "" && kind.Method != ngram && kind.Method != draftModel {
+		return fmt.Errorf("%s: method %q is not supported; use %q or %q, or leave the flag out: answers are the same without it", v, kind.Method, ngram, draftModel)
+	}
 	d := json.NewDecoder(strings.NewReader(v))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&in); err != nil || d.More() {
@@ -70,8 +75,8 @@ func (c *Speculation) Set(v string) error {
 		method = draftModel
 	}
 	switch {
-	case method != ngram && method != draftModel:
-		return fmt.Errorf("%s: method %q is not supported; use %q or %q", v, method, ngram, draftModel)
+	case method == "":
+		return fmt.Errorf("%s: give method %q or %q, or leave the flag out: answers are the same without it", v, ngram, draftModel)
 	case method == draftModel && model == "":
 		return fmt.Errorf("%s: method %q needs model, the folder of the draft model", v, draftModel)
 	case method == draftModel && (in.Max != nil || in.Min != nil):

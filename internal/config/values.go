@@ -114,7 +114,8 @@ func wholeNumber(v string) (n int, ok bool) {
 	return int(x), err == nil && x == math.Trunc(x) && x < 1<<53
 }
 
-// Bytes is the flag value of a size: a number of bytes, or with KiB, MiB, GiB, KB, MB, GB.
+// Bytes is the flag value of a size: a number of bytes, or with KiB, MiB, GiB, KB, MB, GB, or as
+// wholeNumber reads it.
 type Bytes int64
 
 // units are tried in order, longest suffix first.
@@ -138,6 +139,10 @@ func (b *Bytes) String() string {
 
 // Set parses a value.
 func (b *Bytes) Set(v string) error {
+	if n, ok := wholeNumber(v); ok && n >= 0 { // 4G, as vllm serve has it
+		*b = Bytes(n)
+		return nil
+	}
 	num, factor := v, 1.0
 	for _, u := range units {
 		if rest, ok := strings.CutSuffix(v, u.suffix); ok {
@@ -220,6 +225,7 @@ func (s *Set) ChoiceVar(p *bool, name, off, on, usage string) {
 		}
 		return v == on, nil
 	}), name, usage)
+	s.Values(name, off, on)
 }
 
 // OriginsVar declares a flag for origins of web pages. As with vllm serve, a value is a JSON list;

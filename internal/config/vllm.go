@@ -1,8 +1,10 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,6 +40,7 @@ const (
 	onOff               // --name, --no-name
 	numbers             // --name 1 2 4
 	pairs               // --name A=B C=D
+	words               // --name A B C
 )
 
 // VLLMFlag is one flag of vllm serve.
@@ -49,6 +52,8 @@ type VLLMFlag struct {
 	// NoEffect flag, and only false of a Refused switch.
 	Fine string
 	Why  string // why it has no effect, or why other values are refused, with an alternative
+	// Only describes the values of a Supported flag that are not refused; empty: all of vLLM's.
+	Only string
 }
 
 // Switch reports whether the flag takes no value.
@@ -96,18 +101,28 @@ type VLLMGroup struct {
 func flags(rows ...[]VLLMFlag) []VLLMFlag { return slices.Concat(rows...) }
 
 // supported, noEffect and refused return the rows of flags of a class. A flag is its name, then ?
-// for a switch, # for numbers or = for pairs, then a comma and its short name, then a colon and
-// the values without effect, separated by |: "enable-expert-parallel?,ep" or "nnodes,n:1".
+// for a switch, # for numbers, = for pairs or * for words, then a comma and its short name, then a
+// colon and the values without effect, separated by |: "enable-expert-parallel?,ep" or
+// "nnodes,n:1".
 func supported(names string) []VLLMFlag     { return rows(names, Supported, "") }
 func noEffect(names, why string) []VLLMFlag { return rows(names, NoEffect, why) }
 func refused(names, why string) []VLLMFlag  { return rows(names, Refused, why) }
+
+// partly returns the rows of supported flags of which some values are refused.
+func partly(names, only, why string) []VLLMFlag {
+	out := rows(names, Supported, why)
+	for i := range out {
+		out[i].Only = only
+	}
+	return out
+}
 
 func rows(names string, class Class, why string) (out []VLLMFlag) {
 	for _, s := range strings.Fields(names) {
 		s, fine, _ := strings.Cut(s, ":")
 		s, short, _ := strings.Cut(s, ",")
-		kind := kind(max(0, strings.IndexByte(" ?#=", s[len(s)-1])))
-		out = append(out, VLLMFlag{strings.TrimRight(s, "?#="), short, kind, class, strings.ReplaceAll(fine, "|", " "), why})
+		kind := kind(max(0, strings.IndexByte(" ?#=*", s[len(s)-1])))
+		out = append(out, VLLMFlag{Name: strings.TrimRight(s, "?#=*"), Short: short, kind: kind, Class: class, Fine: strings.ReplaceAll(fine, "|", " "), Why: why})
 	}
 	return out
 }
@@ -152,7 +167,7 @@ func (f *foreign) Set(v string) error {
 		return &refusal{fmt.Sprintf("%s is not supported: %s", name, f.flag.Why)}
 	}
 	f.was = v
-	f.set.warn(f.flag.Name, fmt.Sprintf("%s has no effect: %s", name, f.flag.Why))
+	f.set.Warn(f.flag.Name, fmt.Sprintf("%s has no effect: %s", name, f.flag.Why))
 	return nil
 }
 
@@ -204,8 +219,8 @@ func elsewhere(f *pflag.Flag) bool {
 // own reports whether the command itself declares the flag.
 func own(f *pflag.Flag) bool { return !f.Hidden }
 
-// warn records a line for the user, once per subject.
-func (s *Set) warn(subject, text string) {
+// Warn records a line for the user, once per subject.
+func (s *Set) Warn(subject, text string) {
 	if !s.warned[subject] {
 		s.warned[subject] = true
 		s.warnings = append(s.warnings, text)
@@ -216,71 +231,172 @@ func (s *Set) warn(subject, text string) {
 // they were met.
 func (s *Set) Warnings() []string { return s.warnings }
 
-// translate rewrites vllm serve's other forms of a flag: short names of several letters
-// (-tp 2), paths into a JSON value (--hf-overrides.a=1), -O3, and numbers or pairs that
-// follow each other.
-func (s *Set) translate(args []string) []string {
+// translate rewrites vllm serve's other forms of a flag as --name=value: short names of several
+// letters (-tp 2), several values behind one name, paths into a JSON value (--hf-overrides.a 1), a
+// switch with true or false behind it, and -O3. A flag that does not exist is a problem of the set.
+func (s *Set) translate(args []string) (out []string) {
 	if s.sides == 0 {
 		return args
 	}
-	byName, byShort := map[string]*VLLMFlag{}, map[string]*VLLMFlag{}
+	known := map[string]*VLLMFlag{}
+	short := map[string]string{"O": "optimization-level"}
 	for g := range VLLM {
 		for i := range VLLM[g].Flags {
 			f := &VLLM[g].Flags[i]
-			byName[f.Name] = f
-			if f.Short != "" {
-				byShort[f.Short] = f
+			if known[f.Name] = f; f.Short != "" {
+				short[f.Short] = f.Name
 			}
 		}
 	}
-	var out []string
+	model := slices.ContainsFunc(args, func(a string) bool { return a == "--model" || strings.HasPrefix(a, "--model=") })
+	objects := map[string]any{} // values of flags that were given by paths
 	for i := 0; i < len(args); i++ {
 		a := args[i]
 		if a == "--" {
-			return append(out, args[i:]...)
+			out = append(out, args[i:]...)
+			break
 		}
-		body, double := strings.CutPrefix(a, "--")
-		if !double {
-			body = strings.TrimPrefix(a, "-")
-		}
-		if body == a || body == "" {
-			out = append(out, a)
+		if a == "-" || !strings.HasPrefix(a, "-") {
+			out, model = append(out, a), true
 			continue
 		}
-		name, v, has := strings.Cut(body, "=")
-		base, _, _ := strings.Cut(name, ".")
-		f := byName[strings.ReplaceAll(base, "_", "-")]
-		if !double {
-			f = byShort[base]
-			if n := strings.TrimPrefix(body, "O"); n != body && len(n) == 1 && n[0] >= '0' && n[0] <= '3' {
-				f, v, has = byName["optimization-level"], n, true
+		name, v, has := strings.Cut(strings.TrimPrefix(strings.TrimPrefix(a, "-"), "-"), "=")
+		name, path, _ := strings.Cut(name, ".")
+		if !strings.HasPrefix(a, "--") {
+			if level, ok := strings.CutPrefix(name, "O"); ok && level != "" && !has {
+				name, v, has = "O", level, true
 			}
+			name = short[name]
 		}
+		f := s.Lookup(name)
 		if f == nil {
-			out = append(out, a)
-			continue
-		}
-		for f.kind == numbers && i+1 < len(args) && number(args[i+1]) {
-			i++
-			v, has = strings.TrimPrefix(v+","+args[i], ","), true
-		}
-		if f.kind == pairs && !has && i+1 < len(args) && pair(args[i+1]) {
-			for ; i+1 < len(args) && pair(args[i+1]); i++ {
-				out = append(out, "--"+f.Name+"="+args[i+1])
+			if a == "-h" || a == "--help" || strings.HasPrefix(a, "--help=") {
+				return append(out, a)
+			}
+			s.problem(a, fmt.Errorf("%w: %s", ErrValue, s.unknown(a)))
+			if !has && i+1 < len(args) && !strings.HasPrefix(args[i+1], "-") {
+				i++
 			}
 			continue
 		}
-		if name = "--" + f.Name; has {
-			name += "=" + v
+		var values []string
+		if has {
+			values = append(values, v)
 		}
-		out = append(out, name)
+		kind := single
+		if theirs := known[f.Name]; theirs != nil {
+			kind = theirs.kind
+		} else if f.NoOptDefVal == "true" {
+			kind = onOff
+		}
+		for i+1 < len(args) && follows(kind, f, values, args[i+1], model) {
+			i++
+			values = append(values, args[i])
+		}
+		if len(values) == 0 && f.NoOptDefVal == "" {
+			s.problem(f.Name, fmt.Errorf("%w: --%s needs a value", ErrValue, f.Name))
+			continue
+		}
+		if path != "" && own(f) && f.Value.Type() == jsonType {
+			into(objects, f.Name+"."+path, strings.Join(values, " "))
+			continue
+		}
+		out = append(out, written(kind, f, values)...)
+	}
+	for _, name := range slices.Sorted(maps.Keys(objects)) {
+		text, err := json.Marshal(objects[name])
+		if err != nil {
+			panic(err) // objects, texts and what was read from JSON
+		}
+		out = slices.Insert(out, 0, "--"+name+"="+string(text))
 	}
 	return out
 }
 
-// pair reports whether an argument is one more value of a flag of pairs.
-func pair(s string) bool {
-	return !strings.HasPrefix(s, "-") && (strings.Contains(s, "=") || strings.HasPrefix(s, "{"))
+// follows reports whether the argument next is a value of the flag, which has values already.
+// model is whether the model was given before: otherwise a further word is the model.
+func follows(kind kind, f *pflag.Flag, values []string, next string, model bool) bool {
+	first := len(values) == 0
+	flag := strings.HasPrefix(next, "-") && !number(next[1:])
+	switch kind {
+	case onOff:
+		b := strings.ToLower(next)
+		return first && (b == "true" || b == "false")
+	case numbers:
+		return number(next)
+	case pairs:
+		return !flag && (first || strings.Contains(next, "=") || strings.HasPrefix(next, "{"))
+	case words:
+		return !flag && (first || model)
+	}
+	// Without a value, --name is one that needs none, or its value is missing.
+	return first && !strings.HasPrefix(next, "--") && (f.NoOptDefVal == "" || !flag)
+}
+
+// written returns a flag with its values as arguments. One that is declared as a list gets each
+// value by itself.
+func written(kind kind, f *pflag.Flag, values []string) (args []string) {
+	_, list := f.Value.(pflag.SliceValue)
+	switch {
+	case len(values) == 0:
+		return []string{"--" + f.Name}
+	case !list && kind != pairs:
+		values = []string{strings.Join(values, ",")}
+	}
+	for _, v := range values {
+		args = append(args, "--"+f.Name+"="+v)
+	}
+	return args
+}
+
+// into sets the member of an object at a path such as a.b.c. A value that is JSON is
+// decoded, any other is text.
+func into(object map[string]any, path, text string) {
+	name, rest, deeper := strings.Cut(path, ".")
+	if deeper {
+		inner, ok := object[name].(map[string]any)
+		if !ok {
+			inner = map[string]any{}
+			object[name] = inner
+		}
+		into(inner, rest, text)
+		return
+	}
+	var v any
+	if json.Unmarshal([]byte(text), &v) != nil {
+		v = text
+	}
+	object[name] = v
+}
+
+// unknown returns the error of an argument that names no flag.
+func (s *Set) unknown(arg string) string {
+	given, _, _ := strings.Cut(arg, "=")
+	name := strings.ReplaceAll(strings.TrimLeft(given, "-"), "_", "-")
+	hint := ""
+	switch starts := s.starting(name); {
+	case name == "":
+	case s.Lookup(name) != nil: // -port
+		hint = fmt.Sprintf(" (did you mean --%s?)", name)
+	case len(starts) == 1 && len(name) == 1:
+		hint = fmt.Sprintf(" (did you mean --%s?)", starts[0])
+	case len(starts) == 1:
+		hint = fmt.Sprintf(" (did you mean %s?)", starts[0])
+	default:
+		hint = s.suggest(name)
+	}
+	return fmt.Sprintf("unknown flag %s%s; `tandem %s --help` lists them", given, hint, s.Name())
+}
+
+// starting returns the flags that begin with a name. Of one letter, only the flags that are first
+// in the help count.
+func (s *Set) starting(name string) (names []string) {
+	s.VisitAll(func(f *pflag.Flag) {
+		if strings.HasPrefix(f.Name, name) && (len(name) > 1 || slices.Contains(s.first, f.Name)) {
+			names = append(names, f.Name)
+		}
+	})
+	return names
 }
 
 func number(s string) bool {

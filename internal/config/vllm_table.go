@@ -6,7 +6,7 @@ const (
 	noGraphs   = "CUDA graphs have sizes of powers of two up to 512 tokens; CPUs have none"
 	oneNode    = "a model runs whole on each node; for more throughput add decode nodes (`tandem up --decode N`, or `tandem decode --join`)"
 	joins      = "nodes find each other by --join host:port; start `tandem decode` and `tandem prefill` on each machine"
-	noExperts  = "each node has all experts of a model"
+	noExperts  = "each node has all experts of a model; leave it out, and split each expert by --tensor-parallel-size"
 	textOnly   = "the models served read text only; send images, audio and video to a server of multimodal models"
 	noMedia    = "the models served read text only"
 	noMamba    = "models with state-space layers are not served"
@@ -17,23 +17,32 @@ const (
 	noProfiler = "read /metrics, or profile the process with perf"
 	safetensor = "weights are mapped from safetensors files"
 	noDownload = "`tandem pull --include` picks files, and HF_HUB_CACHE is where they go"
-	noParser   = "tool calls and reasoning are not parsed; the text arrives as the model wrote it"
+	noParser   = "tool calls and reasoning are not parsed yet; leave it out: the text arrives as the model wrote it"
 	noTune     = "it tunes a part of vLLM that Tandem does not have"
 	noSleep    = "a node holds its memory while it runs; stop it (SIGTERM drains) to free it"
 )
 
-// VLLM has every flag of vllm serve 0.33.0, and those of 0.19.1 that were removed since.
+// gone begins the reason of a flag that newer versions of vllm serve do not have.
+const gone = "newer vLLM has removed it; "
+
+// VLLM has every flag of vllm serve 0.33.0, and those of earlier versions that were removed since.
 var VLLM = []VLLMGroup{
 	{"model", nodes, flags(
-		supported("model revision dtype max-model-len quantization,q enforce-eager? max-logprobs "+
-			"served-model-name chat-template"),
+		supported("enforce-eager? served-model-name*"),
+		partly("model", "a folder, or a model of the local Hugging Face cache", "`tandem pull` or --download downloads a model into that cache"),
+		partly("revision", "with ORG/NAME", "a folder has no revisions"),
+		partly("dtype", "`auto`, and the type that the weights are stored in", "weights are not converted; leave it out, or convert the checkpoint"),
+		partly("max-model-len", "up to the model's own limit", "the model was not made for more positions"),
+		partly("quantization,q", "`none`, `int8`, `int4`, and the format that config.json declares", "other formats are neither read nor made; use int8 or int4, or a checkpoint in bfloat16, fp8 or MXFP4"),
+		partly("max-logprobs", "1 to 256", "no request gets more than 256"),
+		partly("chat-template", "a file, or the template itself", "a file must exist and hold a template"),
 		refused("runner:auto|generate convert:auto|none pooler-config", "models here generate text; use another server for pooling"),
 		refused("tokenizer", "the tokenizer is the model folder's tokenizer.json; put the file there (`tandem gateway` takes one, for upstreams)"),
-		refused("tokenizer-mode:auto|hf", "the tokenizer is the model folder's tokenizer.json"),
+		refused("tokenizer-mode:auto|hf", "the tokenizer is the model folder's tokenizer.json; leave it out"),
 		noEffect("trust-remote-code? code-revision", "no code of a model folder is ever run"),
 		noEffect("seed", "a request without a seed gets a random one; put \"seed\" into the request to repeat it"),
 		refused("hf-config-path", "config.json is read from the model's folder; put the file there"),
-		noEffect("allowed-local-media-path allowed-media-domains", noMedia),
+		noEffect("allowed-local-media-path allowed-media-domains*", noMedia),
 		refused("tokenizer-revision", "the tokenizer is the model folder's; use --revision for both"),
 		refused("quantization-config", "config.json declares the weights' quantization; --quantization quantizes them to int8 or int4"),
 		noEffect("allow-deprecated-quantization?", "no quantization here is deprecated"),
@@ -45,7 +54,7 @@ var VLLM = []VLLMGroup{
 		refused("disable-sliding-window?", "layers see the window that their model was made with; --max-model-len bounds the context"),
 		refused("skip-tokenizer-init?", "leave tokenizer.json out of the folder: then prompts and answers are token ids"),
 		refused("enable-prompt-embeds?", "a prompt is text or token ids"),
-		refused("config-format:auto|hf", "a model is a folder in Hugging Face's layout"),
+		refused("config-format:auto|hf", "a model is a folder in Hugging Face's layout; leave it out"),
 		noEffect("hf-token", "--download reads the token from HF_TOKEN, which other users of the machine cannot see"),
 		refused("hf-overrides", "edit config.json in a copy of the model's folder; the weights may be links"),
 		refused("model-class-overrides", "each architecture has its own implementation"),
@@ -56,13 +65,12 @@ var VLLM = []VLLMGroup{
 			noSleep),
 		noEffect("enable-cumem-allocator? enable-nccl-comm-suspend?", cpuOnly),
 		refused("model-impl:auto|vllm", "models run on Tandem's own engine"),
-		refused("logits-processors io-processor-plugin", noPlugin),
+		refused("logits-processors* io-processor-plugin", noPlugin),
 		noEffect("renderer-num-workers", "the gateway renders on all its threads"),
-		refused("override-attention-dtype:auto|float32", "attention sums in float32"),
 	)},
 	{"load", nodes, flags(
 		refused("load-format:auto|safetensors", "weights are read from safetensors; convert the checkpoint"),
-		noEffect("download-dir ignore-patterns", noDownload),
+		noEffect("download-dir ignore-patterns*", noDownload),
 		noEffect("safetensors-load-strategy safetensors-prefetch-num-threads "+
 			"safetensors-prefetch-block-size model-loader-extra-config pt-load-map-location",
 			safetensor),
@@ -90,14 +98,15 @@ var VLLM = []VLLMGroup{
 			"data-parallel-start-rank,dpr:0 data-parallel-address,dpa data-parallel-rpc-port,dpp "+
 			"data-parallel-backend,dpb:mp",
 			joins),
-		supported("distributed-timeout-seconds tensor-parallel-size,tp"),
+		supported("distributed-timeout-seconds"),
+		partly("tensor-parallel-size,tp", "a divisor of the model's heads", "each process computes whole heads"),
 		noEffect("cpu-distributed-timeout-seconds dcp-comm-backend dcp-q-replicate? "+
 			"dcp-kv-cache-interleave-size cp-kv-cache-interleave-size enable-hc-sp? "+
 			"enable-batch-sharded-sampling? dp-sync-interval disable-nccl-for-dp-synchronization? "+
 			"disable-custom-all-reduce?",
 			oneNode),
-		refused("numa-bind? numa-bind-nodes", "start the node under numactl"),
-		refused("numa-bind-cpus", "start the node under taskset or numactl"),
+		refused("numa-bind? numa-bind-nodes#", "start the node under numactl"),
+		refused("numa-bind-cpus*", "start the node under taskset or numactl"),
 		refused("device-ids", cpuOnly),
 		refused("data-parallel-hybrid-lb?,dph data-parallel-external-lb?,dpe "+
 			"data-parallel-multi-port-external-lb?,dpm",
@@ -115,20 +124,20 @@ var VLLM = []VLLMGroup{
 		noEffect("enable-fault-tolerance?:true fault-tolerance-config", "the fleet always continues without nodes that end"),
 	)},
 	{"cache", nodes, flags(
-		supported("block-size gpu-memory-utilization kv-cache-memory-bytes kv-cache-dtype"),
+		supported("block-size gpu-memory-utilization kv-cache-memory-bytes"),
+		partly("kv-cache-dtype", "`auto`, `float32`, `bfloat16`", "KV is not quantized; leave it out, and give it memory by --kv-cache-memory-bytes or --gpu-memory-utilization"),
 		noEffect("device-memory-utilization", "--kv-cache-memory-bytes sets the memory of KV blocks"),
 		refused("num-gpu-blocks-override", "--kv-cache-memory-bytes sets the memory of KV blocks"),
-		noEffect("enable-prefix-caching?:true", "prefixes are always cached, which never changes a token; a request's \"cache_salt\" separates it from others"),
+		noEffect("enable-prefix-caching?:true", "prefixes are always cached, which never changes a token; leave it out; a request's \"cache_salt\" separates it from others"),
 		noEffect("prefix-caching-hash-algo", "blocks are found by xxhash64 and used only if their tokens are equal"),
 		noEffect("prefix-cache-retention-interval", "blocks stay cached until their memory is needed"),
-		refused("kv-cache-dtype-skip-layers", "all layers keep their KV in --kv-cache-dtype"),
+		refused("kv-cache-dtype-skip-layers*", "all layers keep their KV in --kv-cache-dtype"),
 		noEffect("kv-sharing-fast-prefill? swa-bounded-replay", noTune),
 		noEffect("mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size mamba-cache-mode "+
 			"enable-mamba-shared-prefix-checkpoint? replayssm-buffer-len use-replayssm?",
 			noMamba),
 		noEffect("prefix-match-unit", "prefixes are matched in whole blocks, --block-size tokens or more where layers differ"),
 		refused("kv-offloading-size kv-offloading-backend", noOffload),
-		noEffect("calculate-kv-scales?", "KV is kept in float32 or bfloat16, which needs no scales"),
 	)},
 	{"offload", nodes, flags(
 		refused("offload-backend:auto cpu-offload-gb:0 cpu-offload-params offload-group-size:0 "+
@@ -148,21 +157,25 @@ var VLLM = []VLLMGroup{
 		refused("enable-mm-embeds? mm-encoder-only?", textOnly),
 	)},
 	{"adapters", nodes, flags(
-		supported("enable-lora? lora-modules= max-loras max-lora-rank max-cpu-loras"),
+		supported("enable-lora? max-loras max-lora-rank"),
+		partly("lora-modules=", "with --enable-lora", "adapters need memory, which --enable-lora reserves"),
+		partly("max-cpu-loras", "at least --max-loras", "the adapters of a step are loaded"),
 		noEffect("lora-dtype fully-sharded-loras? specialize-active-lora? enable-mixed-moe-lora-format? "+
 			"enable-moe-shared-loras? max-lora-cls-labels",
 			noLora),
 		refused("enable-tower-connector-lora? default-mm-loras", textOnly),
-		refused("lora-target-modules", "all attention and dense MLP projections of an adapter are used"),
+		refused("lora-target-modules*", "all attention and dense MLP projections of an adapter are used"),
 	)},
 	{"logging and metrics", nodes | gateways, flags(
 		refused("logging-config log-config-file", "the log goes to standard error; choose --log-level and --log-format"),
-		supported("log-level otlp-traces-endpoint disable-log-stats? enable-log-requests?"),
+		supported("disable-log-stats? enable-log-requests?"),
+		partly("log-level", "`debug`, `info`, `warning`, `error`", "there are no other levels"),
+		partly("otlp-traces-endpoint", "http:// and https:// URLs", "traces are sent by OTLP over HTTP, to port 4318 by default"),
 		noEffect("show-hidden-metrics-for-version", "no metric is hidden"),
-		noEffect("collect-detailed-traces", "spans of queue, prompt and tokens are always part of a trace"),
+		noEffect("collect-detailed-traces*", "spans of queue, prompt and tokens are always part of a trace"),
 		noEffect("per-request-spec-decode-metrics?", "/metrics counts draft and accepted tokens of all requests together"),
 		noEffect("kv-cache-metrics? kv-cache-metrics-sample", "/metrics always has the use of the KV cache"),
-		refused("custom-histogram-buckets", "histograms have fixed buckets"),
+		refused("custom-histogram-buckets*", "histograms have fixed buckets"),
 		noEffect("cudagraph-metrics?", noGraphs),
 		refused("enable-layerwise-nvtx-tracing? enable-mfu-metrics? enable-logging-iteration-details?", noProfiler),
 		noEffect("jit-monitor-mode jit-monitor-verbose?", "nothing is compiled at run time"),
@@ -179,14 +192,13 @@ var VLLM = []VLLMGroup{
 		noEffect("enable-chunked-prefill?:true", "prompts are always computed in chunks of what a step has room for"),
 		noEffect("disable-chunked-mm-input?", noMedia),
 		refused("scheduler-cls", noPlugin),
-		noEffect("scheduler-reserve-full-isl? watermark prefill-schedule-interval "+
-			"max-long-partial-prefills max-num-partial-prefills",
-			noTune),
+		noEffect("scheduler-reserve-full-isl? watermark prefill-schedule-interval", noTune),
 		noEffect("disable-hybrid-kv-cache-manager?", "layers with a window always keep only the blocks of that window"),
 		refused("stream-interval:1", "each token is sent at once"),
 	)},
 	{"other engine flags", nodes, flags(
-		supported("speculative-config,sc shutdown-timeout config"),
+		supported("shutdown-timeout config"),
+		partly("speculative-config,sc", "the methods `ngram` and `draft_model`", "leave it out: answers are the same without, only slower"),
 		refused("spec-method spec-model spec-tokens:0", noSpec),
 		refused("watermark-config", "output is not watermarked"),
 		refused("diffusion-config,dc", "models here generate text token by token"),
@@ -207,8 +219,11 @@ var VLLM = []VLLMGroup{
 		refused("headless?", "start `tandem decode` or `tandem prefill`: nodes have no API of their own"),
 	)},
 	{"front end", gateways, flags(
-		supported("host port api-key ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs max-log-len "+
-			"allowed-origins"),
+		supported("port api-key* max-log-len"),
+		partly("host", "loopback addresses; others with --ssl-certfile, or with --insecure for plain HTTP", "the API is not served to other machines by accident"),
+		partly("ssl-keyfile ssl-certfile", "both", "TLS needs the certificate and its key"),
+		partly("ssl-ca-certs ssl-cert-reqs", "both, with --ssl-certfile", "client certificates are verified against authorities"),
+		partly("allowed-origins", "`*` with API keys only", "every web page could use a gateway without keys"),
 		noEffect("enable-ssl-refresh?:true", "changed certificates are always loaded without a restart"),
 		refused("ssl-ciphers", "TLS 1.2 and 1.3 are offered with Go's choice of ciphers"),
 		refused("chat-template-content-format:auto|string|openai", "the template decides; leave it at auto"),
@@ -220,7 +235,7 @@ var VLLM = []VLLMGroup{
 			noParser),
 		refused("response-role:assistant", "answers have the role assistant"),
 		refused("return-tokens-as-token-ids?", "answers are text; POST /tokenize gives the ids of any text"),
-		refused("tool-parser-plugin middleware:[]", noPlugin),
+		refused("tool-parser-plugin middleware*:[]", noPlugin),
 		refused("tool-server", "clients run their tools themselves"),
 		noEffect("enable-prompt-tokens-details?:true", "usage always has prompt_tokens_details.cached_tokens"),
 		refused("enable-per-request-metrics?", "/metrics has the times as histograms"),
@@ -250,5 +265,45 @@ var VLLM = []VLLMGroup{
 		refused("enable-offline-docs?", "the API has no pages of documentation; read docs/"),
 		noEffect("enable-flash-late-interaction?", "models here generate text"),
 		noEffect("api-server-count,asc", "one gateway uses all its threads; run more gateways for more"),
+	)},
+	{"removed from newer vLLM", nodes | gateways, flags(
+		refused("override-attention-dtype:auto|float32", gone+"attention sums in float32"),
+		noEffect("calculate-kv-scales? quantization-param-path", gone+"KV is kept in float32 or bfloat16, which needs no scales"),
+		noEffect("max-long-partial-prefills max-num-partial-prefills scheduler-delay-factor num-scheduler-steps "+
+			"multi-step-stream-outputs? num-lookahead-slots use-v2-block-manager? disable-async-output-proc? max-paddings",
+			gone+noTune),
+		noEffect("swap-space preemption-mode", gone+"preempted requests are computed again, and nothing is swapped out"),
+		refused("task:auto|generate", gone+"models here generate text; use another server for pooling"),
+		refused("rope-scaling rope-theta", gone+"edit config.json in a copy of the model's folder; the weights may be links"),
+		refused("enable-reasoning?", gone+noParser),
+		refused("speculative-model num-speculative-tokens speculative-model-quantization "+
+			"speculative-draft-tensor-parallel-size,spec-draft-tp speculative-max-model-len "+
+			"speculative-disable-by-batch-size ngram-prompt-lookup-max ngram-prompt-lookup-min",
+			gone+noSpec),
+		noEffect("speculative-disable-mqa-scorer? spec-decoding-acceptance-method "+
+			"typical-acceptance-sampler-posterior-threshold typical-acceptance-sampler-posterior-alpha "+
+			"disable-logprobs-during-spec-decoding?",
+			gone+"a guess stays if it equals the draw of the model, and answers always have log-probabilities"),
+		noEffect("guided-decoding-backend guided-decoding-disable-fallback? "+
+			"guided-decoding-disable-any-whitespace? guided-decoding-disable-additional-properties?",
+			gone+"structured output is not served yet; requests that ask for it are refused"),
+		noEffect("disable-log-requests?:true", gone+"requests are logged with --enable-log-requests only"),
+		noEffect("max-seq-len-to-capture max-context-len-to-capture cuda-graph-sizes# full-cuda-graph?", gone+noGraphs),
+		refused("worker-use-ray? engine-use-ray?", gone+oneNode),
+		noEffect("tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config disable-frontend-multiprocessing?",
+			gone+"the gateway tokenizes on all its threads"),
+		refused("enable-prompt-adapter? prompt-adapters=", gone+"adapters are LoRA; use --enable-lora and --lora-modules"),
+		noEffect("max-prompt-adapters max-prompt-adapter-token", gone+"adapters are LoRA"),
+		noEffect("lora-extra-vocab-size", gone+"adapters add no tokens"),
+		refused("long-lora-scaling-factors enable-lora-bias? qlora-adapter-name-or-path", gone+"adapters in PEFT's format are served by --lora-modules"),
+		noEffect("disable-mm-preprocessor-cache? image-input-type image-token-id image-input-shape image-feature-size "+
+			"image-processor image-processor-revision disable-image-processor? enable-multimodal-encoder-data-parallel?",
+			gone+noMedia),
+		refused("logits-processor-pattern", gone+noPlugin),
+		refused("override-neuron-config", gone+cpuOnly),
+		refused("override-pooler-config", gone+"models here generate text; use another server for pooling"),
+		noEffect("num-redundant-experts eplb-window-size eplb-step-interval eplb-log-balancedness?", gone+noExperts),
+		noEffect("weights-load-device", gone+safetensor),
+		refused("chat-template-text-format:string|openai", gone+"the template decides"),
 	)},
 }

@@ -45,8 +45,12 @@ func TestEveryVLLMFlagIsClassified(t *testing.T) {
 				t.Errorf("--%s is no flag of vllm serve's list", f.Name)
 			case short != f.Short:
 				t.Errorf("--%s: short form %q, the list says %q", f.Name, f.Short, short)
-			case (f.Class == Supported) != (f.Why == ""):
-				t.Errorf("--%s is %v with the reason %q", f.Name, f.Class, f.Why)
+			case (f.Class == Supported && f.Only == "") != (f.Why == ""):
+				t.Errorf("--%s is %v (%s) with the reason %q", f.Name, f.Class, f.Only, f.Why)
+			case f.Only != "" && f.Class != Supported:
+				t.Errorf("--%s is %v and has supported values", f.Name, f.Class)
+			case strings.HasPrefix(f.Why, gone) != (g.Name == "removed from newer vLLM"):
+				t.Errorf("--%s is in the group %q with the reason %q", f.Name, g.Name, f.Why)
 			case f.Class == Supported && f.Fine != "":
 				t.Errorf("--%s is supported and has values without effect", f.Name)
 			case strings.HasSuffix(f.Why, "."):

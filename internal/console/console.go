@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"time"
 )
 
 // Errors of the clients.
@@ -53,6 +54,7 @@ type ChatOptions struct {
 	MaxTokens   *int
 	Temperature *float64
 	Seed        *int64
+	Usage       bool // have the server report it
 }
 
 // do sends a request. A status other than 200 is an error with the server's message.
@@ -106,7 +108,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
 		kind = ErrDenied
 	}
-	return nil, fmt.Errorf("%w: %s: %s", kind, resp.Status, bytes.TrimSpace(text))
+	return nil, fmt.Errorf("%w: %s: %s", kind, Visible(resp.Status), Visible(string(bytes.TrimSpace(text))))
 }
 
 // Ready returns nil if the gateway, or a node at c.URL, is ready. It needs no key.
@@ -136,14 +138,37 @@ func (c *Client) Models(ctx context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Answer is the text of a finished or interrupted stream.
-type Answer struct {
-	Text   string
-	Finish string // finish_reason; empty before the last event
+// Delta is a part of an answer: of its text, of its reasoning, or of both.
+type Delta struct{ Text, Reasoning string }
+
+// Usage counts the tokens of a request.
+type Usage struct {
+	Prompt     int `json:"prompt_tokens"`
+	Completion int `json:"completion_tokens"`
 }
 
-// Complete sends a conversation and streams the answer's text to w.
-func (c *Client) Complete(ctx context.Context, o ChatOptions, messages []Message, w io.Writer) (Answer, error) {
+// Answer is a finished or interrupted answer.
+type Answer struct {
+	Model     string
+	Text      string
+	Reasoning string
+	Finish    string        // finish_reason; empty before the last event
+	Usage     Usage         // with ChatOptions.Usage; zero where the server does not report it
+	First     time.Duration // from the request to the first part
+	Total     time.Duration // to the last part
+}
+
+// Rate returns the output tokens per second behind the first, or 0 if it is not known.
+func (a *Answer) Rate() float64 {
+	if a.Usage.Completion < 2 || a.Total <= a.First {
+		return 0
+	}
+	return float64(a.Usage.Completion-1) / (a.Total - a.First).Seconds()
+}
+
+// Complete sends a conversation and calls show with each part of the answer.
+func (c *Client) Complete(ctx context.Context, o ChatOptions, messages []Message, show func(Delta) error) (Answer, error) {
+	began := time.Now()
 	body := map[string]any{"messages": messages, "stream": true}
 	if o.Model != "" {
 		body["model"] = o.Model
@@ -157,18 +182,28 @@ func (c *Client) Complete(ctx context.Context, o ChatOptions, messages []Message
 	if o.Seed != nil {
 		body["seed"] = *o.Seed
 	}
+	if o.Usage {
+		body["stream_options"] = map[string]any{"include_usage": true}
+	}
 	resp, err := c.do(ctx, http.MethodPost, "/v1/chat/completions", body)
 	if err != nil {
 		return Answer{}, err
 	}
 	defer resp.Body.Close()
-	return readStream(resp.Body, w)
+	var first, last time.Duration
+	a, err := readStream(resp.Body, func(d Delta) error {
+		last = time.Since(began)
+		first = cmp.Or(first, last)
+		return show(d)
+	})
+	a.First, a.Total = first, last
+	return a, err
 }
 
-// readStream copies the text of an SSE answer to w.
-func readStream(r io.Reader, w io.Writer) (a Answer, err error) {
-	var all strings.Builder
-	defer func() { a.Text = all.String() }()
+// readStream calls show with each part of an SSE answer.
+func readStream(r io.Reader, show func(Delta) error) (a Answer, err error) {
+	var text, reasoning strings.Builder
+	defer func() { a.Text, a.Reasoning = text.String(), reasoning.String() }()
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 64<<10), maxEvent)
 	for lines.Scan() {
@@ -180,22 +215,37 @@ func readStream(r io.Reader, w io.Writer) (a Answer, err error) {
 			return a, nil
 		}
 		var chunk struct {
+			Model   string
 			Choices []struct {
-				Delta  struct{ Content string }
+				Delta struct {
+					Content   string
+					Reasoning string
+					Thoughts  string `json:"reasoning_content"` // the older name
+				}
 				Finish string `json:"finish_reason"`
 			}
+			Usage *Usage
 			Error *struct{ Message string }
 		}
 		if err := json.Unmarshal([]byte(data), &chunk); err != nil {
 			return a, fmt.Errorf("%w: event %q: %w", ErrAborted, data, err)
 		}
 		if chunk.Error != nil {
-			return a, fmt.Errorf("%w: %s", ErrAborted, chunk.Error.Message)
+			return a, fmt.Errorf("%w: %s", ErrAborted, Visible(chunk.Error.Message))
+		}
+		a.Model = cmp.Or(chunk.Model, a.Model)
+		if chunk.Usage != nil {
+			a.Usage = *chunk.Usage
 		}
 		for _, choice := range chunk.Choices {
 			a.Finish = cmp.Or(choice.Finish, a.Finish)
-			all.WriteString(choice.Delta.Content)
-			if _, err := io.WriteString(w, choice.Delta.Content); err != nil {
+			d := Delta{choice.Delta.Content, cmp.Or(choice.Delta.Reasoning, choice.Delta.Thoughts)}
+			if d == (Delta{}) {
+				continue
+			}
+			text.WriteString(d.Text)
+			reasoning.WriteString(d.Reasoning)
+			if err := show(d); err != nil {
 				return a, err
 			}
 		}

@@ -63,12 +63,16 @@ type Node struct {
 	Class     string  `json:"class"`
 	Ready     bool    `json:"ready"`
 	Draining  bool    `json:"draining"`
-	Connected bool    `json:"connected"` // decode nodes
+	Connected bool    `json:"connected"`
 	Running   int     `json:"running"`
 	Waiting   int     `json:"waiting"`
 	KVUsage   float64 `json:"kv_usage"` // share of blocks in use
 	// CacheBlocks is how many blocks of its prefix cache the gateway knows.
 	CacheBlocks int `json:"cache_blocks"`
+
+	QueuedTokens     int     `json:"queued_tokens,omitempty"` // of prompts
+	PromptTokensPerS float64 `json:"prompt_tokens_per_s,omitempty"`
+	OutputTokensPerS float64 `json:"output_tokens_per_s,omitempty"`
 }
 
 // State returns the state in one word.
@@ -134,28 +138,38 @@ func (c *Client) Status(ctx context.Context, asJSON bool, w io.Writer) error {
 	if !f.Ready {
 		state = "not ready: " + f.Reason
 	}
-	fmt.Fprintf(w, "gateway %s (version %s): %s\n\n", c.URL, f.Version, state)
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	var view strings.Builder
+	fmt.Fprintf(&view, "gateway %s (version %s): %s\n\n", c.URL, f.Version, state)
+	t := tabwriter.NewWriter(&view, 0, 8, 2, ' ', 0)
 	if len(f.Upstreams) > 0 {
 		fmt.Fprintln(t, "UPSTREAM\tTASK\tREQUESTS\tMODELS\tSTATE")
 		for i := range f.Upstreams {
 			u := &f.Upstreams[i]
 			fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", u.Name, u.Role, u.Requests, Printable(u.models()), Printable(u.State()))
 		}
-		if len(f.Nodes) == 0 {
-			return t.Flush()
+		if len(f.Nodes) > 0 {
+			fmt.Fprintln(t)
 		}
-		fmt.Fprintln(t)
 	}
-	fmt.Fprintln(t, "NODE\tROLE\tSTATE\tRUNNING\tWAITING\tKV USED\tMODEL\tRPC\tMETRICS\tVERSION")
-	for _, n := range f.Nodes {
-		load := "-\t-\t-" // only decode nodes report to gateways
-		if n.Role != "prefill" {
-			load = fmt.Sprintf("%d\t%d\t%.1f%%", n.Running, n.Waiting, 100*n.KVUsage)
+	if len(f.Nodes) > 0 || len(f.Upstreams) == 0 {
+		fmt.Fprintln(t, "NODE\tROLE\tSTATE\tRUNNING\tWAITING\tQUEUED TOKENS\tKV USED\tPROMPT TOKENS/S\tOUTPUT TOKENS/S\tMODEL\tRPC\tMETRICS\tVERSION")
+	}
+	for i := range f.Nodes {
+		n := &f.Nodes[i]
+		load, outputs := "-\t-\t-\t-\t-", "-" // no heartbeat; prefill nodes sample no tokens
+		if n.Connected {
+			load = fmt.Sprintf("%d\t%d\t%d\t%.1f%%\t%.1f", n.Running, n.Waiting, n.QueuedTokens, 100*n.KVUsage, n.PromptTokensPerS)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Role, n.State(), load, n.Model, n.RPC, n.HTTP, cmp.Or(n.Version, "unknown"))
+		if n.Connected && n.Role != "prefill" {
+			outputs = fmt.Sprintf("%.1f", n.OutputTokensPerS)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Role, n.State(), load, outputs, n.Model, n.RPC, n.HTTP, cmp.Or(n.Version, "unknown"))
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err = io.WriteString(w, Visible(view.String()))
+	return err
 }
 
 // LocalHTTP returns a client for a gateway on this machine, whose certificate may name

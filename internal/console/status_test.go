@@ -80,6 +80,12 @@ func TestStatusOfUpstreams(t *testing.T) {
 	if out, lines := status(nodes, upstreams); len(lines) != len(want)+3 || !strings.HasPrefix(lines[len(want)+1], "NODE ROLE") || !strings.HasPrefix(lines[len(want)+2], "d1 decode ready") {
 		t.Errorf("with nodes:\n%s", out)
 	}
+	const loads = `[{"id":"p1","role":"prefill","ready":true,"connected":true,"running":1,"waiting":2,"queued_tokens":512,"kv_usage":0.25,"prompt_tokens_per_s":1234.56},
+		{"id":"d1","role":"decode","ready":true,"connected":true,"running":3,"output_tokens_per_s":45.67},{"id":"d2","role":"decode","ready":true,"rpc":"r"}]`
+	if out, lines := status(loads, "[]"); len(lines) != 4 || !strings.HasPrefix(lines[1], "p1 prefill ready 1 2 512 25.0% 1234.6 - ") ||
+		!strings.HasPrefix(lines[2], "d1 decode ready 3 0 0 0.0% 0.0 45.7 ") || !strings.HasPrefix(lines[3], "d2 decode unreachable - - - - - - r") {
+		t.Errorf("loads:\n%s", out)
+	}
 	if out, lines := status(nodes, "[]"); len(lines) != 2 || strings.Contains(out, "UPSTREAM") {
 		t.Errorf("without upstreams:\n%s", out)
 	}

@@ -146,7 +146,7 @@ func TestCertificates(t *testing.T) {
 	want(t, lineOf(t, now, filepath.Join(dir, "g")), OK, "gateway g, until ", "")
 	want(t, lineOf(t, now, filepath.Join(dir, "d")), OK, "(364 days)", "")
 	want(t, lineOf(t, now, filepath.Join(dir, "old")), Warning, "no role old", "tandem ca DIR")
-	want(t, lineOf(t, at(tlsconf.NodeLifetime-20*24*time.Hour), filepath.Join(dir, "d")), Warning, "days)", "tandem ca DIR ROLE/NAME")
+	want(t, lineOf(t, at(tlsconf.NodeLifetime-20*24*time.Hour), filepath.Join(dir, "d")), Warning, "days)", "tandem ca renew DIR")
 	want(t, lineOf(t, at(tlsconf.NodeLifetime+time.Hour), filepath.Join(dir, "d")), Problem, "", "it has expired")
 	want(t, lineOf(t, at(-time.Hour), filepath.Join(dir, "d")), Problem, "", "valid from")
 	for name, c := range map[string]struct {

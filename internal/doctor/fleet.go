@@ -19,8 +19,6 @@ const (
 	dialTimeout = 3 * time.Second
 	maxDials    = 32  // at once
 	maxNodes    = 512 // that are tried
-	// soon is how long before its end a certificate is a warning.
-	soon = 30 * 24 * time.Hour
 	// Clocks that differ by more are a warning, and by more than the allowance of new certificates
 	// a problem.
 	maxSkew, maxAllowance = 2 * time.Second, 5 * time.Minute
@@ -50,7 +48,7 @@ func certificate(h tlsconf.Held, now time.Time) Line {
 		role = "no role"
 	}
 	l := ok(h.Folder, "%s, until %s (%d days)", strings.TrimSpace(role+" "+h.Name), h.NotAfter.UTC().Format(time.DateOnly), int(left.Hours()/24))
-	renew := "`tandem ca DIR ROLE/NAME` issues a new one, which running processes take"
+	renew := "`tandem ca renew DIR` issues a new one; running processes take the copied folder"
 	if h.Authority {
 		renew = "a new authority needs new certificates for all nodes: `tandem ca`"
 	}
@@ -61,7 +59,7 @@ func certificate(h tlsconf.Held, now time.Time) Line {
 		return l.but(Problem, "it has expired: "+renew)
 	case now.Before(h.NotBefore):
 		return l.but(Problem, fmt.Sprintf("it is valid from %s on: check this machine's clock", h.NotBefore.UTC().Format(time.RFC3339)))
-	case left < soon:
+	case left < tlsconf.ExpiryWarning:
 		return l.but(Warning, renew)
 	case h.Exposed:
 		return l.but(Warning, "other users can read its key: chmod 600 the files")

@@ -40,6 +40,9 @@ func TestBinaryDoctorAndExplainLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.wait(30*time.Second, "the line of rates", func() bool { return strings.Contains(c.stderr.String()+c.stdout.String(), "Avg generation throughput") })
+	if strings.Contains(c.stderr.String(), "refused a node") {
+		t.Errorf("doctor looks like an intruder:\n%s", c.stderr.String())
+	}
 	log := filepath.Join(dir, "up.log")
 	if err := os.WriteFile(log, []byte(c.stderr.String()), 0o600); err != nil {
 		t.Fatal(err)

@@ -265,7 +265,8 @@ func (b *battle) fleet() map[string]seen {
 	}
 	by := map[string]seen{}
 	for _, n := range view.Nodes {
-		by[n.ID] = n
+		name, _, _ := strings.Cut(n.ID, "/") // a gateway of the version before shows what a node gossips
+		by[name] = n
 	}
 	return by
 }

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +20,8 @@ import (
 	"time"
 
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
+
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // The load that everything is held against: requests of so many random prompt
@@ -318,6 +321,21 @@ func startObserved(t *testing.T, rules func(string) string, args ...string) (*cl
 	return c, p, otlp
 }
 
+// expiries are the ends of the certificate that all processes share.
+func expiries(t *testing.T, state string) (all []want) {
+	t.Helper()
+	held, err := tlsconf.Inspect(filepath.Join(state, "certs", "local"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := float64(held[len(held)-1].NotAfter.Unix())
+	for _, nodes := range [][]int{{gatewayNode}, prefillNodes, decodeNodes} {
+		all = append(all, want{nodes, "tandem:certificate_expiry_timestamp_seconds", `certificate="cluster"`, until * float64(len(nodes))},
+			want{nodes, "tandem:certificate_expiry_timestamp_seconds", `certificate="clients"`, 0})
+	}
+	return all
+}
+
 // pids are the nodes' processes by name.
 func (c *cluster) pids() map[string]int {
 	c.t.Helper()
@@ -355,6 +373,7 @@ func TestBinaryObserve(t *testing.T) {
 	}
 	mark("loaded")
 	c.hold("known load", afterLoad(perBlock))
+	c.hold("certificates", expiries(t, c.state))
 	c.holdTimes(waited)
 	c.holdForetold(oRequests, nodes)
 	c.holdTraffic()

@@ -30,6 +30,9 @@ func TestBinaryQuietStartAndStop(t *testing.T) {
 		}
 	}
 	stop := strings.TrimPrefix(c.stderr.String(), start)
+	if strings.Contains(stop, "joined the cluster") {
+		t.Errorf("a node that stops joins:\n%s", stop)
+	}
 	for _, want := range []string{"Ctrl-C again ends them at once", "INFO", "stopped\n"} {
 		if !strings.Contains(stop, want) {
 			t.Errorf("no %q in\n%s", want, stop)

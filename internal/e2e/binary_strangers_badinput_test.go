@@ -233,23 +233,62 @@ func certificate(t *testing.T, parent *tls.Certificate, from, until time.Time) t
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}
 }
 
-// A node whose certificate has expired does not start and says so.
-func TestBinaryExpiredCertificate(t *testing.T) {
-	now := time.Now()
-	ca := certificate(t, nil, now.Add(-48*time.Hour), now.Add(time.Hour))
-	old := certificate(t, &ca, now.Add(-24*time.Hour), now.Add(-time.Hour))
-	key, err := x509.MarshalPKCS8PrivateKey(old.PrivateKey)
+// nodeFolder is the folder of a node with a certificate of an authority.
+func nodeFolder(t *testing.T, ca *tls.Certificate, of tls.Certificate) (dir string) {
+	t.Helper()
+	key, err := x509.MarshalPKCS8PrivateKey(of.PrivateKey)
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
+	dir = t.TempDir()
 	for name, b := range map[string]*pem.Block{
-		"ca.crt": {Type: "CERTIFICATE", Bytes: ca.Certificate[0]}, "node.crt": {Type: "CERTIFICATE", Bytes: old.Certificate[0]},
+		"ca.crt": {Type: "CERTIFICATE", Bytes: ca.Certificate[0]}, "node.crt": {Type: "CERTIFICATE", Bytes: of.Certificate[0]},
 		"node.key": {Type: "PRIVATE KEY", Bytes: key},
 	} {
 		put(t, filepath.Join(dir, name), pem.EncodeToMemory(b))
 	}
 	put(t, filepath.Join(dir, "gossip.secret"), []byte(strings.Repeat("5a", 32)))
+	return dir
+}
+
+// A gateway warns of certificates that expire within 30 days, the cluster's and that for clients, and
+// has their ends as metrics: of a chain the first.
+func TestBinaryCertificateExpiresSoon(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	ca := certificate(t, nil, now.Add(-time.Hour), now.Add(9*24*time.Hour+time.Hour))
+	of := certificate(t, &ca, now.Add(-time.Hour), now.Add(20*24*time.Hour+time.Hour))
+	dir := nodeFolder(t, &ca, of)
+	c := newCluster(t)
+	c.start(binary(t), "gateway", "--tls-dir", dir, "--port", strconv.Itoa(c.port), "--gossip-port", "0", "--nats-port", "0",
+		"--ssl-certfile", filepath.Join(dir, "node.crt"), "--ssl-keyfile", filepath.Join(dir, "node.key"))
+	t.Cleanup(func() { _ = c.cmd.Process.Kill() }) // no argument has the state folder
+	for _, want := range []string{"certificate expires soon certificate=" + dir + " ", "days=9 ", "tandem ca renew DIR", "certificate expires soon certificate=" + filepath.Join(dir, "node.crt"), "days=20 "} {
+		c.wait(startBound, want, func() bool { return strings.Contains(c.stderr.String(), want) })
+	}
+	client := http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get(fmt.Sprintf("https://127.0.0.1:%d/metrics", c.port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, until := range map[string]time.Time{"cluster": ca.Leaf.NotAfter, "clients": of.Leaf.NotAfter} {
+		if got, found := pick(string(text), "tandem:certificate_expiry_timestamp_seconds", `certificate="`+kind+`"`); !found || got != float64(until.Unix()) {
+			t.Errorf("%s: %v, %v, want %v", kind, got, found, until)
+		}
+	}
+}
+
+// A node whose certificate has expired does not start and says so.
+func TestBinaryExpiredCertificate(t *testing.T) {
+	now := time.Now()
+	ca := certificate(t, nil, now.Add(-48*time.Hour), now.Add(time.Hour))
+	dir := nodeFolder(t, &ca, certificate(t, &ca, now.Add(-24*time.Hour), now.Add(-time.Hour)))
 	for _, command := range []string{"gateway", "decode"} {
 		refusedStart(t, command, 2, []string{dir, "expired", "tandem ca"}, command, "--tls-dir", dir)
 	}

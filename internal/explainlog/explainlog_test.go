@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode"
@@ -326,6 +327,15 @@ gateway    | INFO 02-03 10:00:10 Gateway: Avg prompt throughput: 1.0 tokens/s, A
 	}
 	if r.ByShape != 0 {
 		t.Errorf("%d lines by shape", r.ByShape)
+	}
+	const load = "INFO 02-03 10:00:00 model loaded weights=\"1 GiB\"\nINFO 02-03 10:00:00 KV cache blocks=4096 tokens=65536 block_bytes=1048576\n"
+	for log, want := range map[string]string{
+		load: "Memory: 1.00 GiB weights + 4.00 KV = 5.00 GiB",
+		"INFO 02-03 10:00:00 computing on a GPU device=cuda:0\n" + load: "GPU memory: 1.00 GiB weights + 4.00 KV = 5.00 GiB",
+	} {
+		if r := explain(t, []byte(log)); !slices.Contains(r.Runs[0].Facts, want) {
+			t.Errorf("%q is missing from %q", want, r.Runs[0].Facts)
+		}
 	}
 }
 

@@ -81,6 +81,7 @@ var ownMath = []struct {
 			}
 		}
 	}},
+	{"computing on a GPU", func(s *state, _ map[string]string, _ *note) { s.gpu = true }},
 	{"graphs captured", func(s *state, f map[string]string, n *note) {
 		s.captured = true
 		graphs, bytes := number(or(f["graphs"], f["of"])), sizeOf(f["memory"])
@@ -186,7 +187,7 @@ func (o ownMatch) entry(s *state, r record) Entry {
 		if r.level == "ERROR" {
 			n.sev = Warning
 		}
-		n.changes = "docs/logs.md and docs/troubleshooting.md have the line."
+		n.changes = "docs/logs.md explains the line."
 	}
 	n.apply(&e)
 	if len(e.Math) == 0 && o.Text == "KV memory" {

@@ -33,14 +33,15 @@ func startsRun(r record) start {
 	return noStart
 }
 
-// gpuMemory collects what a run's lines give about memory, in GiB; 0: unknown.
-type gpuMemory struct{ weights, kv, graphs, total float64 }
+// deviceMemory collects the sizes that the lines of a run give, in GiB; 0: unknown.
+type deviceMemory struct{ weights, kv, graphs, total float64 }
 
 // state is what the lines of one run have given so far.
 type state struct {
 	number              int
 	bench               bool
 	own                 bool // has lines of Tandem
+	gpu                 bool // Tandem computes on a GPU
 	work                bool // it has lines that are no command
 	first, last         time.Duration
 	firstWhen, lastWhen string
@@ -57,7 +58,7 @@ type state struct {
 	captured                                          bool
 	engine, served                                    bool // the engine is initialized, the server serves
 	servedAt                                          time.Duration
-	mem                                               gpuMemory
+	mem                                               deviceMemory
 	kvTokens, kvBlocks, blockTokens                   int
 	concurrency, derived                              float64
 	download, load, model2, dynamo, compiled, compile float64 // seconds
@@ -292,13 +293,18 @@ func parallel(tp int) string {
 	return fmt.Sprintf("tensor parallel over %d GPUs", tp)
 }
 
-// memoryFact returns where the GPU's memory went.
+// memoryFact returns how weights and KV divide the memory of a run. For Tandem the memory is the
+// GPU's only if the log has the line of a GPU.
 func (s *state) memoryFact() string {
 	m := s.mem
 	if m.weights == 0 || m.kv == 0 {
 		return ""
 	}
-	text := fmt.Sprintf("GPU memory: %.2f GiB weights + %.2f KV", m.weights, m.kv)
+	of := "Memory"
+	if !s.own || s.gpu {
+		of = "GPU memory"
+	}
+	text := fmt.Sprintf("%s: %.2f GiB weights + %.2f KV", of, m.weights, m.kv)
 	sum := m.weights + m.kv
 	if m.graphs > 0 {
 		text += fmt.Sprintf(" + %.2f graphs", m.graphs)

@@ -11,6 +11,7 @@ package jsonscan
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -43,82 +44,75 @@ type Counts struct{ Elements, Values int }
 // that is within depth arrays and objects. It checks the grammar of RFC 8259, but not that strings
 // are UTF-8. Beyond a bound it returns ErrElements or ErrValues.
 func Skip(b []byte, at, depth int, most Bounds) (end int, n Counts, err error) {
-	var open [MaxDepth]byte
-	level := 0
-	for {
-		at = Space(b, at)
-		if at >= len(b) {
-			return at, n, errEnd
+	k := skipper{b: b, outer: depth, most: most}
+	end, err = k.skip(at, depth)
+	return end, k.n, err
+}
+
+// skipper is one call of Skip.
+type skipper struct {
+	b     []byte
+	outer int // depth of the whole value
+	most  Bounds
+	n     Counts
+}
+
+// skip returns the position behind a value within depth arrays and objects.
+func (k *skipper) skip(at, depth int) (int, error) {
+	b := k.b
+	if at = Space(b, at); at >= len(b) {
+		return at, errEnd
+	}
+	if k.n.Values++; k.most.Values > 0 && k.n.Values > k.most.Values {
+		return at, ErrValues
+	}
+	if depth == k.outer+1 {
+		if k.n.Elements++; k.most.Elements > 0 && k.n.Elements > k.most.Elements {
+			return at, ErrElements
 		}
-		if n.Values++; most.Values > 0 && n.Values > most.Values {
-			return at, n, ErrValues
-		}
-		if level == 1 {
-			if n.Elements++; most.Elements > 0 && n.Elements > most.Elements {
-				return at, n, ErrElements
+	}
+	switch b[at] {
+	case '{', '[':
+		return k.skipAll(at, depth)
+	case '"':
+		return skipString(b, at)
+	case 't':
+		return skipWord(b, at, "true")
+	case 'f':
+		return skipWord(b, at, "false")
+	case 'n':
+		return skipWord(b, at, "null")
+	}
+	return skipNumber(b, at)
+}
+
+// skipAll returns the position behind the array or object at b[at].
+func (k *skipper) skipAll(at, depth int) (_ int, err error) {
+	if depth >= MaxDepth {
+		return at, errDepth
+	}
+	b, open := k.b, k.b[at]
+	if at = Space(b, at+1); at < len(b) && b[at] == open+2 { // '}' or ']'
+		return at + 1, nil
+	}
+	for ; ; at = Space(b, at+1) {
+		if open == '{' {
+			if at, err = skipKey(b, at); err != nil {
+				return at, err
 			}
 		}
-		switch c := b[at]; c {
-		case '{', '[':
-			if depth+level >= MaxDepth {
-				return at, n, errDepth
-			}
-			open[level] = c
-			level++
-			at = Space(b, at+1)
-			if at >= len(b) {
-				return at, n, errEnd
-			}
-			if b[at] == c+2 { // '}' or ']'
-				at++
-				level--
-				break
-			}
-			if c == '{' {
-				if at, err = skipKey(b, at); err != nil {
-					return at, n, err
-				}
-			}
-			continue
-		case '"':
-			at, err = skipString(b, at)
-		case 't':
-			at, err = skipWord(b, at, "true")
-		case 'f':
-			at, err = skipWord(b, at, "false")
-		case 'n':
-			at, err = skipWord(b, at, "null")
+		if at, err = k.skip(at, depth+1); err != nil {
+			return at, err
+		}
+		if at = Space(b, at); at >= len(b) {
+			return at, errEnd
+		}
+		switch b[at] {
+		case ',':
+		case open + 2:
+			return at + 1, nil
 		default:
-			at, err = skipNumber(b, at)
-		}
-		if err != nil {
-			return at, n, err
-		}
-		more := false
-		for level > 0 && !more {
-			at = Space(b, at)
-			if at >= len(b) {
-				return at, n, errEnd
-			}
-			c := open[level-1]
-			switch b[at] {
-			case ',':
-				at++
-				if c == '{' {
-					if at, err = skipKey(b, Space(b, at)); err != nil {
-						return at, n, err
-					}
-				}
-				more = true
-			case c + 2:
-				at++
-				level--
-			default:
-				return at, n, fmt.Errorf("%q instead of a comma or %q", b[at], c+2)
-			}
-		}
-		if !more {
-			return at, n, nil
+			return at, fmt.Errorf("%q instead of a comma or %q", b[at], open+2)
 		}
 	}
 }
@@ -226,20 +220,9 @@ func skipString(b []byte, at int) (int, error) {
 
 // hex4 reads four hexadecimal digits.
 func hex4(b []byte) (r rune, ok bool) {
-	for _, c := range b[:4] {
-		switch {
-		case '0' <= c && c <= '9':
-			c -= '0'
-		case 'a' <= c && c <= 'f':
-			c -= 'a' - 10
-		case 'A' <= c && c <= 'F':
-			c -= 'A' - 10
-		default:
-			return 0, false
-		}
-		r = r<<4 | rune(c)
-	}
-	return r, true
+	var v [2]byte
+	_, err := hex.Decode(v[:], b[:4])
+	return rune(v[0])<<8 | rune(v[1]), err == nil
 }
 
 func skipWord(b []byte, at int, word string) (int, error) {
@@ -332,32 +315,29 @@ func PastString(b []byte, at int) int {
 // Past returns the position behind the value that begins at b[at], or -1 if there is none or it
 // does not end. It checks nothing but that brackets are balanced.
 func Past(b []byte, at int) int {
-	depth := 0
-	for i := at; i < len(b); i++ {
-		switch b[i] {
+	switch {
+	case at >= len(b):
+		return -1
+	case b[at] == '"':
+		return PastString(b, at)
+	case b[at] != '{' && b[at] != '[':
+		if end := PlainEnd(b, at); end > at && end < len(b) {
+			return end
+		}
+		return -1
+	}
+	for depth := 0; at < len(b); at++ {
+		switch b[at] {
 		case '"':
-			if i = PastString(b, i) - 1; i < 0 {
+			if at = PastString(b, at) - 1; at < 0 {
 				return -1
-			}
-			if depth == 0 {
-				return i + 1
 			}
 		case '{', '[':
 			depth++
 		case '}', ']':
 			if depth--; depth == 0 {
-				return i + 1
+				return at + 1
 			}
-		}
-		if depth > 0 {
-			continue
-		}
-		switch b[i] {
-		case '}', ']', ',', ' ', '\t', '\n', '\r': // behind a number or a word
-			if i == at {
-				return -1
-			}
-			return i
 		}
 	}
 	return -1
@@ -424,23 +404,19 @@ type Scanner struct {
 	err     error
 }
 
-// NewScanner returns a scanner of the object or array in b, or nil if b does not begin as one.
-func NewScanner(b []byte) *Scanner {
-	at := Space(b, 0)
-	if at >= len(b) || b[at] != '{' && b[at] != '[' {
-		return nil
-	}
-	return &Scanner{b: b, at: at + 1, open: b[at]}
-}
-
 // Object returns a scanner of the object in b. Its Err is set if b does not begin as an object.
-func Object(b []byte) Scanner {
-	s := Scanner{b: b, at: Space(b, 0), open: '{'}
+func Object(b []byte) Scanner { return newScanner(b, '{') }
+
+// List returns a scanner of the array in b. Its Err is set if b does not begin as an array.
+func List(b []byte) Scanner { return newScanner(b, '[') }
+
+func newScanner(b []byte, open byte) Scanner {
+	s := Scanner{b: b, at: Space(b, 0), open: open}
 	switch {
 	case s.at >= len(b):
 		s.err = errEnd
-	case b[s.at] != '{':
-		s.err = fmt.Errorf("%q instead of an object", b[s.at])
+	case b[s.at] != open:
+		s.err = fmt.Errorf("%q instead of %q", b[s.at], open)
 	default:
 		s.at++
 	}

@@ -75,8 +75,11 @@ func like(t *testing.T, text []byte) {
 	if got, _ := build(text, Space(text, 0)); !reflect.DeepEqual(got, want) {
 		t.Fatalf("%q:\ngot  %#v\nwant %#v", text, got, want)
 	}
-	s := NewScanner(text)
-	if s == nil {
+	s := List(text)
+	if s.Err() != nil {
+		s = Object(text)
+	}
+	if s.Err() != nil {
 		return
 	}
 	elements := 0

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/console"
+	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
@@ -37,15 +38,10 @@ type Local struct {
 // state folder.
 func LocalCerts(dir string) (string, error) {
 	if dir == "" {
-		state := os.Getenv("XDG_STATE_HOME")
-		if state == "" {
-			home, err := os.UserHomeDir()
-			if err != nil {
-				return "", fmt.Errorf("no home directory for certificates, give --state-dir: %w", err)
-			}
-			state = filepath.Join(home, ".local", "state")
+		var err error
+		if dir, err = process.StateDir(); err != nil {
+			return "", fmt.Errorf("no folder for certificates, give --state-dir: %w", err)
 		}
-		dir = filepath.Join(state, "tandem")
 	}
 	dir = filepath.Join(dir, "certs")
 	if err := tlsconf.CreateCA(dir); err != nil && !errors.Is(err, tlsconf.ErrExists) {

@@ -14,12 +14,11 @@ import (
 // changes does five times as often, with what it is then.
 func TestBeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const interval = 500 * time.Millisecond
 		ctx, cancel := context.WithCancel(context.Background())
 		var mu sync.Mutex
 		busy, queued := false, uint32(0)
 		var told []uint32
-		go beat(ctx, interval, func() *nodepb.Stats {
+		go beat(ctx, func() *nodepb.Stats {
 			mu.Lock()
 			defer mu.Unlock()
 			if busy {
@@ -31,7 +30,7 @@ func TestBeat(t *testing.T) {
 			defer mu.Unlock()
 			told = append(told, m.QueuedTokens)
 		})
-		time.Sleep(10*interval + interval/100)
+		time.Sleep(10*statsInterval + statsInterval/100)
 		synctest.Wait()
 		mu.Lock()
 		if len(told) != 10 {
@@ -39,7 +38,7 @@ func TestBeat(t *testing.T) {
 		}
 		told, busy = nil, true
 		mu.Unlock()
-		time.Sleep(10 * interval)
+		time.Sleep(10 * statsInterval)
 		synctest.Wait()
 		mu.Lock()
 		defer mu.Unlock()

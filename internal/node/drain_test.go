@@ -13,34 +13,36 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// base returns a Base that can drain, without an engine.
-func base(running func() int, end func()) *Base {
-	return New(Options{Lock: new(sync.Mutex), Log: slog.New(slog.DiscardHandler), Running: running, End: end})
-}
-
 // A drain's end comes at its timeout, unless something else was asked for since or the process leaves.
 func TestDraining(t *testing.T) {
+	ask := func(ms uint64) *nodepb.Drain { return &nodepb.Drain{TimeoutMs: ms} }
 	for name, c := range map[string]struct {
-		do    func(b *Base, ask func(cancel bool, timeout time.Duration))
+		do    func(b *Base, ask func(*nodepb.Drain) bool)
 		on    bool
 		after time.Duration // of the end; 0: none
 	}{
-		"timeout":       {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, time.Second) }, on: true, after: time.Second},
-		"no timeout":    {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, 0) }, on: true},
-		"taken back":    {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, time.Second); ask(true, 0) }},
-		"asked anew":    {do: func(_ *Base, ask func(bool, time.Duration)) { ask(false, time.Second); ask(false, 3*time.Second) }, on: true, after: 3 * time.Second},
-		"leaves":        {do: func(b *Base, ask func(bool, time.Duration)) { ask(false, time.Second); b.leave() }, on: true},
-		"leaves before": {do: func(b *Base, ask func(bool, time.Duration)) { b.leave(); ask(true, 0) }, on: true},
+		"timeout":       {do: func(b *Base, do func(*nodepb.Drain) bool) { do(ask(1000)) }, on: true, after: time.Second},
+		"no timeout":    {do: func(b *Base, do func(*nodepb.Drain) bool) { do(ask(0)) }, on: true},
+		"taken back":    {do: func(b *Base, do func(*nodepb.Drain) bool) { do(ask(1000)); do(&nodepb.Drain{Cancel: true}) }},
+		"asked anew":    {do: func(b *Base, do func(*nodepb.Drain) bool) { do(ask(1000)); do(ask(3000)) }, on: true, after: 3 * time.Second},
+		"leaves":        {do: func(b *Base, do func(*nodepb.Drain) bool) { do(ask(1000)); b.leave() }, on: true},
+		"leaves before": {do: func(b *Base, do func(*nodepb.Drain) bool) { b.leave(); do(&nodepb.Drain{Cancel: true}) }, on: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				start, ended := time.Now(), time.Duration(0)
-				b := base(func() int { return 1 }, func() { ended = time.Since(start) })
-				c.do(b, func(cancel bool, timeout time.Duration) {
-					leaving := b.leaving
-					if did := b.ask(cancel, timeout); did == leaving {
+				b := New(Options{Lock: new(sync.Mutex), Log: slog.New(slog.DiscardHandler), End: func() { ended = time.Since(start) }})
+				c.do(b, func(m *nodepb.Drain) bool {
+					payload, err := proto.Marshal(m)
+					if err != nil {
+						t.Fatal(err)
+					}
+					leaving := b.drain.leaving
+					did := b.asked(payload)
+					if did == leaving {
 						t.Errorf("asked while leaving is %v: did %v", leaving, did)
 					}
+					return did
 				})
 				time.Sleep(10 * time.Second)
 				synctest.Wait()
@@ -66,13 +68,18 @@ func TestDrainingWait(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				var mu sync.Mutex
 				left, ended := c.left, false
-				b := base(func() int { return left }, func() { ended = true })
+				b := New(Options{Lock: &mu, Running: func() int { return left }, End: func() {
+					mu.Lock()
+					defer mu.Unlock()
+					ended = true
+				}})
 				ctx, cancel := context.WithTimeout(t.Context(), c.bound)
 				defer cancel()
 				work := time.AfterFunc(c.done, func() {
-					b.o.Lock.Lock()
-					defer b.o.Lock.Unlock()
+					mu.Lock()
+					defer mu.Unlock()
 					for left > 0 {
 						left--
 						b.Ended()
@@ -91,7 +98,7 @@ func TestDrainingWait(t *testing.T) {
 
 // What a gateway sends is taken, or said not to be.
 func TestDrainingAsked(t *testing.T) {
-	b := base(func() int { return 0 }, nil)
+	b := New(Options{Lock: new(sync.Mutex), Log: slog.New(slog.DiscardHandler)})
 	payload, err := proto.Marshal(&nodepb.Drain{})
 	if err != nil {
 		t.Fatal(err)

@@ -14,7 +14,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/signal"
@@ -32,7 +31,7 @@ var ErrOption = errors.New("process: bad option")
 
 // Options of a process.
 type Options struct {
-	Role, Name string // an empty name becomes the role and a random suffix
+	Role, Name string // an empty name becomes that of the certificate in TLSDir, else the host's
 	LogLevel   string // debug, info, warning or error
 	LogFormat  string // text or json
 	Out        io.Writer
@@ -50,10 +49,21 @@ type Process struct {
 	stop   []func()
 	hung   sync.Once // guards hangUp
 	probes atomic.Pointer[probes]
+
+	loading atomic.Pointer[string] // of Loading
 }
 
 // Logger returns a logger, which becomes the default of slog, and its level.
 func Logger(level, format string, w io.Writer) (*slog.Logger, *slog.LevelVar, error) {
+	log, v, err := newLogger(level, format, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	slog.SetDefault(log)
+	return log, v, nil
+}
+
+func newLogger(level, format string, w io.Writer) (*slog.Logger, *slog.LevelVar, error) {
 	l, err := logs.ParseLevel(level)
 	if err != nil {
 		return nil, nil, fmt.Errorf("%w: --log-level %w", ErrOption, err)
@@ -64,8 +74,32 @@ func Logger(level, format string, w io.Writer) (*slog.Logger, *slog.LevelVar, er
 	if !ok {
 		return nil, nil, fmt.Errorf("%w: --log-format %q; use text or json", ErrOption, format)
 	}
-	slog.SetDefault(log)
 	return log, v, nil
+}
+
+// Check returns the errors with which Start would refuse the options.
+func (o Options) Check() error {
+	log, _, err := newLogger(o.LogLevel, o.LogFormat, io.Discard)
+	if o.TLSDir == "" {
+		return err
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	certs, cerr := loadCerts(o.TLSDir, log)
+	if cerr == nil {
+		cerr = certs.Close()
+	}
+	return errors.Join(err, cerr)
+}
+
+// loadCerts loads the certificates of --tls-dir.
+func loadCerts(dir string, log *slog.Logger) (*tlsconf.Material, error) {
+	m, err := tlsconf.Load(dir, log)
+	if errors.Is(err, tlsconf.ErrMaterial) {
+		return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR gateway/NAME` or `tandem ca DIR node/NAME` creates such a folder", ErrOption, dir, err)
+	}
+	return m, err
 }
 
 // toggleDebug makes SIGUSR1 switch between the current level and debug, until stop.
@@ -93,27 +127,41 @@ func toggleDebug(log *slog.Logger, v *slog.LevelVar) (stop func()) {
 	return func() { signal.Stop(got); close(done) }
 }
 
+// name returns the name of a process. Start refuses a certificate that cannot be read.
+func name(o Options) string {
+	if o.Name != "" {
+		return o.Name
+	}
+	if o.TLSDir != "" {
+		if id, err := tlsconf.FolderIdentity(o.TLSDir); err == nil && id.Name != "" {
+			return id.Name
+		}
+	}
+	if host, err := os.Hostname(); err == nil && host != "" {
+		return host
+	}
+	return o.Role
+}
+
 // Start returns a process, which the caller must End.
 func Start(o Options) (*Process, error) {
 	log, level, err := Logger(o.LogLevel, o.LogFormat, o.Out)
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{Log: log, Level: level, Name: o.Name}
-	if p.Name == "" {
-		p.Name = fmt.Sprintf("%s-%08x", o.Role, rand.Uint32())
-	}
+	p := &Process{Log: log, Level: level, Name: name(o)}
 	if logs.Format(o.LogFormat) == logs.JSON { // collectors mix the lines of several processes
 		p.Log = log.With("role", o.Role, "node", p.Name)
 	}
 	p.OnEnd(toggleDebug(p.Log, level))
 	if o.TLSDir != "" {
-		if p.Certs, err = tlsconf.Load(o.TLSDir, log); errors.Is(err, tlsconf.ErrMaterial) {
-			return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR gateway/NAME` or `tandem ca DIR node/NAME` creates such a folder", ErrOption, o.TLSDir, err)
-		} else if err != nil {
+		if p.Certs, err = loadCerts(o.TLSDir, log); err != nil {
 			return nil, err
 		}
 		p.OnEnd(func() { p.Report("certificates", p.Certs.Close()) })
+		p.Work(func(ctx context.Context) {
+			tlsconf.WarnExpiry(ctx, log, o.TLSDir, "`tandem ca renew DIR` issues new ones; a running process takes the copied files", p.Certs.Expiry)
+		})
 	}
 	var stop func()
 	p.Ctx, p.Second, stop = Signals()
@@ -187,6 +235,19 @@ func Listen(host string, port int, flag string) (net.Listener, error) {
 		return nil, fmt.Errorf("cannot listen for --%s: %w", flag, err)
 	}
 	return l, nil
+}
+
+// CheckPort returns an error if a port cannot be bound, which is that of Listen. It leaves the port
+// free. Port 0 is always free.
+func CheckPort(host string, port int, flag string) error {
+	if port == 0 {
+		return nil
+	}
+	l, err := Listen(host, port, flag)
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // At returns a host with the port of a listener's address.

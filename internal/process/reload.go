@@ -21,6 +21,8 @@ type Reload struct {
 	Load func() error
 	// OnLoad is called with the result of each Load; nil: not called.
 	OnLoad func(err error)
+	// Details returns attributes of the log line of a Load that succeeded; nil: there are none.
+	Details func() []any
 }
 
 // Follow calls r.Load whenever one of r.Files has changed, and at SIGHUP, until the
@@ -65,7 +67,11 @@ func (p *Process) reload(r Reload) {
 		p.Log.Error("reload failed, the previous state is kept", "part", r.Part, "error", err)
 		return
 	}
-	p.Log.Info("reloaded", "part", r.Part)
+	details := []any{"part", r.Part}
+	if r.Details != nil {
+		details = append(details, r.Details()...)
+	}
+	p.Log.Info("reloaded", details...)
 }
 
 // hasTerminal reports whether the process has a terminal that can hang up. SIGHUP then means

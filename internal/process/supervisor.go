@@ -48,7 +48,7 @@ func (p *Process) supervise() {
 		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		for {
-			r.report(p.probes.Load(), p.Ctx.Err() != nil)
+			r.report(p.probes.Load(), p.loading.Load(), p.Ctx.Err() != nil)
 			select {
 			case <-ctx.Done():
 				return
@@ -58,6 +58,9 @@ func (p *Process) supervise() {
 	})
 }
 
+// Loading sets what the state is while the process starts, such as how much of the weights is read.
+func (p *Process) Loading(state string) { p.loading.Store(&state) }
+
 // reporter turns the process's state into notifications. One goroutine owns it.
 type reporter struct {
 	send     func(state string)
@@ -66,11 +69,14 @@ type reporter struct {
 	status   string
 }
 
-// report sends one notification. checks is nil until Watch was called.
-func (r *reporter) report(checks *probes, ending bool) {
+// report sends one notification. checks is nil before Watch, and loading before Loading.
+func (r *reporter) report(checks *probes, loading *string, ending bool) {
 	var lines []string
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	status, err := "starting", error(nil)
+	if loading != nil {
+		status = *loading
+	}
 	if checks != nil {
 		if err = checks.ready(); err == nil {
 			status = "serving"

@@ -23,6 +23,7 @@ func TestReports(t *testing.T) {
 		want         string
 	}{
 		{nil, nil, nil, false, "EXTEND_TIMEOUT_USEC=30000000 WATCHDOG=1 STATUS=starting"},
+		{nil, nil, nil, false, "EXTEND_TIMEOUT_USEC=30000000 WATCHDOG=1 STATUS=loading weights: 1 GiB of 2 GiB"},
 		{checks, errors.New("not\njoined"), nil, false, "EXTEND_TIMEOUT_USEC=30000000 WATCHDOG=1 STATUS=not ready: not joined"},
 		{checks, nil, nil, false, "READY=1 WATCHDOG=1 STATUS=serving"},
 		{checks, nil, nil, false, "WATCHDOG=1"},
@@ -32,7 +33,11 @@ func TestReports(t *testing.T) {
 		{checks, errors.New("draining"), nil, true, "WATCHDOG=1"},
 	} {
 		ready, alive = step.ready, step.alive
-		r.report(step.checks, step.ending)
+		var loading *string
+		if state := "loading weights: 1 GiB of 2 GiB"; len(sent) > 0 {
+			loading = &state
+		}
+		r.report(step.checks, loading, step.ending)
 		if got := strings.ReplaceAll(sent[len(sent)-1], "\n", " "); got != step.want {
 			t.Errorf("report %d is %q, want %q", len(sent), got, step.want)
 		}

@@ -21,7 +21,7 @@ func (b *blockPublisher) publish(events []kvcache.Event, gap bool) {
 
 // start starts publishing, and answers gateways that ask for all blocks.
 func (b *blockPublisher) start(n *node, bus *cluster.Bus) error {
-	p, err := bus.Publisher(n.Bundle.ModelName, n.Name)
+	p, err := bus.Publisher(n.Bundle.ModelName, n.id)
 	if err != nil {
 		return err
 	}

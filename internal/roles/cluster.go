@@ -1,37 +1,13 @@
 package roles
 
 import (
-	"fmt"
 	"net"
 	"strconv"
 	"time"
 
-	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/cluster"
-	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
-	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
-
-// begin starts a process of the cluster.
-func begin(v *cli.Invocation, p *processFlags, role string) (*process.Process, error) {
-	if p.TLSDir == "" && role == "gateway" {
-		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`, for a cluster of nodes, or --upstream for upstreams", config.ErrValue)
-	}
-	if p.TLSDir == "" {
-		return nil, fmt.Errorf("%w: give --tls-dir, a folder made by `tandem ca`; nodes need certificates to connect", config.ErrValue)
-	}
-	d, err := beginAlone(v, p, role)
-	if err != nil {
-		return nil, err
-	}
-	if id := d.Certs.Identity(); role == "gateway" && id.Role == tlsconf.Node {
-		d.End()
-		return nil, fmt.Errorf("%w: --tls-dir %s has the certificate of node %q, and nodes accept requests from gateways only: `tandem ca DIR gateway/NAME` issues a gateway's",
-			config.ErrValue, p.TLSDir, id.Name)
-	}
-	return d, nil
-}
 
 // newBus connects to NATS: to the server in this process, to --nats-url, or to the gateways'
 // servers once gossip has their addresses.

@@ -1,9 +1,11 @@
 package roles
 
 import (
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -24,6 +26,9 @@ type processFlags struct {
 }
 
 func (p *processFlags) register(s *config.Set) {
+	s.Section("Log, traces and shutdown")
+	s.Values("log-level", "debug", "info", "warning", "error")
+	s.Values("log-format", "text", "json")
 	s.StringVar(&p.LogLevel, "log-level", "info", "debug, info, warning or error")
 	s.StringVar(&p.LogFormat, "log-format", "text", "text, lines in vLLM's format, or json")
 	s.BoolVar(&p.quietStats, "disable-log-stats", false, "do not log throughput every 10 seconds")
@@ -41,7 +46,8 @@ type clusterFlags struct {
 }
 
 func (c *clusterFlags) register(s *config.Set, p *process.Options, gossipPort int) {
-	s.StringVar(&p.Name, "node-name", "", "name in logs and status; default: role and a random suffix")
+	s.Section("Cluster")
+	s.StringVar(&p.Name, "node-name", "", "name in logs, status and metrics, best one that no other node has; default: the name in the certificate of --tls-dir, else the host's")
 	s.StringVar(&p.TLSDir, "tls-dir", "", "folder with the cluster's certificates (see tandem ca)")
 	s.AddressVar(&c.advertise, "advertise", "address at which other nodes reach this one; default: --host, or this machine's address")
 	s.StringSliceVar(&c.join, "join", nil, "host:port of the gossip of any members, or a DNS name with all of them")
@@ -60,10 +66,14 @@ type nodeFlags struct {
 }
 
 func (n *nodeFlags) register(s *config.Set, rpc, kv, http int) {
+	s.Section("Cluster")
 	s.StringVar(&n.host, "host", "127.0.0.1", "address to listen on")
 	s.PortVar(&n.rpcPort, "rpc-port", rpc, "port for requests from other nodes; 0: any")
 	s.PortVar(&n.kvPort, "kv-port", kv, "port for KV blocks; 0: any (decode nodes)")
 	s.PortVar(&n.httpPort, "http-port", http, "port of /metrics, /livez and /readyz; 0: any")
+	s.Section("KV transfer")
+	s.Values("kv-transport", "auto", "tcp", "shm", "rdma")
+	s.Values("fabric-provider", append([]string{"auto"}, fabric.Providers...)...)
 	s.StringVar(&n.transport, "kv-transport", "auto", "transport of KV blocks: tcp; shm, between processes of one host: the decode node copies from the prefill node's memory; rdma, by libfabric and unencrypted, between nodes that both have it, else tcp; auto: shm if both ends can, else tcp")
 	s.StringVar(&n.fabric.Provider, "fabric-provider", "auto", "libfabric's provider for --kv-transport rdma, the same on all nodes: verbs, efa, tcp, shm (between processes of one host); auto: verbs or efa, whichever is installed")
 	s.StringVar(&n.fabric.Address, "fabric-address", "", "address or host name of the interface for --kv-transport rdma, reachable from other nodes; empty: --host, unless that is all interfaces")
@@ -85,6 +95,8 @@ type upstreamFlags struct {
 }
 
 func (u *upstreamFlags) register(s *config.Set, l *limits.Limits) {
+	s.Section("Upstreams")
+	s.Values("upstream-protocol", "vllm", "sglang")
 	s.StringSliceVar(&u.urls, "upstream", nil, "OpenAI-compatible server (vLLM, SGLang, ...) to put the gateway in front of: http(s)://HOST:PORT; dns:HOST:PORT, srv:NAME or k8s:NAMESPACE/SERVICE:PORT for several (dns+https:… with TLS); without --tls-dir there is no cluster of nodes")
 	s.StringSliceVar(&u.prefill, "upstream-prefill", nil, "as --upstream: servers that prefill for those of --upstream-decode")
 	s.StringSliceVar(&u.decode, "upstream-decode", nil, "as --upstream: servers that decode after those of --upstream-prefill")
@@ -110,12 +122,15 @@ type gatewayFlags struct {
 	certReqs    int
 	insecure    bool
 	adminListen string
+	cert        *tlsconf.Listener // for clients; set by check, nil for plain HTTP
 }
 
 func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.ForGateways()
 	g.Limits, g.StallTimeout, g.NodeSilence = limits.Default(), limits.StallTimeout, limits.NodeSilence
 	l := &g.Limits
+	s.Section("API")
+	s.Values("policy", strings.Split(route.Policies(), ", ")...)
 	s.StringVar(&g.Host, "host", limits.Host, "address to listen on for clients")
 	s.PortVar(&g.Port, "port", limits.Port, "port to listen on for clients")
 	s.StringVar(&g.clients.Cert, "ssl-certfile", "", "certificate for clients, PEM")
@@ -132,6 +147,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens, one of which clients must send")
 	s.Secret("api-key")
 	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key per line, KEY or sha256:HEX, then optionally name=N concurrency=N tokens-per-second=N weight=N priority=N admin=yes; reloaded when it changes")
+	s.Section("Queue and routing")
 	s.CountVar(&l.MaxQueuedRequests, "max-queued-requests", l.MaxQueuedRequests, 1, "requests that may wait in the gateway while the fleet is full; further ones get 429")
 	s.CountVar(&l.MaxQueuedTokens, "max-queued-tokens", l.MaxQueuedTokens, 1, "prompt tokens of the waiting requests; further requests get 429")
 	s.SecondsVar(&l.QueueTimeout, "queue-timeout", false, "how long a request may wait in the gateway; the header X-Tandem-Timeout may shorten it. A request that would wait longer is refused at once")
@@ -143,6 +159,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.SecondsVar(&l.ResumeTimeout, "resume-timeout", true, "how long a stream waits for another decode node after its node died")
 	s.SecondsVar(&g.StallTimeout, "stall-timeout", true, "time after which streams move from a decode node that makes no step; 0: never")
 	s.SecondsVar(&g.NodeSilence, "node-silence", true, "time after which streams move from a decode node without heartbeats, at most from half of the nodes within 10s; at least 1s; 0: never")
+	s.Section("Limits of requests and clients")
 	s.CountVar(&l.MaxAttempts, "max-attempts", l.MaxAttempts, 1, "nodes on which a request is tried without receiving a token")
 	s.SizeVar(&l.MaxBodyBytes, "max-request-body", false, "largest request body")
 	s.SizeVar(&l.MaxBodyMemory, "max-body-memory", true, "memory of all large request bodies and of parsing them; further requests get 429; 0: no limit")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 var update = flag.Bool("update", false, "write docs/flags.md")
@@ -88,18 +89,22 @@ underscores. Variables that Kubernetes makes for services (` + "`TANDEM_PORT=tcp
 	b.WriteString(`
 ## Flags of vllm serve
 
-Tandem reads the command line of ` + "`vllm serve`" + `. Each of its flags (0.33.0, and those that only 0.19.1
-had) is one of:
+Tandem reads the command line of ` + "`vllm serve`" + `. Each of its flags (0.33.0, and those that earlier
+versions had) is one of:
 
-- **supported**: a flag of the table above, with the same meaning;
+- **supported**: a flag of the table above, with the same meaning. Where values are named, all
+  others are refused;
 - **no effect**: accepted with a line on standard error, because it asks for what is always done or
   tunes what does not exist here;
-- **refused**: it would change what is computed or who has access. The start ends with exit status 2
-  and names the alternative.
+- **refused**: it would change what is computed or who has access. Values that are named have no
+  effect.
 
-Where the table names values, those have no effect and all others are refused. Short names
-(` + "`-tp 1`" + `), ` + "`--no-…`" + ` of switches and paths into JSON (` + "`-cc.mode=3`" + `) are accepted. Numbers are
-written in full: ` + "`32768`" + `, not ` + "`32k`" + `.
+A start with refused flags ends with exit status 2. It names all of them, each with its alternative;
+` + "`tandem serve … --dry-run`" + ` does that without starting.
+
+These forms of vllm serve are accepted: short names (` + "`-tp 1`" + `), ` + "`--no-…`" + ` of switches, ` + "`true`" + ` and
+` + "`false`" + ` behind them, several values behind one name (` + "`--served-model-name a b`" + `), paths into JSON
+(` + "`-sc.method ngram`" + `), and numbers such as ` + "`32k`" + ` (32000), ` + "`32K`" + ` (32768), ` + "`auto`" + ` and ` + "`-1`" + `.
 `)
 	for _, g := range config.VLLM {
 		fmt.Fprintf(&b, "\n### %s\n\n| flag | here | why, or what to do instead |\n|---|---|---|\n", strings.ToUpper(g.Name[:1])+g.Name[1:])
@@ -109,7 +114,10 @@ written in full: ` + "`32768`" + `, not ` + "`32k`" + `.
 				name += ", `-" + f.Short + "`"
 			}
 			class := f.Class.String()
-			if f.Fine != "" {
+			switch {
+			case f.Only != "":
+				class += ": " + f.Only
+			case f.Fine != "":
 				class = "refused; no effect: `" + strings.Join(strings.Fields(f.Fine), "`, `") + "`"
 			}
 			fmt.Fprintf(&b, "| %s | %s | %s |\n", name, class, cell(f.Why))
@@ -165,14 +173,23 @@ func TestSupportedFlagsAreDeclared(t *testing.T) {
 
 // Every command that serves knows vllm serve's flags.
 func TestServersKnowVLLM(t *testing.T) {
+	dir := t.TempDir()
+	if err := tlsconf.CreateCA(dir); err != nil {
+		t.Fatal(err)
+	}
+	certs, err := tlsconf.IssueNode(dir, "gateway/local", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"TANDEM_TLS_DIR=" + certs}
 	for _, name := range []string{"up", "gateway", "prefill", "decode", "serve"} {
 		var errOut bytes.Buffer
-		status := table().Main("test", []string{name, "--dry-run", "--enable-flashinfer-autotune", "-pp", "1"}, nil, io.Discard, &errOut)
+		status := table().Main("test", []string{name, "--dry-run", "--enable-flashinfer-autotune", "-pp", "1"}, env, io.Discard, &errOut)
 		if status != 0 || strings.Count(errOut.String(), "has no effect") != 2 {
 			t.Errorf("tandem %s: status %d, %q", name, status, &errOut)
 		}
 		errOut.Reset()
-		if status := table().Main("test", []string{name, "--dry-run", "-pp", "2"}, nil, io.Discard, &errOut); status != 2 || !strings.Contains(errOut.String(), "--pipeline-parallel-size 2") {
+		if status := table().Main("test", []string{name, "--dry-run", "-pp", "2"}, env, io.Discard, &errOut); status != 2 || !strings.Contains(errOut.String(), "--pipeline-parallel-size 2") {
 			t.Errorf("tandem %s -pp 2: status %d, %q", name, status, &errOut)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
@@ -64,13 +65,10 @@ func (g *gatewayFlags) open() (*tlsconf.Listener, error) {
 		return nil, err
 	}
 	cert, err := clientTLS(g)
-	if err != nil {
-		return nil, err
-	}
 	if cert != nil {
 		g.TLS = cert.Config()
 	}
-	return cert, errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options))
+	return cert, errors.Join(err, checkPolicy(&g.Options), checkOrigins(&g.Options))
 }
 
 // checkPolicy refuses an unknown --policy.
@@ -101,14 +99,19 @@ type gatewayCommand struct {
 	p        processFlags
 	natsPort int
 	name     string
-	template string // file
+	template string // file, or its text
+
+	// Set by check.
+	text       string // of the template
+	tokenizers map[string]*proxy.Tokenizer
 }
 
 func newGatewayCommand(out io.Writer) *gatewayCommand {
 	f := &gatewayCommand{Set: table().Find("gateway").Flags(out)}
+	f.First("tls-dir", "host", "port", "ssl-certfile", "ssl-keyfile", "api-key-file")
 	f.g.register(f.Set, gateway.DefaultMinRemotePrefillTokens)
-	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; NAME=MODEL adds a name for a model of nodes or upstreams; a list with commas")
-	f.StringVar(&f.template, "chat-template", "", "file with a chat template instead of the model's own")
+	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; further names of that model, and NAME=MODEL for one of nodes or upstreams; a list with commas")
+	f.StringVar(&f.template, "chat-template", "", "chat template instead of the model's own: a file, or the template itself")
 	f.u.register(f.Set, &f.g.Limits)
 	f.c.register(f.Set, &f.p.Options, 7946)
 	f.PortVar(&f.natsPort, "nats-port", 4222, "port of the embedded NATS server; 0: any")
@@ -116,8 +119,8 @@ func newGatewayCommand(out io.Writer) *gatewayCommand {
 	return f
 }
 
-// beginAlone starts a process without a cluster.
-func beginAlone(v *cli.Invocation, p *processFlags, role string) (*process.Process, error) {
+// begin starts a process, whose flags were checked.
+func begin(v *cli.Invocation, p *processFlags, role string) (*process.Process, error) {
 	p.Role, p.Out = role, v.ErrOut
 	d, err := process.Start(p.Options)
 	if err == nil {
@@ -129,17 +132,18 @@ func beginAlone(v *cli.Invocation, p *processFlags, role string) (*process.Proce
 // servedNames parses --served-model-name: the name of the nodes' model, and further names by
 // name.
 func servedNames(given string) (own string, further map[string]string, err error) {
+	further = map[string]string{}
 	for part := range strings.SplitSeq(given, ",") {
 		name, of, ok := strings.Cut(part, "=")
 		switch {
-		case ok && (name == "" || of == "") || !ok && part != "" && own != "":
+		case ok && (name == "" || of == ""):
 			return "", nil, fmt.Errorf("%w: --served-model-name %q: want NAME, or NAME=MODEL for further names, separated by commas", config.ErrValue, given)
-		case ok && further == nil:
-			further = map[string]string{name: of}
 		case ok:
 			further[name] = of
-		case part != "":
+		case own == "":
 			own = part
+		case part != "":
+			further[part] = own
 		}
 	}
 	return own, further, nil
@@ -156,14 +160,15 @@ func lacksScheme(url string) bool {
 // upstreamServers returns the options of the upstreams.
 func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, error) {
 	o := u.Options
+	var errs []error
 	for role, urls := range [][]string{upstream.Whole: u.urls, upstream.Prefill: u.prefill, upstream.Decode: u.decode} {
 		for _, url := range urls {
 			source, target, err := discover.Parse(url, upstream.Role(role), u.bootstrapPort, discover.Options{API: u.kubernetesAPI, Log: log})
 			switch {
 			case err != nil && lacksScheme(url):
-				return o, fmt.Errorf("%w: upstream %q has no scheme: write http://%s", config.ErrValue, url, url)
+				errs = append(errs, fmt.Errorf("%w: upstream %q has no scheme: write http://%s", config.ErrValue, url, url))
 			case err != nil:
-				return o, fmt.Errorf("%w: %w", config.ErrValue, err)
+				errs = append(errs, fmt.Errorf("%w: %w", config.ErrValue, err))
 			case source != nil:
 				o.Sources = append(o.Sources, source)
 			default:
@@ -172,20 +177,20 @@ func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, erro
 		}
 	}
 	if (len(u.prefill) > 0) != (len(u.decode) > 0) {
-		return o, fmt.Errorf("%w: --upstream-prefill and --upstream-decode go together", config.ErrValue)
+		errs = append(errs, fmt.Errorf("%w: --upstream-prefill and --upstream-decode go together", config.ErrValue))
 	}
 	var err error
 	if o.Protocol, err = upstream.ParseProtocol(u.protocol); err != nil {
-		return o, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.protocol)
+		errs = append(errs, fmt.Errorf("%w: --upstream-protocol %q: want vllm or sglang", config.ErrValue, u.protocol))
 	}
 	if u.caFile != "" {
 		pool, err := tlsconf.Pool(u.caFile)
 		if err != nil {
-			return o, fmt.Errorf("%w: --upstream-ca-file: %w", config.ErrValue, err)
+			errs = append(errs, fmt.Errorf("%w: --upstream-ca-file: %w", config.ErrValue, err))
 		}
 		o.TLS = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
-	return o, nil
+	return o, errors.Join(errs...)
 }
 
 // upstreamTokenizers loads the folders of --tokenizer, by model; "" is that of all other models.
@@ -216,27 +221,12 @@ func upstreamTokenizers(u *upstreamFlags, template string) (map[string]*proxy.To
 func runGateway(v *cli.Invocation) error {
 	f := newGatewayCommand(v.Out)
 	v.Set = f.Set
+	v.Check(f.check)
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
-	cert, err := f.g.open()
-	if err != nil {
-		return err
-	}
-	template, err := cli.ReadTemplate(f.template)
-	if err != nil {
-		return err
-	}
-	tokenizers, err := upstreamTokenizers(&f.u, template)
-	if err != nil {
-		return err
-	}
-	alone := f.u.any() && f.p.TLSDir == "" // without a cluster
-	start := begin
-	if alone {
-		start = beginAlone
-	}
-	d, err := start(v, &f.p, "gateway")
+	alone := f.alone()
+	d, err := begin(v, &f.p, "gateway")
 	if err != nil {
 		return err
 	}
@@ -247,15 +237,16 @@ func runGateway(v *cli.Invocation) error {
 	if o.Upstreams.Options, err = upstreamServers(&f.u, d.Log); err != nil {
 		return err
 	}
-	o.Upstreams.Tokenizers = tokenizers
+	o.Upstreams.Tokenizers = f.tokenizers
 	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, f.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
 	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {
 		return err
 	}
-	o.ServedModelName, o.ChatTemplate = f.name, template
-	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: d.Name, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
+	o.ServedModelName, o.ChatTemplate = f.name, f.text
+	id := cluster.NewID(d.Name, time.Now())
+	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: id, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {
 		o.RPC.TLS = d.Certs.Client()
 	}
@@ -268,18 +259,19 @@ func runGateway(v *cli.Invocation) error {
 		return err
 	}
 	o.Metrics.Info(metrics.BuildInfo, version, "gateway")
+	clusterExpiry(d, o.Metrics)
 	RPCMetrics(o.Metrics, o.RPC.Counters)
 	g, err := gateway.New(o)
 	if err != nil {
 		return err
 	}
 	d.Watch(g.Ready, nil)
-	followClients(d, o.Metrics, cert)
-	followConfig(d, o.Metrics, v.Set, func() error {
-		again := newGatewayCommand(io.Discard)
-		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
-			return err
-		}
+	followClients(d, o.Metrics, f.g.cert)
+	again := f // the flags of the last reload
+	followConfig(d, o.Metrics, v.Set, func() (*config.Set, error) {
+		again = newGatewayCommand(io.Discard)
+		return again.Set, again.Resolve(v.Arguments, v.Environ)
+	}, func() error {
 		servers, err := upstreamServers(&again.u, d.Log)
 		if err != nil {
 			return err
@@ -300,19 +292,15 @@ func runGateway(v *cli.Invocation) error {
 		return g.Run(d.Ctx)
 	}
 	host := cmp.Or(f.c.advertise, f.g.Host) // at which others reach this process
-	self := cluster.Member{ID: d.Name, Role: "gateway", Build: version, HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
+	self := cluster.Member{ID: id, Role: "gateway", Build: version, HTTP: g.Addr(), Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true}
 	var server *cluster.Server
 	if f.c.natsURL == "" {
 		// The server would not name the port that is in use.
-		probe, err := process.Listen(host, f.natsPort, "nats-port")
-		if err != nil {
-			return err
-		}
-		if err := probe.Close(); err != nil {
+		if err := process.CheckPort(host, f.natsPort, "nats-port"); err != nil {
 			return err
 		}
 		if server, err = cluster.StartServer(cluster.ServerOptions{
-			Name: d.Name, Listen: net.JoinHostPort(host, strconv.Itoa(f.natsPort)), Route: net.JoinHostPort(host, "0"),
+			Name: id, Listen: net.JoinHostPort(host, strconv.Itoa(f.natsPort)), Route: net.JoinHostPort(host, "0"),
 			TLS: d.Certs.Server(), Log: d.Log,
 		}); err != nil {
 			return err
@@ -364,13 +352,6 @@ func descriptors(u *upstreamFlags, alone bool) process.Descriptors {
 func adminListener(g *gatewayFlags) (net.Listener, error) {
 	if g.adminListen == "" {
 		return nil, nil
-	}
-	host, _, err := net.SplitHostPort(g.adminListen)
-	if err != nil {
-		return nil, fmt.Errorf("%w: --admin-listen %q: want host:port", config.ErrValue, g.adminListen)
-	}
-	if !process.Loopback(host) && !g.insecure {
-		return nil, fmt.Errorf("%w: --admin-listen %s is reachable from other machines and needs no key: add --insecure if only operators reach it", config.ErrValue, g.adminListen)
 	}
 	l, err := net.Listen("tcp", g.adminListen)
 	if err != nil {

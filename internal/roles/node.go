@@ -50,6 +50,7 @@ var ports = map[string][4]int{ // gossip, rpc, kv, http
 
 func newNodeCommand(role string, out io.Writer) *nodeCommand {
 	f := &nodeCommand{Set: table().Find(role).Flags(out), role: role}
+	f.First("tls-dir", "join", "host", "model", "max-model-len", "device")
 	f.m.Register(f.Set)
 	f.n.register(f.Set, ports[role][1], ports[role][2], ports[role][3])
 	f.c.register(f.Set, &f.p.Options, ports[role][0])
@@ -63,6 +64,7 @@ type node struct {
 	*process.Process
 	eng    *engine.Engine
 	meters NodeMetrics
+	id     string // in the cluster
 	role   string
 	dialed rpc.Counters // of the connections that this node dials
 	tr     *trace.Tracer
@@ -81,6 +83,11 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	if err != nil {
 		return nil, err
 	}
+	progress := o.Progress
+	o.Progress = func(done, total int64) {
+		progress(done, total)
+		d.Loading(fmt.Sprintf("loading weights: %s of %s", memory.Bytes(done), memory.Bytes(total)))
+	}
 	o.KVFile = on.kvFile
 	o.SharedKV = role != "serve"
 	if role == "prefill" { // which samples no tokens
@@ -91,15 +98,16 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 		return nil, err
 	}
 	d.OnEnd(func() { d.Report("model", l.Close()) })
-	if m.ServedName != "" {
-		l.Bundle.ModelName = m.ServedName
+	if name := m.Names()[0]; name != "" {
+		l.Bundle.ModelName = name
 	}
-	n := &node{Loaded: l, Process: d, role: role}
+	n := &node{Loaded: l, Process: d, id: cluster.NewID(d.Name, time.Now()), role: role}
 	if n.tr, err = tracer(d, environ, p, role); err != nil {
 		return nil, err
 	}
 	n.meters.Set = metrics.New(roles, l.Bundle.ModelName)
 	traceMetrics(n.meters.Set, n.tr)
+	clusterExpiry(d, n.meters.Set)
 	eo := l.Options()
 	if role == "prefill" {
 		eo.StepTime = lengths.StepTime
@@ -108,9 +116,6 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	n.eng, err = engine.New(eo)
 	if err != nil {
 		return nil, err
-	}
-	if err := gateway.CheckBundle(n.bundle()); err != nil {
-		return nil, fmt.Errorf("%w %s: %w", engine.ErrModel, m.Model, err)
 	}
 	d.Work(n.eng.Run)
 	n.meters.Stats = n.eng.Stats
@@ -131,7 +136,7 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 
 func (n *node) hello() *nodepb.Hello {
 	return &nodepb.Hello{
-		NodeId: n.Name, Role: n.role, Build: version, Model: n.Bundle.ModelName,
+		NodeId: n.id, Role: n.role, Build: version, Model: n.Bundle.ModelName,
 		Fingerprint: n.Fingerprint, NumericsClass: n.Class,
 	}
 }
@@ -173,7 +178,7 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	})
 	host := cmp.Or(f.c.advertise, f.n.host) // at which others reach this process
 	self := cluster.Member{
-		ID: n.Name, Role: n.role, Build: version, RPC: process.At(host, rl.Addr()), HTTP: process.At(host, hl.Addr()), Model: n.Bundle.ModelName,
+		ID: n.id, Role: n.role, Build: version, RPC: process.At(host, rl.Addr()), HTTP: process.At(host, hl.Addr()), Model: n.Bundle.ModelName,
 		Fingerprint: n.Fingerprint, Class: n.Class, Protocol: rpc.Protocol, ProtocolMin: rpc.ProtocolMin, Ready: true,
 	}
 	cl, err := joinCluster(n.Process, &f.c, f.n.host, host, self, func(ms []cluster.Member) {
@@ -246,6 +251,12 @@ const (
 // open parses the flags and starts the process, which the caller ends.
 func (f *nodeCommand) open(v *cli.Invocation) (*process.Process, kvtransfer.Transport, error) {
 	v.Set = f.Set
+	var t kvtransfer.Transport
+	v.Check(func() (err error) {
+		t, err = kvTransport(&f.n)
+		return errors.Join(f.p.check(), f.p.checkCluster(f.role), err)
+	})
+	f.m.CheckIn(v, checkModel)
 	if _, err := v.Parse(0); err != nil {
 		return nil, "", err
 	}
@@ -253,8 +264,7 @@ func (f *nodeCommand) open(v *cli.Invocation) (*process.Process, kvtransfer.Tran
 	if err != nil {
 		return nil, "", err
 	}
-	t, err := kvTransport(&f.n)
-	if err == nil {
+	if err = f.portsFree(); err == nil {
 		var limit int
 		if limit, err = process.DescriptorLimit(); err == nil {
 			f.scrapers, err = process.NodeDescriptors.Clients(limit)
@@ -398,25 +408,22 @@ func (n *node) bundle() *nodepb.Bundle {
 // prefills as well, so that no KV is transferred.
 func runServe(v *cli.Invocation) error {
 	f := serveFlags(v.Set)
-	args, err := v.Parse(1)
-	if err != nil {
+	m, g, p := &f.m, &f.g, &f.p
+	v.Check(func() error { return errors.Join(g.check(), p.check()) })
+	m.CheckIn(v, checkModel)
+	if _, err := v.Parse(1); err != nil {
 		return err
 	}
-	m, g, p := f.m, f.g, f.p
-	if len(args) == 1 {
-		m.Model = args[0]
-	}
-	cert, err := g.open()
-	if err != nil {
-		return err
-	}
-	d, err := beginAlone(v, &p, "serve")
+	d, err := begin(v, p, "serve")
 	if err != nil {
 		return err
 	}
 	defer d.End()
+	if err := g.portsFree(); err != nil {
+		return err
+	}
 	var role *decode.Node
-	n, err := startEngine(d, v.Environ, &m, &p, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
+	n, err := startEngine(d, v.Environ, m, p, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
 	if err != nil {
 		return err
 	}
@@ -430,7 +437,10 @@ func runServe(v *cli.Invocation) error {
 	d.Work(func(ctx context.Context) {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
 	})
-	o := g.options(&p, d)
+	o := g.options(p, d)
+	if names := m.Names(); len(names) > 1 {
+		o.ServedModelName, o.Upstreams.Names, _ = servedNames(m.ServedName)
+	}
 	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
 		return err
 	}
@@ -441,7 +451,7 @@ func runServe(v *cli.Invocation) error {
 	RPCMetrics(n.meters.Set, &n.dialed)
 	o.Members = []nodes.Member{{ID: d.Name, Role: "serve", Build: version, RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
 	o.Metrics, o.Tracer = n.meters.Set, n.tr
-	if o.AdminListener, err = adminListener(&g); err != nil {
+	if o.AdminListener, err = adminListener(g); err != nil {
 		return err
 	}
 	gw, err := gateway.New(o)
@@ -449,12 +459,12 @@ func runServe(v *cli.Invocation) error {
 		return err
 	}
 	d.Watch(gw.Ready, n.responsive())
-	followClients(d, o.Metrics, cert)
-	followConfig(d, o.Metrics, v.Set, func() error {
-		again := serveFlags(table().Find("serve").Flags(io.Discard))
-		if err := again.Resolve(v.Arguments, v.Environ); err != nil {
-			return err
-		}
+	followClients(d, o.Metrics, g.cert)
+	again := f // the flags of the last reload
+	followConfig(d, o.Metrics, v.Set, func() (*config.Set, error) {
+		again = serveFlags(table().Find("serve").Flags(io.Discard))
+		return again.Set, again.Resolve(v.Arguments, v.Environ)
+	}, func() error {
 		return gw.SetLimits(again.g.options(&again.p, d).Limits)
 	})
 	d.Log.Info("serving", "addr", gw.Addr(), "model", n.Bundle.ModelName, "version", version)
@@ -462,7 +472,7 @@ func runServe(v *cli.Invocation) error {
 		ctx, cancel := context.WithTimeout(d.Ctx, drainDelay)
 		defer cancel()
 		role.Drain(ctx)
-		alone := g.options(&p, d).Limits
+		alone := g.options(p, d).Limits
 		alone.ResumeTimeout = -1 // there is no other node to wait for
 		d.Report("limits", gw.SetLimits(alone))
 	})

@@ -24,23 +24,24 @@ func runUp(v *cli.Invocation) error {
 	m.Register(v.Set)
 	g.register(v.Set, gateway.DefaultMinRemotePrefillTokens)
 	p.register(v.Set)
+	v.Section("Cluster")
 	nPrefill := v.Int("prefill", 1, "prefill nodes")
 	nDecode := v.Int("decode", 1, "decode nodes")
 	stateDir := v.String("state-dir", "", "folder of the cluster's certificates; default: $XDG_STATE_HOME/tandem or ~/.local/state/tandem")
+	v.First("model", "prefill", "decode", "port", "max-model-len", "api-key")
+	v.Check(func() error {
+		if *nDecode < 1 || *nPrefill < 0 || *nDecode+*nPrefill > 64 {
+			return fmt.Errorf("%w: --prefill %d --decode %d: want at least one decode node and at most 64 nodes", config.ErrValue, *nPrefill, *nDecode)
+		}
+		if last := g.Port + *nPrefill + *nDecode; g.Port == 0 || last > 65535 {
+			return fmt.Errorf("%w: --port %d: the nodes' metrics take the ports up to %d after it; want --port 1 to %d", config.ErrValue, g.Port, last, 65535-*nPrefill-*nDecode)
+		}
+		return nil
+	})
+	// The processes would refuse these, too, each after its start.
+	v.Check(func() error { return errors.Join(g.check(), p.check()) })
+	m.CheckIn(v, checkModel)
 	if _, err := v.Parse(0); err != nil {
-		return err
-	}
-	if *nDecode < 1 || *nPrefill < 0 || *nDecode+*nPrefill > 64 {
-		return fmt.Errorf("%w: --prefill %d --decode %d: want at least one decode node and at most 64 nodes", config.ErrValue, *nPrefill, *nDecode)
-	}
-	if last := g.Port + *nPrefill + *nDecode; g.Port == 0 || last > 65535 {
-		return fmt.Errorf("%w: --port %d: the nodes' metrics take the ports up to %d after it; want --port 1 to %d", config.ErrValue, g.Port, last, 65535-*nPrefill-*nDecode)
-	}
-	// The gateway would refuse them too, but only after all nodes were started.
-	if _, err := clientTLS(&g); err != nil {
-		return err
-	}
-	if err := errors.Join(checkPolicy(&g.Options), checkOrigins(&g.Options)); err != nil {
 		return err
 	}
 	log, _, err := process.Logger(p.LogLevel, p.LogFormat, v.ErrOut)

@@ -3,8 +3,10 @@ package roles
 import (
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -93,6 +95,15 @@ func TestVLLMSpellings(t *testing.T) {
 		"environment, refused": {env: []string{"TANDEM_HF_OVERRIDES=a=b"}, refused: "TANDEM_HF_OVERRIDES=a=b: --hf-overrides"},
 		"file":                 {file: "enable_flashinfer_autotune: true\ncompilation-config: {mode: 3}\nno-enable-tower-connector-lora: true\ncudagraph-capture-sizes: [1, 2]\n", warnings: "--enable-flashinfer-autotune|--compilation-config|--no-enable-tower-connector-lora|--cudagraph-capture-sizes"},
 		"file, refused":        {file: "port: 1\nhf-overrides: {a: 1}\n", refused: ":2: --hf-overrides"},
+		"no value":             {args: []string{"--port", "--host", "127.0.0.1"}, refused: "--port needs a value"},
+		"no value at the end":  {args: []string{"-tp"}, refused: "--tensor-parallel-size needs a value"},
+		"three dashes":         {args: []string{"---port=3"}, refused: "unknown flag ---port (did you mean --port?)"},
+		"several names":        {args: []string{"--model", "m", "--served-model-name", "a", "b", "--middleware", "[]"}, warnings: "--middleware"},
+		"true behind a switch": {args: []string{"--enable-prefix-caching", "True", "--enable-lora", "false"}, warnings: "--enable-prefix-caching"},
+		"own path":             {args: []string{"-sc.method", "ngram", "--speculative_config.num_speculative_tokens", "3"}},
+		"removed":              {args: []string{"--rope-theta", "1e6"}, refused: "newer vLLM has removed it; edit config.json"},
+		"removed, no effect":   {args: []string{"--swap-space", "4"}, warnings: "--swap-space has no effect: newer vLLM has removed it"},
+		"all at once":          {args: []string{"--uds", "x", "--port", "y"}, file: "hf-overrides: 1\n", refused: "is not a port"},
 		"nearly one of them":   {args: []string{"--enforce-eagre"}, refused: "did you mean enforce-eager?"},
 		"variable, mistyped":   {env: []string{"TANDEM_MAX_NUM_SEQ=1"}, warnings: "did you mean TANDEM_MAX_NUM_SEQS?"},
 		"variable of no flag":  {env: []string{"TANDEM_SOAK=1", "TANDEM_BINARY=x"}},
@@ -202,4 +213,55 @@ func FuzzResolve(f *testing.F) {
 			t.Errorf("%q: an error of no kind: %v", args, err)
 		}
 	})
+}
+
+// A flag that docs/flags.md calls supported takes every value of vllm serve that the page does not
+// except.
+func TestSupportedNeverRefuses(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "t.jinja"), []byte("{{ messages }}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	samples := map[string][]string{ // with spaces between arguments; a switch needs none
+		"served-model-name": {"a", "a b c"}, "model": {"builtin", "org/name"}, "revision": {"main --model org/name"},
+		"dtype":         {"auto", "float16 --model org/name", "half --model org/name", "bfloat16 --model org/name", "float --model org/name", "float32 --model org/name"},
+		"max-model-len": {"auto", "-1", "2k", "1024"}, "quantization": {"none", "int8", "int4", "fp8 --model org/name", "mxfp4 --model org/name"},
+		"max-logprobs": {"1", "20", "256"}, "chat-template": {filepath.Join(dir, "t.jinja"), "{{messages}}"},
+		"distributed-timeout-seconds": {"600"}, "tensor-parallel-size": {"1", "2"},
+		"block-size": {"1", "8", "16", "32", "64", "128", "256"}, "gpu-memory-utilization": {"0.1", "0.9", "1.0"},
+		"kv-cache-memory-bytes": {"1073741824", "2GiB", "4G", "25.6k"}, "kv-cache-dtype": {"auto", "float32", "bfloat16"},
+		"max-loras": {"4"}, "max-lora-rank": {"1", "8", "320", "512"}, "max-cpu-loras": {"8"}, "lora-modules": {"a=x b=y --enable-lora --model org/name"},
+		"log-level": {"debug", "info", "INFO", "warning", "error"}, "otlp-traces-endpoint": {"http://127.0.0.1:4318", "https://collector:4318/v1/traces"},
+		"max-num-batched-tokens": {"1", "512", "8k", "131072"}, "max-num-seqs": {"1", "256", "1024"}, "max-num-queued-reqs": {"10"},
+		"shutdown-timeout": {"0", "30"}, "config": {writeFile(t, "port: 1\n")},
+		"speculative-config": {`{"method":"ngram","num_speculative_tokens":5}`, `{"method":"draft_model","model":"builtin","num_speculative_tokens":3}`},
+		"port":               {"0", "8000"}, "api-key": {"k", "k l"}, "max-log-len": {"0", "100"}, "host": {"127.0.0.1", "localhost", "0.0.0.0 --insecure"},
+		"allowed-origins": {`["https://a.example"]`, `["*"] --api-key k`},
+	}
+	t.Setenv("HF_HUB_CACHE", dir)
+	for _, g := range config.VLLM {
+		for _, f := range g.Flags {
+			values := samples[f.Name]
+			switch {
+			case f.Class != config.Supported:
+				continue
+			case f.Switch():
+				values = []string{"", "true", "false"}
+			case strings.HasPrefix(f.Name, "ssl-"):
+				continue // TestClientCertificates of internal/tlsconf
+			case values == nil:
+				t.Errorf("--%s is called supported, and no value of it is tried", f.Name)
+			}
+			for _, v := range values {
+				args := append([]string{"serve", "--dry-run", "--" + f.Name}, strings.Fields(v)...)
+				if !strings.Contains(v, "--model") && f.Name != "model" {
+					args = slices.Insert(args, 1, "builtin")
+				}
+				var errOut bytes.Buffer
+				if status := table().Main("test", args, os.Environ(), io.Discard, &errOut); status != 0 {
+					t.Errorf("%q: status %d\n%s", args, status, &errOut)
+				}
+			}
+		}
+	}
 }

@@ -3,7 +3,9 @@ package rpc
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 
@@ -76,7 +78,11 @@ func serveConn(ctx context.Context, raw net.Conn, o Options, h Handler, warned *
 		}
 		err = c.Err()
 	}
-	if ctx.Err() == nil {
+	switch {
+	case ctx.Err() != nil:
+	case errors.Is(err, io.EOF): // nothing was asked for, as of a check that the port is open
+		o.Log.Debug("a connection ended before its handshake", "address", raw.RemoteAddr().String(), "error", err)
+	default:
 		o.Counters.Refused.Add(1)
 		o.Log.Warn("refused a node", "address", raw.RemoteAddr().String(), "error", err)
 	}

@@ -19,33 +19,8 @@ import "net"
 // Wrap returns a connection for a protocol above nc, such as TLS. Its reads and writes are this
 // package's if nc is a plain socket; otherwise Wrap returns nc.
 func Wrap(nc net.Conn) net.Conn {
-	raw := NewConn(nc)
-	if raw == nil {
-		return nc
+	if c := NewConn(nc); c != nil {
+		return c
 	}
-	return &wrapped{nc, raw}
-}
-
-type wrapped struct {
-	net.Conn
-	raw *Conn
-}
-
-// Read implements net.Conn.
-func (w *wrapped) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	return w.raw.Read(p)
-}
-
-// Write implements net.Conn. Only the bytes that the socket does not take at once are written by
-// the net package, which waits.
-func (w *wrapped) Write(p []byte) (int, error) {
-	n, err := w.raw.WriteNow(p)
-	if err != nil || n == len(p) {
-		return n, err
-	}
-	rest, err := w.Conn.Write(p[n:])
-	return n + rest, err
+	return nc
 }

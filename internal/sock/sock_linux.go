@@ -11,6 +11,7 @@ import (
 // Conn reads and writes a socket that the net package has opened and will close. One goroutine may
 // read it and one may write it at a time.
 type Conn struct {
+	net.Conn
 	in, out   direction
 	writeRead func(fd uintptr) bool // of WriteThenRead
 	writing   bool                  // WriteThenRead has not written yet
@@ -38,7 +39,7 @@ func NewConn(nc net.Conn) *Conn {
 	if err != nil {
 		return nil
 	}
-	c := new(Conn)
+	c := &Conn{Conn: nc}
 	c.in.rc, c.out.rc = rc, rc
 	c.in.f = func(fd uintptr) bool {
 		w := &c.in
@@ -112,8 +113,11 @@ func (c *Conn) read() (int, error) {
 	return c.in.readResult(err)
 }
 
-// Read reads as net.Conn does. p must not be empty.
+// Read implements net.Conn.
 func (c *Conn) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
 	c.in.p = p
 	return c.read()
 }
@@ -138,6 +142,17 @@ func (c *Conn) WriteNow(p []byte) (int, error) {
 	err := w.rc.Write(w.f)
 	w.p = nil
 	return w.writeResult(err)
+}
+
+// Write implements net.Conn. Only the bytes that the socket does not take at once are written by
+// the net package, which waits.
+func (c *Conn) Write(p []byte) (int, error) {
+	n, err := c.WriteNow(p)
+	if err != nil || n == len(p) {
+		return n, err
+	}
+	rest, err := c.Conn.Write(p[n:])
+	return n + rest, err
 }
 
 // WriteThenRead writes p and q, neither of which is empty, as WriteNow does. If all of it was sent,

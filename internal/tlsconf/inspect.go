@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/regular"
@@ -14,7 +15,8 @@ import (
 // Held is a certificate in a folder of a cluster, for people who look after them.
 type Held struct {
 	Folder              string
-	Identity            // without a role: NoRole
+	Identity                     // without a role: NoRole
+	Hosts               []string // names and addresses for clients other than nodes
 	Authority           bool
 	NotBefore, NotAfter time.Time
 	Exposed             bool  // other users can read the key or the secret
@@ -61,6 +63,10 @@ func holds(dir string) Held {
 		return h
 	}
 	h.NotBefore, h.NotAfter = c.NotBefore, c.NotAfter
+	h.Hosts = slices.DeleteFunc(slices.Clone(c.DNSNames), func(name string) bool { return name == NodeDNSName })
+	for _, ip := range c.IPAddresses {
+		h.Hosts = append(h.Hosts, ip.String())
+	}
 	if h.Identity, h.Err = IdentityOf(c); h.Err != nil {
 		return h
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
+	"time"
 
 	"github.com/tandem-serving/tandem/internal/regular"
 )
@@ -22,6 +23,7 @@ type ClientFiles struct {
 type Listener struct {
 	files ClientFiles
 	now   atomic.Pointer[tls.Config]
+	until atomic.Pointer[time.Time]
 }
 
 // ClientFacing returns a Listener with the content of the files.
@@ -45,6 +47,9 @@ func (l *Listener) Files() []string {
 // WarnExposed logs a warning if every user can read the private key.
 func (l *Listener) WarnExposed(log *slog.Logger) { regular.WarnExposed(log, l.files.Key) }
 
+// Expiry returns when the first certificate of the chain that clients get expires.
+func (l *Listener) Expiry() time.Time { return *l.until.Load() }
+
 // Reload reads the files again and uses them for further handshakes. It changes nothing if
 // they do not match each other. Any goroutine may call it.
 func (l *Listener) Reload() error {
@@ -52,6 +57,15 @@ func (l *Listener) Reload() error {
 	if err != nil {
 		return fmt.Errorf("%w: %s with %s: %w", ErrMaterial, l.files.Cert, l.files.Key, err)
 	}
+	var chain []*x509.Certificate
+	for _, der := range cert.Certificate {
+		link, err := x509.ParseCertificate(der)
+		if err != nil {
+			return fmt.Errorf("%w: %s: %w", ErrMaterial, l.files.Cert, err)
+		}
+		chain = append(chain, link)
+	}
+	until := expiry(chain)
 	c := &tls.Config{
 		MinVersion:   tls.VersionTLS12, // for all clients in use
 		Certificates: []tls.Certificate{cert},
@@ -64,6 +78,7 @@ func (l *Listener) Reload() error {
 		c.SessionTicketsDisabled = true // so that a changed authority applies at once
 	}
 	l.now.Store(c)
+	l.until.Store(&until)
 	return nil
 }
 

@@ -76,6 +76,7 @@ type material struct {
 	roots  *x509.CertPool
 	gossip []byte // [GossipKeyBytes]
 	id     Identity
+	until  time.Time // when the first certificate of the chain expires
 }
 
 // Load reads a node's folder and follows its changes until Close.
@@ -110,6 +111,10 @@ func (m *Material) Close() error {
 // Identity returns the role and name in the node's own certificate, as it was read last.
 func (m *Material) Identity() Identity { return m.now.Load().id }
 
+// Expiry returns when this node's certificate or its authority's expires, whichever is first, as
+// they were read last.
+func (m *Material) Expiry() time.Time { return m.now.Load().until }
+
 // warnNoRole logs that this node's certificate has no role, because no peer logs it for a node
 // that only accepts connections.
 func (m *Material) warnNoRole(cur *material) {
@@ -126,16 +131,13 @@ func (m *Material) GossipKey() []byte {
 	return append([]byte(nil), m.now.Load().gossip...)
 }
 
-// Server returns the configuration of a listener for nodes.
-func (m *Material) Server() *tls.Config { return m.mutual() }
-
 // Client returns the configuration for dialling nodes.
-func (m *Material) Client() *tls.Config { return m.mutual() }
+func (m *Material) Client() *tls.Config { return m.Server() }
 
-// mutual returns the configuration of both directions. Each side requests the other's
+// Server returns the configuration of a listener for nodes. Each side requests the other's
 // certificate. VerifyConnection, which TLS calls in every handshake, replaces the standard
 // verification, which would keep using the first authority.
-func (m *Material) mutual() *tls.Config {
+func (m *Material) Server() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		ServerName: NodeDNSName,
@@ -145,16 +147,20 @@ func (m *Material) mutual() *tls.Config {
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return &m.now.Load().cert, nil
 		},
-		ClientAuth:             tls.RequireAnyClientCert,
-		InsecureSkipVerify:     true, // VerifyConnection verifies
-		VerifyConnection:       func(s tls.ConnectionState) error { return m.now.Load().verify(s) },
+		ClientAuth:         tls.RequireAnyClientCert,
+		InsecureSkipVerify: true, // VerifyConnection verifies
+		VerifyConnection: func(s tls.ConnectionState) error {
+			_, err := m.now.Load().verify(s)
+			return err
+		},
 		SessionTicketsDisabled: true, // so that a renewed authority applies at once
 	}
 }
 
-func (m *material) verify(s tls.ConnectionState) error {
+// verify checks the peer's certificate and returns its chain up to the authority.
+func (m *material) verify(s tls.ConnectionState) ([]*x509.Certificate, error) {
 	if s.Version < tls.VersionTLS13 || len(s.PeerCertificates) == 0 {
-		return fmt.Errorf("%w: it showed no certificate", ErrStranger)
+		return nil, fmt.Errorf("%w: it showed no certificate", ErrStranger)
 	}
 	o := x509.VerifyOptions{
 		Roots:         m.roots,
@@ -166,13 +172,14 @@ func (m *material) verify(s tls.ConnectionState) error {
 		o.Intermediates.AddCert(c)
 	}
 	leaf := s.PeerCertificates[0]
-	if _, err := leaf.Verify(o); err != nil {
-		return fmt.Errorf("%w: certificate of %q: %w", ErrStranger, leaf.Subject.CommonName, err)
+	chains, err := leaf.Verify(o)
+	if err == nil {
+		_, err = IdentityOf(leaf)
 	}
-	if _, err := IdentityOf(leaf); err != nil {
-		return fmt.Errorf("%w: certificate of %q: %w", ErrStranger, leaf.Subject.CommonName, err)
+	if err != nil {
+		return nil, fmt.Errorf("%w: certificate of %q: %w", ErrStranger, leaf.Subject.CommonName, err)
 	}
-	return nil
+	return chains[0], nil
 }
 
 // MaxFile bounds a file of certificates or keys, in bytes.
@@ -209,9 +216,11 @@ func parse(dir string, files [4][]byte) (*material, error) {
 		}
 		self.PeerCertificates = append(self.PeerCertificates, c)
 	}
-	if err := m.verify(self); err != nil {
+	chain, err := m.verify(self)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %s would be refused by its peers: %w", ErrMaterial, filepath.Join(dir, NodeCertFile), err)
 	}
+	m.until = expiry(chain)
 	if m.id, err = IdentityOf(self.PeerCertificates[0]); err != nil {
 		return nil, fmt.Errorf("%w: %s: %w", ErrMaterial, filepath.Join(dir, NodeCertFile), err)
 	}

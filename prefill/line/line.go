@@ -85,7 +85,6 @@ type Line struct {
 	asked    []*job // jobs that do not wait, in order of asking
 	byID     map[ID]*job
 	arrivals uint64
-	aside    int
 }
 
 // New returns an empty line. The jobs that have asked for their grants lack at most runAhead
@@ -133,7 +132,7 @@ func (l *Line) Next(now time.Duration) (ID, bool) {
 	total, most, shorter := j.left, j.left, j.left
 	for _, a := range l.asked {
 		if a.aside && now >= a.until {
-			l.stepBack(a)
+			a.stepBack()
 		}
 		if a.aside {
 			continue
@@ -162,15 +161,11 @@ func (l *Line) StepAside(id ID, now time.Duration) bool {
 		return false
 	}
 	j.aside, j.until = true, now+MaxAside
-	l.aside++
 	return true
 }
 
 // stepBack ends that. The job's tokens count again, and no new job is put before it.
-func (l *Line) stepBack(j *job) {
-	j.aside, j.returned, j.allowance = false, true, 0
-	l.aside--
-}
+func (j *job) stepBack() { j.aside, j.returned, j.allowance = false, true, 0 }
 
 // Grant records that a job has its grant. The job passes those before it that are aside.
 func (l *Line) Grant(id ID) {
@@ -178,15 +173,11 @@ func (l *Line) Grant(id ID) {
 	if j == nil || j.state != asking {
 		return
 	}
-	if j.aside {
-		j.aside = false
-		l.aside--
-	}
-	j.state = granted
+	j.aside, j.state = false, granted
 	for _, a := range l.asked {
 		if a.aside && a.arrival < j.arrival {
 			if a.passed++; a.passed >= MaxPassed {
-				l.stepBack(a)
+				a.stepBack()
 			}
 		}
 	}
@@ -227,9 +218,6 @@ func (l *Line) Remove(id ID) {
 		return
 	}
 	delete(l.byID, id)
-	if j.aside {
-		l.aside--
-	}
 	l.order = slices.DeleteFunc(l.order, func(o *job) bool { return o == j })
 	if j.state != waiting {
 		l.asked = slices.DeleteFunc(l.asked, func(o *job) bool { return o == j })
@@ -282,7 +270,14 @@ func (l *Line) Asking() (n int) {
 }
 
 // Aside returns how many jobs are aside.
-func (l *Line) Aside() int { return l.aside }
+func (l *Line) Aside() (n int) {
+	for _, j := range l.asked {
+		if j.aside {
+			n++
+		}
+	}
+	return n
+}
 
 // Len returns how many jobs are in the line.
 func (l *Line) Len() int { return len(l.order) }
@@ -290,11 +285,8 @@ func (l *Line) Len() int { return len(l.order) }
 // Check verifies the line: each job is in order once, better priorities first, with an allowance
 // within its bound, and the jobs that have asked are those that do not wait.
 func (l *Line) Check() error {
-	aside, asked := 0, 0
+	asked := 0
 	for i, j := range l.order {
-		if j.aside {
-			aside++
-		}
 		if j.state != waiting {
 			asked++
 		}
@@ -314,9 +306,8 @@ func (l *Line) Check() error {
 			return fmt.Errorf("%w: job %d has asked in state %d", ErrBroken, j.id, j.state)
 		}
 	}
-	if len(l.byID) != len(l.order) || asked != len(l.asked) || aside != l.aside {
-		return fmt.Errorf("%w: %d jobs in the line, %d known; %d have asked, counted %d; %d aside, counted %d",
-			ErrBroken, len(l.order), len(l.byID), asked, len(l.asked), aside, l.aside)
+	if len(l.byID) != len(l.order) || asked != len(l.asked) {
+		return fmt.Errorf("%w: %d jobs in the line, %d known; %d have asked, counted %d", ErrBroken, len(l.order), len(l.byID), asked, len(l.asked))
 	}
 	return nil
 }

@@ -388,8 +388,7 @@ func TestCheckFindsDamage(t *testing.T) {
 		"allowance": func(l *Line) { l.order[1].allowance = -1 },
 		"bound":     func(l *Line) { l.order[1].allowance = Bound(10) + 1 },
 		"left":      func(l *Line) { l.order[1].left = 11 },
-		"aside":     func(l *Line) { l.order[0].aside = true },
-		"counted":   func(l *Line) { l.aside++ },
+		"aside":     func(l *Line) { l.order[1].aside = true },
 		"asked":     func(l *Line) { l.asked = nil },
 		"waiting":   func(l *Line) { l.asked[0] = l.order[1] },
 	} {

@@ -5,6 +5,5 @@ package openai
 func appendCompletionDelta(dst []byte, d *Delta) []byte {
 	dst = AppendString(append(appendInt(dst, `{"index":`, d.Index), `,"text":`...), d.Text)
 	dst = appendLogprobs(dst, d.Logprobs, appendCompletionLogprobs)
-	dst = d.Finish.append(append(dst, ','))
-	return append(d.Prompt.append(appendIDs(dst, `,"token_ids":`, d.Tokens)), '}')
+	return append(d.Prompt.append(d.appendEnd(dst)), '}')
 }

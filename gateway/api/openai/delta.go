@@ -16,6 +16,11 @@ type Delta struct {
 	Usage    *Usage // of the request so far; nil: not requested
 }
 
+// appendEnd appends the reason of the choice's end and the token ids, each after a comma.
+func (d *Delta) appendEnd(dst []byte) []byte {
+	return appendIDs(d.Finish.append(append(dst, ',')), `,"token_ids":`, d.Tokens)
+}
+
 // Usage counts a request's tokens.
 type Usage struct {
 	Prompt     int
@@ -88,12 +93,5 @@ func appendIDs(dst []byte, name string, ids []int32) []byte {
 	if ids == nil {
 		return dst
 	}
-	dst = append(append(dst, name...), '[')
-	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendInt(dst, int64(id), 10)
-	}
-	return append(dst, ']')
+	return appendList(append(dst, name...), ids, appendNumber)
 }

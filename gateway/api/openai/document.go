@@ -3,6 +3,7 @@ package openai
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -131,21 +132,17 @@ func body(on Endpoint) schema {
 	for name, f := range rows[on] {
 		properties[name] = f.describe()
 	}
-	s := schema{"type": "object", "properties": properties}
-	one := func(name string) schema {
-		return schema{"required": []string{name}, "properties": schema{name: rows[on][name].value.schema}}
+	var prompts []schema
+	for _, name := range []string{"prompt", "messages", "tokens"} {
+		if f := rows[on][name]; f != nil {
+			prompts = append(prompts, schema{"required": []string{name}, "properties": schema{name: f.value.schema}})
+		}
 	}
-	switch on {
-	case Chat:
-		s["allOf"] = []schema{one("messages")}
-	case Completions:
-		s["allOf"] = []schema{one("prompt")}
-	case Tokenize:
-		s["oneOf"] = []schema{one("prompt"), one("messages")}
-	case Detokenize:
-		s["allOf"] = []schema{one("tokens")}
+	which := "allOf"
+	if len(prompts) > 1 {
+		which = "oneOf"
 	}
-	return s
+	return schema{"type": "object", "properties": properties, which: prompts}
 }
 
 func (f *field) describe() schema {
@@ -164,9 +161,7 @@ func (f *field) describe() schema {
 		}
 	}
 	described := schema{"description": word}
-	for k, v := range s {
-		described[k] = v
-	}
+	maps.Copy(described, s)
 	return described
 }
 

@@ -7,8 +7,8 @@ import "strconv"
 // and allocate nothing else.
 type Encoder struct {
 	surface surface
-	head    string // the beginning of an object, up to the elements of choices
-	event   string // the beginning of an event, up to the elements of choices
+	head    string // the beginning of an object, up to the list of choices
+	event   string // the beginning of an event, up to the list of choices
 }
 
 // surface is the form of an answer. It is an enum, not an interface, so that a token needs no
@@ -29,7 +29,7 @@ func NewEncoder(on Endpoint, id string, created int64, model, fingerprint string
 		b = strconv.AppendInt(b, created, 10)
 		b = AppendString(append(b, `,"model":`...), model)
 		b = AppendString(append(b, `,"system_fingerprint":`...), fingerprint)
-		return append(b, `,"choices":[`...)
+		return append(b, `,"choices":`...)
 	}
 	if on == Chat {
 		return &Encoder{chatSurface, string(object("chat.completion")), "data: " + string(object("chat.completion.chunk"))}
@@ -39,24 +39,28 @@ func NewEncoder(on Endpoint, id string, created int64, model, fingerprint string
 
 // NewTokensEncoder is NewEncoder for TokensPath.
 func NewTokensEncoder(id string) *Encoder {
-	head := string(append(AppendString([]byte(`{"request_id":`), id), `,"choices":[`...))
+	head := string(append(AppendString([]byte(`{"request_id":`), id), `,"choices":`...))
 	return &Encoder{tokensSurface, head, "data: " + head}
 }
 
 // AppendDelta appends the events of a delta.
 func (e *Encoder) AppendDelta(dst []byte, d *Delta) []byte {
+	if e.surface == chatSurface && d.Begin {
+		dst = endEvent(appendChatRole(append(dst, e.event...), d), d.Usage)
+	}
+	dst = e.appendChoice(append(append(dst, e.event...), '['), d, false)
+	return endEvent(append(dst, ']'), d.Usage)
+}
+
+// appendChoice appends a whole choice, or what is new of it.
+func (e *Encoder) appendChoice(dst []byte, d *Delta, whole bool) []byte {
 	switch e.surface {
 	case chatSurface:
-		if d.Begin {
-			dst = endEvent(appendChatRole(append(dst, e.event...), d), d.Usage)
-		}
-		dst = appendChatDelta(append(dst, e.event...), d)
+		return appendChat(dst, d, whole)
 	case tokensSurface:
-		dst = appendTokensDelta(append(dst, e.event...), d)
-	default:
-		dst = appendCompletionDelta(append(dst, e.event...), d)
+		return appendTokensDelta(dst, d)
 	}
-	return endEvent(append(dst, ']'), d.Usage)
+	return appendCompletionDelta(dst, d)
 }
 
 // done is the last event of a stream that ended well.
@@ -66,7 +70,7 @@ const done = "data: [DONE]\n\n"
 // not requested.
 func (e *Encoder) AppendEnd(dst []byte, usage *Usage) []byte {
 	if usage != nil {
-		dst = endEvent(append(append(dst, e.event...), ']'), usage)
+		dst = endEvent(append(append(dst, e.event...), "[]"...), usage)
 	}
 	return append(dst, done...)
 }
@@ -80,30 +84,13 @@ func endEvent(dst []byte, u *Usage) []byte {
 
 // AppendWhole appends a whole answer, of one Delta for each choice.
 func (e *Encoder) AppendWhole(dst []byte, choices []Delta, u Usage) []byte {
-	dst = append(dst, e.head...)
-	for i := range choices {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		switch c := &choices[i]; e.surface {
-		case chatSurface:
-			dst = appendChatChoice(dst, c)
-		case tokensSurface:
-			dst = appendTokensDelta(dst, c)
-		default:
-			dst = appendCompletionDelta(dst, c)
-		}
+	dst = appendList(append(dst, e.head...), choices, func(dst []byte, c *Delta) []byte { return e.appendChoice(dst, c, true) })
+	if e.surface == tokensSurface {
+		dst = appendPromptLogprobs(dst, choices)
 	}
-	switch dst = append(dst, ']'); e.surface {
-	case chatSurface:
-		dst = u.Append(append(dst, `,"usage":`...))
-		if len(choices) > 0 {
-			dst = choices[0].Prompt.append(dst)
-		}
-	case tokensSurface:
-		dst = u.Append(append(appendPromptLogprobs(dst, choices), `,"usage":`...))
-	default:
-		dst = u.Append(append(dst, `,"usage":`...))
+	dst = u.Append(append(dst, `,"usage":`...))
+	if e.surface == chatSurface && len(choices) > 0 {
+		dst = choices[0].Prompt.append(dst)
 	}
 	return append(dst, '}')
 }

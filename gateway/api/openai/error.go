@@ -2,7 +2,6 @@ package openai
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 )
 
@@ -23,6 +22,7 @@ const (
 	TypeNotFound     = "NotFoundError"
 	TypeUnauthorized = "Unauthorized"
 	TypeMethod       = "Method Not Allowed"
+	TypeConflict     = "Conflict"
 	TypeTooLarge     = "Request Entity Too Large"
 	TypeMedia        = "Unsupported Media Type"
 	TypeRateLimit    = "RateLimitError"
@@ -51,19 +51,10 @@ func Unavailable(retryAfter int, format string, args ...any) *Error {
 
 // Append appends the error object.
 func (e *Error) Append(dst []byte) []byte {
-	dst = append(dst, `{"error":{"message":`...)
-	dst = AppendString(dst, e.Message)
-	dst = append(dst, `,"type":`...)
-	dst = AppendString(dst, e.Type)
-	dst = append(dst, `,"param":`...)
-	if e.Param == "" {
-		dst = append(dst, "null"...)
-	} else {
-		dst = AppendString(dst, e.Param)
-	}
-	dst = append(dst, `,"code":`...)
-	dst = strconv.AppendInt(dst, int64(e.Status), 10)
-	return append(dst, "}}"...)
+	dst = AppendString(append(dst, `{"error":{"message":`...), e.Message)
+	dst = AppendString(append(dst, `,"type":`...), e.Type)
+	dst = appendOptional(append(dst, `,"param":`...), e.Param)
+	return append(appendInt(dst, `,"code":`, e.Status), "}}"...)
 }
 
 // AppendEvent appends the error as a server-sent event.

@@ -77,7 +77,7 @@ func setBias(r *Request, v []byte) error {
 		return errKind(`an object like {"42": -1}`, v)
 	}
 	byToken := map[int32]float32{}
-	for s := jsonscan.NewScanner(v); s.Next(); {
+	for s := jsonscan.Object(v); s.Next(); {
 		e, _ := s.Value(jsonscan.Bounds{})
 		name := jsonscan.Text(s.Name())
 		id, err := strconv.ParseUint(name, 10, 31)
@@ -106,7 +106,7 @@ func setStreamOptions(r *Request, v []byte) error {
 		return errKind("an object", v)
 	}
 	r.hasOptions = true
-	for s := jsonscan.NewScanner(v); s.Next(); {
+	for s := jsonscan.Object(v); s.Next(); {
 		e, _ := s.Value(jsonscan.Bounds{})
 		name := "stream_options." + shortName(s.Name())
 		var at *bool
@@ -256,7 +256,7 @@ type message struct{ role, content, reasoning, reasoningContent []byte }
 
 // readMessage reads a checked object. Of equal names the last one counts.
 func readMessage(object []byte) (m message, err error) {
-	s := jsonscan.NewScanner(object)
+	s := jsonscan.Object(object)
 	for s.Next() {
 		name := s.Name()
 		v, _ := s.Value(jsonscan.Bounds{})
@@ -328,7 +328,7 @@ func rewrite(messages []byte, join bool) []byte {
 		m, _ := readMessage(e)
 		dst = append(dst, '{')
 		first, content := true, false
-		for s := jsonscan.NewScanner(e); s.Next(); {
+		for s := jsonscan.Object(e); s.Next(); {
 			name := s.Name()
 			v, _ := s.Value(jsonscan.Bounds{})
 			joined := join && m.hasParts() && shortName(name) == "content"
@@ -366,7 +366,7 @@ func partText(part []byte) (text []byte, typ string) {
 	default:
 		return nil, ""
 	}
-	for s := jsonscan.NewScanner(part); s.Next(); {
+	for s := jsonscan.Object(part); s.Next(); {
 		name := s.Name()
 		v, _ := s.Value(jsonscan.Bounds{})
 		switch n := shortName(name); {

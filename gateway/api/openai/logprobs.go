@@ -1,6 +1,9 @@
 package openai
 
-import "strconv"
+import (
+	"slices"
+	"strconv"
+)
 
 // TokenLogprob is a token of an answer with its log-probability in the model's distribution, before
 // temperature, penalties and masks.
@@ -33,66 +36,39 @@ func appendLogprobs(dst []byte, logprobs []TokenLogprob, form func([]byte, []Tok
 }
 
 func appendChatLogprobs(dst []byte, logprobs []TokenLogprob) []byte {
-	dst = append(dst, `{"content":[`...)
-	for i := range logprobs {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = append(appendTokenLogprob(append(dst, '{'), &logprobs[i]), `,"top_logprobs":[`...)
-		for j := range logprobs[i].Top {
-			if j > 0 {
-				dst = append(dst, ',')
-			}
-			dst = append(appendTokenLogprob(append(dst, '{'), &logprobs[i].Top[j]), '}')
-		}
-		dst = append(dst, "]}"...)
-	}
-	return append(dst, "]}"...)
+	dst = appendList(append(dst, `{"content":`...), logprobs, func(dst []byte, p *TokenLogprob) []byte {
+		dst = append(appendTokenLogprob(dst, p), `,"top_logprobs":`...)
+		dst = appendList(dst, p.Top, func(dst []byte, t *TokenLogprob) []byte { return append(appendTokenLogprob(dst, t), '}') })
+		return append(dst, '}')
+	})
+	return append(dst, '}')
 }
 
+// appendTokenLogprob appends an object without its end.
 func appendTokenLogprob(dst []byte, p *TokenLogprob) []byte {
-	dst = AppendString(append(dst, `"token":`...), p.Text)
+	dst = AppendString(append(dst, `{"token":`...), p.Text)
 	dst = appendLogprob(append(dst, `,"logprob":`...), p.Logprob)
-	dst = append(dst, `,"bytes":[`...)
-	for i, b := range p.Bytes {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendInt(dst, int64(b), 10)
-	}
-	return append(dst, ']')
+	return appendList(append(dst, `,"bytes":`...), p.Bytes, appendNumber)
 }
 
 // appendCompletionLogprobs appends the older form: parallel lists, and for each token an object
 // with the most probable tokens and the token itself.
 func appendCompletionLogprobs(dst []byte, logprobs []TokenLogprob) []byte {
-	list := func(name string, one func(p *TokenLogprob)) {
-		dst = append(append(append(dst, '"'), name...), `":[`...)
-		for i := range logprobs {
-			if i > 0 {
-				dst = append(dst, ',')
-			}
-			one(&logprobs[i])
-		}
-		dst = append(dst, ']')
-	}
-	dst = append(dst, '{')
-	list("text_offset", func(p *TokenLogprob) { dst = strconv.AppendInt(dst, int64(p.Offset), 10) })
-	dst = append(dst, ',')
-	list("token_logprobs", func(p *TokenLogprob) {
+	dst = append(dst, `{"text_offset":`...)
+	dst = appendList(dst, logprobs, func(dst []byte, p *TokenLogprob) []byte { return appendInt(dst, "", p.Offset) })
+	dst = append(dst, `,"token_logprobs":`...)
+	dst = appendList(dst, logprobs, func(dst []byte, p *TokenLogprob) []byte {
 		if p.First {
-			dst = append(dst, "null"...)
-			return
+			return append(dst, "null"...)
 		}
-		dst = appendLogprob(dst, p.Logprob)
+		return appendLogprob(dst, p.Logprob)
 	})
-	dst = append(dst, ',')
-	list("tokens", func(p *TokenLogprob) { dst = AppendString(dst, p.Text) })
-	dst = append(dst, ',')
-	list("top_logprobs", func(p *TokenLogprob) {
+	dst = append(dst, `,"tokens":`...)
+	dst = appendList(dst, logprobs, func(dst []byte, p *TokenLogprob) []byte { return AppendString(dst, p.Text) })
+	dst = append(dst, `,"top_logprobs":`...)
+	dst = appendList(dst, logprobs, func(dst []byte, p *TokenLogprob) []byte {
 		if p.First {
-			dst = append(dst, "null"...)
-			return
+			return append(dst, "null"...)
 		}
 		dst = appendLogprob(append(AppendString(append(dst, '{'), p.Text), ':'), p.Logprob)
 		for j := range p.Top {
@@ -100,19 +76,14 @@ func appendCompletionLogprobs(dst []byte, logprobs []TokenLogprob) []byte {
 				dst = appendLogprob(append(AppendString(append(dst, ','), t.Text), ':'), t.Logprob)
 			}
 		}
-		dst = append(dst, '}')
+		return append(dst, '}')
 	})
 	return append(dst, '}')
 }
 
 // seen reports whether an object already has the key, because tokens may have the same text.
 func seen(before []TokenLogprob, text string) bool {
-	for i := range before {
-		if before[i].Text == text {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(before, func(p TokenLogprob) bool { return p.Text == text })
 }
 
 // PromptLogprobs has the log-probabilities of the n tokens of a prompt after the first.

@@ -14,6 +14,7 @@ package openai
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"slices"
 	"unicode/utf8"
@@ -238,15 +239,15 @@ func scan(body []byte, f func(*jsonscan.Scanner) *Error) *Error {
 	if !utf8.Valid(body) {
 		return BadRequest("", "the body is not valid UTF-8")
 	}
-	s := jsonscan.NewScanner(body)
-	if s == nil || body[jsonscan.Space(body, 0)] != '{' {
+	s := jsonscan.Object(body)
+	if s.Err() != nil {
 		if _, err := jsonscan.Valid(body, jsonscan.Bounds{}); err != nil {
 			return notJSON(err)
 		}
-		return BadRequest("", "the body must be a JSON object, not %s", kind(body[jsonscan.Space(body, 0)]))
+		return BadRequest("", "the body must be a JSON object, not %s", cmp.Or(kinds[body[jsonscan.Space(body, 0)]], "number"))
 	}
 	for s.Next() {
-		if fault := f(s); fault != nil {
+		if fault := f(&s); fault != nil {
 			return fault
 		}
 	}

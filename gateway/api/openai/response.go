@@ -18,17 +18,29 @@ func (m Model) Append(dst []byte) []byte {
 	dst = AppendString(append(dst, `{"id":`...), m.ID)
 	dst = strconv.AppendInt(append(dst, `,"object":"model","created":`...), m.Created, 10)
 	dst = AppendString(append(dst, `,"owned_by":"tandem","root":`...), m.ID)
-	if dst = append(dst, `,"parent":`...); m.Parent != "" {
-		dst = AppendString(dst, m.Parent)
-	} else {
-		dst = append(dst, "null"...)
-	}
+	dst = appendOptional(append(dst, `,"parent":`...), m.Parent)
 	dst = appendInt(dst, `,"max_model_len":`, m.MaxModelLen)
 	return append(dst, '}')
 }
 
 func appendInt(dst []byte, before string, n int) []byte {
 	return strconv.AppendInt(append(dst, before...), int64(n), 10)
+}
+
+// appendList appends a list, of which one appends each element.
+func appendList[T any](dst []byte, list []T, one func([]byte, *T) []byte) []byte {
+	dst = append(dst, '[')
+	for i := range list {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = one(dst, &list[i])
+	}
+	return append(dst, ']')
+}
+
+func appendNumber[T byte | int32](dst []byte, n *T) []byte {
+	return strconv.AppendInt(dst, int64(*n), 10)
 }
 
 const hex = "0123456789abcdef"
@@ -80,25 +92,23 @@ func AppendString[T string | []byte](dst []byte, s T) []byte {
 	return append(append(dst, s[start:]...), '"')
 }
 
+// appendOptional appends s as a JSON string, or null if it is empty.
+func appendOptional(dst []byte, s string) []byte {
+	if s == "" {
+		return append(dst, "null"...)
+	}
+	return AppendString(dst, s)
+}
+
 // AppendTokenized appends the answer of /tokenize. strs has the tokens' texts; nil: not requested.
 func AppendTokenized(dst []byte, tokens []int32, strs []string, maxModelLen int) []byte {
 	dst = appendInt(dst, `{"count":`, len(tokens))
 	dst = appendInt(dst, `,"max_model_len":`, maxModelLen)
-	if tokens == nil {
-		tokens = []int32{}
-	}
-	dst = append(appendIDs(dst, `,"tokens":`, tokens), `,"token_strs":`...)
+	dst = append(appendList(append(dst, `,"tokens":`...), tokens, appendNumber), `,"token_strs":`...)
 	if strs == nil {
 		return append(dst, "null}"...)
 	}
-	dst = append(dst, '[')
-	for i, s := range strs {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = AppendString(dst, s)
-	}
-	return append(dst, "]}"...)
+	return append(appendList(dst, strs, func(dst []byte, s *string) []byte { return AppendString(dst, *s) }), '}')
 }
 
 // AppendDetokenized appends the answer of /detokenize.

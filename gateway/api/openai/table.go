@@ -159,7 +159,7 @@ func (f *field) take(r *Request, v []byte) *Error {
 	if fault := f.read(r, v); fault != nil {
 		return fault
 	}
-	if f.class != Refused || f.idle.is != nil && f.idle.is(short(v)) {
+	if f.class != Refused || f.idle.is(short(v)) {
 		return nil
 	}
 	advice := "leave it out"

@@ -49,7 +49,7 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 		if params[0] != '{' {
 			return nil, BadRequest("sampling_params", "sampling_params: must be an object")
 		}
-		for s := jsonscan.NewScanner(params); s.Next(); {
+		for s := jsonscan.Object(params); s.Next(); {
 			quoted := s.Name()
 			v, _ := s.Value(jsonscan.Bounds{})
 			switch name := shortName(quoted); name {
@@ -78,12 +78,8 @@ func samples(name string) bool {
 // appendTokensDelta appends a choice, or what is new of it, without its text.
 func appendTokensDelta(dst []byte, d *Delta) []byte {
 	dst = appendLogprobs(appendInt(dst, `{"index":`, d.Index), d.Logprobs, appendChatLogprobs)
-	ids := d.Tokens
-	if ids == nil {
-		ids = []int32{}
-	}
-	dst = d.Finish.append(append(dst, ','))
-	return append(appendIDs(dst, `,"token_ids":`, ids), '}')
+	dst = append(d.Finish.append(append(dst, ',')), `,"token_ids":`...)
+	return append(appendList(dst, d.Tokens, appendNumber), '}')
 }
 
 // appendPromptLogprobs appends the prompt's log-probabilities, or null if there are none.

@@ -2,10 +2,12 @@ package openai
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -84,24 +86,8 @@ func short(v []byte) []byte {
 
 func isDigit(c byte) bool { return c == '-' || '0' <= c && c <= '9' }
 
-// kind returns the type of the value that begins with c.
-func kind(c byte) string {
-	switch c {
-	case '{':
-		return "object"
-	case '[':
-		return "array"
-	case '"':
-		return "string"
-	case 't':
-		return "true"
-	case 'f':
-		return "false"
-	case 'n':
-		return "null"
-	}
-	return "number"
-}
+// kinds has the types of values by their first characters; all others are numbers.
+var kinds = map[byte]string{'{': "object", '[': "array", '"': "string", 't': "true", 'f': "false", 'n': "null"}
 
 // quote returns the beginning of a value, at most n bytes.
 func quote(v []byte, n int) string {
@@ -110,7 +96,7 @@ func quote(v []byte, n int) string {
 
 // elements calls f with each element of a checked list.
 func elements(list []byte, f func(i int, e []byte) error) error {
-	s := jsonscan.NewScanner(list)
+	s := jsonscan.List(list)
 	for i := 0; s.Next(); i++ {
 		e, _ := s.Value(jsonscan.Bounds{})
 		if err := f(i, e); err != nil {
@@ -138,56 +124,31 @@ func errKind(want string, v []byte) error {
 // schema is a JSON Schema.
 type schema = map[string]any
 
-// neutral is the value of a refused field that asks for nothing.
+// neutral has the values of a refused field that ask for nothing.
 type neutral struct {
-	schema schema // nil: there is none
-	is     func(v []byte) bool
+	schema schema // nil: there are none
+	values []any  // as encoding/json decodes them
 }
 
 var (
 	never       = neutral{}
-	zero        = neutral{schema{"const": 0}, isNumber(0)}
-	one         = neutral{schema{"const": 1}, isNumber(1)}
-	no          = neutral{schema{"const": false}, isWord("false")}
-	yes         = neutral{schema{"const": true}, isWord("true")}
+	zero        = neutral{schema{"const": 0}, []any{0.0}}
+	one         = neutral{schema{"const": 1}, []any{1.0}}
+	no          = neutral{schema{"const": false}, []any{false}}
+	yes         = neutral{schema{"const": true}, []any{true}}
 	emptyText   = oneOf("")
-	emptyObject = neutral{schema{"type": "object", "maxProperties": 0}, func(v []byte) bool { return v[0] == '{' && v[jsonscan.Space(v, 1)] == '}' }}
-	emptyList   = neutral{schema{"type": "array", "maxItems": 0}, func(v []byte) bool { return v[0] == '[' && v[jsonscan.Space(v, 1)] == ']' }}
-	textFormat  = neutral{schema{"const": schema{"type": "text"}}, only('{', `"type"`)}
-	textOnly    = neutral{schema{"const": []string{"text"}}, only('[', "")}
+	emptyObject = neutral{schema{"type": "object", "maxProperties": 0}, []any{schema{}}}
+	emptyList   = neutral{schema{"type": "array", "maxItems": 0}, []any{[]any{}}}
+	textFormat  = neutral{schema{"const": schema{"type": "text"}}, []any{schema{"type": "text"}}}
+	textOnly    = neutral{schema{"const": []any{"text"}}, []any{[]any{"text"}}}
 )
 
-func isNumber(want float64) func([]byte) bool {
-	return func(v []byte) bool {
-		f, err := strconv.ParseFloat(string(v), 64)
-		return err == nil && f == want
-	}
-}
+func oneOf(words ...any) neutral { return neutral{schema{"enum": words}, words} }
 
-func isWord(want string) func([]byte) bool {
-	return func(v []byte) bool { return string(v) == want }
-}
-
-func oneOf(words ...string) neutral {
-	return neutral{schema{"enum": words}, func(v []byte) bool {
-		return v[0] == '"' && slices.Contains(words, jsonscan.Text(v))
-	}}
-}
-
-// only returns whether a list or an object holds nothing but the string "text", as a member of
-// the quoted name.
-func only(open byte, name string) func([]byte) bool {
-	return func(v []byte) bool {
-		if v[0] != open {
-			return false
-		}
-		n, found := 0, false
-		for s := jsonscan.NewScanner(v); s.Next(); n++ {
-			e, _ := s.Value(jsonscan.Bounds{})
-			found = string(s.Name()) == name && e[0] == '"' && jsonscan.Text(e) == "text"
-		}
-		return n == 1 && found
-	}
+// is reports whether v, which is short, is one of the values.
+func (n *neutral) is(v []byte) bool {
+	var x any
+	return json.Unmarshal(v, &x) == nil && slices.ContainsFunc(n.values, func(idle any) bool { return reflect.DeepEqual(x, idle) })
 }
 
 // Values of which only the type matters.
@@ -208,17 +169,25 @@ func typed(name, words, first string) value {
 	}}
 }
 
-// boolean takes true and false; set may be nil, here and below.
-func boolean(set func(*Request, bool)) value {
-	return value{schema: schema{"type": "boolean"}, check: func(r *Request, v []byte) error {
-		if v[0] != 't' && v[0] != 'f' {
-			return errKind("true or false", v)
+// parsed is the value that parse parses and set, which may be nil here and below, stores.
+func parsed[T any](s schema, parse func(v []byte) (T, error), set func(*Request, T)) value {
+	return value{schema: s, check: func(r *Request, v []byte) error {
+		x, err := parse(v)
+		if err == nil && set != nil {
+			set(r, x)
 		}
-		if set != nil {
-			set(r, v[0] == 't')
-		}
-		return nil
+		return err
 	}}
+}
+
+// boolean takes true and false.
+func boolean(set func(*Request, bool)) value {
+	return parsed(schema{"type": "boolean"}, func(v []byte) (bool, error) {
+		if v[0] != 't' && v[0] != 'f' {
+			return false, errKind("true or false", v)
+		}
+		return v[0] == 't', nil
+	}, set)
 }
 
 // whole parses an integer, which may be written as 3 or as 3.0.
@@ -234,21 +203,18 @@ func whole(v []byte) (int64, bool) {
 }
 
 func integer(low, high int64, set func(*Request, int64)) value {
-	return value{schema: schema{"type": "integer", "minimum": low, "maximum": high}, check: func(r *Request, v []byte) error {
+	return parsed(schema{"type": "integer", "minimum": low, "maximum": high}, func(v []byte) (int64, error) {
 		n, ok := whole(v)
 		switch {
 		case !ok:
-			return errKind("an integer", v)
+			return 0, errKind("an integer", v)
 		case n < low:
-			return fmt.Errorf("must be at least %d, not %d", low, n)
+			return 0, fmt.Errorf("must be at least %d, not %d", low, n)
 		case n > high:
-			return fmt.Errorf("must be at most %d, not %d", high, n)
+			return 0, fmt.Errorf("must be at most %d, not %d", high, n)
 		}
-		if set != nil {
-			set(r, n)
-		}
-		return nil
-	}}
+		return n, nil
+	}, set)
 }
 
 // span is a range of numbers, with high included.
@@ -278,15 +244,7 @@ func (s span) schema() schema {
 	return schema{"type": "number", low: s.low, "maximum": s.high}
 }
 
-func number(s span, set func(*Request, float32)) value {
-	return value{schema: s.schema(), check: func(r *Request, v []byte) error {
-		f, err := s.number(v)
-		if err == nil && set != nil {
-			set(r, f)
-		}
-		return err
-	}}
-}
+func number(s span, set func(*Request, float32)) value { return parsed(s.schema(), s.number, set) }
 
 // number parses a number within the span. A number that is too small for a float32 stays above 0.
 func (s span) number(v []byte) (float32, error) {
@@ -304,13 +262,7 @@ func (s span) number(v []byte) (float32, error) {
 
 // text takes strings of low to high characters.
 func text(low, high int, set func(*Request, string)) value {
-	return value{schema: textSchema(low, high), check: func(r *Request, v []byte) error {
-		s, err := readText(v, low, high)
-		if err == nil && set != nil {
-			set(r, s)
-		}
-		return err
-	}}
+	return parsed(textSchema(low, high), func(v []byte) (string, error) { return readText(v, low, high) }, set)
 }
 
 func textSchema(low, high int) schema {
@@ -337,12 +289,11 @@ func readText(v []byte, low, high int) (string, error) {
 
 // texts takes lists of at most high non-empty strings.
 func texts(high int, set func(*Request, []string)) value {
-	return value{schema: listSchema(textSchema(1, MaxStopChars), 0, high), most: jsonscan.Bounds{Elements: high}, check: func(r *Request, v []byte) error {
+	w := parsed(listSchema(textSchema(1, MaxStopChars), 0, high), func(v []byte) (all []string, err error) {
 		if err := isList(v, "a list of strings", false); err != nil {
-			return err
+			return nil, err
 		}
-		var all []string
-		err := elements(v, func(i int, e []byte) error {
+		err = elements(v, func(i int, e []byte) error {
 			s, err := readText(e, 1, MaxStopChars)
 			if err != nil {
 				return fmt.Errorf("[%d] %w", i, err)
@@ -350,9 +301,10 @@ func texts(high int, set func(*Request, []string)) value {
 			all = append(all, s)
 			return nil
 		})
-		set(r, all)
-		return err
-	}}
+		return all, err
+	}, set)
+	w.most.Elements = high
+	return w
 }
 
 var errEmpty = errors.New("must not be empty")
@@ -376,17 +328,14 @@ func tokens(low, high int, set func(*Request, []int32)) value {
 	if high == MaxIDs {
 		shown = 0 // it bounds memory, and is not part of the API
 	}
-	return value{schema: listSchema(tokenSchema, low, shown), most: jsonscan.Bounds{Elements: high}, check: func(r *Request, v []byte) error {
+	w := parsed(listSchema(tokenSchema, low, shown), func(v []byte) ([]int32, error) {
 		if err := isList(v, "a list of token ids", low > 0); err != nil {
-			return err
+			return nil, err
 		}
-		ids, err := tokenIDs(v)
-		if err != nil {
-			return err
-		}
-		set(r, ids)
-		return nil
-	}}
+		return tokenIDs(v)
+	}, set)
+	w.most.Elements = high
+	return w
 }
 
 // tokenIDs parses a list of token ids that was checked as JSON.

@@ -73,87 +73,73 @@ type Failure struct {
 	Lost       bool // the connection ended during the attempt
 }
 
-// Choice is the state of one choice. The zero value has had no attempt. N names a node.
+// Choice is the state of one choice. The zero value has had no attempt. N names a node. Callers do
+// not change the fields.
 type Choice[N comparable] struct {
-	state    State
-	attempt  uint32        // the current one; grows by one with each
+	State    State
+	Attempt  uint32        // number of the current one; events of earlier ones are stale
+	From     int           // tokens when the current attempt began
+	Tried    []N           // nodes that failed since the last token
+	RetryAt  time.Time     // when a Waiting choice looks for a node again; else zero
 	tokens   int           // received
-	from     int           // tokens when the current attempt began
 	failures int           // accepted attempts in a row without a token
-	tried    []N           // nodes that failed since the last token
-	refused  []N           // of tried, those that answered with a refusal
+	refused  []N           // of Tried, those that answered with a refusal
 	lostAt   time.Time     // when the last node was lost; zero: a node runs the choice, or none ever has
-	retryAt  time.Time     // of Waiting; else zero
 	backoff  time.Duration // the last wait, which the next doubles
 }
-
-// State returns what the choice waits for.
-func (c *Choice[N]) State() State { return c.state }
-
-// Attempt returns the number of the current attempt. Events of earlier attempts are stale.
-func (c *Choice[N]) Attempt() uint32 { return c.attempt }
 
 // Started reports whether the choice has tokens, which its client may have seen.
 func (c *Choice[N]) Started() bool { return c.tokens > 0 }
 
 // Fresh reports whether the current attempt has no token yet.
-func (c *Choice[N]) Fresh() bool { return c.tokens == c.from }
-
-// From returns the number of tokens before the current attempt.
-func (c *Choice[N]) From() int { return c.from }
-
-// Tried returns the nodes that have failed since the last token.
-func (c *Choice[N]) Tried() []N { return c.tried }
-
-// RetryAt returns when a Waiting choice looks for a node again; zero in other states.
-func (c *Choice[N]) RetryAt() time.Time { return c.retryAt }
+func (c *Choice[N]) Fresh() bool { return c.tokens == c.From }
 
 // Seek starts the search for a node, also after a pause or a wait.
 func (c *Choice[N]) Seek() {
-	c.state, c.retryAt = Seeking, time.Time{}
+	c.State, c.RetryAt = Seeking, time.Time{}
 }
 
 // Excludes reports whether the next attempt may not use a node.
 func (c *Choice[N]) Excludes(node N) bool {
-	return slices.Contains(c.refused, node) || c.Started() && slices.Contains(c.tried, node)
+	return slices.Contains(c.refused, node) || c.Started() && slices.Contains(c.Tried, node)
 }
 
 // Begin counts an attempt that is about to be sent and returns its number.
 func (c *Choice[N]) Begin() uint32 {
-	c.attempt++
-	c.from = c.tokens
-	return c.attempt
+	c.Attempt++
+	c.From = c.tokens
+	return c.Attempt
 }
 
 // Sent records that the attempt was sent.
-func (c *Choice[N]) Sent() { c.state = Asked }
+func (c *Choice[N]) Sent() { c.State = Asked }
 
 // Accepted records that the node has the attempt. Later events of the attempt imply it.
 func (c *Choice[N]) Accepted() {
-	c.state, c.lostAt, c.backoff = Running, time.Time{}, 0
+	c.State, c.lostAt, c.backoff = Running, time.Time{}, 0
 }
 
 // Token counts a token of a Running attempt.
 func (c *Choice[N]) Token() { c.tokens++ }
 
 // Live reports whether events of the current attempt count.
-func (c *Choice[N]) Live() bool { return c.state == Asked || c.state == Running }
+func (c *Choice[N]) Live() bool { return c.State == Asked || c.State == Running }
 
 // Pause records that the attempt was cancelled because its client does not read.
-func (c *Choice[N]) Pause() { c.state = Paused }
+func (c *Choice[N]) Pause() { c.State = Paused }
 
 // Finish ends the choice with its last token.
-func (c *Choice[N]) Finish() { c.state, c.retryAt = Finished, time.Time{} }
+func (c *Choice[N]) Finish() { c.State, c.RetryAt = Finished, time.Time{} }
 
 // Abandon ends the choice without its last token.
-func (c *Choice[N]) Abandon() { c.state, c.retryAt = GivenUp, time.Time{} }
+func (c *Choice[N]) Abandon() { c.State, c.RetryAt = GivenUp, time.Time{} }
 
 // Failed records that the current attempt failed on a node. The choice is then Seeking or GivenUp.
 func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
-	accepted, progress := c.state == Running, c.tokens > c.from
+	accepted, progress := c.State == Running, c.tokens > c.From
 	c.Seek()
 	if progress {
-		c.tried, c.refused, c.failures = c.tried[:0], c.refused[:0], 0
+		c.Tried, c.refused, c.failures = c.Tried[:0], c.refused[:0], 0
 	}
 	if c.lostAt.IsZero() {
 		c.lostAt = now
@@ -161,7 +147,7 @@ func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
 	if accepted { // meanwhile nodes that refused may have room again
 		c.refused = c.refused[:0]
 	}
-	c.tried = append(c.tried, node)
+	c.Tried = append(c.Tried, node)
 	if f.Refused && !progress && !(accepted && f.HandedOver) {
 		c.refused = append(c.refused, node)
 	}
@@ -193,14 +179,14 @@ func (c *Choice[N]) NoNode(now time.Time, l Limits) Action {
 		c.Abandon()
 		return GiveUp
 	}
-	c.tried, c.refused = c.tried[:0], c.refused[:0] // the nodes may have recovered
+	c.Tried, c.refused = c.Tried[:0], c.refused[:0] // the nodes may have recovered
 	c.backoff = min(max(firstBackoff, 2*c.backoff), maxBackoff)
 	c.Delay(now.Add(c.backoff))
 	return Wait
 }
 
 // Delay makes the choice look for a node at t.
-func (c *Choice[N]) Delay(t time.Time) { c.state, c.retryAt = Waiting, t }
+func (c *Choice[N]) Delay(t time.Time) { c.State, c.RetryAt = Waiting, t }
 
 // errBroken is the cause of Check's errors.
 var errBroken = errors.New("choice: broken state")
@@ -208,13 +194,13 @@ var errBroken = errors.New("choice: broken state")
 // Check verifies the invariants of the state.
 func (c *Choice[N]) Check() error {
 	switch {
-	case c.state > GivenUp,
-		c.retryAt.IsZero() == (c.state == Waiting),
-		c.state == Waiting && !c.Started(),
-		c.state == Running && (!c.lostAt.IsZero() || c.backoff != 0),
-		(c.state == Asked || c.state == Running) && c.attempt == 0,
-		c.from > c.tokens || c.attempt == 0 && c.tokens > 0,
-		c.failures > int(c.attempt) || len(c.refused) > len(c.tried):
+	case c.State > GivenUp,
+		c.RetryAt.IsZero() == (c.State == Waiting),
+		c.State == Waiting && !c.Started(),
+		c.State == Running && (!c.lostAt.IsZero() || c.backoff != 0),
+		(c.State == Asked || c.State == Running) && c.Attempt == 0,
+		c.From > c.tokens || c.Attempt == 0 && c.tokens > 0,
+		c.failures > int(c.Attempt) || len(c.refused) > len(c.Tried):
 		return fmt.Errorf("%w: %+v", errBroken, *c)
 	}
 	return nil

@@ -107,8 +107,8 @@ func compare(t *testing.T, seed uint64, step int, c *Choice[int], n *naive) {
 			t.Fatalf("seed %d, step %d: node %d is excluded: %v, want %v: %+v", seed, step, node, c.Excludes(node), excluded(node), *n)
 		}
 	}
-	if err := c.Check(); err != nil || c.State() != n.state() || c.Attempt() != n.attempt || c.Started() != (n.tokens > 0) || c.Fresh() != (n.tokens == n.from) ||
-		c.From() != n.from || !slices.Equal(c.Tried(), n.tried) || !c.RetryAt().Equal(n.again) || c.failures != n.failures || c.Live() != (n.state() == Asked || n.state() == Running) {
+	if err := c.Check(); err != nil || c.State != n.state() || c.Attempt != n.attempt || c.Started() != (n.tokens > 0) || c.Fresh() != (n.tokens == n.from) ||
+		c.From != n.from || !slices.Equal(c.Tried, n.tried) || !c.RetryAt.Equal(n.again) || c.failures != n.failures || c.Live() != (n.state() == Asked || n.state() == Running) {
 		t.Fatalf("seed %d, step %d: %v\ngot  %+v\nwant %v %+v", seed, step, err, *c, n.state(), *n)
 	}
 }
@@ -129,7 +129,7 @@ func TestRandomEvents(t *testing.T) {
 			}
 			f.Untouched = r.IntN(2) == 0
 			var got, want Action
-			switch s := c.State(); {
+			switch s := c.State; {
 			case s == Finished || s == GivenUp:
 				met[s]++
 				goto next
@@ -171,7 +171,7 @@ func TestRandomEvents(t *testing.T) {
 			if got != want {
 				t.Fatalf("seed %d, step %d: action %v, want %v", seed, step, got, want)
 			}
-			met[c.State()]++
+			met[c.State]++
 			compare(t, seed, step, c, n)
 		}
 	next:
@@ -195,8 +195,8 @@ func TestAttemptsAreBounded(t *testing.T) {
 			t.Fatalf("failure %d: %v, want %v", i, got, want)
 		}
 	}
-	if c.State() != GivenUp {
-		t.Fatal(c.State())
+	if c.State != GivenUp {
+		t.Fatal(c.State)
 	}
 }
 
@@ -216,29 +216,29 @@ func TestWaitsAreBounded(t *testing.T) {
 	}
 	var waits []time.Duration
 	for c.NoNode(now, l) == Wait {
-		waits = append(waits, c.RetryAt().Sub(now))
-		now = c.RetryAt()
+		waits = append(waits, c.RetryAt.Sub(now))
+		now = c.RetryAt
 		c.Seek()
 		if c.Excludes("n") {
 			t.Fatal("a node that was lost is never tried again")
 		}
 	}
-	if want := []time.Duration{50e6, 100e6, 200e6, 400e6, 800e6, 1e9, 1e9}; !slices.Equal(waits, want) || now.Sub(lost) < l.ResumeTimeout || c.State() != GivenUp {
-		t.Errorf("waited %v, want %v; given up after %v, %v", waits, want, now.Sub(lost), c.State())
+	if want := []time.Duration{50e6, 100e6, 200e6, 400e6, 800e6, 1e9, 1e9}; !slices.Equal(waits, want) || now.Sub(lost) < l.ResumeTimeout || c.State != GivenUp {
+		t.Errorf("waited %v, want %v; given up after %v, %v", waits, want, now.Sub(lost), c.State)
 	}
 }
 
 // What Check is there to find.
 func TestCheckSeesFaults(t *testing.T) {
 	for name, c := range map[string]Choice[int]{
-		"state":                      {state: GivenUp + 1},
-		"waits without a time":       {state: Waiting, attempt: 1, tokens: 1},
-		"a time without a wait":      {retryAt: time.Unix(1, 0)},
-		"waits without a token":      {state: Waiting, retryAt: time.Unix(1, 0)},
-		"runs and is lost":           {state: Running, attempt: 1, lostAt: time.Unix(1, 0)},
-		"runs without an attempt":    {state: Running},
+		"state":                      {State: GivenUp + 1},
+		"waits without a time":       {State: Waiting, Attempt: 1, tokens: 1},
+		"a time without a wait":      {RetryAt: time.Unix(1, 0)},
+		"waits without a token":      {State: Waiting, RetryAt: time.Unix(1, 0)},
+		"runs and is lost":           {State: Running, Attempt: 1, lostAt: time.Unix(1, 0)},
+		"runs without an attempt":    {State: Running},
 		"tokens without an attempt":  {tokens: 1},
-		"from beyond":                {attempt: 1, from: 1},
+		"from beyond":                {Attempt: 1, From: 1},
 		"failures without attempts":  {failures: 1},
 		"refused that was not tried": {refused: []int{1}},
 	} {

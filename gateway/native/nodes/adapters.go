@@ -101,15 +101,9 @@ func (f *Fleet) askAll(ctx context.Context, t rpc.Type, m proto.Message) error {
 
 // askAdapter asks one node, and waits for its answer until ctx ends.
 func (n *Node) askAdapter(ctx context.Context, t rpc.Type, m proto.Message) error {
-	reply, err := n.ask(ctx, t, m, "an adapter")
-	if err != nil {
-		return err
+	d, err := ask[*nodepb.AdapterDone](ctx, n, t, m, "an adapter")
+	if err == nil && d.Code != 0 {
+		err = fmt.Errorf("%s: %w", n.Name, &CodeError{d.Code, d.Message})
 	}
-	switch d, ok := reply.(*nodepb.AdapterDone); {
-	case !ok:
-		return fmt.Errorf("%w: %s gave no answer", ErrNode, n.Name)
-	case d.Code != 0:
-		return fmt.Errorf("%s: %w", n.Name, &CodeError{d.Code, d.Message})
-	}
-	return nil
+	return err
 }

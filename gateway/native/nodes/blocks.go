@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -109,12 +110,8 @@ func (b *Blocks) Held(node string, hashes []kvcache.Hash, tokens int, groups []k
 // returns the result to the pool.
 func (b *Blocks) look(hashes []kvcache.Hash, tokens int, groups []kvcache.Group) *[]int32 {
 	held := b.match.Get().(*[]int32)
-	if n := b.index.Slots(); cap(*held) < n {
-		*held = make([]int32, n)
-	} else {
-		*held = (*held)[:n]
-		clear(*held)
-	}
+	*held = slices.Grow((*held)[:0], b.index.Slots())[:b.index.Slots()]
+	clear(*held)
 	b.index.Held(hashes, tokens, groups, *held)
 	return held
 }

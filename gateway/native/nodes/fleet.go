@@ -28,6 +28,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/breaker"
+	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -52,7 +53,8 @@ var errHaste = errors.New("nodes: no time left to connect")
 
 // Member is a node of the fleet, from gossip or configuration.
 type Member struct {
-	ID          string `json:"id"`
+	ID          string `json:"-"`              // see cluster.NewID
+	Name        string `json:"id"`             // for people, see cluster.ShownNames; set by SetMembers
 	Role        string `json:"role"`           // "decode", "prefill", "serve" or "gateway"; all gateways are members, this one included
 	RPC         string `json:"rpc"`            // address; the node's name on the routing ring
 	HTTP        string `json:"http,omitempty"` // address of its metrics
@@ -70,10 +72,8 @@ type Options struct {
 	ProbeInterval time.Duration   // 0: DefaultProbeInterval
 	StallTimeout  time.Duration   // of a node with work that makes no step; 0: none
 	NodeSilence   time.Duration   // of heartbeats; 0: the connection's own bound applies
-	Silent        *metrics.Value  // counts nodes lost by NodeSilence; nil: not counted
-	Stalled       *metrics.Value  // counts nodes lost by StallTimeout; nil: not counted
-	Stale         *metrics.Value  // counts refused tokens; nil: not counted
-	Blocks        *Blocks         // cached by nodes; nil: nothing
+	Meters        *metrics.Set    // of a gateway
+	Blocks        *Blocks         // cached by nodes; nil: none are known
 	Left          func(id string) // called for a member that has left; may not call the Fleet; nil: not called
 	Log           *slog.Logger    // nil: discarded
 }
@@ -88,9 +88,10 @@ type Fleet struct {
 
 	now atomic.Pointer[Snapshot]
 
-	mu      sync.Mutex       // guards the two below
+	mu      sync.Mutex       // guards the three below
 	decode  map[string]*Node // by rpc address
 	prefill map[string]*Node
+	shared  map[string]bool // names that warnOfName has warned of
 
 	linksMu sync.RWMutex
 	links   map[*rpc.Conn]*link
@@ -126,21 +127,10 @@ type Snapshot struct {
 
 // New returns a fleet without members.
 func New(o Options) *Fleet {
-	if o.ProbeInterval == 0 {
-		o.ProbeInterval = DefaultProbeInterval
-	}
-	if o.RPC.BackoffMax == 0 {
-		o.RPC.BackoffMax = o.ProbeInterval
-	}
-	for _, v := range []**metrics.Value{&o.Stale, &o.Silent, &o.Stalled} {
-		if *v == nil {
-			*v = new(metrics.Value)
-		}
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	f := &Fleet{o: o, links: map[*rpc.Conn]*link{}, decode: map[string]*Node{}, prefill: map[string]*Node{}}
+	o.ProbeInterval = cmp.Or(o.ProbeInterval, DefaultProbeInterval)
+	o.RPC.BackoffMax = cmp.Or(o.RPC.BackoffMax, o.ProbeInterval)
+	o.Blocks, o.Log = cmp.Or(o.Blocks, NewBlocks()), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
+	f := &Fleet{o: o, links: map[*rpc.Conn]*link{}, decode: map[string]*Node{}, prefill: map[string]*Node{}, shared: map[string]bool{}}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.pool = rpc.NewPool(o.RPC, f)
 	f.now.Store(&Snapshot{Table: route.New(nil, nil)})
@@ -169,7 +159,9 @@ func (f *Fleet) SetMembers(members []Member) {
 		return
 	}
 	decode, prefill, gateways := map[string]*Node{}, map[string]*Node{}, 0
+	names := shownNames(members)
 	for _, m := range members {
+		m.Name = names[m.ID]
 		switch m.Role {
 		case "decode", "serve":
 			decode[m.RPC] = f.node(f.decode[m.RPC], m)
@@ -188,6 +180,17 @@ func (f *Fleet) SetMembers(members []Member) {
 	f.now.Store(s)
 }
 
+// shownNames returns the names of the members that are nodes, by ID.
+func shownNames(members []Member) map[string]string {
+	ids := make([]string, 0, len(members))
+	for _, m := range members {
+		if m.Role != "gateway" {
+			ids = append(ids, m.ID)
+		}
+	}
+	return cluster.ShownNames(ids)
+}
+
 // leave stops the nodes that are not among the new ones.
 func (f *Fleet) leave(old, now map[string]*Node) {
 	for name, n := range old {
@@ -203,9 +206,7 @@ func (f *Fleet) forget(id string) {
 	if f.o.Left != nil {
 		f.o.Left(id)
 	}
-	if f.o.Blocks != nil {
-		f.o.Blocks.Leave(id)
-	}
+	f.o.Blocks.Leave(id)
 }
 
 // node updates a node or makes it.
@@ -257,6 +258,7 @@ func (n *Node) keep(ctx context.Context) {
 		case <-pause.C:
 		}
 		if l, err := n.connect(ctx); err == nil {
+			n.f.warnOfName(n)
 			if !n.watch(ctx, l) {
 				return
 			}
@@ -266,6 +268,33 @@ func (n *Node) keep(ctx context.Context) {
 			continue
 		}
 		pause.Reset(n.f.o.ProbeInterval)
+	}
+}
+
+// maxSharedNames bounds the names that are warned of.
+const maxSharedNames = 1024
+
+// warnOfName warns, once for each name, that two connected nodes have the name of n. A node that
+// has started again at another address is no second one, because its former connection is lost.
+func (f *Fleet) warnOfName(n *Node) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	own := n.Member()
+	name := cluster.NameOf(own.ID)
+	if f.shared[name] || len(f.shared) == maxSharedNames {
+		return
+	}
+	for _, nodes := range []map[string]*Node{f.decode, f.prefill} {
+		for _, o := range nodes {
+			other := o.Member()
+			if o == n || cluster.NameOf(other.ID) != name || !o.connected() {
+				continue
+			}
+			f.shared[name] = true
+			f.o.Log.Warn("two nodes have the same name: give each a --node-name of its own", "name", name,
+				"shown", []string{own.Name, other.Name}, "addresses", []string{own.RPC, other.RPC})
+			return
+		}
 	}
 }
 
@@ -318,7 +347,7 @@ func (f *Fleet) linkOf(c *rpc.Conn) *link {
 		return nil
 	default:
 	}
-	l = newLink(c, f.o.Stale)
+	l = newLink(c, f.o.Meters.Counter(metrics.GatewayStaleTokens))
 	l.model = c.Peer().GetFingerprint()
 	if role := c.Peer().GetRole(); f.o.NodeSilence > 0 && (role == "decode" || role == "serve") {
 		c.SetSilence(max(rpc.StreamSilence, 2*f.o.NodeSilence))
@@ -353,18 +382,26 @@ func (f *Fleet) Closed(c *rpc.Conn, err error) {
 // Member returns the node's member entry.
 func (n *Node) Member() Member { return *n.member.Load() }
 
-// Status is the state of a node for /debug/nodes. Zero fields have no heartbeat on the present
-// connection.
-type Status struct {
-	Connected, Draining    bool
-	Running, Waiting, Held int
-	KVUsage                float64 // share of blocks in use
+// View is a member as this gateway sees it, for /debug/nodes. Fields of heartbeats are zero before
+// the first one on the present connection.
+type View struct {
+	Member
+	Connected   bool    `json:"connected"`
+	Running     int     `json:"running"`
+	Waiting     int     `json:"waiting"`
+	KVUsage     float64 `json:"kv_usage"`     // share of blocks in use
+	CacheBlocks int     `json:"cache_blocks"` // according to block events
+
+	QueuedTokens     int     `json:"queued_tokens,omitempty"` // of prompts
+	PromptTokensPerS float64 `json:"prompt_tokens_per_s,omitempty"`
+	OutputTokensPerS float64 `json:"output_tokens_per_s,omitempty"`
 }
 
-// Status returns the node's state.
-func (n *Node) Status() Status {
-	h := n.link.Load().last()
-	return Status{Connected: n.connected(), Draining: h.draining, Running: h.Running, Waiting: h.Waiting, Held: h.Held, KVUsage: h.kvUsage}
+// View returns the node's state.
+func (n *Node) View() View {
+	m, h := n.Member(), n.link.Load().last()
+	m.Draining = m.Draining || h.draining
+	return View{m, n.connected(), h.Running, h.Waiting + h.Held, h.kvUsage, n.f.o.Blocks.Count(m.ID), h.Queued, h.prompts, h.outputs}
 }
 
 // connected reports whether the node's connection is open.
@@ -409,29 +446,21 @@ func (n *Node) Bundle(ctx context.Context) (*nodepb.Bundle, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("nodes: bundle of %s: %w", n.Name, err)
 	}
-	reply, err := n.ask(ctx, rpc.FrameBundleRequest, &nodepb.BundleRequest{}, "its bundle")
-	if err != nil {
-		return nil, err
-	}
-	b, ok := reply.(*nodepb.Bundle)
-	if !ok {
-		return nil, fmt.Errorf("%w: %s gave no bundle", ErrNode, n.Name)
-	}
-	return b, nil
+	return ask[*nodepb.Bundle](ctx, n, rpc.FrameBundleRequest, &nodepb.BundleRequest{}, "its bundle")
 }
 
-// ask sends a request to the node and returns the reply on its stream; nil: the node refused. what
-// names the request in errors.
-func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string) (proto.Message, error) {
+// ask sends a request to a node and returns the reply on its stream. what names the request in
+// errors.
+func ask[R proto.Message](ctx context.Context, n *Node, t rpc.Type, m proto.Message, what string) (none R, err error) {
 	l, err := n.connect(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
+		return none, fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
 	}
 	id, ch := l.conn.NewStream(), make(chan proto.Message, 1)
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
-		return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
+		return none, fmt.Errorf("%w: %s", ErrLost, n.Name)
 	}
 	l.replies[id] = ch
 	l.mu.Unlock()
@@ -441,16 +470,20 @@ func (n *Node) ask(ctx context.Context, t rpc.Type, m proto.Message, what string
 		l.mu.Unlock()
 	}()
 	if err := l.conn.Send(t, id, m); err != nil {
-		return nil, fmt.Errorf("%w: asking %s for %s: %w", ErrLost, n.Name, what, err)
+		return none, fmt.Errorf("%w: asking %s for %s: %w", ErrLost, n.Name, what, err)
 	}
 	select {
-	case reply, ok := <-ch:
-		if !ok {
-			return nil, fmt.Errorf("%w: %s", ErrLost, n.Name)
+	case reply, open := <-ch:
+		r, ok := reply.(R)
+		switch {
+		case !open:
+			err = fmt.Errorf("%w: %s", ErrLost, n.Name)
+		case !ok:
+			err = fmt.Errorf("%w: %s refused to give %s", ErrNode, n.Name, what)
 		}
-		return reply, nil
+		return r, err
 	case <-ctx.Done():
-		return nil, fmt.Errorf("nodes: asking %s for %s: %w", n.Name, what, ctx.Err())
+		return none, fmt.Errorf("nodes: asking %s for %s: %w", n.Name, what, ctx.Err())
 	}
 }
 
@@ -469,10 +502,7 @@ func (f *Fleet) Check(idle bool) error {
 	f.linksMu.RLock()
 	defer f.linksMu.RUnlock()
 	for c, l := range f.links {
-		l.mu.Lock()
-		streams := len(l.streams)
-		l.mu.Unlock()
-		if idle && streams > 0 {
+		if streams := l.count(); idle && streams > 0 {
 			errs = append(errs, fmt.Errorf("nodes: %d streams on the connection to %s while no request is being answered", streams, c.RemoteAddr()))
 		}
 	}

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -34,9 +35,10 @@ type Event struct {
 // Inbox collects the events of one request's choices for one reader. Tokens are bounded. An event
 // that ends a stream always finds room, once for each choice and attempt.
 type Inbox struct {
-	// Ready has a value if there may be something to Drain.
+	// Ready has a value if there may be something to Drain, or after Wake.
 	Ready chan struct{}
 
+	woken  atomic.Bool
 	mu     sync.Mutex
 	events []Event
 	most   int // tokens that may wait
@@ -60,11 +62,27 @@ func (in *Inbox) push(e Event) bool {
 	}
 	in.events = append(in.events, e)
 	in.mu.Unlock()
+	in.signal()
+	return true
+}
+
+func (in *Inbox) signal() {
 	select {
 	case in.Ready <- struct{}{}:
 	default:
 	}
-	return true
+}
+
+// Wake wakes the reader without an event. Its reasons to wake all come through Ready, because a
+// receive from one channel costs a fraction of a select.
+func (in *Inbox) Wake() {
+	in.woken.Store(true)
+	in.signal()
+}
+
+// Woken reports whether Wake was called since the last call.
+func (in *Inbox) Woken() bool {
+	return in.woken.Load() && in.woken.Swap(false)
 }
 
 // Drain returns all events in order of arrival. The caller passes the slice of its last call, which

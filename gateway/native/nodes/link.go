@@ -44,6 +44,8 @@ type heartbeat struct {
 	own        int     // streams of this connection then
 	draining   bool
 	adapters   []Adapter
+	prompts    float64 // tokens computed per second
+	outputs    float64 // tokens generated per second
 }
 
 // link is the state of one open connection to a node.
@@ -289,7 +291,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 				Rate: m.PrefillTokensPerS, StepTokens: int(m.StepTokens), Memory: memoryOf(m),
 			},
 			maxRunning: int(m.MaxRunning), own: len(l.streams), draining: m.Draining,
-			adapters: adaptersOf(m.Adapters),
+			adapters: adaptersOf(m.Adapters), prompts: m.PromptTokensPerS, outputs: m.OutputTokensPerS,
 		})
 	case *nodepb.AdapterDone, *nodepb.Bundle:
 		l.reply(stream, m)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -27,14 +28,15 @@ type bed struct {
 	*testing.T
 	net   *rpc.Network
 	fleet *nodes.Fleet
-	stale metrics.Value
+	stale *metrics.Value
 }
 
 func newBed(t *testing.T) *bed {
-	b := &bed{T: t, net: rpc.NewNetwork()}
+	set := metrics.New(metrics.Gateway, "")
+	b := &bed{T: t, net: rpc.NewNetwork(), stale: set.Counter(metrics.GatewayStaleTokens)}
 	b.fleet = nodes.New(nodes.Options{
 		RPC:           rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}, Dial: b.net.Dial, BackoffMin: time.Millisecond, CloseLinger: 10 * time.Millisecond},
-		ProbeInterval: 10 * time.Millisecond, Stale: &b.stale})
+		ProbeInterval: 10 * time.Millisecond, Meters: set})
 	t.Cleanup(b.fleet.Close)
 	return b
 }
@@ -71,6 +73,12 @@ func (b *bed) until(cond func() bool) {
 			b.Fatal("condition did not come true")
 		}
 	}
+}
+
+// view returns the fleet's state for a request without a prompt.
+func view(s *nodes.Snapshot, model uint64, avoid []*nodes.Node) (v route.View) {
+	s.Look(&v, nodes.Query{Fingerprint: model, Avoid: avoid})
+	return v
 }
 
 func request(n int) *nodepb.Generate {
@@ -264,10 +272,10 @@ func TestRefusalDeathAndReturn(t *testing.T) {
 	// The breaker opens, and then the node that is connected is used, although it
 	// is one to avoid: there is always a candidate.
 	b.until(func() bool {
-		v := b.fleet.Now().View(7, []*nodes.Node{ns[1]})
+		v := view(b.fleet.Now(), 7, []*nodes.Node{ns[1]})
 		return !v.Decode[0].Usable && v.Decode[1].Usable
 	})
-	if v := b.fleet.Now().View(7, ns); v.Decode[0].Usable || !v.Decode[1].Usable {
+	if v := view(b.fleet.Now(), 7, ns); v.Decode[0].Usable || !v.Decode[1].Usable {
 		t.Fatalf("with both avoided: %+v", v.Decode)
 	}
 	b.start("d1", nodestest.Options{})
@@ -284,7 +292,7 @@ func TestViewFollowsMembersAndStats(t *testing.T) {
 	b.start("d2", nodestest.Options{})
 	b.members(2, "d1", "d2")
 	state := func(i int) string {
-		s := b.fleet.Now().View(7, nil).Decode[i]
+		s := view(b.fleet.Now(), 7, nil).Decode[i]
 		return fmt.Sprint(s.Usable, s.Load)
 	}
 	if err := n.Wait(soon, func() bool { return n.Connected() == 1 }); err != nil {
@@ -292,6 +300,11 @@ func TestViewFollowsMembersAndStats(t *testing.T) {
 	}
 	n.Send(rpc.FrameStats, &nodepb.Stats{Running: 3, Waiting: 2, Held: 1})
 	b.until(func() bool { return state(0) == "true 6" && state(1) == "true 0" })
+	n.Send(rpc.FrameStats, &nodepb.Stats{Running: 3, Waiting: 2, Held: 1, QueuedTokens: 70, PromptTokensPerS: 8, OutputTokensPerS: 9})
+	b.until(func() bool {
+		s := b.fleet.Now().Decode[0].View()
+		return s.Connected && s.Running == 3 && s.QueuedTokens == 70 && s.PromptTokensPerS == 8 && s.OutputTokensPerS == 9
+	})
 	n.Send(rpc.FrameStats, &nodepb.Stats{Draining: true})
 	b.until(func() bool { return state(0) == "false 0" && b.fleet.Now().Usable(7) == 1 })
 	b.fleet.SetMembers([]nodes.Member{
@@ -300,13 +313,13 @@ func TestViewFollowsMembersAndStats(t *testing.T) {
 		{Role: "prefill", RPC: "p2", Fingerprint: 7},
 		{Role: "gateway", RPC: "g", Ready: true}})
 	s := b.fleet.Now()
-	if v := s.View(7, nil); len(v.Decode) != 1 || v.Decode[0].Usable || len(v.Prefill) != 2 || !v.Prefill[0].Usable || v.Prefill[1].Usable {
+	if v := view(s, 7, nil); len(v.Decode) != 1 || v.Decode[0].Usable || len(v.Prefill) != 2 || !v.Prefill[0].Usable || v.Prefill[1].Usable {
 		t.Fatalf("%+v", v)
 	}
 	said := b.start("d3", nodestest.Options{Hello: &nodepb.Hello{NodeId: "d3", Fingerprint: 9}})
 	b.fleet.SetMembers([]nodes.Member{{Role: "decode", RPC: said.Addr, Ready: true}})
 	b.until(func() bool { return b.fleet.Now().Usable(9) == 1 && b.fleet.Now().Usable(8) == 0 })
-	if v := s.View(8, nil); !v.Decode[0].Usable || s.Ready(8) != 1 || s.Ready(7) != 0 {
+	if v := view(s, 8, nil); !v.Decode[0].Usable || view(s, 7, nil).Decode[0].Usable {
 		t.Fatalf("%+v", v)
 	}
 }

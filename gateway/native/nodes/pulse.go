@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // pulse judges by a node's heartbeats whether it makes progress, because a process whose engine
@@ -63,7 +65,7 @@ func (n *Node) watch(ctx context.Context, l *link) bool {
 				n.stalled.Store(false)
 			}
 			if limit := n.f.o.StallTimeout; limit > 0 && still >= limit && n.stalled.CompareAndSwap(false, true) {
-				n.f.o.Stalled.Inc()
+				n.f.o.Meters.Counter(metrics.GatewayNodesLost, "stall").Inc()
 				l.conn.Close(fmt.Errorf("%w: %s, for %v", ErrStalled, n.Name, still.Round(time.Millisecond)))
 			}
 		}

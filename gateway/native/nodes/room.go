@@ -192,9 +192,6 @@ func (n *Node) Computes(tokens int) { n.queued.add(tokens, tokens) }
 // Computed removes them again.
 func (n *Node) Computed(tokens int) { n.queued.add(tokens, -tokens) }
 
-// Queued returns how many tokens the node is to compute.
-func (n *Node) Queued() int { return int(n.queued.tokens.Load()) }
-
 func (q *queued) add(length, tokens int) {
 	q.tokens.Add(int64(tokens))
 	for i := lengths.Class(length); i < lengths.N; i++ {

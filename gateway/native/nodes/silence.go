@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/liveness"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 )
 
@@ -46,7 +47,7 @@ func (f *Fleet) watchSilence() {
 				holding++
 			case liveness.Lost:
 				silent := d.Silence(name).Round(time.Millisecond)
-				f.o.Silent.Inc()
+				f.o.Meters.Counter(metrics.GatewayNodesLost, "silence").Inc()
 				f.o.Log.Warn("silent node loses its streams", "node", name, "silence", silent, "streams", l.count())
 				l.conn.GiveUp(fmt.Errorf("%w: no frame from %s for %v", rpc.ErrSilent, name, silent))
 			}

@@ -22,12 +22,6 @@ type Query struct {
 	Answer      int             // KV blocks that an answer of the model is expected to take
 }
 
-// View returns the fleet's state for a request without a prompt.
-func (s *Snapshot) View(fingerprint uint64, avoid []*Node) (v route.View) {
-	s.Look(&v, Query{Fingerprint: fingerprint, Avoid: avoid})
-	return v
-}
-
 // Look fills v with the fleet's state for a request. It allocates only if v has no room.
 //
 // Of the nodes that are ready and not draining, those that make progress and have an open
@@ -36,8 +30,8 @@ func (s *Snapshot) View(fingerprint uint64, avoid []*Node) (v route.View) {
 // leaves a request without candidates. If a decode node of q.Class makes progress and has an open
 // connection, those of other classes are not usable.
 func (s *Snapshot) Look(v *route.View, q Query) {
-	v.Decode = sized(v.Decode, len(s.Decode))
-	v.Prefill = sized(v.Prefill, len(s.Prefill))
+	v.Decode = slices.Grow(v.Decode[:0], len(s.Decode))[:len(s.Decode)]
+	v.Prefill = slices.Grow(v.Prefill[:0], len(s.Prefill))[:len(s.Prefill)]
 	if s.blocks == nil || len(q.Hashes) == 0 {
 		fill(s.Decode, v.Decode, nil, nil, &q)
 		fill(s.Prefill, v.Prefill, nil, nil, &q)
@@ -98,19 +92,9 @@ func (s *Snapshot) Names(fingerprint uint64, own string) (decode, events []strin
 	return decode, add(slices.Clone(decode), s.Prefill)
 }
 
-func sized(s []route.State, n int) []route.State {
-	if cap(s) < n {
-		return make([]route.State, n)
-	}
-	return s[:n]
-}
-
-// levels are the conditions on a usable node, from the best down to none. Prefill nodes are never
-// in Avoid.
+// levels are the conditions on a usable node below the first level, which state checks, down to
+// none. Prefill nodes are never in Avoid.
 var levels = [...]func(n *Node, avoid []*Node) bool{
-	func(n *Node, avoid []*Node) bool {
-		return n.connected() && !n.stalled.Load() && !n.quiet.Load() && !slices.Contains(avoid, n)
-	},
 	func(n *Node, avoid []*Node) bool {
 		return n.breaker.State() != breaker.Open && !slices.Contains(avoid, n)
 	},
@@ -131,7 +115,7 @@ func fill(nodes []*Node, states []route.State, b *Blocks, held []int32, q *Query
 		}
 		any = any || s.Usable
 	}
-	for level := 1; !any && level < len(levels); level++ {
+	for level := 0; !any && level < len(levels); level++ {
 		for i, n := range nodes {
 			states[i].Usable = n.fits(q) && levels[level](n, q.Avoid)
 			any = any || states[i].Usable
@@ -200,11 +184,6 @@ func (s *Snapshot) Breakers(state string) int {
 // an open connection.
 func (s *Snapshot) Usable(fingerprint uint64) int {
 	return s.count(func(n *Node) bool { return n.usable(fingerprint) })
-}
-
-// Ready returns the number of decode nodes that serve the model, connected or not.
-func (s *Snapshot) Ready(fingerprint uint64) int {
-	return s.count(func(n *Node) bool { return n.serves(fingerprint) })
 }
 
 // count returns the number of decode nodes for which is holds.

@@ -10,6 +10,7 @@
 package discover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,28 +59,20 @@ type Resolver interface {
 func Parse(spec string, role upstream.Role, bootstrap int, o Options) (upstream.Source, upstream.Target, error) {
 	kind, rest, ok := strings.Cut(spec, ":")
 	t := upstream.Target{URL: spec, Role: role, Bootstrap: bootstrap}
-	if !ok {
-		return nil, t, fmt.Errorf("%w: %q: want a URL, or one of dns:HOST:PORT, srv:NAME, k8s:NAMESPACE/SERVICE:PORT", ErrSpec, spec)
-	}
 	kind, scheme, both := strings.Cut(kind, "+")
 	if !both {
 		scheme = "http"
 	}
 	rest = strings.TrimPrefix(rest, "//")
-	if kind == "http" || kind == "https" {
+	if ok && (kind == "http" || kind == "https") {
 		return nil, t, nil
 	}
 	if scheme != "http" && scheme != "https" {
 		return nil, t, fmt.Errorf("%w: %q: want +http or +https", ErrSpec, spec)
 	}
-	if o.Every == 0 {
-		o.Every = resolveEvery
-	}
+	o.Every, o.Log = cmp.Or(o.Every, resolveEvery), cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	if o.Resolver == nil {
 		o.Resolver = net.DefaultResolver
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
 	}
 	b := base{spec: spec, scheme: scheme, target: t, o: o}
 	switch kind {
@@ -184,6 +177,11 @@ func (n *dnsSource) resolve(ctx context.Context) ([]upstream.Target, error) {
 			found = append(found, n.targetAt(a.Unmap().String(), n.port, n.host))
 		}
 	}
-	slices.SortFunc(found, func(a, b upstream.Target) int { return strings.Compare(a.URL, b.URL) })
-	return slices.Compact(found), nil
+	return sorted(found), nil
+}
+
+// sorted sorts targets by URL, and removes duplicates.
+func sorted(targets []upstream.Target) []upstream.Target {
+	slices.SortFunc(targets, func(a, b upstream.Target) int { return strings.Compare(a.URL, b.URL) })
+	return slices.Compact(targets)
 }

@@ -48,7 +48,7 @@ type endpointSlices struct {
 	api                      string
 	tokenFile                string
 
-	known   map[string][]string // host:port of the ready endpoints, by slice
+	known   map[string][]upstream.Target // the ready endpoints, by slice
 	version string
 	watched bool // a watch has ended since the last list
 }
@@ -87,7 +87,7 @@ var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 // newSlices parses NAMESPACE/SERVICE:PORT. The default namespace is the pod's. Without a port, the
 // Service must have only one.
 func newSlices(b base, rest string) (*endpointSlices, error) {
-	s := &endpointSlices{base: b, known: map[string][]string{}, tokenFile: b.o.tokenFile}
+	s := &endpointSlices{base: b, known: map[string][]upstream.Target{}, tokenFile: b.o.tokenFile}
 	service, port, _ := strings.Cut(rest, ":")
 	s.service, s.port = service, port
 	if ns, name, ok := strings.Cut(service, "/"); ok {
@@ -196,7 +196,7 @@ func (s *endpointSlices) get(ctx context.Context, query url.Values) (*http.Respo
 func (s *endpointSlices) list(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	known, next := map[string][]string{}, ""
+	known, next := map[string][]upstream.Target{}, ""
 	for {
 		q := url.Values{"limit": {strconv.Itoa(pageSize)}}
 		if next != "" {
@@ -271,9 +271,9 @@ func (s *endpointSlices) watch(ctx context.Context, changed func()) error {
 	}
 }
 
-// ready returns the addresses of a slice's ready endpoints. Terminating endpoints are not ready:
-// they only finish their requests.
-func (s *endpointSlices) ready(o *slice) (addrs []string) {
+// ready returns a slice's ready endpoints. Terminating endpoints are not ready: they only finish
+// their requests.
+func (s *endpointSlices) ready(o *slice) (found []upstream.Target) {
 	port := 0
 	for _, p := range o.Ports {
 		if s.port == "" || p.Name == s.port || strconv.Itoa(p.Port) == s.port {
@@ -286,26 +286,13 @@ func (s *endpointSlices) ready(o *slice) (addrs []string) {
 	}
 	for _, e := range o.Endpoints {
 		if len(e.Addresses) > 0 && (e.Conditions.Ready == nil || *e.Conditions.Ready) {
-			addrs = append(addrs, net.JoinHostPort(e.Addresses[0], strconv.Itoa(port)))
+			found = append(found, s.targetAt(e.Addresses[0], strconv.Itoa(port), s.service+"."+s.namespace+".svc"))
 		}
 	}
-	return addrs
+	return found
 }
 
 // targets returns the ready endpoints of all slices, sorted.
 func (s *endpointSlices) targets() []upstream.Target {
-	seen := map[string]bool{}
-	for _, addrs := range s.known {
-		for _, a := range addrs {
-			seen[a] = true
-		}
-	}
-	out := make([]upstream.Target, 0, len(seen))
-	for _, a := range slices.Sorted(maps.Keys(seen)) {
-		host, port, err := net.SplitHostPort(a)
-		if err == nil {
-			out = append(out, s.targetAt(host, port, s.service+"."+s.namespace+".svc"))
-		}
-	}
-	return out
+	return sorted(slices.Concat(slices.Collect(maps.Values(s.known))...))
 }

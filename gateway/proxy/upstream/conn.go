@@ -373,9 +373,7 @@ func CutLine(lines []byte) (name, value, rest []byte) {
 // HasToken reports whether a comma-separated value, such as Connection's, contains the token, which
 // is in lower case.
 func HasToken(value []byte, token string) bool {
-	for len(value) > 0 {
-		var one []byte
-		one, value, _ = bytes.Cut(value, []byte{','})
+	for one := range bytes.SplitSeq(value, []byte{','}) {
 		if equalFold(bytes.TrimSpace(one), token) {
 			return true
 		}
@@ -383,21 +381,10 @@ func HasToken(value []byte, token string) bool {
 	return false
 }
 
-// equalFold compares without regard to the case of ASCII letters; want is in lower case. Unlike
-// bytes.EqualFold it takes no other characters for ASCII letters.
+// equalFold compares without regard to the case of ASCII letters; want is ASCII. Other characters
+// that strings.EqualFold takes for ASCII letters are longer than those.
 func equalFold(name []byte, want string) bool {
-	if len(name) != len(want) {
-		return false
-	}
-	for i, c := range name {
-		if 'A' <= c && c <= 'Z' {
-			c += 'a' - 'A'
-		}
-		if c != want[i] {
-			return false
-		}
-	}
-	return true
+	return len(name) == len(want) && strings.EqualFold(string(name), want)
 }
 
 // next returns the next piece of the body, which is part of the buffer and valid until the next

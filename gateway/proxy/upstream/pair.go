@@ -29,12 +29,11 @@ var ErrProtocol = errors.New("upstream: no such protocol of prefill and decode s
 
 // ParseProtocol returns the protocol of that name.
 func ParseProtocol(name string) (Protocol, error) {
-	for i, n := range protocols {
-		if n == name {
-			return Protocol(i), nil
-		}
+	i := slices.Index(protocols[:], name)
+	if i < 0 {
+		return 0, fmt.Errorf("%w: %q; want vllm or sglang", ErrProtocol, name)
 	}
-	return 0, fmt.Errorf("%w: %q; want vllm or sglang", ErrProtocol, name)
+	return Protocol(i), nil
 }
 
 func (p Protocol) String() string { return protocols[p] }
@@ -93,17 +92,23 @@ func PrefillRequest(dst, b []byte) []byte {
 // TransferParams returns the kv_transfer_params of a prefill server's answer, or nil if it has
 // none: then the decode server computes the prompt.
 func TransferParams(answer []byte) ([]byte, error) {
-	var params []byte
-	s := jsonscan.Object(answer)
-	for s.Next() {
-		if v := s.Unchecked(); string(s.Key()) == "kv_transfer_params" {
-			params = v
-		}
-	}
+	params, err := member(answer, "kv_transfer_params")
 	if string(params) == "null" {
 		params = nil
 	}
-	return params, bodyError(&s)
+	return params, err
+}
+
+// member returns the value of an object's last member of that name as it is written, or nil if it
+// has none.
+func member(object []byte, name string) (value []byte, err error) {
+	s := jsonscan.Object(object)
+	for s.Next() {
+		if v := s.Unchecked(); string(s.Key()) == name {
+			value = v
+		}
+	}
+	return value, bodyError(&s)
 }
 
 // DecodeRequest appends the body of VLLM's request to the decode server.
@@ -135,17 +140,9 @@ func batch(v []byte) int {
 		return 1
 	}
 	n := 0
-	for i := 1; i < len(v); {
-		switch v[i] {
-		case ' ', '\t', '\n', '\r', ',':
-			i++
-		case '"', '[':
-			if i = jsonscan.Past(v, i); i < 0 {
-				return max(1, n)
-			}
-			n++
-		default: // the end, or a number: token ids of one prompt
-			return max(1, n)
+	for s := jsonscan.List(v); s.Next(); n++ {
+		if e := s.Unchecked(); len(e) == 0 || e[0] != '"' && e[0] != '[' { // a number: token ids of one prompt
+			break
 		}
 	}
 	return max(1, n)
@@ -154,13 +151,10 @@ func batch(v []byte) int {
 // bootstrapPort returns the port of the bootstrap server in an SGLang server's description, or 0 if
 // it has none.
 func bootstrapPort(info []byte) int {
-	s := jsonscan.Object(info)
-	for s.Next() {
-		if v := s.Unchecked(); string(s.Key()) == "disaggregation_bootstrap_port" {
-			if n, err := strconv.Atoi(string(v)); err == nil && n > 0 && n < 1<<16 {
-				return n
-			}
-		}
+	v, _ := member(info, "disaggregation_bootstrap_port")
+	n, err := strconv.ParseUint(string(v), 10, 16)
+	if err != nil {
+		return 0
 	}
-	return 0
+	return int(n)
 }

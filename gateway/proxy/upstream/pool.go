@@ -15,6 +15,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -95,12 +96,7 @@ type Model struct {
 
 // New makes a pool and starts to probe its servers.
 func New(o Options) (*Pool, error) {
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.HealthPath == "" {
-		o.HealthPath = "/health"
-	}
+	o.Log, o.HealthPath = cmp.Or(o.Log, slog.New(slog.DiscardHandler)), cmp.Or(o.HealthPath, "/health")
 	if o.Dial == nil {
 		o.Dial = (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext
 	}
@@ -110,10 +106,6 @@ func New(o Options) (*Pool, error) {
 	p := &Pool{o: o, all: map[string]*Server{}, discovered: map[string][]Target{}, sources: map[string]context.CancelFunc{}, drained: drained{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.now.Store(&Snapshot{})
-	if err := p.SetTargets(o.Targets); err != nil {
-		p.Close()
-		return nil, err
-	}
 	if err := p.SetSources(o.Sources); err != nil {
 		p.Close()
 		return nil, err
@@ -236,10 +228,7 @@ func (p *Pool) rebuild() {
 // build is rebuild. p.mu must be held.
 func (p *Pool) build() {
 	n := &Snapshot{byName: map[string]*Model{}}
-	for _, s := range p.all {
-		n.Servers = append(n.Servers, s)
-	}
-	slices.SortFunc(n.Servers, func(a, b *Server) int { return strings.Compare(a.Name, b.Name) })
+	n.Servers = slices.SortedFunc(maps.Values(p.all), func(a, b *Server) int { return strings.Compare(a.Name, b.Name) })
 	for _, s := range n.Servers {
 		cards := s.models.Load()
 		switch {
@@ -277,22 +266,23 @@ func (p *Pool) build() {
 		tables = append(slices.Clone(tables), n.Rest)
 	}
 	for _, m := range tables {
-		nodes := make([]route.Node, len(m.Servers))
-		for i, s := range m.Servers {
-			nodes[i].Name = s.Name
-		}
 		for _, s := range n.Servers {
 			if s.Role == Prefill && (s.lists(m.Name) || m.As != "" && s.lists(m.As)) {
 				m.Prefill = append(m.Prefill, s)
 			}
 		}
-		ahead := make([]route.Node, len(m.Prefill))
-		for i, s := range m.Prefill {
-			ahead[i].Name = s.Name
-		}
-		m.Table = route.New(nodes, ahead)
+		m.Table = route.New(nodesOf(m.Servers), nodesOf(m.Prefill))
 	}
 	p.now.Store(n)
+}
+
+// nodesOf returns servers as nodes of a routing table.
+func nodesOf(servers []*Server) []route.Node {
+	nodes := make([]route.Node, len(servers))
+	for i, s := range servers {
+		nodes[i].Name = s.Name
+	}
+	return nodes
 }
 
 // lists reports whether the model is in the server's list, or the server has none.
@@ -317,14 +307,11 @@ func (p *Pool) Close() {
 	p.mu.Unlock()
 	p.wg.Wait()
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	for _, s := range p.all {
 		s.close()
-		s.abortAll()
 	}
-	for _, s := range p.leaving {
-		s.abortAll()
-	}
+	p.mu.Unlock()
+	p.AbortAll()
 }
 
 // AbortAll ends every request.

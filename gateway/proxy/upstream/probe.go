@@ -59,7 +59,7 @@ func (s *Server) keepProbing(ctx context.Context) {
 			s.era.Add(1)
 		}
 		if stall := s.p.o.StallTimeout; stall > 0 && missed >= probeMisses && time.Since(late0) >= stall {
-			if n := s.abortSilent(); n > 0 {
+			if n := s.abortSilent(s.era.Load()); n > 0 {
 				s.p.o.Log.Warn("upstream hangs: its requests are retried on other upstreams", "upstream", s.Name, "requests", n)
 			}
 			// The next era has the requests that were sent in this one, before the server was down.

@@ -14,53 +14,30 @@ const BytesPerToken = 8
 // PromptTokens returns the number of tokens of the largest prompt in a value of prompt, messages or
 // input. It is exact for token ids, and a lower bound for text. Anything that is not text, such as
 // pictures in a chat, is not counted.
-func PromptTokens(prompt []byte) (n int, exact bool) {
+func PromptTokens(prompt []byte) (n int, exact bool) { return promptTokens(prompt, maxLists) }
+
+// maxLists bounds the lists in each other that are read: of prompts, and of a prompt's tokens.
+const maxLists = 2
+
+func promptTokens(prompt []byte, lists int) (n int, exact bool) {
 	b := bytes.TrimLeft(prompt, " \t\r\n")
 	if len(b) == 0 || b[0] != '[' {
 		return textBytes(b) / BytesPerToken, false
 	}
 	switch first := bytes.TrimLeft(b[1:], " \t\r\n"); {
-	case len(first) == 0:
+	case len(first) == 0, lists == 0:
 		return 0, false
 	case first[0] == '-' || first[0] >= '0' && first[0] <= '9':
-		return elements(b), true
+		return 1 + bytes.Count(b, []byte{','}), true
 	case first[0] == '{': // messages, or parts of a message: one prompt
 		return textBytes(b) / BytesPerToken, false
 	}
-	for i := 1; i < len(b); { // a list of prompts
-		switch b[i] {
-		case '"', '[':
-			end := jsonscan.Past(b, i)
-			if end < 0 {
-				return n, exact
-			}
-			if m, sure := PromptTokens(b[i:end]); m > n {
-				n, exact = m, sure
-			}
-			i = end
-		case ']':
-			return n, exact
-		default:
-			i++
+	for s := jsonscan.List(b); s.Next(); { // a list of prompts
+		if m, sure := promptTokens(s.Unchecked(), lists-1); m > n {
+			n, exact = m, sure
 		}
 	}
 	return n, exact
-}
-
-// elements returns the number of numbers in a JSON list.
-func elements(b []byte) (n int) {
-	in := false
-	for _, c := range b {
-		if digit := c >= '0' && c <= '9'; digit != in && !(in && (c == '.' || c == 'e' || c == 'E' || c == '+' || c == '-')) {
-			if in = digit; digit {
-				n++
-			}
-		}
-		if c == ']' {
-			break
-		}
-	}
-	return n
 }
 
 // textBytes returns the number of bytes of text in the strings of a JSON value, without the names

@@ -29,8 +29,9 @@ func TestTokens(t *testing.T) {
 		`"` + strings.Repeat(`\u4e2d`, 40) + `"`:                               {10, false},
 		`"` + strings.Repeat(`\n`, 80) + `"`:                                   {10, false},
 		`[[1,2`:                                                                {0, false},
-		`[`:                                                                    {0, false},
-		`["x`:                                                                  {0, false},
+		strings.Repeat("[", 1<<20) + strings.Repeat("]", 1<<20):                {0, false}, // in linear time
+		`[`:   {0, false},
+		`["x`: {0, false},
 	} {
 		if n, exact := PromptTokens([]byte(prompt)); n != want.n || exact != want.exact {
 			t.Errorf("%.60s: %d %v, want %v", prompt, n, exact, want)

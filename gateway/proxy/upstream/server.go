@@ -1,13 +1,16 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -102,20 +105,15 @@ func newServer(p *Pool, t Target) (*Server, error) {
 	}
 	s := &Server{Role: t.Role, p: p, host: u.Host, kick: make(chan struct{}, 1), made: time.Now()}
 	s.bootstrap.Store(int32(t.Bootstrap))
-	port := u.Port()
 	if u.Scheme == "https" {
 		s.secure = &tls.Config{MinVersion: tls.VersionTLS12}
 		if p.o.TLS != nil {
 			s.secure = p.o.TLS.Clone()
 		}
-		if s.secure.ServerName = t.ServerName; t.ServerName == "" {
-			s.secure.ServerName = u.Hostname()
-		}
+		s.secure.ServerName = cmp.Or(t.ServerName, u.Hostname())
 		s.secure.NextProtos = []string{"http/1.1"}
 	}
-	if port == "" {
-		port = map[string]string{"http": "80", "https": "443"}[u.Scheme]
-	}
+	port := cmp.Or(u.Port(), map[string]string{"http": "80", "https": "443"}[u.Scheme])
 	s.dial = net.JoinHostPort(u.Hostname(), port)
 	s.base = strings.TrimSuffix(strings.TrimSuffix(u.EscapedPath(), "/"), "/v1")
 	s.Name = u.Scheme + "://" + u.Host + s.base
@@ -128,7 +126,7 @@ func newServer(p *Pool, t Target) (*Server, error) {
 func (s *Server) renew() {
 	s.openUntil.Store(0)
 	s.breaker.Store(breaker.New(breaker.Options{Failures: breakerFailures, Pause: breakerPause,
-		Ignore: func(err error) bool { return errors.Is(err, errNoVerdict) },
+		Ignore: func(err error) bool { return errors.Is(err, ErrNoVerdict) },
 		Changed: func(from, to string) {
 			if to == breaker.Open {
 				s.openUntil.Store(int64(time.Since(s.made) + breakerPause))
@@ -138,9 +136,9 @@ func (s *Server) renew() {
 	}))
 }
 
-// errNoVerdict is the result of a request that is no evidence about the server, such as one whose
+// ErrNoVerdict is the result of a request that is no evidence about the server, such as one whose
 // client left.
-var errNoVerdict = errors.New("upstream: nothing learnt")
+var ErrNoVerdict = errors.New("upstream: nothing learnt")
 
 // Up reports whether the server's last probes succeeded.
 func (s *Server) Up() bool { return s.up.Load() }
@@ -185,10 +183,7 @@ func (s *Server) Bootstrap() (host string, port int) {
 	if err != nil {
 		panic(err) // made by JoinHostPort
 	}
-	if port = int(s.bootstrap.Load()); port == 0 {
-		port = defaultBootstrap
-	}
-	return host, port
+	return host, int(cmp.Or(s.bootstrap.Load(), defaultBootstrap))
 }
 
 // defaultBootstrap is SGLang's default port.
@@ -284,15 +279,11 @@ func (s *Server) release(c *conn, fit bool) {
 	s.active[len(s.active)-1] = nil
 	s.active = s.active[:len(s.active)-1]
 	var old *conn
-	switch {
-	case !fit || s.closed:
+	if !fit || s.closed {
 		old = c
-	case len(s.idle) == maxIdle:
+	} else if s.idle = append(s.idle, c); len(s.idle) > maxIdle {
 		old = s.idle[0] // unused for longest
-		copy(s.idle, s.idle[1:])
-		s.idle[maxIdle-1] = c
-	default:
-		s.idle = append(s.idle, c)
+		s.idle = slices.Delete(s.idle, 0, 1)
 	}
 	c.idleAt = time.Now()
 	s.mu.Unlock()
@@ -325,18 +316,11 @@ func (s *Server) close() {
 }
 
 // abortAll ends every request of the server.
-func (s *Server) abortAll() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.active {
-		c.abort()
-	}
-}
+func (s *Server) abortAll() { s.abortSilent(math.MaxInt64) }
 
-// abortSilent ends the requests for which no byte arrived since the era began, and returns their
+// abortSilent ends the requests for which no byte arrived since an era began, and returns their
 // number.
-func (s *Server) abortSilent() (n int) {
-	era := s.era.Load()
+func (s *Server) abortSilent(era int64) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.active {
@@ -412,18 +396,14 @@ func (k *Call) Abort() { k.c.abort() }
 // SetDeadline sets the deadline of reads.
 func (k *Call) SetDeadline(t time.Time) error { return k.c.setDeadline(t) }
 
-// Send writes the request within the deadline. Errors wrap ErrServer.
-func (k *Call) Send(head, body []byte, deadline time.Time) error {
-	if err := k.c.send(head, body, deadline); err != nil {
-		return k.failure(err, true)
+// Send writes the request within the deadline. With read it may also wait for the first bytes of
+// the answer, until the read deadline. Errors wrap ErrServer.
+func (k *Call) Send(head, body []byte, deadline time.Time, read bool) error {
+	send := k.c.send
+	if read {
+		send = k.c.sendAndRead
 	}
-	return nil
-}
-
-// SendAndRead is Send for a request whose answer is read next. It may wait for the first bytes of
-// the answer, until the read deadline.
-func (k *Call) SendAndRead(head, body []byte, deadline time.Time) error {
-	if err := k.c.sendAndRead(head, body, deadline); err != nil {
+	if err := send(head, body, deadline); err != nil {
 		return k.failure(err, true)
 	}
 	return nil
@@ -451,7 +431,7 @@ func (k *Call) Head() error {
 // arrived.
 func (k *Call) failure(err error, fresh bool) error {
 	if fresh && !k.c.idleAt.IsZero() {
-		k.report(errNoVerdict)
+		k.report(ErrNoVerdict)
 		return fmt.Errorf("%w: %s: %w", ErrStale, k.s.Name, err)
 	}
 	if errors.Is(err, ErrServer) {
@@ -489,8 +469,8 @@ func (k *Call) Poll(w *sock.Poller, to *sock.Conn, onRead func() bool) (err erro
 	return err, ok
 }
 
-// Close ends the request. err is the server's failure, or nil. The connection is kept if the answer
-// was read to its end.
+// Close ends the request. err is the server's failure, ErrNoVerdict, or nil. The connection is kept
+// if the answer was read to its end.
 func (k *Call) Close(err error) {
 	if k.c == nil {
 		return
@@ -503,6 +483,3 @@ func (k *Call) Close(err error) {
 		k.s.Kick()
 	}
 }
-
-// NoVerdict is Close for a request whose end is no evidence about the server.
-func (k *Call) NoVerdict() { k.Close(errNoVerdict) }

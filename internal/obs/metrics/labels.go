@@ -37,7 +37,7 @@ var (
 		"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/openapi.json", "/docs", "/debug/nodes", "/debug/route", "other"}
 	// HTTPStatuses are the statuses of the gateway itself, and classes for other statuses
 	// of upstreams.
-	HTTPStatuses = []string{"200", "204", "302", "400", "401", "403", "404", "405", "408", "413", "415", "417", "429", "431", "499", "500", "502", "503", "504", "505",
+	HTTPStatuses = []string{"200", "204", "302", "400", "401", "403", "404", "405", "408", "409", "413", "415", "417", "429", "431", "499", "500", "502", "503", "504", "505",
 		"2xx", "3xx", "4xx", "5xx", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
 	BreakerStates   = []string{"closed", "half-open", "open"}

@@ -1,9 +1,12 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
 	"net"
 	"time"
@@ -43,10 +46,6 @@ func ServeNode(ctx context.Context, l net.Listener, o NodeOptions) error {
 	if o.Set == nil || o.Ready == nil {
 		return errors.New("metrics: ServeNode needs Set and Ready")
 	}
-	conns := nodeMaxConns
-	if o.MaxConns > 0 {
-		conns = min(conns, o.MaxConns)
-	}
 	s := &fasthttp.Server{
 		Handler:            o.handle,
 		Name:               "tandem",
@@ -54,10 +53,10 @@ func ServeNode(ctx context.Context, l net.Listener, o NodeOptions) error {
 		WriteTimeout:       nodeReadTimeout,
 		IdleTimeout:        nodeIdleTimeout,
 		MaxRequestBodySize: nodeMaxBody,
-		Concurrency:        conns,
+		Concurrency:        min(nodeMaxConns, cmp.Or(o.MaxConns, nodeMaxConns)),
 		CloseOnShutdown:    true,
 		NoDefaultDate:      true,
-		Logger:             quiet{},
+		Logger:             log.New(io.Discard, "", 0), // of port scans and aborted probes
 	}
 	l = netio.NewListener(l, netio.Options{Log: o.Log, Count: func(name string) { o.Set.Counter(AcceptErrors, name).Inc() }})
 	served := make(chan error, 1)
@@ -121,9 +120,3 @@ func probe(ctx *fasthttp.RequestCtx, check func() error) {
 	}
 	ctx.SetBodyString("ok\n")
 }
-
-// quiet drops fasthttp's log lines: port scans and aborted probes.
-type quiet struct{}
-
-// Printf implements fasthttp.Logger.
-func (quiet) Printf(string, ...any) {}

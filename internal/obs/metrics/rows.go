@@ -144,6 +144,8 @@ var (
 		"1 while the file of API keys cannot be read; the previous keys are kept.")
 	GatewayQueueTime = histogram("tandem:gateway_queue_time_seconds", Gateway, latencyBuckets,
 		"How long requests waited in the gateway for room in the fleet, without requests that did not wait.")
+	CertificateExpiry = gauge("tandem:certificate_expiry_timestamp_seconds", all,
+		"When the first certificate of a chain expires, in Unix seconds: cluster of --tls-dir and its authority, clients of --ssl-certfile. 0: there is none.", label("certificate", "cluster", "clients"))
 	GatewayReloadFailed = gauge("tandem:gateway_reload_failed", Gateway,
 		"1 while the last reload of a part failed; its previous state is kept.", label("part", "certificates", "config"))
 	GatewayStreamBuffers = gauge("tandem:gateway_stream_buffer_bytes", Gateway,

@@ -43,7 +43,7 @@ func New(roles Role, model string) *Set {
 		}
 		f := &s.families[id]
 		for _, labels := range product(row.Labels, roles) {
-			f.series = append(f.series, series{labels, new(Value), newHistogram(row.Buckets)})
+			f.series = append(f.series, series{labels, new(Value), &Histogram{bounds: row.Buckets, counts: make([]atomic.Uint64, len(row.Buckets)+1)}})
 		}
 	}
 	s.register()
@@ -171,10 +171,6 @@ type Histogram struct {
 	bounds []float64
 	counts []atomic.Uint64 // [len(bounds)+1], not cumulative; the last is +Inf
 	sum    atomic.Uint64   // float64
-}
-
-func newHistogram(bounds []float64) *Histogram {
-	return &Histogram{bounds: bounds, counts: make([]atomic.Uint64, len(bounds)+1)}
 }
 
 // Observe counts x under the smallest bound that is at least x.

@@ -6,7 +6,6 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -178,12 +177,12 @@ func (u *uploader) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSp
 	defer context.AfterFunc(u.closing, cancel)()
 	var waited time.Duration
 	for wait := u.retry; ; wait = min(longestRetry, 2*wait) {
-		busy, err := u.post(ctx, body)
+		busy, after, err := u.post(ctx, body)
 		if !busy {
 			return err
 		}
 		// Half of the wait is random, so that a fleet's processes do not retry together.
-		next := max(retryAfter(err), wait/2+rand.N(wait))
+		next := max(after, wait/2+rand.N(wait))
 		if waited += next; waited > retriesTogether {
 			return err
 		}
@@ -195,56 +194,37 @@ func (u *uploader) UploadTraces(ctx context.Context, spans []*tracepb.ResourceSp
 	}
 }
 
-// refusal is an answer with an error status.
-type refusal struct {
-	url, status, body string
-	after             time.Duration // Retry-After; 0: none
-}
-
-func (r *refusal) Error() string {
-	return fmt.Sprintf("trace: %s answers %s: %s", r.url, r.status, cmp.Or(r.body, "(no body)"))
-}
-
-// retryAfter returns the Retry-After of a refusal; 0: none.
-func retryAfter(err error) time.Duration {
-	var r *refusal
-	if errors.As(err, &r) {
-		return r.after
-	}
-	return 0
-}
-
-// post sends one request. busy reports whether the spans may be sent again later.
-func (u *uploader) post(ctx context.Context, body []byte) (busy bool, err error) {
+// post sends one request. busy reports whether the spans may be sent again, after the Retry-After
+// if there is one.
+func (u *uploader) post(ctx context.Context, body []byte) (busy bool, after time.Duration, err error) {
 	q, err := http.NewRequestWithContext(ctx, http.MethodPost, u.url.String(), bytes.NewReader(body))
 	if err != nil {
-		return false, err
+		return false, 0, err
 	}
 	q.Header = u.header.Clone()
 	reply, err := u.client.Do(q)
 	if err != nil {
-		return false, err
+		return false, 0, err
 	}
 	defer reply.Body.Close()
 	text, err := io.ReadAll(io.LimitReader(reply.Body, maxReply))
 	if err != nil {
-		return false, err
+		return false, 0, err
 	}
 	if reply.StatusCode/100 == 2 {
 		if reply.Header.Get("Content-Type") != u.header.Get("Content-Type") {
-			return false, nil
+			return false, 0, nil
 		}
-		return false, rejected(text)
+		return false, 0, rejected(text)
 	}
-	r := &refusal{url: u.url.Redacted(), status: reply.Status, body: string(bytes.ToValidUTF8(bytes.TrimSpace(text[:min(len(text), 500)]), nil))}
-	if seconds, err := strconv.Atoi(reply.Header.Get("Retry-After")); err == nil && seconds > 0 {
-		r.after = time.Duration(min(seconds, int(retriesTogether/time.Second)+1)) * time.Second
-	}
+	reason := string(bytes.ToValidUTF8(bytes.TrimSpace(text[:min(len(text), 500)]), nil))
+	err = fmt.Errorf("trace: %s answers %s: %s", u.url.Redacted(), reply.Status, cmp.Or(reason, "(no body)"))
 	switch reply.StatusCode {
 	case http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		return true, r
+		seconds, _ := strconv.Atoi(reply.Header.Get("Retry-After")) // 0: none in seconds
+		return true, time.Duration(min(seconds, int(retriesTogether/time.Second)+1)) * time.Second, err
 	}
-	return false, r
+	return false, 0, err
 }
 
 // rejected parses an ExportTraceServiceResponse. Its field 1 has the number of rejected spans

@@ -13,6 +13,7 @@
 package trace
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -70,9 +71,7 @@ func New(o Options) (*Tracer, error) {
 			return nil, fmt.Errorf("%w: %s=%s: traces are sent as http/protobuf only; collectors accept that on port 4318", ErrOption, name, p)
 		}
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	exporter := o.Exporter
 	if exporter == nil {
 		collector, err := newUploader(endpoint, o.Version, o.Getenv)
@@ -97,6 +96,15 @@ func New(o Options) (*Tracer, error) {
 	t.provider = sdk.NewTracerProvider(sdk.WithResource(r), sdk.WithBatcher(counted{exporter, t}))
 	t.t = t.provider.Tracer("github.com/tandem-serving/tandem", api.WithInstrumentationVersion(o.Version))
 	return t, nil
+}
+
+// Check returns the error with which New would refuse an endpoint; an empty one is none.
+func Check(endpoint string) error {
+	if endpoint == "" {
+		return nil
+	}
+	_, err := newUploader(endpoint, "", func(string) string { return "" })
+	return err
 }
 
 // counted counts the spans that an exporter sends.
@@ -131,39 +139,26 @@ func (t *Tracer) Close(ctx context.Context) error {
 	return t.provider.Shutdown(ctx)
 }
 
-// Context is a span's W3C trace context: the headers traceparent and tracestate. Processes
-// without tracing pass it on.
-type Context struct{ Parent, State string }
-
 // maxState bounds a tracestate, as the standard does.
 const maxState = 512
 
-// Incoming returns a context from a client's headers, empty if they are malformed.
-func Incoming(parent, state string) Context {
-	c := Context{parent, state}
-	if len(state) > maxState || len(parent) > 256 || !c.span().IsValid() {
-		return Context{}
-	}
-	return c
-}
-
-// FromWire returns the context of a message.
-func FromWire(c *nodepb.TraceContext) Context { return Incoming(c.GetTraceparent(), c.GetTracestate()) }
-
-// Wire returns the span's context for a message; nil for a span without a trace.
-func (s Span) Wire() *nodepb.TraceContext {
-	c := s.Context()
-	if c.Parent == "" {
+// Incoming returns the W3C context of a caller's headers or message; nil if it is malformed.
+// Processes without tracing pass it on.
+func Incoming(parent, state string) *nodepb.TraceContext {
+	if parent == "" || len(parent) > 256 || len(state) > maxState {
 		return nil
 	}
-	return &nodepb.TraceContext{Traceparent: c.Parent, Tracestate: c.State}
+	if c := (&nodepb.TraceContext{Traceparent: parent, Tracestate: state}); spanOf(c).IsValid() {
+		return c
+	}
+	return nil
 }
 
-func (c Context) span() api.SpanContext {
-	if c.Parent == "" {
+func spanOf(c *nodepb.TraceContext) api.SpanContext {
+	if c == nil {
 		return api.SpanContext{}
 	}
-	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": c.Parent, "tracestate": c.State})
+	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": c.Traceparent, "tracestate": c.Tracestate})
 	return api.SpanContextFromContext(ctx)
 }
 
@@ -180,13 +175,13 @@ const (
 // Attr is an attribute of a span or event.
 type Attr = attribute.KeyValue
 
-// Start starts a span below parent, or a new trace.
-func (t *Tracer) Start(parent Context, name string, kind Kind, at time.Time) Span {
+// Start starts a span below parent, or a new trace if that is nil.
+func (t *Tracer) Start(parent *nodepb.TraceContext, name string, kind Kind, at time.Time) Span {
 	if t == nil {
 		return Span{from: parent}
 	}
 	ctx := context.Background()
-	if sc := parent.span(); sc.IsValid() {
+	if sc := spanOf(parent); sc.IsValid() {
 		ctx = api.ContextWithRemoteSpanContext(ctx, sc)
 	}
 	_, s := t.t.Start(ctx, name, api.WithSpanKind(kind), api.WithTimestamp(at))
@@ -198,21 +193,21 @@ func (t *Tracer) Start(parent Context, name string, kind Kind, at time.Time) Spa
 type Span struct {
 	s    api.Span
 	t    *Tracer
-	from Context
+	from *nodepb.TraceContext // of the parent
 }
 
 // On reports whether the span is sampled. Otherwise callers can skip attributes and children.
 func (s Span) On() bool { return s.s != nil && s.s.SpanContext().IsSampled() }
 
 // Context returns the context for children in other processes. A span that is off returns the
-// context of its parent.
-func (s Span) Context() Context {
+// context of its parent; nil: there is none.
+func (s Span) Context() *nodepb.TraceContext {
 	if s.s == nil {
 		return s.from
 	}
 	c := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(api.ContextWithSpan(context.Background(), s.s), c)
-	return Context{c["traceparent"], c["tracestate"]}
+	return &nodepb.TraceContext{Traceparent: c["traceparent"], Tracestate: c["tracestate"]}
 }
 
 // Child starts a span below this one.

@@ -1763,9 +1763,12 @@ type Stats struct {
 	QueuedByLength []uint32 `protobuf:"varint,14,rep,packed,name=queued_by_length,json=queuedByLength,proto3" json:"queued_by_length,omitempty"`
 	// The most tokens of a step, by which gateways predict how long a prompt pauses streams.
 	// 0: not known; gateways assume 2048.
-	StepTokens    uint32 `protobuf:"varint,15,opt,name=step_tokens,json=stepTokens,proto3" json:"step_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	StepTokens uint32 `protobuf:"varint,15,opt,name=step_tokens,json=stepTokens,proto3" json:"step_tokens,omitempty"`
+	// Throughput over about the last second, for people.
+	PromptTokensPerS float64 `protobuf:"fixed64,16,opt,name=prompt_tokens_per_s,json=promptTokensPerS,proto3" json:"prompt_tokens_per_s,omitempty"` // computed
+	OutputTokensPerS float64 `protobuf:"fixed64,17,opt,name=output_tokens_per_s,json=outputTokensPerS,proto3" json:"output_tokens_per_s,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Stats) Reset() {
@@ -1899,6 +1902,20 @@ func (x *Stats) GetQueuedByLength() []uint32 {
 func (x *Stats) GetStepTokens() uint32 {
 	if x != nil {
 		return x.StepTokens
+	}
+	return 0
+}
+
+func (x *Stats) GetPromptTokensPerS() float64 {
+	if x != nil {
+		return x.PromptTokensPerS
+	}
+	return 0
+}
+
+func (x *Stats) GetOutputTokensPerS() float64 {
+	if x != nil {
+		return x.OutputTokensPerS
 	}
 	return 0
 }
@@ -2393,7 +2410,7 @@ const file_node_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"[\n" +
 	"\vPrefillDone\x12'\n" +
 	"\x0fcomputed_tokens\x18\x01 \x01(\rR\x0ecomputedTokens\x12#\n" +
-	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\xbe\x04\n" +
+	"\rcached_tokens\x18\x02 \x01(\rR\fcachedTokens\"\x9c\x05\n" +
 	"\x05Stats\x12\x14\n" +
 	"\x05steps\x18\x01 \x01(\x04R\x05steps\x12\x18\n" +
 	"\arunning\x18\x02 \x01(\rR\arunning\x12\x18\n" +
@@ -2413,7 +2430,9 @@ const file_node_proto_rawDesc = "" +
 	"\x0fblocks_reserved\x18\r \x01(\rH\x01R\x0eblocksReserved\x88\x01\x01\x12,\n" +
 	"\x10queued_by_length\x18\x0e \x03(\rB\x02\x10\x01R\x0equeuedByLength\x12\x1f\n" +
 	"\vstep_tokens\x18\x0f \x01(\rR\n" +
-	"stepTokensB\x10\n" +
+	"stepTokens\x12-\n" +
+	"\x13prompt_tokens_per_s\x18\x10 \x01(\x01R\x10promptTokensPerS\x12-\n" +
+	"\x13output_tokens_per_s\x18\x11 \x01(\x01R\x10outputTokensPerSB\x10\n" +
 	"\x0e_blocks_cachedB\x12\n" +
 	"\x10_blocks_reserved\"\x0f\n" +
 	"\rBundleRequest\"\xef\x03\n" +

@@ -12,6 +12,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -132,40 +133,31 @@ func (n *Node) Send(t rpc.Type, m proto.Message) {
 	}
 }
 
-// Requests returns the attempts received so far.
-func (n *Node) Requests() []*nodepb.Generate {
+// read returns what f reads under the node's lock.
+func read[T any](n *Node, f func() T) T {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return append([]*nodepb.Generate(nil), n.requests...)
+	return f()
+}
+
+// Requests returns the attempts received so far.
+func (n *Node) Requests() []*nodepb.Generate {
+	return read(n, func() []*nodepb.Generate { return slices.Clone(n.requests) })
 }
 
 // Drains returns the Drains received so far. The node reports draining and does nothing else.
 func (n *Node) Drains() []*nodepb.Drain {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return append([]*nodepb.Drain(nil), n.drains...)
+	return read(n, func() []*nodepb.Drain { return slices.Clone(n.drains) })
 }
 
 // Running returns how many attempts are being generated.
-func (n *Node) Running() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.running)
-}
+func (n *Node) Running() int { return read(n, func() int { return len(n.running) }) }
 
 // Cancelled returns how many running attempts were cancelled from outside.
-func (n *Node) Cancelled() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.cancelled
-}
+func (n *Node) Cancelled() int { return read(n, func() int { return n.cancelled }) }
 
 // Connected returns the number of open connections.
-func (n *Node) Connected() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.conns)
-}
+func (n *Node) Connected() int { return read(n, func() int { return len(n.conns) }) }
 
 // ErrTimeout is the error of Wait.
 var ErrTimeout = errors.New("nodestest: condition did not come true in time")
@@ -286,15 +278,6 @@ func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 }
 
 func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *nodepb.Generate) {
-	ends := map[int32]bool{}
-	for _, id := range r.StopTokenIds {
-		ends[id] = true
-	}
-	if !r.IgnoreEos {
-		for _, id := range r.EosTokenIds {
-			ends[id] = true
-		}
-	}
 	if r.PromptLogprobs != nil && !n.score(c, stream, r) {
 		return
 	}
@@ -318,7 +301,7 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 		t := rpc.Token{Stream: stream, Attempt: r.Attempt, Position: uint32(len(r.Prompt) + made)}
 		t.ID = n.o.Token(r, int(t.Position))
 		switch {
-		case ends[t.ID]:
+		case slices.Contains(r.StopTokenIds, t.ID), !r.IgnoreEos && slices.Contains(r.EosTokenIds, t.ID):
 			t.Finish = uint8(nodepb.FinishReason_FINISH_REASON_STOP)
 		case made+1 >= int(r.MaxTokens):
 			t.Finish = uint8(nodepb.FinishReason_FINISH_REASON_LENGTH)

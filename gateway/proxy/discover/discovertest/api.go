@@ -58,29 +58,24 @@ func (a *API) Set(name string, port int, hosts, terminating []string) {
 	if a.objects[name] == nil {
 		kind = "ADDED"
 	}
-	a.version++
-	o := map[string]any{"metadata": map[string]any{"name": name, "resourceVersion": strconv.Itoa(a.version)}, "addressType": "IPv4",
+	a.objects[name] = map[string]any{"metadata": map[string]any{"name": name, "resourceVersion": strconv.Itoa(a.version + 1)}, "addressType": "IPv4",
 		"endpoints": endpoints, "ports": []any{map[string]any{"name": "metrics", "port": 9}, map[string]any{"name": "http", "port": port}}}
-	a.objects[name] = o
-	a.publish(event{a.version, kind, o})
+	a.publish(kind, a.objects[name])
 }
 
 // Delete removes a slice.
 func (a *API) Delete(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.version++
-	o := a.objects[name]
+	a.publish("DELETED", a.objects[name])
 	delete(a.objects, name)
-	a.publish(event{a.version, "DELETED", o})
 }
 
 // Bookmark sends a bookmark to all watches.
 func (a *API) Bookmark() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.version++
-	a.publish(event{a.version, "BOOKMARK", map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version)}}})
+	a.publish("BOOKMARK", map[string]any{"metadata": map[string]any{"resourceVersion": strconv.Itoa(a.version + 1)}})
 }
 
 // Forget drops all changes so far.
@@ -106,9 +101,10 @@ func (a *API) Counts() (lists, watches int) {
 	return a.Lists, a.Watches
 }
 
-// publish adds an event. a.mu must be held.
-func (a *API) publish(e event) {
-	a.events = append(a.events, e)
+// publish adds an event of the next version. a.mu must be held.
+func (a *API) publish(kind string, object any) {
+	a.version++
+	a.events = append(a.events, event{a.version, kind, object})
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
@@ -184,7 +180,5 @@ func (a *API) watch(w http.ResponseWriter, r *http.Request, from int) {
 }
 
 func (a *API) write(w http.ResponseWriter, v any) {
-	if json.NewEncoder(w).Encode(v) != nil {
-		return // the client closed the connection
-	}
+	_ = json.NewEncoder(w).Encode(v) // an error means that the client closed the connection
 }
