@@ -14,6 +14,7 @@ var wallClock = map[string]string{
 	"gateway/native/models.go":      "the created field of a model",
 	"deploy/release/binary.go":      "the commit's time, for the manual page",
 	"deploy/release/image.go":       "the commit's time, for the files of an image",
+	"internal/cluster/identity.go":  "of two processes at one address the later start is listed; after a jump back that is the process before, until gossip finds it dead",
 	"internal/cluster/publisher.go": "the epoch of a node's block events: those of a node that starts again after a jump back look late, and routing falls back to hashing for it",
 	"internal/roles/reload.go":      "the metric of a certificate's end, which comes from the certificate",
 	"internal/roles/metrics.go":     "the time at which vLLM's LoRA metric was updated",
