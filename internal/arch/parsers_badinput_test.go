@@ -29,6 +29,7 @@ var parsers = map[string][]string{
 	"gateway/render/jinja":   {"FuzzParse"},                                                                          // chat templates
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                                                // gossip; NATS
 	"internal/roles":         {"FuzzResolve"},                                                                        // arguments, environment, YAML
+	"internal/hub":           {"FuzzListing"},                                                                        // listings of a hub
 	"internal/console":       {"FuzzReadStream", "FuzzMarkdown"},                                                     // what a gateway answers; what a model writes
 	"internal/explainlog":    {"FuzzAdd"},                                                                            // logs of any program
 	"internal/jsonscan":      {"FuzzSkip"},                                                                           // JSON of requests and of what they carry
