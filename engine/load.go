@@ -42,7 +42,7 @@ var ErrModel = errors.New("engine: cannot load the model")
 
 // LoadOptions select a model and how it is served. Zero values take defaults.
 type LoadOptions struct {
-	Model   string // a Hugging Face folder, or Builtin
+	Model   string // a Hugging Face folder, a GGUF file, or Builtin
 	Device  string // "auto", "cpu", "cuda" or "cuda:N"
 	Kernels string // "auto" or a kernel variant of the device
 
@@ -459,6 +459,13 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
+	if from := l.Source.Expanded(); from != "" {
+		as := "bfloat16 or float32" // of the scales, or of GGUF's blocks
+		if l.Quantization != model.AsStored {
+			as = l.Quantization.String()
+		}
+		o.Logger.Info("weights stored as integers are expanded", "stored", from, "type", as, "weights", memory.Bytes(l.WeightBytes))
+	}
 	forDraft, err := drafts.share(&o, &config)
 	if err != nil {
 		return err
@@ -601,7 +608,7 @@ func quantization(name string) (model.Quantization, error) {
 		return model.INT4, nil
 	}
 	return 0, fmt.Errorf("%w: --quantization %q: weights can be made int8 or int4 as they are loaded, or none to keep them as they are stored; "+
-		"other formats (AWQ, GPTQ, GGUF, bitsandbytes, …) are not read or made: give a checkpoint in bfloat16 or float32", ErrOption, name)
+		"other formats (bitsandbytes, NVFP4, …) are not made, and that of a checkpoint (fp8, GPTQ, AWQ, compressed-tensors, GGUF) is read from its files: leave --quantization out", ErrOption, name)
 }
 
 // kvDType resolves the type that KV is stored in.

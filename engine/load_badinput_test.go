@@ -35,7 +35,7 @@ func TestDefaultKVFitsTheLimit(t *testing.T) {
 func TestLoadRefuses(t *testing.T) {
 	const dir = "model/testdata/mha"
 	gguf := t.TempDir()
-	if err := os.WriteFile(filepath.Join(gguf, "tiny-Q4_0.gguf"), []byte("GGUF"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(gguf, "tiny-Q4_0.gguf"), []byte("GGUF\x03\x00\x00\x00\x01\x00"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for what, c := range map[string]struct {
@@ -47,8 +47,8 @@ func TestLoadRefuses(t *testing.T) {
 		"device":      {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
 		"a format":    {LoadOptions{Model: dir, Quantization: "awq"}, ErrOption, `--quantization "awq"`},
 		"GGUF":        {LoadOptions{Model: dir, Quantization: "gguf"}, ErrOption, "GGUF"},
-		"a GGUF file": {LoadOptions{Model: filepath.Join(gguf, "tiny-Q4_0.gguf")}, ErrModel, "tiny-Q4_0.gguf is a GGUF file, which is not read; give the model's Hugging Face folder"},
-		"its folder":  {LoadOptions{Model: gguf}, ErrModel, "holds tiny-Q4_0.gguf and no config.json: GGUF is not read"},
+		"a GGUF file": {LoadOptions{Model: filepath.Join(gguf, "tiny-Q4_0.gguf")}, ErrModel, "tiny-Q4_0.gguf: gguf: malformed file: number of tensors of 8 bytes at 8, the file has 2 more"},
+		"its folder":  {LoadOptions{Model: gguf}, ErrModel, "holds tiny-Q4_0.gguf and no config.json: give the path of this file itself"},
 		"no memory":   {LoadOptions{Model: dir, MemoryLimit: 1}, ErrOption, "--kv-cache-memory-bytes 0"},
 		"no folder":   {LoadOptions{Model: "testdata/nowhere"}, ErrModel, "testdata/nowhere"},
 	} {

@@ -92,3 +92,10 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	p.Lines = append(lines, p.Lines...)
 	return p, nil
 }
+
+// CheckConfig returns why a folder's model is not loaded, as far as its config.json shows it. It
+// does not read weights or the tokenizer.
+func CheckConfig(folder string) error {
+	_, err := openConfig(folder)
+	return err
+}

@@ -86,13 +86,13 @@ func bindStruct(v reflect.Value, prefix string, dims map[string]part) []binding 
 
 // match finds the tensor of every binding, and nothing else in the file but
 // what ignore allows. It reports all that is wrong at once, up to a bound.
-func match(all []binding, stacked []stack, c *safetensors.Checkpoint, q *fp8Config, ignore func(name string) bool) ([]stored, error) {
+func match(all []binding, stacked []stack, c *safetensors.Checkpoint, config *Config, ignore func(name string) bool) ([]stored, error) {
 	var tensors []stored
 	var faults []string
 	expected := map[string]bool{}
 	for _, b := range all {
 		expected[b.name] = true
-		t, fault := find(c, b.name, q)
+		t, fault := find(c, b.name, config)
 		if fault != "" {
 			faults = append(faults, fault)
 			continue
@@ -101,7 +101,7 @@ func match(all []binding, stacked []stack, c *safetensors.Checkpoint, q *fp8Conf
 			faults = append(faults, fmt.Sprintf("%s: want shape %v, got %v", b.name, b.shape, t.Shape))
 			continue
 		}
-		if widths[t.DType] == 0 {
+		if !readable(t.DType) {
 			faults = append(faults, fmt.Sprintf("%s: dtype %s; supported: F32, BF16, F16, F8_E4M3", b.name, t.DType))
 			continue
 		}
@@ -110,7 +110,7 @@ func match(all []binding, stacked []stack, c *safetensors.Checkpoint, q *fp8Conf
 	for i := range stacked {
 		for _, name := range stacked[i].names {
 			expected[name] = true
-			t, fault := find(c, name, q)
+			t, fault := find(c, name, config)
 			if fault != "" {
 				faults = append(faults, fault)
 				continue
@@ -124,8 +124,9 @@ func match(all []binding, stacked []stack, c *safetensors.Checkpoint, q *fp8Conf
 			}
 		}
 	}
+	quantized, gptq := config.FP8 != nil || config.Integers != nil, config.Integers != nil && config.Integers.Method == "gptq"
 	for _, name := range c.Names() {
-		if !expected[name] && !ignore(name) && (q == nil || !scaleOf(name, expected)) {
+		if !expected[name] && !ignore(name) && !(quantized && scaleOf(name, expected)) && !(gptq && unusedBias(c, name)) {
 			faults = append(faults, fmt.Sprintf("%s is unexpected", name))
 		}
 	}

@@ -37,10 +37,15 @@ type Config struct {
 	FullLayers   []bool // layers without the window; nil: none
 	MoE          MoEConfig
 	Features     Features
-	Latent       *latentConfig // attention over latents; nil: over heads
-	Gemma4       *gemma4Config // what only Gemma 4 has
-	MXFP4        bool          // experts are stored in four bits
-	FP8          *fp8Config    // matrices are stored in floats of 8 bits
+	Latent       *latentConfig  // attention over latents; nil: over heads
+	Gemma4       *gemma4Config  // what only Gemma 4 has
+	MXFP4        bool           // experts are stored in four bits
+	FP8          *fp8Config     // matrices are stored in floats of 8 bits
+	Integers     *integerConfig // matrices are stored in integers of 4 or 8 bits
+
+	// Paired reports whether, in the files, the rows of queries and keys that rotate together are
+	// neighbours: GGUF has them so for Llama.
+	Paired bool
 
 	// Wrapped reports whether the checkpoint is multimodal: the names of the text model's weights
 	// then have another prefix.
@@ -186,8 +191,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 		c.HeadDim = or(raw.HeadDim, c.Hidden/c.Heads)
 	}
 	if len(raw.Quantization) > 0 && !bytes.Equal(raw.Quantization, []byte("null")) && raw.Architectures[0] != gptOSSName {
-		var err error
-		if c.FP8, err = raw.fp8Of(); err != nil {
+		if err := raw.quantized(&c); err != nil {
 			return Config{}, err
 		}
 	}
@@ -252,19 +256,24 @@ func (r *rawConfig) supported() error {
 		return refuse("hidden_act", act, "silu")
 	}
 	if len(r.Quantization) > 0 && !bytes.Equal(r.Quantization, []byte("null")) {
-		var q struct {
-			Method string `json:"quant_method"`
-		}
-		method := string(r.Quantization)
-		if json.Unmarshal(r.Quantization, &q) == nil && q.Method != "" {
-			method = q.Method
-		}
-		if method == "mxfp4" && oss || !oss && (method == "fp8" || method == "compressed-tensors") {
+		method := r.quantMethod()
+		if method == "mxfp4" && oss || !oss && slices.Contains([]string{"fp8", "compressed-tensors", "gptq", "awq"}, method) {
 			return nil
 		}
-		return refuse("quantization_config", method, "none, fp8 and compressed-tensors with floats of 8 bits; weights in float32, bfloat16 or float16")
+		return refuse("quantization_config", method, "none, fp8, gptq, awq, and compressed-tensors with floats of 8 bits or integers; weights in float32, bfloat16 or float16")
 	}
 	return nil
+}
+
+// quantMethod returns quant_method, or all of quantization_config if it has none.
+func (r *rawConfig) quantMethod() string {
+	var q struct {
+		Method string `json:"quant_method"`
+	}
+	if json.Unmarshal(r.Quantization, &q) == nil && q.Method != "" {
+		return q.Method
+	}
+	return string(r.Quantization)
 }
 
 // check bounds every number and the relations between them.

@@ -112,7 +112,7 @@ func TestConfigRefuses(t *testing.T) {
 		`kv_lora_rank is 0`:                                              {map[string]any{"architectures": []string{deepseekName}, "kv_lora_rank": 0}, ErrConfig},
 		`architectures is []`:                                            {map[string]any{"architectures": absent}, ErrConfig},
 		`hidden_act is gelu; supported: silu`:                            {map[string]any{"hidden_act": "gelu"}, ErrUnsupported},
-		`quantization_config is awq`:                                     {map[string]any{"quantization_config": map[string]any{"quant_method": "awq", "bits": 4}}, ErrUnsupported},
+		`quantization_config is bitsandbytes`:                            {map[string]any{"quantization_config": map[string]any{"quant_method": "bitsandbytes", "bits": 4}}, ErrUnsupported},
 		`quantization_config is {"bits":4}`:                              {map[string]any{"quantization_config": map[string]any{"bits": 4}}, ErrUnsupported},
 		`rope_type is "ntk"; supported: default, dynamic`:                {rope("rope_type", "ntk"), ErrUnsupported},
 		`rope_scaling has "high_freq_factor", which rope_type yarn does`: {rope("rope_type", "yarn"), ErrUnsupported},

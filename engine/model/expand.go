@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/safetensors"
@@ -15,7 +17,7 @@ import (
 
 // F16 is converted to float32, which holds its values exactly, as it is loaded. F8_E4M3 stays with
 // its scales, unless it is quantized to 8 or 4 bits, from float32, or the backend has no FP8
-// products: then it is converted to bfloat16.
+// products: then it is converted to bfloat16. Integers are expanded, too: see integers.go.
 
 // fp8Config is the layout of a checkpoint's scales of weights in FP8; nil: it has none.
 type fp8Config struct {
@@ -39,10 +41,21 @@ func (c *fp8Config) kept(name string) bool {
 	return false
 }
 
-// fp8Of reads quantization_config: quant_method fp8 as DeepSeek and Qwen have it
-// and compressed-tensors with floats of 8 bits. Scales of activations are of no
-// use here, where activations are float32.
-func (r *rawConfig) fp8Of() (*fp8Config, error) {
+// quantized reads quantization_config: quant_method fp8 as DeepSeek and Qwen have it, gptq, awq,
+// and compressed-tensors with floats of 8 bits or integers. Scales of activations are of no use
+// here, where activations are float32.
+func (r *rawConfig) quantized(c *Config) (err error) {
+	switch method := r.quantMethod(); method {
+	case "gptq", "awq":
+		c.Integers, err = r.integersOf(method)
+	default:
+		c.FP8, c.Integers, err = r.fp8Of()
+	}
+	return err
+}
+
+// fp8Of reads the methods fp8 and compressed-tensors.
+func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 	var q struct {
 		Method string                     `json:"quant_method"`
 		Format string                     `json:"fmt"`
@@ -53,22 +66,24 @@ func (r *rawConfig) fp8Of() (*fp8Config, error) {
 		Ignore []string                   `json:"ignore"`
 	}
 	if err := json.Unmarshal(r.Quantization, &q); err != nil {
-		return nil, fmt.Errorf("%w: config.json: quantization_config: %w", ErrConfig, err)
+		return nil, nil, fmt.Errorf("%w: config.json: quantization_config: %w", ErrConfig, err)
 	}
 	if q.KV != nil && string(q.KV) != "null" {
-		return nil, refuse("quantization_config.kv_cache_scheme", string(q.KV), "null")
+		return nil, nil, refuse("quantization_config.kv_cache_scheme", string(q.KV), "null")
 	}
 	switch {
 	case q.Method == "fp8" && !slices.Contains([]string{"", "e4m3", "float8_e4m3fn"}, q.Format):
-		return nil, refuse("quantization_config.fmt", q.Format, "e4m3")
+		return nil, nil, refuse("quantization_config.fmt", q.Format, "e4m3")
 	case q.Method == "fp8":
 		c, err := blocks(q.Block)
 		if err == nil {
 			c.Kept = q.Kept
 		}
-		return c, err
+		return c, nil, err
 	}
 	c := &fp8Config{Kept: q.Ignore}
+	var ints *integerConfig
+	floats := false
 	for name, text := range q.Groups {
 		var group struct {
 			Weights struct {
@@ -77,27 +92,43 @@ func (r *rawConfig) fp8Of() (*fp8Config, error) {
 				Strategy  string `json:"strategy"`
 				Symmetric *bool  `json:"symmetric"`
 				Block     []int  `json:"block_structure"`
+				Group     *int   `json:"group_size"`
 			} `json:"weights"`
 		}
 		if err := json.Unmarshal(text, &group); err != nil {
-			return nil, fmt.Errorf("%w: config.json: quantization_config.%s: %w", ErrConfig, name, err)
+			return nil, nil, fmt.Errorf("%w: config.json: quantization_config.%s: %w", ErrConfig, name, err)
 		}
 		w := group.Weights
+		if (w.Bits == 4 || w.Bits == 8) && w.Type == "int" && slices.Contains([]string{"group", "channel"}, w.Strategy) {
+			i := &integerConfig{Method: q.Method, Bits: w.Bits, Group: or(w.Group, -1), Symmetric: or(w.Symmetric, true)}
+			if err := i.checkGroup(); err != nil {
+				return nil, nil, err
+			}
+			if ints != nil && *ints != *i {
+				return nil, nil, refuse("quantization_config", "compressed-tensors with integers of several kinds", "one number of bits and one size of groups")
+			}
+			ints = i
+			continue
+		}
+		floats = true
 		if w.Bits != 8 || w.Type != "float" || !or(w.Symmetric, true) || !slices.Contains([]string{"channel", "tensor", "block"}, w.Strategy) {
-			return nil, refuse("quantization_config", fmt.Sprintf("compressed-tensors with %s of %d bits per %s", w.Type, w.Bits, w.Strategy), "float of 8 bits per channel, tensor or block")
+			return nil, nil, refuse("quantization_config", fmt.Sprintf("compressed-tensors with %s of %d bits per %s", w.Type, w.Bits, w.Strategy), "float of 8 bits per channel, tensor or block, int of 4 or 8 bits per group or channel")
 		}
 		if w.Strategy == "block" {
 			b, err := blocks(w.Block)
 			if err != nil || c.Block != [2]int{} && c.Block != b.Block {
-				return nil, refuse("quantization_config", "compressed-tensors with blocks of "+fmt.Sprint(w.Block), "one size, of two numbers")
+				return nil, nil, refuse("quantization_config", "compressed-tensors with blocks of "+fmt.Sprint(w.Block), "one size, of two numbers")
 			}
 			c.Block = b.Block
 		}
 	}
 	if len(q.Groups) == 0 {
-		return nil, refuse("quantization_config", "compressed-tensors without config_groups", "float of 8 bits")
+		return nil, nil, refuse("quantization_config", "compressed-tensors without config_groups", "float of 8 bits, int of 4 or 8 bits")
 	}
-	return c, nil
+	if !floats {
+		c = nil
+	}
+	return c, ints, nil
 }
 
 func blocks(size []int) (*fp8Config, error) {
@@ -116,15 +147,26 @@ type stored struct {
 	scales safetensors.Tensor // of F8_E4M3
 	block  [2]int             // rows and columns that share a scale
 	wide   bool               // F8_E4M3 is expanded
+
+	// rows, where not nil, expands a row of the tensor to values that type made holds.
+	rows func(dst []float32, row int)
+	made backend.DType
 }
 
 // find returns a tensor with its scales, and a description of what does not fit; empty: all fits.
-func find(c *safetensors.Checkpoint, name string, q *fp8Config) (s stored, fault string) {
+func find(c *safetensors.Checkpoint, name string, config *Config) (s stored, fault string) {
+	q := config.FP8
+	if s, fault, ok := findIntegers(c, name, config.Integers); ok {
+		return s, fault
+	}
 	t, ok := c.Tensor(name)
 	if !ok {
 		return s, name + " is missing"
 	}
 	s.Tensor = t
+	if s.readRows(config); s.rows != nil {
+		return s, ""
+	}
 	if t.DType != "F8_E4M3" {
 		return s, ""
 	}
@@ -158,19 +200,26 @@ func find(c *safetensors.Checkpoint, name string, q *fp8Config) (s stored, fault
 	return s, ""
 }
 
-// scaleOf reports whether a tensor holds the scales of one that is expected.
+// scaleOf reports whether a tensor is a part, such as the scales, of one that is expected.
 func scaleOf(name string, expected map[string]bool) bool {
 	for _, end := range []string{"_scale_inv", "_scale"} {
 		if of, ok := strings.CutSuffix(name, end); ok && expected[of] {
 			return true
 		}
 	}
-	of, ok := strings.CutSuffix(name, ".input_scale")
-	return ok && expected[of+".weight"]
+	for _, end := range append([]string{"input_scale", "input_zero_point"}, integerParts...) {
+		if of, ok := strings.CutSuffix(name, "."+end); ok && expected[of+".weight"] {
+			return true
+		}
+	}
+	return false
 }
 
 // widths are the bytes of the types that are read; number reads all but the last.
 var widths = map[string]int{"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
+
+// readable reports whether tensors of a type are read.
+func readable(dtype string) bool { return widths[dtype] > 0 || dtype == expandedType }
 
 // number returns element i of data.
 func number(data []byte, i int, dtype string) float32 {
@@ -265,20 +314,67 @@ func (s *stored) widen(t backend.Tensor) backend.Tensor {
 	return t
 }
 
-// whole returns all of a weight in float32, for types that backends do not take.
+// whole returns all of a weight expanded, for types that backends do not take.
 func (s *stored) whole() backend.Tensor {
 	t := backend.Tensor{Name: s.Name, Shape: s.Shape}
 	cols := s.Shape[len(s.Shape)-1]
-	s.expand(&t, span(0, len(s.Data)/widths[s.DType]/cols), whole(cols), 0)
+	n := 1
+	for _, d := range s.Shape {
+		n *= d
+	}
+	s.expand(&t, span(0, n/cols), whole(cols), 0)
 	return t
 }
 
-// expand fills a tensor with rows of a weight as float32, and adds plus to each number.
+// expand fills a tensor with rows of a weight, and adds plus to each number. The type is float32,
+// or a smaller one that holds all values.
 func (s *stored) expand(t *backend.Tensor, rows []int, cols part, plus float32) {
 	t.DType = backend.F32
+	if s.rows != nil {
+		s.expandRows(t, rows, cols, plus)
+		return
+	}
 	t.Data = make([]byte, len(rows)*cols.n*t.DType.Size())
 	for i := range len(rows) * cols.n {
 		v := number(s.Data, rows[i/cols.n]*cols.of+cols.from+i%cols.n, s.DType)
 		binary.LittleEndian.PutUint32(t.Data[4*i:], math.Float32bits(v+plus))
+	}
+}
+
+// expandRows is expand for a weight whose rows are not numbers one behind the other. All processors
+// share the rows.
+func (s *stored) expandRows(t *backend.Tensor, rows []int, cols part, plus float32) {
+	if plus == 0 {
+		t.DType = s.made
+	}
+	size := cols.n * t.DType.Size() // of a row
+	t.Data = make([]byte, len(rows)*size)
+	var all sync.WaitGroup
+	parts := min(runtime.GOMAXPROCS(0), len(rows))
+	for p := range parts {
+		from, to := len(rows)*p/parts, len(rows)*(p+1)/parts
+		all.Go(func() {
+			line := make([]float32, cols.of)
+			for i := from; i < to; i++ {
+				s.rows(line, rows[i])
+				put(t.Data[i*size:(i+1)*size], line[cols.from:cols.from+cols.n], t.DType, plus)
+			}
+		})
+	}
+	all.Wait()
+}
+
+// put writes numbers as BF16, which must hold them, or as F32.
+func put(dst []byte, numbers []float32, as backend.DType, plus float32) {
+	for i, v := range numbers {
+		if plus != 0 { // -0 stays
+			v += plus
+		}
+		bits := math.Float32bits(v)
+		if as == backend.BF16 {
+			binary.LittleEndian.PutUint16(dst[2*i:], uint16(bits>>16))
+		} else {
+			binary.LittleEndian.PutUint32(dst[4*i:], bits)
+		}
 	}
 }

@@ -272,11 +272,12 @@ func TestFP8Refuses(t *testing.T) {
 	}{
 		"fmt":       {map[string]any{"quant_method": "fp8", "fmt": "e5m2"}, nil, "quantization_config.fmt is e5m2"},
 		"blocks":    {map[string]any{"quant_method": "fp8", "weight_block_size": []int{0}}, nil, "blocks of [0]"},
-		"4 bits":    {group(map[string]any{"num_bits": 4, "type": "int", "strategy": "group"}), nil, "int of 4 bits per group"},
+		"6 bits":    {group(map[string]any{"num_bits": 6, "type": "int", "strategy": "group"}), nil, "int of 6 bits per group"},
 		"no groups": {map[string]any{"quant_method": "compressed-tensors"}, nil, "without config_groups"},
 		"KV":        {map[string]any{"quant_method": "fp8", "kv_cache_scheme": map[string]any{"num_bits": 8}}, nil, "kv_cache_scheme"},
-		"AWQ":       {map[string]any{"quant_method": "awq"}, nil, "quantization_config is awq"},
-		"GPTQ":      {map[string]any{"quant_method": "gptq"}, nil, "quantization_config is gptq"},
+		"AWQ":       {map[string]any{"quant_method": "awq"}, nil, "quantization_config.bits is 0 of awq"},
+		"GPTQ":      {map[string]any{"quant_method": "gptq"}, nil, "quantization_config.bits is 0 of gptq"},
+		"NF4":       {map[string]any{"quant_method": "bitsandbytes"}, nil, "quantization_config is bitsandbytes"},
 		"no scale":  {fp8, nil, name + ": no " + name + "_scale_inv"},
 		"no number": {fp8, func(all map[string]safetensors.Tensor) {
 			x := all[name]

@@ -70,6 +70,12 @@ func settings(c Config) string {
 	if !c.Features.zero() {
 		b.WriteString(text(c.Features) + "\n")
 	}
+	if c.Paired {
+		b.WriteString("paired\n")
+	}
+	if c.Integers != nil {
+		b.WriteString(text(*c.Integers) + "\n")
+	}
 	if c.FullLayers != nil {
 		fmt.Fprintf(&b, "without a window %v\n", c.FullLayers)
 	}

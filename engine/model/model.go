@@ -68,7 +68,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	if s, ok := m.net.(stacker); ok {
 		stacked = s.stacks()
 	}
-	tensors, err := match(targets, stacked, checkpoint, m.config.FP8, m.net.ignore)
+	tensors, err := match(targets, stacked, checkpoint, &m.config, m.net.ignore)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
 	}

@@ -23,9 +23,11 @@ What the engine computes, by the name in ` + "`architectures` of `config.json`, 
 where that is absent. Anything else is refused by its name when the model is loaded. This page is
 made from the table in the code: ` + "`go test ./engine/model -run TestModelsPage -update`" + `.
 
-Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, in int8 and int4
-made at load, with LoRA adapters of attention and dense MLP matrices, with tensor parallelism, and
-with its KV cache shipped between nodes, unless the last column names an exception.
+Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, from integers of
+GPTQ, AWQ and compressed-tensors, in int8 and int4 made at load, with LoRA adapters of attention and
+dense MLP matrices, with tensor parallelism, and with its KV cache shipped between nodes, unless the
+last column names an exception. GGUF files of llama, qwen2, qwen3 and qwen3moe are read as the
+folders that they were made from.
 
 | architecture | ` + "`model_type`" + ` | models | beyond Llama |
 |---|---|---|---|
@@ -64,7 +66,7 @@ limit exchange no KV.
 
 ## Not served
 
-GGUF, AWQ, GPTQ, bitsandbytes and NVFP4 weights; encoders, embedding and reward models; Mamba and
+bitsandbytes and NVFP4 weights; encoders, embedding and reward models; Mamba and
 linear-attention layers (Granite 4 hybrids, Qwen3-Next); Llama 4; experts of Qwen3-VL-MoE.
 `, ropeTypes)
 	if *update {

@@ -120,6 +120,8 @@ func (s *stored) memory(made backend.DType, out, in int) int64 {
 	switch {
 	case made != 0:
 		t = made
+	case s.made != 0:
+		t = s.made
 	case t == 0:
 		t = backend.F32
 	case t == backend.FP8 && s.wide:

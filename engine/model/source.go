@@ -49,19 +49,20 @@ type Source struct {
 	files   fs.FS
 	weights func() (*safetensors.Checkpoint, error)
 	close   func() error
+	expands string // the file's types that are expanded; empty: none, or those of Config
 }
 
 // wantFolder is the remedy for a model in another format.
-const wantFolder = "give the model's Hugging Face folder, with config.json and safetensors; --quantization int8 or int4 makes it small as it is loaded"
+const wantFolder = "give the model's Hugging Face folder, with config.json and safetensors, or one .gguf file; --quantization int8 or int4 makes it small as it is loaded"
 
-// OpenDir opens a checkpoint folder on disk.
+// OpenDir opens a checkpoint folder on disk, or a GGUF file.
 func OpenDir(dir string) (*Source, error) {
 	info, err := os.Stat(dir)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrSource, err)
 	}
 	if !info.IsDir() && strings.EqualFold(filepath.Ext(dir), ".gguf") {
-		return nil, fmt.Errorf("%w: %s is a GGUF file, which is not read; %s", ErrUnsupported, dir, wantFolder)
+		return openGGUF(dir)
 	}
 	if !info.IsDir() {
 		return nil, fmt.Errorf("%w: %s is a file; give the folder that holds config.json", ErrSource, dir)
@@ -91,7 +92,7 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	text, err := s.ReadFile("config.json")
 	if errors.Is(err, fs.ErrNotExist) {
 		if found, _ := fs.Glob(files, "*.gguf"); len(found) > 0 {
-			return nil, fmt.Errorf("%w: %s holds %s and no config.json: GGUF is not read; %s", ErrUnsupported, name, found[0], wantFolder)
+			return nil, fmt.Errorf("%w: %s holds %s and no config.json: give the path of this file itself, or %s", ErrUnsupported, name, found[0], wantFolder)
 		}
 		return nil, fmt.Errorf("%w: %s has no config.json", ErrSource, name)
 	}
@@ -109,8 +110,15 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	return s, nil
 }
 
-// OpenConfig reads a config.json without weights. path is the file or its folder.
+// OpenConfig reads a config.json without weights. path is the file, its folder, or a GGUF file.
 func OpenConfig(path string) (Config, error) {
+	if strings.EqualFold(filepath.Ext(path), ".gguf") {
+		s, err := openGGUF(path)
+		if err != nil {
+			return Config{}, err
+		}
+		return s.Config, s.Close()
+	}
 	folder := ""
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		folder, path = path, filepath.Join(path, "config.json")
@@ -163,9 +171,9 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	switch {
 	case err != nil || q != AsStored:
 		return s.Config.WeightBytes(q), err
-	case s.Config.FP8 != nil:
+	case s.Config.FP8 != nil || s.Config.Integers != nil || s.expands != "":
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {
-			found, _ := find(c, name, s.Config.FP8) // Load reports its faults
+			found, _ := find(c, name, &s.Config) // Load reports its faults
 			return found
 		}), nil
 	case s.Config.DType == "float16":
@@ -189,9 +197,17 @@ func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 		return local.WeightBytes(q), err
 	}
 	return local.weightBytes(q, func(name string, _ bool) stored {
-		found, _ := find(c, name, s.Config.FP8) // Load reports its faults
+		found, _ := find(c, name, &s.Config) // Load reports its faults
 		return found
 	}), nil
+}
+
+// Expanded describes the integers that are expanded as they are loaded; empty: there are none.
+func (s *Source) Expanded() string {
+	if q := s.Config.Integers; q != nil {
+		return fmt.Sprintf("%s with %d bits", q.Method, q.Bits)
+	}
+	return s.expands
 }
 
 // ExpandFP8 has weights in FP8 converted to bfloat16 as they are loaded, for backends without FP8
@@ -208,3 +224,21 @@ func (s *Source) SetContext(positions int) { s.Config.Rope.setContext(positions)
 
 // Close unmaps the weights. A backend with Options.Mapped must be closed before.
 func (s *Source) Close() error { return s.close() }
+
+// memoryFiles are files in memory, by their names.
+type memoryFiles map[string][]byte
+
+// Open returns a file. The error of an absent file is an fs.ErrNotExist.
+func (m memoryFiles) Open(name string) (fs.File, error) {
+	data, ok := m[name]
+	if !ok {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return memoryFile{bytes.NewReader(data)}, nil
+}
+
+// memoryFile is an open file of memoryFiles. It is only read.
+type memoryFile struct{ *bytes.Reader }
+
+func (memoryFile) Close() error               { return nil }
+func (memoryFile) Stat() (fs.FileInfo, error) { return nil, errors.ErrUnsupported }

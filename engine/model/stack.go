@@ -72,7 +72,7 @@ func (s *stack) fault() string {
 		if !slices.Equal(t.Shape, want[i]) {
 			return fmt.Sprintf("%s: want shape %v, got %v", t.Name, want[i], t.Shape)
 		}
-		if len(s.names) == 2 && t.DType != "U8" || len(s.names) == 1 && widths[t.DType] == 0 {
+		if len(s.names) == 2 && t.DType != "U8" || len(s.names) == 1 && !readable(t.DType) {
 			return fmt.Sprintf("%s: dtype %s; supported: F32, BF16, F16, F8_E4M3, and U8 of MXFP4", t.Name, t.DType)
 		}
 	}
@@ -81,10 +81,13 @@ func (s *stack) fault() string {
 
 // load hands every expert's weights to the backend.
 func (s *stack) load(b backend.Backend, q Quantization) error {
-	if s.from.DType == "F16" { // expanded for as long as it is cut up
+	if len(s.names) == 1 && dtypes[s.from.DType] == 0 { // expanded for as long as it is cut up
 		wide, small := s.from.whole(), s.tensors[0]
 		defer func() { s.tensors[0] = small }()
 		s.tensors[0].Data, s.tensors[0].DType = wide.Data, "F32"
+		if wide.DType == backend.BF16 {
+			s.tensors[0].DType = "BF16"
+		}
 	}
 	for e := range s.experts {
 		for i := range s.targets {

@@ -62,14 +62,22 @@ func OpenDir(dir string) (*Checkpoint, error) {
 }
 
 // OpenFile opens the weights of a single file, whatever it is called, and maps it.
-func OpenFile(path string) (*Checkpoint, error) {
-	c := &Checkpoint{tensors: map[string]Tensor{}}
-	err := c.addFile(source{bytes: func(name string) ([]byte, bool, error) {
-		data, err := mapFile(name)
-		return data, true, err
-	}}, path, nil)
+func OpenFile(path string) (*Checkpoint, error) { return OpenParsed(path, Parse) }
+
+// OpenParsed is OpenFile for a file of another format, whose tensors parse returns. Their Data are
+// parts of the file.
+func OpenParsed(path string, parse func(file []byte) ([]Tensor, error)) (*Checkpoint, error) {
+	data, err := mapFile(path)
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, fmt.Errorf("safetensors: %w", err)
+	}
+	c := &Checkpoint{tensors: map[string]Tensor{}, mapped: [][]byte{data}}
+	tensors, err := parse(data)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", path, err), c.Close())
+	}
+	for _, t := range tensors {
+		c.tensors[t.Name] = t
 	}
 	return c, nil
 }
@@ -184,6 +192,17 @@ func (c *Checkpoint) Rename(to func(name string) (string, bool)) {
 		}
 	}
 	c.tensors = renamed
+}
+
+// Split replaces each tensor by those that into returns for it.
+func (c *Checkpoint) Split(into func(Tensor) []Tensor) {
+	parts := make(map[string]Tensor, len(c.tensors))
+	for _, t := range c.tensors {
+		for _, part := range into(t) {
+			parts[part.Name] = part
+		}
+	}
+	c.tensors = parts
 }
 
 // Bytes is the size of all tensors.

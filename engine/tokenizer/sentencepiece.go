@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -65,29 +64,7 @@ func FromSentencePiece(model, config []byte) ([]byte, error) {
 	case m.charsmap:
 		return nil, &UnsupportedError{"tokenizer.model: precompiled_charsmap", "not empty"}
 	}
-	vocab := make(map[string]int32, len(m.pieces))
-	for id, p := range m.pieces {
-		if _, twice := vocab[p.text]; twice {
-			return nil, invalid("tokenizer.model has the piece %q twice", p.text)
-		}
-		vocab[p.text] = int32(id)
-	}
-	type object = map[string]any
-	file := object{
-		"version": "1.0", "added_tokens": m.added(),
-		"post_processor": m.template(c.AddBOS, c.AddEOS),
-		"model": object{
-			"type": "BPE", "dropout": nil, "unk_token": nil, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-			"vocab": vocab, "merges": pieceMerges(m.pieces, vocab),
-		},
-	}
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(file); err != nil {
-		return nil, invalid("tokenizer.model: %v", err)
-	}
-	return c.Apply(text.Bytes())
+	return m.json(m.pieces, &c.Llama, c.AddBOS, c.AddEOS)
 }
 
 // added returns the pieces that are cut out of the text: control and user-defined ones, and those

@@ -1,7 +1,6 @@
 package tokenizer
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -82,13 +81,7 @@ func FromTekken(data []byte) ([]byte, error) {
 			"special_tokens": object{"<s>": object{"id": "<s>", "ids": []int32{special[i].ID}}},
 		}
 	}
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
-	encoder.SetEscapeHTML(false)
-	if err := encoder.Encode(file); err != nil {
-		return nil, invalid("tekken.json: %v", err)
-	}
-	return text.Bytes(), nil
+	return encode(file)
 }
 
 // special returns the special tokens. Ids without a name are <SPECIAL_id>.

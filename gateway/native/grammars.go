@@ -20,7 +20,8 @@ import (
 // again, for their vocabulary.
 //
 // Invariant: at most limits.GrammarCompiles grammars are compiled at once, apart from those that run
-// when the limit changes, and at most limits.MaxQueuedGrammars requests wait. The outcome of a grammar depends on its text alone.
+// when the limit changes, and at most limits.MaxQueuedGrammars requests wait. The outcome of a
+// grammar depends on its text alone.
 type grammars struct {
 	mu      sync.Mutex
 	slots   chan struct{}                       // has a value for each compilation that runs

@@ -65,7 +65,7 @@ func rendered(t *testing.T, template, fields string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, fault := (&TextModel{chat: chat, efforts: knownEfforts(chat)}).render(r)
+	text, _, fault := (&TextModel{chat: chat, efforts: knownEfforts(chat)}).render(r)
 	if fault != nil {
 		t.Fatal(fields, fault)
 	}

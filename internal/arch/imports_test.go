@@ -99,7 +99,8 @@ var mayImport = map[string][]string{
 	"engine/masks":               {"engine/grammar", "engine/tokenizer"},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
-	"engine/model":               {"engine/backend", "engine/safetensors", "engine/tokenizer", "internal/regular"},
+	"engine/gguf":                {},
+	"engine/model":               {"engine/backend", "engine/gguf", "engine/safetensors", "engine/tokenizer", "internal/regular"},
 	"engine/backend":             {"engine/sample"}, // sampling is an op
 	"engine/backend/cpu":         {"engine/backend", "engine/backend/cpu/kernels", "engine/sample"},
 	"engine/backend/cpu/kernels": {}, // C
@@ -111,12 +112,14 @@ var mayImport = map[string][]string{
 
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"docs":                     {}, // pages that the program reads
 	"internal/doctor":          {"internal/console", "internal/tlsconf"},
 	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory
 	"internal/config":          {"internal/limits", "internal/regular"},
 	"internal/console":         {"internal/regular"},
+	"internal/hub":             {"internal/regular"}, // downloads models
+	"internal/hub/hubtest":     {},                   // a hub for tests
 	"internal/e2e":             {},
 	"internal/arch":            {},
 	"internal/arch/mutants":    {"internal/arch/provenance"},
@@ -221,6 +224,8 @@ func badTable(table map[string][]string) []string {
 				say("%s may import %s, which only main knows", p, to)
 			case (to == "internal/config" || to == "internal/cli") && p != "internal/cli":
 				say("%s may import %s, which only internal/roles knows", p, to)
+			case to == "internal/hub" && p != "internal/cli":
+				say("%s may import %s: only commands download", p, to)
 			case slices.Contains(roles, roleOf(to)) && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo") && slices.Contains(pure, to)): // which run the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
 			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{"prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/cli"}, p): // which measure it
@@ -286,6 +291,7 @@ func TestImportsSeeFaults(t *testing.T) {
 		{"bench", "internal/roles", "which only main knows"},
 		{"gateway/native/nodes", "kvtransfer", "only nodes move KV"},
 		{"engine", "internal/rpc", "knows nothing of the fleet"},
+		{"gateway", "internal/hub", "only commands download"},
 		{"engine/kvcache", "engine/scheduler", "engine/kvcache reaches itself"},
 		{"kvtransfer/lease", "kvtransfer", "kvtransfer/lease is pure"},
 		{"internal/obs/logs", ".", "internal/obs/logs may import main"},

@@ -20,6 +20,7 @@ var parsers = map[string][]string{
 	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                                                          // no bytes of others: logits of all bits, for C kernels that index by them
 	"engine/grammar":         {"FuzzSchema", "FuzzRegex", "FuzzChoice", "FuzzEBNF", "FuzzLark", "FuzzStructuralTag"}, // grammars of requests
 	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},                                      // config.json and the files beside the weights; adapters
+	"engine/gguf":            {"FuzzParse"},                                                                          // metadata and weights of llama.cpp's files
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                                                             // weights and their index
 	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},                                         // tokenizer.json; prompts; tekken.json, tokenizer.model
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                                                         // upstreams' answers; bodies of requests
@@ -28,6 +29,7 @@ var parsers = map[string][]string{
 	"gateway/render/jinja":   {"FuzzParse"},                                                                          // chat templates
 	"internal/cluster":       {"FuzzDecodeMember", "FuzzDecodeEvent"},                                                // gossip; NATS
 	"internal/roles":         {"FuzzResolve"},                                                                        // arguments, environment, YAML
+	"internal/hub":           {"FuzzListing"},                                                                        // listings of a hub
 	"internal/console":       {"FuzzReadStream", "FuzzMarkdown"},                                                     // what a gateway answers; what a model writes
 	"internal/explainlog":    {"FuzzAdd"},                                                                            // logs of any program
 	"internal/jsonscan":      {"FuzzSkip"},                                                                           // JSON of requests and of what they carry

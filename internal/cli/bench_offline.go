@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/tandem-serving/tandem/bench"
@@ -33,7 +34,7 @@ func (f *offlineFlags) options(v *Invocation) (o offline.Options, err error) {
 		return o, err
 	}
 	f.o.Detokenize, f.o.Out = !f.noText, v.Out
-	f.o.Load, err = f.m.Options(v.Environ, log)
+	f.o.Load, err = f.m.Options(context.Background(), v.Environ, log)
 	return f.o, err
 }
 

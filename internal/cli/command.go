@@ -1,5 +1,5 @@
 // Package cli runs tandem's subcommands: their table, help, errors and exit statuses, and the
-// commands that need no role: chat, status, logits, ca, completion, bench and version.
+// commands that need no role: chat, status, pull, logits, ca, completion, bench and version.
 //
 // Invariant: exit status 0 means success, 2 an error that the user can correct, 1 any other
 // error, and 128 plus its number a signal that ended a chat. An error is one line with the value
@@ -20,6 +20,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/hub"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
@@ -144,14 +145,12 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 
 // elsewhere has the commands of other programs that users try, with what to do instead.
 var elsewhere = map[string]string{
-	"run":  "`tandem serve MODEL_DIR` serves a model, and `tandem chat` talks to it",
-	"pull": "nothing is downloaded; `hf download ORG/NAME` puts a model where `tandem serve ORG/NAME` finds it",
+	"run":  "`tandem serve MODEL_DIR` serves a model, or `tandem serve --download ORG/NAME` one of the Hugging Face hub, and `tandem chat` talks to it",
 	"ps":   "`tandem status` shows the nodes and their models",
-	"list": "`tandem status` shows the models that are served; `tandem serve ORG/NAME` takes one of the Hugging Face cache",
-	"ls":   "`tandem status` shows the models that are served; `tandem serve ORG/NAME` takes one of the Hugging Face cache",
+	"list": "`tandem models` lists the models of the Hugging Face cache, and `tandem status` shows those that are served",
+	"ls":   "`tandem models` lists the models of the Hugging Face cache, and `tandem status` shows those that are served",
 	"stop": "Ctrl-C or SIGTERM ends a process; POST /admin/drain/NODE at a gateway drains a node first",
 	"show": "`tandem plan memory MODEL_DIR` shows what a model needs, and `tandem status` what is served",
-	"rm":   "no model is kept; delete its folder",
 }
 
 // Find returns the command of that name and panics if there is none.
@@ -172,7 +171,7 @@ func (s stopped) Error() string { return "stopped: " + syscall.Signal(s).String(
 
 // packageNames matches the names of packages in front of the texts of their errors, which users do
 // not know.
-var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|discover|draft|engine|fabric|gateway|kvcache|kvtransfer|launch|memory|model|offline|process|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
+var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|discover|draft|engine|fabric|gateway|hub|kvcache|kvtransfer|launch|memory|model|offline|process|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
 
 // status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
@@ -207,7 +206,7 @@ func explain(err error) (text string, status int) {
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"
 	}
-	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, errModel} {
+	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, hub.ErrModel} {
 		if errors.Is(err, sentinel) {
 			_, kind, _ := strings.Cut(sentinel.Error(), ": ")
 			return strings.TrimPrefix(text, kind+": "), 2

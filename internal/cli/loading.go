@@ -14,7 +14,7 @@ import (
 )
 
 // Progress is shown by a bar, which is drawn each barInterval, or by a log line for each of
-// lineParts of the weights. A model that loads within quickLoad has no log lines.
+// lineParts of the bytes. A model that loads within quickLoad has no log lines.
 const (
 	barInterval = 200 * time.Millisecond
 	lineParts   = 10
@@ -24,33 +24,51 @@ const (
 // loading returns a callback that shows the progress of loading weights: a bar on a
 // terminal, else log lines.
 func loading(w *os.File, log *slog.Logger) func(done, total int64) {
-	return progress(w, term.IsTerminal(int(w.Fd())), log, time.Now)
+	return progress(w, term.IsTerminal(int(w.Fd())), "loading weights", false, log, time.Now)
 }
 
-func progress(w io.Writer, terminal bool, log *slog.Logger, now func() time.Time) func(done, total int64) {
+// downloading returns a callback that shows the progress of a download: a bar on a terminal, else a
+// log line for each tenth.
+func downloading(w *os.File, log *slog.Logger) func(done, total int64) {
+	return progress(w, term.IsTerminal(int(w.Fd())), "downloading", true, log, time.Now)
+}
+
+// progress returns a callback that draws a bar on a terminal and logs lines elsewhere. A download
+// that is resumed starts at the done bytes of the first call; it also logs its end, however quick.
+func progress(w io.Writer, terminal bool, what string, download bool, log *slog.Logger, now func() time.Time) func(done, total int64) {
 	const width = 30
 	began := now()
-	last, drawn, logged := began, false, int64(0)
+	last, drawn, from, logged := began, false, int64(-1), int64(0)
 	return func(done, total int64) {
 		t := now()
 		ended := done >= total
-		if total <= 0 || terminal && t.Sub(last) < barInterval && !(ended && drawn) {
+		if total <= 0 {
+			return
+		}
+		part := lineParts * done / total
+		if from < 0 {
+			from = done
+			if download {
+				logged = part
+			}
+		}
+		if terminal && t.Sub(last) < barInterval && !(ended && drawn) {
 			return
 		}
 		last = t
 		took := t.Sub(began)
-		left := time.Duration(float64(took) * float64(total-done) / float64(max(done, 1))).Round(time.Second)
-		switch part := lineParts * done / total; {
-		case !terminal && !ended && part > logged && took >= quickLoad:
+		left := time.Duration(float64(took) * float64(total-done) / float64(max(done-from, 1))).Round(time.Second)
+		switch {
+		case !terminal && part > logged && (download || !ended && took >= quickLoad):
 			logged = part
-			log.Info("loading weights", "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left, "percent", 100*done/total)
+			log.Info(what, "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left, "percent", 100*done/total)
 		case !terminal:
 		case ended:
 			fmt.Fprint(w, "\r\x1b[K") // the log has the result
 		default:
 			drawn = true
 			full := int(width * done / total)
-			fmt.Fprintf(w, "\r\x1b[Kloading weights %s%s %3d%% %s of %s, %s left", strings.Repeat("█", full), strings.Repeat("·", width-full),
+			fmt.Fprintf(w, "\r\x1b[K%s %s%s %3d%% %s of %s, %s left", what, strings.Repeat("█", full), strings.Repeat("·", width-full),
 				100*done/total, memory.Bytes(done), memory.Bytes(total), left)
 		}
 	}

@@ -25,7 +25,7 @@ func TestLoadingProgress(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out, log bytes.Buffer
 			clock := time.Unix(0, 0)
-			show := progress(&out, c.terminal, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
+			show := progress(&out, c.terminal, "loading weights", false, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
 			for i := range int64(11) {
 				clock = clock.Add(c.step)
 				show(i<<30, 10<<30)
@@ -40,5 +40,26 @@ func TestLoadingProgress(t *testing.T) {
 				t.Errorf("drawn: %q", out.String())
 			}
 		})
+	}
+}
+
+// Without a terminal, a download logs a line for each tenth from where it starts; on one, it draws
+// a bar with the time that is left at the speed of this download.
+func TestDownloadProgress(t *testing.T) {
+	for _, terminal := range []bool{false, true} {
+		var out, log bytes.Buffer
+		clock := time.Unix(0, 0)
+		show := progress(&out, terminal, "downloading", true, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
+		for i := int64(50); i <= 100; i++ {
+			show(i<<20, 100<<20)
+			clock = clock.Add(time.Second)
+		}
+		lines := strings.Count(log.String(), "msg=downloading")
+		if !terminal && (lines != 5 || !strings.Contains(log.String(), `done="60 MiB" of="100 MiB" left=40s percent=60`) || out.Len() > 0) {
+			t.Errorf("%d lines: %s%s", lines, log.String(), out.String())
+		}
+		if terminal && (lines != 0 || !strings.Contains(out.String(), "downloading "+strings.Repeat("█", 18)+strings.Repeat("·", 12)+"  60% 60 MiB of 100 MiB, 40s left") || !strings.HasSuffix(out.String(), "\r\x1b[K")) {
+			t.Errorf("%d lines, drawn: %q", lines, out.String())
+		}
 	}
 }

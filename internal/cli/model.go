@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"syscall"
 	"time"
@@ -17,15 +17,13 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/hub"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
-// errModel is wrapped by refusals of a model's name.
-var errModel = errors.New("cli: no such model")
-
-// errAbsent is errModel for a model that is not on this machine.
-var errAbsent = fmt.Errorf("%w", errModel)
+// errAbsent is hub.ErrModel for a model that is not on this machine.
+var errAbsent = fmt.Errorf("%w", hub.ErrModel)
 
 // maxTemplate bounds a --chat-template file.
 const maxTemplate = 4 << 20
@@ -35,7 +33,7 @@ type Model struct {
 	engine.LoadOptions
 	ServedName         string // in the API, see Names
 	revision, template string // of the Hugging Face cache; a file or its text
-	ahead              bool
+	ahead, download    bool
 	speculation        config.Speculation
 	lora               config.LoRA
 }
@@ -50,10 +48,11 @@ func (m *Model) Register(s *config.Set) {
 	s.Values("device", "auto", "cpu", "cuda")
 	s.Values("cublaslt", "auto", "none")
 	s.Values("cpu-kernels", append([]string{"auto"}, cpu.Variants()...)...)
-	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, ORG/NAME of the local Hugging Face cache, or builtin")
+	s.StringVar(&m.Model, "model", "builtin", "Hugging Face folder, .gguf file, ORG/NAME of the local Hugging Face cache, or builtin")
 	s.StringVar(&m.revision, "revision", "", "branch, tag or commit of ORG/NAME; default: main")
+	s.BoolVar(&m.download, "download", false, "download ORG/NAME from the Hugging Face hub before the start if the local cache lacks a part of it, as tandem pull does")
 	s.StringVar(&m.template, "chat-template", "", "chat template instead of the model's own: a file, or the template itself")
-	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's name, or ORG/NAME. Further names with commas, or one behind another, on up, serve and gateway")
+	s.StringVar(&m.ServedName, "served-model-name", "", "name in the API; default: the folder's or the file's name, or ORG/NAME. Further names with commas, or one behind another, on up, serve and gateway")
 	s.Section("Device")
 	s.StringVar(&m.Device, "device", "auto", "auto (a GPU where kernels, driver and GPU are there, else the CPU), cpu, cuda or cuda:N")
 	s.StringVar(&m.CUDALibrary, "cuda-library", "", "shared object with the kernels for GPUs, as make cuda builds it; default: tandem-cuda.so next to the program")
@@ -93,60 +92,117 @@ func (m *Model) Register(s *config.Set) {
 
 // Options completes the options that the flags hold. A name of the Hugging Face cache becomes
 // the folder there, and the name in the API unless another is given.
-func (m *Model) Options(environ []string, log *slog.Logger) (engine.LoadOptions, error) {
-	o, absent, err := m.options(environ, log)
-	return o, errors.Join(absent, err)
+// With --download, it downloads what the cache lacks.
+func (m *Model) Options(ctx context.Context, environ []string, log *slog.Logger) (engine.LoadOptions, error) {
+	o, absent, err := m.options(environ, log, m.pull(ctx, environ, log))
+	return o, errors.Join(absent[0], absent[1], err)
 }
 
-// options returns the error of the model's name as absent, and all others as err.
-func (m *Model) options(environ []string, log *slog.Logger) (o engine.LoadOptions, absent, err error) {
-	o = m.LoadOptions
-	var errs [5]error
-	var name string
-	o.Model, name, absent = findModel(m.Model, m.revision, environ)
-	m.ServedName = cmp.Or(m.ServedName, name)
-	o.ChatTemplate, errs[0] = ReadTemplate(m.template)
-	o.Adapters.Places, errs[1] = m.lora.Places()
-	o.Speculation = engine.Speculation{Tokens: m.speculation.Tokens, Lookup: engine.Lookup{Min: m.speculation.Min, Max: m.speculation.Max}}
-	if o.Speculation.Model, _, err = findModel(m.speculation.Model, "", environ); err != nil {
-		errs[2] = fmt.Errorf("--speculative-config: %w", err)
+// pullFunc downloads a model and returns its folder.
+type pullFunc func(name, revision string) (string, error)
+
+// pull returns the function that downloads, or nil without --download.
+func (m *Model) pull(ctx context.Context, environ []string, log *slog.Logger) pullFunc {
+	if !m.download {
+		return nil
 	}
+	return func(name, revision string) (string, error) {
+		dir, err := hub.Pull(ctx, hub.Options{Name: name, Revision: revision, Environ: environ, Agent: "tandem", Log: log, Progress: downloading(os.Stderr, log)})
+		if err != nil && ctx.Err() != nil {
+			return "", stopped(syscall.SIGTERM)
+		}
+		return dir, err
+	}
+}
+
+// options returns the errors of the model and of the draft model that are errAbsent in absent, and
+// all others as err.
+func (m *Model) options(environ []string, log *slog.Logger, pull pullFunc) (o engine.LoadOptions, absent [2]error, err error) {
+	o = m.LoadOptions
+	var errs [6]error
+	var name string
+	o.Model, name, errs[0] = findModel(m.Model, m.revision, environ, pull)
+	m.ServedName = cmp.Or(m.ServedName, name)
+	o.Speculation = engine.Speculation{Model: m.speculation.Model, Tokens: m.speculation.Tokens, Lookup: engine.Lookup{Min: m.speculation.Min, Max: m.speculation.Max}}
+	if draft, _, err := findModel(m.speculation.Model, "", environ, pull); err != nil {
+		errs[1] = fmt.Errorf("--speculative-config: %w", err)
+	} else {
+		o.Speculation.Model = draft
+	}
+	for i := range absent {
+		if errors.Is(errs[i], errAbsent) {
+			absent[i], errs[i] = errs[i], nil
+		}
+	}
+	o.ChatTemplate, errs[2] = ReadTemplate(m.template)
+	o.Adapters.Places, errs[3] = m.lora.Places()
 	o.Adapters.Rank = m.lora.MaxRank
 	if m.lora.Root != "" {
 		if o.Adapters.Root, err = filepath.EvalSymlinks(m.lora.Root); err == nil {
 			o.Adapters.Root, err = filepath.Abs(o.Adapters.Root)
 		}
 		if err != nil {
-			errs[3] = fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
+			errs[4] = fmt.Errorf("%w: --lora-root: %w", config.ErrValue, err)
 		}
 	}
 	for _, a := range m.lora.Modules {
 		o.Adapters.Modules = append(o.Adapters.Modules, engine.AdapterModule{Name: a.Name, Path: a.Path})
 	}
 	o.Progress, o.Logger, o.MemoryLimit, o.Synchronous = loading(os.Stderr, log), log, process.MemoryLimit(os.DirFS("/")), !m.ahead
-	errs[4] = tensorParallel(&o.TensorParallel)
+	errs[5] = tensorParallel(&o.TensorParallel)
 	return o, absent, errors.Join(errs[:]...)
+}
+
+// Download downloads what the cache lacks if --download is given.
+func (m *Model) Download(ctx context.Context, environ []string, log *slog.Logger) error {
+	if !m.download {
+		return nil
+	}
+	_, err := m.Options(ctx, environ, log)
+	return err
 }
 
 // CheckIn makes v's Parse check the flags and call check with their options. The first argument, if
 // any, names the model. A model that is not on this machine is a warning in a dry run, so that a
-// configuration can be checked elsewhere.
+// configuration can be checked elsewhere. With --download, Options downloads it after the checks.
 func (m *Model) CheckIn(v *Invocation, check func(engine.LoadOptions) error) {
 	v.Check(func() error {
 		if v.NArg() > 0 {
 			m.Model = v.Args()[0]
 		}
-		o, absent, err := m.options(v.Environ, slog.New(slog.DiscardHandler))
-		if absent == nil && err == nil {
+		var pull pullFunc
+		why := "is not in the Hugging Face cache of this machine"
+		if m.download {
+			pull, why = later, "is downloaded at the start"
+		}
+		o, absent, err := m.options(v.Environ, slog.New(slog.DiscardHandler), pull)
+		missing := errors.Join(absent[:]...)
+		if missing == nil && err == nil {
 			return check(o)
 		}
 		err = errors.Join(err, engine.CheckOptions(o))
-		if v.DryRun() && errors.Is(absent, errAbsent) {
-			v.Warn("model", fmt.Sprintf("%s is not in the Hugging Face cache of this machine, so that its files are not checked", m.Model))
-			return err
+		if !v.DryRun() && !m.download {
+			return errors.Join(missing, err)
 		}
-		return errors.Join(absent, err)
+		for i, model := range []string{m.Model, m.speculation.Model} {
+			if v.DryRun() && absent[i] != nil {
+				v.Warn("model "+model, fmt.Sprintf("%s %s, so that its files are not checked", model, why))
+			}
+		}
+		if absent[0] == nil && err == nil {
+			o.Speculation = engine.Speculation{} // its model is absent
+			return check(o)
+		}
+		return err
 	})
+}
+
+// later is a pullFunc that downloads nothing. Its error is errAbsent unless the name is refused.
+func later(name, _ string) (string, error) {
+	if _, _, err := hub.SplitRevision(name); err != nil {
+		return "", err
+	}
+	return "", errAbsent
 }
 
 // Names returns the names in the API. The model is listed under the first.
@@ -187,101 +243,39 @@ func ReadTemplate(given string) (string, error) {
 	return string(text), nil
 }
 
-// repository is a model's name on the Hugging Face hub. Some of the oldest have no ORG/.
-var repository = regexp.MustCompile(`^([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$`)
-
-// hub is a model's address on the Hugging Face hub.
-var hub = regexp.MustCompile(`^(?:https?://(?:www\.)?(?:huggingface\.co|hf\.co)/|hf://)([^/]+/[^/?#]+)`)
-
 // findModel returns the folder of a model, and its name if that is not the folder's. A path
 // that exists is the folder; org/name, or its address on the hub, is looked up in the local
-// Hugging Face cache. Nothing is downloaded.
-func findModel(model, revision string, environ []string) (path, name string, err error) {
-	if at := hub.FindStringSubmatch(model); at != nil {
-		model = at[1]
-	}
-	_, err = os.Stat(model)
-	if model == "" || model == engine.Builtin || err == nil || !repository.MatchString(model) {
+// Hugging Face cache. If the cache lacks a part of it and pull is not nil, pull downloads it and
+// returns its folder.
+func findModel(model, revision string, environ []string, pull pullFunc) (path, name string, err error) {
+	model, named := hub.Name(model)
+	if _, err := os.Stat(model); model == "" || model == engine.Builtin || err == nil || !named {
 		if revision != "" {
 			return "", "", fmt.Errorf("%w: --revision %s: only an ORG/NAME of the Hugging Face cache has revisions, and the model is %s; leave --revision out", config.ErrValue, revision, cmp.Or(model, engine.Builtin))
 		}
 		return model, "", nil // engine.Load refuses a path that does not exist
 	}
-	cache, err := hubCache(environ)
+	cache, err := hub.DefaultCache(environ)
 	if err != nil {
 		return "", "", err
 	}
-	repo := filepath.Join(cache, "models--"+strings.Replace(model, "/", "--", 1))
-	if _, err := os.Stat(repo); errors.Is(err, fs.ErrNotExist) {
+	dir, err := cache.Find(model, revision)
+	if pull != nil && (err != nil || !cache.Complete(dir)) {
+		dir, err = pull(model, revision)
+	}
+	if pull == nil && errors.Is(err, fs.ErrNotExist) {
 		download := model
 		if !strings.Contains(model, "/") {
 			download = "ORG/NAME"
 		}
 		return "", "", fmt.Errorf("%w: there is no folder %s here, and the Hugging Face cache %s does not have that model. "+
-			"Nothing is downloaded: run `hf download %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
-			errAbsent, model, cache, download)
+			"Nothing is downloaded unless --download is given: run `tandem pull %s` where there is network, or copy a folder with config.json, *.safetensors and tokenizer.json to this machine and give its path",
+			errAbsent, model, cache.Dir, download)
 	} else if err != nil {
-		return "", "", fmt.Errorf("%w: %w", errModel, err)
-	}
-	dir, err := snapshot(repo, revision)
-	if err != nil {
-		return "", "", fmt.Errorf("%w: %s: %w", errModel, model, err)
+		return "", "", err
 	}
 	if _, err := os.Stat(filepath.Join(dir, "config.json")); err != nil {
-		return "", "", fmt.Errorf("%w: %s is in the Hugging Face cache without its config.json (%w): download it again by `hf download %s`", errModel, model, err, model)
+		return "", "", fmt.Errorf("%w: %s is in the Hugging Face cache without its config.json (%w): download it again by `tandem pull %s`", hub.ErrModel, model, err, model)
 	}
 	return dir, model, nil
-}
-
-// hubCache returns the folder in which Hugging Face's tools keep downloads.
-func hubCache(environ []string) (string, error) {
-	env := map[string]string{}
-	for _, e := range environ {
-		if k, v, ok := strings.Cut(e, "="); ok {
-			env[k] = v
-		}
-	}
-	for _, at := range []struct{ variable, below string }{
-		{"HF_HUB_CACHE", ""}, {"HUGGINGFACE_HUB_CACHE", ""}, {"HF_HOME", "hub"}, {"XDG_CACHE_HOME", "huggingface/hub"}, {"HOME", ".cache/huggingface/hub"},
-	} {
-		if dir := env[at.variable]; dir != "" {
-			if dir == "~" || strings.HasPrefix(dir, "~/") {
-				dir = filepath.Join(env["HOME"], dir[1:])
-			}
-			return filepath.Join(dir, at.below), nil
-		}
-	}
-	return "", fmt.Errorf("%w: no home folder to look for the Hugging Face cache in; set HF_HUB_CACHE, or give the model's folder", errModel)
-}
-
-// snapshot returns the folder of a revision: a branch or tag is a file below refs that
-// contains the commit. Without a revision and a ref main, a single snapshot is used.
-func snapshot(repo, revision string) (string, error) {
-	ref := revision
-	if ref == "" {
-		ref = "main"
-	}
-	if !filepath.IsLocal(ref) {
-		return "", fmt.Errorf("--revision %q is not the name of a branch, tag or commit", revision)
-	}
-	commit := ref
-	if text, err := os.ReadFile(filepath.Join(repo, "refs", ref)); err == nil {
-		commit = strings.TrimSpace(string(text))
-	}
-	dir := filepath.Join(repo, "snapshots", commit)
-	if info, err := os.Stat(dir); filepath.IsLocal(commit) && err == nil && info.IsDir() {
-		return dir, nil
-	}
-	var have []string
-	entries, err := os.ReadDir(filepath.Join(repo, "snapshots"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	for _, e := range entries {
-		have = append(have, e.Name())
-	}
-	if revision == "" && len(have) == 1 {
-		return filepath.Join(repo, "snapshots", have[0]), nil
-	}
-	return "", fmt.Errorf("%s has no revision %q; it has the commits %q: choose one by --revision, or download again", repo, ref, have)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/hub"
 )
 
 // write makes files below a folder; a text that begins with "->" is a link.
@@ -35,8 +36,8 @@ func write(t *testing.T, dir string, files map[string]string) {
 // A name of the hub is found as the hub's own tools lay it out.
 func TestFindModel(t *testing.T) {
 	home := t.TempDir()
-	hub := filepath.Join(home, ".cache/huggingface/hub")
-	write(t, hub, map[string]string{
+	cache := filepath.Join(home, ".cache/huggingface/hub")
+	write(t, cache, map[string]string{
 		"models--org--a/blobs/1":                     "{}",
 		"models--org--a/refs/main":                   "c1\n",
 		"models--org--a/refs/pr/1":                   "c2",
@@ -67,31 +68,31 @@ func TestFindModel(t *testing.T) {
 		{"org/torn", "", env, "!without its config.json"},
 		{"org/evil", "", env, "!has no revision"},
 		{"org/empty", "", env, "!has no revision"},
-		{"org/none", "", env, "!Nothing is downloaded: run `hf download org/none`"},
-		{"org/a", "", []string{"HF_HUB_CACHE=" + hub, "HOME=/nowhere"}, "models--org--a/snapshots/c1"},
-		{"org/a", "", []string{"HF_HOME=" + filepath.Dir(hub), "HOME=/nowhere"}, "models--org--a/snapshots/c1"},
+		{"org/none", "", env, "!Nothing is downloaded unless --download is given: run `tandem pull org/none`"},
+		{"org/a", "", []string{"HF_HUB_CACHE=" + cache, "HOME=/nowhere"}, "models--org--a/snapshots/c1"},
+		{"org/a", "", []string{"HF_HOME=" + filepath.Dir(cache), "HOME=/nowhere"}, "models--org--a/snapshots/c1"},
 		{"org/a", "", []string{"HF_HOME=~/.cache/huggingface", "HOME=" + home}, "models--org--a/snapshots/c1"},
 		{"org/a", "", []string{"XDG_CACHE_HOME=" + filepath.Join(home, ".cache")}, "models--org--a/snapshots/c1"},
 		{"org/a", "", []string{"HF_HUB_CACHE=/nowhere", "HOME=" + home}, "!/nowhere does not have that model"},
 		{"org/a", "", nil, "!set HF_HUB_CACHE"},
 	} {
-		path, name, err := findModel(c.model, c.revision, c.env)
+		path, name, err := findModel(c.model, c.revision, c.env, nil)
 		if text, refused := strings.CutPrefix(c.want, "!"); refused {
-			if !errors.Is(err, errModel) || !strings.Contains(err.Error(), text) {
+			if !errors.Is(err, hub.ErrModel) || !strings.Contains(err.Error(), text) {
 				t.Errorf("%s at %q with %q: %q, %v; want a refusal with %q", c.model, c.revision, c.env, path, err, text)
 			}
-		} else if err != nil || path != filepath.Join(hub, c.want) || name != c.model {
+		} else if err != nil || path != filepath.Join(cache, c.want) || name != c.model {
 			t.Errorf("%s at %q with %q: %q, %q, %v; want %s", c.model, c.revision, c.env, path, name, err, c.want)
 		}
 	}
 	// What is a path stays one.
-	t.Chdir(hub)
-	write(t, hub, map[string]string{"org/a/config.json": "{}"})
+	t.Chdir(cache)
+	write(t, cache, map[string]string{"org/a/config.json": "{}"})
 	for _, p := range []string{"", "builtin", "org/a", "./org/b", "/x/y", "a/b/c", "org"} {
-		if path, name, err := findModel(p, "", env); err != nil || path != p || name != "" {
+		if path, name, err := findModel(p, "", env, nil); err != nil || path != p || name != "" {
 			t.Errorf("%q became %q, %q, %v", p, path, name, err)
 		}
-		if _, _, err := findModel(p, "nope", env); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), "--revision nope") {
+		if _, _, err := findModel(p, "nope", env, nil); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), "--revision nope") {
 			t.Errorf("a revision of %q: %v", p, err)
 		}
 	}
@@ -101,13 +102,13 @@ func TestChatTemplateFile(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"t.jinja": "{{ messages }}", "empty": ""})
 	m := Model{LoadOptions: engine.LoadOptions{Model: "builtin"}, template: filepath.Join(dir, "t.jinja")}
-	o, err := m.Options(nil, slog.New(slog.DiscardHandler))
+	o, err := m.Options(t.Context(), nil, slog.New(slog.DiscardHandler))
 	if err != nil || o.ChatTemplate != "{{ messages }}" || m.ServedName != "" {
 		t.Errorf("%v, %+v", err, o)
 	}
 	for _, bad := range []string{"none", "empty", "."} {
 		m.template = filepath.Join(dir, bad)
-		if _, err := m.Options(nil, slog.New(slog.DiscardHandler)); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), m.template) {
+		if _, err := m.Options(t.Context(), nil, slog.New(slog.DiscardHandler)); !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), m.template) {
 			t.Errorf("%s: %v", bad, err)
 		}
 	}

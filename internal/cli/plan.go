@@ -27,7 +27,7 @@ func plan(v *Invocation) error {
 	if len(args) != 2 || args[0] != "memory" {
 		return fmt.Errorf("%w: name the kind of plan and a model, such as in `tandem plan memory ./model/config.json --kv-memory 8GiB`", config.ErrValue)
 	}
-	if o.Model, _, err = findModel(args[1], "", v.Environ); err != nil {
+	if o.Model, _, err = findModel(args[1], "", v.Environ, nil); err != nil {
 		return err
 	}
 	o.KVMemory = int64(memory)

@@ -35,6 +35,10 @@ func Tools() Table {
 			"tandem chat \"What is a KV cache?\" --url http://127.0.0.1:8000", chat},
 		{"status", "[flags]", "Shows a cluster's nodes and load.",
 			"tandem status --url http://127.0.0.1:8000", showStatus},
+		{"pull", "ORG/NAME[:REVISION] [flags]", "Downloads a model from the Hugging Face hub into the local Hugging Face cache, and prints its folder.",
+			"tandem pull Qwen/Qwen2.5-0.5B-Instruct", pull},
+		{"models", "[flags]", "Lists the models in the local Hugging Face cache.", "tandem models --json", models},
+		{"rm", "ORG/NAME[:REVISION] [flags]", "Removes a model from the local Hugging Face cache.", "tandem rm Qwen/Qwen2.5-0.5B-Instruct --yes", remove},
 		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits after each position of a list of token ids, one JSON object a line.",
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
 		{"plan", "memory CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
@@ -272,7 +276,7 @@ func logits(v *Invocation) error {
 	if *last < 0 {
 		return fmt.Errorf("%w: --last %d is negative", config.ErrValue, *last)
 	}
-	o, err := m.Options(v.Environ, slog.New(slog.DiscardHandler))
+	o, err := m.Options(context.Background(), v.Environ, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ const (
 	noPlugin   = "code is not loaded at run time; put a proxy in front of the gateway, or change Tandem"
 	noProfiler = "read /metrics, or profile the process with perf"
 	safetensor = "weights are mapped from safetensors files"
-	noDownload = "nothing is downloaded; give a folder, or a model of the local Hugging Face cache"
+	noDownload = "`tandem pull --include` picks files, and HF_HUB_CACHE is where they go"
 	noParser   = "leave it out: tool calls and reasoning are split as the chat template writes them; --tool-call-parser and --reasoning-parser name other formats"
 	noTune     = "it tunes a part of vLLM that Tandem does not have"
 	noSleep    = "a node holds its memory while it runs; stop it (SIGTERM drains) to free it"
@@ -29,7 +29,7 @@ const gone = "newer vLLM has removed it; "
 var VLLM = []VLLMGroup{
 	{"model", nodes, flags(
 		supported("enforce-eager? served-model-name*"),
-		partly("model", "a folder, or a model of the local Hugging Face cache", noDownload),
+		partly("model", "a folder, or a model of the local Hugging Face cache", "`tandem pull` or --download downloads a model into that cache"),
 		partly("revision", "with ORG/NAME", "a folder has no revisions"),
 		partly("dtype", "`auto`, and the type that the weights are stored in", "weights are not converted; leave it out, or convert the checkpoint"),
 		partly("max-model-len", "up to the model's own limit", "the model was not made for more positions"),
@@ -55,7 +55,7 @@ var VLLM = []VLLMGroup{
 		refused("skip-tokenizer-init?", "leave tokenizer.json out of the folder: then prompts and answers are token ids"),
 		refused("enable-prompt-embeds?", "a prompt is text or token ids"),
 		refused("config-format:auto|hf", "a model is a folder in Hugging Face's layout; leave it out"),
-		noEffect("hf-token", noDownload),
+		noEffect("hf-token", "--download reads the token from HF_TOKEN, which other users of the machine cannot see"),
 		refused("hf-overrides", "edit config.json in a copy of the model's folder; the weights may be links"),
 		refused("model-class-overrides", "each architecture has its own implementation"),
 		refused("generation-config:auto", "generation_config.json is read from the model's folder; edit it there"),
@@ -240,7 +240,7 @@ var VLLM = []VLLMGroup{
 		refused("enable-per-request-metrics?", "/metrics has the times as histograms"),
 		noEffect("enable-server-load-tracking?", "/metrics always has the load"),
 		refused("enable-force-include-usage?", "put \"stream_options\": {\"include_usage\": true} into the request"),
-		refused("sse-keep-alive-interval:0", "raise the read timeout of the proxy in between"),
+		refused("sse-keep-alive-interval", "--sse-keep-alive 10s sends comments in silent streams; 0 sends none"),
 		refused("enable-tokenizer-info-endpoint?", "read tokenizer.json in the model's folder"),
 		refused("enable-log-outputs?", "answers are never logged; log them in a proxy before the gateway"),
 		noEffect("enable-log-deltas?", "contents of requests are never logged"),

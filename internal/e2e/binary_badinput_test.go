@@ -147,7 +147,7 @@ func TestBinaryBadModels(t *testing.T) {
 		"no kind": {func(t *testing.T, dir string) {
 			editConfig(t, dir, map[string]any{"architectures": nil, "model_type": nil})
 		}, []string{"architectures is []"}},
-		"unsupported quantizing":  {config("quantization_config", map[string]any{"quant_method": "awq"}), []string{"quantization_config is awq", "bfloat16"}},
+		"unsupported quantizing":  {config("quantization_config", map[string]any{"quant_method": "bitsandbytes"}), []string{"quantization_config is bitsandbytes", "bfloat16"}},
 		"unsupported activation":  {config("hidden_act", "gelu"), []string{"hidden_act is gelu", "silu"}},
 		"unsupported rotation":    {config("rope_parameters", map[string]any{"rope_type": "luck", "rope_theta": 1e4}), []string{`rope_type is "luck"`, "llama3"}},
 		"a rotation by nothing":   {config("rope_parameters", map[string]any{"rope_type": "yarn", "rope_theta": 1e4}), []string{"yarn with factor 0"}},

@@ -289,9 +289,10 @@ func TestBinaryChatHints(t *testing.T) {
 		{[]string{"status", "--url", "ftp://x"}, 2, "write http://HOST:PORT"},
 		{[]string{"doctor", "--url", "http://"}, 2, "write http://HOST:PORT"},
 		{[]string{"run", "llama3.2"}, 2, "`tandem serve MODEL_DIR` serves a model"},
-		{[]string{"pull", "llama3.2"}, 2, "`hf download ORG/NAME`"},
+		{[]string{"pull", "llama3.2"}, 2, "want ORG/NAME"},
 		{[]string{"ps"}, 2, "`tandem status`"},
-		{[]string{"list"}, 2, "`tandem status`"},
+		{[]string{"list"}, 2, "`tandem models` lists the models"},
+		{[]string{"rm", "llama3.2"}, 2, "want ORG/NAME"},
 	} {
 		_, errOut, err := tandem(t, nil, c.args...)
 		var exit *exec.ExitError

@@ -60,6 +60,8 @@ func TestBinaryDryRunValidates(t *testing.T) {
 		"own type":       {"serve " + model + " --dtype bfloat16", nil},
 		"ranks":          {"serve " + model + " --tensor-parallel-size 3", []string{"--tensor-parallel-size 3", "leave it out"}},
 		"absent model":   {"serve org/name --max-model-len 32k", nil},
+		"download":       {"serve --download org/name --max-model-len 32k", nil},
+		"bad download":   {"serve --download name --policy foo", []string{"2 settings", "want ORG/NAME", "--policy"}},
 		"adapters":       {"serve --enable-lora --lora-modules a=nope b=" + dir, []string{"2 settings", "--lora-modules a=nope", "adapter_config.json"}},
 		"too many":       {"serve a b", []string{`unexpected argument "b"`}},
 		"up":             {"up --decode 0 --policy foo --model " + broken, []string{"3 settings", "--decode 0", "--policy", "ViTForImageClassification"}},

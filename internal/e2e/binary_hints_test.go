@@ -36,13 +36,13 @@ func TestBinaryErrorsNameRemedy(t *testing.T) {
 		args string
 		want []string
 	}{
-		"bare name":              {"serve gpt2", []string{"no folder gpt2 here", "Nothing is downloaded", "hf download ORG/NAME"}},
-		"page of the hub":        {"serve https://huggingface.co/openai/gpt-oss-20b", []string{"hf download openai/gpt-oss-20b"}},
-		"hf URL":                 {"serve hf://openai/gpt-oss-20b", []string{"hf download openai/gpt-oss-20b"}},
+		"bare name":              {"serve gpt2", []string{"no folder gpt2 here", "Nothing is downloaded", "tandem pull ORG/NAME"}},
+		"page of the hub":        {"serve https://huggingface.co/openai/gpt-oss-20b", []string{"tandem pull openai/gpt-oss-20b"}},
+		"hf URL":                 {"serve hf://openai/gpt-oss-20b", []string{"tandem pull openai/gpt-oss-20b"}},
 		"LFS pointer, weights":   {"serve --port 0 --model " + broken("model.safetensors", "model.safetensors", pointer), []string{"model.safetensors", "`git lfs pull`"}},
 		"LFS pointer, config":    {"serve --port 0 --model " + broken("config.json", "config.json", pointer), []string{"config.json", "`git lfs pull`"}},
 		"bin":                    {"serve --port 0 --model " + broken("model.safetensors", "pytorch_model.bin", "x"), []string{"pytorch_model.bin, which is not read", "safetensors"}},
-		"plan of ORG/NAME":       {"plan memory openai/gpt-oss-120b --kv-memory 1GiB", []string{"hf download openai/gpt-oss-120b"}},
+		"plan of ORG/NAME":       {"plan memory openai/gpt-oss-120b --kv-memory 1GiB", []string{"tandem pull openai/gpt-oss-120b"}},
 		"plan without memory":    {"plan memory builtin", []string{"--kv-memory 8GiB"}},
 		"upstream, no scheme":    {"gateway --port 0 --upstream localhost:8000", []string{"write http://localhost:8000"}},
 		"upstream with a path":   {"gateway --port 0 --upstream 127.0.0.1:8000/v1", []string{"write http://127.0.0.1:8000/v1"}},

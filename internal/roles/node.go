@@ -79,7 +79,7 @@ type hooks struct {
 
 // startEngine loads the model and starts its loop.
 func startEngine(d *process.Process, environ []string, m *cli.Model, p *processFlags, role string, roles metrics.Role, on hooks) (*node, error) {
-	o, err := m.Options(environ, d.Log)
+	o, err := m.Options(d.Ctx, environ, d.Log)
 	if err != nil {
 		return nil, err
 	}

@@ -74,6 +74,10 @@ func runUp(v *cli.Invocation) error {
 	}
 	ctx, second, stop := process.Signals()
 	defer stop()
+	// Once, before the nodes start and find it in the cache.
+	if err := m.Download(ctx, v.Environ, log); err != nil {
+		return err
+	}
 	key := ""
 	if len(g.APIKeys) > 0 {
 		key = g.APIKeys[0]

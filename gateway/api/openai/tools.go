@@ -107,8 +107,8 @@ func readTool(tool []byte, at string) (f Function, err error) {
 	})
 }
 
-// toolMembers calls f with the members of a checked value, which must be an object, and then each of
-// after.
+// toolMembers calls f with the members of a checked value, which must be an object, and then each
+// of after.
 func toolMembers(v []byte, at string, f func(name string, v []byte) error, after ...func() error) error {
 	if v == nil || v[0] != '{' {
 		return BadRequest(at, "%s must be an object, not %s", at, written(v))
