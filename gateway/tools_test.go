@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -258,6 +259,27 @@ func TestReasoning(t *testing.T) {
 		for _, body := range withStream(asked + `,` + c.fields + `}`) {
 			if got, _ := messagesOf(t, b.post(chatPath, body)); len(got) != 1 || got[0].String() != c.want {
 				t.Errorf("%q, %s:\n got %v\nwant %s", c.text, body, got, c.want)
+			}
+		}
+	}
+}
+
+// A grammar constrains what follows the reasoning if the prompt ends within it, and otherwise all of
+// the answer.
+func TestGrammarFollowsReasoning(t *testing.T) {
+	bundle := toolBundle(hermesMarkers...)
+	node := constraining("d1", grammar.Version)
+	node.Bundle, node.Token = bundle, writes(t, bundle, "Hm.\n</think>{}")
+	b := newBed(t, Options{}, one(node))
+	for kwargs, want := range map[string]string{`{"enable_thinking":true}`: "</think>", `{"enable_thinking":false}`: "", `{}`: ""} {
+		r := b.post(chatPath, `{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object"},"chat_template_kwargs":`+kwargs+`}`)
+		if r.StatusCode != 200 {
+			t.Fatalf("%s: %d %s", kwargs, r.StatusCode, r.body)
+		}
+		for _, n := range b.nodes {
+			all := n.Requests()
+			if got := all[len(all)-1].Grammar.GetAfter(); got != want {
+				t.Errorf("%s: the grammar begins behind %q, want %q", kwargs, got, want)
 			}
 		}
 	}

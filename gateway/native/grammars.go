@@ -19,9 +19,9 @@ import (
 // that no node could follow is refused. It keeps outcomes, not compiled grammars: nodes compile
 // again, for their vocabulary.
 //
-// Invariant: at most limits.GrammarCompiles grammars are compiled at once, apart from those that run
-// when the limit changes, and at most limits.MaxQueuedGrammars requests wait. The outcome of a
-// grammar depends on its text alone.
+// Invariant: at most limits.GrammarCompiles grammars are compiled at once, apart from those that
+// run when the limit changes, and at most limits.MaxQueuedGrammars requests wait. The outcome of a
+// grammar depends on its source alone.
 type grammars struct {
 	mu      sync.Mutex
 	slots   chan struct{}                       // has a value for each compilation that runs
@@ -53,7 +53,7 @@ func (g *grammars) check(ctx context.Context, src *grammar.Source, l *exchange.L
 	if size := sizeOf(src); size > l.MaxGrammarBytes {
 		return "limit", fmt.Errorf("%w: %d bytes, at most %d are compiled (--max-grammar-bytes)", grammar.ErrBudget, size, l.MaxGrammarBytes)
 	}
-	key := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q", src.Kind, src.Compact, src.Text, src.Choices))
+	key := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q %q", src.Kind, src.Compact, src.After, src.Text, src.Choices))
 	g.mu.Lock()
 	if e := g.known[key]; e != nil {
 		g.recent.MoveToFront(e)

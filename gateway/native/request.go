@@ -59,14 +59,17 @@ func (x *request) parse() (fault *openai.Error) {
 	if fault != nil {
 		return fault
 	}
-	if fault := x.checkGrammar(m); fault != nil {
-		return fault
-	}
 	if fault := m.CheckTools(req, fl.o.NoToolCalls); fault != nil {
 		return fault
 	}
 	prompts, fault := m.Prompts(req, charge)
 	if fault != nil {
+		return fault
+	}
+	if req.Grammar != nil && prompts[0].Reasoning { // the grammar constrains what follows the reasoning
+		req.Grammar.After = m.Text.Format().ReasoningEnd()
+	}
+	if fault := x.checkGrammar(m); fault != nil {
 		return fault
 	}
 	for i := range prompts {
