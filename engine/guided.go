@@ -132,7 +132,7 @@ func (e *Engine) settleGuides() {
 // advanceGuide accepts the tokens that a step sampled for a request.
 func (e *Engine) advanceGuide(id scheduler.RequestID, r *run, sampled int, last int32) {
 	r.guide.Advance(e.masks, sampled, last)
-	if !r.guide.Ready() {
+	if !r.guide.Ready() || r.guide.Err() != nil { // a worker may have been fast
 		e.guided = append(e.guided, pendingGuide{id: id, run: r, fresh: true})
 	}
 }

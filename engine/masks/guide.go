@@ -76,7 +76,7 @@ func (g *Guide) Allows(m *Masks, n int, token int32, excluded bool) error {
 	if mask := g.places[n].mask; !excluded && token >= 0 && int(token)>>6 < len(mask) && mask[token>>6]>>(token&63)&1 != 0 {
 		return nil
 	}
-	return m.end(g.n, errRules)
+	return m.end(g.n+n, errRules)
 }
 
 // Ends reports whether the token ends the output. The Guide is ready.

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,7 +55,7 @@ func StartServer(o ServerOptions) (*Server, error) {
 		return nil, err
 	}
 	opts := &server.Options{
-		ServerName: o.Name,
+		ServerName: strings.Join(strings.Fields(o.Name), "_"), // NATS refuses spaces
 		Host:       host, Port: port,
 		TLSConfig: o.TLS, TLSTimeout: natsTLSSeconds,
 		MaxPayload: natsMaxPayload, MaxPending: natsMaxPending,

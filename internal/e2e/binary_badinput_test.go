@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,9 +31,13 @@ func refusedStart(t *testing.T, what string, status int, want []string, args ...
 	if !strings.HasPrefix(last, "tandem "+args[0]+": ") || strings.Contains(errOut, "goroutine ") {
 		t.Errorf("%s: does not end in one line of its own:\n%s", what, errOut)
 	}
+	said := last
+	if i := slices.IndexFunc(lines, func(line string) bool { return strings.HasSuffix(line, " settings cannot be used:") }); i >= 0 {
+		said = strings.Join(lines[i+1:], "\n")
+	}
 	for _, w := range want {
-		if !strings.Contains(last, w) {
-			t.Errorf("%s: no %q in %q", what, w, last)
+		if !strings.Contains(said, w) {
+			t.Errorf("%s: no %q in %q", what, w, said)
 		}
 	}
 }

@@ -75,7 +75,7 @@ func (c *cluster) told(request map[string]any) (string, error) {
 	var text [2]strings.Builder
 	var end string
 	for event := range strings.SplitSeq(strings.TrimSuffix(string(body), "data: [DONE]\n\n"), "\n\n") {
-		if event == "" {
+		if event == "" || event[0] == ':' { // a comment, of --sse-keep-alive
 			continue
 		}
 		var e struct {

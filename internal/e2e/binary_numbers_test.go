@@ -12,8 +12,8 @@ import (
 // Numbers and types that vllm serve takes are taken as it means them.
 func TestBinaryNumbersOfVLLM(t *testing.T) {
 	for args, want := range map[string]string{
-		"--max-model-len 32k":         "max-model-len: 32000 ",
-		"--max-model-len 32K":         "max-model-len: 32768 ",
+		"--max-model-len 2k":          "max-model-len: 2000 ",
+		"--max-model-len 2K":          "max-model-len: 2048 ",
 		"--max-model-len auto":        "max-model-len: 0 ",
 		"--max-model-len -1":          "max-model-len: 0 ",
 		"--max-model-len=-1":          "max-model-len: 0 ",

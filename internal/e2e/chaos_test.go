@@ -185,6 +185,7 @@ const maxAttempts = 40
 func (c *storm) client(rng *rand.Rand, g *nodepb.Generate, want trace) {
 	time.Sleep(time.Duration(rng.IntN(80_000)) * time.Microsecond)
 	var out []int32
+	var last *nodepb.End
 	give := time.Hour // when it loses interest, from the start of an attempt
 	if rng.IntN(5) == 0 {
 		give = time.Duration(rng.IntN(20_000)) * time.Microsecond
@@ -229,9 +230,10 @@ func (c *storm) client(rng *rand.Rand, g *nodepb.Generate, want trace) {
 			return
 		}
 		c.saw("attempt lost")
+		last = a.end
 		time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond)
 	}
-	c.errorf("request %s: %d attempts", g.RequestId, maxAttempts)
+	c.errorf("request %s: %d attempts, the last ended %v", g.RequestId, maxAttempts, last)
 }
 
 // outcome is how a request ended; empty when another attempt is due.

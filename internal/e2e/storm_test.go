@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 	bus "github.com/tandem-serving/tandem/internal/cluster"
@@ -306,6 +307,7 @@ func (n *node) start(rng *rand.Rand) {
 			}
 		},
 	}
+	eo.GrammarLimits, eo.Vocabulary = grammar.DefaultLimits(), testVocabulary(n.device.Model.VocabSize())
 	n.watch(&eo)
 	o, n.maxSeqs = eo.Scheduler, eo.Scheduler.MaxSeqs
 	n.eng, err = engine.New(eo)

@@ -333,6 +333,9 @@ func (a *visit) streamed(text []byte, err error) string {
 		if event == "" || !strings.HasSuffix(event, "\n\n") && err != nil {
 			continue // cut in its middle
 		}
+		if strings.HasPrefix(event, ":") {
+			continue // a comment, of --sse-keep-alive
+		}
 		if !ok || done || last.Error != nil {
 			a.errorf("event %q in %q", event, text)
 			return "broken"

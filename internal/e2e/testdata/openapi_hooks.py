@@ -54,6 +54,8 @@ def before_call(context, case, kwargs):
     given = [name for name in GRAMMARS if body.get(name) is not None]
     for name in given[:-1] if zlib.crc32(repr(body).encode("utf-8", "replace")) % 3 else given:
         del body[name]
+    if body.get("parallel_tool_calls") is False and body.get("tools"):
+        del body["parallel_tool_calls"]  # refused by its name
     if "completions" in case.operation.path:
         for name in "max_tokens", "max_completion_tokens":
             if whole(body.get(name), 5, 2**31 - 1):
