@@ -148,6 +148,7 @@ func rules(s *nodepb.Sampling, stops []int32) engine.Rules {
 // emit adds a token to the step's frame. It runs on the step goroutine.
 func (n *Node) emit(a *attempt, t engine.Token) {
 	if t.Finish == engine.FinishError {
+		n.Flush() // the attempt's tokens of this step come before its end
 		n.endAttempt(a, t.Err)
 		return
 	}
