@@ -26,7 +26,7 @@ var vllmLines = []vllmLine{
 	{"Qwen/Qwen3-32B --seed 42 --disable-log-requests --gpu-memory-utilization 0.98 --max-num-batched-tokens 2048 --max-num-seqs 256 --tensor-parallel-size 2 --max-model-len 32768", nil, "qwen3"},
 	{"Qwen/Qwen3-1.7B --max-num-batched-tokens 16384 --gpu-memory-utilization 0.8", nil, "qwen3"},
 	{"Qwen/Qwen3-14B --port 8000 --dtype bfloat16 --gpu-memory-utilization 0.9 --max-model-len 32768 --enable-auto-tool-choice --tool-call-parser hermes",
-		nil, ""},
+		nil, "qwen3"},
 	{"Qwen/Qwen3-0.6B --dtype bfloat16 --tensor-parallel-size 2 --max-num-seqs 6 --max-model-len 2048 --max-num-batched-tokens 256 --block-size 128 --num-gpu-blocks-override 6 --no-enable-prefix-caching",
 		[]string{"num-gpu-blocks-override", "no-enable-prefix-caching"}, ""},
 	{"Qwen/Qwen3-8B --quantization fp4 --dtype auto --tensor-parallel-size 1 --api-key token --port 8001 --host 0.0.0.0 --enable-auto-tool-choice --tool-call-parser hermes",
