@@ -49,7 +49,7 @@ var packages = []string{
 var notSampled = map[string]string{
 	"engine/grammar":            "its tests take 10 s, so that its share of a sample would take as long as all others",
 	"gateway/render/parse":      "its tests take 10 s, as those of engine/grammar",
-	"gateway/render/parse/args": "it reads values for gateway/render/parse, whose tests check it",
+	"gateway/render/parse/args": "likewise: most of it is tested through gateway/render/parse",
 	"internal/explainlog":       "it decides nothing: a wrong explanation is seen by its reader",
 }
 

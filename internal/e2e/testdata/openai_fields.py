@@ -20,7 +20,8 @@ def refused(status, param, call, *words):
         call()
     except openai.APIStatusError as e:
         assert (e.status_code, e.param) == (status, param), (e.status_code, e.param, e)
-        assert e.body["code"] in (status, "context_length_exceeded") and e.body["type"], e.body
+        code = "context_length_exceeded" if "context" in words else status
+        assert e.body["code"] == code and e.body["type"], e.body
         for word in words:
             assert word in e.body["message"], (word, e.body)
         return
