@@ -631,6 +631,7 @@ func TestDrainAsked(t *testing.T) {
 			t.Error("it drains on")
 		}
 		again := b.dec.ask(tokens(40, 2), nil)
+		<-again.wants // the request is on the node before the drain begins
 		drain(&nodepb.Drain{TimeoutMs: 100})
 		drain(&nodepb.Drain{Cancel: true})
 		time.Sleep(time.Second)
