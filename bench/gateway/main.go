@@ -100,6 +100,8 @@ func run(ctx context.Context, o *options) error {
 		if !slices.Contains(parts, part) {
 			return fmt.Errorf("-only %s: want some of %s", part, strings.Join(parts, ", "))
 		}
+	}
+	for _, part := range chosen {
 		got, err := measure(ctx, o, part)
 		if err != nil {
 			return fmt.Errorf("%s: %w", part, err)

@@ -30,6 +30,7 @@ type request struct {
 	model    *Model
 	answerID string
 	encoder  *openai.Encoder
+	surface  Surface // nil: encoder writes the answer
 	seed     uint64
 	prompts  []render.Prompt
 	choices  []choice

@@ -115,7 +115,7 @@ func (x *request) emit(c *choice, piece string) {
 	if d.Begin {
 		x.begin(c)
 	}
-	x.buf = x.encoder.AppendDelta(x.buf, d)
+	x.buf = x.appendDelta(x.buf, d)
 	d.Begin, d.Prompt, d.Text, d.Logprobs = false, nil, d.Text[:0], d.Logprobs[:0]
 	d.Reasoning, d.Calls = d.Reasoning[:0], d.Calls[:0]
 }
@@ -130,5 +130,5 @@ func (x *request) response() []byte {
 		}
 		out[i] = c.delta
 	}
-	return x.encoder.AppendWhole(nil, out, x.usage())
+	return x.appendWhole(nil, out, x.usage())
 }

@@ -3,7 +3,6 @@ package native
 import (
 	"math/rand/v2"
 	"strings"
-	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
@@ -16,8 +15,15 @@ import (
 
 // Prepare implements exchange.Backend.
 func (x *request) Prepare() *openai.Error {
-	fault := x.parse()
+	charge := x.S.Charge(x.Ctx)
+	body, fault := x.body(charge)
 	if fault != nil {
+		return fault
+	}
+	if fault := x.parse(body, charge); fault != nil {
+		if x.surface != nil {
+			return x.surface.Fault(fault)
+		}
 		if fault.Param == "prompt" && x.Path == openai.TokensPath {
 			fault.Param, fault.Message = "token_ids", strings.Replace(fault.Message, "prompt: ", "token_ids: ", 1)
 		}
@@ -29,18 +35,9 @@ func (x *request) Prepare() *openai.Error {
 	return nil
 }
 
-// parse reads the request's body and makes its choices, whose attempts can start.
-func (x *request) parse() (fault *openai.Error) {
-	fl, charge, body := x.fleet, x.S.Charge(x.Ctx), x.Ctx.PostBody()
-	if x.Path == openai.TokensPath {
-		if fault := charge(len(body)); fault != nil {
-			return fault
-		}
-		if body, fault = openai.CompletionOfTokens(body); fault != nil {
-			return fault
-		}
-		x.Ctx.Request.SetBodyRaw(body)
-	}
+// parse reads the body of a chat or of completions and makes its choices, whose attempts can start.
+func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) (fault *openai.Error) {
+	fl := x.fleet
 	if x.req, fault = openai.ParseWithin(x.On, body, charge); fault != nil {
 		return fault
 	}
@@ -106,15 +103,7 @@ func (x *request) makeChoices(m *Model, prompts []render.Prompt) {
 	if req.Seed != nil {
 		x.seed = uint64(*req.Seed)
 	}
-	prefix := "cmpl-"
-	if x.On == openai.Chat {
-		prefix = "chatcmpl-"
-	}
-	x.answerID = prefix + req.RequestID
-	x.encoder = openai.NewEncoder(x.On, x.answerID, time.Now().Unix(), m.Name, m.systemPrint)
-	if x.Path == openai.TokensPath {
-		x.encoder = openai.NewTokensEncoder(req.RequestID)
-	}
+	x.beginAnswer(m)
 	x.choices = make([]choice, len(prompts)*req.N)
 	newParser := x.parsers(m)
 	for i := range x.choices {

@@ -162,7 +162,7 @@ func (s *stream) Read(p []byte) (n int, err error) {
 			all := x.usage()
 			u = &all
 		}
-		x.buf, s.end = x.encoder.AppendEnd(x.buf, u), io.EOF
+		x.buf, s.end = x.appendEnd(x.buf, u), io.EOF
 	}
 	if s.sent == len(x.buf) {
 		return 0, s.end
@@ -198,7 +198,7 @@ func (s *stream) fill() {
 	}
 	if fault := x.advance(); fault != nil {
 		if s.end = exchange.ErrCut; !x.Unread() {
-			x.buf = fault.AppendEvent(x.buf)
+			x.buf = x.appendFault(x.buf, fault)
 		}
 	}
 }
