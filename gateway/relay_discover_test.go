@@ -85,6 +85,7 @@ func TestRelayKubernetesUnderLoad(t *testing.T) {
 		b.far["s1"].kill()
 		b.far["s1"].start()
 		api.Set("a", 80, []string{"s1", "s4"}, nil)
+		serving("s1", "s2", "s3", "s4") // without them no server's models would be known for a moment
 		api.Delete("b")
 		serving("s1", "s4")
 		api.Forget()
