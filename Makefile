@@ -196,11 +196,11 @@ bench-links: ## KV transfer between two network namespaces with loss, delay and 
 	$(PRIORITY) $(GO) run ./bench/links --out bench/results/links.md $(ARGS)
 	@cat bench/results/links.md
 
-bench-grammar: $(BENCHGRAMMAR)/installed ## masks and compiling of grammars next to llguidance over o200k_base, as bench/results/grammar-speed.md; installs both (PyPI, npm); ARGS="-compare 10000" or "-walks 10000" checks instead
+bench-grammar: $(BENCHGRAMMAR)/installed ## times of masks and of compiling grammars next to llguidance over o200k_base; installs both (PyPI, npm); ARGS="-out FILE" writes the table to a page; ARGS="-compare 10000" or "-walks 10000" checks instead
 	@mkdir -p $(BENCHGRAMMAR)/schemas && tar -xzf engine/grammar/testdata/maskbench.tar.gz -C $(BENCHGRAMMAR)/schemas
 	$(GO) build -o $(BENCHGRAMMAR)/grammar ./bench/grammar
 	$(PRIORITY) $(BENCHGRAMMAR)/grammar -schemas $(BENCHGRAMMAR)/schemas -ranks $(BENCHGRAMMAR)/ranks.json -python $(BENCHGRAMMAR)/bin/python \
-		-out bench/results/grammar-speed.md -commit "$(shell git describe --always --dirty)" $(ARGS)
+		-commit "$(shell git describe --always --dirty)" $(ARGS)
 
 bench-gateway: build $(VLLM_ROUTER)/installed $(SMG)/installed ## the gateway next to nginx, haproxy (Debian), vllm-router and smg (PyPI), which it installs; eight minutes; ARGS="-only requests" picks a part
 	@command -v nginx >/dev/null || $(call apt,nginx-light)

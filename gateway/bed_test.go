@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -178,6 +179,15 @@ func (b *bed) close() {
 			b.Errorf("%d prefills still counted on %s", f, n.Name)
 		}
 	}
+}
+
+// virtually runs f in virtual time, in which waits take none.
+func virtually(t *testing.T, f func(*testing.T)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		t.Cleanup(func() { time.Sleep(2 * time.Minute) }) // the server's own tickers
+		f(t)
+	})
 }
 
 func (b *bed) until(cond func() bool) {

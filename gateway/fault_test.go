@@ -147,48 +147,50 @@ func feed(gate chan struct{}, n int) {
 // error event and a body without its last chunk; where nothing was sent yet, a
 // status.
 func TestBrokenStreamIsVisible(t *testing.T) {
-	for name, o := range map[string]nodestest.Options{
-		"connection lost": {CutAfter: 5},
-		"out of order": {Garble: func(tok rpc.Token) rpc.Token {
-			if tok.Position == 5 {
-				tok.Position = 9
+	virtually(t, func(t *testing.T) {
+		for name, o := range map[string]nodestest.Options{
+			"connection lost": {CutAfter: 5},
+			"out of order": {Garble: func(tok rpc.Token) rpc.Token {
+				if tok.Position == 5 {
+					tok.Position = 9
+				}
+				return tok
+			}},
+		} {
+			gate := make(chan struct{})
+			o.Gate = gate
+			o.Refuse = func(r *nodepb.Generate) (nodepb.Code, string) {
+				if len(r.Output) > 0 {
+					return nodepb.Code_CODE_OVERLOADED, "full"
+				}
+				return 0, ""
 			}
-			return tok
-		}},
-	} {
-		gate := make(chan struct{})
-		o.Gate = gate
-		o.Refuse = func(r *nodepb.Generate) (nodepb.Code, string) {
-			if len(r.Output) > 0 {
-				return nodepb.Code_CODE_OVERLOADED, "full"
+			b := newBed(t, Options{Limits: Limits{ResumeTimeout: 100 * time.Millisecond}}, one(o))
+			// Once as bytes, once as a client library sees it.
+			c := b.breaks(gate)
+			raw, err := io.ReadAll(c.r)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
 			}
-			return 0, ""
+			if strings.HasSuffix(string(raw), "0\r\n\r\n") || strings.Contains(string(raw), "[DONE]") || !strings.Contains(string(raw), `data: {"error"`) {
+				t.Errorf("%s: the body ends cleanly: %q", name, raw)
+			}
+			r := b.breaks(gate).receive()
+			s := r.events(t)
+			if r.err != io.ErrUnexpectedEOF || s.done || !strings.HasPrefix("Hello", s.text[0]) || s.text[0] == "" || s.finish[0] != "" || s.failure == nil || s.failure.Error.Code != 503.0 {
+				t.Errorf("%s: %v %q", name, r.err, r.body)
+			}
+			b.rested()
+			go feed(gate, 5)
+			if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":40}`); r.StatusCode != 503 || r.Header.Get("Retry-After") == "" || r.parse(t).Error.Type != "ServiceUnavailableError" {
+				t.Errorf("%s: %d %q", name, r.StatusCode, r.body)
+			}
+			b.close()
+			if n := b.g.Meters.Counter(metrics.GatewayStreamsAborted, "upstream").Get(); n != 3 {
+				t.Errorf("%s: %g aborts counted", name, n)
+			}
 		}
-		b := newBed(t, Options{Limits: Limits{ResumeTimeout: 100 * time.Millisecond}}, one(o))
-		// Once as bytes, once as a client library sees it.
-		c := b.breaks(gate)
-		raw, err := io.ReadAll(c.r)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		if strings.HasSuffix(string(raw), "0\r\n\r\n") || strings.Contains(string(raw), "[DONE]") || !strings.Contains(string(raw), `data: {"error"`) {
-			t.Errorf("%s: the body ends cleanly: %q", name, raw)
-		}
-		r := b.breaks(gate).receive()
-		s := r.events(t)
-		if r.err != io.ErrUnexpectedEOF || s.done || !strings.HasPrefix("Hello", s.text[0]) || s.text[0] == "" || s.finish[0] != "" || s.failure == nil || s.failure.Error.Code != 503.0 {
-			t.Errorf("%s: %v %q", name, r.err, r.body)
-		}
-		b.rested()
-		go feed(gate, 5)
-		if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":40}`); r.StatusCode != 503 || r.Header.Get("Retry-After") == "" || r.parse(t).Error.Type != "ServiceUnavailableError" {
-			t.Errorf("%s: %d %q", name, r.StatusCode, r.body)
-		}
-		b.close()
-		if n := b.g.Meters.Counter(metrics.GatewayStreamsAborted, "upstream").Get(); n != 3 {
-			t.Errorf("%s: %g aborts counted", name, n)
-		}
-	}
+	})
 }
 
 // Before the first token a failed attempt goes elsewhere, with the next attempt
@@ -212,42 +214,44 @@ func TestRetries(t *testing.T) {
 		}}, 503, "connection"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// Only the mute are waited for, and a good node is not to seem mute.
-			o := Options{AcceptTimeout: time.Second, Limits: Limits{MaxAttempts: 2}}
-			if name != "mute" {
-				o.AcceptTimeout = soon
-			}
-			b := newBed(t, o, map[string]nodestest.Options{"bad": c.bad, "good": {}})
-			for i := range 40 {
-				b.until(func() bool { return b.g.native.Usable() == 2 }) // the lost one is back
-				body := fmt.Sprintf(`{"prompt":"prompt %d","max_tokens":5,"seed":%d,"stream":%v}`, i, i, i%2 == 0)
-				if r := b.post("/v1/completions", body); r.StatusCode != 200 || !strings.Contains(r.body, "length") {
-					t.Fatalf("%d: %d %q; log:\n%s", i, r.StatusCode, r.body, b.log.String())
+			virtually(t, func(t *testing.T) {
+				// Only the mute are waited for, and a good node is not to seem mute.
+				o := Options{AcceptTimeout: time.Second, Limits: Limits{MaxAttempts: 2}}
+				if name != "mute" {
+					o.AcceptTimeout = soon
 				}
-				if len(b.nodes["bad"].Requests()) >= 3 {
-					break
+				b := newBed(t, o, map[string]nodestest.Options{"bad": c.bad, "good": {}})
+				for i := range 40 {
+					b.until(func() bool { return b.g.native.Usable() == 2 }) // the lost one is back
+					body := fmt.Sprintf(`{"prompt":"prompt %d","max_tokens":5,"seed":%d,"stream":%v}`, i, i, i%2 == 0)
+					if r := b.post("/v1/completions", body); r.StatusCode != 200 || !strings.Contains(r.body, "length") {
+						t.Fatalf("%d: %d %q; log:\n%s", i, r.StatusCode, r.body, b.log.String())
+					}
+					if len(b.nodes["bad"].Requests()) >= 3 {
+						break
+					}
 				}
-			}
-			if n := b.g.Meters.Counter(metrics.GatewayAttemptFailures, c.kind).Get(); n < 3 {
-				t.Fatalf("%g failures of kind %s", n, c.kind)
-			}
-			seconds := 0
-			for _, r := range b.nodes["good"].Requests() {
-				if r.Attempt == 2 {
-					seconds++
+				if n := b.g.Meters.Counter(metrics.GatewayAttemptFailures, c.kind).Get(); n < 3 {
+					t.Fatalf("%g failures of kind %s", n, c.kind)
 				}
-			}
-			if seconds < 3 {
-				t.Fatalf("%d second attempts", seconds)
-			}
-			alone := newBed(t, o, map[string]nodestest.Options{"bad": c.bad})
-			r := alone.post("/v1/completions", `{"prompt":"x","stream":true}`)
-			if r.StatusCode != c.status || r.Header.Get("Retry-After") != "1" {
-				t.Errorf("alone: %d %q %v", r.StatusCode, r.body, r.Header)
-			}
-			if n := len(alone.nodes["bad"].Requests()); n > 2 {
-				t.Errorf("a lone node was asked %d times", n)
-			}
+				seconds := 0
+				for _, r := range b.nodes["good"].Requests() {
+					if r.Attempt == 2 {
+						seconds++
+					}
+				}
+				if seconds < 3 {
+					t.Fatalf("%d second attempts", seconds)
+				}
+				alone := newBed(t, o, map[string]nodestest.Options{"bad": c.bad})
+				r := alone.post("/v1/completions", `{"prompt":"x","stream":true}`)
+				if r.StatusCode != c.status || r.Header.Get("Retry-After") != "1" {
+					t.Errorf("alone: %d %q %v", r.StatusCode, r.body, r.Header)
+				}
+				if n := len(alone.nodes["bad"].Requests()); n > 2 {
+					t.Errorf("a lone node was asked %d times", n)
+				}
+			})
 		})
 	}
 	for code, status := range map[nodepb.Code]int{nodepb.Code_CODE_INVALID: 400, nodepb.Code_CODE_NOT_FOUND: 404, nodepb.Code_CODE_DEADLINE: 504} {
@@ -459,57 +463,61 @@ func TestSlowClientLosesNothing(t *testing.T) {
 }
 
 func TestDeadline(t *testing.T) {
-	gate := make(chan struct{})
-	b := newBed(t, Options{Limits: Limits{RequestTimeout: 100 * time.Millisecond}}, one(nodestest.Options{Gate: gate}))
-	start := time.Now()
-	if r := b.post("/v1/completions", streamed); r.StatusCode != 504 || time.Since(start) > soon/2 {
-		t.Fatalf("%d %q after %v", r.StatusCode, r.body, time.Since(start))
-	}
-	b.until(func() bool { return b.nodes["d1"].Running() == 0 })
+	virtually(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		b := newBed(t, Options{Limits: Limits{RequestTimeout: 100 * time.Millisecond}}, one(nodestest.Options{Gate: gate}))
+		start := time.Now()
+		if r := b.post("/v1/completions", streamed); r.StatusCode != 504 || time.Since(start) > soon/2 {
+			t.Fatalf("%d %q after %v", r.StatusCode, r.body, time.Since(start))
+		}
+		b.until(func() bool { return b.nodes["d1"].Running() == 0 })
 
-	// Once it streams; the first token has to be in time.
-	b = newBed(t, Options{Limits: Limits{RequestTimeout: 2 * time.Second}}, one(nodestest.Options{Gate: gate}))
-	c := b.dial()
-	defer c.Close()
-	c.send("POST", "/v1/completions", streamed)
-	gate <- struct{}{}
-	if r := c.receive(); r.err != io.ErrUnexpectedEOF || r.events(t).failure == nil || r.events(t).failure.Error.Code != 504.0 {
-		t.Fatalf("%v %q", r.err, r.body)
-	}
-	b.until(func() bool { return b.nodes["d1"].Running() == 0 })
+		// Once it streams; the first token has to be in time.
+		b = newBed(t, Options{Limits: Limits{RequestTimeout: 2 * time.Second}}, one(nodestest.Options{Gate: gate}))
+		c := b.dial()
+		defer c.Close()
+		c.send("POST", "/v1/completions", streamed)
+		gate <- struct{}{}
+		if r := c.receive(); r.err != io.ErrUnexpectedEOF || r.events(t).failure == nil || r.events(t).failure.Error.Code != 504.0 {
+			t.Fatalf("%v %q", r.err, r.body)
+		}
+		b.until(func() bool { return b.nodes["d1"].Running() == 0 })
+	})
 }
 
 // Draining: unready at once, new connections for a while, what runs to its end.
 func TestDrainFinishesWhatRuns(t *testing.T) {
-	gate := make(chan struct{})
-	b := newBed(t, Options{DrainDelay: 3 * time.Second}, one(nodestest.Options{Gate: gate}))
-	c := b.dial()
-	defer c.Close()
-	c.send("POST", "/v1/completions", streamed)
-	gate <- struct{}{}
-	b.stop()
-	b.until(func() bool { return b.do("GET", "/readyz", "").StatusCode == 503 })
-	if r := b.do("GET", "/livez", ""); r.StatusCode != 200 {
-		t.Fatalf("%d", r.StatusCode)
-	}
-	late := b.dial()
-	defer late.Close()
-	late.send("POST", "/v1/completions", `{"prompt":"late","max_tokens":2}`)
-	b.until(func() bool { return b.nodes["d1"].Running() == 2 })
-	go feed(gate, 41)
-	if s := c.receive().events(t); !s.done {
-		t.Fatalf("%+v", s)
-	}
-	if r := late.receive(); r.StatusCode != 200 {
-		t.Fatalf("%d", r.StatusCode)
-	}
-	if err := <-b.done; err != nil {
-		t.Fatal(err)
-	}
-	b.done = nil
-	if _, err := b.net.Dial(t.Context(), "gateway"); err == nil {
-		t.Error("still listening")
-	}
+	virtually(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		b := newBed(t, Options{DrainDelay: 3 * time.Second}, one(nodestest.Options{Gate: gate}))
+		c := b.dial()
+		defer c.Close()
+		c.send("POST", "/v1/completions", streamed)
+		gate <- struct{}{}
+		b.stop()
+		b.until(func() bool { return b.do("GET", "/readyz", "").StatusCode == 503 })
+		if r := b.do("GET", "/livez", ""); r.StatusCode != 200 {
+			t.Fatalf("%d", r.StatusCode)
+		}
+		late := b.dial()
+		defer late.Close()
+		late.send("POST", "/v1/completions", `{"prompt":"late","max_tokens":2}`)
+		b.until(func() bool { return b.nodes["d1"].Running() == 2 })
+		go feed(gate, 41)
+		if s := c.receive().events(t); !s.done {
+			t.Fatalf("%+v", s)
+		}
+		if r := late.receive(); r.StatusCode != 200 {
+			t.Fatalf("%d", r.StatusCode)
+		}
+		if err := <-b.done; err != nil {
+			t.Fatal(err)
+		}
+		b.done = nil
+		if _, err := b.net.Dial(t.Context(), "gateway"); err == nil {
+			t.Error("still listening")
+		}
+	})
 }
 
 // What is left when the shutdown timeout is over is cut visibly.

@@ -35,7 +35,6 @@ import (
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
-	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/netio"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -74,7 +73,7 @@ func New(o Options) (*Gateway, error) {
 	if o.RPC.Hello == nil {
 		return nil, errors.New("gateway: Options.RPC.Hello is not set")
 	}
-	if err := o.Check(); err != nil {
+	if err := errors.Join(o.Check()...); err != nil {
 		return nil, err
 	}
 	policy, err := route.ParsePolicy(o.Policy)
@@ -92,9 +91,6 @@ func New(o Options) (*Gateway, error) {
 		if _, err := jinja.Parse(o.ChatTemplate); err != nil {
 			return nil, fmt.Errorf("gateway: the chat template given: %w", err)
 		}
-	}
-	if _, err := parse.Choose(parse.Evidence{}, o.ToolCallParser, o.ReasoningParser); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	l := o.Listener
 	if l == nil {

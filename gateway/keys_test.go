@@ -65,44 +65,46 @@ func TestKeyLimits(t *testing.T) {
 // A changed file is taken without a restart, a bad one is not; what a key has
 // running counts on.
 func TestKeyFileIsReadAgain(t *testing.T) {
-	file := keyFile(t, "one\n")
-	gate := make(chan struct{})
-	b := newBed(t, Options{APIKeyFile: file, APIKeys: []string{"fixed"}}, one(nodestest.Options{Gate: gate}))
-	status := func(key string) int {
-		t.Helper()
-		return b.do("GET", "/v1/models", "", "Authorization: Bearer "+key).StatusCode
-	}
-	write := func(text string) {
-		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
+	virtually(t, func(t *testing.T) {
+		file := keyFile(t, "one\n")
+		gate := make(chan struct{})
+		b := newBed(t, Options{APIKeyFile: file, APIKeys: []string{"fixed"}}, one(nodestest.Options{Gate: gate}))
+		status := func(key string) int {
+			t.Helper()
+			return b.do("GET", "/v1/models", "", "Authorization: Bearer "+key).StatusCode
 		}
-	}
-	c := b.dial()
-	defer c.Close()
-	c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":2}`, "Authorization: Bearer one")
-	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
-	write("one concurrency=1\ntwo\n")
-	b.until(func() bool { return status("two") == 200 })
-	if status("fixed") != 200 || status("one") != 200 {
-		t.Error("keys are lost")
-	}
-	if r := b.post("/v1/completions", `{"prompt":"x"}`, "Authorization: Bearer one"); r.StatusCode != 429 {
-		t.Errorf("what ran before the change does not count: %d", r.StatusCode)
-	}
-	write("two friends=1\n")
-	bad := b.g.Meters.Gauge(metrics.GatewayKeyFileBad)
-	b.until(func() bool { return bad.Get() == 1 })
-	if status("one") != 200 || status("two") != 200 {
-		t.Error("a bad file changed something")
-	}
-	write("two\n")
-	b.until(func() bool { return bad.Get() == 0 && status("one") == 401 })
-	close(gate)
-	if r := c.receive(); r.StatusCode != 200 {
-		t.Errorf("a running request of a key that is gone: %d %s", r.StatusCode, r.body)
-	}
-	if _, err := New(Options{APIKeyFile: keyFile(t, "")}); err == nil {
-		t.Error("an empty file of keys opens the gateway")
-	}
+		write := func(text string) {
+			t.Helper()
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := b.dial()
+		defer c.Close()
+		c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":2}`, "Authorization: Bearer one")
+		b.until(func() bool { return b.nodes["d1"].Running() == 1 })
+		write("one concurrency=1\ntwo\n")
+		b.until(func() bool { return status("two") == 200 })
+		if status("fixed") != 200 || status("one") != 200 {
+			t.Error("keys are lost")
+		}
+		if r := b.post("/v1/completions", `{"prompt":"x"}`, "Authorization: Bearer one"); r.StatusCode != 429 {
+			t.Errorf("what ran before the change does not count: %d", r.StatusCode)
+		}
+		write("two friends=1\n")
+		bad := b.g.Meters.Gauge(metrics.GatewayKeyFileBad)
+		b.until(func() bool { return bad.Get() == 1 })
+		if status("one") != 200 || status("two") != 200 {
+			t.Error("a bad file changed something")
+		}
+		write("two\n")
+		b.until(func() bool { return bad.Get() == 0 && status("one") == 401 })
+		close(gate)
+		if r := c.receive(); r.StatusCode != 200 {
+			t.Errorf("a running request of a key that is gone: %d %s", r.StatusCode, r.body)
+		}
+		if _, err := New(Options{APIKeyFile: keyFile(t, "")}); err == nil {
+			t.Error("an empty file of keys opens the gateway")
+		}
+	})
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -134,13 +135,23 @@ func checkLimits(l *Limits) error {
 	return nil
 }
 
-// Check refuses limits beyond those of the API, and times that are too short.
-func (o Options) Check() error {
+// Check refuses limits beyond those of the API, times that are too short, and parsers that do not
+// exist. It returns an error for each.
+func (o Options) Check() (errs []error) {
 	o.setDefaults()
-	if o.NodeSilence > 0 && o.NodeSilence < liveness.MinSilence {
-		return fmt.Errorf("gateway: --node-silence %v: want at least %v, as nodes send a heartbeat every 500ms, or 0 for never", o.NodeSilence, liveness.MinSilence)
+	if err := checkLimits(&o.Limits); err != nil {
+		errs = append(errs, err)
 	}
-	return checkLimits(&o.Limits)
+	if o.NodeSilence > 0 && o.NodeSilence < liveness.MinSilence {
+		errs = append(errs, fmt.Errorf("gateway: --node-silence %v: want at least %v, as nodes send a heartbeat every 500ms, or 0 for never", o.NodeSilence, liveness.MinSilence))
+	}
+	if _, err := parse.Choose(parse.Evidence{}, o.ToolCallParser, parse.None); err != nil {
+		errs = append(errs, fmt.Errorf("gateway: --tool-call-parser: %w", err))
+	}
+	if _, err := parse.Choose(parse.Evidence{}, parse.None, o.ReasoningParser); err != nil {
+		errs = append(errs, fmt.Errorf("gateway: --reasoning-parser: %w", err))
+	}
+	return errs
 }
 
 // SetLimits changes the limits. Requests that were admitted are not affected. Any goroutine may

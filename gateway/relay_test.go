@@ -452,38 +452,42 @@ func TestRelayExplains(t *testing.T) {
 
 // A decision about no model of the upstreams is refused as requests are.
 func TestRelayExplainsNoModel(t *testing.T) {
-	b := newRelayed(t, Options{}, "s1", "s2")
-	b.far["s2"].models.Store(&[]string{"m", "other"})
-	b.until(func() bool { return b.g.proxy.Pool.Now().Find("other") != nil })
-	for model, want := range map[string]int{"": 400, "third": 404} {
-		asked := b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
-		r := b.do("GET", "/debug/route?prompt=x&model="+model, "")
-		if r.StatusCode != want || r.body != asked.body || asked.StatusCode != want {
-			t.Errorf("model %q: %d %s, want %d %s", model, r.StatusCode, r.body, want, asked.body)
+	virtually(t, func(t *testing.T) {
+		b := newRelayed(t, Options{}, "s1", "s2")
+		b.far["s2"].models.Store(&[]string{"m", "other"})
+		b.until(func() bool { return b.g.proxy.Pool.Now().Find("other") != nil })
+		for model, want := range map[string]int{"": 400, "third": 404} {
+			asked := b.post("/v1/completions", fmt.Sprintf(`{"model":%q,"prompt":"x"}`, model))
+			r := b.do("GET", "/debug/route?prompt=x&model="+model, "")
+			if r.StatusCode != want || r.body != asked.body || asked.StatusCode != want {
+				t.Errorf("model %q: %d %s, want %d %s", model, r.StatusCode, r.body, want, asked.body)
+			}
 		}
-	}
+	})
 }
 
 // A server that hangs loses what nothing was heard of: the request goes elsewhere.
 func TestRelayHang(t *testing.T) {
-	b := newRelayed(t, Options{StallTimeout: 200 * time.Millisecond, Policy: "round_robin"}, "s1", "s2")
-	hangs := make(chan *stranger, 1)
-	for _, s := range b.far {
-		s.does(func(w http.ResponseWriter, r *http.Request) {
-			select {
-			case hangs <- s: // the first that is asked hangs, the other does not
-				b.net.Silence(s.name+":80", true)
-				never(w, r)
-			default:
-				streams(w, r)
-			}
-		})
-	}
-	if r := b.post("/v1/chat/completions", ask(true, "x")); r.err != nil || !r.events(t).done {
-		t.Fatalf("%d %q %v", r.StatusCode, r.body, r.err)
-	}
-	b.net.Silence((<-hangs).name+":80", false)
-	b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 2 })
+	virtually(t, func(t *testing.T) {
+		b := newRelayed(t, Options{StallTimeout: 200 * time.Millisecond, Policy: "round_robin"}, "s1", "s2")
+		hangs := make(chan *stranger, 1)
+		for _, s := range b.far {
+			s.does(func(w http.ResponseWriter, r *http.Request) {
+				select {
+				case hangs <- s: // the first that is asked hangs, the other does not
+					b.net.Silence(s.name+":80", true)
+					never(w, r)
+				default:
+					streams(w, r)
+				}
+			})
+		}
+		if r := b.post("/v1/chat/completions", ask(true, "x")); r.err != nil || !r.events(t).done {
+			t.Fatalf("%d %q %v", r.StatusCode, r.body, r.err)
+		}
+		b.net.Silence((<-hangs).name+":80", false)
+		b.until(func() bool { return b.g.proxy.Pool.Now().Up() == 2 })
+	})
 }
 
 // Limits that are changed hold for what goes to other servers, too.

@@ -196,15 +196,17 @@ func TestResumePrefersItsClass(t *testing.T) {
 
 // Where nobody takes a stream within the bound, it ends in a visible error.
 func TestResumeGivesUp(t *testing.T) {
-	gate := make(chan struct{})
-	b := newBed(t, Options{Limits: Limits{ResumeTimeout: 200 * time.Millisecond}}, one(nodestest.Options{Gate: gate}))
-	c := b.breaksOff(gate)
-	defer c.Close()
-	r := c.receive()
-	if s := r.events(t); r.err == nil || s.done || s.failure == nil || s.failure.Error.Code != 503.0 {
-		t.Fatalf("%v %q", r.err, r.body)
-	}
-	b.until(func() bool { return b.g.Meters.Counter(metrics.GatewayStreamsAborted, "upstream").Get() == 1 })
+	virtually(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		b := newBed(t, Options{Limits: Limits{ResumeTimeout: 200 * time.Millisecond}}, one(nodestest.Options{Gate: gate}))
+		c := b.breaksOff(gate)
+		defer c.Close()
+		r := c.receive()
+		if s := r.events(t); r.err == nil || s.done || s.failure == nil || s.failure.Error.Code != 503.0 {
+			t.Fatalf("%v %q", r.err, r.body)
+		}
+		b.until(func() bool { return b.g.Meters.Counter(metrics.GatewayStreamsAborted, "upstream").Get() == 1 })
+	})
 }
 
 // A request that every node dies of does not go round for ever.
@@ -242,54 +244,56 @@ func TestResumePace(t *testing.T) {
 // A node whose engine makes no step any more loses its streams to another, and
 // gets none until it has moved.
 func TestStalledNode(t *testing.T) {
-	gate := make(chan struct{})
-	b := newBed(t, Options{StallTimeout: 300 * time.Millisecond}, map[string]nodestest.Options{"d1": {Gate: gate}, "d2": {Gate: gate}})
-	c := b.dial()
-	defer c.Close()
-	c.send("POST", "/v1/completions", streamed)
-	var hung, other string
-	b.until(func() bool {
-		for at, n := range b.nodes {
-			if n.Running() == 1 {
-				hung = at
-			}
-		}
-		return hung != ""
-	})
-	if other = "d1"; hung == other {
-		other = "d2"
-	}
-	gate <- struct{}{}
-	steps := uint64(7)
-	beats := func(cond func() bool) {
-		t.Helper()
+	virtually(t, func(t *testing.T) {
+		gate := make(chan struct{})
+		b := newBed(t, Options{StallTimeout: 300 * time.Millisecond}, map[string]nodestest.Options{"d1": {Gate: gate}, "d2": {Gate: gate}})
+		c := b.dial()
+		defer c.Close()
+		c.send("POST", "/v1/completions", streamed)
+		var hung, other string
 		b.until(func() bool {
-			b.nodes[hung].Send(rpc.FrameStats, &nodepb.Stats{Steps: steps, Running: 1})
-			time.Sleep(10 * time.Millisecond)
-			return cond()
-		})
-	}
-	beats(func() bool { return b.nodes[other].Running() == 1 && b.nodes[hung].Running() == 0 })
-	close(gate)
-	if got := text(t, c.receive()); got != fmt.Sprintf("0 %q length <nil>; ", lore[:40]) {
-		t.Error(got)
-	}
-	fleet := b.g.native.Nodes.Now()
-	usable := func() int {
-		n := 0
-		var v route.View
-		fleet.Look(&v, nodes.Query{Fingerprint: 7})
-		for _, s := range v.Decode {
-			if s.Usable {
-				n++
+			for at, n := range b.nodes {
+				if n.Running() == 1 {
+					hung = at
+				}
 			}
+			return hung != ""
+		})
+		if other = "d1"; hung == other {
+			other = "d2"
 		}
-		return n
-	}
-	b.until(func() bool { return b.nodes[hung].Connected() == 1 })
-	beats(func() bool { return usable() == 1 })
-	steps++
-	beats(func() bool { return usable() == 2 })
+		gate <- struct{}{}
+		steps := uint64(7)
+		beats := func(cond func() bool) {
+			t.Helper()
+			b.until(func() bool {
+				b.nodes[hung].Send(rpc.FrameStats, &nodepb.Stats{Steps: steps, Running: 1})
+				time.Sleep(10 * time.Millisecond)
+				return cond()
+			})
+		}
+		beats(func() bool { return b.nodes[other].Running() == 1 && b.nodes[hung].Running() == 0 })
+		close(gate)
+		if got := text(t, c.receive()); got != fmt.Sprintf("0 %q length <nil>; ", lore[:40]) {
+			t.Error(got)
+		}
+		fleet := b.g.native.Nodes.Now()
+		usable := func() int {
+			n := 0
+			var v route.View
+			fleet.Look(&v, nodes.Query{Fingerprint: 7})
+			for _, s := range v.Decode {
+				if s.Usable {
+					n++
+				}
+			}
+			return n
+		}
+		b.until(func() bool { return b.nodes[hung].Connected() == 1 })
+		beats(func() bool { return usable() == 1 })
+		steps++
+		beats(func() bool { return usable() == 2 })
+	})
 }
 
 // The usage's cached tokens are those that a prompt met, not what the request's

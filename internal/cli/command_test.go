@@ -120,6 +120,13 @@ func TestCompletion(t *testing.T) {
 			`tandem serve --kv-cache-dtype ""`: {"auto", "bfloat16", "float32"},
 			"tandem status --js":               {"--json"},
 			"tandem version --max-num-s":       nil,
+			"tandem ca re":                     {"renew"},
+			"tandem ca co":                     {"command.go", "command_test.go", "completion.go"},
+			"tandem ca lis":                    {"list"},
+			"tandem ca list --js":              {"--json"},
+			"tandem ca renew --with":           {"--within"},
+			"tandem ca renew ca_":              {"ca_test.go"},
+			"tandem help explain":              {"explain-log"},
 		} {
 			out, err := exec.Command(shell, "-c", script+"\n"+ask[s.name](words)).CombinedOutput()
 			if err != nil {

@@ -43,33 +43,37 @@ func (c *Command) visible(t Table, f func(*pflag.Flag)) {
 	})
 }
 
-// words returns the arguments that a command takes in the place of a file, or nil.
-func (c *Command) words() (words []string) {
+// words returns the words that a command takes as its first argument, or nil, and whether it takes a
+// file instead.
+func (c *Command) words() (words []string, orFile bool) {
 	switch c.Name {
 	case "bench":
 		for _, b := range benchmarks {
 			words = append(words, strings.TrimPrefix(b.Name, "bench "))
 		}
+	case "ca":
+		words, orFile = []string{"renew", "list"}, true
 	case "plan":
 		words = []string{"memory"}
 	case "completion":
 		words = []string{"bash", "zsh", "fish"}
 	}
-	return words
+	return words, orFile
 }
 
 // call is a command, or a benchmark with the words before it.
 type call struct {
-	path  []string // the words after tandem
-	words []string // that may follow
-	flags []*pflag.Flag
+	path   []string // the words after tandem
+	words  []string // that may follow
+	orFile bool     // in their place
+	flags  []*pflag.Flag
 }
 
 // calls returns all commands and benchmarks, and the words that flags take, by flag.
 func (t Table) calls() (calls []call, values map[string][]string) {
 	values = map[string][]string{}
-	add := func(set *config.Set, path, words []string) {
-		c := call{path: path, words: words}
+	add := func(set *config.Set, path, words []string, orFile bool) {
+		c := call{path: path, words: words, orFile: orFile}
 		set.VisitAll(func(f *pflag.Flag) {
 			if f.Hidden {
 				return
@@ -83,14 +87,16 @@ func (t Table) calls() (calls []call, values map[string][]string) {
 	}
 	for i := range t {
 		c := &t[i]
-		add(c.Declared(t), []string{c.Name}, c.words())
+		words, orFile := c.words()
+		add(c.Declared(t), []string{c.Name}, words, orFile)
 		if c.Name == "bench" {
-			for _, name := range c.words() {
-				add(c.Declared(t, name), []string{c.Name, name}, nil)
+			for _, name := range words {
+				add(c.Declared(t, name), []string{c.Name, name}, nil, false)
 			}
 		}
 	}
-	return calls, values
+	names := t.names()
+	return append(calls, call{path: []string{help}, words: names[:len(names)-1]}), values
 }
 
 // names returns the flags as words of a command line.
@@ -108,7 +114,7 @@ func (t Table) bash() string {
 	var b strings.Builder
 	b.WriteString(`# bash completion for tandem
 _tandem() {
-    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" flags="" words=""
+    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" flags="" words="" files=""
     COMPREPLY=()
     if [ "$COMP_CWORD" -eq 1 ]; then
 `)
@@ -130,14 +136,18 @@ _tandem() {
 		if len(c.path) == 1 {
 			pattern += " *"
 		}
-		fmt.Fprintf(&b, "    %s) flags=%q words=%q ;;\n", strings.ReplaceAll(pattern, " ", `\ `), strings.Join(c.names(), " "), strings.Join(c.words, " "))
+		files := ""
+		if c.orFile {
+			files = "-f"
+		}
+		fmt.Fprintf(&b, "    %s) flags=%q words=%q files=%q ;;\n", strings.ReplaceAll(pattern, " ", `\ `), strings.Join(c.names(), " "), strings.Join(c.words, " "), files)
 	}
 	b.WriteString(`    esac
     case "$cur" in
     -*) COMPREPLY=($(compgen -W "$flags" -- "$cur")) ;;
     *)
         if [ "$COMP_CWORD" -eq 2 ] && [ -n "$words" ]; then
-            COMPREPLY=($(compgen -W "$words" -- "$cur"))
+            COMPREPLY=($(compgen $files -W "$words" -- "$cur"))
         else
             COMPREPLY=($(compgen -f -- "$cur"))
         fi
@@ -153,7 +163,7 @@ complete -o filenames -F _tandem tandem
 func (t Table) zsh() string {
 	calls, values := t.calls()
 	var b strings.Builder
-	b.WriteString("#compdef tandem\n# zsh completion for tandem\n_tandem() {\n    local -a commands flags following\n    local prev=\"$words[CURRENT-1]\"\n    commands=(\n")
+	b.WriteString("#compdef tandem\n# zsh completion for tandem\n_tandem() {\n    local -a commands flags following\n    local files=\n    local prev=\"$words[CURRENT-1]\"\n    commands=(\n")
 	for _, c := range t {
 		fmt.Fprintf(&b, "        %s\n", quote(c.Name+":"+c.Summary))
 	}
@@ -169,7 +179,11 @@ func (t Table) zsh() string {
 		if len(c.path) == 1 {
 			pattern = quote(c.path[0]+" ") + "*"
 		}
-		fmt.Fprintf(&b, "    %s)\n        following=(%s)\n        flags=(\n", pattern, strings.Join(c.words, " "))
+		fmt.Fprintf(&b, "    %s)\n        following=(%s)\n", pattern, strings.Join(c.words, " "))
+		if c.orFile {
+			b.WriteString("        files=1\n")
+		}
+		b.WriteString("        flags=(\n")
 		for _, f := range c.flags {
 			fmt.Fprintf(&b, "            %s\n", quote("--"+f.Name+":"+strings.ReplaceAll(f.Usage, ":", `\:`)))
 		}
@@ -180,6 +194,7 @@ func (t Table) zsh() string {
         _describe -o flag flags
     elif (( CURRENT == 3 && $#following )); then
         compadd -a following
+        [[ -z "$files" ]] || _files
     else
         _files
     fi
@@ -211,7 +226,11 @@ end
 	for i := range calls {
 		c := &calls[i]
 		if c.words != nil {
-			fmt.Fprintf(&b, "complete -c tandem -f -n %s -a %s\n", quote("__tandem_next "+strings.Join(c.path, " ")), quote(strings.Join(c.words, " ")))
+			files := "-f "
+			if c.orFile {
+				files = ""
+			}
+			fmt.Fprintf(&b, "complete -c tandem %s-n %s -a %s\n", files, quote("__tandem_next "+strings.Join(c.path, " ")), quote(strings.Join(c.words, " ")))
 		}
 		after := quote("__tandem_after " + strings.Join(c.path, " "))
 		for _, f := range c.flags {

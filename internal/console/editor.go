@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -35,8 +36,8 @@ const (
 // editor reads messages at a terminal in raw mode.
 //
 // Algorithm: a goroutine reads keys, so that Ctrl-C is noticed while an answer is shown. A key
-// changes the text by the table actions, and the text is drawn again from its first row. A
-// character at the end is only written.
+// changes the text by the table actions, and the text is drawn again from its first row, as it is
+// when the terminal's size changes. A character at the end is only written.
 //
 // Invariant: the editor sends no queries to the terminal, because their replies could reach the
 // shell after the end.
@@ -46,6 +47,7 @@ type editor struct {
 	cooked    *term.State
 	keys      chan byte
 	interrupt chan os.Signal // one value for each Ctrl-C
+	resized   chan os.Signal // SIGWINCH; room for one
 	path      string         // of the history's file; empty: none
 	history   []string       // the newest last
 
@@ -56,9 +58,10 @@ type editor struct {
 	killed  string // by Ctrl-K, Ctrl-U or Ctrl-W
 	entry   int    // of history; len(history): the draft
 	draft   string
-	query   string // of Ctrl-R, while it is repeated
-	row     int    // of the cursor, from the first row that is drawn
-	column  int
+	query   string   // of Ctrl-R, while it is repeated
+	drawn   []string // rows down to the cursor, with the prompt; of the last, what is in front of it
+	under   string   // character at the cursor in its row; empty: there is none
+	column  int      // of the cursor
 	drawing bytes.Buffer
 }
 
@@ -69,14 +72,20 @@ func newEditor(tty *os.File, out io.Writer, history string, interrupt chan os.Si
 	if err != nil {
 		return nil, err
 	}
-	e := &editor{tty: tty, out: out, cooked: cooked, keys: make(chan byte, typeAhead), interrupt: interrupt, path: history}
+	e := &editor{tty: tty, out: out, cooked: cooked, keys: make(chan byte, typeAhead), interrupt: interrupt, resized: make(chan os.Signal, 1), path: history}
+	signal.Notify(e.resized, syscall.SIGWINCH)
 	go e.listen()
 	e.load()
 	return e, nil
 }
 
 // close restores the terminal.
-func (e *editor) close() error { return term.Restore(int(e.tty.Fd()), e.cooked) }
+func (e *editor) close() error {
+	signal.Stop(e.resized)
+	return e.restore()
+}
+
+func (e *editor) restore() error { return term.Restore(int(e.tty.Fd()), e.cooked) }
 
 // listen reads keys until the input ends. A read of a terminal cannot be interrupted, so that the
 // goroutine may stay until the process ends.
@@ -102,7 +111,7 @@ func (e *editor) listen() {
 // read prompts for a message and returns it when Enter is pressed. It returns io.EOF at Ctrl-D, and
 // ErrInterrupted at Ctrl-C.
 func (e *editor) read(ctx context.Context, prompt string, with style) (string, error) {
-	e.prompt, e.with, e.text, e.at, e.entry, e.draft, e.row = prompt, with, "", 0, len(e.history), "", 0
+	e.prompt, e.with, e.text, e.at, e.entry, e.draft, e.drawn = prompt, with, "", 0, len(e.history), "", nil
 	e.drawing.WriteString(pasteOn)
 	e.draw()
 	for {
@@ -178,7 +187,7 @@ var actions = map[string]func(*editor){
 	"\x10": func(e *editor) { e.recall(e.entry - 1) }, "\x1b[A": func(e *editor) { e.recall(e.entry - 1) }, "\x1bOA": func(e *editor) { e.recall(e.entry - 1) },
 	"\x0e": func(e *editor) { e.recall(e.entry + 1) }, "\x1b[B": func(e *editor) { e.recall(e.entry + 1) }, "\x1bOB": func(e *editor) { e.recall(e.entry + 1) },
 	ctrlR:  (*editor).search,
-	"\x0c": func(e *editor) { e.drawing.WriteString("\x1b[H\x1b[2J"); e.row = 0 },
+	"\x0c": func(e *editor) { e.drawing.WriteString("\x1b[H\x1b[2J"); e.drawn = nil },
 	"\x1a": (*editor).suspend,
 	"\t":   (*editor).complete,
 }
@@ -199,8 +208,11 @@ func (e *editor) before() (at int) {
 	return at
 }
 
-// after returns where the character at the cursor ends.
+// after returns where the character at the cursor ends, or the end of the text.
 func (e *editor) after() int {
+	if e.at == len(e.text) {
+		return e.at
+	}
 	cluster, _ := firstCluster(e.text[e.at:])
 	return e.at + len(cluster)
 }
@@ -249,6 +261,7 @@ func (e *editor) insert(key string) {
 		return
 	}
 	e.drawing.WriteString(key)
+	e.drawn[len(e.drawn)-1] += key
 	e.column += cells
 }
 
@@ -326,13 +339,13 @@ func (e *editor) complete() {
 // suspend stops the process as Ctrl-Z does outside of raw mode, until the shell continues it.
 func (e *editor) suspend() {
 	e.drawing.WriteString("\r\n" + pasteOff)
-	if e.show() != nil || e.close() != nil {
+	if e.show() != nil || e.restore() != nil {
 		return
 	}
 	_ = syscall.Kill(0, syscall.SIGTSTP) // the error leaves the process running
 	_, _ = term.MakeRaw(int(e.tty.Fd()))
 	e.drawing.WriteString(pasteOn)
-	e.row = 0
+	e.drawn = nil
 }
 
 // paste inserts what the terminal pastes, with its line ends.
@@ -390,20 +403,28 @@ func (e *editor) key(ctx context.Context) (string, error) {
 	return string(key), nil
 }
 
-// next returns the next byte of the input, or 0 when late fires first.
+// next returns the next byte of the input, or 0 when late fires first. It draws the text again
+// when the terminal's size changes.
 func (e *editor) next(ctx context.Context, late <-chan time.Time) (byte, error) {
-	select {
-	case b, ok := <-e.keys:
-		if !ok {
-			return 0, io.EOF
+	for {
+		select {
+		case b, ok := <-e.keys:
+			if !ok {
+				return 0, io.EOF
+			}
+			return b, nil
+		case <-e.resized:
+			e.draw()
+			if err := e.show(); err != nil {
+				return 0, err
+			}
+		case <-e.interrupt:
+			return 0, ErrInterrupted
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-late:
+			return 0, nil
 		}
-		return b, nil
-	case <-e.interrupt:
-		return 0, ErrInterrupted
-	case <-ctx.Done():
-		return 0, ctx.Err()
-	case <-late:
-		return 0, nil
 	}
 }
 
@@ -428,25 +449,47 @@ func (e *editor) draw() {
 	at := len(until) - 1
 	first := max(0, at-height+1)
 	rows = rows[first:min(len(rows), first+height)]
-	if e.row > 0 {
-		fmt.Fprintf(&e.drawing, "\x1b[%dA", e.row)
+	if up := e.rowsAbove(width); up > 0 {
+		fmt.Fprintf(&e.drawing, "\x1b[%dA", up)
 	}
 	e.drawing.WriteString("\r\x1b[J")
 	if first == 0 {
 		e.drawing.WriteString(e.with.paint(e.prompt))
 	}
 	e.drawing.WriteString(strings.Join(rows, "\r\n"))
-	e.row, e.column = at-first, column
+	e.drawn, e.under, e.column = until[first:], "", column
+	if rest := strings.TrimPrefix(rows[min(at-first, len(rows)-1)], until[at]); rest != "" {
+		e.under, _ = firstCluster(rest)
+	}
+	if first == 0 {
+		e.drawn[0] = e.prompt + e.drawn[0]
+	}
 	if e.at == len(e.text) {
 		return
 	}
-	if up := len(rows) - 1 - e.row; up > 0 {
+	if up := len(rows) - len(e.drawn); up > 0 {
 		fmt.Fprintf(&e.drawing, "\x1b[%dA", up)
 	}
 	e.drawing.WriteByte('\r')
 	if column > 0 {
 		fmt.Fprintf(&e.drawing, "\x1b[%dC", column)
 	}
+}
+
+// rowsAbove returns the rows between the first one that is drawn and the cursor's. A terminal that
+// became narrower has wrapped rows that are longer than its width.
+func (e *editor) rowsAbove(width int) int {
+	above := -1
+	for i, row := range e.drawn {
+		if i == len(e.drawn)-1 {
+			row += e.under
+		}
+		rows, column := layout(row, 0, width)
+		if above += len(rows); column == 0 && len(rows) > 1 {
+			above-- // the last one is empty until a further character comes
+		}
+	}
+	return max(0, above)
 }
 
 // layout breaks text into rows of at most width cells, the first of which has indent cells less,

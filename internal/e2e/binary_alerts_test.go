@@ -20,13 +20,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// notLive are the alerts that fire elsewhere: at a gateway of upstreams, or in a
-// cluster in virtual time.
+// notLive are the alerts that fire elsewhere: at a gateway of upstreams or with certificates of some
+// days, or in a cluster in virtual time.
 func notLive() map[string]string {
 	out := maps.Clone(firesVirtually)
 	for _, alert := range []string{"TandemNoUpstream", "TandemUpstreamDown"} {
 		out[alert] = "TestBinaryUpstreamMeters has it fire"
 	}
+	out["TandemCertificateExpires"] = "TestBinaryCertificateExpiresSoon has it fire"
 	return out
 }
 

@@ -249,6 +249,7 @@ func TestBinaryChatEdits(t *testing.T) {
 	sent("pre"+"\x12", "prefill")
 	sent("\x1b[200~first\r\nsecond\rthird\x1b[201~!", "first\nsecond\nthird!")
 	sent("line\x1b\rtwo", "line\ntwo")
+	sent("end"+right+del+"\x04", "end")
 	sent("unknown \x1b[99~\x1b[1;9Zkeys\x1bz", "unknown keys")
 	sent(up, "unknown keys")
 	if info, err := os.Stat(history); err != nil || info.Mode().Perm() != 0o600 {
@@ -261,6 +262,39 @@ func TestBinaryChatEdits(t *testing.T) {
 	chat.expect("> ")
 	chat.enter("/save " + history[:len(history)-4] + "\t\r")
 	chat.expect("exists")
+	chat.enter(ctrlD)
+	chat.wantExit(0)
+}
+
+// A message that is being written is drawn again when the terminal's width changes: from its first
+// row, which the terminal may have wrapped.
+func TestBinaryChatResizes(t *testing.T) {
+	t.Parallel()
+	server, asked := slowServer(t)
+	chat := startTerminal(t, "chat", "--url", server.URL, "--history", "none")
+	columns := func(n uint16) {
+		if err := pty.Setsize(chat.file, &pty.Winsize{Rows: 24, Cols: n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x := func(n int) string { return strings.Repeat("x", n) }
+	chat.expect("> ")
+	columns(30)
+	chat.expect("\r\x1b[J")
+	chat.expect("> ")
+	chat.enter(x(40))
+	chat.expect(x(28) + "\r\n" + x(12))
+	columns(16)
+	chat.expect("\x1b[2A\r\x1b[J")
+	chat.expect(x(14) + "\r\n" + x(16) + "\r\n" + x(10))
+	columns(60)
+	chat.expect("\x1b[2A\r\x1b[J")
+	chat.expect(x(40))
+	chat.enter("\r")
+	chat.expect("answer 1")
+	if body := <-asked; !strings.Contains(body, `"`+x(40)+`"`) {
+		t.Errorf("sent %s", body)
+	}
 	chat.enter(ctrlD)
 	chat.wantExit(0)
 }

@@ -67,7 +67,7 @@ func (p *processFlags) checkCluster(role string) error {
 func (g *gatewayFlags) check() (err error) {
 	g.cert, err = g.open()
 	errs := []error{err}
-	if err := g.Options.Check(); err != nil {
+	for _, err := range g.Options.Check() {
 		errs = append(errs, fmt.Errorf("%w: %w", config.ErrValue, err))
 	}
 	if err := gateway.CheckKeys(&g.Options); err != nil {

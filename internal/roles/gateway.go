@@ -277,7 +277,7 @@ func runGateway(v *cli.Invocation) error {
 			return err
 		}
 		next := again.g.options(&again.p, d)
-		if err := next.Check(); err != nil {
+		if err := errors.Join(next.Check()...); err != nil {
 			return err
 		}
 		if o.Upstreams.Any() {

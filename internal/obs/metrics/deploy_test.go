@@ -143,7 +143,7 @@ var unshown = map[string]string{
 	"tandem:accept_errors_total":                         "the log; raise the limit on file descriptors",
 	"tandem:gateway_evicted_connections_total":           "queue_length and queue_limit of connections",
 	"tandem:build_info":                                  "a fact",
-	"tandem:certificate_expiry_timestamp_seconds":        "a date; the log warns from 30 days before",
+	"tandem:certificate_expiry_timestamp_seconds":        "a date; an alert and the log warn from 30 days before",
 	"vllm:cache_config_info":                             "a fact",
 	"vllm:lora_requests_info":                            "names that come and go, for routers that look for an adapter",
 	"vllm:external_prefix_cache_queries_total":           "Prompt tokens by source has what came of them",
