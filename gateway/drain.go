@@ -39,7 +39,7 @@ type drained struct {
 // whose progress /debug/nodes shows.
 func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 	cancel := string(ctx.Method()) == "DELETE"
-	timeout := defaultNodeDrain
+	timeout := time.Duration(0)
 	if text := string(ctx.QueryArgs().Peek("timeout")); text != "" && !cancel {
 		var err error
 		if timeout, err = time.ParseDuration(text); err != nil || timeout < time.Millisecond || timeout > maxNodeDrain {
@@ -62,6 +62,11 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	n := named[0]
+	timeout, fault := g.native.DrainTime(n, timeout, defaultNodeDrain)
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
 	if err := n.Drain(timeout, cancel); err != nil {
 		g.fail(ctx, openai.Unavailable(exchange.RetryAfter, "the node cannot be notified: %s", openai.Clip(err.Error(), 300)))
 		return

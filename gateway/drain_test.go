@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
 
@@ -56,6 +57,36 @@ func TestDrainNode(t *testing.T) {
 	b.nodes["d1"].Stop()
 	b.until(func() bool { return b.g.native.Usable() == 1 })
 	if r := b.post("/admin/drain/d1", ""); r.StatusCode != 503 || r.Header.Get("Retry-After") == "" {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}
+
+// A node whose constrained streams no other node can continue is drained with the time of a whole
+// request.
+func TestDrainLastConstrained(t *testing.T) {
+	gate := make(chan struct{})
+	o := constraining("d1", grammar.Version)
+	o.Gate = gate
+	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": o, "d2": constraining("d2", grammar.Version+1)})
+	c := b.dial()
+	defer c.Close()
+	c.send("POST", "/v1/completions", `{"prompt":[1,2,3],"max_tokens":2,"stream":true,"structured_outputs":{"regex":"z*"}}`)
+	b.until(func() bool { return len(b.nodes["d1"].Requests()) == 1 })
+	r := b.post("/admin/drain/d1?timeout=30s", "")
+	if e := r.parse(t).Error; r.StatusCode != 409 || e == nil || !strings.Contains(e.Message, "node d1 is the last with grammars of version 1 and runs 1 constrained streams") {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+	for path, want := range map[string]string{"/admin/drain/d1": `"timeout_s":1800,`, "/admin/drain/d1?timeout=1h": `"timeout_s":3600,`, "/admin/drain/d2": `"timeout_s":30,`} {
+		if r := b.post(path, ""); r.StatusCode != 200 || !strings.Contains(r.body, want) {
+			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)
+		}
+	}
+	feed(gate, 2)
+	if r := c.receive(); r.StatusCode != 200 || r.err != nil {
+		t.Errorf("%d %q %v", r.StatusCode, r.body, r.err)
+	}
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
+	if r := b.post("/admin/drain/d1?timeout=5s", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"timeout_s":5,`) {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
 }

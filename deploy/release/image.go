@@ -208,15 +208,20 @@ func (r *release) layered(base, arch string, files ...file) (v1.Image, error) {
 	}
 	config = config.DeepCopy()
 	config.OS, config.Architecture, config.Created = "linux", arch, v1.Time{Time: r.epoch}
-	config.Config = v1.Config{
+	config.Config = containerConfig(r.version)
+	return mutate.ConfigFile(img, config)
+}
+
+// containerConfig returns the settings of the images' containers. docs/container.md has them.
+func containerConfig(version string) v1.Config {
+	return v1.Config{
 		User: user, WorkingDir: "/", Entrypoint: []string{"/usr/bin/tandem"}, StopSignal: "SIGTERM",
 		Env: []string{"PATH=/usr/bin", "TANDEM_LOG_FORMAT=json", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"},
 		Labels: map[string]string{
-			"org.opencontainers.image.title": "tandem", "org.opencontainers.image.version": r.version,
+			"org.opencontainers.image.title": "tandem", "org.opencontainers.image.version": version,
 			"org.opencontainers.image.source": homepage, "org.opencontainers.image.licenses": "Apache-2.0",
 		},
 	}
-	return mutate.ConfigFile(img, config)
 }
 
 // writeImage writes an index of images as an archive of the OCI image layout, which podman, skopeo

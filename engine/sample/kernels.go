@@ -3,7 +3,7 @@ package sample
 import "math"
 
 // Constants of the definition. A change of one of them changes samples, so that
-// kernelVersion of both backends must change with it.
+// KernelVersion of both backends must change with it.
 const (
 	// Block is the number of tokens per partial sum of weights.
 	Block = 512

@@ -129,6 +129,7 @@ func (x *request) attempt(c *choice) *openai.Error {
 			c.stream, c.node, c.last = s, node, node.Name
 			x.wake(c.since.Add(x.fleet.o.AcceptTimeout))
 			node.InFlight.Add(1)
+			node.Constrained.Add(x.constrained())
 			s.Takes(x.takes(c))
 			x.forecast(c, node)
 			if len(decision.Prefill) > 0 {
@@ -243,6 +244,7 @@ func (x *request) leave(c *choice) {
 	c.stream = nil
 	if c.node != nil {
 		c.node.InFlight.Add(-1)
+		c.node.Constrained.Add(-x.constrained())
 		c.node = nil
 	}
 	x.prefilled(c)

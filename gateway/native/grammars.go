@@ -1,16 +1,19 @@
 package native
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -176,4 +179,34 @@ func (x *request) grammarOf(maxTokens uint32) *nodepb.Grammar {
 		Kind: nodepb.GrammarKind_GRAMMAR_KIND_JSON_SCHEMA + nodepb.GrammarKind(g.Kind), Text: g.Text, Choices: g.Choices, Compact: g.Compact,
 		After: g.After, Special: g.Special, MaxTokens: maxTokens, Version: grammar.Version, MaskSteps: uint32(x.fleet.Limits().MaxMaskSteps),
 	}
+}
+
+// constrained returns 1 if the request has a grammar, and else 0.
+func (x *request) constrained() int64 {
+	if x.req.Grammar == nil {
+		return 0
+	}
+	return 1
+}
+
+// DrainTime returns how long constrained streams may continue on a node that is about to be
+// drained. asked is the time that the operator gave; 0: fallback is used. If no other node has
+// grammars of this gateway's version, the streams get the time of a whole request, because they
+// cannot move. An asked time that is shorter is refused then.
+func (fl *Fleet) DrainTime(n *nodes.Node, asked, fallback time.Duration) (time.Duration, *openai.Error) {
+	given := cmp.Or(asked, fallback)
+	streams, others := n.Constrained.Load(), fl.Nodes.Now().Constrains(n.Fingerprint(), grammar.Version)
+	if n.Usable() {
+		others--
+	}
+	most := fl.Limits().RequestTimeout
+	switch {
+	case streams == 0 || others > 0 || given >= most:
+		return given, nil
+	case asked == 0:
+		return most, nil
+	}
+	return 0, &openai.Error{Status: 409, Type: openai.TypeConflict, Param: "timeout",
+		Message: fmt.Sprintf("node %s is the last with grammars of version %d and runs %d constrained streams, which no other node can continue: leave timeout out, or give %v (--request-timeout) or more, so that they end there",
+			openai.Clip(n.Member().Name, 100), grammar.Version, streams, most)}
 }

@@ -64,9 +64,10 @@ func showVersion(v *Invocation) error {
 		return err
 	}
 	if *asJSON {
+		now := present(v.Version)
 		return json.NewEncoder(v.Out).Encode(map[string]any{
 			"version": v.Version, "commit": commit(), "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH,
-			"kernels": cpu.Variants(), "protocol": rpc.Protocol,
+			"kernels": cpu.Variants(), "protocol": rpc.Protocol, "versions": now, "mixes": mixtures(now),
 		})
 	}
 	fmt.Fprintf(v.Out, "tandem %s (commit %s, %s, %s/%s), kernels: %s\n", v.Version, commit(), runtime.Version(),

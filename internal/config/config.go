@@ -63,6 +63,7 @@ type Set struct {
 	checks                    []func() error
 	problems                  []error
 	bad                       map[string]bool // flags and arguments with a problem
+	renamed                   map[string]RetiredFlag
 }
 
 // New returns the flags of a command with --config and --dry-run. usage is the
@@ -78,7 +79,7 @@ func New(usage, summary, example string, out io.Writer) *Set {
 	s.SetOutput(out)
 	s.Usage = s.usage
 	s.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
+		return pflag.NormalizedName(s.newName(strings.ReplaceAll(name, "_", "-")))
 	})
 	s.file = s.String("config", "", "YAML file with flags as keys")
 	s.dryRun = s.Bool("dry-run", false, "check the settings as a start does, except that ports are free, print every value with its origin and exit")
@@ -140,6 +141,9 @@ func (s *Set) addProblem(err error) {
 // checks. It is called once. It returns ErrHelp or ErrDryRun when nothing is left to run, and all
 // refusals at once.
 func (s *Set) Resolve(args, environ []string) error {
+	if s.renamed == nil {
+		s.declareRetired(Retired)
+	}
 	s.declareForeign()
 	s.topic = topicOf(args)
 	err := s.ParseAll(s.translate(args), func(f *pflag.Flag, v string) error {
@@ -209,6 +213,7 @@ func (s *Set) fromEnv(environ []string) {
 			env[k] = v
 		}
 	}
+	s.renameEnv(env)
 	s.VisitAll(func(f *pflag.Flag) {
 		name := EnvName(f.Name)
 		v, ok := env[name]

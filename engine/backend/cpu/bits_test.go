@@ -29,7 +29,7 @@ func (p *plainBits) fill(data []float32) {
 // those written here; so AVX2, AVX-512 and NEON do, on whichever machine each
 // is tested.
 func TestSameBits(t *testing.T) {
-	const want = 0xf50c4f6d6f8a375a // changes only with kernelVersion
+	const want = 0xf50c4f6d6f8a375a // changes only with KernelVersion
 	for _, kernels := range Variants() {
 		if kernels == Portable || kernels == Generic {
 			continue

@@ -30,9 +30,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// kernelVersion is part of the numerics class. It increases with every change that
+// KernelVersion is part of the numerics class. It increases with every change that
 // can change a bit of any result or the layout of a KV page.
-const kernelVersion = 2
+const KernelVersion = 2
 
 // Names of Options.Kernels.
 const (
@@ -246,7 +246,7 @@ func newRunner(c *CPU) (runner, error) {
 // Variant returns the kernels, for the numerics class, and the architecture, because
 // Go's own math functions differ in their last bits between architectures.
 func (c *CPU) Variant() string {
-	return fmt.Sprintf("cpu-%s-%s-%d", c.opts.Kernels, runtime.GOARCH, kernelVersion)
+	return fmt.Sprintf("cpu-%s-%s-%d", c.opts.Kernels, runtime.GOARCH, KernelVersion)
 }
 
 // limit returns the largest number of rows of a row set.

@@ -236,7 +236,7 @@ func TestQuantizedRefusals(t *testing.T) {
 
 // TestSameBitsQuantized is TestSameBits for int8 and int4.
 func TestSameBitsQuantized(t *testing.T) {
-	const want = 0x532310e67a7cb8e7 // changes only with kernelVersion
+	const want = 0x532310e67a7cb8e7 // changes only with KernelVersion
 	for _, kernels := range Variants() {
 		if kernels == Portable || kernels == Generic {
 			continue

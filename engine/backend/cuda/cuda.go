@@ -33,9 +33,9 @@ import (
 	"github.com/tandem-serving/tandem/engine/sample"
 )
 
-// kernelVersion is part of the numerics class. It increases with every change that
+// KernelVersion is part of the numerics class. It increases with every change that
 // can change a bit of any result or the layout of a KV page.
-const kernelVersion = 4
+const KernelVersion = 4
 
 // LibraryName is the file name of the shared object, next to the program.
 const LibraryName = "tandem-cuda.so"
@@ -295,7 +295,7 @@ func (c *CUDA) Variant() string {
 	if c.blas != 0 {
 		chip += fmt.Sprintf("-lt%d", c.blas)
 	}
-	return fmt.Sprintf("cuda-%s-%d", chip, kernelVersion)
+	return fmt.Sprintf("cuda-%s-%d", chip, KernelVersion)
 }
 
 // Name returns the device's name.

@@ -101,7 +101,9 @@ type Fleet struct {
 type Node struct {
 	Name     string       // rpc address
 	InFlight atomic.Int64 // attempts of this gateway on the node
-	Local    atomic.Bool  // decode: the last prompt worth a transfer was computed here
+	// Constrained is how many of InFlight have a grammar.
+	Constrained atomic.Int64
+	Local       atomic.Bool // decode: the last prompt worth a transfer was computed here
 
 	queued  queued
 	f       *Fleet
