@@ -183,6 +183,14 @@ func TestMessagesErrors(t *testing.T) {
 	o := Options{APIKeys: []string{"k"}}
 	o.Limits.MaxBodyBytes = 2000
 	b, empty := newBed(t, o, one(nodestest.Options{})), newBed(t, Options{}, nil)
+	tight := bundle()
+	tight.MaxModelLen = 40
+	small := newBed(t, Options{}, one(nodestest.Options{Bundle: tight}))
+	for _, stream := range []string{"", `,"stream":true`} {
+		if m := claudeOf(t, small.post("/v1/messages", `{"max_tokens":200000,"messages":[{"role":"user","content":"h"}]`+stream+`}`)); m.Stop != "model_context_window_exceeded" || m.Usage.In+m.Usage.Out != 40 {
+			t.Errorf("%+v", m)
+		}
+	}
 	const key, good = "x-api-key: k", `{"max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`
 	for _, c := range []struct {
 		b                  *bed
@@ -195,7 +203,7 @@ func TestMessagesErrors(t *testing.T) {
 		{b, "POST", "/v1/messages", `{"max_tokens":4,"model":"claude","messages":[{"role":"user","content":"hi"}]}`, key, 404, "not_found_error", `the model "claude" does not exist`},
 		{b, "POST", "/v1/messages", `{"messages":[{"role":"user","content":"hi"}]}`, key, 400, "invalid_request_error", "max_tokens is required"},
 		{b, "POST", "/v1/messages", `{"max_tokens":4,"messages":[{"role":"user","content":[{"type":"image"}]}]}`, key, 400, "invalid_request_error", `messages[0].content[0].type "image" is not supported`},
-		{b, "POST", "/v1/messages", `{"max_tokens":200000,"messages":[{"role":"user","content":"hi"}]}`, key, 400, "invalid_request_error", "This model's maximum context length is 100000 tokens."},
+		{small, "POST", "/v1/messages", `{"max_tokens":2,"messages":[{"role":"user","content":"hello and how are you?"}]}`, key, 400, "invalid_request_error", "This model's maximum context length is 40 tokens."},
 		{b, "POST", "/v1/messages", strings.Replace(good, "hi", strings.Repeat("x", 2000), 1), key, 413, "request_too_large", "the request body is larger than 2000 bytes"},
 		{b, "POST", "/v1/messages/", good, key + "\r\nContent-Type: text/plain", 415, "invalid_request_error", "Content-Type"},
 		{b, "GET", "/v1/messages", "", key, 405, "invalid_request_error", "/v1/messages takes POST, OPTIONS, not GET"},

@@ -37,6 +37,11 @@ type keepAlive interface {
 	AppendKeepAlive(dst []byte) []byte
 }
 
+// clipper is a Surface of an API in which max_tokens may be more than the context has room for.
+type clipper interface {
+	ClipMaxTokens()
+}
+
 // ServeAs lets decode nodes answer a request of another API.
 func (fl *Fleet) ServeAs(ctx *fasthttp.RequestCtx, path string, s Surface) {
 	fl.Answer(ctx, path, openai.Chat, &request{fleet: fl, surface: s})

@@ -124,7 +124,8 @@ func appendEnd(dst []byte) []byte { return append(dst, "}}\n\n"...) }
 // AppendEnd appends the end of a stream.
 func (m *Message) AppendEnd(dst []byte, u *openai.Usage) []byte {
 	dst = append(dst, "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{"...)
-	dst = append(appendStop(dst, &m.finish, m.called), `},"usage":`...)
+	full := u != nil && u.Completion < m.maxTokens
+	dst = append(appendStop(dst, &m.finish, m.called, full), `},"usage":`...)
 	dst = append(appendUsage(dst, u), "}\n\n"...)
 	return append(dst, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"...)
 }
@@ -134,10 +135,13 @@ func (m *Message) AppendKeepAlive(dst []byte) []byte {
 	return append(dst, "event: ping\ndata: {\"type\":\"ping\"}\n\n"...)
 }
 
-// appendStop appends the reason of the answer's end. The length precedes a call, which may be
+// appendStop appends the reason of the answer's end. full reports that an answer that ended by its
+// length has fewer tokens than allowed, because the context is full. The length precedes a call, which may be
 // incomplete, and a call precedes a stop sequence, because the client has to answer the call.
-func appendStop(dst []byte, f *openai.Finish, called bool) []byte {
+func appendStop(dst []byte, f *openai.Finish, called, full bool) []byte {
 	switch {
+	case f.Reason == "length" && full:
+		return append(dst, `"stop_reason":"model_context_window_exceeded","stop_sequence":null`...)
 	case f.Reason == "length":
 		return append(dst, `"stop_reason":"max_tokens","stop_sequence":null`...)
 	case called:
@@ -156,6 +160,9 @@ func appendUsage(dst []byte, u *openai.Usage) []byte {
 	dst = strconv.AppendInt(append(dst, `{"input_tokens":`...), int64(u.Prompt-u.Cached), 10)
 	dst = strconv.AppendInt(append(dst, `,"cache_creation_input_tokens":0,"cache_read_input_tokens":`...), int64(u.Cached), 10)
 	dst = strconv.AppendInt(append(dst, `,"output_tokens":`...), int64(u.Completion), 10)
+	if u.Reasons {
+		dst = append(strconv.AppendInt(append(dst, `,"output_tokens_details":{"thinking_tokens":`...), int64(u.Reasoning), 10), '}')
+	}
 	return append(dst, '}')
 }
 
@@ -179,7 +186,7 @@ func (m *Message) AppendWhole(dst []byte, choices []openai.Delta, u openai.Usage
 	if dst[len(dst)-1] == ',' {
 		dst = dst[:len(dst)-1]
 	}
-	dst = appendStop(append(dst, "],"...), &d.Finish, len(d.Calls) > 0)
+	dst = appendStop(append(dst, "],"...), &d.Finish, len(d.Calls) > 0, u.Completion < m.maxTokens)
 	return append(appendUsage(append(dst, `,"usage":`...), &u), '}')
 }
 

@@ -36,6 +36,7 @@ const RequestIDHeader = "Request-Id"
 // Message is one request and its answer. It implements native.Surface.
 type Message struct {
 	counts               bool // the request is for a count of its tokens
+	maxTokens            int  // that the request allows
 	id, requestID, model string
 
 	// The state of a stream.
@@ -57,6 +58,10 @@ func (m *Message) Begin(requestID string, _ int64, model string) (id string) {
 	m.id, m.requestID, m.model = "msg_"+requestID, requestID, model
 	return m.id
 }
+
+// ClipMaxTokens lets max_tokens be more than the model's context has room for. Agents send the most
+// that any model writes.
+func (m *Message) ClipMaxTokens() {}
 
 // renamed has fields of chats, and those of this API that become them. Longer names come first.
 var renamed = [...]struct{ chat, here string }{

@@ -210,7 +210,9 @@ func TestCharge(t *testing.T) {
 
 // deltas are those of an answer with every kind of content.
 func deltas() []openai.Delta {
-	usage := func(n int) *openai.Usage { return &openai.Usage{Prompt: 30, Cached: 16, Completion: n} }
+	usage := func(n int) *openai.Usage {
+		return &openai.Usage{Prompt: 30, Cached: 16, Completion: n, Reasoning: 3, Reasons: true}
+	}
 	d := func(n int, d openai.Delta) openai.Delta {
 		d.Usage = usage(n)
 		if d.Finish.Reason == "" {
@@ -330,8 +332,26 @@ func TestStopReason(t *testing.T) {
 		{openai.Finish{Reason: "stop", Stop: "x", Token: -1}, false, `"stop_reason":"stop_sequence","stop_sequence":"x"`},
 		{openai.Finish{Reason: "stop", Token: -1}, false, `"stop_reason":"end_turn","stop_sequence":null`},
 	} {
-		if got := string(appendStop(nil, &c.finish, c.called)); got != c.want {
+		if got := string(appendStop(nil, &c.finish, c.called, false)); got != c.want {
 			t.Errorf("%+v %t: %s", c.finish, c.called, got)
+		}
+	}
+}
+
+// An answer that ends before max_tokens because of its length has filled the context.
+func TestContextFull(t *testing.T) {
+	for maxTokens, want := range map[string]string{"9": "max_tokens", "1e1": "model_context_window_exceeded", "1e99": "model_context_window_exceeded"} {
+		m, u := New(), openai.Usage{Completion: 9}
+		if _, fault := m.Chat([]byte(strings.Replace(user(hi, ""), "9", maxTokens, 1)), free); fault != nil {
+			t.Fatal(fault)
+		}
+		d := openai.Delta{Usage: &u, Finish: openai.Finish{Reason: "length", Token: -1}}
+		want := `"stop_reason":"` + want + `"`
+		if got := m.AppendWhole(nil, []openai.Delta{d}, u); !bytes.Contains(got, []byte(want)) {
+			t.Errorf("%s: %s", maxTokens, got)
+		}
+		if got := m.AppendEnd(m.AppendDelta(nil, &d), &u); !bytes.Contains(got, []byte(want)) {
+			t.Errorf("%s: %s", maxTokens, got)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -73,7 +74,7 @@ func (f *fields) at(name string) (field *[]byte, known bool) {
 		return &f.container, true
 	case "mcp_servers":
 		return &f.mcpServers, true
-	case "cache_control", "context_management", "inference_geo", "user_profile_id":
+	case "cache_control", "context_management", "diagnostics", "inference_geo", "speed":
 		return nil, true
 	}
 	return nil, false
@@ -136,6 +137,9 @@ func (m *Message) Chat(body []byte, charge func(bytes int) *openai.Error) ([]byt
 		return nil, openai.BadRequest("mcp_servers", "mcp_servers is not supported here: %s", clientTools)
 	case f.serviceTier != nil && string(f.serviceTier) != `"auto"` && string(f.serviceTier) != `"standard_only"`:
 		return nil, openai.BadRequest("service_tier", "service_tier must be auto or standard_only, not %s", shown(f.serviceTier))
+	}
+	if n, err := strconv.ParseFloat(string(f.maxTokens), 64); err == nil {
+		m.maxTokens = int(min(n, math.MaxInt32))
 	}
 	// Unknown fields precede the others, under names that no field has, so that the chat reports them.
 	dst := append(make([]byte, 0, len(body)+len(body)/8+512), '{')

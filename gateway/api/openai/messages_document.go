@@ -33,7 +33,8 @@ const (
 	"cache_control": {"description": "accepted without effect: every prompt is cached"},
 	"context_management": {"description": "accepted without effect: the client keeps its history"},
 	"inference_geo": {"description": "accepted without effect: there is one place"},
-	"user_profile_id": {"description": "accepted without effect: it changes no answer"},
+	"speed": {"description": "accepted without effect: there is one speed"},
+	"diagnostics": {"description": "accepted without effect: the usage has the cached tokens"},
 	"container": {"type": "null", "description": "not supported: the client runs tools"},
 	"mcp_servers": {"type": ["array", "null"], "maxItems": 0, "description": "not supported: the client runs tools"},
 	"service_tier": {"enum": ["auto", "standard_only", null], "description": "accepted without effect: there is one tier"},
@@ -50,8 +51,9 @@ const (
 
 	messageUsage = `{"type": "object", "required": ["input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"], "properties": {
 	"input_tokens": {"type": "integer", "minimum": 0, "description": "those that no cache had"}, "output_tokens": {"type": "integer", "minimum": 0},
-	"cache_read_input_tokens": {"type": "integer", "minimum": 0}, "cache_creation_input_tokens": {"const": 0}}}`
-	stopSchemas = `"stop_reason": {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", null]}, "stop_sequence": {"type": ["string", "null"]}`
+	"cache_read_input_tokens": {"type": "integer", "minimum": 0}, "cache_creation_input_tokens": {"const": 0},
+	"output_tokens_details": {"type": "object", "required": ["thinking_tokens"], "properties": {"thinking_tokens": {"type": "integer", "minimum": 0}}}}}`
+	stopSchemas = `"stop_reason": {"enum": ["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use", null]}, "stop_sequence": {"type": ["string", "null"]}`
 	deltaEvents = `{"type": "object", "required": ["type", "index", "delta"], "properties": {"type": {"const": "content_block_delta"}, "index": {"type": "integer", "minimum": 0}, "delta": {"anyOf": [
 		{"type": "object", "required": ["type", "text"], "properties": {"type": {"const": "text_delta"}, "text": {"type": "string"}}},
 		{"type": "object", "required": ["type", "thinking"], "properties": {"type": {"const": "thinking_delta"}, "thinking": {"type": "string"}}},
