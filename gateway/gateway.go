@@ -118,7 +118,7 @@ func New(o Options) (*Gateway, error) {
 		keys: keys,
 	}
 	g.Service.SetLimits(o.Limits)
-	g.KeyOf, g.Fail, g.Count = g.keyOf, g.fail, g.count
+	g.KeyOf, g.Fail, g.AppendFault, g.Count = g.keyOf, g.fail, appendFault, g.count
 	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.Limits, TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{
 			AddressFull: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),

@@ -15,6 +15,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
@@ -78,14 +79,28 @@ func (g *Gateway) badHTTP(ctx *fasthttp.RequestCtx, err error) {
 	g.count("other", e.Status)
 }
 
-// fail answers with an error.
+// fail answers with an error, in the form of the path's API.
 func (g *Gateway) fail(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.SetStatusCode(e.Status)
 	ctx.SetContentType("application/json")
 	if e.RetryAfter > 0 {
 		ctx.Response.Header.Set("Retry-After", strconv.Itoa(e.RetryAfter))
 	}
+	if messages.Serves(pathOf(ctx)) {
+		id := ctx.Response.Header.Peek(exchange.RequestIDHeader)
+		ctx.Response.SetBodyRaw(messages.AppendError(nil, e, id))
+		ctx.Response.Header.SetBytesV(messages.RequestIDHeader, id)
+		return
+	}
 	ctx.Response.SetBodyRaw(e.Append(nil))
+}
+
+// appendFault appends an error as the last event of a stream, in the form of the path's API.
+func appendFault(dst []byte, path string, id []byte, e *openai.Error) []byte {
+	if messages.Serves(path) {
+		return messages.AppendErrorEvent(dst, e, id)
+	}
+	return e.AppendEvent(dst)
 }
 
 // count counts an answered request by its route and status. Paths without a route share a label,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
@@ -47,6 +48,10 @@ var routes = []endpoint{
 		Answer: "Completion", Events: "CompletionChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), openai.Completions) }, clients},
 	{openai.Operation{Method: "POST", Path: openai.TokensPath, Summary: "Continue tokens by tokens, as vLLM has it", Takes: "TokensRequest",
 		Answer: "Tokens", Events: "TokensChunk", Key: true, Errors: append([]int{404}, generateErrors...)}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), openai.Completions) }, clients},
+	{openai.Operation{Method: "POST", Path: messages.Path, Summary: "Continue a chat, as Anthropic has it", Takes: "MessagesRequest", Fails: "MessagesError",
+		Answer: "Message", Events: "MessageEvent", Key: true, Errors: generateErrors}, (*Gateway).messages, clients},
+	{openai.Operation{Method: "POST", Path: messages.CountPath, Summary: "The number of tokens of a prompt, as Anthropic has it", Takes: "CountTokensRequest", Fails: "MessagesError",
+		Answer: "TokenCount", Key: true, Errors: []int{429, 503}}, (*Gateway).countTokens, clients},
 	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
 	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
 	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,

@@ -3,7 +3,9 @@ package gateway
 import (
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/gateway/render"
 )
@@ -14,7 +16,7 @@ import (
 // tokenize answers with the tokens of a prompt or of a rendered chat, which a completion would
 // continue.
 func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
-	g.translate(ctx, openai.Tokenize, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
+	g.translate(ctx, openai.Tokenize, nil, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
 		charge := g.Charge(ctx)
 		var p render.Prompt
 		if req.Messages != nil {
@@ -40,7 +42,7 @@ func (g *Gateway) tokenize(ctx *fasthttp.RequestCtx) {
 
 // detokenize answers with the text of tokens, including special ones.
 func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
-	g.translate(ctx, openai.Detokenize, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
+	g.translate(ctx, openai.Detokenize, nil, func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
 		ids := req.Prompts[0].Tokens
 		if fault := m.Known(ids, "tokens"); fault != nil {
 			return nil, fault
@@ -49,30 +51,68 @@ func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
 	})
 }
 
-// translate serves both: it parses the request, finds its model and answers with what do returns.
-func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do func(*native.Model, *openai.Request) ([]byte, *openai.Error)) {
+// countTokens answers with the number of tokens of the prompt that a message of the same body has.
+func (g *Gateway) countTokens(ctx *fasthttp.RequestCtx) {
+	setRequestID(ctx)
+	g.translate(ctx, openai.Chat, messages.NewCount(), func(m *native.Model, req *openai.Request) ([]byte, *openai.Error) {
+		if fault := m.CheckTools(req, g.o.NoToolCalls); fault != nil {
+			return nil, fault
+		}
+		p, fault := m.Chat(req, g.Charge(ctx))
+		return messages.AppendCount(nil, len(p.Tokens)), fault
+	})
+}
+
+// translate serves these routes: it parses the request, finds its model and answers with what do
+// returns. s translates the body and errors; nil: there is no need.
+func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, s native.Surface, do func(*native.Model, *openai.Request) ([]byte, *openai.Error)) {
 	if fault := g.Enter(); fault != nil {
 		g.fail(ctx, fault)
 		return
 	}
 	defer g.InFlight.Add(-1)
-	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.Charge(ctx))
+	body, fault := ctx.PostBody(), (*openai.Error)(nil)
+	if s != nil {
+		if body, fault = s.Chat(body, g.Charge(ctx)); fault != nil {
+			g.fail(ctx, fault)
+			return
+		}
+	}
+	answer, fault := g.translated(on, body, g.Charge(ctx), do)
 	if fault != nil {
+		if s != nil {
+			fault = s.Fault(fault)
+		}
 		g.fail(ctx, fault)
 		return
+	}
+	sendJSON(ctx, answer)
+}
+
+// translated returns the answer to a body.
+func (g *Gateway) translated(on openai.Endpoint, body []byte, charge func(int) *openai.Error, do func(*native.Model, *openai.Request) ([]byte, *openai.Error)) ([]byte, *openai.Error) {
+	req, fault := openai.ParseWithin(on, body, charge)
+	if fault != nil {
+		return nil, fault
 	}
 	g.WarnUnknown(req.Unknown)
 	m, fault := g.native.Find(req.Model)
-	if fault == nil && m.Text == nil {
-		fault = openai.BadRequest("model", "model %q has no tokenizer: its prompts are token ids already", m.Name)
+	switch {
+	case fault != nil:
+		return nil, fault
+	case m.Text == nil:
+		return nil, openai.BadRequest("model", "model %q has no tokenizer: its prompts are token ids already", m.Name)
 	}
-	var body []byte
-	if fault == nil {
-		body, fault = do(m, req)
-	}
-	if fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
-	sendJSON(ctx, body)
+	return do(m, req)
+}
+
+// messages answers a request of Anthropic's Messages API.
+func (g *Gateway) messages(ctx *fasthttp.RequestCtx) {
+	setRequestID(ctx)
+	g.native.ServeAs(ctx, pathOf(ctx), messages.New())
+}
+
+// setRequestID sets the id of the request for Anthropic's clients.
+func setRequestID(ctx *fasthttp.RequestCtx) {
+	ctx.Response.Header.SetBytesV(messages.RequestIDHeader, ctx.Response.Header.Peek(exchange.RequestIDHeader))
 }

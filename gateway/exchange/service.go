@@ -44,7 +44,9 @@ type Service struct {
 
 	KeyOf func(*fasthttp.RequestCtx) *auth.Key // of the client; nil: no key matches
 	Fail  func(*fasthttp.RequestCtx, *openai.Error)
-	Count func(path string, status int) // counts an answered request
+	// AppendFault appends the event of a stream that fails. id is the request's.
+	AppendFault func(dst []byte, path string, id []byte, fault *openai.Error) []byte
+	Count       func(path string, status int) // counts an answered request
 
 	limits atomic.Pointer[Limits]
 	queues sync.Map      // *Admission, by the key of QueueOf

@@ -44,6 +44,7 @@ type request struct {
 	wrote    time.Time     // when the last events or comment were added to buf; set with quiet
 	buf      []byte        // encoded events that are to be sent; streams only
 	counted  int           // bytes of buf that are part of Fleet.Buffered
+	used     openai.Usage  // with the event that is encoded; streams only
 	nPrompt  int           // tokens of all prompts
 }
 
@@ -309,7 +310,7 @@ func (x *request) bounds() *openai.Error {
 	}
 	if x.quiet > 0 {
 		if t.Sub(x.wrote) >= x.quiet {
-			x.buf, x.wrote = append(x.buf, exchange.KeepAlive...), t
+			x.buf, x.wrote = x.appendKeepAlive(x.buf), t
 		}
 		x.wake(x.wrote.Add(x.quiet))
 	}

@@ -105,8 +105,8 @@ func (x *request) emit(c *choice, piece string) {
 		return
 	}
 	if x.req.ContinuousUsage {
-		now := x.usage()
-		d.Usage = &now
+		x.used = x.usage()
+		d.Usage = &x.used
 	}
 	if x.req.TokenIDs {
 		d.Tokens = append([]int32{}, c.output[c.sent:]...) // never nil

@@ -42,6 +42,7 @@ func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) (faul
 		return fault
 	}
 	req := x.req
+	_, req.ClipMax = x.surface.(clipper)
 	if fault := req.CheckLogprobs(fl.Limits().MaxLogprobs); fault != nil {
 		return fault
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
 )
 
 // Surface is the form of an API other than OpenAI's completions. It translates a request into the
@@ -29,6 +30,16 @@ type Surface interface {
 	AppendEnd(dst []byte, usage *openai.Usage) []byte
 	AppendFault(dst []byte, fault *openai.Error) []byte
 	AppendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte
+}
+
+// keepAlive is a Surface with an event of its own for silent streams. Others get a comment.
+type keepAlive interface {
+	AppendKeepAlive(dst []byte) []byte
+}
+
+// clipper is a Surface of an API in which max_tokens may be more than the context has room for.
+type clipper interface {
+	ClipMaxTokens()
 }
 
 // ServeAs lets decode nodes answer a request of another API.
@@ -84,6 +95,14 @@ func (x *request) appendEnd(dst []byte, usage *openai.Usage) []byte {
 		return x.surface.AppendEnd(dst, usage)
 	}
 	return x.encoder.AppendEnd(dst, usage)
+}
+
+// appendKeepAlive appends what a stream gets after silence.
+func (x *request) appendKeepAlive(dst []byte) []byte {
+	if s, ok := x.surface.(keepAlive); ok {
+		return s.AppendKeepAlive(dst)
+	}
+	return append(dst, exchange.KeepAlive...)
 }
 
 // AppendFault implements exchange.Backend.

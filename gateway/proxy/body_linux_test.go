@@ -15,6 +15,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
@@ -33,7 +34,8 @@ func newProxy(t *testing.T, handler http.HandlerFunc) *Proxy {
 	mux.HandleFunc("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { handler(w, r.WithContext(ctx)) })
 	server := httptest.NewServer(mux)
 	log := slog.New(slog.DiscardHandler)
-	s := &exchange.Service{Log: log, Meters: metrics.New(metrics.Gateway, "m"), Cut: context.Background()}
+	s := &exchange.Service{Log: log, Meters: metrics.New(metrics.Gateway, "m"), Cut: context.Background(),
+		AppendFault: func(dst []byte, _ string, _ []byte, e *openai.Error) []byte { return e.AppendEvent(dst) }}
 	p, err := New(s, Options{Upstreams: upstream.Options{Targets: []upstream.Target{{URL: server.URL}}, Log: log}, Pollers: 1})
 	if err != nil {
 		t.Fatal(err)

@@ -198,6 +198,8 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 		return openai.ContextTooLong(param, most, "The prompt has %d tokens, which leaves no room for an answer: shorten it", nTokens)
 	}
 	switch {
+	case req.MaxTokens > room && most > 0 && req.ClipMax:
+		p.MaxTokens = room
 	case req.MaxTokens > 0 && most > 0 && req.MaxTokens > room:
 		return openai.ContextTooLong("max_tokens", most, "The prompt has %d tokens and max_tokens is %d, which is more together: shorten one of them",
 			nTokens, req.MaxTokens)

@@ -33,6 +33,7 @@ var parsers = map[string][]string{
 	"internal/console":       {"FuzzReadStream", "FuzzMarkdown"},                                                     // what a gateway answers; what a model writes
 	"internal/explainlog":    {"FuzzAdd"},                                                                            // logs of any program
 	"internal/jsonscan":      {"FuzzSkip"},                                                                           // JSON of requests and of what they carry
+	"gateway/api/messages":   {"FuzzChat"},                                                                           // bodies of Anthropic's API
 	"gateway/api/openai":     {"FuzzParse"},                                                                          // bodies of requests
 	"internal/process":       {"FuzzMemoryLimit"},                                                                    // /proc and cgroups
 	"internal/rpc":           {"FuzzMessages", "FuzzDecodeTokens", "FuzzFrameReader"},                                // frames between nodes

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -19,6 +20,7 @@ type Operation struct {
 	Answer  string   // schema of a JSON answer, by its name in components; empty: plain text
 	Events  string   // schema of each event, if the answer may be streamed
 	Key     bool     // requires an API key, if there are keys
+	Fails   string   // schema of errors, by its name in components; empty: Error. Such streams have no [DONE]
 	Errors  []int    // statuses other than 200 and those that follow from Body, Key and Path
 	Page    bool     // the answer is text/html; else, without Answer, text/plain
 }
@@ -56,6 +58,9 @@ func Document(version string, keys bool, operations []Operation) []byte {
 	for name, text := range answers {
 		schemas[name] = json.RawMessage(text)
 	}
+	for name, text := range messagesSchemas {
+		schemas[name] = json.RawMessage(text)
+	}
 	for on, name := range bodies {
 		schemas[name] = body(on)
 	}
@@ -81,7 +86,8 @@ func ref(name string) schema { return schema{"$ref": "#/components/schemas/" + n
 
 func (o *Operation) describe(keys bool) schema {
 	plain := schema{"text/plain": schema{"schema": schema{"type": "string"}}}
-	failed := schema{"application/json": schema{"schema": ref("Error")}}
+	failure := ref(cmp.Or(o.Fails, "Error"))
+	failed := schema{"application/json": schema{"schema": failure}}
 	good, bad := plain, plain
 	if o.Page {
 		good = schema{"text/html": schema{"schema": schema{"type": "string"}}}
@@ -94,12 +100,17 @@ func (o *Operation) describe(keys bool) schema {
 		bad = failed
 	}
 	if o.Events != "" {
-		event := schema{"type": "string", "contentMediaType": "application/json", "contentSchema": schema{"anyOf": []schema{ref(o.Events), ref("Error")}}}
+		data := schema{"type": "string", "contentMediaType": "application/json", "contentSchema": schema{"anyOf": []schema{ref(o.Events), failure}}}
+		about := "With stream. A broken one ends in an error."
+		if o.Fails == "" {
+			data = schema{"anyOf": []schema{{"const": "[DONE]"}, data}}
+			about = "With stream. A whole stream ends in [DONE], a broken one in an Error."
+		}
 		good["text/event-stream"] = schema{"schema": schema{ // of one event
-			"description": "With stream. A whole stream ends in [DONE], a broken one in an Error.",
+			"description": about,
 			"type":        "object",
 			"required":    []string{"data"},
-			"properties":  schema{"data": schema{"anyOf": []schema{{"const": "[DONE]"}, event}}},
+			"properties":  schema{"data": data},
 		}}
 	}
 	responses := schema{"200": schema{"description": "OK", "content": good}}

@@ -94,6 +94,7 @@ type Request struct {
 
 	N           int
 	MaxTokens   int      // of each answer; -1: not given, 0: only the prompt, with Echo
+	ClipMax     bool     // MaxTokens beyond the model's context are no error; no field of a body sets it
 	MinTokens   int      // of each answer, before it may end
 	Temperature *float32 // nil: the model's default, also of the next three
 	TopP        *float32

@@ -10,6 +10,7 @@ of each status every operation gave.
 import atexit
 import collections
 import json
+import re
 import zlib
 
 import jsonschema_rs
@@ -19,7 +20,7 @@ import schemathesis
 # the model's vocabulary and context, or its chat template.
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
-         "lora_name", "lora_path", "token_ids", "sampling_params"}
+         "lora_name", "lora_path", "token_ids", "sampling_params", "tools", "tool_choice", "output_format", "output_config"}
 
 # Fields of which each constrains the answer: two of them exclude each other, and
 # what they hold may be no schema or grammar.
@@ -56,6 +57,8 @@ def before_call(context, case, kwargs):
         del body[name]
     if body.get("parallel_tool_calls") is False and body.get("tools"):
         del body["parallel_tool_calls"]  # refused by its name
+    if case.operation.path == "/v1/messages" and whole(body.get("max_tokens"), 5, 2**31 - 1):
+        body["max_tokens"] = 4
     if "completions" in case.operation.path:
         for name in "max_tokens", "max_completion_tokens":
             if whole(body.get(name), 5, 2**31 - 1):
@@ -107,12 +110,30 @@ def tandem_answers(ctx, response, case):
     kind = (response.headers.get("content-type") or [""])[0]
     if status >= 400 and kind.startswith("application/json"):
         e = response.json()["error"]
-        assert e["code"] == status and e["message"], e
+        if messages := case.operation.path.startswith("/v1/messages"):
+            assert response.json()["type"] == "error" and response.json()["request_id"] == response.headers["request-id"][0] and e["type"], e
+        else:
+            assert e["code"] == status, e
+        assert e["message"], e
         if good and status == 400:
-            param = (e["param"] or "").split("[")[0].split(".")[0]
-            assert param in RULES or "cannot continue under its grammar" in e["message"], f"a request that fits the schema was refused: {e}"
-    if status == 200 and kind.startswith("text/event-stream"):
+            param = re.match("[a-z_]*", e["message"])[0] if messages else (e["param"] or "").split("[")[0].split(".")[0]
+            assert param in RULES or messages and "maximum context length" in e["message"] or "cannot continue under its grammar" in e["message"], f"a request that fits the schema was refused: {e}"
+    if status == 200 and kind.startswith("text/event-stream") and "messages" in case.operation.path:
+        message(response.text, case.operation.schema.raw_schema)
+    elif status == 200 and kind.startswith("text/event-stream"):
         stream(response.text, "ChatChunk" if "chat" in case.operation.path else "TokensChunk" if "inference" in case.operation.path else "CompletionChunk", case.operation.schema.raw_schema)
+
+
+def message(text, document):
+    """The events of a message, against their schema in the document."""
+    events = text.removesuffix("\n\n").split("\n\n")
+    schema = jsonschema_rs.Draft202012Validator({"$ref": "#/components/schemas/MessageEvent", "components": document["components"]})
+    names = []
+    for event in events:
+        name, data = event.split("\n")
+        schema.validate(json.loads(data.removeprefix("data: ")))
+        names.append(name.removeprefix("event: "))
+    assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"], names
 
 
 def stream(text, name, document):

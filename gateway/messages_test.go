@@ -1,0 +1,272 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/api/messages"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// claudeTools are tools in Anthropic's form, with a message.
+const claudeTools = `"max_tokens":400,"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"weather","input_schema":{"type":"object","properties":{"city":{"type":"string"}}}}]`
+
+// claude is a message in Anthropic's form.
+type claude struct {
+	ID, Type, Role, Model string
+	Content               []claudeBlock
+	Stop                  string  `json:"stop_reason"`
+	Sequence              *string `json:"stop_sequence"`
+	Usage                 struct {
+		In     int `json:"input_tokens"`
+		Cached int `json:"cache_read_input_tokens"`
+		Out    int `json:"output_tokens"`
+	}
+	Error *struct{ Type, Message string }
+	// RequestID is that of an error.
+	RequestID string `json:"request_id"`
+}
+
+type claudeBlock struct {
+	Type, Text, Thinking, Signature, ID, Name string
+	Input                                     json.RawMessage
+}
+
+func (m claude) String() (s string) {
+	for _, b := range m.Content {
+		switch b.Type {
+		case "thinking":
+			s += fmt.Sprintf("thinking %q %s; ", b.Thinking, b.Signature)
+		case "text":
+			s += fmt.Sprintf("text %q; ", b.Text)
+		default:
+			s += fmt.Sprintf("%s(%s); ", b.Name, b.Input)
+		}
+	}
+	return s + m.Stop
+}
+
+// claudeOf returns an answer, of a stream put together.
+func claudeOf(t *testing.T, r reply) (m claude) {
+	t.Helper()
+	if r.StatusCode != 200 || r.err != nil || r.Header.Get("Request-Id") != r.Header.Get("X-Request-Id") || r.Header.Get("Request-Id") == "" {
+		t.Fatalf("%d %v %v %s", r.StatusCode, r.err, r.Header, r.body)
+	}
+	if !strings.HasPrefix(r.Header.Get("Content-Type"), "text/event-stream") {
+		if err := json.Unmarshal([]byte(r.body), &m); err != nil {
+			t.Fatalf("%s: %v", r.body, err)
+		}
+		return m
+	}
+	input, last := "", ""
+	for event := range strings.SplitSeq(strings.TrimSuffix(r.body, "\n\n"), "\n\n") {
+		var e struct {
+			Type    string
+			Index   int
+			Message *claude
+			Block   json.RawMessage `json:"content_block"`
+			Delta   struct {
+				Type, Text, Thinking, Signature string
+				JSON                            string `json:"partial_json"`
+				claude
+			}
+			Usage json.RawMessage
+		}
+		name, data, _ := strings.Cut(event, "\ndata: ")
+		if err := json.Unmarshal([]byte(data), &e); err != nil || "event: "+e.Type != name {
+			t.Fatalf("%q: %v", event, err)
+		}
+		last = e.Type
+		switch e.Type {
+		case "message_start":
+			m = *e.Message
+		case "content_block_start":
+			m.Content = append(m.Content, claudeBlock{})
+			if err := json.Unmarshal(e.Block, &m.Content[e.Index]); err != nil {
+				t.Fatal(err)
+			}
+			input = ""
+		case "content_block_delta":
+			b := &m.Content[e.Index]
+			b.Text += e.Delta.Text
+			b.Thinking += e.Delta.Thinking
+			b.Signature += e.Delta.Signature
+			if input += e.Delta.JSON; input != "" {
+				b.Input = json.RawMessage(input)
+			}
+		case "message_delta":
+			m.Stop, m.Sequence = e.Delta.Stop, e.Delta.Sequence
+			if err := json.Unmarshal(e.Usage, &m.Usage); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if last != "message_stop" {
+		t.Errorf("the stream ends in %s", last)
+	}
+	return m
+}
+
+// Whole answers and streams have the same blocks, ids and usage, whose tokens of the prompt are those
+// that count_tokens has.
+func TestMessages(t *testing.T) {
+	b := toolBed(t, Options{Upstreams: Upstreams{Options: upstream.Options{Names: map[string]string{"claude-tiny": "tiny"}}}}, calls, hermesMarkers...)
+	const answer = `thinking "Hm, \"stop\"." dGFuZGVt; text "I look.\n"; weather({"city": "Oslo stop"}); time({}); tool_use`
+	for fields, want := range map[string]string{
+		`"model":"claude-tiny"`:                                   answer,
+		`"stop_sequences":["stop"],"tool_choice":{"type":"auto"}`: answer,
+		`"stop_sequences":["look"]`:                               `thinking "Hm, \"stop\"." dGFuZGVt; text "I "; stop_sequence`,
+		`"max_tokens":13`:                                         `thinking "Hm, \"stop\"." dGFuZGVt; max_tokens`,
+		`"thinking":{"type":"adaptive","display":"omitted"}`:      strings.TrimPrefix(answer, `thinking "Hm, \"stop\"." dGFuZGVt; `),
+		`"system":"Be brief.","tool_choice":{"type":"none"}`:      fmt.Sprintf(`thinking "Hm, \"stop\"." dGFuZGVt; text %q; end_turn`, strings.TrimPrefix(raw(calls, hermesMarkers), "\n\n")),
+	} {
+		body := `{` + claudeTools + `,` + fields
+		whole := claudeOf(t, b.post("/v1/messages", body+`}`, "X-Request-Id: one", "anthropic-version: 2023-06-01", "anthropic-beta: x"))
+		streamed := claudeOf(t, b.post("/v1/messages", body+`,"stream":true}`, "X-Request-Id: one"))
+		if whole.String() != want || streamed.String() != want {
+			t.Errorf("%s:\n got %v\n and %v\nwant %s", body, whole, streamed, want)
+		}
+		if whole.ID != "msg_one" || streamed.ID != whole.ID || streamed.Usage != whole.Usage || whole.Role != "assistant" || whole.Type != "message" {
+			t.Errorf("%+v, then %+v", whole, streamed)
+		}
+		if wantModel := map[bool]string{true: "claude-tiny", false: "tiny"}[strings.Contains(fields, "model")]; whole.Model != wantModel || streamed.Model != wantModel {
+			t.Errorf("%s, %s", whole.Model, streamed.Model)
+		}
+		if s := whole.Sequence; (s != nil) != (whole.Stop == "stop_sequence") || s != nil && *s != "look" {
+			t.Errorf("%v", s)
+		}
+		var count struct {
+			In int `json:"input_tokens"`
+		}
+		r := b.post("/v1/messages/count_tokens", strings.Replace(body, `"max_tokens":400,`, "", 1)+`}`)
+		if err := json.Unmarshal([]byte(r.body), &count); err != nil || count.In == 0 || count.In != whole.Usage.In+whole.Usage.Cached || whole.Usage.Out == 0 {
+			t.Errorf("%s: %s, %+v", fields, r.body, whole.Usage)
+		}
+	}
+	// The second turn: the client sends thinking, call and result.
+	const turn = `{"max_tokens":400,"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":[{"type":"thinking","thinking":"Hm","signature":"other"},{"type":"tool_use","id":"a","name":"weather","input":{"city": "Ålesund"}}]},
+		{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"rain"},{"type":"text","text":"And?"}]}]}`
+	claudeOf(t, b.post("/v1/messages", turn))
+	prompt := b.g.native.Models.Load().Text.Decode(lastRequest(b, "d1").Prompt, false)
+	if want := "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ålesund\"}}\n</tool_call><|im_end|>\n" +
+		"<|im_start|>tool\nrain<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"; prompt != want {
+		t.Errorf("%q, want %q", prompt, want)
+	}
+}
+
+// An answer whose nodes are lost in the middle is, event by event, what it is on a node that lives.
+func TestMessagesResume(t *testing.T) {
+	bu := toolBundle(hermesMarkers...)
+	token := writes(t, bu, calls)
+	live := newBed(t, Options{}, one(nodestest.Options{Bundle: bu, Token: token}))
+	lossy := newBed(t, Options{}, map[string]nodestest.Options{
+		"d1": {Bundle: bu, Token: token, CutAfter: 9}, "d2": {Bundle: bu, Token: token, CutAfter: 40}, "d3": {Bundle: bu, Token: token},
+	})
+	for _, fields := range []string{``, `,"stream":true`} {
+		// The seed of ids is drawn for each request: the answers are compared without them.
+		want := claudeOf(t, live.post("/v1/messages", `{`+claudeTools+fields+`}`, "X-Request-Id: a"))
+		r := lossy.post("/v1/messages", `{`+claudeTools+fields+`}`, "X-Request-Id: a")
+		if got := claudeOf(t, r); got.String() != want.String() || got.Usage != want.Usage || got.ID != want.ID {
+			t.Errorf("%v %+v, want %v %+v", got, got.Usage, want, want.Usage)
+		}
+	}
+}
+
+// Every error under the path has Anthropic's form, with the request's id, also before the route runs.
+func TestMessagesErrors(t *testing.T) {
+	o := Options{APIKeys: []string{"k"}}
+	o.Limits.MaxBodyBytes = 2000
+	b, empty := newBed(t, o, one(nodestest.Options{})), newBed(t, Options{}, nil)
+	tight := bundle()
+	tight.MaxModelLen = 40
+	small := newBed(t, Options{}, one(nodestest.Options{Bundle: tight}))
+	for _, stream := range []string{"", `,"stream":true`} {
+		if m := claudeOf(t, small.post("/v1/messages", `{"max_tokens":200000,"messages":[{"role":"user","content":"h"}]`+stream+`}`)); m.Stop != "model_context_window_exceeded" || m.Usage.In+m.Usage.Out != 40 {
+			t.Errorf("%+v", m)
+		}
+	}
+	const key, good = "x-api-key: k", `{"max_tokens":4,"messages":[{"role":"user","content":"hi"}]}`
+	for _, c := range []struct {
+		b                  *bed
+		method, path, body string
+		header             string
+		status             int
+		typ, message       string
+	}{
+		{b, "POST", "/v1/messages", good, "X-A: b", 401, "authentication_error", "the API key is missing or wrong"},
+		{b, "POST", "/v1/messages", `{"max_tokens":4,"model":"claude","messages":[{"role":"user","content":"hi"}]}`, key, 404, "not_found_error", `the model "claude" does not exist`},
+		{b, "POST", "/v1/messages", `{"messages":[{"role":"user","content":"hi"}]}`, key, 400, "invalid_request_error", "max_tokens is required"},
+		{b, "POST", "/v1/messages", `{"max_tokens":4,"messages":[{"role":"user","content":[{"type":"image"}]}]}`, key, 400, "invalid_request_error", `messages[0].content[0].type "image" is not supported`},
+		{small, "POST", "/v1/messages", `{"max_tokens":2,"messages":[{"role":"user","content":"hello and how are you?"}]}`, key, 400, "invalid_request_error", "This model's maximum context length is 40 tokens."},
+		{b, "POST", "/v1/messages", strings.Replace(good, "hi", strings.Repeat("x", 2000), 1), key, 413, "request_too_large", "the request body is larger than 2000 bytes"},
+		{b, "POST", "/v1/messages/", good, key + "\r\nContent-Type: text/plain", 415, "invalid_request_error", "Content-Type"},
+		{b, "GET", "/v1/messages", "", key, 405, "invalid_request_error", "/v1/messages takes POST, OPTIONS, not GET"},
+		{b, "POST", "/v1/messages/batches", good, key, 404, "not_found_error", "there is nothing at /v1/messages/batches"},
+		{b, "POST", "/v1/messages/count_tokens", `{}`, key, 400, "invalid_request_error", "messages is required"},
+		{b, "POST", "/v1/messages/count_tokens", `{"messages":[{"role":"user","content":"hi"}],"tools":[{"name":"a","input_schema":{}}]}`, key, 400, "invalid_request_error", "tools: the format of tool calls"},
+		{empty, "POST", "/v1/messages", good, key, 503, "overloaded_error", "no model is loaded yet"},
+		{empty, "POST", "/v1/messages/count_tokens", good, key, 503, "overloaded_error", "no model is loaded yet"},
+	} {
+		r := c.b.do(c.method, c.path, c.body, c.header)
+		var e claude
+		if err := json.Unmarshal([]byte(r.body), &e); err != nil || r.StatusCode != c.status || e.Type != "error" || e.Error == nil || e.Error.Type != c.typ || !strings.Contains(e.Error.Message, c.message) {
+			t.Errorf("%s %s %.80s: %d %s, want %d %s %s", c.method, c.path, c.body, r.StatusCode, r.body, c.status, c.typ, c.message)
+		}
+		if id := r.Header.Get("Request-Id"); id == "" || e.RequestID != id || r.Header.Get("X-Request-Id") != id {
+			t.Errorf("%s: %v", r.body, r.Header)
+		}
+	}
+	// A stream that fails ends in an event.
+	lost := newBed(t, Options{Limits: Limits{ResumeTimeout: 100 * time.Millisecond}}, one(nodestest.Options{CutAfter: 5, Refuse: func(r *nodepb.Generate) (nodepb.Code, string) {
+		if len(r.Output) > 0 {
+			return nodepb.Code_CODE_OVERLOADED, "full"
+		}
+		return 0, ""
+	}}))
+	r := lost.post("/v1/messages", strings.TrimSuffix(good, "}")+`,"max_tokens":20,"stream":true}`, "X-Request-Id: one")
+	events := strings.Split(strings.TrimSuffix(r.body, "\n\n"), "\n\n")
+	if last := events[len(events)-1]; r.StatusCode != 200 || r.err == nil || !strings.HasPrefix(last, `event: error`+"\n"+`data: {"type":"error","error":{"type":"overloaded_error","message":"`) || !strings.HasSuffix(last, `"},"request_id":"one"}`) {
+		t.Errorf("%d %v %q", r.StatusCode, r.err, last)
+	}
+}
+
+// A silent stream gets an event.
+func TestMessagesKeepAlive(t *testing.T) {
+	o := Options{}
+	o.Limits.SSEKeepAlive = quiet
+	gate := make(chan struct{})
+	b := newBed(t, o, one(nodestest.Options{Gate: gate}))
+	go func() {
+		gate <- struct{}{}
+		time.Sleep(4 * quiet)
+		feed(gate, 2)
+	}()
+	r := b.post("/v1/messages", `{"max_tokens":3,"messages":[{"role":"user","content":"hi"}],"stream":true}`)
+	if m := claudeOf(t, r); m.String() != `text "Hel"; max_tokens` || !strings.Contains(r.body, "event: ping\ndata: {\"type\":\"ping\"}\n\n") || strings.Contains(r.body, ": keep-alive") {
+		t.Errorf("%s", r.body)
+	}
+}
+
+// An upstream's answers pass byte by byte; the gateway's own errors have Anthropic's form.
+func TestMessagesOfUpstreams(t *testing.T) {
+	b := newRelayed(t, Options{}, "s1")
+	const start = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n"
+	b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		event(w, start)
+		panic(http.ErrAbortHandler)
+	})
+	r := b.post("/v1/messages", `{"model":"m","max_tokens":3,"messages":[],"stream":true}`, "X-Request-Id: one")
+	if r.body != start+"event: error\ndata: "+`{"type":"error","error":{"type":"api_error","message":"the upstream's answer broke off"},"request_id":"one"}`+"\n\n" || r.err == nil || r.Header.Get(messages.RequestIDHeader) != "" {
+		t.Errorf("%v %q", r.err, r.body)
+	}
+	if r := b.post("/v1/messages", `{"model":"other"}`); r.StatusCode != 404 || !strings.HasPrefix(r.body, `{"type":"error","error":{"type":"not_found_error"`) {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}
