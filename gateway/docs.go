@@ -14,6 +14,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/api/responses"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -72,6 +73,7 @@ var examples = map[string]example{
 	"POST /v1/chat/completions":        {"/v1/chat/completions", `{"messages": [{"role": "user", "content": "What is prefill?"}], "stream": true}`},
 	"POST /v1/completions":             {"/v1/completions", `{"prompt": "Once upon a time", "max_tokens": 32}`},
 	"POST " + openai.TokensPath:        {openai.TokensPath, `{"token_ids": [72, 105], "sampling_params": {"max_tokens": 8}}`},
+	"POST " + responses.Path:           {responses.Path, `{"instructions": "Answer in one sentence.", "input": "What is prefill?", "stream": true}`},
 	"GET /v1/models/{model}":           {"/v1/models/tandem-builtin", ""},
 	"POST /tokenize":                   {"/tokenize", `{"prompt": "How many tokens?", "return_token_strs": true}`},
 	"POST /detokenize":                 {"/detokenize", `{"tokens": [72, 105]}`},

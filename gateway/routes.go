@@ -9,6 +9,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/api/responses"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy"
@@ -47,6 +48,8 @@ var routes = []endpoint{
 		Answer: "Completion", Events: "CompletionChunk", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), openai.Completions) }, clients},
 	{openai.Operation{Method: "POST", Path: openai.TokensPath, Summary: "Continue tokens by tokens, as vLLM has it", Takes: "TokensRequest",
 		Answer: "Tokens", Events: "TokensChunk", Key: true, Errors: append([]int{404}, generateErrors...)}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), openai.Completions) }, clients},
+	{openai.Operation{Method: "POST", Path: responses.Path, Summary: "Create a response: items in, items out; nothing is stored", Takes: "ResponseRequest",
+		Answer: "Response", Events: "ResponseEvent", Typed: true, Key: true, Errors: append([]int{404}, generateErrors...)}, (*Gateway).respond, clients},
 	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
 	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
 	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,
