@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/api/responses"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -75,6 +76,7 @@ var examples = map[string]example{
 	"POST " + openai.TokensPath:        {openai.TokensPath, `{"token_ids": [72, 105], "sampling_params": {"max_tokens": 8}}`},
 	"POST " + messages.Path:            {messages.Path, `{"max_tokens": 64, "messages": [{"role": "user", "content": "What is prefill?"}], "stream": true}`},
 	"POST " + messages.CountPath:       {messages.CountPath, `{"messages": [{"role": "user", "content": "How many tokens?"}]}`},
+	"POST " + responses.Path:           {responses.Path, `{"instructions": "Answer in one sentence.", "input": "What is prefill?", "stream": true}`},
 	"GET /v1/models/{model}":           {"/v1/models/tandem-builtin", ""},
 	"POST /tokenize":                   {"/tokenize", `{"prompt": "How many tokens?", "return_token_strs": true}`},
 	"POST /detokenize":                 {"/detokenize", `{"tokens": [72, 105]}`},

@@ -28,6 +28,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/admit"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/api/responses"
 	"github.com/tandem-serving/tandem/gateway/auth"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
@@ -62,6 +63,9 @@ type Gateway struct {
 	document []byte        // /openapi.json
 	docsPage func() []byte // /docs, made when it is first requested
 
+	responseKeys *responses.Keys
+	warnDropped  rate.Sometimes
+
 	draining atomic.Bool
 	cut      context.CancelFunc // ends all requests
 	targeted scraped
@@ -86,6 +90,13 @@ func New(o Options) (*Gateway, error) {
 	}
 	if o.APIKeyFile != "" {
 		regular.WarnExposed(o.Log, o.APIKeyFile)
+	}
+	sealing, err := loadResponseKeys(&o)
+	if err != nil {
+		return nil, err
+	}
+	if o.ResponseKeyFile != "" {
+		regular.WarnExposed(o.Log, o.ResponseKeyFile)
 	}
 	if o.ChatTemplate != "" {
 		if _, err := jinja.Parse(o.ChatTemplate); err != nil {
@@ -116,6 +127,8 @@ func New(o Options) (*Gateway, error) {
 			Resumes: perSecond(o.Limits.ResumesPerSecond), Queue: exchange.NewAdmission(admit.Limits{}), Cut: cut},
 		o:    o,
 		keys: keys,
+
+		responseKeys: sealing, warnDropped: rate.Sometimes{Interval: time.Second},
 	}
 	g.Service.SetLimits(o.Limits)
 	g.KeyOf, g.Fail, g.AppendFault, g.Count = g.keyOf, g.fail, appendFault, g.count
@@ -282,6 +295,12 @@ func CheckBundle(b *nodepb.Bundle) error {
 // CheckKeys returns the error with which New would refuse the API keys.
 func CheckKeys(o *Options) error {
 	_, err := auth.New(o.APIKeys, o.APIKeyFile)
+	return err
+}
+
+// CheckResponseKeys returns the error with which New would refuse the keys of responses.
+func CheckResponseKeys(o *Options) error {
+	_, err := loadResponseKeys(o)
 	return err
 }
 

@@ -74,6 +74,11 @@ type Options struct {
 	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool
 
+	// ResponseKeyFile has secrets for the reasoning of responses, one in each line. The first one
+	// encrypts, all of them decrypt. Empty: ResponseSecret does both.
+	ResponseKeyFile string
+	ResponseSecret  []byte // at least responses.MinSecret bytes, the same in all gateways; nil: random
+
 	CompactJSON bool // constrained answers have no whitespace between JSON tokens
 
 	APIKeys        []string // any of them opens /v1; if there is none here or in APIKeyFile, no key is required

@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/api/responses"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy"
@@ -52,6 +53,8 @@ var routes = []endpoint{
 		Answer: "Message", Events: "MessageEvent", Key: true, Errors: generateErrors}, (*Gateway).messages, clients},
 	{openai.Operation{Method: "POST", Path: messages.CountPath, Summary: "The number of tokens of a prompt, as Anthropic has it", Takes: "CountTokensRequest", Fails: "MessagesError",
 		Answer: "TokenCount", Key: true, Errors: []int{429, 503}}, (*Gateway).countTokens, clients},
+	{openai.Operation{Method: "POST", Path: responses.Path, Summary: "Create a response: items in, items out; nothing is stored", Takes: "ResponseRequest",
+		Answer: "Response", Events: "ResponseEvent", Typed: true, Key: true, Errors: append([]int{404}, generateErrors...)}, (*Gateway).respond, clients},
 	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
 	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
 	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,

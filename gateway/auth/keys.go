@@ -234,6 +234,18 @@ func (r *Keyring) Find(h *fasthttp.RequestHeader) (found *Key) {
 // Allow reports whether a request with that key, or nil, is allowed.
 func (r *Keyring) Allow(k *Key) bool { return k != nil || r.Len() == 0 }
 
+// Owner returns a name of the key that no other key has: its own, or else a part of its hash. It
+// returns "" for no key.
+func (k *Key) Owner() string {
+	switch {
+	case k == nil:
+		return ""
+	case k.Name != "":
+		return "name:" + k.Name
+	}
+	return "hash:" + hex.EncodeToString(k.hash[:16])
+}
+
 // Flow returns the key's share of the fleet. It stays the same while the key is in the file.
 func (k *Key) Flow() *admit.Flow { return k.use.flow }
 

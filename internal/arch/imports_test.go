@@ -27,7 +27,7 @@ var mayImport = map[string][]string{
 
 	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
-		"gateway/admit", "gateway/api/messages", "gateway/api/openai", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
+		"gateway/admit", "gateway/api/messages", "gateway/api/openai", "gateway/api/responses", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
 		"gateway/render", "gateway/render/jinja", "gateway/render/parse", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
@@ -134,6 +134,7 @@ var mayImport = map[string][]string{
 	"internal/jsonscan":        {},                                                                    // JSON without a tree
 	"gateway/api/messages":     {"gateway/api/openai", "internal/jsonscan"},
 	"gateway/api/openai":       {"engine/grammar", "internal/jsonscan"},
+	"gateway/api/responses":    {"gateway/api/openai", "internal/jsonscan"},
 	"internal/process":         {"internal/obs/logs", "internal/tlsconf"},
 	"internal/sock":            {},
 	"internal/rpc":             {"internal/netio", "internal/rpc/nodepb", "internal/sock", "internal/tlsconf"},

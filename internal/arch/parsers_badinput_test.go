@@ -23,6 +23,7 @@ var parsers = map[string][]string{
 	"engine/gguf":            {"FuzzParse"},                                                                          // metadata and weights of llama.cpp's files
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                                                             // weights and their index
 	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},                                         // tokenizer.json; prompts; tekken.json, tokenizer.model
+	"gateway/api/responses":  {"FuzzChat"},                                                                           // bodies of requests
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                                                         // upstreams' answers; bodies of requests
 	"gateway/render":         {"FuzzFromJSON"},                                                                       // messages, tools
 	"gateway/render/parse":   {"FuzzParser"},                                                                         // answers of models

@@ -351,6 +351,7 @@ var varying = []struct {
 	{regexp.MustCompile(`\b00-[0-9a-f]{32}-[0-9a-f]{16}-0[01]\b`), "TRACE"},
 	{regexp.MustCompile(`\b[0-9a-f]{32}\b`), "ID"},
 	{regexp.MustCompile(`"created":[1-9]\d{9}\b`), `"created":NOW`},
+	{regexp.MustCompile(`"created_at":[1-9]\d{9}\b`), `"created_at":NOW`},
 	{regexp.MustCompile(`127\.0\.0\.1:\d+`), "127.0.0.1:PORT"},
 	{regexp.MustCompile(`"system_fingerprint":"[^"]*"`), `"system_fingerprint":"PRINT"`},
 	{regexp.MustCompile(`-?\d+\.\d{4,}(e-?\d+)?`), "REAL"},
@@ -415,6 +416,9 @@ func shape(text []byte) string {
 	return string(out)
 }
 
+// sequenceNumber counts events, of which those that are put together are one.
+var sequenceNumber = regexp.MustCompile(`"sequence_number":\d+`)
+
 var eventChoice = regexp.MustCompile(`"choices":\[\{"index":(\d+)`)
 
 // eventLines are the events of a stream, one a line, those of a choice after those of
@@ -425,17 +429,17 @@ func eventLines(text string) string {
 	var lines []string
 	var last *value // the event that the last line is; nil: it is something else
 	for _, event := range events {
-		data, ok := strings.CutPrefix(event, "data: ")
-		v := parseValue(data)
+		name, data, ok := strings.Cut(event, "data: ")
+		v := parseValue(sequenceNumber.ReplaceAllString(data, `"sequence_number":0`))
 		if !ok || v == nil {
 			lines, last = append(lines, event), nil
 			continue
 		}
 		if last != nil && last.join(v) {
-			lines[len(lines)-1] = "data: " + last.String()
+			lines[len(lines)-1] = name + "data: " + last.String()
 			continue
 		}
-		lines, last = append(lines, "data: "+v.String()), v
+		lines, last = append(lines, name+"data: "+v.String()), v
 	}
 	return strings.Join(lines, "\n")
 }
@@ -529,7 +533,7 @@ func (v *value) join(w *value) bool {
 // grows reports whether a field holds a part of the answer.
 func grows(key string) bool {
 	switch key {
-	case "content", "text", "token_ids", "tokens", "token_logprobs", "top_logprobs", "text_offset":
+	case "content", "text", "delta", "token_ids", "tokens", "token_logprobs", "top_logprobs", "text_offset":
 		return true
 	}
 	return false

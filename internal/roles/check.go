@@ -73,6 +73,9 @@ func (g *gatewayFlags) check() (err error) {
 	if err := gateway.CheckKeys(&g.Options); err != nil {
 		errs = append(errs, fmt.Errorf("%w: --api-key-file: %w", config.ErrValue, err))
 	}
+	if err := gateway.CheckResponseKeys(&g.Options); err != nil {
+		errs = append(errs, fmt.Errorf("%w: --response-key-file: %w", config.ErrValue, err))
+	}
 	return errors.Join(append(errs, g.checkAdmin())...)
 }
 

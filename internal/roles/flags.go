@@ -152,6 +152,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens, one of which clients must send")
 	s.Secret("api-key")
 	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key per line, KEY or sha256:HEX, then optionally name=N concurrency=N tokens-per-second=N weight=N priority=N admin=yes; reloaded when it changes")
+	s.StringVar(&g.ResponseKeyFile, "response-key-file", "", "file with a secret of at least 32 characters per line, for reasoning.encrypted_content of /v1/responses: the first line encrypts, all lines decrypt, the same on all gateways; default: a key of the cluster's, or of this process in a gateway without a cluster")
 	s.Section("Queue and routing")
 	s.CountVar(&l.MaxQueuedRequests, "max-queued-requests", l.MaxQueuedRequests, 1, "requests that may wait in the gateway while the fleet is full; further ones get 429")
 	s.CountVar(&l.MaxQueuedTokens, "max-queued-tokens", l.MaxQueuedTokens, 1, "prompt tokens of the waiting requests; further requests get 429")

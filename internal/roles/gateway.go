@@ -248,7 +248,7 @@ func runGateway(v *cli.Invocation) error {
 	id := cluster.NewID(d.Name, time.Now())
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: id, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {
-		o.RPC.TLS = d.Certs.Client()
+		o.RPC.TLS, o.ResponseSecret = d.Certs.Client(), d.Certs.GossipKey()
 	}
 	if o.Tracer, err = tracer(d, v.Environ, &f.p, "gateway"); err != nil {
 		return err

@@ -19,6 +19,7 @@ type Operation struct {
 	Takes   string   // schema of another JSON body, by its name in components
 	Answer  string   // schema of a JSON answer, by its name in components; empty: plain text
 	Events  string   // schema of each event, if the answer may be streamed
+	Typed   bool     // events have types, and no [DONE] follows the last one
 	Key     bool     // requires an API key, if there are keys
 	Fails   string   // schema of errors, by its name in components; empty: Error. Such streams have no [DONE]
 	Errors  []int    // statuses other than 200 and those that follow from Body, Key and Path
@@ -64,6 +65,7 @@ func Document(version string, keys bool, operations []Operation) []byte {
 	for on, name := range bodies {
 		schemas[name] = body(on)
 	}
+	maps.Copy(schemas, responseSchemas())
 	components := schema{"schemas": schemas}
 	if keys {
 		components["securitySchemes"] = schema{"key": schema{"type": "http", "scheme": "bearer"},
@@ -99,7 +101,15 @@ func (o *Operation) describe(keys bool) schema {
 	if o.Takes != "" {
 		bad = failed
 	}
-	if o.Events != "" {
+	switch {
+	case o.Typed:
+		good["text/event-stream"] = schema{"schema": schema{ // of one event
+			"description": "With stream. Events are named by their type. The last one has the whole answer, or its error.",
+			"type":        "object",
+			"required":    []string{"event", "data"},
+			"properties":  schema{"event": anyText, "data": schema{"type": "string", "contentMediaType": "application/json", "contentSchema": ref(o.Events)}},
+		}}
+	case o.Events != "":
 		data := schema{"type": "string", "contentMediaType": "application/json", "contentSchema": schema{"anyOf": []schema{ref(o.Events), failure}}}
 		about := "With stream. A broken one ends in an error."
 		if o.Fails == "" {

@@ -36,11 +36,13 @@ func appendLogprobs(dst []byte, logprobs []TokenLogprob, form func([]byte, []Tok
 }
 
 func appendChatLogprobs(dst []byte, logprobs []TokenLogprob) []byte {
-	dst = appendList(append(dst, `{"content":`...), logprobs, func(dst []byte, p *TokenLogprob) []byte {
-		dst = append(appendTokenLogprob(dst, p), `,"top_logprobs":`...)
-		dst = appendList(dst, p.Top, func(dst []byte, t *TokenLogprob) []byte { return append(appendTokenLogprob(dst, t), '}') })
-		return append(dst, '}')
-	})
+	return append(appendList(append(dst, `{"content":`...), logprobs, func(dst []byte, p *TokenLogprob) []byte { return p.Append(dst) }), '}')
+}
+
+// Append appends the token as an object, in the form of chats.
+func (p *TokenLogprob) Append(dst []byte) []byte {
+	dst = append(appendTokenLogprob(dst, p), `,"top_logprobs":`...)
+	dst = appendList(dst, p.Top, func(dst []byte, t *TokenLogprob) []byte { return append(appendTokenLogprob(dst, t), '}') })
 	return append(dst, '}')
 }
 

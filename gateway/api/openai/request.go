@@ -209,7 +209,7 @@ func parse(on Endpoint, body []byte, charge func(int) *Error, unknown bool, want
 	r := &Request{Endpoint: on, N: 1, MaxTokens: -1, maxCompletion: -1, AddGenerationPrompt: true, SkipSpecial: true, StreamInterval: 1}
 	var room [16]member
 	members, extra := room[:0], 0
-	fault := scan(body, func(s *jsonscan.Scanner) *Error {
+	fault := Scan(body, func(s *jsonscan.Scanner) *Error {
 		f := find(on, s.Name())
 		if f == nil && unknown {
 			r.unknown(shortName(s.Name()))
@@ -221,7 +221,7 @@ func parse(on Endpoint, body []byte, charge func(int) *Error, unknown bool, want
 		most := f.value.bounds(f.class, s.Rest())
 		v, n := s.Value(most)
 		if v == nil {
-			return exceeded(f.name, most, s.Err())
+			return Exceeded(f.name, most, s.Err())
 		}
 		if i := slices.IndexFunc(members, func(m member) bool { return m.f == f }); i >= 0 {
 			extra -= members[i].cost
@@ -242,8 +242,8 @@ func parse(on Endpoint, body []byte, charge func(int) *Error, unknown bool, want
 	return r, fault
 }
 
-// scan checks a whole body. It calls f for each member, and f reads the member's value.
-func scan(body []byte, f func(*jsonscan.Scanner) *Error) *Error {
+// Scan checks a whole body. It calls f for each member, and f reads the member's value.
+func Scan(body []byte, f func(*jsonscan.Scanner) *Error) *Error {
 	if !utf8.Valid(body) {
 		return BadRequest("", "the body is not valid UTF-8")
 	}
@@ -267,8 +267,8 @@ func scan(body []byte, f func(*jsonscan.Scanner) *Error) *Error {
 
 func notJSON(err error) *Error { return BadRequest("", "the body is not valid JSON: %s", err) }
 
-// exceeded returns the fault of a member whose value could not be read.
-func exceeded(name string, most jsonscan.Bounds, err error) *Error {
+// Exceeded returns the fault of a member whose value could not be read.
+func Exceeded(name string, most jsonscan.Bounds, err error) *Error {
 	switch {
 	case errors.Is(err, jsonscan.ErrElements):
 		return BadRequest(name, "%s: has too many elements, at most %d are taken", name, most.Elements)

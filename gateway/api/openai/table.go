@@ -154,6 +154,9 @@ var rows = func() map[Endpoint]map[string]*field {
 	return m
 }()
 
+// Has reports whether the table has a field of an endpoint.
+func Has(on Endpoint, name string) bool { return rows[on][name] != nil }
+
 // take stores a value that is not null in the request.
 func (f *field) take(r *Request, v []byte) *Error {
 	if fault := f.read(r, v); fault != nil {

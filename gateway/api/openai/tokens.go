@@ -20,11 +20,11 @@ func CompletionOfTokens(body []byte) ([]byte, *Error) {
 	var ids, params []byte
 	out := append(make([]byte, 0, len(body)+64), '{') // of equal names the last one counts, which is the prompt
 	add := func(name, v []byte) { out = append(append(append(append(out, name...), ':'), v...), ',') }
-	fault := scan(body, func(s *jsonscan.Scanner) *Error {
+	fault := Scan(body, func(s *jsonscan.Scanner) *Error {
 		quoted := s.Name()
 		v, _ := s.Value(jsonscan.Bounds{})
 		switch name := shortName(quoted); {
-		case v == nil: // invalid: scan reports it
+		case v == nil: // invalid: Scan reports it
 		case name == "token_ids":
 			ids = v
 		case name == "sampling_params":

@@ -20,7 +20,7 @@ import schemathesis
 # the model's vocabulary and context, or its chat template.
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
-         "lora_name", "lora_path", "token_ids", "sampling_params", "tools", "tool_choice", "output_format", "output_config"}
+         "lora_name", "lora_path", "token_ids", "sampling_params", "input", "instructions", "max_output_tokens", "text", "truncation", "tools", "tool_choice", "output_format", "output_config"}
 
 # Fields of which each constrains the answer: two of them exclude each other, and
 # what they hold may be no schema or grammar.
@@ -79,6 +79,19 @@ def before_call(context, case, kwargs):
                 body[name] = 20
         if isinstance(body.get("stream_options"), dict) and not body.get("stream"):
             body["stream"] = True
+    if "responses" in case.operation.path:
+        if body.get("max_output_tokens") is None or whole(body["max_output_tokens"], 5, 2**31 - 1):
+            body["max_output_tokens"] = 4
+        if whole(body.get("min_tokens"), 5, 2**31 - 1):
+            body["min_tokens"] = 4
+        if whole(body.get("top_logprobs"), 21, 256):
+            body["top_logprobs"] = 20
+        if isinstance(body.get("stream_options"), dict) and not body.get("stream"):
+            body["stream"] = True
+        if body.get("structured_outputs") is not None and isinstance(body.get("text"), dict):
+            body["text"].pop("format", None)  # both constrain the answer
+        if body.get("tools"):
+            body["tool_choice"] = "none"  # the model calls none
     for message in body.get("messages") if isinstance(body.get("messages"), list) else []:
         if isinstance(message, dict) and isinstance(message.get("role"), str) and message["role"]:
             message["role"] = "user"
@@ -120,6 +133,8 @@ def tandem_answers(ctx, response, case):
             assert param in RULES or messages and "maximum context length" in e["message"] or "cannot continue under its grammar" in e["message"], f"a request that fits the schema was refused: {e}"
     if status == 200 and kind.startswith("text/event-stream") and "messages" in case.operation.path:
         message(response.text, case.operation.schema.raw_schema)
+    elif status == 200 and kind.startswith("text/event-stream") and "responses" in case.operation.path:
+        typed_stream(response.text, case.operation.schema.raw_schema)
     elif status == 200 and kind.startswith("text/event-stream"):
         stream(response.text, "ChatChunk" if "chat" in case.operation.path else "TokensChunk" if "inference" in case.operation.path else "CompletionChunk", case.operation.schema.raw_schema)
 
@@ -134,6 +149,19 @@ def message(text, document):
         schema.validate(json.loads(data.removeprefix("data: ")))
         names.append(name.removeprefix("event: "))
     assert names[0] == "message_start" and names[-2:] == ["message_delta", "message_stop"], names
+
+
+def typed_stream(text, document):
+    """The events of a response, against their schema in the document."""
+    schema = jsonschema_rs.Draft202012Validator({"$ref": "#/components/schemas/ResponseEvent", "components": document["components"]})
+    events = text.split("\n\n")
+    assert events.pop() == "", f"the stream ends in {events[-1:]}"
+    for i, event in enumerate(events):
+        name, _, data = event.partition("\ndata: ")
+        event = json.loads(data)
+        schema.validate(event)
+        assert event["sequence_number"] == i and name == "event: " + event["type"], event
+    assert event["type"] in ("response.completed", "response.incomplete"), event
 
 
 def stream(text, name, document):

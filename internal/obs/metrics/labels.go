@@ -32,7 +32,7 @@ var (
 
 // Label values that are long lists. The last of each is for all unknown values.
 var (
-	HTTPRoutes = []string{"/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/messages", "/v1/messages/count_tokens", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
+	HTTPRoutes = []string{"/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
 		"/livez", "/readyz", "/health", "/ping", "/version", "/load", "/metrics", "/debug/targets", "/log-level", "/admin/drain/{node}",
 		"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/openapi.json", "/docs", "/debug/nodes", "/debug/route", "other"}
 	// HTTPStatuses are the statuses of the gateway itself, and classes for other statuses

@@ -1,0 +1,381 @@
+package responses
+
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/internal/jsonscan"
+)
+
+// dialog collects the chat's messages. Texts are kept as JSON strings without their quotes.
+//
+// Instructions and the system messages at the beginning become one system message, because many
+// templates take only one. The items of the assistant between two others become one message, except
+// that a message that directly follows a message is one of its own.
+type dialog struct {
+	out []byte // the messages, each followed by a comma
+
+	system  []byte // instructions and first system messages; nil: none
+	begun   bool   // another message came
+	turn    turn   // of the assistant; zero: none is open
+	dropped int    // reasoning items that do not open
+	first   string // the field of the first of them
+	err     error  // why it does not
+}
+
+// turn is what will be one message of the assistant.
+type turn struct {
+	open                      bool
+	reasoning, content, calls []byte // calls are JSON objects separated by commas
+	hasContent                bool
+	last                      kind
+}
+
+// Separators of texts that become one.
+const (
+	betweenSystem = `\n\n`
+	betweenTexts  = `\n`
+)
+
+// join appends a text, after a separator if there is one before.
+func join(dst []byte, has bool, separator string, text []byte) []byte {
+	if has {
+		dst = append(dst, separator...)
+	}
+	return append(dst, text...)
+}
+
+// addSystem adds a message of the roles system and developer.
+func (d *dialog) addSystem(text []byte) {
+	if !d.begun {
+		d.system = join(d.system, d.system != nil, betweenSystem, text)
+		if d.system == nil {
+			d.system = []byte{}
+		}
+		return
+	}
+	d.addMessage(`{"role":"system","content":"`, text, `"},`)
+}
+
+// addMessage ends the assistant's turn and adds a message.
+func (d *dialog) addMessage(head string, text []byte, end string) {
+	d.endTurn()
+	d.begun = true
+	d.out = append(append(append(d.out, head...), text...), end...)
+}
+
+// endTurn adds the message of the assistant's turn, if one is open.
+func (d *dialog) endTurn() {
+	t := &d.turn
+	if !t.open {
+		return
+	}
+	d.out = append(d.out, `{"role":"assistant","content":`...)
+	if t.hasContent || len(t.calls) == 0 {
+		d.out = append(append(append(d.out, '"'), t.content...), '"')
+	} else {
+		d.out = append(d.out, "null"...)
+	}
+	if len(t.reasoning) > 0 { // templates read one of the two
+		d.out = append(append(append(d.out, `,"reasoning":"`...), t.reasoning...), '"')
+		d.out = append(append(append(d.out, `,"reasoning_content":"`...), t.reasoning...), '"')
+	}
+	if len(t.calls) > 0 {
+		d.out = append(append(append(d.out, `,"tool_calls":[`...), t.calls...), ']')
+	}
+	d.out = append(d.out, "},"...)
+	*t = turn{reasoning: t.reasoning[:0], content: t.content[:0], calls: t.calls[:0]}
+}
+
+// appendList appends the messages as a JSON array.
+func (d *dialog) appendList(dst []byte) []byte {
+	d.endTurn()
+	dst = append(dst, '[')
+	if d.system != nil {
+		dst = append(append(append(dst, `{"role":"system","content":"`...), d.system...), `"},`...)
+	}
+	dst = append(dst, d.out...)
+	if n := len(dst) - 1; dst[n] == ',' {
+		dst = dst[:n]
+	}
+	return append(dst, ']')
+}
+
+// size returns the bytes of the dialog's buffers.
+func (d *dialog) size() int {
+	return cap(d.out) + cap(d.system) + cap(d.turn.reasoning) + cap(d.turn.content) + cap(d.turn.calls)
+}
+
+// report calls f if reasoning was dropped.
+func (d *dialog) report(f func(n int, field string, err error)) {
+	if d.dropped > 0 && f != nil {
+		f(d.dropped, d.first, d.err)
+	}
+}
+
+// assistant returns the open turn, for an item of a kind.
+func (d *dialog) assistant(k kind) *turn {
+	d.begun = true
+	if d.turn.open && d.turn.last == message && k == message {
+		d.endTurn()
+	}
+	d.turn.open, d.turn.last = true, k
+	return &d.turn
+}
+
+func (t *translation) instructions(name string, v []byte) *openai.Error {
+	if !isText(v) {
+		return kindFault(name, "a string", v)
+	}
+	if len(v) > len(`""`) {
+		t.dialog.addSystem(inner(v))
+	}
+	return nil
+}
+
+func (t *translation) input(at string, v []byte) *openai.Error {
+	switch {
+	case isText(v):
+		t.dialog.addMessage(`{"role":"user","content":"`, inner(v), `"},`)
+		return nil
+	case !isList(v):
+		return kindFault(at, "a string or a list of items", v)
+	case v[jsonscan.Space(v, 1)] == ']':
+		return openai.BadRequest(at, "%s: must not be empty", at)
+	}
+	return elements(v, func(i int, v []byte) *openai.Error {
+		at := fmt.Sprintf("%s[%d]", at, i)
+		if !isObject(v) {
+			return kindFault(at, "an object", v)
+		}
+		var it inputItem
+		it.read(v)
+		return t.item(at, &it)
+	})
+}
+
+// inputItem has the members of an item that are read, as they are written; nil: missing or null.
+type inputItem struct {
+	typ, role, content, id          []byte
+	callID, name, arguments, output []byte
+	summary, encryptedContent       []byte
+}
+
+// read reads a checked object. Of equal names the last one counts.
+func (it *inputItem) read(object []byte) {
+	_ = members(object, func(name string, v []byte) *openai.Error {
+		switch name {
+		case "type":
+			it.typ = v
+		case "role":
+			it.role = v
+		case "content":
+			it.content = v
+		case "id":
+			it.id = v
+		case "call_id":
+			it.callID = v
+		case "name":
+			it.name = v
+		case "arguments":
+			it.arguments = v
+		case "output":
+			it.output = v
+		case "summary":
+			it.summary = v
+		case "encrypted_content":
+			it.encryptedContent = v
+		}
+		return nil
+	})
+}
+
+// item translates one item of the input.
+func (t *translation) item(at string, it *inputItem) *openai.Error {
+	switch typ := it.typ; {
+	case is(typ, "message"), typ == nil && it.role != nil:
+		return t.message(at, it)
+	case is(typ, "function_call"):
+		return t.functionCall(at, it)
+	case is(typ, "function_call_output"):
+		if !isText(it.callID) {
+			return kindFault(at+".call_id", "a string", it.callID)
+		}
+		text, _, fault := texts(at+".output", it.output, "input_text", "output_text", "text")
+		if fault != nil {
+			return fault
+		}
+		t.dialog.addMessage(`{"role":"tool","tool_call_id":`, it.callID, `,"content":"`)
+		t.dialog.out = append(append(t.dialog.out, text...), `"},`...)
+	case is(typ, "reasoning"):
+		return t.reasoningItem(at, it)
+	case is(typ, "item_reference"), typ == nil && it.id != nil:
+		return openai.BadRequest(at, "%s is an item_reference, and items are not stored: send the item itself", at)
+	case typ == nil:
+		return openai.BadRequest(at+".type", "%s.type is required: a string", at)
+	default:
+		return openai.BadRequest(at+".type", "%s.type: must be message, reasoning, function_call or function_call_output, not %s: this server runs no tools; the client runs them", at, quote(typ))
+	}
+	return nil
+}
+
+func (t *translation) message(at string, it *inputItem) *openai.Error {
+	text, several, fault := texts(at+".content", it.content, "input_text", "output_text", "text", "refusal")
+	switch {
+	case fault != nil:
+		return fault
+	case is(it.role, "system"), is(it.role, "developer"):
+		t.dialog.addSystem(text)
+	case is(it.role, "user") && several:
+		t.dialog.addMessage(`{"role":"user","content":`, appendParts(nil, it.content), `},`)
+	case is(it.role, "user"):
+		t.dialog.addMessage(`{"role":"user","content":"`, text, `"},`)
+	case is(it.role, "assistant"):
+		a := t.dialog.assistant(message)
+		a.content, a.hasContent = join(a.content, a.hasContent, betweenTexts, text), true
+	default:
+		return kindFault(at+".role", `"user", "assistant", "system" or "developer"`, it.role)
+	}
+	return nil
+}
+
+func (t *translation) functionCall(at string, it *inputItem) *openai.Error {
+	for _, m := range []struct {
+		name string
+		v    []byte
+	}{{".call_id", it.callID}, {".name", it.name}, {".arguments", it.arguments}} {
+		if !isText(m.v) {
+			return kindFault(at+m.name, "a string", m.v)
+		}
+	}
+	a := t.dialog.assistant(call)
+	a.calls = join(a.calls, len(a.calls) > 0, ",", []byte(`{"id":`))
+	a.calls = append(append(a.calls, it.callID...), `,"type":"function","function":{"name":`...)
+	a.calls = append(append(a.calls, it.name...), `,"arguments":`...)
+	a.calls = append(append(a.calls, it.arguments...), "}}"...)
+	return nil
+}
+
+// reasoningItem adds reasoning: its content, else its encrypted content, else its summary.
+func (t *translation) reasoningItem(at string, it *inputItem) *openai.Error {
+	content, _, fault := optionalTexts(at+".content", it.content, "reasoning_text", "text")
+	if fault != nil {
+		return fault
+	}
+	summary, _, fault := optionalTexts(at+".summary", it.summary, "summary_text", "text")
+	switch sealed := it.encryptedContent; {
+	case fault != nil:
+		return fault
+	case sealed != nil && !isText(sealed):
+		return kindFault(at+".encrypted_content", "a string", sealed)
+	case len(content) == 0 && sealed != nil:
+		text, err := t.o.Keys.open(jsonscan.Text(sealed), t.model, t.o.Owner)
+		if err == nil {
+			content = appendInner(nil, text)
+			break
+		}
+		if d := &t.dialog; d.dropped == 0 {
+			d.first, d.err = at+".encrypted_content", err
+		}
+		t.dialog.dropped++
+	}
+	if len(content) == 0 {
+		content = summary
+	}
+	if len(content) > 0 {
+		a := t.dialog.assistant(reasoning)
+		a.reasoning = join(a.reasoning, len(a.reasoning) > 0, betweenTexts, content)
+	}
+	return nil
+}
+
+// texts returns a string, or the texts of a list of parts of these types as one, as a JSON string
+// without its quotes. several reports whether there are several parts.
+func texts(at string, v []byte, types ...string) (text []byte, several bool, fault *openai.Error) {
+	if isText(v) {
+		return inner(v), false, nil
+	}
+	if !isList(v) {
+		return nil, false, kindFault(at, "a string or a list of parts", v)
+	}
+	n := 0
+	fault = elements(v, func(i int, e []byte) *openai.Error {
+		part, fault := partText(fmt.Sprintf("%s[%d]", at, i), e, types)
+		if fault != nil {
+			return fault
+		}
+		switch n++; n {
+		case 1:
+			text = inner(part) // of the body, which is not changed
+		case 2:
+			text = join(append(make([]byte, 0, len(v)), text...), true, betweenTexts, inner(part))
+		default:
+			text = join(text, true, betweenTexts, inner(part))
+		}
+		return nil
+	})
+	return text, n > 1, fault
+}
+
+// optionalTexts is texts for a value that may be missing.
+func optionalTexts(at string, v []byte, types ...string) ([]byte, bool, *openai.Error) {
+	if v == nil {
+		return nil, false, nil
+	}
+	return texts(at, v, types...)
+}
+
+// partText returns the text of a part, as it is written.
+func partText(at string, v []byte, types []string) ([]byte, *openai.Error) {
+	if !isObject(v) {
+		return nil, kindFault(at, "an object", v)
+	}
+	var typ, text, refusal []byte
+	_ = members(v, func(name string, v []byte) *openai.Error {
+		switch name {
+		case "type":
+			typ = v
+		case "text":
+			text = v
+		case "refusal":
+			refusal = v
+		}
+		return nil
+	})
+	name := ".text"
+	if is(typ, "refusal") {
+		name, text = ".refusal", refusal
+	}
+	switch {
+	case typ == nil:
+		return nil, openai.BadRequest(at+".type", "%s.type is required: a string", at)
+	case !isOneOf(typ, types):
+		return nil, openai.BadRequest(at+".type", "%s.type %s is not supported: only text is", at, quote(typ))
+	case !isText(text):
+		return nil, kindFault(at+name, "a string", text)
+	}
+	return text, nil
+}
+
+func isOneOf(v []byte, words []string) bool {
+	for _, w := range words {
+		if is(v, w) {
+			return true
+		}
+	}
+	return false
+}
+
+// appendParts appends checked parts as those of chats, for templates that read them.
+func appendParts(dst, parts []byte) []byte {
+	dst = append(dst, '[')
+	_ = elements(parts, func(i int, v []byte) *openai.Error {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		text, _ := partText("", v, []string{"input_text", "output_text", "text", "refusal"})
+		dst = append(append(append(dst, `{"type":"text","text":`...), text...), '}')
+		return nil
+	})
+	return append(dst, ']')
+}
