@@ -146,7 +146,7 @@ clean: ## remove what was built and installed here
 ##@ Check
 
 check: lint ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
-	@$(GO) test -short ./...
+	@$(GO) test -short -parallel 8 ./...
 
 lint: $(TOOLS)/staticcheck step-gofmt step-vet step-staticcheck ## formatting, go vet and staticcheck only
 

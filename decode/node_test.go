@@ -44,6 +44,7 @@ func TestRefusals(t *testing.T) {
 			"other model": {func(g *nodepb.Generate) { g.Model = "n" }, nodepb.Code_CODE_NOT_FOUND, `"n"`},
 			"vocabulary":  {func(g *nodepb.Generate) { g.Prompt[3] = vocab }, nodepb.Code_CODE_INVALID, "vocabulary"},
 			"digest":      {func(g *nodepb.Generate) { g.PrefixDigest = make([]byte, 8) }, nodepb.Code_CODE_INVALID, "8 bytes"},
+			"grammar":     {func(g *nodepb.Generate) { g.MaxTokens, g.Grammar = 0, &nodepb.Grammar{Version: 1 << 30, MaxTokens: 4} }, nodepb.Code_CODE_MISMATCH, "grammar"},
 			"negative":    {func(g *nodepb.Generate) { g.Output = []int32{-1} }, nodepb.Code_CODE_INVALID, "vocabulary"},
 		} {
 			g := generate(8, 1, 4)
@@ -55,7 +56,7 @@ func TestRefusals(t *testing.T) {
 			}
 		}
 		b.want(b.gw.ask(generate(maxLen-1, 1, 100)), 1, length)
-		if c := b.n.Counters(); c.Refused != 7 || c.Accepted != 3 || c.FinishedError != 2 {
+		if c := b.n.Counters(); c.Refused != 8 || c.Accepted != 3 || c.FinishedError != 2 {
 			t.Errorf("%+v", c)
 		}
 	})

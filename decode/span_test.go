@@ -61,10 +61,16 @@ func TestSpans(t *testing.T) {
 		late := generate(8, 2, 100)
 		late.DeadlineMs = 1
 		b.wantEnd(b.gw.ask(late), nodepb.Code_CODE_DEADLINE)
+		ends := generate(8, 4, 5)
+		ends.IgnoreEos = false
+		for id := range int32(vocab) {
+			ends.StopTokenIds = append(ends.StopTokenIds, id)
+		}
+		b.want(b.gw.ask(ends), 1, stop)
 		b.n.StartDrain()
 		b.wantEnd(b.gw.ask(generate(8, 3, 5)), nodepb.Code_CODE_DRAINING)
 	})
-	for name, want := range map[string]int{"decode": 3, "fetch KV": 1, "tokens": 1} {
+	for name, want := range map[string]int{"decode": 4, "fetch KV": 1, "tokens": 1} {
 		if len(spans[name]) < want {
 			t.Fatalf("%d spans %q, want %d at least", len(spans[name]), name, want)
 		}
@@ -76,7 +82,10 @@ func TestSpans(t *testing.T) {
 	if bad.Status.Code != codes.Error {
 		t.Errorf("an attempt past its deadline: %+v", bad)
 	}
-	if refused := spans["decode"][2]; refused.Status.Code != codes.Error || value(refused, trace.InputTokens) != int64(8) {
+	if ended := spans["decode"][2]; value(ended, trace.Finish) != "stop" || value(ended, trace.OutputTokens) != int64(1) {
+		t.Errorf("an attempt that a stop token ended: %+v", ended)
+	}
+	if refused := spans["decode"][3]; refused.Status.Code != codes.Error || value(refused, trace.InputTokens) != int64(8) {
 		t.Errorf("an attempt that a draining node refused: %+v", refused)
 	}
 	if f := spans["fetch KV"][0]; !slices.ContainsFunc(f.Events, func(e sdktrace.Event) bool { return e.Name == "granted" }) {

@@ -3,9 +3,12 @@ package gateway
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine/grammar"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
 // A drained node gets nothing new, until it is taken back.
@@ -89,4 +92,22 @@ func TestDrainLastConstrained(t *testing.T) {
 	if r := b.post("/admin/drain/d1?timeout=5s", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"timeout_s":5,`) {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
+}
+
+// A name that several nodes have is refused with their addresses, each of which names one.
+func TestDrainAmbiguous(t *testing.T) {
+	first, second := decodeMember("d1"), decodeMember("d2")
+	first.ID, second.ID = cluster.NewID("d", time.Unix(1, 0)), cluster.NewID("d", time.Unix(2, 0))
+	b := newBed(t, Options{Members: []nodes.Member{first, second}}, map[string]nodestest.Options{"d1": {}, "d2": {}})
+	r := b.post("/admin/drain/d", "")
+	if r.StatusCode != 409 || !strings.Contains(r.body, "2 nodes are called d: ") || !strings.Contains(r.body, "at d1 (decode)") || !strings.Contains(r.body, "at d2 (decode)") {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+	if n := len(b.nodes["d1"].Drains()) + len(b.nodes["d2"].Drains()); n != 0 {
+		t.Errorf("%d nodes were drained", n)
+	}
+	if r := b.post("/admin/drain/d2", ""); r.StatusCode != 200 || !strings.Contains(r.body, `"draining":true`) {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+	b.until(func() bool { return len(b.nodes["d2"].Drains()) == 1 })
 }

@@ -248,9 +248,13 @@ func chunkings(seed uint64) map[string]func() int {
 }
 
 // kernelsToTest are all but those that differ only in products with quantized
-// weights.
+// weights; in short tests the fastest one, with which package cpu compares the others.
 func kernelsToTest() []string {
-	return slices.DeleteFunc(cpu.Variants(), func(v string) bool { return strings.HasSuffix(v, "vnni") })
+	all := slices.DeleteFunc(cpu.Variants(), func(v string) bool { return strings.HasSuffix(v, "vnni") })
+	if testing.Short() {
+		return all[:1]
+	}
+	return all
 }
 
 // The forward pass is that of transformers: logits, and greedy tokens wherever

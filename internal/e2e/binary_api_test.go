@@ -209,6 +209,9 @@ func TestBinaryServe(t *testing.T) {
 // Without a C compiler the same program answers, with portable kernels only.
 func TestBinaryWithoutCgo(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("-short: builds and starts the program")
+	}
 	path := filepath.Join(t.TempDir(), "tandem")
 	build := exec.Command("go", "build", "-o", path, "../..")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")

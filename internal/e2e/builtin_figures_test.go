@@ -65,6 +65,9 @@ func (a *asker) figures(t *testing.T, files ...string) (known, unknown score) {
 // lists are fixed; corpus.py refuses to train on the held-out ones. In int8 each
 // figure is within 2 points of what it is as the weights are stored, or one answer.
 func TestBuiltinModelFigures(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: asks 3,400 questions; TestBuiltinModelAnswers asks some")
+	}
 	stored, int8 := figuresIn(t, "none"), figuresIn(t, "int8")
 	for i, l := range stored {
 		if l.share < l.least {

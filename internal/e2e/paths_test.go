@@ -403,12 +403,12 @@ func quantizing(kernels string) string {
 
 func TestSameBitsOnEveryPath(t *testing.T) {
 	// Each class of numerics that this machine has, in full; under the race
-	// detector, which is after other faults, the fastest one in part.
+	// detector, which is after other faults, and in short tests the fastest one in part.
 	seeds, classes, begin := 300, stored(), uint64(1)
 	switch {
 	case os.Getenv("TANDEM_SOAK") != "":
 		seeds, begin = 5000, soakSeed(t, begin)
-	case raceEnabled:
+	case raceEnabled, testing.Short():
 		seeds, classes = 90, classes[:1]
 	case cpu.Has(cpu.AMX):
 		classes = append(classes, cpu.AMX)

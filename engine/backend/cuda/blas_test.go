@@ -106,7 +106,7 @@ func TestBLASRefused(t *testing.T) {
 // With one order for all products the bits of a row's logits are the same alone, in a chunk,
 // in other chunks, and with other rows.
 func TestDeterministic(t *testing.T) {
-	for _, dir := range []string{"gqa-tied", "gpt-oss-mxfp4"} {
+	for _, dir := range []string{"gpt-oss-mxfp4", "gqa-tied"}[:determined] {
 		t.Run(dir, func(t *testing.T) {
 			src, err := model.OpenDir("../../model/testdata/" + dir)
 			if err != nil {

@@ -185,8 +185,7 @@ func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results []
 // a soak 98,050 on the host twin, from rows of one block of sums to more than are made at once, with
 // ties, -Inf and no numbers.
 func TestDrawsAreTheDefinition(t *testing.T) {
-	const rows = 50
-	rng := rand.New(rand.NewPCG(5, 5))
+	rows, rng := drawRows, rand.New(rand.NewPCG(5, 5))
 	for vocab, steps := range map[int]int{90: 12, 1200: 6, 9000: 1} {
 		if steps = max(1, steps*rounds/14); os.Getenv("TANDEM_SOAK") != "" {
 			steps *= 37

@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -17,6 +18,9 @@ func TestMain(m *testing.M) {
 	libraryPath = os.Getenv("TANDEM_CUDA_LIBRARY")
 	if libraryPath == "" {
 		sanitizers := ""
+		if flag.Parse(); testing.Short() {
+			rounds, drawRows, seeds, stepsAhead, determined = 5, 10, 1, 8, 1
+		}
 		if os.Getenv("TANDEM_CUDA_SANITIZE") != "" {
 			sanitizers, rounds, seeds, stepsAhead = kernels.Sanitizers, 5, 1, 8
 		}
@@ -38,10 +42,12 @@ func TestMain(m *testing.M) {
 // libraryPath is the shared object under test.
 var libraryPath string
 
-// How much the tests run: less under sanitizers, which the same kernels pass with
+// How much the tests run: less in short tests and under sanitizers, which the same kernels pass with
 // fewer seeds, more in a soak.
 var (
 	rounds     = 14        // steps of a comparison of models
+	drawRows   = 50        // of a step in which all draw
 	seeds      = uint64(2) // of each kernel's case without KV
 	stepsAhead = 18
+	determined = 2 // models whose bits are compared
 )

@@ -3,7 +3,11 @@ package discover
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"log/slog"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
@@ -186,4 +190,72 @@ func TestEndpointSlices(t *testing.T) {
 	if lists, _ := api.Counts(); lists < 2 {
 		t.Fatalf("%d lists", lists)
 	}
+}
+
+// apiFunc answers requests to the API without a network.
+type apiFunc func(http.ResponseWriter, *http.Request)
+
+// RoundTrip implements http.RoundTripper.
+func (f apiFunc) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	f(w, r)
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	return w.Result(), nil
+}
+
+// Errors of the API are logged once each, with its message, and what was found stays until the API
+// answers again. An API that forgot the version of the watch is asked for a new list.
+func TestEndpointSlicesErrors(t *testing.T) {
+	const list = `{"metadata":{"resourceVersion":"%d"%s},"items":[{"metadata":{"name":"%s"},"ports":[{"name":"http","port":8000}],"endpoints":[{"addresses":["10.0.0.%d"],"conditions":{"ready":true}}]}]}`
+	answers := []func(http.ResponseWriter){
+		func(w http.ResponseWriter) { http.Error(w, `{"message":"no permission"}`, http.StatusForbidden) },
+		func(w http.ResponseWriter) { http.Error(w, `{"message":"no permission"}`, http.StatusForbidden) },
+		func(w http.ResponseWriter) { io.WriteString(w, "no JSON") },
+		func(w http.ResponseWriter) { io.WriteString(w, `{"items":[]}`) },
+		func(w http.ResponseWriter) { fmt.Fprintf(w, list, 7, `,"continue":"more"`, "a", 1) },
+		func(w http.ResponseWriter) { fmt.Fprintf(w, list, 7, "", "b", 2) },
+		func(w http.ResponseWriter) {
+			io.WriteString(w, `{"type":"ERROR","object":{"code":500,"message":"broken watch"}}`)
+		},
+		func(w http.ResponseWriter) { io.WriteString(w, `{"type":"ADDED","object":3}`) },
+		func(w http.ResponseWriter) { w.WriteHeader(http.StatusGone) },
+		func(w http.ResponseWriter) { fmt.Fprintf(w, list, 9, "", "b", 3) },
+	}
+	synctest.Test(t, func(t *testing.T) {
+		var log strings.Builder // written by Watch alone
+		s, _, err := Parse("k8s:ns/llm:http", 0, 0, Options{API: "http://api", Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var asked []string // likewise
+		s.(*endpointSlices).client.Transport = apiFunc(func(w http.ResponseWriter, r *http.Request) {
+			n := len(asked)
+			asked = append(asked, r.URL.Query().Get("continue")+"/"+r.URL.Query().Get("resourceVersion"))
+			if n < len(answers) {
+				answers[n](w)
+				return
+			}
+			<-r.Context().Done()
+		})
+		var l told
+		ctx, stop := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { s.Watch(ctx, l.tell) })
+		l.until(t, "http://10.0.0.1:8000 http://10.0.0.2:8000")
+		l.until(t, "http://10.0.0.3:8000")
+		stop()
+		wg.Wait()
+		for _, text := range []string{
+			"answers 403 for endpointslices of ns/llm: no permission", "list of endpointslices: invalid character", "has no version", "broken watch", "watching Kubernetes' endpointslices: json",
+		} {
+			if n := strings.Count(log.String(), text); n != 1 {
+				t.Errorf("%q is logged %d times, want once:\n%s", text, n, &log)
+			}
+		}
+		if want := []string{"/", "/", "/", "/", "/", "more/", "/7", "/7", "/7", "/", "/9"}; !slices.Equal(asked, want) {
+			t.Errorf("asked %q, want %q", asked, want)
+		}
+	})
 }
