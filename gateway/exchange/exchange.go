@@ -20,19 +20,26 @@ import (
 )
 
 // Backend answers one request. It embeds an Exchange, which calls the methods in the order below,
-// each at most once, and the last three in any case.
+// each at most once, and Stop, Ending and Free in any case.
 type Backend interface {
 	Base() *Exchange
 	// Prepare reads the request. Of what it acquires, only the place of the key (LetIn) outlives an
 	// error.
 	Prepare() *openai.Error
+	// Streams reports whether the request is for a stream of events.
+	Streams() bool
 	// Claim returns what the request asks of an admission queue. Without a queue the request is
 	// admitted at once.
 	Claim() (Claim, *openai.Error)
-	// Run makes attempts until the whole answer is there, or the first part of a stream.
+	// Run makes attempts until the whole answer is there, or the first part of a stream. It may run
+	// on another goroutine than the methods before and after it.
 	Run() *openai.Error
-	// Respond sets the response. If it streams, Close of its body calls CloseBody.
-	Respond() (streams bool)
+	// Respond sets the response. body is that of a stream, whose close calls CloseBody; nil: the
+	// answer is no stream. If the head of a stream of events has begun, Respond leaves the response
+	// unchanged, and returns such a body or a fault.
+	Respond(begun bool) (body fasthttp.ReadCloserWithError, fault *openai.Error)
+	// AppendFault appends the events that end a stream which fails.
+	AppendFault(dst []byte, fault *openai.Error) []byte
 
 	// ClientGone is called from another goroutine when a watched client has closed its connection,
 	// until Stop returns.
@@ -107,17 +114,25 @@ func (s *Service) Answer(ctx *fasthttp.RequestCtx, path string, on openai.Endpoi
 		}
 	}()
 	fault := b.Prepare()
+	var early *earlyBody
 	if fault == nil {
-		fault = x.admit()
+		early, fault = x.run()
 	}
+	if early != nil {
+		streams = true
+		EventsHead(ctx)
+		ctx.Response.SetBodyStream(early, -1)
+		return
+	}
+	var body fasthttp.ReadCloserWithError
 	if fault == nil {
-		fault = b.Run()
+		body, fault = b.Respond(false)
 	}
 	if fault != nil {
 		s.Fail(ctx, fault)
 		return
 	}
-	streams = b.Respond()
+	streams = body != nil
 }
 
 // Enter counts a request in flight, or refuses it because the limit is reached.

@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
@@ -29,19 +31,23 @@ func (x *request) Run() *openai.Error {
 	return nil
 }
 
+// Streams implements exchange.Backend.
+func (x *request) Streams() bool { return x.req.Stream }
+
 // Respond implements exchange.Backend. A stream's status line waits for its first event: until then
 // an error is an HTTP status, and the head leaves with the first token.
-func (x *request) Respond() (streams bool) {
+func (x *request) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error) {
 	if !x.req.Stream {
 		x.Ctx.SetContentType("application/json")
 		x.Ctx.Response.SetBodyRaw(x.response())
-		return false
+		return nil, nil
 	}
-	x.Ctx.SetContentType("text/event-stream; charset=utf-8")
-	x.Ctx.Response.Header.Set("Cache-Control", "no-cache")
-	x.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
-	x.Ctx.Response.SetBodyStream(&stream{x: x}, -1)
-	return true
+	body := &stream{x: x}
+	if !begun {
+		exchange.EventsHead(x.Ctx)
+		x.Ctx.Response.SetBodyStream(body, -1)
+	}
+	return body, nil
 }
 
 // ClientGone implements exchange.Backend.
@@ -198,7 +204,7 @@ func (s *stream) fill() {
 	}
 	if fault := x.advance(); fault != nil {
 		if s.end = exchange.ErrCut; !x.Unread() {
-			x.buf = x.appendFault(x.buf, fault)
+			x.buf = x.AppendFault(x.buf, fault)
 		}
 	}
 }

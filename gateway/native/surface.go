@@ -86,7 +86,8 @@ func (x *request) appendEnd(dst []byte, usage *openai.Usage) []byte {
 	return x.encoder.AppendEnd(dst, usage)
 }
 
-func (x *request) appendFault(dst []byte, fault *openai.Error) []byte {
+// AppendFault implements exchange.Backend.
+func (x *request) AppendFault(dst []byte, fault *openai.Error) []byte {
 	if x.surface != nil {
 		return x.surface.AppendFault(dst, fault)
 	}

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
@@ -100,17 +102,28 @@ func plainPath(path string) bool {
 	})
 }
 
+// Streams implements exchange.Backend.
+func (r *relay) Streams() bool { return r.envelope.Stream && r.completes() }
+
+// AppendFault implements exchange.Backend.
+func (r *relay) AppendFault(dst []byte, fault *openai.Error) []byte { return fault.AppendEvent(dst) }
+
 // Respond implements exchange.Backend.
-func (r *relay) Respond() (streams bool) {
-	r.answerHead()
-	if r.full {
+func (r *relay) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error) {
+	if begun && !(r.events && r.Status == 200) {
+		return nil, r.noEvents()
+	}
+	if !begun {
+		r.answerHead()
+	}
+	if r.full && !begun {
 		r.outcome.learn(r.held)
 		r.held = r.rename(r.held)
 		r.Ctx.Response.SetBody(r.held)
 		r.end(nil)
-		return false
+		return nil, nil
 	}
-	if r.events {
+	if r.events && !begun {
 		r.Ctx.Response.Header.Set("X-Accel-Buffering", "no")
 		r.length = -1 // renaming and the last event may change it, and a cut answer would look complete
 	}
@@ -122,8 +135,33 @@ func (r *relay) Respond() (streams bool) {
 	if r.events {
 		body.quiet = r.S.Limits().SSEKeepAlive
 	}
-	r.Ctx.Response.SetBodyStream(body, r.length)
-	return true
+	if r.full {
+		body.begun = true
+		body.release(io.EOF)
+	}
+	if !begun {
+		r.Ctx.Response.SetBodyStream(body, r.length)
+	}
+	return body, nil
+}
+
+// noEvents returns the fault of a request whose stream has begun, and whose server has answered
+// with anything else. It ends the call.
+func (r *relay) noEvents() *openai.Error {
+	var unread error
+	if !r.full {
+		unread = upstream.ErrNoVerdict
+	}
+	r.end(unread)
+	if r.Status == 200 {
+		return openai.BadGateway("the upstream's answer is no stream of events")
+	}
+	f := exchange.Failure{Status: r.Status, Prefix: fmt.Sprintf("the upstream answered with status %d: ", r.Status), Message: string(r.held)}
+	fault := f.Fault()
+	if r.Status == 429 {
+		fault.Type = openai.TypeRateLimit
+	}
+	return fault
 }
 
 // completes reports whether the path's streams end in [DONE].

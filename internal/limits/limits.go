@@ -33,6 +33,7 @@ type Limits struct {
 	SlowClientTimeout  time.Duration // for one write
 	MinBodyRate        int           // bytes of a request per second
 	SSEKeepAlive       time.Duration // of silence, after which a stream gets a comment
+	SSEEarlyHead       bool          // streams that wait get their head after that silence
 	MaxBodyBytes       int
 	MaxBodyMemory      int // bytes of all large bodies together
 	MaxConnsPerAddress int // of a client; zero: no bound

@@ -75,7 +75,7 @@ var reloadable = []string{
 	"request-timeout", "resume-timeout", "max-attempts", "max-request-body", "max-body-memory", "header-timeout", "min-body-rate",
 	"max-n", "max-prompt-tokens", "max-requests", "max-connections-per-address", "slow-client-timeout",
 	"retries-per-second", "resumes-per-second", "max-logprobs",
-	"sse-keep-alive", "max-grammar-bytes", "grammar-compiles", "max-queued-grammars", "grammar-outcome-memory",
+	"sse-keep-alive", "sse-early-head", "max-grammar-bytes", "grammar-compiles", "max-queued-grammars", "grammar-outcome-memory",
 }
 
 // valuesOf returns the value of each flag.

@@ -17,7 +17,7 @@ func TestReloadableFlags(t *testing.T) {
 	newGatewayCommand(&bytes.Buffer{}).VisitAll(func(f *pflag.Flag) {
 		c := newGatewayCommand(&bytes.Buffer{})
 		before, limits := c.g.Limits, false
-		for _, v := range []string{"7", "7s", "7MiB"} {
+		for _, v := range []string{"7", "7s", "7MiB", "true"} {
 			if c.Set.Set(f.Name, v) == nil && c.g.Limits != before {
 				limits = true
 			}
