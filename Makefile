@@ -321,10 +321,12 @@ step-binary-race: # that binary, which ends at its first race
 	@$(call gotest,binary-race,TANDEM_BINARY=../../bin/tandem-race GORACE=halt_on_error=1,-run '^TestBinary(FirstToken|OpenAIClient|OpenAIFields|OpenAPI|Accounting|PrefillKilled|DecodeKilled|Drain|Serve)$$' ./internal/e2e)
 
 # What tests need of Debian: the compiler of node.proto, to see that what it made
-# is current, and a compiler and an emulator for ARM, to run its kernels anywhere.
+# is current, the proxies of docs/proxies.md, and a compiler and an emulator for ARM, to run its kernels anywhere.
 debian:
 	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
 	@command -v systemd-analyze >/dev/null || $(call apt,systemd)
+	@command -v nginx >/dev/null || $(call apt,nginx-light)
+	@command -v haproxy >/dev/null || $(call apt,haproxy)
 	@command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64 >/dev/null && [ -e /usr/aarch64-linux-gnu/lib/libc.so.6 ] \
 		|| $(call apt,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
 
