@@ -141,7 +141,7 @@ func New(o Options) (*Gateway, error) {
 		Nodes:         nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Log: o.Log},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
 		ChatTemplate: o.ChatTemplate, ToolCallParser: o.ToolCallParser, ReasoningParser: o.ReasoningParser, NoToolCalls: o.NoToolCalls,
-		RejectSpecialTokens: o.RejectSpecialTokens, CompactJSON: o.CompactJSON, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(),
+		RejectSpecialTokens: o.RejectSpecialTokens, CompactJSON: o.CompactJSON, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(), KeepModels: o.KeepModels,
 	})
 	g.native.SetMembers(o.Members)
 	if o.Upstreams.Any() {
@@ -184,7 +184,7 @@ func (g *Gateway) Ready() error {
 		return errors.New("no upstream is up")
 	case g.native.Models.Load() == nil:
 		return errors.New("no model yet: no decode node has given its bundle")
-	case g.native.Usable() == 0:
+	case g.native.Usable() == 0 && !g.native.Waits():
 		return errors.New("no usable decode node")
 	}
 	return nil

@@ -73,6 +73,8 @@ type Options struct {
 	// RejectSpecialTokens refuses chats with special tokens in messages of users and tools.
 	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool
+	// KeepModels keeps the names of models whose nodes are all gone. Their requests wait for a node.
+	KeepModels bool
 
 	// ResponseKeyFile has secrets for the reasoning of responses, one in each line. The first one
 	// encrypts, all of them decrypt. Empty: ResponseSecret does both.

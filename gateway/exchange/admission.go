@@ -310,6 +310,8 @@ type Claim struct {
 	Choices  int64 // that have not ended
 	Tokens   int64 // of all prompts, until attempts count their own
 	Room     Room  // likewise
+	// Late returns the answer to a request whose wait is over; nil, or a nil answer: 429.
+	Late func() *openai.Error
 
 	served int  // tokens that are not charged to the key's flow yet
 	queued bool // the request waits or has waited
@@ -358,6 +360,11 @@ func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience t
 			return x.CutOff(CauseDeadline)
 		}
 		x.S.Refused("timeout")
+		if c.Late != nil {
+			if fault := c.Late(); fault != nil {
+				return fault
+			}
+		}
 		return openai.TooMany(c.Queue.retryAfter(&w.item), "the fleet had no room for this request within %v", patience.Round(time.Millisecond))
 	}
 }

@@ -39,6 +39,7 @@ type Options struct {
 	CompactJSON            bool              // constrained answers have no whitespace between JSON tokens
 	LogPromptText          int               // characters of each prompt in the request's log line
 	Quiet                  bool              // does not log that there is no model
+	KeepModels             bool              // a model whose nodes are all gone keeps its name, and its requests wait for one
 }
 
 // Fleet answers requests by decode nodes. Make it with New.
@@ -91,6 +92,10 @@ func (fl *Fleet) Usable() (n int) {
 	}
 	return n
 }
+
+// Waits reports whether requests wait although no decode node takes any: there is a model, and
+// models keep their names.
+func (fl *Fleet) Waits() bool { return fl.o.KeepModels && fl.Models.Load() != nil }
 
 // Serve lets decode nodes answer a request for tokens.
 func (fl *Fleet) Serve(ctx *fasthttp.RequestCtx, path string, on openai.Endpoint) {

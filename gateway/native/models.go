@@ -50,22 +50,24 @@ func (m *models) Store(all ...*Model) { m.all.Store(&all) }
 // errNoNode reports that no decode node can give its bundle.
 var errNoNode = errors.New("gateway: no decode node is ready")
 
-// refresh loads the models of ready decode nodes and drops those that no node serves any more.
-// While nodes serve a model, another model of the same name waits, because it is the next version.
-// Nodes of equal weights are one model, under each name that they announce.
+// refresh loads the models of ready decode nodes and drops those that no node serves any more. With
+// KeepModels it keeps them, until a model of the same name comes. While nodes serve a model,
+// another model of the same name waits, because it is the next version. Nodes of equal weights are
+// one model, under each name that they announce.
 func (fl *Fleet) refresh(ctx context.Context) error {
 	fleet, was := fl.Nodes.Now(), fl.Models.All()
-	next := rename(fleet, was)
+	next := fl.rename(fleet, was)
 	err := errNoNode
 	for _, n := range fleet.Decode {
 		member, print := n.Member(), n.Fingerprint()
-		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels || fl.waits(next, pendingModel{print, member.Model}) || time.Since(fl.failedModels[print]) < failedPause) ||
+		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels && fl.full(fleet, next) || fl.waits(next, pendingModel{print, member.Model}) || time.Since(fl.failedModels[print]) < failedPause) ||
 			slices.ContainsFunc(next, func(m *Model) bool { return print == 0 || m.Fingerprint == 0 || m.Fingerprint == print }) {
 			continue
 		}
 		var m *Model
 		if m, err = fl.load(ctx, n, next); err == nil && m != nil {
-			next = rename(fleet, append(next, m))
+			next = slices.DeleteFunc(next, func(old *Model) bool { return m.replaces(fleet, old) })
+			next = fl.rename(fleet, append(next, m))
 		}
 	}
 	if len(next) > 0 {
@@ -85,9 +87,21 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 	return err
 }
 
+// absent reports whether no decode node serves the model.
+func (m *Model) absent(fleet *nodes.Snapshot) bool {
+	names, _ := fleet.Names(m.Fingerprint, m.bundle.Model)
+	return len(names) == 0
+}
+
+// replaces reports whether the model has a name of old, which is absent.
+func (m *Model) replaces(fleet *nodes.Snapshot, old *Model) bool {
+	return old.absent(fleet) && slices.ContainsFunc(m.announced, func(name string) bool { return slices.Contains(old.announced, name) })
+}
+
 // rename returns the models under the names that decode nodes announce now. A model keeps its
-// announced names, and gets the others that no other model has. Models without a name are dropped.
-func rename(fleet *nodes.Snapshot, models []*Model) (next []*Model) {
+// announced names, and gets the others that no other model has. Models without a name are dropped,
+// or keep their former ones (Options.KeepModels).
+func (fl *Fleet) rename(fleet *nodes.Snapshot, models []*Model) (next []*Model) {
 	announced, kept, taken := make([][]string, len(models)), make([][]string, len(models)), map[string]bool{}
 	for i, m := range models {
 		announced[i], _ = fleet.Names(m.Fingerprint, m.bundle.Model)
@@ -105,6 +119,8 @@ func rename(fleet *nodes.Snapshot, models []*Model) (next []*Model) {
 		}
 		if slices.Sort(kept[i]); len(kept[i]) > 0 {
 			next = append(next, m.under(kept[i]))
+		} else if fl.o.KeepModels && len(announced[i]) == 0 && !slices.ContainsFunc(m.announced, func(name string) bool { return taken[name] }) {
+			next = append(next, m)
 		}
 	}
 	return next
@@ -134,6 +150,17 @@ const failedPause = 30 * time.Second
 // maxModels bounds the models of one gateway's nodes: each has its tokenizer in memory.
 const maxModels = 64
 
+// full reports whether no further model fits. It ignores absent models, which are as many at most.
+func (fl *Fleet) full(fleet *nodes.Snapshot, next []*Model) bool {
+	n := 0
+	for _, m := range next {
+		if !m.absent(fleet) {
+			n++
+		}
+	}
+	return n >= maxModels || len(next) >= 2*maxModels
+}
+
 // pendingModel is a newer version of a model, as a node announces it, that waits until no node
 // serves the current one.
 type pendingModel struct {
@@ -144,7 +171,8 @@ type pendingModel struct {
 // waits reports whether a pending model waits because the current one of its name is served.
 func (fl *Fleet) waits(next []*Model, p pendingModel) bool {
 	name, pending := fl.pendingModels[p]
-	return pending && slices.ContainsFunc(next, func(m *Model) bool { return slices.Contains(m.announced, name) })
+	fleet := fl.Nodes.Now()
+	return pending && slices.ContainsFunc(next, func(m *Model) bool { return slices.Contains(m.announced, name) && !m.absent(fleet) })
 }
 
 // load makes a node's model one of the gateway's; nil without an error: the model is served
@@ -154,7 +182,11 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 	if err != nil {
 		return nil, err
 	}
-	name, announced := fl.o.ServedModelName, cmp.Or(n.Model(), b.Model)
+	name, announced, fleet := fl.o.ServedModelName, cmp.Or(n.Model(), b.Model), fl.Nodes.Now()
+	// An absent model of the same name is replaced.
+	next = slices.DeleteFunc(slices.Clone(next), func(m *Model) bool {
+		return slices.Contains(m.announced, announced) && m.absent(fleet) && m.Fingerprint != b.Fingerprint
+	})
 	for _, m := range next {
 		if m.Fingerprint == b.Fingerprint {
 			return nil, nil
@@ -200,6 +232,9 @@ func (fl *Fleet) FollowRoom() {
 	all, l := fl.Models.All(), fl.Limits()
 	for _, m := range all {
 		r := fl.Nodes.Now().Room(m.Fingerprint, l.NodeBacklog, l.NodeBacklogTime)
+		if fl.o.KeepModels && fl.Nodes.Now().Usable(m.Fingerprint) == 0 {
+			r = nodes.Room{}
+		}
 		m.queue.SetRoom(r.Requests, r.Tokens)
 	}
 	fl.EachQueue(func(key any, a *exchange.Admission) {

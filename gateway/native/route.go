@@ -119,7 +119,20 @@ func (x *request) takes(c *choice) int {
 // Claim implements exchange.Backend.
 func (x *request) Claim() (exchange.Claim, *openai.Error) {
 	kv, fault := x.kvRoom()
-	return exchange.Claim{Queue: x.model.queue, Priority: x.req.Priority, Choices: int64(len(x.choices)), Tokens: int64(x.nPrompt), Room: kv}, fault
+	c := exchange.Claim{Queue: x.model.queue, Priority: x.req.Priority, Choices: int64(len(x.choices)), Tokens: int64(x.nPrompt), Room: kv}
+	if x.fleet.o.KeepModels {
+		absent := func() bool { return x.fleet.Nodes.Now().Usable(x.model.Fingerprint) == 0 }
+		if absent() {
+			c.Queue.SetRoom(0, 0) // FollowRoom does it later
+		}
+		c.Late = func() *openai.Error {
+			if !absent() {
+				return nil
+			}
+			return x.NoAttempt(nil, "decode node", x.model.Name, false)
+		}
+	}
+	return c, fault
 }
 
 // forecast counts the tokens of a prompt that a node has according to its block events. The node's

@@ -156,9 +156,14 @@ type sse struct {
 
 // stream starts a completion of n tokens.
 func (c *cluster) stream(prompt []int32, n int) (*sse, error) {
-	resp, err := c.post("/v1/completions", map[string]any{
+	return c.open(map[string]any{
 		"prompt": prompt, "max_tokens": n, "temperature": 0, "ignore_eos": true, "stream": true,
 	})
+}
+
+// open starts a stream.
+func (c *cluster) open(request map[string]any) (*sse, error) {
+	resp, err := c.post("/v1/completions", request)
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,8 @@ package e2e
 import (
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -130,7 +132,7 @@ func (r *rolling) roll(binary string, members ...*member) {
 		m.signal(r.t, syscall.SIGTERM)
 	}
 	for _, m := range members {
-		r.gone(m, stopBound)
+		r.gone(m, 3*stopBound)
 		if code := m.cmd.ProcessState.ExitCode(); code != 0 {
 			r.t.Errorf("%s has ended with %d", m.name, code)
 		}
@@ -154,24 +156,57 @@ func (r *rolling) served() {
 	})
 }
 
-// A fleet of the version before is upgraded process by process, nodes before gateways
-// and gateways before nodes, and one node goes back and forth, while clients stream by
-// both gateways. No stream fails, and each has the text of the one version or of the other.
+// constrained is a stream whose grammar only nodes of the version under test know.
+var constrained = map[string]any{"stream": true, "seed": 7, "temperature": 0.9, "max_tokens": 900, "prompt": []int32{400, 401, 402},
+	"structured_outputs": map[string]any{"regex": "([A-Z][a-z]{0,9} ){180,}"}}
+
+// keepsConstrained drains the last node with a gateway's grammars, which keeps a constrained stream
+// to its end. A time that would cut the stream is refused.
+func (r *rolling) keepsConstrained(at *battle, last *member) {
+	r.t.Helper()
+	s, err := at.open(constrained)
+	if err == nil {
+		err = s.next()
+	}
+	if err != nil {
+		r.t.Fatalf("a constrained stream on the last node of its version: %v", err)
+	}
+	resp, err := at.post("/admin/drain/"+last.name+"?timeout=1ms", nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	text, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if want := "node " + last.name + " is the last with grammars of version"; resp.StatusCode != http.StatusConflict || !strings.Contains(string(text), want) {
+		r.t.Errorf("a drain that would cut a constrained stream: %s %s", resp.Status, text)
+	}
+	at.order(http.MethodPost, "/admin/drain/"+last.name)
+	if err := s.rest(); err != nil || !s.done || s.finish == "" || s.failed != "" {
+		r.t.Errorf("the constrained stream on a drained node: %v, [DONE] %v, finish_reason %q, error %q", err, s.done, s.finish, s.failed)
+	}
+}
+
+// A fleet of the version before is upgraded process by process and then downgraded, every role,
+// while clients stream by both gateways. No stream fails, and each has the text of the one version
+// or of the other. A constrained stream moves to the last node of its version of grammars, and
+// another one ends there while the node is drained. In a soak nodes go before gateways and
+// gateways before nodes, one process at a time.
 func TestBinaryHostileUpgrade(t *testing.T) {
 	t.Parallel()
 	binary(t) // not in short tests
 	before := binaryBefore(t)
 	seed := soakSeed(t, 5)
-	b := newBattle(t, seed, ranks{gateways: 2, nodes: []string{"--kv-cache-memory-bytes", "128MiB"}, before: before})
-	streams, tokens := 6, 96
+	// The version before is built without C kernels: three nodes make some 300 tokens a second.
+	// Gateways get the time to finish their streams on a machine that has other things to do.
+	b := newBattle(t, seed, ranks{gateways: 2, gateway: []string{"--shutdown-timeout", "2m"},
+		nodes: []string{"--kv-cache-memory-bytes", "128MiB", "--shutdown-timeout", "1s"}, before: before})
+	streams, tokens, prompt := 50, 16, 2
 	if soaking() {
-		// The version before is built without C kernels: three nodes make some 300 tokens
-		// a second, and a gateway that ends cuts what is not over within 30 s.
-		streams, tokens = 24, 120
+		tokens, prompt = 120, 12
 	}
 	r := &rolling{battle: b, before: before, ended: map[int64]int{}}
 	for i := range streams {
-		request := map[string]any{"stream": true, "ignore_eos": true, "max_tokens": tokens, "temperature": 0, "prompt": b.prompt(b.rand, 8+i*12)}
+		request := map[string]any{"stream": true, "ignore_eos": true, "max_tokens": tokens, "temperature": 0, "prompt": b.prompt(b.rand, 8+i*prompt)}
 		if i%2 == 1 {
 			request["temperature"], request["seed"] = 0.9, i
 		}
@@ -192,11 +227,7 @@ func TestBinaryHostileUpgrade(t *testing.T) {
 	}
 	g, p, d := b.gateways, b.nodes[:2], b.nodes[2:]
 	const now = "" // the binary under test
-	steps := [][]*member{{p[0], d[0]}, {p[1], d[1]}, {d[2]}, {g[0]}, {g[1]}}
-	if soaking() {
-		steps = [][]*member{{p[0]}, {p[1]}, {d[0]}, {d[1]}, {d[2]}, {g[0]}, {g[1]}}
-	}
-	all := func(binary string) {
+	all := func(binary string, steps ...[]*member) {
 		for _, members := range steps {
 			if t.Failed() {
 				return
@@ -205,22 +236,39 @@ func TestBinaryHostileUpgrade(t *testing.T) {
 		}
 	}
 	r.served()
-	all(now) // nodes first
 	if soaking() {
+		steps := [][]*member{{p[0]}, {p[1]}, {d[0]}, {d[1]}, {d[2]}, {g[0]}, {g[1]}}
+		all(now, steps...) // nodes first
 		slices.Reverse(steps)
-		all(before) // the way back, gateways first
-		all(now)    // gateways before nodes
+		all(before, steps...) // the way back, gateways first
+		all(now, steps...)    // gateways before nodes
 	} else {
-		r.roll(before, g[0], d[0]) // a new gateway beside an old one, before old and new nodes
-		r.roll(now, g[0])
-		r.roll(now, d[0])
+		all(now, []*member{p[0], d[0], g[0]}, []*member{p[1], d[1], d[2], g[1]})
+	}
+	if !t.Failed() {
+		want = append(want, r.undisturbed()) // one numerics class: other streams change nothing
+		alone, err := at[1].told(constrained)
+		if err != nil {
+			t.Errorf("the constrained stream, undisturbed: %v", err)
+		}
+		var moved sync.WaitGroup
+		moved.Go(func() {
+			if text, err := at[1].told(constrained); err != nil || text != alone {
+				t.Errorf("a constrained stream is cut or altered: %v, %q, want %q", err, tail([]byte(text)), tail([]byte(alone)))
+			}
+		})
+		all(before, []*member{p[0], d[0], d[1], g[0]})
+		moved.Wait()
+		r.keepsConstrained(at[1], d[2])
+		if soaking() { // else nothing is left that the first step has not shown
+			all(before, []*member{p[1], d[2], g[1]})
+		}
 	}
 	close(stop)
 	wg.Wait()
 	if t.Failed() {
 		return
 	}
-	want = append(want, r.undisturbed())
 	total := 0
 	for _, n := range r.ended {
 		total += n

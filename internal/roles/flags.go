@@ -142,6 +142,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.BoolVar(&g.insecure, "insecure", false, "serve clients beyond loopback without certificates")
 	s.OriginsVar(&g.AllowedOrigins, "allowed-origins", `origins of web pages that may use the API from a browser, as in ["https://app.example"]; "*": any, on gateways with API keys; default: the gateway's own`)
 	s.StringSliceVar(&g.AllowedHosts, "allowed-hosts", nil, "Host names accepted by a gateway without API keys and by --admin-listen, in addition to IP addresses, localhost, --host and the host of --admin-listen; *: any. Others get 403, as protection against DNS rebinding")
+	s.BoolVar(&g.KeepModels, "keep-models", false, "keep the names of models whose nodes are all gone: requests wait for a node up to --queue-timeout and then get 503, so that pools can start from none")
 	s.ChoiceVar(&g.RejectSpecialTokens, "special-tokens-in-content", "allow", "reject", "special tokens such as <|im_end|> in chat messages of users and tools: allow makes them control tokens, as Hugging Face tokenizers do; reject answers 400. For models of nodes only")
 	s.StringVar(&g.ToolCallParser, "tool-call-parser", "", "format of the models' tool calls, by vLLM's name; none: calls are not read; default: the one in which each model's chat template writes calls. For models of nodes only")
 	s.StringVar(&g.ReasoningParser, "reasoning-parser", "", "format of the models' reasoning, by vLLM's name; none: it stays in the content; default: the one of each model's chat template. For models of nodes only")
