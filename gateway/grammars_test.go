@@ -44,6 +44,7 @@ func TestConstrainedRequests(t *testing.T) {
 		{"/v1/completions", `"guided_grammar":"start: \"a\" | \"b\" start"`, &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_LARK, Text: []byte(`start: "a" | "b" start`)}},
 		{"/v1/completions", `"response_format":{"type":"structural_tag","structures":[{"begin":"<a>","schema":{},"end":"</a>"}],"triggers":["<a"]}`, &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG,
 			Text: []byte(`{"type":"structural_tag","structures":[{"begin":"<a>","schema":{},"end":"</a>"}],"triggers":["<a"]}`)}},
+		{"/v1/completions", `"guided_grammar":"start: \"a\"","structured_outputs":{"grammar":"start: \"a\""},"guided_decoding_backend":"guidance"`, &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_LARK, Text: []byte(`start: "a"`)}},
 		{"/v1/completions", `"response_format":{"type":"text"}`, nil},
 		{"/v1/completions", `"response_format":null,"structured_outputs":null,"guided_json":null`, nil},
 		{"/inference/v1/generate", `"sampling_params":{"max_tokens":2,"structured_outputs":{"regex":"y"}}`, &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_REGEX, Text: []byte("y")}},

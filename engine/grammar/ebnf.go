@@ -136,6 +136,11 @@ func (p *ebnfParser) statement() error {
 		p.at++
 		p.name()
 	}
+	if p.lark && strings.HasPrefix(p.text[p.at:], "[") {
+		if err := p.attributes(); err != nil {
+			return err
+		}
+	}
 	p.skip(true)
 	if !strings.HasPrefix(p.text[p.at:], p.define) {
 		return p.bad("%q is expected behind %s", p.define, name)
@@ -322,6 +327,8 @@ func (p *ebnfParser) factor() (*expr, error) {
 		return charsOf(modeRaw, allChars), nil
 	case c == '/' && p.lark:
 		return p.regex()
+	case p.lark && strings.HasPrefix(p.text[p.at:], jsonDirective):
+		return p.json()
 	case c == '<':
 		end := strings.IndexByte(p.text[p.at:], '>')
 		if end < 0 || strings.ContainsAny(p.text[p.at:p.at+end], " \n") {

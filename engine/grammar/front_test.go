@@ -39,6 +39,36 @@ const tagsOld = `{"type":"structural_tag","triggers":["<function="],"structures"
 const tagsNew = `{"type":"structural_tag","format":{"type":"sequence","elements":[{"type":"tag","begin":"<think>","content":{"type":"any_text"},"end":"</think>"},
 {"type":"triggered_tags","triggers":["<call"],"tags":[{"begin":"<call:x>","content":{"type":"json_schema","json_schema":{"type":"integer"}},"end":"</call>"},{"begin":"<call:y>","content":{"type":"regex","pattern":"a+"},"end":"</call>"}],"at_least_one":true,"stop_after_first":true}]}}`
 
+// larkGuidance is a grammar as guidance writes it.
+const larkGuidance = `%llguidance {}
+
+start: pet "!" code
+pet[capture]: %json {
+  "properties": {"animal": {"enum": ["cat", "dog"]}, "tags": {"items": {"const": "a"}}, "next": {"$ref": "#"}},
+  "type": "object", "required": ["animal"], "additionalProperties": false,
+  "x-guidance": {"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "}
+}
+
+code[capture="the code"]: CODE
+CODE: /[a-c]/
+`
+
+// Attributes of rules that change what matches are refused by name, and so are schemas that are none.
+func TestLarkRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"start[max_tokens=3]: \"a\"":      `attribute "max_tokens=3" of a rule is not supported`,
+		"start[capture: \"a\"":            "have no end",
+		"start: %json [1]":                "",
+		"start: %json {\"type\": }":       "%json needs a JSON Schema",
+		"start: %json {\"contains\": {}}": "contains",
+		"start: %jsonx":                   "%json needs a JSON Schema",
+	} {
+		if _, err := Compile(Source{Kind: Lark, Text: []byte(text)}, DefaultLimits()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
 func TestFrontEnds(t *testing.T) {
 	for _, c := range []struct {
 		src     Source
@@ -49,6 +79,8 @@ func TestFrontEnds(t *testing.T) {
 		{Source{Kind: EBNF, Text: []byte("root ::= (x | y)*\nx ::= \"x\"?\n\ny ::= \"y\"\n  | \"\\u00e9\" .")}, []string{"", "xyx", "é日"}, []string{"z"}},
 		{Source{Kind: Lark, Text: []byte(larkSQL)}, []string{"select * from t;", "SELECT a , b from  x where a=1.5", "select a from b where c = 'it'"}, []string{"select from t", "select * t"}},
 		{Source{Kind: Lark, Text: []byte("start: \"a\" ~ 2..3 [\"b\"] (\"c\" | /d+/i)?")}, []string{"aa", "aaab", "aabDD"}, []string{"a", "aabcc"}},
+		{Source{Kind: Lark, Text: []byte(larkGuidance)}, []string{`{"animal": "cat", "tags": ["a", "a"], "next": {"animal": "dog"}}!b`, `{"animal": "dog"}!c`}, []string{`{"animal":"cat"}!b`, `{"animal": "cat"}`, `{"animal": "cow"}!b`}},
+		{Source{Kind: Lark, Text: []byte(`start: "[" %json {"type":"object"} "]"`)}, []string{`[{}]`, `[{"a" : [1 ]}]`}, []string{`[]`, `[3]`}},
 		{Source{Kind: StructuralTag, Text: []byte(tagsOld)}, []string{"", "hi < there <function=get>{\"a\": 1}</function> bye <f", "<<function=get>{\"a\":2}</function>"}, []string{"<function=put>", "<function=get>{}</function>", "<function=get>{\"a\":1}"}},
 		{Source{Kind: StructuralTag, Text: []byte(tagsNew)}, []string{"<think>hm </thin </think>ok<call:x>5</call>", "<think></think><call:y>aa</call>"}, []string{"<think></think>ok", "<call:x>5</call>", "<think></think><call:y>b</call>", "<think></think><call:x>5</call> more"}},
 		{Source{Kind: Regex, Text: []byte(`\d+`), After: "</think>"}, []string{"so </think>12", "</think>1"}, []string{"12", "a</think>", "</think></think>1"}},

@@ -1,6 +1,9 @@
 package grammar
 
-import "strings"
+import (
+	"encoding/json"
+	"strings"
+)
 
 // directive reads %ignore, %import and %declare.
 func (p *ebnfParser) directive() error {
@@ -19,6 +22,64 @@ func (p *ebnfParser) directive() error {
 		return err
 	}
 	return p.bad("%%%s is not supported", word)
+}
+
+// attributes passes llguidance's attributes of a rule. A capture names text for the client and
+// changes nothing; others would change what matches.
+func (p *ebnfParser) attributes() error {
+	end := strings.IndexByte(p.text[p.at:], ']')
+	if end < 0 {
+		return p.bad("the attributes of a rule have no end")
+	}
+	for _, a := range strings.Split(p.text[p.at+1:p.at+end], ",") {
+		if name, _, _ := strings.Cut(a, "="); strings.TrimSpace(name) != "capture" {
+			return p.bad("attribute %q of a rule is not supported", clip(strings.TrimSpace(a)))
+		}
+	}
+	p.at += end + 1
+	return nil
+}
+
+// jsonDirective precedes a JSON Schema in a rule, as llguidance reads it.
+const jsonDirective = "%json"
+
+// json reads a schema. Its member x-guidance may fix what separates JSON tokens.
+func (p *ebnfParser) json() (*expr, error) {
+	p.at += len(jsonDirective)
+	p.skip(true)
+	var raw json.RawMessage
+	d := json.NewDecoder(strings.NewReader(p.text[p.at:]))
+	if err := d.Decode(&raw); err != nil {
+		return nil, p.bad("%s needs a JSON Schema: %v", jsonDirective, err)
+	}
+	root, err := readJSON(raw, 4*p.limits.Depth)
+	if err != nil {
+		return nil, err
+	}
+	c := newSchemaCompiler(*p.limits)
+	if g := root.get("x-guidance"); g != nil {
+		if flexible := g.get("whitespace_flexible"); flexible != nil && !isTrue(flexible) {
+			c.space, c.comma, c.colon = emptyString, lit(textOr(g, "item_separator", ",")), lit(textOr(g, "key_separator", ":"))
+		}
+	}
+	c.rules = p.rules
+	start, err := c.schema(root)
+	if err != nil {
+		return nil, err
+	}
+	p.at += int(d.InputOffset())
+	for p.rules = c.rules; len(p.order) < len(p.rules); {
+		p.defined, p.order = append(p.defined, true), append(p.order, jsonDirective)
+	}
+	return p.terminal(ruleRef(start)), nil
+}
+
+// textOr returns a member that is a string, or another text.
+func textOr(v *value, key, other string) string {
+	if x := v.get(key); x != nil && x.kind == '"' {
+		return x.text
+	}
+	return other
 }
 
 // line passes the rest of the line.

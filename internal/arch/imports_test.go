@@ -121,6 +121,7 @@ var mayImport = map[string][]string{
 	"internal/hub":             {"internal/regular"}, // downloads models
 	"internal/hub/hubtest":     {},                   // a hub for tests
 	"internal/e2e":             {},
+	"internal/e2e/clients":     {},
 	"internal/arch":            {},
 	"internal/arch/mutants":    {"internal/arch/provenance"},
 	"internal/arch/provenance": {}, // of pages

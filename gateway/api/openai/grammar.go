@@ -56,10 +56,14 @@ func formatOf(name string) schema {
 	return schema{"type": "object", "required": []string{"type"}, "properties": schema{"type": schema{"const": name}}}
 }
 
-// constrain sets the grammar of the request.
+// constrain sets the grammar of the request. A second field may have the same grammar, because
+// clients of several versions of vLLM send both of its fields.
 func (r *Request) constrain(param string, src grammar.Source) error {
-	if r.Grammar != nil {
-		return BadRequest(param, "%s and %s both constrain the answer: send one of them", r.Grammar.Param, param)
+	if g := r.Grammar; g != nil {
+		if g.Kind != src.Kind || !bytes.Equal(g.Text, src.Text) || !slices.Equal(g.Choices, src.Choices) {
+			return BadRequest(param, "%s and %s both constrain the answer: send one of them", g.Param, param)
+		}
+		src.Compact = g.Compact
 	}
 	r.Grammar = &Grammar{src, param}
 	return nil
