@@ -514,8 +514,16 @@ func (t *translation) toolChoice(at string, v []byte) *openai.Error {
 	return nil
 }
 
+// maxRepeated bounds the tools and the instructions that the answer repeats in full, in bytes.
+// Longer instructions, and of longer tools the descriptions and parameters, are null.
+const maxRepeated = 1 << 20
+
 // repeat sets the members of the response object that repeat the request.
 func (t *translation) repeat() {
+	long := len(t.values["tools"]) > maxRepeated
+	if len(t.values["instructions"]) > maxRepeated {
+		delete(t.values, "instructions")
+	}
 	e := make([]byte, 0, 512)
 	add := func(name, otherwise string) {
 		e = appendOr(append(e, name...), t.values[strings.Trim(name, `,":`)], otherwise)
@@ -531,6 +539,9 @@ func (t *translation) repeat() {
 	if v := t.values["tools"]; v != nil {
 		_ = elements(v, func(i int, v []byte) *openai.Error {
 			f, _ := readTool("", v)
+			if long {
+				f.description, f.parameters = nil, nil
+			}
 			if i > 0 {
 				e = append(e, ',')
 			}

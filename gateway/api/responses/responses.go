@@ -29,7 +29,7 @@ const Path = "/v1/responses"
 
 // Options of a Response.
 type Options struct {
-	Keys  *Keys  // for encrypted reasoning
+	Keys  *Keys  // of encrypted reasoning; required
 	Owner string // of the request: a name of its API key; empty: it has none
 	// Dropped is called at most once, with the number of reasoning items whose encrypted content does
 	// not open, the field of the first one, and the reason.
