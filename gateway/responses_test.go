@@ -114,11 +114,13 @@ func TestResponses(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	for body, param := range map[string]string{
-		`{"input":"a","store":true}`:                                        "store",
-		`{"input":"a","max_output_tokens":200000}`:                          "max_output_tokens",
-		`{"input":"a","logprobs":true}`:                                     "logprobs",
-		`{"input":"a","model":"x"}`:                                         "model",
-		`{"input":"a","text":{"format":{"type":"json_schema","name":"n"}}}`: "text.format.schema",
+		`{"input":"a","store":true}`:                                                                            "store",
+		`{"input":"a","max_output_tokens":200000}`:                                                              "max_output_tokens",
+		`{"input":"a","metadata":{"a":"` + strings.Repeat("b", 513) + `"}}`:                                     "metadata.a",
+		`{"input":"a","user":"` + strings.Repeat("b", 513) + `"}`:                                               "user",
+		`{"input":"a","logprobs":true}`:                                                                         "logprobs",
+		`{"input":"a","model":"x"}`:                                                                             "model",
+		`{"input":"a","text":{"format":{"type":"json_schema","name":"n"}}}`:                                     "text.format.schema",
 		`{"input":"a","text":{"format":{"type":"json_schema","name":"n","schema":{"unevaluatedItems":false}}}}`: "text.format.schema",
 		`{"input":[{"role":"user","content":[{"type":"input_file"}]}]}`:                                         "input[0].content[0].type",
 		`{"input":"` + strings.Repeat("a ", 100000) + `"}`:                                                      "input",

@@ -265,7 +265,8 @@ var (
 )
 
 // secrets collects what this process knows to be secret: the key given, values of secret flags, the
-// lines of --api-key-file, and environment variables of other programs whose names look like it.
+// lines of --api-key-file and --response-key-file, and environment variables of other programs
+// whose names look like it.
 func (v *Invocation) secrets(c *console.Client) *hidden {
 	h := new(hidden)
 	h.add(c.Key)
@@ -286,7 +287,7 @@ func (v *Invocation) secrets(c *console.Client) *hidden {
 				values = several.GetSlice()
 			}
 			switch {
-			case f.Name == "api-key-file" && values[0] != "":
+			case (f.Name == "api-key-file" || f.Name == "response-key-file") && values[0] != "":
 				h.addFile(values[0])
 			case set.IsSecret(f.Name):
 				for _, value := range values {
@@ -298,7 +299,7 @@ func (v *Invocation) secrets(c *console.Client) *hidden {
 	return h
 }
 
-// addFile hides the keys of an --api-key-file, the first word of each line.
+// addFile hides the keys of a file, the first word of each line.
 func (h *hidden) addFile(path string) {
 	b, err := regular.ReadFile(path, maxPart)
 	if err != nil {

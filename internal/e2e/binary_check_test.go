@@ -47,6 +47,7 @@ func TestBinaryDryRunValidates(t *testing.T) {
 		"a list":         {"serve --config " + file("b.yaml", "port: [1]\nmax-n: [2]\n"), []string{"2 settings", "b.yaml:1: port: want one value, not a list", "b.yaml:2: max-n"}},
 		"of all sources": {"serve --max-n 0 --config " + file("c.yaml", "portt: 1\nlog-level: loud\n"), []string{"3 settings", "--max-n: 0 is too few", "did you mean port?", `--log-level "loud"`}},
 		"key file":       {"serve --api-key-file nope", []string{"--api-key-file", "nope"}},
+		"response keys":  {"serve --response-key-file nope", []string{"--response-key-file", "nope"}},
 		"keys":           {"serve --api-key-file " + file("keys", "k weight=none\n"), []string{"--api-key-file", "keys"}},
 		"template":       {"serve --chat-template " + file("t.jinja", "{% for %}"), []string{"template"}},
 		"certificates":   {"serve --ssl-certfile nope.crt --ssl-keyfile nope.key", []string{"nope.crt"}},

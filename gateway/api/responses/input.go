@@ -2,6 +2,7 @@ package responses
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/internal/jsonscan"
@@ -149,7 +150,8 @@ func (t *translation) input(at string, v []byte) *openai.Error {
 			return kindFault(at, "an object", v)
 		}
 		var it inputItem
-		it.read(v)
+		read(v, place{"type", &it.typ}, place{"role", &it.role}, place{"content", &it.content}, place{"id", &it.id}, place{"call_id", &it.callID}, place{"name", &it.name},
+			place{"arguments", &it.arguments}, place{"output", &it.output}, place{"summary", &it.summary}, place{"encrypted_content", &it.encryptedContent})
 		return t.item(at, &it)
 	})
 }
@@ -159,35 +161,6 @@ type inputItem struct {
 	typ, role, content, id          []byte
 	callID, name, arguments, output []byte
 	summary, encryptedContent       []byte
-}
-
-// read reads a checked object. Of equal names the last one counts.
-func (it *inputItem) read(object []byte) {
-	_ = members(object, func(name string, v []byte) *openai.Error {
-		switch name {
-		case "type":
-			it.typ = v
-		case "role":
-			it.role = v
-		case "content":
-			it.content = v
-		case "id":
-			it.id = v
-		case "call_id":
-			it.callID = v
-		case "name":
-			it.name = v
-		case "arguments":
-			it.arguments = v
-		case "output":
-			it.output = v
-		case "summary":
-			it.summary = v
-		case "encrypted_content":
-			it.encryptedContent = v
-		}
-		return nil
-	})
 }
 
 // item translates one item of the input.
@@ -258,11 +231,14 @@ func (t *translation) functionCall(at string, it *inputItem) *openai.Error {
 
 // reasoningItem adds reasoning: its content, else its encrypted content, else its summary.
 func (t *translation) reasoningItem(at string, it *inputItem) *openai.Error {
-	content, _, fault := optionalTexts(at+".content", it.content, "reasoning_text", "text")
-	if fault != nil {
-		return fault
+	var content, summary []byte
+	var fault *openai.Error
+	if it.content != nil {
+		content, _, fault = texts(at+".content", it.content, "reasoning_text", "text")
 	}
-	summary, _, fault := optionalTexts(at+".summary", it.summary, "summary_text", "text")
+	if it.summary != nil && fault == nil {
+		summary, _, fault = texts(at+".summary", it.summary, "summary_text", "text")
+	}
 	switch sealed := it.encryptedContent; {
 	case fault != nil:
 		return fault
@@ -317,31 +293,13 @@ func texts(at string, v []byte, types ...string) (text []byte, several bool, fau
 	return text, n > 1, fault
 }
 
-// optionalTexts is texts for a value that may be missing.
-func optionalTexts(at string, v []byte, types ...string) ([]byte, bool, *openai.Error) {
-	if v == nil {
-		return nil, false, nil
-	}
-	return texts(at, v, types...)
-}
-
 // partText returns the text of a part, as it is written.
 func partText(at string, v []byte, types []string) ([]byte, *openai.Error) {
 	if !isObject(v) {
 		return nil, kindFault(at, "an object", v)
 	}
 	var typ, text, refusal []byte
-	_ = members(v, func(name string, v []byte) *openai.Error {
-		switch name {
-		case "type":
-			typ = v
-		case "text":
-			text = v
-		case "refusal":
-			refusal = v
-		}
-		return nil
-	})
+	read(v, place{"type", &typ}, place{"text", &text}, place{"refusal", &refusal})
 	name := ".text"
 	if is(typ, "refusal") {
 		name, text = ".refusal", refusal
@@ -349,21 +307,12 @@ func partText(at string, v []byte, types []string) ([]byte, *openai.Error) {
 	switch {
 	case typ == nil:
 		return nil, openai.BadRequest(at+".type", "%s.type is required: a string", at)
-	case !isOneOf(typ, types):
+	case !slices.ContainsFunc(types, func(want string) bool { return is(typ, want) }):
 		return nil, openai.BadRequest(at+".type", "%s.type %s is not supported: only text is", at, quote(typ))
 	case !isText(text):
 		return nil, kindFault(at+name, "a string", text)
 	}
 	return text, nil
-}
-
-func isOneOf(v []byte, words []string) bool {
-	for _, w := range words {
-		if is(v, w) {
-			return true
-		}
-	}
-	return false
 }
 
 // appendParts appends checked parts as those of chats, for templates that read them.

@@ -29,7 +29,7 @@ const Path = "/v1/responses"
 
 // Options of a Response.
 type Options struct {
-	Keys  *Keys  // for encrypted reasoning
+	Keys  *Keys  // of encrypted reasoning; required
 	Owner string // of the request: a name of its API key; empty: it has none
 	// Dropped is called at most once, with the number of reasoning items whose encrypted content does
 	// not open, the field of the first one, and the reason.
@@ -132,6 +132,25 @@ func members(object []byte, f func(name string, v []byte) *openai.Error) *openai
 	return nil
 }
 
+// place is where the value of a member is stored.
+type place struct {
+	name string
+	v    *[]byte
+}
+
+// read stores members of a checked object as they are written. It leaves out those that are null.
+// Of equal names the last one counts.
+func read(object []byte, places ...place) {
+	_ = members(object, func(name string, v []byte) *openai.Error {
+		for _, p := range places {
+			if p.name == name {
+				*p.v = v
+			}
+		}
+		return nil
+	})
+}
+
 // elements calls f with each element of a checked list.
 func elements(list []byte, f func(i int, v []byte) *openai.Error) *openai.Error {
 	s := jsonscan.List(list)
@@ -160,8 +179,10 @@ func isText(v []byte) bool   { return len(v) > 0 && v[0] == '"' }
 func isList(v []byte) bool   { return len(v) > 0 && v[0] == '[' }
 func isObject(v []byte) bool { return len(v) > 0 && v[0] == '{' }
 
-// is reports whether a value is the string want.
-func is(v []byte, want string) bool { return isText(v) && jsonscan.Text(v) == want }
+// is reports whether a value is the ASCII string want.
+func is(v []byte, want string) bool {
+	return isText(v) && len(v) <= len(`""`)+len(`\u0000`)*len(want) && jsonscan.Text(v) == want
+}
 
 // inner returns a string without its quotes, with its escapes.
 func inner(quoted []byte) []byte { return quoted[1 : len(quoted)-1] }

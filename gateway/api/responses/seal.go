@@ -81,6 +81,9 @@ func ReadSecrets(text []byte) (secrets [][]byte, err error) {
 		if line = bytes.TrimSpace(line); len(line) == 0 || line[0] == '#' {
 			continue
 		}
+		if bytes.ContainsAny(line, " \t") {
+			return nil, fmt.Errorf("%w: line %d has a space", ErrSecret, n)
+		}
 		if len(line) < MinSecret {
 			return nil, fmt.Errorf("%w: line %d has %d characters, want at least %d, as of openssl rand -hex 32", ErrSecret, n, len(line), MinSecret)
 		}

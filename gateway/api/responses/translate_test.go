@@ -2,6 +2,7 @@ package responses
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"strings"
 	"testing"
@@ -240,8 +241,8 @@ func TestReasoningIsSealed(t *testing.T) {
 		{"no owner", k, "ma", "", errForeign},
 	} {
 		sealed := string(c.seal.appendSealed(nil, []byte(text), c.model, c.owner))
-		if bytes.Contains([]byte(sealed), []byte("Hm")) {
-			t.Fatal(sealed)
+		if b, err := base64.StdEncoding.DecodeString(sealed); err != nil || bytes.Contains(b, []byte("Hm, ")) {
+			t.Fatal(sealed, err)
 		}
 		var gotN int
 		var gotErr error
@@ -277,7 +278,7 @@ func TestSecrets(t *testing.T) {
 	if err != nil || len(secrets) != 2 || string(secrets[1]) != good+"x" {
 		t.Errorf("%q %v", secrets, err)
 	}
-	for _, bad := range []string{"", "# none\n", good + "\nshort"} {
+	for _, bad := range []string{"", "# none\n", good + "\nshort", "short " + good} {
 		if _, err := ReadSecrets([]byte(bad)); err == nil || strings.Contains(err.Error(), "short") {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -308,6 +309,15 @@ func TestCharge(t *testing.T) {
 		if _, fault := New(Options{}).Chat([]byte(body), func(int) *openai.Error { return full }); fault != full {
 			t.Errorf("%.80s: %v", body, fault)
 		}
+	}
+}
+
+// What an answer repeats, for as long as it runs, is bounded.
+func TestRepeatedIsBounded(t *testing.T) {
+	big := strings.Repeat("d", maxRepeated)
+	r, _ := chat(t, Options{}, `{"instructions":"`+big+`","input":"u","tools":[{"type":"function","name":"f","description":"`+big+`"}]}`)
+	if want := `"tools":[{"type":"function","name":"f","description":null,"parameters":null,"strict":false}]`; len(r.echo) > 2048 || !strings.Contains(string(r.echo), want) || !strings.Contains(string(r.echo), `"instructions":null`) {
+		t.Errorf("%d bytes: %.2000s", len(r.echo), r.echo)
 	}
 }
 
