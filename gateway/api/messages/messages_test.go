@@ -85,7 +85,7 @@ func TestChat(t *testing.T) {
 			t.Errorf("%s: %v", got, fault)
 		}
 	}
-	const sampling = `"model":"m","max_tokens":9,"stop":["x"],"temperature":0.5,"top_p":1,"top_k":3,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`
+	const sampling = `"model":"m","max_tokens":9,"temperature":0.5,"top_p":1,"top_k":3,"stream":true,"stop":["x"],"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`
 	got, fault := New().Chat([]byte(user(hi, `,"model":"m","stop_sequences":["x"],"temperature":0.5,"top_p":1,"top_k":3,"stream":true`)), nil)
 	if fault != nil || string(got) != `{"messages":[{"role":"user","content":"hi"}],`+sampling {
 		t.Errorf("%s %v", got, fault)
