@@ -137,7 +137,8 @@ func (m *Message) AppendKeepAlive(dst []byte) []byte {
 
 // appendStop appends the reason of the answer's end. full reports that an answer that ended by its
 // length has fewer tokens than allowed, because the context is full. The length precedes a call,
-// which may be incomplete. A call precedes a stop sequence, because the client has to answer it.
+// which may be incomplete, and a call precedes a stop sequence, because the client has to answer
+// the call.
 func appendStop(dst []byte, f *openai.Finish, called, full bool) []byte {
 	switch {
 	case f.Reason == "length" && full:
