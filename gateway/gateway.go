@@ -1,4 +1,4 @@
-// Package gateway serves the OpenAI API to clients and operators.
+// Package gateway serves the OpenAI API, and Anthropic's Messages API, to clients and operators.
 //
 // It connects the stages of a request. Package httpserver reads it, the table of routes finds its
 // endpoint, package auth its API key, and package exchange runs it, answered by own decode nodes

@@ -98,7 +98,7 @@ func TestBinaryOpenAPI(t *testing.T) {
 		t.Fatalf("no tally: %v\n%s", err, &out)
 	}
 	// A test whose requests are all refused proves little.
-	for _, operation := range []string{"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /tokenize", "POST /detokenize", "GET /v1/models/{model}"} {
+	for _, operation := range []string{"POST /v1/chat/completions", "POST /v1/completions", "POST /v1/responses", "POST /v1/messages", "POST /v1/messages/count_tokens", "POST /tokenize", "POST /detokenize", "GET /v1/models/{model}"} {
 		if n := tally[operation]["200"]; n < 10 {
 			t.Errorf("seed %d: %s served %d requests, answers were %v", seed, operation, n, tally[operation])
 		}

@@ -55,13 +55,14 @@ func readBlock(v []byte) (b block, ok bool) {
 // templates take one system message, and only there.
 func appendMessages(dst []byte, f *fields) ([]byte, *openai.Error) {
 	c := conversation{dst: append(dst, `"messages":[`...), names: map[string][]byte{}}
-	if f.system != nil {
-		if fault := c.system(f.system, "system", place{"system", 0, -1, -1}); fault != nil {
+	if v := f.of["system"]; v != nil {
+		if fault := c.system(v, "system", place{"system", 0, -1, -1}); fault != nil {
 			return dst, fault
 		}
 	}
-	if f.messages[0] != '[' || empty(f.messages) {
-		return dst, openai.BadRequest("messages", "messages must be a list with at least one message, not %s", shown(f.messages))
+	messages := f.of["messages"]
+	if messages[0] != '[' || empty(messages) {
+		return dst, openai.BadRequest("messages", "messages must be a list with at least one message, not %s", shown(messages))
 	}
 	var role string
 	var content []byte
@@ -86,7 +87,7 @@ func appendMessages(dst []byte, f *fields) ([]byte, *openai.Error) {
 		}
 		return nil
 	}
-	fault := elements(f.messages, func(i int, e []byte) *openai.Error {
+	fault := elements(messages, func(i int, e []byte) *openai.Error {
 		if fault := read(i, e); fault != nil || role != "system" {
 			return fault
 		}
@@ -96,7 +97,7 @@ func appendMessages(dst []byte, f *fields) ([]byte, *openai.Error) {
 		return dst, fault
 	}
 	last := -1 // index of the last message that is not of the system
-	fault = elements(f.messages, func(i int, e []byte) *openai.Error {
+	fault = elements(messages, func(i int, e []byte) *openai.Error {
 		if _ = read(i, e); role == "system" { // it was checked before
 			return nil
 		}

@@ -26,7 +26,11 @@ const hi = `{"role":"user","content":"hi"}`
 
 // A request becomes a chat: in the order of its blocks, with texts as they are written.
 func TestChat(t *testing.T) {
-	const asked = `"messages":[{"role":"user","content":"hi"}],`
+	const (
+		asked    = `"messages":[{"role":"user","content":"hi"}],`
+		tool     = `,"tools":[{"name":"f","input_schema":{}}]`
+		chatTool = `"tools":[{"type":"function","function":{"name":"f","parameters":{}}}],`
+	)
 	for _, c := range []struct{ body, want string }{
 		{user(hi, ""), asked},
 		{user(hi, `,"system":"Be \u0062rief."`), `"messages":[{"role":"system","content":"Be \u0062rief."},{"role":"user","content":"hi"}],`},
@@ -60,8 +64,8 @@ func TestChat(t *testing.T) {
 		{user(hi, `,"tools":[]`), asked + `"tools":[],`},
 		{user(hi, `,"tool_choice":{"type":"auto"}`), asked + `"tool_choice":"auto",`},
 		{user(hi, `,"tool_choice":{"type":"none"}`), asked + `"tool_choice":"none",`},
-		{user(hi, `,"tool_choice":{"type":"any","disable_parallel_tool_use":false}`), asked + `"tool_choice":"required",`},
-		{user(hi, `,"tool_choice":{"type":"tool","name":"f","disable_parallel_tool_use":true}`), asked + `"tool_choice":{"type":"function","function":{"name":"f"}},"parallel_tool_calls":false,`},
+		{user(hi, tool+`,"tool_choice":{"type":"any","disable_parallel_tool_use":false}`), asked + chatTool + `"tool_choice":"required",`},
+		{user(hi, tool+`,"tool_choice":{"type":"tool","name":"f","disable_parallel_tool_use":true}`), asked + chatTool + `"tool_choice":{"type":"function","function":{"name":"f"}},"parallel_tool_calls":false,`},
 
 		{user(hi, `,"thinking":{"type":"disabled"},"output_config":{"effort":"high"}`), asked + `"reasoning_effort":"none",`},
 		{user(hi, `,"thinking":{"type":"adaptive"}`), asked + `"chat_template_kwargs":{"enable_thinking":true,"thinking":true},`},
@@ -85,7 +89,7 @@ func TestChat(t *testing.T) {
 			t.Errorf("%s: %v", got, fault)
 		}
 	}
-	const sampling = `"model":"m","max_tokens":9,"stop":["x"],"temperature":0.5,"top_p":1,"top_k":3,"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`
+	const sampling = `"model":"m","max_tokens":9,"temperature":0.5,"top_p":1,"top_k":3,"stream":true,"stop":["x"],"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`
 	got, fault := New().Chat([]byte(user(hi, `,"model":"m","stop_sequences":["x"],"temperature":0.5,"top_p":1,"top_k":3,"stream":true`)), nil)
 	if fault != nil || string(got) != `{"messages":[{"role":"user","content":"hi"}],`+sampling {
 		t.Errorf("%s %v", got, fault)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -21,13 +22,20 @@ const valueCost = 64
 // clientTools ends errors about tools that Anthropic's servers run.
 const clientTools = "the client runs tools: describe each by name, description and input_schema"
 
-// fields are the fields of a request that have an effect, as they are written; nil: absent or null.
-type fields struct {
-	model, messages, system, maxTokens, stopSequences, stream, temperature, topP, topK, tools, toolChoice,
-	thinking, outputConfig, outputFormat, metadata, serviceTier, container, mcpServers []byte
+// Fields of a request: served have an effect, ignored change no answer.
+var (
+	served = []string{
+		"model", "messages", "system", "max_tokens", "stop_sequences", "stream", "temperature", "top_p", "top_k", "tools", "tool_choice",
+		"thinking", "output_config", "output_format", "metadata", "service_tier", "container", "mcp_servers",
+	}
+	ignored = []string{"cache_control", "context_management", "diagnostics", "inference_geo", "speed"}
+)
 
-	unknown [][]byte // names of other fields, at most maxUnknown
-	cost    int      // bytes that the chat's body needs
+// fields are the served fields of a request.
+type fields struct {
+	of      map[string][]byte // as they are written; none is null
+	unknown []string          // names of fields that are neither served nor ignored, at most maxUnknown
+	cost    int               // bytes that the chat's body needs
 }
 
 const (
@@ -35,76 +43,30 @@ const (
 	maxShown   = 40 // bytes of a value or name in an error
 )
 
-// at returns where a field is stored. known reports fields without a place: they change no answer.
-func (f *fields) at(name string) (field *[]byte, known bool) {
-	switch name {
-	case "model":
-		return &f.model, true
-	case "messages":
-		return &f.messages, true
-	case "system":
-		return &f.system, true
-	case "max_tokens":
-		return &f.maxTokens, true
-	case "stop_sequences":
-		return &f.stopSequences, true
-	case "stream":
-		return &f.stream, true
-	case "temperature":
-		return &f.temperature, true
-	case "top_p":
-		return &f.topP, true
-	case "top_k":
-		return &f.topK, true
-	case "tools":
-		return &f.tools, true
-	case "tool_choice":
-		return &f.toolChoice, true
-	case "thinking":
-		return &f.thinking, true
-	case "output_config":
-		return &f.outputConfig, true
-	case "output_format":
-		return &f.outputFormat, true
-	case "metadata":
-		return &f.metadata, true
-	case "service_tier":
-		return &f.serviceTier, true
-	case "container":
-		return &f.container, true
-	case "mcp_servers":
-		return &f.mcpServers, true
-	case "cache_control", "context_management", "diagnostics", "inference_geo", "speed":
-		return nil, true
-	}
-	return nil, false
-}
-
 // read reads a body. Of equal names the last one counts.
 func read(body []byte) (f fields, fault *openai.Error) {
-	f.cost = len(body)
+	f.of, f.cost = map[string][]byte{}, len(body)
 	s := jsonscan.Object(body)
 	for s.Next() {
-		name := s.Key()
-		field, known := f.at(string(name))
-		most := bounds
-		if field == nil {
-			most = jsonscan.Bounds{}
+		name, most := string(s.Key()), jsonscan.Bounds{}
+		serves := slices.Contains(served, name)
+		if serves {
+			most = bounds
 		}
 		v, n := s.Value(most)
 		switch {
 		case errors.Is(s.Err(), jsonscan.ErrElements):
-			return f, openai.BadRequest(string(name), "%s: has too many elements, at most %d are taken", name, most.Elements)
+			return f, openai.BadRequest(name, "%s: has too many elements, at most %d are taken", name, most.Elements)
 		case errors.Is(s.Err(), jsonscan.ErrValues):
-			return f, openai.BadRequest(string(name), "%s: has too many values in it, at most %d are taken", name, most.Values)
+			return f, openai.BadRequest(name, "%s: has too many values in it, at most %d are taken", name, most.Values)
 		case v == nil: // invalid
-		case field != nil:
-			if *field = v; v[0] == 'n' {
-				*field = nil
-			}
+		case serves && v[0] == 'n':
+			delete(f.of, name)
+		case serves:
+			f.of[name] = v
 			f.cost += valueCost * n.Values
-		case !known && len(f.unknown) < maxUnknown:
-			f.unknown = append(f.unknown, name)
+		case !slices.Contains(ignored, name) && len(f.unknown) < maxUnknown:
+			f.unknown = append(f.unknown, openai.Clip(name, maxShown))
 		}
 	}
 	if s.Err() != nil {
@@ -124,41 +86,39 @@ func (m *Message) Chat(body []byte, charge func(bytes int) *openai.Error) ([]byt
 			return nil, fault
 		}
 	}
+	stops, servers, tier := f.of["stop_sequences"], f.of["mcp_servers"], f.of["service_tier"]
 	switch {
-	case f.messages == nil:
+	case f.of["messages"] == nil:
 		return nil, openai.BadRequest("messages", "messages is required: a list of objects with role and content")
-	case f.maxTokens == nil && !m.counts:
+	case f.of["max_tokens"] == nil && !m.counts:
 		return nil, openai.BadRequest("max_tokens", "max_tokens is required: the most tokens of the answer")
-	case f.stopSequences != nil && f.stopSequences[0] != '[':
-		return nil, openai.BadRequest("stop_sequences", "stop_sequences must be a list of strings, not %s", shown(f.stopSequences))
-	case f.container != nil:
+	case stops != nil && stops[0] != '[':
+		return nil, openai.BadRequest("stop_sequences", "stop_sequences must be a list of strings, not %s", shown(stops))
+	case f.of["container"] != nil:
 		return nil, openai.BadRequest("container", "container is not supported here: %s", clientTools)
-	case f.mcpServers != nil && !empty(f.mcpServers):
+	case servers != nil && !empty(servers):
 		return nil, openai.BadRequest("mcp_servers", "mcp_servers is not supported here: %s", clientTools)
-	case f.serviceTier != nil && string(f.serviceTier) != `"auto"` && string(f.serviceTier) != `"standard_only"`:
-		return nil, openai.BadRequest("service_tier", "service_tier must be auto or standard_only, not %s", shown(f.serviceTier))
+	case tier != nil && word(tier) != "auto" && word(tier) != "standard_only":
+		return nil, openai.BadRequest("service_tier", "service_tier must be auto or standard_only, not %s", shown(tier))
 	}
-	if n, err := strconv.ParseFloat(string(f.maxTokens), 64); err == nil {
+	if n, err := strconv.ParseFloat(string(f.of["max_tokens"]), 64); err == nil {
 		m.maxTokens = int(min(n, math.MaxInt32))
 	}
 	// Unknown fields precede the others, under names that no field has, so that the chat reports them.
 	dst := append(make([]byte, 0, len(body)+len(body)/8+512), '{')
 	for _, name := range f.unknown {
-		dst = append(openai.AppendString(dst, openai.Clip(string(name), maxShown)+" of "+Path), ":null,"...)
+		dst = append(openai.AppendString(dst, name+" of "+Path), ":null,"...)
 	}
 	for _, part := range [...]func([]byte, *fields) ([]byte, *openai.Error){appendMessages, appendTools, appendToolChoice, appendThinking, appendFormat, appendUser} {
 		if dst, fault = part(dst, &f); fault != nil {
 			return nil, fault
 		}
 	}
-	dst = appendField(dst, `"model":`, f.model)
-	dst = appendField(dst, `"max_tokens":`, f.maxTokens)
-	dst = appendField(dst, `"stop":`, f.stopSequences)
-	dst = appendField(dst, `"temperature":`, f.temperature)
-	dst = appendField(dst, `"top_p":`, f.topP)
-	dst = appendField(dst, `"top_k":`, f.topK)
-	dst = appendField(dst, `"stream":`, f.stream)
-	if string(f.stream) == "true" {
+	for _, name := range [...]string{"model", "max_tokens", "temperature", "top_p", "top_k", "stream"} {
+		dst = appendField(dst, `"`+name+`":`, f.of[name])
+	}
+	dst = appendField(dst, `"stop":`, stops)
+	if string(f.of["stream"]) == "true" {
 		dst = append(dst, `"stream_options":{"include_usage":true,"continuous_usage_stats":true},`...)
 	}
 	dst[len(dst)-1] = '}'
@@ -211,6 +171,19 @@ func members(v []byte, f func(name string, v []byte)) bool {
 	return true
 }
 
+// pick returns the named members of a checked value that are not null; nil: v is no object.
+func pick(v []byte, names ...string) (picked map[string][]byte) {
+	if v != nil && v[0] == '{' {
+		picked = map[string][]byte{}
+	}
+	members(v, func(name string, e []byte) {
+		if slices.Contains(names, name) {
+			picked[name] = e
+		}
+	})
+	return picked
+}
+
 // elements calls f with each element of a checked list, until it returns an error.
 func elements(v []byte, f func(i int, e []byte) *openai.Error) *openai.Error {
 	s := jsonscan.List(v)
@@ -246,46 +219,34 @@ func shown(v []byte) string {
 
 // appendTools appends the tools.
 func appendTools(dst []byte, f *fields) ([]byte, *openai.Error) {
-	if f.tools == nil {
+	tools := f.of["tools"]
+	switch {
+	case tools == nil:
 		return dst, nil
-	}
-	if f.tools[0] != '[' {
-		return dst, openai.BadRequest("tools", "tools must be a list, not %s", shown(f.tools))
+	case tools[0] != '[':
+		return dst, openai.BadRequest("tools", "tools must be a list, not %s", shown(tools))
 	}
 	dst = append(dst, `"tools":[`...)
-	fault := elements(f.tools, func(i int, e []byte) *openai.Error {
+	fault := elements(tools, func(i int, e []byte) *openai.Error {
 		p := place{"tools", i, -1, -1}
-		var name, description, schema, strict, typ []byte
-		if !members(e, func(member string, v []byte) {
-			switch member {
-			case "name":
-				name = v
-			case "description":
-				description = v
-			case "input_schema":
-				schema = v
-			case "strict":
-				strict = v
-			case "type":
-				typ = v
-			}
-		}) {
-			return p.fault("", "must be an object, not %s", shown(e))
-		}
+		tool := pick(e, "type", "name", "description", "input_schema", "strict")
+		typ, parameters := tool["type"], tool["input_schema"]
 		switch {
+		case tool == nil:
+			return p.fault("", "must be an object, not %s", shown(e))
 		case typ != nil && word(typ) != "custom":
 			return p.fault(".type", "%s is not supported here: %s", shown(typ), clientTools)
-		case schema == nil || schema[0] != '{':
-			return p.fault(".input_schema", "is required: a JSON schema, which is an object, not %s", shown(schema))
+		case parameters == nil || parameters[0] != '{':
+			return p.fault(".input_schema", "is required: a JSON schema, which is an object, not %s", shown(parameters))
 		}
 		if i > 0 {
 			dst = append(dst, ',')
 		}
 		dst = append(dst, `{"type":"function","function":{`...)
-		dst = appendField(dst, `"name":`, name)
-		dst = appendField(dst, `"description":`, description)
-		dst = appendField(dst, `"strict":`, strict)
-		dst = append(append(append(dst, `"parameters":`...), schema...), "}}"...)
+		dst = appendField(dst, `"name":`, tool["name"])
+		dst = appendField(dst, `"description":`, tool["description"])
+		dst = appendField(dst, `"strict":`, tool["strict"])
+		dst = append(append(append(dst, `"parameters":`...), parameters...), "}}"...)
 		return nil
 	})
 	return append(dst, "],"...), fault
@@ -293,36 +254,29 @@ func appendTools(dst []byte, f *fields) ([]byte, *openai.Error) {
 
 // appendToolChoice appends which tools the answer calls.
 func appendToolChoice(dst []byte, f *fields) ([]byte, *openai.Error) {
-	if f.toolChoice == nil {
+	v := f.of["tool_choice"]
+	if v == nil {
 		return dst, nil
 	}
-	var typ, name, single []byte
-	if !members(f.toolChoice, func(member string, v []byte) {
-		switch member {
-		case "type":
-			typ = v
-		case "name":
-			name = v
-		case "disable_parallel_tool_use":
-			single = v
-		}
-	}) {
-		return dst, openai.BadRequest("tool_choice", "tool_choice must be an object, not %s", shown(f.toolChoice))
+	choice := pick(v, "type", "name", "disable_parallel_tool_use")
+	if choice == nil {
+		return dst, openai.BadRequest("tool_choice", "tool_choice must be an object, not %s", shown(v))
 	}
-	switch word(typ) {
+	switch word(choice["type"]) {
 	case "auto", "none":
-		dst = appendField(dst, `"tool_choice":`, typ)
+		dst = appendField(dst, `"tool_choice":`, choice["type"])
 	case "any":
 		dst = append(dst, `"tool_choice":"required",`...)
 	case "tool":
+		name := choice["name"]
 		if !isString(name) {
 			return dst, openai.BadRequest("tool_choice.name", "tool_choice.name must be a string, not %s", shown(name))
 		}
 		dst = append(append(append(dst, `"tool_choice":{"type":"function","function":{"name":`...), name...), "}},"...)
 	default:
-		return dst, openai.BadRequest("tool_choice.type", "tool_choice.type must be auto, any, tool or none, not %s", shown(typ))
+		return dst, openai.BadRequest("tool_choice.type", "tool_choice.type must be auto, any, tool or none, not %s", shown(choice["type"]))
 	}
-	switch string(single) {
+	switch single := choice["disable_parallel_tool_use"]; string(single) {
 	case "", "false":
 	case "true":
 		dst = append(dst, `"parallel_tool_calls":false,`...)
@@ -341,39 +295,24 @@ const (
 // appendThinking appends how much the model thinks, as its template knows it. Templates know no
 // budget, so that it becomes an effort unless there is one.
 func appendThinking(dst []byte, f *fields) ([]byte, *openai.Error) {
-	var effort, typ, budget, display []byte
-	if f.outputConfig != nil && !members(f.outputConfig, func(member string, v []byte) {
-		if member == "effort" {
-			effort = v
-		}
-	}) {
-		return dst, openai.BadRequest("output_config", "output_config must be an object, not %s", shown(f.outputConfig))
-	}
-	if f.thinking == nil {
+	config, v := f.of["output_config"], f.of["thinking"]
+	output, thinking := pick(config, "effort"), pick(v, "type", "budget_tokens", "display")
+	effort := output["effort"]
+	switch {
+	case config != nil && output == nil:
+		return dst, openai.BadRequest("output_config", "output_config must be an object, not %s", shown(config))
+	case v == nil:
 		return appendField(dst, `"reasoning_effort":`, effort), nil
+	case thinking == nil:
+		return dst, openai.BadRequest("thinking", "thinking must be an object, not %s", shown(v))
 	}
-	if !members(f.thinking, func(member string, v []byte) {
-		switch member {
-		case "type":
-			typ = v
-		case "budget_tokens":
-			budget = v
-		case "display":
-			display = v
-		}
-	}) {
-		return dst, openai.BadRequest("thinking", "thinking must be an object, not %s", shown(f.thinking))
-	}
-	switch word(display) {
-	case "omitted":
+	switch display := thinking["display"]; {
+	case word(display) == "omitted":
 		dst = append(dst, `"include_reasoning":false,`...)
-	case "summarized":
-	default:
-		if display != nil {
-			return dst, openai.BadRequest("thinking.display", "thinking.display must be summarized or omitted, not %s", shown(display))
-		}
+	case display != nil && word(display) != "summarized":
+		return dst, openai.BadRequest("thinking.display", "thinking.display must be summarized or omitted, not %s", shown(display))
 	}
-	switch word(typ) {
+	switch word(thinking["type"]) {
 	case "disabled":
 		return append(dst, `"reasoning_effort":"none",`...), nil
 	case "adaptive":
@@ -381,6 +320,7 @@ func appendThinking(dst []byte, f *fields) ([]byte, *openai.Error) {
 			return append(dst, `"chat_template_kwargs":{"enable_thinking":true,"thinking":true},`...), nil
 		}
 	case "enabled":
+		budget := thinking["budget_tokens"]
 		n, err := strconv.ParseFloat(string(budget), 64)
 		switch {
 		case err != nil || n < 1:
@@ -394,57 +334,43 @@ func appendThinking(dst []byte, f *fields) ([]byte, *openai.Error) {
 			effort = []byte(`"high"`)
 		}
 	default:
-		return dst, openai.BadRequest("thinking.type", "thinking.type must be enabled, adaptive or disabled, not %s", shown(typ))
+		return dst, openai.BadRequest("thinking.type", "thinking.type must be enabled, adaptive or disabled, not %s", shown(thinking["type"]))
 	}
 	return appendField(dst, `"reasoning_effort":`, effort), nil
 }
 
-// appendFormat appends the schema that the answer matches.
+// appendFormat appends the schema that the answer matches. appendThinking has checked that
+// output_config is an object.
 func appendFormat(dst []byte, f *fields) ([]byte, *openai.Error) {
-	format, param := f.outputFormat, "output_format"
-	twice := false
-	members(f.outputConfig, func(member string, v []byte) { // appendThinking has checked that it is an object
-		if member == "format" {
-			format, param, twice = v, "output_config.format", f.outputFormat != nil
-		}
-	})
-	if twice {
+	v, param := pick(f.of["output_config"], "format")["format"], "output_config.format"
+	switch older := f.of["output_format"]; {
+	case v != nil && older != nil:
 		return dst, openai.BadRequest("output_format", "output_format and output_config.format both constrain the answer: send one of them")
-	}
-	if format == nil {
+	case older != nil:
+		v, param = older, "output_format"
+	case v == nil:
 		return dst, nil
 	}
-	var typ, schema []byte
-	if !members(format, func(member string, v []byte) {
-		switch member {
-		case "type":
-			typ = v
-		case "schema":
-			schema = v
-		}
-	}) {
-		return dst, openai.BadRequest(param, "%s must be an object, not %s", param, shown(format))
-	}
+	format := pick(v, "type", "schema")
 	switch {
-	case word(typ) != "json_schema":
-		return dst, openai.BadRequest(param+".type", "%s.type must be json_schema, not %s", param, shown(typ))
-	case schema == nil:
+	case format == nil:
+		return dst, openai.BadRequest(param, "%s must be an object, not %s", param, shown(v))
+	case word(format["type"]) != "json_schema":
+		return dst, openai.BadRequest(param+".type", "%s.type must be json_schema, not %s", param, shown(format["type"]))
+	case format["schema"] == nil:
 		return dst, openai.BadRequest(param+".schema", "%s.schema is required: a JSON schema", param)
 	}
-	return append(append(append(dst, `"response_format":{"type":"json_schema","json_schema":{"name":"output","schema":`...), schema...), "}},"...), nil
+	return append(append(append(dst, `"response_format":{"type":"json_schema","json_schema":{"name":"output","schema":`...), format["schema"]...), "}},"...), nil
 }
 
 // appendUser appends the name of the end user.
 func appendUser(dst []byte, f *fields) ([]byte, *openai.Error) {
-	var user []byte
-	if f.metadata != nil && !members(f.metadata, func(member string, v []byte) {
-		if member == "user_id" {
-			user = v
-		}
-	}) {
-		return dst, openai.BadRequest("metadata", "metadata must be an object, not %s", shown(f.metadata))
+	v := f.of["metadata"]
+	metadata := pick(v, "user_id")
+	if v != nil && metadata == nil {
+		return dst, openai.BadRequest("metadata", "metadata must be an object, not %s", shown(v))
 	}
-	return appendField(dst, `"user":`, user), nil
+	return appendField(dst, `"user":`, metadata["user_id"]), nil
 }
 
 // withoutBilling returns a text of the system prompt without the line that Claude Code puts before
