@@ -282,7 +282,7 @@ func TestGrammarVersions(t *testing.T) {
 		want                string
 	}{
 		{engine.GrammarVersion, 0, 3, ""},
-		{engine.GrammarVersion + 1, 0, 3, "CODE_MISMATCH: the node has no grammars of version 2"},
+		{engine.GrammarVersion + 1, 0, 3, "CODE_MISMATCH: the node has no grammars of version 3"},
 		{0, 0, 3, "CODE_MISMATCH: the node has no grammars of version 0"},
 		{engine.GrammarVersion, 3, 3, "CODE_INVALID: max_tokens"},
 		{engine.GrammarVersion, 0, 0, "CODE_INVALID: max_tokens"},
