@@ -174,8 +174,8 @@ func TestTools(t *testing.T) {
 	}
 	b := toolBed(t, Options{}, calls, hermesMarkers...)
 	for body, param := range map[string]string{
-		`{` + hi + `,` + weather + `,"parallel_tool_calls":false}`: "parallel_tool_calls",
-		`{` + hi + `,` + weather + `,"tool_choice":"required"}`:    "tool_choice",
+		`{` + hi + `,` + weather + `,"parallel_tool_calls":0}`:     "parallel_tool_calls",
+		`{` + hi + `,` + weather + `,"tool_choice":"any"}`:         "tool_choice",
 		`{` + hi + `,"tools":[{"type":"function","function":{}}]}`: "tools[0].function.name",
 	} {
 		if r := b.post(chatPath, body); r.StatusCode != 400 || *r.parse(t).Error.Param != param {

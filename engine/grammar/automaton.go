@@ -505,7 +505,7 @@ func (a *Automaton) visit(s int32, c byte) (int32, error) {
 	return a.intern()
 }
 
-// stepToken returns the state after a token that has no bytes.
+// stepToken returns the state after a token that the grammar names.
 func (a *Automaton) stepToken(s, token int32) (int32, error) {
 	for _, it := range a.states[s].items {
 		if p := &a.p.pos[it.pos]; p.op == opToken && a.tokens[p.b] == token {

@@ -15,6 +15,17 @@ var jsonEscapes = []struct {
 // neverRaw are the characters that are escaped in JSON strings: those that JSON demands, and DEL.
 var neverRaw = []runeRange{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}, {0x7F, 0x7F}}
 
+// escaped returns the characters that a mode escapes.
+func (m charMode) escaped() []runeRange {
+	switch {
+	case m == modeRaw:
+		return nil
+	case m&modeTagged != 0:
+		return normalize(append(slices.Clone(neverRaw), runeRange{'<', '<'}))
+	}
+	return neverRaw
+}
+
 const hexDigits = "0123456789abcdef"
 
 // jsonChars returns s as it is spelled inside a JSON string: with the escapes that JSON needs.
@@ -62,15 +73,14 @@ func (b *builder) chars(ranges []runeRange, mode charMode, next int32) int32 {
 		return i
 	}
 	var edges []edge
-	raw := ranges
+	raw := minus(ranges, mode.escaped())
 	if mode != modeRaw {
-		raw = minus(ranges, neverRaw)
 		if e := b.escapes(func(r rune) int32 {
 			if contains(ranges, r) {
 				return next
 			}
 			return -1
-		}, mode == modeEscapes, next); e != nil {
+		}, mode, next); e != nil {
 			edges = append(edges, edge{'\\', '\\', b.bytes(e, 0)})
 		}
 	}
@@ -88,21 +98,22 @@ func (b *builder) chars(ranges []runeRange, mode charMode, next int32) int32 {
 	return i
 }
 
-// escapes returns the edges behind a backslash. to returns where a character continues, or -1.
-// With all, \uXXXX may spell any character, and continues at next.
-func (b *builder) escapes(to func(rune) int32, all bool, next int32) []edge {
+// escapes returns the edges behind a backslash. to returns where a character continues, or -1. In
+// modeEscapes, \uXXXX may spell any character, and continues at next.
+func (b *builder) escapes(to func(rune) int32, mode charMode, next int32) []edge {
 	var edges []edge
 	for _, e := range jsonEscapes {
 		if n := to(e.char); n >= 0 {
 			edges = append(edges, edge{e.letter, e.letter, n})
 		}
 	}
-	if all {
+	if mode&modeEscapes != 0 {
 		return append(edges, edge{'u', 'u', b.anyEscape(next)})
 	}
 	var controls [8][]edge
+	escaped := mode.escaped()
 	for r := rune(0); r <= 0x7F; r++ {
-		if strings.ContainsRune("\b\f\n\r\t", r) || r >= 0x20 && r != 0x7F {
+		if strings.ContainsRune("\b\f\n\r\t\"\\", r) || !contains(escaped, r) {
 			continue
 		}
 		if n := to(r); n >= 0 {
@@ -166,12 +177,13 @@ func newKeyTrie(keys []string) *keyTrie {
 }
 
 // except returns the position at which a string starts that is none of the keys of t. While it
-// may still become one of them, only the spelling of modeJSON is allowed.
-func (b *builder) except(t *keyTrie, next int32) int32 {
-	return b.exceptFrom(t, next, b.build(star(charsOf(modeEscapes, allChars)), next))
+// may still become one of them, only the spelling of modeJSON is allowed. tagged is modeTagged, or
+// 0.
+func (b *builder) except(t *keyTrie, tagged charMode, next int32) int32 {
+	return b.exceptFrom(t, tagged, next, b.build(star(charsOf(modeEscapes|tagged, allChars)), next))
 }
 
-func (b *builder) exceptFrom(t *keyTrie, next, text int32) int32 {
+func (b *builder) exceptFrom(t *keyTrie, tagged charMode, next, text int32) int32 {
 	if len(t.children) == 0 && !t.end {
 		return text
 	}
@@ -183,13 +195,13 @@ func (b *builder) exceptFrom(t *keyTrie, next, text int32) int32 {
 	}
 	at := int32(0)
 	for i := len(chain) - 1; i >= 0 && b.err == nil; i-- {
-		at = b.exceptNode(chain[i], at, i < len(chain)-1, next, text)
+		at = b.exceptNode(chain[i], tagged, at, i < len(chain)-1, next, text)
 	}
 	return at
 }
 
 // exceptNode builds one node. With only, its single child is at position child.
-func (b *builder) exceptNode(t *keyTrie, child int32, only bool, next, text int32) int32 {
+func (b *builder) exceptNode(t *keyTrie, tagged charMode, child int32, only bool, next, text int32) int32 {
 	var nexts []int32
 	if !t.end {
 		nexts = append(nexts, next)
@@ -198,12 +210,12 @@ func (b *builder) exceptNode(t *keyTrie, child int32, only bool, next, text int3
 	for _, c := range t.children {
 		to := child
 		if !only {
-			to = b.exceptFrom(c.node, next, text)
+			to = b.exceptFrom(c.node, tagged, next, text)
 		}
-		nexts = append(nexts, b.chars([]runeRange{{c.char, c.char}}, modeJSON, to))
+		nexts = append(nexts, b.chars([]runeRange{{c.char, c.char}}, modeJSON|tagged, to))
 		taken = append(taken, runeRange{c.char, c.char})
 	}
-	nexts = append(nexts, b.chars(minus(allChars, normalize(taken)), modeJSON, text))
+	nexts = append(nexts, b.chars(minus(allChars, normalize(taken)), modeJSON|tagged, text))
 	return b.split(nexts)
 }
 
@@ -233,8 +245,8 @@ func (b *builder) graphStates(g *graph, mode charMode, next int32) int32 {
 		}
 		if g.whole[s] && !g.counted {
 			m := mode
-			if m == modeJSON {
-				m = modeEscapes
+			if m&modeJSON != 0 {
+				m = m&modeTagged | modeEscapes
 			}
 			b.alias(at[s], []int32{b.build(star(charsOf(m, allChars)), next)})
 			continue
@@ -295,7 +307,7 @@ func (b *builder) graphEdges(g *graph, s int, mode charMode, at []int32, only in
 				return at[to]
 			}
 			return -1
-		}, false, 0); e != nil {
+		}, mode, 0); e != nil {
 			edges = append(edges, edge{'\\', '\\', b.bytes(e, 0)})
 		}
 	}
@@ -308,7 +320,7 @@ func (b *builder) spell(mode charMode, lo, hi byte, next int32) []edge {
 		return []edge{{lo, hi, next}}
 	}
 	var out []edge
-	for _, r := range minus([]runeRange{{rune(lo), rune(hi)}}, neverRaw) {
+	for _, r := range minus([]runeRange{{rune(lo), rune(hi)}}, mode.escaped()) {
 		out = append(out, edge{byte(r.lo), byte(r.hi), next})
 	}
 	return out

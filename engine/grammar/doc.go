@@ -29,6 +29,15 @@
 // refused by the same step on every machine. What is cached counts as if it were computed, so that
 // a limit is exceeded at the same token on every node.
 //
+// # Structural tags
+//
+// A token of the vocabulary that a marker names is allowed in markers only, so that a reader which
+// finds markers by their ids finds them where the grammar has them.
+//
+// Formats next to those of xgrammar: rule, one of the formats in rules by its name; excludes_first
+// of any_text; object of json_schema, which allows objects only; and parameters, an object schema
+// in a model's own notation of tool calls (parameterCompiler).
+//
 // # Ownership
 //
 // A Grammar and a Vocabulary are immutable and shared. An Automaton caches and belongs to one

@@ -55,6 +55,10 @@ const (
 	modeRaw     charMode = iota // UTF-8
 	modeJSON                    // as in a JSON string, with escapes only where JSON needs them
 	modeEscapes                 // as modeJSON, and \uXXXX for every character
+
+	// modeTagged, added to modeJSON or modeEscapes, spells a less-than sign by its escape, so that a
+	// string contains no marker that begins with one.
+	modeTagged charMode = 4
 )
 
 // unlimited is the max of a repeat without an upper bound.

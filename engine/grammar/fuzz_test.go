@@ -104,6 +104,11 @@ func FuzzStructuralTag(f *testing.F) {
 	f.Add(tagsOld, "hi <function=get>{\"a\": 1}</function>")
 	f.Add(tagsNew, "<think>x</think>ok<call:x>5</call>")
 	f.Add(`{"format":{"type":"tags_with_separator","separator":",","tags":[{"begin":"[","content":{"type":"grammar","grammar":"root ::= \"a\"*"},"end":["]",")"]}],"at_least_one":true}}`, "[aa],[)")
+	for _, src := range walkSources {
+		if src.Kind == StructuralTag {
+			f.Add(string(src.Text), `<p=a text>x</p><p=c>["\u003c"]</p>`)
+		}
+	}
 	f.Fuzz(func(t *testing.T, tag, text string) {
 		fuzzSource(t, Source{Kind: StructuralTag, Text: []byte(tag)}, text)
 	})

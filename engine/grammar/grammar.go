@@ -21,7 +21,7 @@ const (
 
 // Version identifies what grammars accept. A release that changes the masks of any grammar raises
 // it, so that a request does not continue under other masks on a node of another release.
-const Version = 1
+const Version = 2
 
 // A Source is a grammar before it is compiled.
 type Source struct {
@@ -39,8 +39,9 @@ type Source struct {
 	// grammar describes the text without them.
 	Lead int
 	// Special lists the special tokens that After and the markers of structural tags may contain.
-	// Where the vocabulary has such a token, it is demanded as a token and cannot be spelled.
-	// Without a list a marker is one token if the vocabulary has one of that name.
+	// Where the vocabulary has such a token, it is demanded as a token and cannot be spelled, and it
+	// is allowed in markers only. Without a list a marker is one token if the vocabulary has one of
+	// that name.
 	Special []string
 }
 
@@ -77,6 +78,9 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 	}
 	if err != nil {
 		return nil, named(src.Kind, err)
+	}
+	for _, s := range src.Special {
+		p.tokens = append(p.tokens, tokenRef{s, true})
 	}
 	return &Grammar{p: p, Ignored: ignored}, nil
 }

@@ -41,6 +41,16 @@ func (b *maskBuilder) drop(id int32) {
 	}
 }
 
+// reserve leaves out the tokens that the grammar names.
+func (b *maskBuilder) reserve(ids []int32) {
+	for _, id := range ids {
+		if id >= 0 && b.bits[id>>6]>>(id&63)&1 != 0 {
+			b.drop(id)
+			b.ids = slices.DeleteFunc(b.ids, func(x int32) bool { return x == id })
+		}
+	}
+}
+
 // maskOf returns the mask of a state. A mask that is cached counts as many steps as when it was
 // computed.
 func (a *Automaton) maskOf(s int32) (*mask, error) {
@@ -78,6 +88,7 @@ func (a *Automaton) maskOf(s int32) (*mask, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.reserve(a.tokens)
 	for _, it := range a.states[s].items {
 		if p := &a.p.pos[it.pos]; p.op == opToken {
 			b.add(a.tokens[p.b])
@@ -103,11 +114,7 @@ func (a *Automaton) fillMask(s, ref int32, base *mask) (int32, error) {
 	v, b := a.vocab, &a.fill
 	if base != nil {
 		base.write(v, b.bits)
-		for _, id := range a.tokens {
-			if id >= 0 && b.bits[id>>6]>>(id&63)&1 != 0 {
-				b.drop(id)
-			}
-		}
+		b.reserve(a.tokens)
 		return 0, a.walkDifference(s, ref)
 	}
 	plain := a.plain[s]

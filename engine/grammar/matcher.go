@@ -107,7 +107,7 @@ func (m *Matcher) Peek(token int32, dst []uint64) (next Matcher, certain int32, 
 	if m.gen != a.generation || m.done || token < 0 || int(token) >= len(v.tokens) || len(v.tokens[token]) == 0 || slices.Contains(v.eos, token) {
 		return Matcher{}, -1, false
 	}
-	if a.states[m.state].hasTok && slices.Contains(a.tokens, token) {
+	if slices.Contains(a.tokens, token) {
 		return Matcher{}, -1, false
 	}
 	s, steps := m.state, 0
@@ -150,15 +150,19 @@ func (m *Matcher) Accept(token int32) error {
 		m.done = true
 		return nil
 	}
-	if m.a.states[m.state].hasTok && slices.Contains(m.a.tokens, token) {
-		s, err := m.a.stepToken(m.state, token)
-		if err != nil {
+	if slices.Contains(m.a.tokens, token) { // it is allowed only where the grammar names it
+		s, err := deadState, error(nil)
+		if m.a.states[m.state].hasTok {
+			s, err = m.a.stepToken(m.state, token)
+		}
+		switch {
+		case err != nil:
 			return err
+		case s == deadState:
+			return fmt.Errorf("%w: %d", ErrRefused, token)
 		}
-		if s != deadState {
-			m.state = s
-			return nil
-		}
+		m.state = s
+		return nil
 	}
 	if int(token) >= len(v.tokens) || len(v.tokens[token]) == 0 || slices.Contains(v.eos, token) {
 		return fmt.Errorf("%w: %d", ErrRefused, token)

@@ -59,9 +59,12 @@ func (b *builder) object(o *objectExpr, next int32) int32 {
 			ob.members = append(ob.members, m)
 		}
 	}
-	ob.close = b.byteTo('}', next)
+	ob.close = b.build(o.close, next)
+	if b.err != nil {
+		return 0
+	}
 	if ob.counted {
-		ob.close = b.add(position{op: opPop, a: b.byteTo('}', next), height: max(0, b.height(next)-1)})
+		ob.close = b.add(position{op: opPop, a: ob.close, height: max(0, b.height(ob.close)-1)})
 	}
 	n := len(ob.members)
 	required := 0
@@ -105,7 +108,7 @@ func (b *builder) object(o *objectExpr, next int32) int32 {
 		}
 		start = b.add(position{op: op, a: start, val: counter(o.min, o.max), height: max(b.height(next), 1+b.height(start))})
 	}
-	return b.byteTo('{', start)
+	return b.build(o.open, start)
 }
 
 // fill makes the position behind a member: whitespace, then a comma and one more member, or the

@@ -275,7 +275,7 @@ func (b *builder) build(e *expr, next int32) int32 {
 	case kindGraph:
 		return b.graph(e, next)
 	case kindExcept:
-		return b.except(e.trie, next)
+		return b.except(e.trie, e.mode&modeTagged, next)
 	case kindObject:
 		return b.object(e.object, next)
 	}
@@ -385,7 +385,7 @@ func (b *builder) repeat(e *expr, next int32) int32 {
 // markPlain sets flags of the position of a loop's body that takes every plain character. No other
 // position continues at the loop, so that first is not shared.
 func (b *builder) markPlain(body *expr, first int32, flags uint8) {
-	if body.kind == kindChars && covers(body.chars, plainChars) && b.p.pos[first].op == opBytes {
+	if body.kind == kindChars && body.mode&modeTagged == 0 && covers(body.chars, plainChars) && b.p.pos[first].op == opBytes {
 		b.p.pos[first].flag |= flags
 	}
 }

@@ -43,11 +43,14 @@ type resource struct {
 	anchors map[string]*value
 }
 
+// whitespace is one character of JSON's whitespace.
+var whitespace = bytesOf(runeRange{'\t', '\n'}, runeRange{'\r', '\r'}, runeRange{' ', ' '})
+
 func newSchemaCompiler(limits Limits) *schemaCompiler {
 	c := &schemaCompiler{limits: limits, resources: map[string]*resource{}, memo: map[string]int32{}, graphs: map[string]*graph{}, exprs: map[string]*expr{}}
 	c.space = emptyString
 	if limits.Whitespace > 0 {
-		c.space = rep(bytesOf(runeRange{'\t', '\n'}, runeRange{'\r', '\r'}, runeRange{' ', ' '}), 0, int32(limits.Whitespace))
+		c.space = rep(whitespace, 0, int32(limits.Whitespace))
 	}
 	c.comma = seq(lit(","), c.space)
 	c.colon = seq(c.space, lit(":"), c.space)
@@ -68,8 +71,18 @@ func compileSchema(text []byte, limits *Limits) (c *schemaCompiler, start int32,
 	return c, start, err
 }
 
-// schema adds the rules of a schema and returns the first.
-func (c *schemaCompiler) schema(root *value) (int32, error) {
+// schema adds the rules of the instances of a schema, and of those in also, and returns the first.
+func (c *schemaCompiler) schema(root *value, also ...*value) (int32, error) {
+	c.begin(root)
+	start, err := c.rule(append([]*value{root}, also...))
+	if err != nil {
+		return 0, err
+	}
+	return start, c.finish()
+}
+
+// begin starts a schema.
+func (c *schemaCompiler) begin(root *value) {
 	c.root = root
 	c.siblings = true
 	if s := root.get("$schema"); s != nil && s.kind == '"' {
@@ -79,20 +92,20 @@ func (c *schemaCompiler) schema(root *value) (int32, error) {
 	}
 	c.memo, c.resources = map[string]int32{}, map[string]*resource{} // $ref stays inside one schema
 	c.index(root, root.parent, root.name, nil)
-	start, err := c.rule([]*value{root})
-	if err != nil {
-		return 0, err
-	}
+}
+
+// finish makes the expressions of the rules that a schema needs.
+func (c *schemaCompiler) finish() error {
 	for len(c.queue) > 0 {
 		j := c.queue[0]
 		c.queue = c.queue[1:]
 		e, err := c.conjunction(j.conj)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		c.rules[j.rule] = e
 	}
-	return start, nil
+	return nil
 }
 
 // index notes where each value is, and the identifiers and anchors of schemas.

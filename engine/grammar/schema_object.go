@@ -11,6 +11,8 @@ type objectExpr struct {
 	min, max int32
 	space    *expr
 	comma    *expr
+
+	open, close *expr
 }
 
 // objectMember is a key with its value.
@@ -21,7 +23,7 @@ type objectMember struct {
 
 // object returns the objects of a flat.
 func (c *schemaCompiler) object(f *flat) (*expr, error) {
-	o := &objectExpr{min: f.objects.min, max: f.objects.max, space: c.space, comma: c.comma}
+	o := &objectExpr{min: f.objects.min, max: f.objects.max, space: c.space, comma: c.comma, open: lit("{"), close: lit("}")}
 	keys := c.declared(f)
 	if err := c.step(len(keys)); err != nil {
 		return nil, err

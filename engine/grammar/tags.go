@@ -8,12 +8,16 @@ import (
 // tagCompiler turns a structural tag into rules: text that is free but for tagged parts. Schemas in
 // it share one schemaCompiler.
 type tagCompiler struct {
-	c       *schemaCompiler
-	special []string // tokens that markers may contain
+	c         *schemaCompiler
+	special   []string                    // tokens that markers may contain
+	named     map[string]int32            // rules of the tag
+	notations map[string]map[string]*expr // schemaCompiler.exprs of each notation
+	texts     map[string]*graph           // of freeGraph
 }
 
 // compileTags returns the rules of a structural tag and the first. Both forms are read: structures
-// with triggers, and format.
+// with triggers, and format. Next to format, rules has formats by name, which the format and rules
+// that follow can use.
 func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32, error) {
 	if len(text) > limits.SourceBytes {
 		return nil, 0, limitError("structural_tag", "", "bytes", limits.SourceBytes)
@@ -28,7 +32,9 @@ func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32,
 	var e *expr
 	switch {
 	case root.get("format") != nil:
-		e, err = t.format(root.get("format"))
+		if err = t.rules(root.get("rules")); err == nil {
+			e, err = t.format(root.get("format"))
+		}
 	case root.get("structures") != nil:
 		e, err = t.structures(root)
 	default:
@@ -40,6 +46,29 @@ func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32,
 	start := int32(len(t.c.rules))
 	t.c.rules = append(t.c.rules, e)
 	return t.c.rules, start, nil
+}
+
+// rules compiles the formats that have a name.
+func (t *tagCompiler) rules(v *value) error {
+	if v == nil {
+		return nil
+	}
+	if v.kind != '{' {
+		return tagError(v, "rules must be an object")
+	}
+	t.named = make(map[string]int32, len(v.keys))
+	for i, name := range v.keys {
+		e, err := t.format(v.vals[i])
+		if err != nil {
+			return err
+		}
+		if len(t.c.rules) >= t.c.limits.Rules {
+			return limitError("structural_tag", pointer(v), "rules", t.c.limits.Rules)
+		}
+		t.named[name] = int32(len(t.c.rules))
+		t.c.rules = append(t.c.rules, e)
+	}
+	return nil
 }
 
 // number notes where each value is.
@@ -169,11 +198,28 @@ func (t *tagCompiler) marker(text string) *expr {
 
 // free returns the texts that contain none of words.
 func (t *tagCompiler) free(v *value, words []string) (*expr, error) {
-	anything := star(charsOf(modeRaw, allChars))
 	if len(words) == 0 {
-		return anything, nil
+		return star(charsOf(modeRaw, allChars)), nil
 	}
-	with, err := t.c.determinize(seq(anything, oneOfLits(words), anything))
+	g, err := t.freeGraph(v, words, nil)
+	if err != nil {
+		return nil, err
+	}
+	return graphExpr(g, modeRaw), nil
+}
+
+// freeGraph returns the texts that contain none of words, and whose first character that is no
+// whitespace begins none of first.
+func (t *tagCompiler) freeGraph(v *value, words, first []string) (*graph, error) {
+	if len(words)+len(first) == 0 {
+		return anyText(), nil
+	}
+	key := fmt.Sprintf("%q %q", words, first)
+	if g := t.texts[key]; g != nil {
+		return g, nil
+	}
+	anything, space := star(charsOf(modeRaw, allChars)), star(whitespace)
+	with, err := t.c.determinize(alt(seq(anything, oneOfLits(words), anything), seq(space, oneOfLits(first), anything)))
 	if err != nil {
 		return nil, asRefusal(v, "structural_tag", err)
 	}
@@ -181,7 +227,11 @@ func (t *tagCompiler) free(v *value, words []string) (*expr, error) {
 	if without == nil {
 		return nil, asRefusal(v, "structural_tag", limitError("grammar", "", "states", t.c.limits.DFAStates))
 	}
-	return graphExpr(without.finish(), modeRaw), nil
+	if t.texts == nil {
+		t.texts = map[string]*graph{}
+	}
+	t.texts[key] = without.finish()
+	return t.texts[key], nil
 }
 
 // triggered returns free text with tags.
@@ -202,9 +252,9 @@ func (t *tagCompiler) triggered(v *value, triggers []string, tags []*expr, atLea
 	return seq(text, star(seq(tag, text))), nil
 }
 
-// schema returns the instances of a schema, as a rule.
-func (t *tagCompiler) schema(v *value) (*expr, error) {
-	r, err := t.c.schema(v)
+// schema returns the instances of a schema, and of those in also, as a rule.
+func (t *tagCompiler) schema(v *value, also ...*value) (*expr, error) {
+	r, err := t.c.schema(v, also...)
 	if err != nil {
 		return nil, err
 	}
@@ -230,11 +280,29 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 		if s == nil {
 			return nil, tagError(v, "json_schema is missing")
 		}
+		var also []*value
+		if isTrue(v.get("object")) {
+			also = append(also, typesValue("object"))
+		}
 		depth := t.c.depth
 		t.c.depth = 0
-		e, err := t.schema(s)
+		e, err := t.schema(s, also...)
 		t.c.depth = depth
 		return e, err
+	case "rule":
+		s, err := t.text(v, "name")
+		if err != nil {
+			return nil, err
+		}
+		r, ok := t.named[s]
+		if !ok {
+			return nil, tagError(v, "rule %q is not defined before it is used", clip(s))
+		}
+		return ruleRef(r), nil
+	case "parameters":
+		return t.parameters(v)
+	case "optional", "star", "plus":
+		return t.repeated(v, kind)
 	case "regex":
 		s, err := t.text(v, "pattern")
 		if err != nil {
@@ -255,6 +323,24 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 		return t.separated(v)
 	}
 	return nil, tagError(v, "type %q is not supported", kind)
+}
+
+// repeated compiles a format that occurs at most once, any number of times or at least once.
+func (t *tagCompiler) repeated(v *value, kind string) (*expr, error) {
+	content := v.get("content")
+	if content == nil {
+		return nil, tagError(v, "content is missing")
+	}
+	e, err := t.format(content)
+	switch {
+	case err != nil:
+		return nil, err
+	case kind == "optional":
+		return opt(e), nil
+	case kind == "star":
+		return repeat(e, 0, unlimited), nil
+	}
+	return repeat(e, 1, unlimited), nil
 }
 
 func (t *tagCompiler) elements(v *value, kind string) (*expr, error) {
@@ -303,8 +389,16 @@ func shifted(e *expr, by int32) *expr {
 	})
 }
 
-// anyText returns text without the words of excludes and without ends.
+// anyText returns text without the words of excludes and without ends. It does not begin with one
+// of excludes_first.
 func (t *tagCompiler) anyText(v *value, ends []string) (*expr, error) {
+	var first []string
+	if v.get("excludes_first") != nil {
+		var err error
+		if first, err = t.strings(v, "excludes_first"); err != nil {
+			return nil, err
+		}
+	}
 	if v.get("excludes") != nil {
 		list, err := t.strings(v, "excludes")
 		if err != nil {
@@ -312,7 +406,14 @@ func (t *tagCompiler) anyText(v *value, ends []string) (*expr, error) {
 		}
 		ends = append(ends, list...)
 	}
-	return t.free(v, ends)
+	if first == nil {
+		return t.free(v, ends)
+	}
+	g, err := t.freeGraph(v, ends, first)
+	if err != nil {
+		return nil, err
+	}
+	return graphExpr(g, modeRaw), nil
 }
 
 // tag compiles begin, content and end. Free text as content does not contain the end.

@@ -101,9 +101,9 @@ var wideSpaces = minus(spaceChars, []runeRange{{0, 0x7F}})
 
 // NewVocabulary returns the vocabulary of tokens. tokens holds, by id, the bytes by which each
 // enters the text; a token without bytes is never allowed by bytes. special names the tokens that
-// grammars can demand as one token, such as markers of tool calls: their ids are below len(tokens),
-// and their bytes are empty in tokens. eos are the ids that end an output. The caller does not
-// change tokens and special afterwards.
+// grammars can demand as one token, such as markers of tool calls: their ids are below len(tokens).
+// A grammar that names such a token allows it nowhere else, even if it has bytes. eos are the ids
+// that end an output. The caller does not change tokens and special afterwards.
 func NewVocabulary(tokens [][]byte, special map[string]int32, eos []int32) *Vocabulary {
 	v := &Vocabulary{size: len(tokens), words: (len(tokens) + 63) / 64, special: special, eos: slices.Clone(eos), tokens: tokens}
 	for _, id := range eos {

@@ -40,8 +40,8 @@ func testVocabulary(seed uint64) *Vocabulary {
 	}
 	slices.SortFunc(tokens, func(a, b []byte) int { return strings.Compare(string(a), string(b)) })
 	r.Shuffle(len(tokens), func(i, j int) { tokens[i], tokens[j] = tokens[j], tokens[i] })
-	special := map[string]int32{"<|end|>": int32(len(tokens)), "<|call|>": int32(len(tokens) + 1)}
-	tokens = append(tokens, nil, nil)
+	special := map[string]int32{"<|end|>": int32(len(tokens)), "<|call|>": int32(len(tokens) + 1), "<call>": int32(len(tokens) + 2)}
+	tokens = append(tokens, nil, nil, []byte("<call>"))
 	return NewVocabulary(tokens, special, []int32{special["<|end|>"]})
 }
 
@@ -90,6 +90,18 @@ var walkSources = []Source{
 	{Kind: Regex, Text: []byte(`[^x]{0,50}x`)},
 	{Kind: Regex, Text: []byte(`(?s).*`)},
 	{Kind: Choice, Choices: []string{"yes", "no", "maybe", "yesterday", "日本"}},
+	{Kind: StructuralTag, Special: []string{"<call>", "<|call|>"}, Text: []byte(`{"rules":{"f":{"type":"json_schema","object":true,"json_schema":true}},
+		"format":{"type":"sequence","elements":[{"type":"any_text","excludes":["<call>"],"excludes_first":["{","["]},{"type":"plus","content":{"type":"sequence","elements":[
+			{"type":"const_string","value":"<call>"},{"type":"optional","content":{"type":"const_string","value":"f"}},{"type":"rule","name":"f"}]}}]}}`)},
+	{Kind: StructuralTag, Special: []string{"<call>"}, Text: parametersTag("text", `"begin":"<p=","middle":">","text":" text>","end":"</p>","text_end":"</p>"`)},
+	{Kind: StructuralTag, Special: []string{"<call>"}, Text: parametersTag("gemma", `"open":"{","close":"}","separator":",","middle":":","text":":<call>","text_end":"<call>"`)},
+	{Kind: StructuralTag, Text: parametersTag("python", `"open":"(","close":")","separator":",","middle":"="`)},
+}
+
+// parametersTag returns a structural tag of parameters in a notation.
+func parametersTag(notation, parts string) []byte {
+	return fmt.Appendf(nil, `{"format":{"type":"parameters","notation":%q,%s,"excludes":["</p>"],"kinds":{"a":"text","b":"nullable"},"types":{"a":["string"],"b":["string","null"]},
+		"json_schema":{"properties":{"a":{"type":"string","maxLength":30},"b":{"type":["string","null"]},"c":{"type":"array","items":{"enum":["<",true,null]}},"d":{"type":"object"}},"required":["a","c"]}}}`, notation, parts)
 }
 
 // Masks equal what accepting each token gives, on random walks through every kind of grammar. The

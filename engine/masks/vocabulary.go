@@ -1,6 +1,7 @@
 package masks
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 
@@ -37,8 +38,11 @@ func ReadVocabulary(tokenizerJSON []byte, eos []int32) (Vocabulary, error) {
 		b := t.TokenBytes(int32(id))
 		if t.IsSpecial(int32(id)) {
 			special[string(b)] = int32(id)
-		} else {
-			tokens[id] = b
+			continue
+		}
+		tokens[id] = b
+		if added, ok := t.Added(string(b)); ok && added == int32(id) && len(bytes.TrimSpace(b)) > 0 {
+			special[string(b)] = int32(id) // a marker that is shown as text
 		}
 	}
 	return Vocabulary{grammar.NewVocabulary(tokens, special, eos), t.LeadingSpaces()}, nil

@@ -420,7 +420,7 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 		stop, _ := c.text.Stopped()
 		c.delta.Finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
 	} else if c.delta.Finish.Reason == metrics.ReasonStop {
-		c.delta.Finish.Reason = c.finishReason()
+		c.delta.Finish.Reason = c.finishReason(x.req.Calls.Name != "")
 	}
 	x.model.queue.Answered(len(c.output))
 	x.finish(c, piece)

@@ -56,7 +56,7 @@ func (g *grammars) check(ctx context.Context, src *grammar.Source, l *exchange.L
 	if size := sizeOf(src); size > l.MaxGrammarBytes {
 		return "limit", fmt.Errorf("%w: %d bytes, at most %d are compiled (--max-grammar-bytes)", grammar.ErrBudget, size, l.MaxGrammarBytes)
 	}
-	key := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q %q", src.Kind, src.Compact, src.After, src.Text, src.Choices))
+	key := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q %q %q", src.Kind, src.Compact, src.After, src.Text, src.Choices, src.Special))
 	g.mu.Lock()
 	if e := g.known[key]; e != nil {
 		g.recent.MoveToFront(e)

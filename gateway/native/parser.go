@@ -4,7 +4,6 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/gateway/render/parse"
-	"github.com/tandem-serving/tandem/gateway/render/parse/args"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -14,16 +13,12 @@ func (x *request) parsers(m *Model) func(*render.Prompt) *parse.Parser {
 	if x.On != openai.Chat || m.Text == nil || m.Text.Format() == nil {
 		return nil
 	}
-	f, o := m.Text.Format(), parse.Options{NoTools: x.req.NoCalls || x.req.Functions == nil}
+	f, o := m.Text.Format(), parse.Options{NoTools: x.req.Calls.None || x.req.Functions == nil}
 	if f.Reasoning() == "" && o.NoTools {
 		return nil
 	}
 	if !o.NoTools {
-		tools := make([]args.Tool, len(x.req.Functions))
-		for i, t := range x.req.Functions {
-			tools[i] = args.Tool{Name: t.Name, Parameters: t.Parameters}
-		}
-		o.Tools = args.NewTools(tools)
+		o.Tools = render.ArgumentTypes(x.req.Functions)
 	}
 	return func(p *render.Prompt) *parse.Parser {
 		o.Reasoning = p.Reasoning
@@ -84,9 +79,10 @@ func (x *request) callID(c *choice, p *parse.Delta) string {
 	return string(x.model.Text.Format().IDs().AppendID(nil, p.Name, seed, p.Call))
 }
 
-// finishReason returns the reason of an answer that the model ended.
-func (c *choice) finishReason() string {
-	if c.parser != nil && c.parser.Calls() > 0 {
+// finishReason returns the reason of an answer that the model ended. As in OpenAI's API, an answer
+// has stopped if tool_choice names its call.
+func (c *choice) finishReason(named bool) string {
+	if c.parser != nil && c.parser.Calls() > 0 && !named {
 		return openai.ReasonToolCalls
 	}
 	return metrics.ReasonStop

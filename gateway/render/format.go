@@ -4,9 +4,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/gateway/render/parse"
+	"github.com/tandem-serving/tandem/gateway/render/parse/args"
 )
 
 // ChooseFormat sets the format of the model's tool calls and reasoning. The names are those of
@@ -96,7 +98,7 @@ func (t *TextModel) reasons(r *openai.Request, in jinja.Input, prompt string) bo
 // CheckTools refuses a request for calls if the model's format is not known, or calls are off.
 func (m *Model) CheckTools(r *openai.Request, off bool) *openai.Error {
 	switch {
-	case r.Functions == nil || r.NoCalls:
+	case r.Functions == nil || r.Calls.None:
 		return nil
 	case off:
 		return openai.BadRequest("tools", `tools: this gateway does not read tool calls (--enable-auto-tool-choice=false): set tool_choice to "none"`)
@@ -104,4 +106,63 @@ func (m *Model) CheckTools(r *openai.Request, off bool) *openai.Error {
 		return openai.BadRequest("tools", `tools: the format of tool calls of model %q is not known: set --tool-call-parser at the gateway, or tool_choice to "none"`, openai.Clip(m.Name, 200))
 	}
 	return nil
+}
+
+// ConstrainCalls sets the request's grammar to one of calls in the model's format, if calls depend
+// on a grammar. reasoning is set if the prompt ends within reasoning. JSON that the request demands
+// of its answer is then one of an answer without calls.
+func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error {
+	if !r.Constrained() {
+		return nil
+	}
+	forced := r.Calls.Required || r.Calls.Name != ""
+	param := "tools"
+	switch {
+	case forced:
+		param = "tool_choice"
+	case r.Calls.One:
+		param = "parallel_tool_calls"
+	case !r.HasStrict():
+		param = r.Grammar.Param
+	}
+	c := parse.Constraint{Text: !forced, One: r.Calls.One || r.Calls.Name != "", Reasoning: reasoning, Types: ArgumentTypes(r.Functions)}
+	if g := r.Grammar; g != nil {
+		switch {
+		case forced, g.Kind != grammar.JSONSchema && g.Kind != grammar.JSONObject:
+			return openai.BadRequest(param, "%s and %s both constrain the answer: send one of them", param, g.Param)
+		case g.Kind == grammar.JSONObject:
+			c.Content = []byte(`{"type":"object"}`)
+		default:
+			c.Content = g.Text
+		}
+	}
+	for i, f := range r.Functions {
+		if r.Calls.Name != "" && r.Calls.Name != f.Name {
+			continue
+		}
+		strict := forced
+		if f.Strict != nil {
+			strict = *f.Strict
+		}
+		c.Tools = append(c.Tools, parse.Tool{Index: i, Name: f.Name, Parameters: f.Parameters, Strict: strict})
+	}
+	text, special, err := m.Text.format.Grammar(c)
+	if err != nil {
+		return openai.BadRequest(param, "%s: %s", param, err)
+	}
+	g := &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, Param: param, Tools: true}
+	if r.Grammar != nil {
+		g.Compact, g.Of = r.Grammar.Compact, r.Grammar.Param
+	}
+	r.Grammar = g
+	return nil
+}
+
+// ArgumentTypes returns the types of the functions' parameters, by which answers are parsed.
+func ArgumentTypes(functions []openai.Function) *args.Tools {
+	tools := make([]args.Tool, len(functions))
+	for i, f := range functions {
+		tools[i] = args.Tool{Name: f.Name, Parameters: f.Parameters}
+	}
+	return args.NewTools(tools)
 }

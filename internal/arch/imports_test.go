@@ -44,7 +44,7 @@ var mayImport = map[string][]string{
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/limits", "internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
-	"gateway/render":                      {"engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/render/parse", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
+	"gateway/render":                      {"engine/grammar", "engine/kvcache", "engine/tokenizer", "gateway/api/openai", "gateway/render/jinja", "gateway/render/parse", "gateway/render/parse/args", "gateway/route", "internal/jsonscan", "internal/rpc/nodepb"},
 	"gateway/render/jinja":                {},
 	"gateway/render/parse":                {"gateway/render/parse/args", "internal/jsonscan"},
 	"gateway/render/parse/args":           {"internal/jsonscan"},

@@ -22,11 +22,13 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/masks"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
+	"github.com/tandem-serving/tandem/gateway/render/parse/args"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // testWords returns the tokens of a checkpoint without a tokenizer: printable ASCII, then pieces of
-// JSON and of words, and last the token that ends an output.
+// JSON and of words, and last the markers of calls and the token that ends an output.
 func testWords(vocab int) [][]byte {
 	pieces := []string{`{"`, `":`, `":"`, `","`, `"}`, `"]`, "tru", "fals", "null", "name", "the ", "12", "00", "ab", "cd", `"a"`, "[[", "]]", "}}", `\"`, "e", "é"}
 	tokens := make([][]byte, vocab)
@@ -36,6 +38,8 @@ func testWords(vocab int) [][]byte {
 			tokens[id] = []byte{byte(' ' + id)}
 		case id < 95+len(pieces):
 			tokens[id] = []byte(pieces[id-95])
+		case id >= vocab-1-len(testMarkers):
+			tokens[id] = []byte(testMarkers[vocab-2-id])
 		default:
 			tokens[id] = fmt.Appendf(nil, "%c%c%d", 'a'+id%26, 'A'+id%23, id%100)
 		}
@@ -43,13 +47,20 @@ func testWords(vocab int) [][]byte {
 	return tokens
 }
 
+// testMarkers are tokens that grammars demand as such. The first has the second highest id.
+var testMarkers = []string{"<tool_call>", "</tool_call>"}
+
 var testVocabularies sync.Map // of *grammar.Vocabulary, by size
 
 // vocabularyOf returns the vocabulary of testWords.
 func vocabularyOf(vocab int) *grammar.Vocabulary {
 	v, ok := testVocabularies.Load(vocab)
 	if !ok {
-		v, _ = testVocabularies.LoadOrStore(vocab, grammar.NewVocabulary(testWords(vocab), nil, []int32{int32(vocab - 1)}))
+		special := map[string]int32{}
+		for i, s := range testMarkers {
+			special[s] = int32(vocab - 2 - i)
+		}
+		v, _ = testVocabularies.LoadOrStore(vocab, grammar.NewVocabulary(testWords(vocab), special, []int32{int32(vocab - 1)}))
 	}
 	return v.(*grammar.Vocabulary)
 }
@@ -72,6 +83,23 @@ var testGrammars = []*nodepb.Grammar{
 	{Kind: nodepb.GrammarKind_GRAMMAR_KIND_JSON_SCHEMA, Text: []byte(`{"$defs":{"t":{"type":"object","properties":{"v":{"type":"integer","minimum":0,"maximum":9},"c":{"type":"array","items":{"$ref":"#/$defs/t"},"maxItems":2}},"required":["v"],"additionalProperties":false}},"$ref":"#/$defs/t"}`)},
 	{Kind: nodepb.GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG, Text: []byte(`{"structures":[{"begin":"<f>","schema":{"type":"array","items":{"type":"boolean"},"maxItems":2},"end":"</f>"}],"triggers":["<f"]}`)},
 	{Kind: nodepb.GrammarKind_GRAMMAR_KIND_REGEX, Text: []byte(`[a-c]{2,9}é?ü`)}, // no token of the vocabulary continues it
+	toolGrammar("hermes", false), toolGrammar("hermes", true), toolGrammar("qwen3_coder", false), toolGrammar("pythonic", false),
+}
+
+// toolGrammar returns a grammar of calls in a format. With text the answer may be text.
+func toolGrammar(format string, text bool) *nodepb.Grammar {
+	f, err := parse.NewFormat(format, "", func(s string) (int32, bool) {
+		return int32(slices.Index(testMarkers, s)), slices.Contains(testMarkers, s)
+	})
+	if err != nil {
+		panic(err)
+	}
+	schema := []byte(`{"type":"object","properties":{"n":{"type":"integer","minimum":0,"maximum":50},"s":{"type":"string","maxLength":4}},"required":["n"],"additionalProperties":false}`)
+	tag, special, err := f.Grammar(parse.Constraint{Text: text, Types: args.NewTools([]args.Tool{{Name: "f", Parameters: schema}}), Tools: []parse.Tool{{Name: "f", Parameters: schema, Strict: true}}})
+	if err != nil {
+		panic(err)
+	}
+	return &nodepb.Grammar{Kind: nodepb.GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG, Text: tag, Special: special}
 }
 
 // constrain gives a third of the requests a grammar.
@@ -80,7 +108,7 @@ func constrain(rng *rand.Rand, g *nodepb.Generate) {
 		return
 	}
 	of := testGrammars[rng.IntN(len(testGrammars))]
-	g.Grammar = &nodepb.Grammar{Kind: of.Kind, Text: of.Text, Choices: of.Choices, Compact: of.Compact, Version: engine.GrammarVersion, MaxTokens: g.MaxTokens}
+	g.Grammar = &nodepb.Grammar{Kind: of.Kind, Text: of.Text, Choices: of.Choices, Compact: of.Compact, Special: of.Special, Version: engine.GrammarVersion, MaxTokens: g.MaxTokens}
 	g.MaxTokens = 0
 }
 
@@ -95,7 +123,7 @@ func limitOf(g *nodepb.Generate) int {
 // follows returns an error unless the tokens are the beginning of an output that the grammar allows,
 // and whether they are a whole one.
 func follows(g *nodepb.Grammar, tokens []int32, vocab int) (finished bool, err error) {
-	c, err := grammar.Compile(grammar.Source{Kind: grammar.Kind(g.Kind - 1), Text: g.Text, Choices: g.Choices, Compact: g.Compact}, grammar.DefaultLimits())
+	c, err := grammar.Compile(grammar.Source{Kind: grammar.Kind(g.Kind - 1), Text: g.Text, Choices: g.Choices, Compact: g.Compact, Special: g.Special}, grammar.DefaultLimits())
 	if err != nil {
 		return false, err
 	}
@@ -282,7 +310,7 @@ func TestGrammarVersions(t *testing.T) {
 		want                string
 	}{
 		{engine.GrammarVersion, 0, 3, ""},
-		{engine.GrammarVersion + 1, 0, 3, "CODE_MISMATCH: the node has no grammars of version 2"},
+		{engine.GrammarVersion + 1, 0, 3, "CODE_MISMATCH: the node has no grammars of version 3"},
 		{0, 0, 3, "CODE_MISMATCH: the node has no grammars of version 0"},
 		{engine.GrammarVersion, 3, 3, "CODE_INVALID: max_tokens"},
 		{engine.GrammarVersion, 0, 0, "CODE_INVALID: max_tokens"},

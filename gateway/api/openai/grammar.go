@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/internal/jsonscan"
@@ -17,6 +18,13 @@ import (
 type Grammar struct {
 	grammar.Source
 	Param string // the field that has it, for errors
+	Tools bool   // it is made of the tools, whose rules have their indexes as names
+	Of    string // with Tools: the field with the schema of the rule named content
+}
+
+// isJSON reports whether answers are JSON.
+func (g *Grammar) isJSON() bool {
+	return g != nil && (g.Kind == grammar.JSONSchema || g.Kind == grammar.JSONObject)
 }
 
 // MaxChoiceValues bounds the values of a choice.
@@ -65,7 +73,7 @@ func (r *Request) constrain(param string, src grammar.Source) error {
 		}
 		src.Compact = g.Compact
 	}
-	r.Grammar = &Grammar{src, param}
+	r.Grammar = &Grammar{Source: src, Param: param}
 	return nil
 }
 
@@ -282,6 +290,18 @@ func paramError(param string, err error) error { return BadRequest(param, "%s: %
 // GrammarError returns the answer to a request whose grammar does not compile.
 func GrammarError(g *Grammar, err error) *Error {
 	var e *grammar.Error
+	if errors.As(err, &e) && g.Tools {
+		rule, isRule := strings.CutPrefix(e.Pointer, "#/rules/")
+		name, rest, _ := strings.Cut(rule, "/")
+		_, at, isSchema := strings.Cut("/"+rest, "/json_schema")
+		param := "tools[" + name + "].function.parameters"
+		if name == "content" {
+			param = g.Of
+		}
+		if isRule && isSchema {
+			return BadRequest(param, "%s: %s at %s: %s", param, e.Keyword, Clip("#"+at, 200), e.Reason)
+		}
+	}
 	if errors.As(err, &e) && g.Kind == grammar.JSONSchema && e.Pointer != "" {
 		return BadRequest(g.Param, "%s: %s at %s: %s", g.Param, e.Keyword, Clip(e.Pointer, 200), e.Reason)
 	}

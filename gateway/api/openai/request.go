@@ -80,9 +80,9 @@ type Request struct {
 	Documents           []byte     // JSON array for the template; nil: none
 	Tools               []byte     // JSON array for the template; nil: none
 	Functions           []Function // the tools; their schemas are parts of Tools
-	NoCalls             bool       // the answer's text is not searched for calls
-	HideReasoning       bool       // the answer leaves reasoning out
-	ReasoningEffort     string     // for the template; empty: not given
+	Calls               CallRule
+	HideReasoning       bool   // the answer leaves reasoning out
+	ReasoningEffort     string // for the template; empty: not given
 
 	Prompts []Prompt // completions
 	Echo    bool     // the answer begins with the prompt or, in a chat, with a last message of the assistant
@@ -141,7 +141,6 @@ type Request struct {
 	addGenerationIn bool
 	truncationSide  bool
 	beamSearch      bool
-	oneCall         bool // parallel_tool_calls is false
 }
 
 // Parse parses a request's JSON body. The error names the field.
@@ -312,8 +311,6 @@ func (r *Request) check() *Error {
 		return fault
 	}
 	switch {
-	case r.oneCall && r.Functions != nil && !r.NoCalls:
-		return BadRequest("parallel_tool_calls", "parallel_tool_calls is not supported here (got false): leave it out; an answer may have several calls")
 	case r.hasOptions && !r.Stream:
 		return BadRequest("stream_options", "stream_options needs stream: true")
 	case r.ContinueFinal && r.AddGenerationPrompt && r.addGenerationIn:

@@ -107,10 +107,10 @@ var table = []field{
 
 	// Tools, reasoning, structure.
 	{"tools", Chat | Tokenize, Served, value{schema: toolsSchema, check: setTools, most: tree}, never, ""},
-	{"tool_choice", Chat, Served, value{schema: toolChoices.schema, check: setToolChoice}, never, ""},
+	{"tool_choice", Chat, Served, value{schema: toolChoiceSchema, check: setToolChoice}, never, ""},
 	{"functions", Chat, Refused, list, never, ""},
 	{"function_call", Chat, Refused, anything, oneOf("none"), ""},
-	{"parallel_tool_calls", Chat, Served, boolean(func(r *Request, b bool) { r.oneCall = !b }), yes, ""},
+	{"parallel_tool_calls", Chat, Served, boolean(func(r *Request, b bool) { r.Calls.One = !b }), yes, ""},
 	{"include_reasoning", Chat, Served, boolean(func(r *Request, b bool) { r.HideReasoning = !b }), never, ""},
 	{"thinking_token_budget", both, Refused, integer(0, math.MaxInt32, nil), never, "use max_tokens"},
 	{"response_format", both, Served, value{schema: formatSchema, check: setFormat, most: schemaBounds}, never, ""},

@@ -194,9 +194,9 @@ var effects = map[string]string{
 	"truncation_side":            "gateway TestTruncation",
 	"documents":                  "gateway TestTemplateVariables",
 	"reasoning_effort":           "gateway TestTemplateVariables",
-	"tools":                      "gateway TestTools",
-	"tool_choice":                "gateway TestTools",
-	"parallel_tool_calls":        "gateway TestTools",
+	"tools":                      "gateway TestTools, TestForcedCallsRefused",
+	"tool_choice":                "gateway TestTools, TestForcedCalls",
+	"parallel_tool_calls":        "gateway TestTools, TestForcedCalls",
 	"include_reasoning":          "gateway TestReasoning",
 }
 

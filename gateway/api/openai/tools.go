@@ -2,6 +2,7 @@ package openai
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
@@ -16,6 +17,26 @@ const (
 type Function struct {
 	Name       string
 	Parameters []byte // its JSON schema, an object, as the body has it; nil: not given
+	Strict     *bool  // the arguments of calls must match the schema; nil: not given
+}
+
+// CallRule is what tool_choice and parallel_tool_calls demand of an answer.
+type CallRule struct {
+	None     bool   // the answer's text is not searched for calls
+	Required bool   // the answer is one or more calls
+	Name     string // the answer is one call of the function; empty: of any
+	One      bool   // the answer has at most one call
+}
+
+// Constrained reports whether the calls of an answer depend on a grammar: one is demanded, several
+// are forbidden, arguments have a schema, or else the answer has one.
+func (r *Request) Constrained() bool {
+	return r.Functions != nil && !r.Calls.None && (r.Calls.Required || r.Calls.Name != "" || r.Calls.One || r.HasStrict() || r.Grammar.isJSON())
+}
+
+// HasStrict reports whether a tool is strict.
+func (r *Request) HasStrict() bool {
+	return slices.ContainsFunc(r.Functions, func(f Function) bool { return f.Strict != nil && *f.Strict })
 }
 
 var toolsSchema = listSchema(schema{
@@ -28,7 +49,7 @@ var toolsSchema = listSchema(schema{
 				"name":        schema{"type": "string", "pattern": fmt.Sprintf("^[A-Za-z0-9_.-]{1,%d}$", MaxToolName)},
 				"description": nullable(schema{"type": "string"}),
 				"parameters":  nullable(schema{"type": "object"}),
-				"strict":      schema{"enum": []any{false, nil}},
+				"strict":      schema{"type": []string{"boolean", "null"}, "description": "the arguments of calls follow parameters"},
 			},
 		},
 	},
@@ -49,16 +70,24 @@ func setTools(r *Request, v []byte) error {
 // checkTools checks the tools and stores their functions.
 func (r *Request) checkTools() *Error {
 	if r.Tools == nil {
+		if r.Calls.Required || r.Calls.Name != "" {
+			return BadRequest("tool_choice", "tool_choice needs tools, which are missing")
+		}
 		return nil
 	}
+	known := r.Calls.Name == ""
 	err := elements(r.Tools, func(i int, e []byte) error {
 		if i == MaxTools {
 			return BadRequest("tools", "tools: has too many elements, at most %d are taken", MaxTools)
 		}
 		f, err := readTool(e, fmt.Sprintf("tools[%d]", i))
 		r.Functions = append(r.Functions, f)
+		known = known || f.Name == r.Calls.Name
 		return err
 	})
+	if err == nil && !known {
+		return BadRequest("tool_choice", "tool_choice names the function %q, which is not among tools", Clip(r.Calls.Name, MaxToolName))
+	}
 	if fault, ok := err.(*Error); ok || err == nil {
 		return fault
 	}
@@ -95,8 +124,11 @@ func readTool(tool []byte, at string) (f Function, err error) {
 			if f.Parameters = v; v[0] != '{' {
 				return BadRequest(param, "%s must be a JSON schema, which is an object, not %s", param, quote(v, 40))
 			}
-		case name == "strict" && string(v) != "false":
-			return BadRequest(param, "%s is not supported here (got %s): leave it out; arguments are not forced to follow the schema", param, quote(v, 40))
+		case name == "strict":
+			strict := v[0] == 't'
+			if f.Strict = &strict; !strict && v[0] != 'f' {
+				return BadRequest(param, "%s must be true or false, not %s", param, quote(v, 40))
+			}
 		}
 		return nil
 	}, func() error {
@@ -146,14 +178,54 @@ func validName(name string) bool {
 	return 0 < len(name) && len(name) <= MaxToolName
 }
 
-var toolChoices = oneOf("none", "auto")
+var toolChoiceSchema = schema{"anyOf": []schema{
+	{"enum": []any{"none", "auto", "required"}},
+	{"type": "object", "required": []string{"type", "function"}, "properties": schema{
+		"type": schema{"const": "function"}, "function": schema{"type": "object", "required": []string{"name"}, "properties": schema{"name": schema{"type": "string"}}},
+	}},
+}}
 
-// setToolChoice takes the choices that constrain no token.
+// setToolChoice takes a word, or the name of a function.
 func setToolChoice(r *Request, v []byte) error {
-	if v = short(v); !toolChoices.is(v) {
-		return BadRequest("tool_choice", `tool_choice is not supported here (got %s): use "auto" or "none"`, quote(v, 80))
+	switch string(v) {
+	case `"none"`:
+		r.Calls.None = true
+		return nil
+	case `"auto"`:
+		return nil
+	case `"required"`:
+		r.Calls.Required = true
+		return nil
 	}
-	r.NoCalls = string(v) == `"none"`
+	var typ, function, name []byte
+	if v[0] == '{' {
+		if err := members(v, func(member string, e []byte) error {
+			switch member {
+			case "type":
+				typ = e
+			case "function":
+				function = e
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+	}
+	if string(typ) != `"function"` || function == nil || function[0] != '{' {
+		return BadRequest("tool_choice", `tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, not %s`, quote(short(v), 80))
+	}
+	if err := members(function, func(member string, e []byte) error {
+		if member == "name" {
+			name = e
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	if name == nil || name[0] != '"' || !validName(jsonscan.Text(name)) {
+		return BadRequest("tool_choice", "tool_choice.function.name must be the name of a function in tools, not %s", written(name))
+	}
+	r.Calls.Name = jsonscan.Text(name)
 	return nil
 }
 

@@ -14,10 +14,10 @@ func TestTools(t *testing.T) {
 		t.Fatal(fault)
 	}
 	f := r.Functions
-	if len(f) != 2 || f[0].Name != "a.b-c_1" || string(f[0].Parameters) != `{"type":"object"}` || f[1].Name != "g" || f[1].Parameters != nil || r.NoCalls {
-		t.Errorf("%q %+v", f, r)
+	if len(f) != 2 || f[0].Name != "a.b-c_1" || string(f[0].Parameters) != `{"type":"object"}` || f[1].Name != "g" || f[1].Parameters != nil || r.Calls.None {
+		t.Errorf("%+v %+v", f, r)
 	}
-	if r, fault = Parse(Chat, []byte(`{`+hello+`,"tool_choice":"none","tools":[],"parallel_tool_calls":false,"include_reasoning":false}`)); fault != nil || r.Tools != nil || !r.NoCalls || !r.HideReasoning {
+	if r, fault = Parse(Chat, []byte(`{`+hello+`,"tool_choice":"none","tools":[],"parallel_tool_calls":false,"include_reasoning":false}`)); fault != nil || r.Tools != nil || !r.Calls.None || !r.HideReasoning {
 		t.Errorf("%v %+v", fault, r)
 	}
 	const one = `{"type":"function","function":{"name":"f"}},`

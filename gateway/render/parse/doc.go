@@ -23,6 +23,10 @@
 // Choose finds a model's format: it takes the first row that reads the call in a chat that the
 // model's template rendered, so that a template decides by what it writes.
 //
+// Grammar describes the calls of a request in a format, for requests that force them: a structural
+// tag of engine/grammar, made from the format's row and the schemas of the tools. What matches it
+// is parsed to exactly such calls.
+//
 // # Invariants
 //
 // The concatenated deltas do not depend on how the text is split, nor on the number of tokens in a

@@ -38,6 +38,7 @@ type row struct {
 	separator byte     // between calls that have no markers
 	bare      byte     // begins calls that have no marker, at the beginning of the answer
 	ids       IDStyle
+	members   [2]string // how models write name and arguments in an object, unless as "name" and "arguments"
 
 	lines     bool // bare begins calls also at the beginning of a line
 	loose     bool // calls may come without a section
@@ -45,6 +46,7 @@ type row struct {
 	nameIsKey bool // {"f":{…}} instead of {"name":"f","arguments":{…}}
 	arrays    bool // instead of a name an array or object of calls may come
 	newlines  bool // one newline at either end of a value does not belong to it
+	perLine   bool // calls of argsPythonic are lines and not a list
 	trim      bool // white space before a call does not belong to the content
 }
 
@@ -164,12 +166,12 @@ var rows = []row{
 	},
 	{
 		name: "cohere_command3", args: argsArray, call: []string{"<|START_ACTION|>"},
-		callEnd: "<|END_ACTION|>",
-		tags:    []string{"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"},
+		callEnd: "<|END_ACTION|>", members: [2]string{"tool_name", "parameters"},
+		tags: []string{"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"},
 	},
 	{
 		name: "internlm", args: argsObject, section: "<|action_start|>", sectionEnd: "<|action_end|>",
-		call: []string{"<|plugin|>"},
+		call: []string{"<|plugin|>"}, members: [2]string{"name", "parameters"},
 	},
 	{name: "phi4_mini_json", args: argsArray, call: []string{"functools"}},
 	{
@@ -180,7 +182,10 @@ var rows = []row{
 		name: "apertus", args: argsArray, call: []string{"<|tools_prefix|>"},
 		callEnd: "<|tools_suffix|>", nameIsKey: true, trim: true,
 	},
-	{name: "olmo3", args: argsPythonic, call: []string{"<function_calls>"}, callEnd: "</function_calls>"},
+	{
+		name: "olmo3", args: argsPythonic, call: []string{"<function_calls>"},
+		callEnd: "</function_calls>", perLine: true,
+	},
 	{name: "nemotron_json", args: argsArray, call: []string{"<TOOLCALL>"}, callEnd: "</TOOLCALL>"},
 	{
 		name: "gigachat3", args: argsObject,
@@ -192,7 +197,7 @@ var rows = []row{
 	{name: "granite", args: argsArray, call: []string{"<|tool_call|>", "<tool_call>"}},
 	{
 		name: "llama3_json", args: argsObject, call: []string{"<|python_tag|>"}, separator: ';',
-		bare: '{', needsArgs: true,
+		bare: '{', needsArgs: true, members: [2]string{"name", "parameters"},
 	},
 	{
 		name: "llama4_pythonic", args: argsPythonic, call: []string{"<|python_start|>"},

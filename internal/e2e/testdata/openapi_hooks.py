@@ -27,6 +27,10 @@ RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_opt
 GRAMMARS = ["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"]
 RULES |= set(GRAMMARS)
 
+# Fields that may force calls: what they demand may contradict each other, and a
+# tool's parameters may be no schema that can be enforced.
+RULES |= {"tools", "tool_choice", "parallel_tool_calls"}
+
 TALLY = collections.defaultdict(collections.Counter)  # good requests only
 atexit.register(lambda: print("tally", json.dumps(TALLY), flush=True))
 
@@ -55,8 +59,6 @@ def before_call(context, case, kwargs):
     given = [name for name in GRAMMARS if body.get(name) is not None]
     for name in given[:-1] if zlib.crc32(repr(body).encode("utf-8", "replace")) % 3 else given:
         del body[name]
-    if body.get("parallel_tool_calls") is False and body.get("tools"):
-        del body["parallel_tool_calls"]  # refused by its name
     if case.operation.path == "/v1/messages" and whole(body.get("max_tokens"), 5, 2**31 - 1):
         body["max_tokens"] = 4
     if "completions" in case.operation.path:

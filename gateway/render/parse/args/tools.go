@@ -2,6 +2,8 @@ package args
 
 import (
 	"bytes"
+	"maps"
+	"slices"
 
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
@@ -58,6 +60,21 @@ func (t *Tools) Param(tool string, name []byte) (is Types, known bool) {
 	}
 	is, known = t.params[tool][string(name)]
 	return is, known
+}
+
+// Params returns the sorted names of the parameters that a tool declares.
+func (t *Tools) Params(tool string) []string {
+	return slices.Sorted(maps.Keys(t.params[tool]))
+}
+
+// Names returns the names of the types, as JSON Schema has them.
+func (is Types) Names() (names []string) {
+	for i, name := range []string{"string", "number", "boolean", "null", "array", "object"} {
+		if is>>i&1 != 0 {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // Bounds of what is read of schemas. Beyond them a parameter's types are not known.

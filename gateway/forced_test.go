@@ -1,0 +1,232 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/grammar"
+	"github.com/tandem-serving/tandem/engine/masks"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+// obeys is a token function that draws each token among those that the request's grammar allows. It
+// prefers tokens that are markers and those that end something.
+func obeys(t *testing.T, b *nodepb.Bundle) func(*nodepb.Generate, int) int32 {
+	v, err := masks.ReadVocabulary(b.TokenizerJson, []int32{eosID})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	known := map[string][]int32{}
+	return func(r *nodepb.Generate, p int) int32 {
+		mu.Lock()
+		defer mu.Unlock()
+		g := r.Grammar
+		key := fmt.Sprintf("%d %d %s", r.Sampling.Seed, r.Sampling.Choice, g.GetText())
+		if known[key] == nil {
+			c, err := grammar.Compile(grammar.Source{Kind: grammar.Kind(g.Kind - 1), Text: g.Text, Special: g.Special, After: g.After}, grammar.DefaultLimits())
+			if err != nil {
+				t.Error(err)
+				return eosID
+			}
+			known[key] = drawn(t, c, v.Vocabulary, rand.New(rand.NewPCG(r.Sampling.Seed, uint64(r.Sampling.Choice))))
+		}
+		out := known[key]
+		return out[min(p-len(r.Prompt), len(out)-1)]
+	}
+}
+
+// drawn returns the tokens of a random output.
+func drawn(t *testing.T, g *grammar.Grammar, v *grammar.Vocabulary, r *rand.Rand) (out []int32) {
+	a, err := grammar.NewAutomaton(g, v, grammar.DefaultLimits())
+	if err != nil {
+		t.Error(err)
+		return []int32{eosID}
+	}
+	m, err := a.NewMatcher()
+	mask := make([]uint64, v.Words())
+	for len(out) < 4000 && err == nil {
+		if err = m.Mask(mask); err != nil {
+			break
+		}
+		var all, closing []int32
+		for id := range int32(64 * len(mask)) {
+			if mask[id>>6]>>(id&63)&1 == 0 {
+				continue
+			}
+			if all = append(all, id); id >= 256 || strings.IndexByte("\"}]<", byte(id)) >= 0 {
+				closing = append(closing, id)
+			}
+		}
+		if len(closing) > 0 && r.IntN(4) > 0 {
+			all = closing
+		}
+		id := all[r.IntN(len(all))]
+		err = m.Accept(id)
+		if out = append(out, id); id == eosID {
+			return out
+		}
+	}
+	t.Errorf("%d tokens and no end: %v", len(out), err)
+	return append(out, eosID)
+}
+
+// obedient is a gateway whose only node follows grammars.
+func obedient(t *testing.T, o Options, markers ...string) *bed {
+	node := constraining("d1", grammar.Version)
+	node.Bundle = toolBundle(markers...)
+	node.Token = obeys(t, node.Bundle)
+	return newBed(t, o, one(node))
+}
+
+const (
+	strictTools = `"tools":[{"type":"function","function":{"name":"weather","strict":true,"parameters":{"type":"object","properties":{"city":{"enum":["Oslo","Rome"]},"days":{"type":"integer","minimum":1,"maximum":3}},"required":["city"],"additionalProperties":false}}},` +
+		`{"type":"function","function":{"name":"time"}}]`
+	thinking = `,"chat_template_kwargs":{"enable_thinking":true}`
+)
+
+// checkCalls reports calls of strictTools whose arguments do not match, and returns the number of
+// calls of weather.
+func checkCalls(t *testing.T, where string, m message) (n int) {
+	t.Helper()
+	for _, c := range m.Calls {
+		var args struct {
+			City string
+			Days *int
+		}
+		d := json.NewDecoder(strings.NewReader(c.Function.Arguments))
+		d.DisallowUnknownFields()
+		err := d.Decode(&args)
+		switch c.Function.Name {
+		case "weather":
+			if n++; err != nil || args.City != "Oslo" && args.City != "Rome" || args.Days != nil && (*args.Days < 1 || *args.Days > 3) {
+				t.Errorf("%s: %v: %v", where, m, err)
+			}
+		case "time":
+		default:
+			t.Errorf("%s: %v", where, m)
+		}
+	}
+	return n
+}
+
+// Answers with tool_choice required or a name, with strict tools and with parallel_tool_calls false
+// have the calls that these demand, whole and streamed.
+func TestForcedCalls(t *testing.T) {
+	b := obedient(t, Options{}, hermesMarkers...)
+	weathers, texts, several := 0, 0, 0
+	for _, c := range []struct {
+		fields      string
+		least, most int
+		content     bool
+		finish      string
+	}{
+		{`,"tool_choice":"required"`, 1, 99, false, "tool_calls"},
+		{`,"tool_choice":"required","parallel_tool_calls":false`, 1, 1, false, "tool_calls"},
+		{`,"tool_choice":{"type":"function","function":{"name":"weather"}}`, 1, 1, false, "stop"},
+		{`,"tool_choice":"auto"`, 0, 99, true, ""},
+		{`,"parallel_tool_calls":false`, 0, 1, true, ""},
+		{`,"response_format":{"type":"json_object"}`, 0, 99, true, ""},
+		{`,"parallel_tool_calls":false,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"array"}}}`, 0, 1, true, ""},
+	} {
+		for seed := range 6 {
+			body := fmt.Sprintf(`{%s,%s%s,"seed":%d,"max_tokens":5000`, hi, strictTools, c.fields, seed)
+			if seed%2 == 0 {
+				body += thinking
+			}
+			whole := ""
+			for _, body := range withStream(body + `}`) {
+				got, _ := messagesOf(t, b.post(chatPath, body))
+				m := got[0]
+				if n := len(m.Calls); n < c.least || n > c.most || !c.content && m.Content != nil || c.finish != "" && m.finish != c.finish {
+					t.Errorf("%s:\n got %v", body, m)
+				}
+				if len(m.Calls) == 0 && m.finish != "stop" {
+					t.Errorf("%s: %v", body, m)
+				}
+				if weathers += checkCalls(t, body, m); len(m.Calls) > 1 {
+					several++
+				}
+				if m.Content != nil {
+					if texts++; strings.Contains(c.fields, "json") && !json.Valid([]byte(*m.Content)) {
+						t.Errorf("%s: %v", body, m)
+					}
+				}
+				text := strings.Replace(m.String(), ` "" `, " null ", 1) // a stream has no content that is empty
+				if whole == "" {
+					whole = text
+				} else if text != whole {
+					t.Errorf("%s:\nwhole    %s\nstreamed %s", body, whole, text)
+				}
+			}
+		}
+	}
+	if weathers < 10 || texts < 6 || several < 4 {
+		t.Errorf("%d calls of weather, %d contents, %d answers of several calls", weathers, texts, several)
+	}
+}
+
+// What cannot be forced is refused by name.
+func TestForcedCallsRefused(t *testing.T) {
+	tool := func(parameters string) string {
+		return `"tools":[{"type":"function","function":{"name":"a"}},{"type":"function","function":{"name":"f","strict":true,"parameters":` + parameters + `}}]`
+	}
+	hermes := obedient(t, Options{Limits: Limits{MaxGrammarBytes: 4000}}, hermesMarkers...)
+	python := obedient(t, Options{ToolCallParser: "pythonic"})
+	coder := obedient(t, Options{ToolCallParser: "qwen3_coder"})
+	old := toolBed(t, Options{}, calls)
+	const anywhere = "tools[1].function.parameters"
+	for _, c := range []struct {
+		b                   *bed
+		fields, param, says string
+		status              int
+	}{
+		{hermes, tool(`{"type":"object","properties":{"x":{"contains":{}}}}`), anywhere, "contains at #/properties/x/contains: ", 400},
+		{hermes, tool(`{"type":"object","properties":{"x":false},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "accepts no text", 400},
+		{hermes, tool(`{"description":"` + strings.Repeat("a", 4000) + `"}`), "tools", "--max-grammar-bytes", 400},
+		{hermes, tool(`{}`) + `,"tool_choice":"required","response_format":{"type":"json_object"}`, "tool_choice", "both constrain", 400},
+		{hermes, tool(`{}`) + `,"guided_regex":"a"`, "tools", "guided_regex both constrain", 400},
+		{hermes, weather + `,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"items":{"contains":{}}}}}`, "response_format.json_schema.schema", "contains at #/items/contains: ", 400},
+		{old, weather + `,"response_format":{"type":"json_object"}`, "", "leave response_format out", 503},
+		{hermes, `"tool_choice":"required"`, "tool_choice", "needs tools", 400},
+		{python, tool(`{}`), "tools", "the tool call parser pythonic", 400},
+		{python, strings.Replace(tool(`{}`), `"a"`, `"2a"`, 1) + `,"tool_choice":"required"`, "tool_choice", "begin it with a letter", 400},
+		{coder, tool(`{"properties":{"a b":{"type":"string"}}}`), anywhere, "properties at #/properties: \"a b\" cannot be a parameter", 400},
+		{coder, tool(`{"properties":{"a":{"enum":["<parameter=x>"]}}}`), anywhere, "contains a marker", 400},
+		{old, tool(`{}`), "", "by grammars of version", 503},
+	} {
+		r := c.b.post(chatPath, `{`+hi+`,`+c.fields+`}`)
+		a := r.parse(t)
+		if r.StatusCode != c.status || !strings.Contains(a.Error.Message, c.says) || c.param != "" && (a.Error.Param == nil || *a.Error.Param != c.param) {
+			t.Errorf("%.120s: %d %s", c.fields, r.StatusCode, r.body)
+		}
+	}
+	// Nothing is forced: any node serves these.
+	for _, fields := range []string{tool(`{"contains":{}}`) + `,"tool_choice":"none"`, strings.Replace(tool(`{"contains":{}}`), "true", "false", 1), weather} {
+		if r := old.post(chatPath, `{`+hi+`,`+fields+`}`); r.StatusCode != 200 {
+			t.Errorf("%s: %d %s", fields, r.StatusCode, r.body)
+		}
+	}
+}
+
+// Forced calls whose node is lost in the middle are what they are on a node that lives.
+func TestForcedCallsResume(t *testing.T) {
+	bu := toolBundle(hermesMarkers...)
+	token := obeys(t, bu)
+	node := func(addr string, cut int) nodestest.Options {
+		n := constraining(addr, grammar.Version)
+		n.Bundle, n.Token, n.CutAfter = bu, token, cut
+		return n
+	}
+	body := `{` + hi + `,` + strictTools + `,"tool_choice":"required","seed":4,"max_tokens":5000}`
+	want, _ := messagesOf(t, newBed(t, Options{}, one(node("d1", 0))).post(chatPath, body))
+	got, _ := messagesOf(t, newBed(t, Options{}, map[string]nodestest.Options{"d1": node("d1", 20), "d2": node("d2", 0)}).post(chatPath, body))
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}

@@ -1,0 +1,357 @@
+package render
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/big"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/tandem-serving/tandem/engine/grammar"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
+)
+
+// forecast is a schema with the kinds of values that formats write differently.
+const forecast = `{"type":"object","properties":{
+	"city":{"type":"string","minLength":2},"unit":{"enum":["C","F","None"]},"days":{"type":"integer","minimum":1,"maximum":7},
+	"note":{"type":["string","null"]},"code":{"type":["string","null"],"pattern":"^[a-z<\"]{2,4}$"},"id":{"anyOf":[{"type":"integer"},{"type":"string","maxLength":4}]},
+	"ok":{"type":"boolean"},"tags":{"type":"array","items":{"type":"string"},"maxItems":2},
+	"deep":{"$ref":"#/$defs/deep"},"when":{"type":"string","pattern":"^[0-9]{2}-[0-9]{2}$"},"any":{},"short":{"type":"string","maxLength":3}},
+	"$defs":{"deep":{"type":"object","properties":{"l<t":{"type":"array","items":{"anyOf":[{"type":"number"},{"type":"null"},{"const":"a<b"}]},"maxItems":3}},"required":["l<t"],"additionalProperties":false}},
+	"required":["city","unit"],"additionalProperties":false}`
+
+var grammarTools = []openai.Function{
+	{Name: "forecast", Parameters: []byte(forecast)},
+	{Name: "now"},
+	{Name: "log_it", Parameters: []byte(`{"type":"object","properties":{"text":{"type":"string"}}}`), Strict: new(bool)},
+}
+
+// checkValue returns an error unless v is valid for a schema of the keywords in forecast.
+func checkValue(v any, schema, root map[string]any) error {
+	if ref, ok := schema["$ref"].(string); ok {
+		return checkValue(v, root["$defs"].(map[string]any)[strings.TrimPrefix(ref, "#/$defs/")].(map[string]any), root)
+	}
+	bad := func(keyword string) error { return fmt.Errorf("%v breaks %s %v", v, keyword, schema[keyword]) }
+	if enum, ok := schema["enum"].([]any); ok && !slices.Contains(enum, v) {
+		return bad("enum")
+	}
+	if c, ok := schema["const"]; ok && c != v {
+		return bad("const")
+	}
+	if anyOf, ok := schema["anyOf"].([]any); ok && !slices.ContainsFunc(anyOf, func(s any) bool { return checkValue(v, s.(map[string]any), root) == nil }) {
+		return bad("anyOf")
+	}
+	kind := "null"
+	switch x := v.(type) {
+	case bool:
+		kind = "boolean"
+	case json.Number:
+		kind = "number"
+		if n, ok := new(big.Rat).SetString(string(x)); ok && n.IsInt() {
+			kind = "integer"
+		}
+	case string:
+		kind = "string"
+		n := utf8.RuneCountInString(x)
+		if least, ok := schema["minLength"].(json.Number); ok && n < int(mustInt(least)) {
+			return bad("minLength")
+		}
+		if most, ok := schema["maxLength"].(json.Number); ok && n > int(mustInt(most)) {
+			return bad("maxLength")
+		}
+		if p, ok := schema["pattern"].(string); ok && !regexp.MustCompile(p).MatchString(x) {
+			return bad("pattern")
+		}
+	case []any:
+		kind = "array"
+		if most, ok := schema["maxItems"].(json.Number); ok && len(x) > int(mustInt(most)) {
+			return bad("maxItems")
+		}
+		for _, e := range x {
+			if items, ok := schema["items"].(map[string]any); ok {
+				if err := checkValue(e, items, root); err != nil {
+					return err
+				}
+			}
+		}
+	case map[string]any:
+		kind = "object"
+		properties, _ := schema["properties"].(map[string]any)
+		for name, e := range x {
+			s, ok := properties[name].(map[string]any)
+			if !ok && schema["additionalProperties"] == false {
+				return fmt.Errorf("%q is not declared", name)
+			}
+			if ok {
+				if err := checkValue(e, s, root); err != nil {
+					return fmt.Errorf("%s: %w", name, err)
+				}
+			}
+		}
+		required, _ := schema["required"].([]any)
+		for _, name := range required {
+			if _, ok := x[name.(string)]; !ok {
+				return fmt.Errorf("%v is missing", name)
+			}
+		}
+	}
+	if n, ok := v.(json.Number); ok {
+		for keyword, sign := range map[string]int64{"minimum": 1, "maximum": -1} {
+			if limit, ok := schema[keyword].(json.Number); ok && sign*(mustInt(n)-mustInt(limit)) < 0 {
+				return bad(keyword)
+			}
+		}
+	}
+	types, _ := schema["type"].([]any)
+	if t, ok := schema["type"].(string); ok {
+		types = []any{t}
+	}
+	if types != nil && !slices.Contains(types, any(kind)) && !(kind == "integer" && slices.Contains(types, any("number"))) {
+		return bad("type")
+	}
+	return nil
+}
+
+func mustInt(n json.Number) int64 {
+	i, err := n.Int64()
+	if err != nil {
+		return 1 << 62
+	}
+	return i
+}
+
+func decodeNumbers(text string) (v any, err error) {
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	err = d.Decode(&v)
+	return v, err
+}
+
+// walkedVocabulary has all bytes, texts of calls and the markers that a format looks for.
+type walkedVocabulary struct {
+	tokens  [][]byte
+	special map[string]int32
+	byID    bool // markers are tokens
+	eos     int32
+}
+
+func newWalkedVocabulary(byID bool) *walkedVocabulary {
+	v := &walkedVocabulary{special: map[string]int32{}, byID: byID}
+	for c := range 256 {
+		v.tokens = append(v.tokens, []byte{byte(c)})
+	}
+	for _, s := range []string{"", "{\"", "\":", "\", \"", "\"}", "null", "true", "]}", "é", " the", "12", "\\u00", "[]", "{}", "\\\"", "<a", "None"} {
+		v.tokens = append(v.tokens, []byte(s))
+	}
+	v.eos = 256
+	return v
+}
+
+// added is the parse.Vocabulary. Markers that are not tokens are written by tokens of the same text.
+func (v *walkedVocabulary) added(text string) (int32, bool) {
+	if id, ok := v.special[text]; ok {
+		return id, v.byID
+	}
+	id := int32(len(v.tokens))
+	isToken := v.byID && !strings.ContainsAny(text, " =\n`{") && len(text) > 3 && text != "function" && text != "functools"
+	switch {
+	case !isToken:
+		v.tokens = append(v.tokens, []byte(text), []byte("\n"+text))
+		return 0, false
+	case id%2 == 0: // as Qwen's <tool_call>: a token whose text is shown
+		v.tokens = append(v.tokens, []byte(text))
+	default:
+		v.tokens = append(v.tokens, nil)
+	}
+	v.special[text] = id
+	return id, true
+}
+
+// walkCalls returns the tokens of a random answer under a grammar; nil: it did not end.
+func walkCalls(t *testing.T, g *grammar.Grammar, v *walkedVocabulary, seed uint64) []int32 {
+	t.Helper()
+	vocab := grammar.NewVocabulary(v.tokens, v.special, []int32{v.eos})
+	a, err := grammar.NewAutomaton(g, vocab, grammar.DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := a.NewMatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(seed, 3))
+	mask := make([]uint64, vocab.Words())
+	var out []int32
+	for range 1500 {
+		if err := m.Mask(mask); err != nil {
+			t.Fatalf("after %q: %v", v.text(out), err)
+		}
+		var all, closing []int32
+		for id := range int32(len(v.tokens)) {
+			if mask[id>>6]>>(id&63)&1 == 0 {
+				continue
+			}
+			all = append(all, id)
+			if b := v.tokens[id]; id > 272 || id == v.eos || len(b) == 1 && strings.IndexByte("\"}])\n,", b[0]) >= 0 {
+				closing = append(closing, id)
+			}
+		}
+		from := all
+		if len(closing) > 0 && r.IntN(4) > 0 {
+			from = closing
+		}
+		id := from[r.IntN(len(from))]
+		if mask[v.eos>>6]>>(v.eos&63)&1 != 0 && (r.IntN(3) == 0 || len(out) > 500) {
+			id = v.eos
+		}
+		if err := m.Accept(id); err != nil {
+			t.Fatalf("%d after %q: %v", id, v.text(out), err)
+		}
+		if id == v.eos {
+			return out
+		}
+		out = append(out, id)
+	}
+	return nil
+}
+
+func (v *walkedVocabulary) text(ids []int32) string {
+	names := map[int32]string{}
+	for s, id := range v.special {
+		names[id] = s
+	}
+	var b strings.Builder
+	for _, id := range ids {
+		if len(v.tokens[id]) == 0 {
+			b.WriteString(names[id])
+		}
+		b.Write(v.tokens[id])
+	}
+	return b.String()
+}
+
+// parsed reads an answer by the parser of its format.
+func (v *walkedVocabulary) parsed(f *parse.Format, o parse.Options, ids []int32) (content string, calls []parse.Delta) {
+	p := f.NewParser(o)
+	var deltas []parse.Delta
+	take := func() {
+		for _, d := range deltas {
+			switch d.Kind {
+			case parse.Content:
+				content += string(d.Text)
+			case parse.CallStart:
+				calls = append(calls, parse.Delta{Name: d.Name, Incomplete: true})
+			case parse.Arguments:
+				calls[d.Call].Text = append(calls[d.Call].Text, d.Text...)
+			case parse.CallEnd:
+				calls[d.Call].Incomplete = d.Incomplete
+			}
+		}
+	}
+	pending := ""
+	for _, id := range ids {
+		pending += string(v.tokens[id])
+		text := pending
+		for n := 1; n < utf8.UTFMax && n <= len(pending); n++ { // whole characters
+			if tail := pending[len(pending)-n:]; utf8.RuneStart(tail[0]) {
+				if !utf8.FullRuneInString(tail) {
+					text = pending[:len(pending)-n]
+				}
+				break
+			}
+		}
+		pending = pending[len(text):]
+		deltas = p.Push(deltas[:0], id, text)
+		take()
+	}
+	deltas = p.Finish(p.Push(deltas[:0], -1, pending))
+	take()
+	return content, calls
+}
+
+// Random answers under the grammar of each format are parsed to calls of the tools whose arguments
+// match the schemas, whether markers are tokens or texts.
+func TestCallGrammars(t *testing.T) {
+	root, err := decodeNumbers(forecast)
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := root.(map[string]any)
+	reasoning := map[string]string{"hermes": "qwen3", "glm45": "glm45", "mistral": "mistral", "kimi_k2": "kimi_k2", "openai": "openai_gptoss", "gemma4": "gemma4", "granite": "granite"}
+	finished, done := map[string]int{}, 0
+	for _, name := range parse.ToolParsers() {
+		for mode := range 8 {
+			v := newWalkedVocabulary(mode&1 != 0)
+			f, err := parse.NewFormat(name, reasoning[name], v.added)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Tools() != name { // an alias
+				continue
+			}
+			c := parse.Constraint{Text: mode&6 == 0, One: mode&2 != 0, Reasoning: mode&4 != 0 && f.ReasoningEnd() != "", Types: ArgumentTypes(grammarTools)}
+			for i, tool := range grammarTools {
+				c.Tools = append(c.Tools, parse.Tool{Index: i, Name: tool.Name, Parameters: tool.Parameters, Strict: tool.Strict == nil})
+			}
+			text, special, err := f.Grammar(c)
+			if err != nil {
+				if !c.Text || !strings.HasSuffix(name, "pythonic") {
+					t.Errorf("%s: %v", name, err)
+				}
+				continue
+			}
+			g, err := grammar.Compile(grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, grammar.DefaultLimits())
+			if err != nil {
+				t.Fatalf("%s: %v\n%s", name, err, text)
+			}
+			for seed := range uint64(6) {
+				ids := walkCalls(t, g, v, seed)
+				if ids == nil {
+					continue
+				}
+				done++
+				content, calls := v.parsed(f, parse.Options{Tools: c.Types, Reasoning: c.Reasoning}, ids)
+				where := fmt.Sprintf("%s, mode %d, seed %d: %q", name, mode, seed, v.text(ids))
+				if f.Reasoning() == "minimax_m2_append_think" {
+					_, content, _ = strings.Cut(content, "</think>")
+				}
+				if !c.Text && (strings.TrimSpace(content) != "" || len(calls) == 0) || c.One && len(calls) > 1 {
+					t.Errorf("%s: %d calls, content %q", where, len(calls), content)
+				}
+				for _, call := range calls {
+					args, err := decodeNumbers(string(call.Text))
+					object, isObject := args.(map[string]any)
+					switch call.Name {
+					case "forecast":
+						if err == nil {
+							err = checkValue(args, schema, schema)
+						}
+					case "now":
+						if len(object) > 0 {
+							err = fmt.Errorf("it has no parameters")
+						}
+					case "log_it":
+					default:
+						err = fmt.Errorf("no tool has the name")
+					}
+					if call.Incomplete || err != nil || !isObject {
+						t.Errorf("%s: %s(%s): %v", where, call.Name, call.Text, err)
+					}
+				}
+				finished[name] += len(calls)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(finished)) {
+		if finished[name] < 10 {
+			t.Errorf("%s: only %d calls", name, finished[name])
+		}
+	}
+	t.Logf("%d answers of %d formats", done, len(finished))
+}
