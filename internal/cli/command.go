@@ -2,7 +2,7 @@
 // commands that need no role: chat, status, pull, logits, ca, completion, bench and version.
 //
 // Invariant: exit status 0 means success, 2 an error that the user can correct, 1 any other
-// error, and 128 plus its number a signal that ended a chat. An error is one line with the value
+// error, and 128 plus its number a signal that ended a command. An error is one line with the value
 // that was wrong and what to do; of several settings that are wrong, each has a line.
 //
 // The package knows no role. Only it and internal/roles import internal/config.
