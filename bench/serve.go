@@ -224,12 +224,15 @@ func (r *run) ready(ctx context.Context) error {
 	deadline := time.Now().Add(time.Duration(r.ReadyTimeout) * time.Second)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	for {
+	for first := true; ; first = false {
 		var o load.Outcome
 		r.client.Do(ctx, time.Now(), r.body(0), "", &o)
 		if o.Err == nil {
 			fmt.Fprintln(r.out, "Initial test run completed.")
 			return nil
+		}
+		if first && ctx.Err() == nil {
+			fmt.Fprintf(r.errOut, "No answer yet, which is repeated for %d s: %v\n", r.ReadyTimeout, o.Err)
 		}
 		select {
 		case <-ctx.Done():

@@ -90,7 +90,7 @@ func (s *server) firstModel(ctx context.Context) (string, error) {
 		} `json:"data"`
 	}
 	if err := s.ask(ctx, http.MethodGet, "/v1/models", nil, &list); err != nil {
-		return "", fmt.Errorf("ask for the model's name (or give --model): %w", err)
+		return "", fmt.Errorf("%s does not list its models: %w; --base-url or --port names another server, --model a model", s.base, err)
 	}
 	if len(list.Data) == 0 {
 		return "", fmt.Errorf("%w: %s lists no model: give --model", ErrOption, s.base)

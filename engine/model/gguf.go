@@ -1,6 +1,7 @@
 package model
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -56,6 +57,9 @@ type ggufFile struct {
 func openGGUF(path string) (_ *Source, err error) {
 	var file *gguf.File
 	c, err := safetensors.OpenParsed(path, func(data []byte) (tensors []safetensors.Tensor, err error) {
+		if bytes.HasPrefix(data, []byte("version https://git-lfs")) {
+			return nil, safetensors.ErrPointer
+		}
 		if file, err = gguf.Parse(data); err != nil {
 			return nil, err
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/tandem-serving/tandem/bench"
@@ -87,6 +88,14 @@ func benchServe(v *Invocation) error {
 	ctx, _, stop := process.Signals()
 	defer stop()
 	_, err := bench.Serve(ctx, &o, v.Out, v.ErrOut)
+	return interrupted(ctx, err)
+}
+
+// interrupted returns the error of a load test, which is a stop if a signal has ended ctx.
+func interrupted(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return stopped(syscall.SIGINT)
+	}
 	return err
 }
 
@@ -125,7 +134,7 @@ func benchSweep(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return bench.Sweep(ctx, &o, s, v.Out, v.ErrOut)
+	return interrupted(ctx, bench.Sweep(ctx, &o, s, v.Out, v.ErrOut))
 }
 
 func benchMock(v *Invocation) error {

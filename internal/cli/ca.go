@@ -37,8 +37,20 @@ func certificates(v *Invocation) error {
 	case "renew":
 		return renewCertificates(v, dir, names, *hosts, *within)
 	default:
+		// A folder is made only for a command that can be meant.
+		if tlsconf.CheckName(dir) == nil && strings.Contains(dir, "/") {
+			return fmt.Errorf("%w: give the folder of the authority first, as in `tandem ca ./certs %s`", config.ErrValue, dir)
+		}
+		for _, name := range names {
+			if err := tlsconf.CheckName(name); err != nil {
+				return fmt.Errorf("%w: %w", config.ErrValue, err)
+			}
+		}
 		if err := tlsconf.CreateCA(dir); err != nil && !errors.Is(err, tlsconf.ErrExists) {
 			return err
+		}
+		if len(names) == 0 {
+			fmt.Fprintf(v.ErrOut, "%s has an authority; `tandem ca %s gateway/NAME node/NAME` issues certificates\n", dir, dir)
 		}
 		for _, name := range names {
 			if err := issue(v, dir, name, *hosts); err != nil {
@@ -78,7 +90,7 @@ func renewCertificates(v *Invocation, dir string, names, hosts []string, within 
 	for _, name := range names {
 		wanted[name[strings.LastIndexByte(name, '/')+1:]] = true
 	}
-	due := time.Now().Add(within)
+	due, issued := time.Now().Add(within), 0
 	for _, h := range all {
 		if h.Authority {
 			if time.Until(h.NotAfter) < tlsconf.NodeLifetime {
@@ -102,6 +114,10 @@ func renewCertificates(v *Invocation, dir string, names, hosts []string, within 
 		if err := issue(v, dir, name, again); err != nil {
 			return err
 		}
+		issued++
+	}
+	if issued == 0 && len(wanted) == 0 {
+		fmt.Fprintf(v.ErrOut, "no certificate in %s expires within %v\n", dir, within)
 	}
 	for name := range wanted {
 		return fmt.Errorf("%w: %s has no certificate of %q to renew: `tandem ca %s ROLE/%s` issues one", config.ErrValue, dir, name, dir, name)

@@ -2,7 +2,7 @@
 // commands that need no role: chat, status, pull, logits, ca, completion, bench and version.
 //
 // Invariant: exit status 0 means success, 2 an error that the user can correct, 1 any other
-// error, and 128 plus its number a signal that ended a chat. An error is one line with the value
+// error, and 128 plus its number a signal that ended a command. An error is one line with the value
 // that was wrong and what to do; of several settings that are wrong, each has a line.
 //
 // The package knows no role. Only it and internal/roles import internal/config.
@@ -130,16 +130,15 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 		fmt.Fprintf(errOut, "tandem: there is no command %q: %s\n", args[0], instead)
 		return 2
 	}
-	names := make([]string, len(t))
-	for i, c := range t {
-		names[i] = c.Name
+	names := []string{help}
+	for _, c := range t {
+		names = append(names, c.Name)
 	}
 	if near := config.Nearest(args[0], names); near != "" {
 		fmt.Fprintf(errOut, "tandem: unknown command %q (did you mean %s?); `tandem help` lists them\n", args[0], near)
 		return 2
 	}
-	fmt.Fprintf(errOut, "tandem: unknown command %q\n\n", args[0])
-	t.usage(errOut)
+	fmt.Fprintf(errOut, "tandem: unknown command %q; `tandem help` lists the commands\n", args[0])
 	return 2
 }
 
@@ -151,6 +150,12 @@ var elsewhere = map[string]string{
 	"ls":   "`tandem models` lists the models of the Hugging Face cache, and `tandem status` shows those that are served",
 	"stop": "Ctrl-C or SIGTERM ends a process; POST /admin/drain/NODE at a gateway drains a node first",
 	"show": "`tandem plan memory MODEL_DIR` shows what a model needs, and `tandem status` what is served",
+
+	"start":    "`tandem up` starts a cluster on this machine, and `tandem serve MODEL` one process",
+	"vllm":     "`tandem serve` takes the arguments of `vllm serve`, and `tandem bench serve` those of `vllm bench serve`",
+	"download": "`tandem pull ORG/NAME` downloads a model of the Hugging Face hub",
+	"drain":    "POST /admin/drain/NODE at a gateway drains a node, as in `curl -X POST http://127.0.0.1:8000/admin/drain/NODE`",
+	"logs":     "each process writes its log to standard error; `tandem explain-log FILE` explains one",
 }
 
 // Find returns the command of that name and panics if there is none.
@@ -171,7 +176,7 @@ func (s stopped) Error() string { return "stopped: " + syscall.Signal(s).String(
 
 // packageNames matches the names of packages in front of the texts of their errors, which users do
 // not know.
-var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|discover|draft|engine|fabric|gateway|hub|kvcache|kvtransfer|launch|memory|model|offline|process|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
+var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|discover|draft|engine|fabric|gateway|gguf|hub|kvcache|kvtransfer|launch|memory|model|offline|process|report|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
 
 // status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
@@ -186,7 +191,8 @@ func status(name string, errOut io.Writer, err error) int {
 	var problems config.Problems
 	if !errors.As(err, &problems) {
 		text, status := explain(err)
-		fmt.Fprintf(errOut, "tandem %s: %s\n", name, text)
+		prefix := "tandem " + name + ": "
+		fmt.Fprintf(errOut, "%s%s\n", prefix, strings.ReplaceAll(text, "\n", "\n"+prefix))
 		return status
 	}
 	fmt.Fprintf(errOut, "tandem %s: %d settings cannot be used:\n", name, len(problems))

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"bytes"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +28,10 @@ func run(env []string, args ...string) (status int, out, errOut string) {
 }
 
 func TestStatusesAndWords(t *testing.T) {
+	binaryFile := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(binaryFile, []byte("\x7fELF\x00\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		args   string
 		env    []string
@@ -38,7 +44,15 @@ func TestStatusesAndWords(t *testing.T) {
 		{"--version", nil, 0, ""},
 		{"serve --help", nil, 0, ""},
 		{"serev", nil, 2, "did you mean serve?"},
-		{"xyzzy", nil, 2, "Commands:"},
+		{"xyzzy", nil, 2, "`tandem help` lists the commands"},
+		{"hlep", nil, 2, "did you mean help?"},
+		{"drain d1", nil, 2, "POST /admin/drain/NODE"},
+		{"vllm serve m", nil, 2, "`tandem serve` takes the arguments"},
+		{"serve --blok-size 1", nil, 2, "did you mean --block-size?"},
+		{"chat --max-tokens -3 hi", nil, 2, "--max-tokens -3: want 0 or more"},
+		{"status --watch --interval 5", nil, 2, `--interval: "5" is not a duration such as 2s, 1m30s or 720h`},
+		{"bench sweep --request-rates a", nil, 2, `--request-rates: "a" is not a list of numbers`},
+		{"bench compare a.json b.json", nil, 2, "tandem bench: bad result file: open a.json"},
 		{"serve a b", nil, 2, `unexpected argument "b"`},
 		{"serve --block-size=x", nil, 2, `--block-size: "x" is not a whole number`},
 		{"serve --disable-cascade-attn", nil, 0, "warning: --disable-cascade-attn has no effect"},
@@ -51,6 +65,14 @@ func TestStatusesAndWords(t *testing.T) {
 		{"logits org/none --tokens 1", []string{"HOME=/nowhere"}, 2, "Nothing is downloaded"},
 		{"logits ./none --tokens 1", nil, 2, "stat ./none"},
 		{"ca", nil, 2, "give the folder"},
+		{"ca node/d1", nil, 2, "give the folder of the authority first"},
+		{"ca " + t.TempDir(), nil, 0, "has an authority; `tandem ca "},
+		{"ca renew " + t.TempDir() + " --within 30d", nil, 2, `--within: "30d" is not a duration`},
+		{"ca lst lst/x/y", nil, 2, `"lst/x/y", want gateway/NAME`},
+		{"explain-log " + binaryFile, nil, 2, "is no text"},
+		{"explain-log " + os.DevNull, nil, 0, "is empty"},
+		{"explain-log command_test.go", nil, 0, "are of neither vLLM nor Tandem"},
+		{"doctor --role prefil", nil, 2, "want gateway, prefill"},
 		{"ca " + t.TempDir() + " router/a", nil, 2, `"router/a", want gateway/NAME, node/NAME or NAME`},
 		{"ca " + t.TempDir() + " gateway/g node/d", nil, 0, ""},
 		{"ca " + t.TempDir() + " d1", nil, 0, "warning: the certificate of d1 has no role: `tandem ca DIR gateway/NAME`"},

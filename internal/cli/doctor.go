@@ -136,7 +136,7 @@ func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []st
 		}
 		set, err := v.resolved(v.Table.Find(role))
 		if err != nil {
-			return nil, nil, fmt.Errorf("the settings of tandem %s: %w", role, err)
+			return nil, nil, fmt.Errorf("%w: the settings of tandem %s: %s", config.ErrValue, role, strings.TrimPrefix(err.Error(), config.ErrValue.Error()+": "))
 		}
 		if f := set.Lookup("tls-dir"); f != nil && f.Value.String() != "" && !slices.Contains(folders, f.Value.String()) {
 			folders = append(folders, f.Value.String())

@@ -40,7 +40,12 @@ func explainLog(v *Invocation) error {
 		name = args[0]
 	}
 	e := explainlog.New(explainlog.Messages(docs.LogLines))
-	rest, err := readLines(io.LimitReader(in, maxLog), maxLog, e.Add)
+	log := bufio.NewReaderSize(io.LimitReader(in, maxLog), explainlog.MaxLine)
+	// A log is looked at by many patterns, which takes minutes for a program.
+	if head, _ := log.Peek(explainlog.MaxLine); bytes.IndexByte(head, 0) >= 0 {
+		return fmt.Errorf("%w: %s is no text: it has bytes of value 0", config.ErrValue, name)
+	}
+	rest, err := readLines(log, maxLog, e.Add)
 	if err != nil {
 		return fmt.Errorf("%w: reading %s: %w", config.ErrValue, name, err)
 	}
@@ -50,6 +55,11 @@ func explainLog(v *Invocation) error {
 			return fmt.Errorf("%w: --html: %w", config.ErrValue, err)
 		}
 		fmt.Fprintf(v.ErrOut, "%s has the page\n", *page)
+	}
+	if known := report.Lines - report.ByShape; report.Lines == 0 {
+		fmt.Fprintf(v.ErrOut, "tandem explain-log: %s is empty\n", name)
+	} else if known*2 < report.Lines {
+		fmt.Fprintf(v.ErrOut, "tandem explain-log: most lines of %s are of neither vLLM nor Tandem\n", name)
 	}
 	if rest {
 		fmt.Fprintf(v.ErrOut, "tandem explain-log: only the first %d MiB were read\n", maxLog>>20)
@@ -76,8 +86,7 @@ func terminal(w io.Writer, environ []string, summary bool) explainlog.TextOption
 
 // readLines calls add with each line of at most explainlog.MaxLine bytes; of a longer one add gets
 // the beginning and cut. full reports that limit bytes were read.
-func readLines(r io.Reader, limit int64, add func(line []byte, cut bool)) (full bool, err error) {
-	b := bufio.NewReaderSize(r, explainlog.MaxLine)
+func readLines(b *bufio.Reader, limit int64, add func(line []byte, cut bool)) (full bool, err error) {
 	var total int64
 	for {
 		line, err := b.ReadSlice('\n')

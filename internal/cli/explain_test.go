@@ -1,11 +1,14 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tandem-serving/tandem/internal/explainlog"
 )
 
 const shortLog = "INFO 02-03 10:00:00 [w.py:1] GPU KV cache size: 8,192 tokens\nINFO 02-03 10:00:00 [w.py:1] Maximum concurrency for 4,096 tokens per request: 2.00x\n"
@@ -39,7 +42,7 @@ func TestReadLines(t *testing.T) {
 	long := strings.Repeat("x", 1<<20)
 	var got []int
 	cuts := 0
-	full, err := readLines(strings.NewReader("a\n\n"+long+"\nlast"), 1<<30, func(line []byte, cut bool) {
+	full, err := readLines(bufio.NewReaderSize(strings.NewReader("a\n\n"+long+"\nlast"), explainlog.MaxLine), 1<<30, func(line []byte, cut bool) {
 		got = append(got, len(line))
 		if cut {
 			cuts++

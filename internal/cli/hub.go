@@ -53,6 +53,9 @@ func pull(v *Invocation) error {
 	defer stop()
 	dir, err := hub.Pull(ctx, o)
 	if ctx.Err() != nil && err != nil {
+		if o.Progress != nil && term.IsTerminal(int(os.Stderr.Fd())) {
+			fmt.Fprintln(v.ErrOut) // ends the line of the bar
+		}
 		return stopped(syscall.SIGINT)
 	} else if err != nil {
 		return err
@@ -135,7 +138,11 @@ func remove(v *Invocation) error {
 	if err != nil {
 		return err
 	}
-	what := fmt.Sprintf("%s: %d revisions, %s that no other revision uses", name, len(r.Snapshots), memory.Bytes(r.Bytes))
+	revisions := "1 revision"
+	if n := len(r.Snapshots); n != 1 {
+		revisions = fmt.Sprintf("%d revisions", n)
+	}
+	what := fmt.Sprintf("%s: %s, %s that no other revision uses", name, revisions, memory.Bytes(r.Bytes))
 	if !*yes {
 		if !term.IsTerminal(int(os.Stdin.Fd())) {
 			return fmt.Errorf("%w: %s: standard input is no terminal to confirm the removal; add --yes", config.ErrValue, what)

@@ -90,7 +90,7 @@ func TestPullModelsRemove(t *testing.T) {
 	ok("models", "LuckForCausalLM")
 
 	refused("rm org/name", 2, "add --yes")
-	ok("rm org/name --yes", "removed org/name: 1 revisions")
+	ok("rm org/name --yes", "removed org/name: 1 revision, ")
 	ok("models", "has no models")
 
 	// Without a terminal there is a line for each tenth.

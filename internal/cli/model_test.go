@@ -67,7 +67,7 @@ func TestFindModel(t *testing.T) {
 		{"org/two", "", env, "!choose one by --revision"},
 		{"org/torn", "", env, "!without its config.json"},
 		{"org/evil", "", env, "!has no revision"},
-		{"org/empty", "", env, "!has no revision"},
+		{"org/empty", "", env, "!is not whole in the Hugging Face cache"},
 		{"org/none", "", env, "!Nothing is downloaded unless --download is given: run `tandem pull org/none`"},
 		{"org/a", "", []string{"HF_HUB_CACHE=" + cache, "HOME=/nowhere"}, "models--org--a/snapshots/c1"},
 		{"org/a", "", []string{"HF_HOME=" + filepath.Dir(cache), "HOME=/nowhere"}, "models--org--a/snapshots/c1"},

@@ -103,8 +103,12 @@ func client(v *Invocation) *console.Client {
 	return c
 }
 
-// maxInput bounds a message from a pipe, in bytes.
-const maxInput = 16 << 20
+// maxInput bounds a message from a pipe, in bytes. After quietInput a hint names what a chat waits
+// for, because an input that nobody ends looks like a hang.
+const (
+	maxInput   = 16 << 20
+	quietInput = 3 * time.Second
+)
 
 // chat asks one message, which is the arguments, then the input if that is no terminal. Without
 // either it holds a conversation.
@@ -124,8 +128,11 @@ func chat(v *Invocation) error {
 	if err != nil {
 		return err
 	}
-	if *maxTokens > 0 {
+	switch {
+	case *maxTokens > 0:
 		o.MaxTokens = maxTokens
+	case *maxTokens < 0:
+		return fmt.Errorf("%w: --max-tokens %d: want 0 or more", config.ErrValue, *maxTokens)
 	}
 	if *temperature >= 0 {
 		o.Temperature = temperature
@@ -202,7 +209,11 @@ func withInput(message string, in *os.File) (string, error) {
 	if term.IsTerminal(int(in.Fd())) {
 		return message, nil
 	}
+	hint := time.AfterFunc(quietInput, func() {
+		fmt.Fprintln(os.Stderr, "tandem chat: reads the rest of the message from standard input; < /dev/null leaves it out")
+	})
 	text, err := io.ReadAll(io.LimitReader(in, maxInput+1))
+	hint.Stop()
 	if err != nil {
 		return "", fmt.Errorf("standard input: %w", err)
 	}
@@ -214,6 +225,16 @@ func withInput(message string, in *os.File) (string, error) {
 
 // statusTimeout bounds the wait for a gateway's answer.
 const statusTimeout = 10 * time.Second
+
+// width returns the columns of the terminal that w is, or 0.
+func width(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if n, _, err := term.GetSize(int(f.Fd())); err == nil {
+			return n
+		}
+	}
+	return 0
+}
 
 func showStatus(v *Invocation) error {
 	c := client(v)
@@ -229,7 +250,7 @@ func showStatus(v *Invocation) error {
 	once := func(out io.Writer) error {
 		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
 		defer cancel()
-		return c.Status(ctx, *asJSON, out)
+		return c.Status(ctx, *asJSON, width(v.Out), out)
 	}
 	if !*watch {
 		return once(v.Out)

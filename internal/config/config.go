@@ -314,7 +314,7 @@ func mapping(path string) (*yaml.Node, error) {
 func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 	f := s.Lookup(key.Value)
 	if f == nil {
-		return fmt.Errorf("%w: %s:%d: no flag is called %q%s", ErrValue, path, key.Line, key.Value, s.suggest(key.Value))
+		return fmt.Errorf("%w: %s:%d: no flag is called %q%s", ErrValue, path, key.Line, key.Value, s.suggest(key.Value, ""))
 	}
 	if s.origin[f.Name] != "" {
 		return nil
@@ -437,10 +437,10 @@ func hasPassword(s string) bool {
 	return false
 }
 
-// suggest returns a hint at the flag nearest to a mistyped one, if one is near.
-func (s *Set) suggest(name string) string {
+// suggest returns a hint at the flag nearest to a mistyped one, if one is near, with a prefix.
+func (s *Set) suggest(name, prefix string) string {
 	if best := s.nearest(name); best != "" {
-		return fmt.Sprintf(" (did you mean %s?)", best)
+		return fmt.Sprintf(" (did you mean %s%s?)", prefix, best)
 	}
 	return ""
 }

@@ -378,12 +378,10 @@ func (s *Set) unknown(arg string) string {
 	case name == "":
 	case s.Lookup(name) != nil: // -port
 		hint = fmt.Sprintf(" (did you mean --%s?)", name)
-	case len(starts) == 1 && len(name) == 1:
-		hint = fmt.Sprintf(" (did you mean --%s?)", starts[0])
 	case len(starts) == 1:
-		hint = fmt.Sprintf(" (did you mean %s?)", starts[0])
+		hint = fmt.Sprintf(" (did you mean --%s?)", starts[0])
 	default:
-		hint = s.suggest(name)
+		hint = s.suggest(name, "--")
 	}
 	return fmt.Sprintf("unknown flag %s%s; `tandem %s --help` lists them", given, hint, s.Name())
 }
@@ -417,7 +415,8 @@ func explain(err error) error {
 	}
 	want := map[string]string{
 		"int": "a whole number", "int64": "a whole number", "float64": "a number", "bool": "true or false",
-		"int32Slice": "a list of whole numbers such as 1,2,3",
+		"uint64": "a whole number", "duration": "a duration such as 2s, 1m30s or 720h",
+		"int32Slice": "a list of whole numbers such as 1,2,3", "intSlice": "a list of whole numbers such as 1,2,3", "float64Slice": "a list of numbers such as 1,2.5",
 	}[invalid.GetFlag().Value.Type()]
 	if _, own := invalid.GetFlag().Value.(value[int]); own || want == "" {
 		return fmt.Errorf("%w: --%s: %w", ErrValue, invalid.GetFlag().Name, invalid.Unwrap())

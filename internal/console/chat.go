@@ -271,11 +271,11 @@ func (s *session) report(a *Answer) error {
 		}
 	}
 	if s.Verbose {
-		rate := "unknown tokens/s"
+		rate := ""
 		if r := a.Rate(); r > 0 {
-			rate = fmt.Sprintf("%.1f tokens/s", r)
+			rate = fmt.Sprintf("%.1f tokens/s, ", r)
 		}
-		s.hint("first token %.3f s, %s, %d prompt + %d output tokens, %.2f s", a.First.Seconds(), rate, a.Usage.Prompt, a.Usage.Completion, a.Total.Seconds())
+		s.hint("first token %.3f s, %s%d prompt + %d output tokens, %.2f s", a.First.Seconds(), rate, a.Usage.Prompt, a.Usage.Completion, a.Total.Seconds())
 	}
 	return nil
 }

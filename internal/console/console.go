@@ -11,6 +11,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -88,7 +89,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 		if errors.As(err, &failed) {
 			err = failed.Err // without the method and the URL again
 		}
-		return nil, fmt.Errorf("no answer from %s: %w; start a cluster with `tandem up`, or name its gateway with --url", c.URL, err)
+		return nil, fmt.Errorf("no answer from %s: %w; %s", c.URL, err, c.remedy(err))
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -101,14 +102,38 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	var e struct {
 		Error struct{ Message string }
 	}
-	if json.Unmarshal(text, &e) == nil && e.Error.Message != "" {
+	switch {
+	case json.Unmarshal(text, &e) == nil && e.Error.Message != "":
 		text = []byte(e.Error.Message)
+	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
+		text = fmt.Appendf(bytes.TrimSpace(text), "; %s%s is no route of a gateway: give --url the address of --port or --admin-listen, not the metrics of a node", c.URL, path)
+	}
+	switch {
+	case resp.StatusCode == http.StatusUnauthorized:
+		text = append(text, "; here by --api-key KEY or TANDEM_API_KEY"...)
+	case bytes.Contains(text, []byte("several models are served")):
+		text = append(text, "; here by --model NAME, or /model NAME in a conversation"...)
 	}
 	kind := ErrAPI
 	if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
 		kind = ErrDenied
 	}
 	return nil, fmt.Errorf("%w: %s: %s", kind, Visible(resp.Status), Visible(string(bytes.TrimSpace(text))))
+}
+
+// remedy returns what to do about a request that got no answer.
+func (c *Client) remedy(err error) string {
+	rest, plain := strings.CutPrefix(c.URL, "http://")
+	var unknown x509.UnknownAuthorityError
+	switch {
+	case plain && errors.Is(err, io.EOF):
+		return "a gateway with a certificate has the URL https://" + rest
+	case errors.As(err, &unknown):
+		return "a certificate of your own is trusted by SSL_CERT_FILE=FILE in the environment"
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return "a gateway without a certificate has the URL http://" + strings.TrimPrefix(c.URL, "https://")
+	}
+	return "start a cluster with `tandem up`, or name its gateway with --url"
 }
 
 // Ready returns nil if the gateway, or a node at c.URL, is ready. It needs no key.
@@ -158,9 +183,13 @@ type Answer struct {
 	Total     time.Duration // to the last part
 }
 
+// leastSpread is the time from the first part of an answer to the last below which the answer came
+// at once, so that the time between its tokens is not known.
+const leastSpread = 10 * time.Millisecond
+
 // Rate returns the output tokens per second behind the first, or 0 if it is not known.
 func (a *Answer) Rate() float64 {
-	if a.Usage.Completion < 2 || a.Total <= a.First {
+	if a.Usage.Completion < 2 || a.Total-a.First < leastSpread {
 		return 0
 	}
 	return float64(a.Usage.Completion-1) / (a.Total - a.First).Seconds()

@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 )
 
 // Fleet is a gateway's view of its cluster, GET /debug/nodes.
@@ -125,8 +127,33 @@ func (c *Client) Nodes(ctx context.Context) (*Fleet, error) {
 	return f, nil
 }
 
-// Status prints the cluster's nodes and load.
-func (c *Client) Status(ctx context.Context, asJSON bool, w io.Writer) error {
+// fit removes columns from rows of cells, the first of which is the head, until they fit the columns
+// of a terminal; 0: all fit. It returns the heads of the removed columns.
+func fit(rows [][]string, width int) (removed []string) {
+	for _, head := range []string{"VERSION", "METRICS", "RPC", "MODEL", "QUEUED TOKENS", "WAITING", "PROMPT TOKENS/S"} {
+		sum := 0
+		for column := range rows[0] {
+			widest := 0
+			for _, row := range rows {
+				widest = max(widest, utf8.RuneCountInString(row[column]))
+			}
+			sum += widest + 2
+		}
+		if width == 0 || sum-2 <= width {
+			break
+		}
+		at := slices.Index(rows[0], head)
+		for i, row := range rows {
+			rows[i] = slices.Delete(row, at, at+1)
+		}
+		removed = append(removed, head)
+	}
+	slices.Reverse(removed)
+	return removed
+}
+
+// Status prints the cluster's nodes and load, at most width columns wide; 0: as wide as they are.
+func (c *Client) Status(ctx context.Context, asJSON bool, width int, w io.Writer) error {
 	f, err := c.Nodes(ctx)
 	if err != nil {
 		return err
@@ -151,22 +178,35 @@ func (c *Client) Status(ctx context.Context, asJSON bool, w io.Writer) error {
 			fmt.Fprintln(t)
 		}
 	}
-	if len(f.Nodes) > 0 || len(f.Upstreams) == 0 {
-		fmt.Fprintln(t, "NODE\tROLE\tSTATE\tRUNNING\tWAITING\tQUEUED TOKENS\tKV USED\tPROMPT TOKENS/S\tOUTPUT TOKENS/S\tMODEL\tRPC\tMETRICS\tVERSION")
-	}
+	rows := [][]string{{"NODE", "ROLE", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "KV USED", "PROMPT TOKENS/S", "OUTPUT TOKENS/S", "MODEL", "RPC", "METRICS", "VERSION"}}
 	for i := range f.Nodes {
 		n := &f.Nodes[i]
-		load, outputs := "-\t-\t-\t-\t-", "-" // no heartbeat; prefill nodes sample no tokens
+		load, outputs := []string{"-", "-", "-", "-", "-"}, "-" // no heartbeat; prefill nodes sample no tokens
 		if n.Connected {
-			load = fmt.Sprintf("%d\t%d\t%d\t%.1f%%\t%.1f", n.Running, n.Waiting, n.QueuedTokens, 100*n.KVUsage, n.PromptTokensPerS)
+			load = []string{strconv.Itoa(n.Running), strconv.Itoa(n.Waiting), strconv.Itoa(n.QueuedTokens), fmt.Sprintf("%.1f%%", 100*n.KVUsage), fmt.Sprintf("%.1f", n.PromptTokensPerS)}
 		}
 		if n.Connected && n.Role != "prefill" {
 			outputs = fmt.Sprintf("%.1f", n.OutputTokensPerS)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", n.ID, n.Role, n.State(), load, outputs, n.Model, n.RPC, n.HTTP, cmp.Or(n.Version, "unknown"))
+		row := append([]string{n.ID, n.Role, n.State()}, load...)
+		rows = append(rows, append(row, outputs, n.Model, n.RPC, n.HTTP, cmp.Or(n.Version, "unknown")))
+	}
+	removed := fit(rows, width)
+	if len(f.Nodes) > 0 {
+		for _, row := range rows {
+			fmt.Fprintln(t, strings.Join(row, "\t"))
+		}
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	switch {
+	case len(removed) > 0 && len(f.Nodes) > 0:
+		fmt.Fprintf(&view, "\nNot shown: %s (see --json).\n", strings.Join(removed, ", "))
+	case len(f.Nodes) == 0 && len(f.Upstreams) == 0 && f.Ready:
+		fmt.Fprintln(&view, "The engine runs in the process of the gateway, which has no other nodes.")
+	case len(f.Nodes) == 0 && len(f.Upstreams) == 0:
+		fmt.Fprintln(&view, "No node has joined.")
 	}
 	_, err = io.WriteString(w, Visible(view.String()))
 	return err

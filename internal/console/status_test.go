@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // Who may not see the fleet waits for the probes of its processes instead, all of them.
@@ -57,13 +58,14 @@ func TestStatusOfUpstreams(t *testing.T) {
 		{"name":"http://c:1","role":"decode","models":["1","2","3","4","5","6"],"up":true,"breaker":"open","draining":false,"requests":1},
 		{"name":"http://d:1","role":"serve","up":true,"breaker":"closed","draining":true,"requests":0},
 		{"name":"http://e:1","role":"serve","up":false,"breaker":"closed","requests":0}]`
+	width := 0
 	status := func(nodes, upstreams string) (string, []string) {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			_, _ = io.WriteString(w, `{"version":"1","ready":true,"nodes":`+nodes+`,"upstreams":`+upstreams+`}`)
 		}))
 		defer s.Close()
 		var out strings.Builder
-		if err := (&Client{URL: s.URL}).Status(t.Context(), false, &out); err != nil {
+		if err := (&Client{URL: s.URL}).Status(t.Context(), false, width, &out); err != nil {
 			t.Fatal(err)
 		}
 		var lines []string
@@ -88,5 +90,19 @@ func TestStatusOfUpstreams(t *testing.T) {
 	}
 	if out, lines := status(nodes, "[]"); len(lines) != 2 || strings.Contains(out, "UPSTREAM") {
 		t.Errorf("without upstreams:\n%s", out)
+	}
+	if out, lines := status("[]", "[]"); len(lines) != 1 || !strings.Contains(out, "The engine runs in the process of the gateway") {
+		t.Errorf("without nodes:\n%s", out)
+	}
+	for _, width = range []int{80, 120, 160} {
+		out, lines := status(strings.ReplaceAll(loads, `"rpc":"r"`, `"rpc":"10.0.0.1:7102","http":"10.0.0.1:7302","model":"tandem-builtin","version":"0.2.0-dev+g0123456789ab"`), "[]")
+		for line := range strings.Lines(out) {
+			if n := utf8.RuneCountInString(strings.TrimRight(line, "\n")); n > width && !strings.HasPrefix(line, "gateway") {
+				t.Errorf("%d of %d columns: %s", n, width, line)
+			}
+		}
+		if !strings.HasPrefix(lines[0], "NODE ROLE STATE RUNNING") || !strings.Contains(lines[0], "OUTPUT TOKENS/S") || !strings.Contains(out, "VERSION (see --json).") {
+			t.Errorf("%d columns:\n%s", width, out)
+		}
 	}
 }

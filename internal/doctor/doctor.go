@@ -131,7 +131,7 @@ func Text(w io.Writer, lines []Line) error {
 			}
 		}
 	}
-	_, err := fmt.Fprintf(w, "\n%d ok, %d warnings, %d problems\n", Count(lines, OK), Count(lines, Warning), Count(lines, Problem))
+	_, err := fmt.Fprintf(w, "\n%d ok, %s, %s\n", Count(lines, OK), counted(Count(lines, Warning), "warning"), counted(Count(lines, Problem), "problem"))
 	return err
 }
 
@@ -182,4 +182,12 @@ func size(bytes int64) string {
 		return fmt.Sprintf("%.0f MiB", float64(bytes)/(1<<20))
 	}
 	return fmt.Sprintf("%d bytes", bytes)
+}
+
+// counted returns a number of things with their name.
+func counted(n int, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
 }

@@ -248,7 +248,7 @@ func TestOutput(t *testing.T) {
 	if err := Text(&out, lines); err != nil {
 		t.Fatal(err)
 	}
-	const text = "a\n  ok       x       1\n  warning  longer  2\n                   > do it\nb\n  problem  y       3\n                   > now\n\n1 ok, 1 warnings, 1 problems\n"
+	const text = "a\n  ok       x       1\n  warning  longer  2\n                   > do it\nb\n  problem  y       3\n                   > now\n\n1 ok, 1 warning, 1 problem\n"
 	if out.String() != text {
 		t.Errorf("got\n%s\nwant\n%s", &out, text)
 	}

@@ -231,7 +231,7 @@ func TestBinaryBadFlags(t *testing.T) {
 		"no such folder":          {"decode --tls-dir " + dir + "/none", []string{"--tls-dir " + dir + "/none", "no such file", "tandem ca"}},
 		"an empty folder":         {"gateway --tls-dir " + dir, []string{"ca.crt", "no such file", "tandem ca"}},
 		"a flag of vllm serve":    {"serve --pipeline-parallel-size 2", []string{"--pipeline-parallel-size 2 is not supported"}},
-		"nearly a flag":           {"serve --max-nums-seqs 2", []string{"did you mean max-num-seqs?"}},
+		"nearly a flag":           {"serve --max-nums-seqs 2", []string{"did you mean --max-num-seqs?"}},
 		"an argument too many":    {"serve a b", []string{`unexpected argument "b"`}},
 		"tokens that are no ids":  {"logits builtin --tokens 1,x", []string{`"1,x"`}},
 	} {

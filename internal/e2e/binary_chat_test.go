@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -271,6 +272,27 @@ func TestBinaryChatPipes(t *testing.T) {
 	}
 }
 
+// closesAll returns the URL of a server that closes each connection without an answer, as a gateway
+// with a certificate closes those of plain HTTP.
+func closesAll(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Read(make([]byte, 4<<10))
+			c.Close()
+		}
+	}()
+	return "http://" + l.Addr().String()
+}
+
 // An address at which nothing answers, or that is none, comes with what to do.
 func TestBinaryChatHints(t *testing.T) {
 	t.Parallel()
@@ -279,6 +301,18 @@ func TestBinaryChatHints(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed.Close()
+	answers := func(text string, status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { http.Error(w, text, status) }
+	}
+	node := httptest.NewServer(answers("not found", http.StatusNotFound))
+	t.Cleanup(node.Close)
+	locked := httptest.NewServer(answers(`{"error":{"message":"no key"}}`, http.StatusUnauthorized))
+	t.Cleanup(locked.Close)
+	secure := httptest.NewUnstartedServer(answers("", http.StatusOK))
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secure.StartTLS()
+	t.Cleanup(secure.Close)
+	silent := closesAll(t)
 	for _, c := range []struct {
 		args   []string
 		status int
@@ -288,6 +322,11 @@ func TestBinaryChatHints(t *testing.T) {
 		{[]string{"status", "--url", closed.Addr().String()}, 1, "start a cluster with `tandem up`"},
 		{[]string{"status", "--url", "ftp://x"}, 2, "write http://HOST:PORT"},
 		{[]string{"doctor", "--url", "http://"}, 2, "write http://HOST:PORT"},
+		{[]string{"chat", "hi", "--url", silent}, 1, "a gateway with a certificate has the URL https://"},
+		{[]string{"chat", "hi", "--url", secure.URL}, 1, "trusted by SSL_CERT_FILE=FILE"},
+		{[]string{"status", "--url", strings.Replace(node.URL, "http:", "https:", 1)}, 1, "a gateway without a certificate has the URL http://"},
+		{[]string{"status", "--url", node.URL}, 1, "/debug/nodes is no route of a gateway"},
+		{[]string{"chat", "hi", "--url", locked.URL}, 1, "by --api-key KEY or TANDEM_API_KEY"},
 		{[]string{"run", "llama3.2"}, 2, "`tandem serve MODEL_DIR` serves a model"},
 		{[]string{"pull", "llama3.2"}, 2, "want ORG/NAME"},
 		{[]string{"ps"}, 2, "`tandem status`"},

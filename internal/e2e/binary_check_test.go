@@ -76,7 +76,7 @@ func TestBinaryDryRunValidates(t *testing.T) {
 		"node's role":    {"gateway --tls-dir " + filepath.Join(dir, "certs/d1"), []string{"has the certificate of node"}},
 		"upstream":       {"gateway --upstream localhost:8000 --upstream-protocol x", []string{"2 settings", "write http://localhost:8000", "--upstream-protocol"}},
 		"short flag":     {"serve -p 1 -model x", []string{"unknown flag -p (did you mean --port?)", "unknown flag -model (did you mean --model?)"}},
-		"part of a flag": {"serve --tensor-parallel 2", []string{"did you mean tensor-parallel-size?"}},
+		"part of a flag": {"serve --tensor-parallel 2", []string{"did you mean --tensor-parallel-size?"}},
 	} {
 		args := strings.Fields(c.args)
 		out, errOut, err := tandem(t, nil, append(args, "--dry-run")...)

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 )
 
 // packageName matches the name of a package in front of an error's text.
@@ -41,6 +42,7 @@ func TestBinaryErrorsNameRemedy(t *testing.T) {
 		"hf URL":                 {"serve hf://openai/gpt-oss-20b", []string{"tandem pull openai/gpt-oss-20b"}},
 		"LFS pointer, weights":   {"serve --port 0 --model " + broken("model.safetensors", "model.safetensors", pointer), []string{"model.safetensors", "`git lfs pull`"}},
 		"LFS pointer, config":    {"serve --port 0 --model " + broken("config.json", "config.json", pointer), []string{"config.json", "`git lfs pull`"}},
+		"LFS pointer, GGUF":      {"serve --port 0 --model " + broken("model.safetensors", "model.gguf", pointer) + "/model.gguf", []string{"model.gguf", "`git lfs pull`"}},
 		"bin":                    {"serve --port 0 --model " + broken("model.safetensors", "pytorch_model.bin", "x"), []string{"pytorch_model.bin, which is not read", "safetensors"}},
 		"plan of ORG/NAME":       {"plan memory openai/gpt-oss-120b --kv-memory 1GiB", []string{"tandem pull openai/gpt-oss-120b"}},
 		"plan without memory":    {"plan memory builtin", []string{"--kv-memory 8GiB"}},
@@ -66,5 +68,24 @@ func TestBinaryErrorsNameRemedy(t *testing.T) {
 	}
 	if out, errOut, err := tandem(t, nil, "plan", "memory", "builtin", "--kv-memory", "1GiB"); err != nil || !strings.Contains(out, "KV cache") {
 		t.Errorf("plan of the built-in model: %v, %s%s", err, out, errOut)
+	}
+}
+
+// Ctrl-C ends a load test with the status of a signal, also while it waits for the server, and the
+// wait names its reason.
+func TestBinaryBenchInterrupted(t *testing.T) {
+	t.Parallel()
+	server, _ := slowServer(t)
+	for _, c := range []struct{ url, args, until string }{
+		{closesAll(t), "--ready-check-timeout-sec 60", "No answer yet"},
+		{server.URL, "--request-rate 1", "Starting main benchmark run"},
+	} {
+		args := append([]string{"bench", "serve", "--base-url", c.url, "--model", "m", "--tokenizer", "builtin", "--num-prompts", "50"}, strings.Fields(c.args)...)
+		bench := startTerminal(t, args...)
+		bench.expect(c.until)
+		time.Sleep(200 * time.Millisecond) // until requests have begun
+		bench.enter(ctrlC)
+		bench.expect("tandem bench: stopped: interrupt")
+		bench.wantExit(130)
 	}
 }

@@ -234,7 +234,7 @@ func (s *state) facts() (all []string) {
 	if s.firstWhen != "" {
 		when = fmt.Sprintf(", from %s to %s", s.firstWhen, s.lastWhen)
 	}
-	add("%s lines%s: %d warnings, %d errors", thousands(s.lines), when, s.levels[0], s.levels[1])
+	add("%s lines%s: %d %s, %d %s", thousands(s.lines), when, s.levels[0], plural(s.levels[0], "warning"), s.levels[1], plural(s.levels[1], "error"))
 	if s.arch != "" || s.dtype != "" {
 		text := "Model: " + strings.Join(nonempty(s.arch, s.dtype, named("quantization", s.quantization), parallel(s.tp)), ", ")
 		add("%s", text)

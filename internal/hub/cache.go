@@ -153,6 +153,9 @@ func (c Cache) Find(name, revision string) (string, error) {
 	if revision == "" && len(have) == 1 {
 		return filepath.Join(repo, "snapshots", have[0]), nil
 	}
+	if len(have) == 0 && revision == "" && filepath.IsLocal(commit) {
+		return "", refuse("%s is not whole in the Hugging Face cache %s: `tandem pull %s` downloads the rest", name, c.Dir, name)
+	}
 	return "", refuse("%s: %s has no revision %q; it has the commits %q: choose one by --revision, or download again", name, repo, ref, have)
 }
 

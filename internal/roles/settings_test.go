@@ -133,7 +133,7 @@ func TestRefusals(t *testing.T) {
 		file      string
 		want      string
 	}{
-		"unknown flag":      {args: []string{"--max-num-seq=1"}, want: "did you mean max-num-seqs"},
+		"unknown flag":      {args: []string{"--max-num-seq=1"}, want: "did you mean --max-num-seqs"},
 		"far-off flag":      {args: []string{"--zzzzzz"}, want: "unknown flag --zzzzzz; "},
 		"bad number":        {args: []string{"--threads=two"}, want: "threads"},
 		"bad environment":   {env: []string{"TANDEM_THREADS=x"}, want: `TANDEM_THREADS=x: --threads: "x" is not a whole number`},

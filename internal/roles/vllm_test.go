@@ -104,7 +104,7 @@ func TestVLLMSpellings(t *testing.T) {
 		"removed":              {args: []string{"--rope-theta", "1e6"}, refused: "newer vLLM has removed it; edit config.json"},
 		"removed, no effect":   {args: []string{"--swap-space", "4"}, warnings: "--swap-space has no effect: newer vLLM has removed it"},
 		"all at once":          {args: []string{"--uds", "x", "--port", "y"}, file: "hf-overrides: 1\n", refused: "is not a port"},
-		"nearly one of them":   {args: []string{"--enforce-eagre"}, refused: "did you mean enforce-eager?"},
+		"nearly one of them":   {args: []string{"--enforce-eagre"}, refused: "did you mean --enforce-eager?"},
 		"variable, mistyped":   {env: []string{"TANDEM_MAX_NUM_SEQ=1"}, warnings: "did you mean TANDEM_MAX_NUM_SEQS?"},
 		"variable of no flag":  {env: []string{"TANDEM_SOAK=1", "TANDEM_BINARY=x"}},
 	} {

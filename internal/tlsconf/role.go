@@ -69,20 +69,30 @@ func FolderIdentity(nodeDir string) (Identity, error) {
 	return IdentityOf(c)
 }
 
+// CheckName returns an error that wraps ErrName if s is none of gateway/NAME, node/NAME and NAME.
+func CheckName(s string) error {
+	role, name, given := strings.Cut(s, "/")
+	if !given {
+		name = s
+	}
+	if !nodeName.MatchString(name) || given && Role(role) != Gateway && Role(role) != Node {
+		return fmt.Errorf("%w: %q, want gateway/NAME, node/NAME or NAME", ErrName, s)
+	}
+	return nil
+}
+
 // parseIdentity reads gateway/NAME, node/NAME or NAME. NAME alone has the role of the
 // certificate in dir/NAME, so that a renewal keeps it, and no role where there is none.
 func parseIdentity(dir, s string) (Identity, error) {
+	if err := CheckName(s); err != nil {
+		return Identity{}, err
+	}
 	role, name, given := strings.Cut(s, "/")
-	if !given {
-		role, name = "", s
+	if given {
+		return Identity{Role: Role(role), Name: name}, nil
 	}
-	i := Identity{Role: Role(role), Name: name}
-	switch {
-	case !nodeName.MatchString(name), given && i.Role != Gateway && i.Role != Node:
-		return Identity{}, fmt.Errorf("%w: %q, want gateway/NAME, node/NAME or NAME", ErrName, s)
-	case given:
-		return i, nil
-	}
+	name = s
+	i := Identity{Name: name}
 	switch old, err := FolderIdentity(filepath.Join(dir, name)); {
 	case err == nil:
 		i.Role = old.Role
