@@ -20,11 +20,11 @@ import (
 // chosen by name, computed where it is loaded, and hashed apart.
 func TestAdapters(t *testing.T) {
 	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": {}, "d2": {}, "d3": {}})
-	b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "french", Digest: 11, Rank: 8}, {Name: "sql", Digest: 5}}})
-	b.nodes["d2"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
-	b.nodes["d3"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
 	m := b.g.native.Models.Load()
-	b.until(func() bool {
+	b.until(func() bool { // a node may notice its connection after the gateway does
+		b.nodes["d1"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "french", Digest: 11, Rank: 8}, {Name: "sql", Digest: 5}}})
+		b.nodes["d2"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
+		b.nodes["d3"].Send(rpc.FrameStats, &nodepb.Stats{Steps: 1, Adapters: []*nodepb.Adapter{{Name: "sql", Digest: 6}}})
 		all := b.g.native.Nodes.Now().Adapters(m.Fingerprint)
 		return len(all) == 2 && all[1] == nodes.Adapter{Name: "sql", Digest: 6} // what most have
 	})

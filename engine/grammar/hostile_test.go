@@ -246,7 +246,11 @@ func TestHostile(t *testing.T) {
 	for name, src := range hostile() {
 		runHostile(t, name, src, v, r)
 	}
-	for i := range 200 {
+	random := 200
+	if testing.Short() {
+		random = 50
+	}
+	for i := range random {
 		seed := rand.New(rand.NewPCG(uint64(i), 3))
 		src := hostileRandom(seed, i)
 		runHostile(t, fmt.Sprintf("random %d %s", i, clip(string(src.Text))), src, v, r)

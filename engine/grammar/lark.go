@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"errors"
 	"strings"
 )
 
@@ -48,6 +49,9 @@ func (p *ebnfParser) json() (*expr, error) {
 	p.skip(true)
 	r := &jsonReader{text: p.text, at: p.at, depth: 4 * p.limits.Depth}
 	root, err := r.value()
+	if errors.Is(err, ErrBudget) {
+		return nil, err
+	}
 	if err != nil {
 		return nil, p.bad("%s needs a JSON Schema: %v", jsonDirective, err)
 	}

@@ -43,8 +43,8 @@ func (c *Command) visible(t Table, f func(*pflag.Flag)) {
 	})
 }
 
-// words returns the words that a command takes as its first argument, or nil, and whether it takes
-// a file instead.
+// words returns the words that a command takes as its first argument, or nil, and whether it also
+// takes a file there.
 func (c *Command) words() (words []string, orFile bool) {
 	switch c.Name {
 	case "bench":
