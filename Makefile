@@ -148,6 +148,9 @@ clean: ## remove what was built and installed here
 
 ##@ Check
 
+# A clone has no Python and no Node of make test. Tests that need one skip.
+check: export TANDEM_PYTHON :=
+check: export TANDEM_JAVASCRIPT :=
 check: lint ## before a commit: formatting, go vet, staticcheck and the short tests; no root, and no network once Go's modules are there
 	@$(GO) test -short -parallel 8 ./...
 

@@ -81,7 +81,11 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 			d.Others++
 		}
 	}
-	g.Log.Warn("node drained by an operator", "node", m.Name, "cancel", cancel, "timeout", timeout, "others", d.Others, "peer", ctx.RemoteAddr().String())
+	if peer := ctx.RemoteAddr().String(); cancel {
+		g.Log.Warn("drain of a node cancelled by an operator", "node", m.Name, "peer", peer)
+	} else {
+		g.Log.Warn("node drained by an operator", "node", m.Name, "timeout", timeout, "others", d.Others, "peer", peer)
+	}
 	g.json(ctx, d)
 }
 
@@ -135,7 +139,11 @@ func (g *Gateway) drainUpstream(ctx *fasthttp.RequestCtx, name string, cancel bo
 			d.Others++
 		}
 	}
-	g.Log.Warn("upstream drained by an operator", "upstream", s.Name, "cancel", cancel, "others", d.Others, "peer", ctx.RemoteAddr().String())
+	if peer := ctx.RemoteAddr().String(); cancel {
+		g.Log.Warn("drain of an upstream cancelled by an operator", "upstream", s.Name, "peer", peer)
+	} else {
+		g.Log.Warn("upstream drained by an operator", "upstream", s.Name, "others", d.Others, "peer", peer)
+	}
 	g.json(ctx, d)
 	return true
 }

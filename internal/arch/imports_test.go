@@ -112,7 +112,7 @@ var mayImport = map[string][]string{
 
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"docs":                     {}, // pages that the program reads
 	"internal/doctor":          {"internal/console", "internal/tlsconf"},
 	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory

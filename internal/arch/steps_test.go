@@ -9,6 +9,18 @@ import (
 	"testing"
 )
 
+// make check needs Go and gcc only: its tests are not pointed at a Python or a Node that make test
+// installs.
+func TestCheckNeedsNoInstallation(t *testing.T) {
+	cmd := exec.Command("make", "--no-print-directory", "-f", "-", "check", "GO=env; true", "-o", "lint")
+	cmd.Dir = root
+	cmd.Stdin = strings.NewReader("include Makefile\n")
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "\nTANDEM_PYTHON=\n") || !strings.Contains(string(out), "\nTANDEM_JAVASCRIPT=\n") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // makefileList returns the words of a variable of the Makefile.
 func makefileList(t *testing.T, name string) []string {
 	t.Helper()

@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 	"syscall"
 
@@ -21,6 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/hub"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
@@ -174,10 +174,6 @@ type stopped syscall.Signal
 // Error names the signal.
 func (s stopped) Error() string { return "stopped: " + syscall.Signal(s).String() }
 
-// packageNames matches the names of packages in front of the texts of their errors, which users do
-// not know.
-var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|discover|draft|engine|fabric|gateway|gguf|hub|kvcache|kvtransfer|launch|memory|model|offline|process|report|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
-
 // status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
 	if err == nil || errors.Is(err, config.ErrHelp) || errors.Is(err, config.ErrDryRun) {
@@ -207,7 +203,7 @@ func status(name string, errOut io.Writer, err error) int {
 
 // explain returns an error's text without names of packages, and the exit status for it.
 func explain(err error) (text string, status int) {
-	text = packageNames.ReplaceAllString(err.Error(), "$1")
+	text = logs.WithoutPackages(err.Error())
 	// memberlist does not wrap the error, so that only its text is left.
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"

@@ -25,6 +25,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/console"
 	"github.com/tandem-serving/tandem/internal/doctor"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/regular"
 	"github.com/tandem-serving/tandem/kvtransfer/fabric"
@@ -76,6 +77,9 @@ func examine(v *Invocation) error {
 		System: system, Now: time.Now(), Kernels: cpu.Variants(), Descriptors: descriptors, MemoryLimit: process.MemoryLimit(system),
 		Ports: ports, PortsNeeded: needed, TLSDirs: *dirs, Fabric: fabrics, GPU: firstGPU, URL: *gateway, Key: *key, HTTP: client,
 	})
+	for i := range lines {
+		lines[i].Figure = logs.WithoutPackages(lines[i].Figure)
+	}
 	if *asJSON {
 		err = doctor.JSON(v.Out, v.Version, lines)
 	} else {

@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/hub"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/process"
 )
 
@@ -90,7 +91,7 @@ func models(v *Invocation) error {
 	for _, s := range list {
 		r := cached{Snapshot: s, Complete: s.Complete(), Served: true}
 		if err := engine.CheckConfig(s.Dir); err != nil {
-			r.Served, r.Refusal = false, packageNames.ReplaceAllString(err.Error(), "$1")
+			r.Served, r.Refusal = false, logs.WithoutPackages(err.Error())
 		}
 		rows = append(rows, r)
 	}

@@ -104,7 +104,7 @@ func client(v *Invocation) *console.Client {
 }
 
 // maxInput bounds a message from a pipe, in bytes. After quietInput a hint names what a chat waits
-// for, because an input that nobody ends looks like a hang.
+// for, because an input that stays open looks like a hang.
 const (
 	maxInput   = 16 << 20
 	quietInput = 3 * time.Second

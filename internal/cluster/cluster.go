@@ -367,7 +367,7 @@ func (c *Cluster) meet(addrs []string, missed bool) (unmet []string, err error) 
 	for _, addr := range addrs {
 		// memberlist's own timeout bounds its DNS look-ups and dials.
 		if _, jerr := c.list.Join([]string{addr}); jerr != nil {
-			unmet, err = append(unmet, addr), jerr
+			unmet, err = append(unmet, addr), joinError(jerr)
 			continue
 		}
 		met = append(met, addr)
@@ -382,6 +382,16 @@ func (c *Cluster) meet(addrs []string, missed bool) (unmet []string, err error) 
 		}
 	}
 	return unmet, err
+}
+
+// joinError returns the errors of memberlist, which writes them as a list of several lines, as one
+// line.
+func joinError(err error) error {
+	_, list, ok := strings.Cut(err.Error(), " occurred:\n\t* ")
+	if !ok {
+		return err
+	}
+	return errors.New(strings.ReplaceAll(strings.TrimSpace(list), "\n\t* ", "; "))
 }
 
 func signal(c chan struct{}) {

@@ -127,8 +127,8 @@ func (c *Client) Nodes(ctx context.Context) (*Fleet, error) {
 	return f, nil
 }
 
-// fit removes columns from rows of cells, the first of which is the head, until they fit the columns
-// of a terminal; 0: all fit. It returns the heads of the removed columns.
+// fit removes columns from rows of cells until the rows fit the width of a terminal; 0: all fit.
+// The first row is the head. It returns the heads of the removed columns.
 func fit(rows [][]string, width int) (removed []string) {
 	for _, head := range []string{"VERSION", "METRICS", "RPC", "MODEL", "QUEUED TOKENS", "WAITING", "PROMPT TOKENS/S"} {
 		sum := 0
@@ -152,7 +152,7 @@ func fit(rows [][]string, width int) (removed []string) {
 	return removed
 }
 
-// Status prints the cluster's nodes and load, at most width columns wide; 0: as wide as they are.
+// Status prints the nodes and load of the cluster, at most width columns wide; 0: without a bound.
 func (c *Client) Status(ctx context.Context, asJSON bool, width int, w io.Writer) error {
 	f, err := c.Nodes(ctx)
 	if err != nil {

@@ -80,6 +80,18 @@ func TestBinaryNames(t *testing.T) {
 	if s := first.log.String(); !strings.Contains(s, "node=d1") {
 		t.Errorf("the log does not name d1:\n%s", s)
 	}
+	for _, want := range []string{"node drained by an operator node=d1", "drain of a node cancelled by an operator node=d1"} {
+		if s := gateway.log.String(); strings.Count(s, want) != 1 {
+			t.Errorf("want %q once in the log:\n%s", want, s)
+		}
+	}
+	if s := gateway.log.String(); strings.Contains(s, `error="gateway: `) {
+		t.Errorf("the log has the name of a package:\n%s", s)
+	}
+	alone := daemonOf(t, "decode", "--tls-dir", filepath.Join(certs, "d1"), "--gossip-port", "0", "--rpc-port", "0", "--kv-port", "0", "--http-port", "0", "--kv-cache-memory-bytes", "32MiB")
+	c.wait(startBound, "a node without --join names it", func() bool {
+		return strings.Contains(alone.log.String(), "--join is not set: the node waits until another member joins it")
+	})
 
 	file := filepath.Join(c.state, "killed.yaml") // which names the process for the test's end
 	if err := os.WriteFile(file, nil, 0o600); err != nil {

@@ -63,8 +63,12 @@ func (b *Base) asked(payload []byte) bool {
 		}
 	}
 	b.o.Lock.Unlock()
-	if !leaving {
-		b.o.Log.Info("drain requested by a gateway", "cancel", m.Cancel, "timeout", timeout)
+	switch {
+	case leaving:
+	case m.Cancel:
+		b.o.Log.Info("drain cancelled by a gateway")
+	default:
+		b.o.Log.Info("drain requested by a gateway", "timeout", timeout)
 	}
 	return !leaving
 }

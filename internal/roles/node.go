@@ -213,6 +213,9 @@ func (n *node) serve(f *nodeCommand, h rpc.Handler, role drainer, bus *cluster.B
 	})
 	n.Watch(ready, alive)
 	n.Log.Info(n.role+" node listens", "node", n.Name, "rpc", self.RPC, "metrics", self.HTTP, "gossip", cl.Addr(), "version", version)
+	if len(f.c.join) == 0 {
+		n.Log.Info("--join is not set: the node waits until another member joins it", "gossip", cl.Addr())
+	}
 	select {
 	case err := <-failed:
 		return fmt.Errorf("a listener ended: %w", err)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/breaker"
@@ -80,7 +81,7 @@ func (s *Server) keepProbing(ctx context.Context) {
 				s.p.o.Log.Info("upstream is up", "upstream", s.Name)
 			}
 		case !late || missed >= probeMisses || !was:
-			why := err.Error()
+			why := strings.ReplaceAll(strings.TrimPrefix(err.Error(), errDown.Error()+": "), "upstream: ", "")
 			s.why.Store(&why)
 			if s.up.Store(false); was {
 				s.p.o.Log.Warn("upstream is down", "upstream", s.Name, "error", err)

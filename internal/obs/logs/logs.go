@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -129,6 +130,12 @@ func ParseLevel(name string) (slog.Level, error) {
 	return 0, fmt.Errorf("%q; use debug, info, warning or error", name)
 }
 
+// packageNames matches the names of packages in front of the texts of their errors.
+var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|decode|discover|draft|engine|fabric|gateway|gguf|grammar|hub|kvcache|kvtransfer|launch|lease|masks|memory|model|native|nodes|offline|prefill|process|report|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
+
+// WithoutPackages removes the names of packages, which users do not know, from the text of an error.
+func WithoutPackages(text string) string { return packageNames.ReplaceAllString(text, "$1") }
+
 func appendAttr(b []byte, prefix string, a slog.Attr) []byte {
 	v := a.Value.Resolve()
 	if v.Kind() == slog.KindGroup {
@@ -148,9 +155,15 @@ func appendAttr(b []byte, prefix string, a slog.Attr) []byte {
 	b = appendClean(b, a.Key)
 	b = append(b, '=')
 	var s string
-	if v.Kind() == slog.KindDuration {
+	switch v.Kind() {
+	case slog.KindDuration:
 		s = v.Duration().Round(time.Microsecond).String()
-	} else {
+	case slog.KindAny:
+		s = v.String()
+		if _, ok := v.Any().(error); ok {
+			s = WithoutPackages(s)
+		}
+	default:
 		s = v.String()
 	}
 	if s == "" || strings.ContainsAny(s, " \"=") || !clean(s) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -25,6 +26,16 @@ func TestOneRecordIsOneLine(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %s in %q", want, got)
 		}
+	}
+}
+
+// Errors are logged without the names of packages, other values as they are.
+func TestWithoutPackages(t *testing.T) {
+	var b bytes.Buffer
+	log := slog.New(New(&b, slog.LevelInfo))
+	log.Info("m", "error", fmt.Errorf("gateway: bad file: %w", errors.New("config: bad value: line 3 (model: x)")), "text", "gateway: x")
+	if got := b.String(); !strings.HasSuffix(got, ` m error="bad file: bad value: line 3 (x)" text="gateway: x"`+"\n") {
+		t.Errorf("got %q", got)
 	}
 }
 
