@@ -579,6 +579,9 @@ func (c *kernelCase) play(lib *library, want [][]float32, seed uint64, skip stri
 // the twin, or because the process does not survive it. So each is left out in a
 // process of its own; see mutant.
 func TestBarriersAreNeeded(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short: starts a process for each barrier")
+	}
 	lib, dev := openTwin(t), openGPU(t, Options{Limits: benchLimits})
 	twin := dev.info.twin != 0
 	dev.Close()
