@@ -156,8 +156,8 @@ check: lint ## before a commit: formatting, go vet, staticcheck and the short te
 
 lint: $(TOOLS)/staticcheck step-gofmt step-vet step-staticcheck ## formatting, go vet and staticcheck only
 
-clients: build $(CLIENTS)/installed ## official clients against Tandem, as docs/clients.md; installs them (PyPI, npm; 1 GB); ARGS="TANDEM_CLIENTS_ONLY=vercel" picks scripts and writes no page
-	@TANDEM_CLIENTS="$(CURDIR)/$(CLIENTS)" $(if $(ARGS),env $(ARGS)) $(GO) test -count=1 -v -timeout 2h -run '^TestAllClients$$' ./internal/e2e/clients
+clients: build $(CLIENTS)/installed ## official clients against Tandem, as docs/clients.md; installs them (PyPI, npm; 1.2 GB); ARGS="TANDEM_CLIENTS_ONLY=vercel" picks scripts and writes no page
+	@TANDEM_CLIENTS="$(CURDIR)/$(CLIENTS)" $(if $(ARGS),env $(ARGS)) $(GO) test -tags clients -count=1 -v -timeout 2h -run '^TestAllClients$$' ./internal/e2e/clients
 
 clients-lock: $(NODEENV)/installed ## write the lock files of make clients, with the newest versions that fit together; installs uv (PyPI)
 	$(PYTHON) -m venv --clear .cache/uv

@@ -87,11 +87,24 @@ def valid(model, value):
     return value
 
 
-def refusal(e):
-    """Returns the server's reason for a refusal, or None where e is something else."""
+def chain(e):
+    """Yields an exception and those that led to it."""
     seen = set()
     while e is not None and id(e) not in seen:
         seen.add(id(e))
+        yield e
+        e = e.__cause__ or e.__context__
+
+
+def only_members(e):
+    """Raises e unless the server answered, and the client did not accept the members that the model chose."""
+    if any(isinstance(getattr(part, "status_code", None), int) or "connect" in type(part).__name__.lower() or isinstance(part, TimeoutError) for part in chain(e)):
+        raise e
+
+
+def refusal(e):
+    """Returns the server's reason for a refusal, or None where e is something else."""
+    for e in chain(e):
         status = getattr(e, "status_code", None) or getattr(getattr(e, "response", None), "status_code", None)
         text = str(e)
         if status in (400, 404, 501) or re.search(r"\b(Error code: |status[ _]?code[:=] ?)(400|404|501)\b", text):
@@ -100,7 +113,6 @@ def refusal(e):
         for part in getattr(e, "exceptions", ()):
             if why := refusal(part):
                 return why
-        e = e.__cause__ or e.__context__
     return None
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 check.client(
     "llama-index", "llama-index-llms-openai-like",
     'OpenAILike(model=MODEL, api_base="http://HOST:8000/v1", api_key=KEY, is_chat_model=True, is_function_calling_model=True)',
+    configs={"structured_predict": "OpenAILike(..., strict=True)"},
 )
 
 
@@ -60,11 +61,11 @@ class Pet(BaseModel, extra="forbid"):
     tame: bool
 
 
-@check.structured("structured_predict", "whole", "function call")
+@check.structured("structured_predict", "whole", "function call, strict")
 def predict(server):
     from llama_index.core.prompts import PromptTemplate
 
-    assert isinstance(connect(server).structured_predict(Pet, PromptTemplate("A pet.")), Pet)
+    assert isinstance(connect(server, strict=True).structured_predict(Pet, PromptTemplate("A pet.")), Pet)
 
 
 @check.structured("should_use_structured_outputs", "whole", "schema")

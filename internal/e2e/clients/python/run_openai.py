@@ -181,10 +181,10 @@ def chat_parse_stream(server):
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Pet)
 
 
-@check.structured("chat.completions.parse", "whole", "strict tool, tool_choice required")
+@check.structured("chat.completions.parse", "whole", "strict tool, tool_choice required, no parallel calls")
 def chat_parse_tool(server):
     tools = [openai.pydantic_function_tool(Pet)]
-    r = connect(server).chat.completions.parse(model=server.model, messages=ASK, tools=tools, tool_choice="required", seed=3)
+    r = connect(server).chat.completions.parse(model=server.model, messages=ASK, tools=tools, tool_choice="required", parallel_tool_calls=False, seed=3)
     assert isinstance(r.choices[0].message.tool_calls[0].function.parsed_arguments, Pet), r
 
 

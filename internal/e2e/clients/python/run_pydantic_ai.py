@@ -92,8 +92,7 @@ async def prompted(server):
     try:
         await Agent(openai_chat(server), output_type=PromptedOutput(Pet), retries=0, model_settings={"max_tokens": 400}).run("A pet.")
     except UnexpectedModelBehavior as e:
-        if check.refusal(e):
-            raise
+        check.only_members(e)
 
 
 check.run()

@@ -1,3 +1,5 @@
+//go:build clients
+
 package clients
 
 import (
@@ -8,12 +10,55 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/bench/checkpoint"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 )
+
+// All clients of the lock files, over all formats and models: make clients. The page is written
+// where no client was picked by TANDEM_CLIENTS_ONLY, a part of its script's name.
+func TestAllClients(t *testing.T) {
+	folder, only := os.Getenv("TANDEM_CLIENTS"), os.Getenv("TANDEM_CLIENTS_ONLY")
+	e := environment{python: filepath.Join(folder, "bin/python"), olderPython: filepath.Join(folder, "openai2/bin/python"), node: filepath.Join(folder, "bin/node")}
+	formats, err := readFormats()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	s := setup{Key: key, Formats: play(t, formats), Models: []served{builtIn(t), random(t, dir)}}
+	if err := e.write(s, dir); err != nil {
+		t.Fatal(err)
+	}
+	var all []report
+	for _, script := range scripts {
+		if !strings.Contains(script, only) {
+			continue
+		}
+		began := time.Now()
+		r, err := e.run(t.Context(), script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s %s, %.0f s", r.Client, r.Version, time.Since(began).Seconds())
+		for _, c := range r.Checks {
+			t.Logf("%s, %s, %s: %s %.300q", c.Surface, c.Ran, c.Mode, c.verdict(), c.reasons())
+			for _, f := range c.Failed {
+				t.Errorf("%s: %s", f.Name, f.Why)
+			}
+		}
+		all = append(all, r)
+	}
+	if only != "" {
+		return
+	}
+	if err := os.WriteFile("../../../docs/clients.md", page(all, len(formats)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
 
 // builtIn starts the program with the model in it.
 func builtIn(t *testing.T) served { return startProgram(t, "built-in") }
