@@ -138,7 +138,7 @@ func refuseTrue(remedy string) func(*translation, string, []byte) *openai.Error 
 	}
 }
 
-// label accepts a short string without effect. The answer repeats it.
+// label accepts a short string without effect.
 func label(_ *translation, name string, v []byte) *openai.Error {
 	if !isText(v) {
 		return kindFault(name, "a string", v)
