@@ -216,7 +216,7 @@ const (
 )
 
 // commonFields come first in their table, in this order.
-var commonFields = []string{"messages", "prompt", "model", "stream", "max_completion_tokens", "max_tokens", "temperature", "seed"}
+var commonFields = []string{"messages", "prompt", "input", "model", "stream", "max_completion_tokens", "max_tokens", "temperature", "seed"}
 
 // pageFieldsOf returns the fields of a request's schema, by kind.
 func pageFieldsOf(schema *openSchema) []pageFields {

@@ -50,7 +50,7 @@ type bodyOutcome struct {
 }
 
 // fittingBodies are bodies that are served however long they are. What is made of the
-// first five takes several times their bytes.
+// first six takes several times their bytes.
 func fittingBodies() []bomb {
 	const text, chat = "/v1/completions", "/v1/chat/completions"
 	hello := `{"max_tokens":1,"messages":[{"role":"user","content":"x"`
@@ -60,6 +60,7 @@ func fittingBodies() []bomb {
 		{chat, hello + `}],"documents":[{"title":"a","text":"`, `\u00e9`, `"}]}`, 200, "usage"},
 		{chat, hello + `}],"chat_template_kwargs":{"a":"`, "ab cd. ", `"}}`, 200, "usage"},
 		{chat, hello + `}],"metadata":{"a":"`, "ab cd. ", `"}}`, 200, "usage"},
+		{"/v1/responses", `{"max_output_tokens":1,"input":[{"type":"reasoning","content":"`, "ab cd. ", `"},{"role":"user","content":"x"}]}`, 200, "usage"},
 		{chat, hello + `}],"user":"`, "x", `"}`, 200, "usage"},
 		{text, `{"prompt":"x","max_tokens":1,"user":"`, `\"`, `"}`, 200, "usage"},
 		{text, `{"prompt":"x","max_tokens":1`, "  \n\t", `}`, 200, "usage"},

@@ -75,6 +75,16 @@ func bombs() (all []bomb) {
 	in("/tokenize", `{"prompt":"`, "ab cd. ", `"}`, 400, "bytes of text")
 	in("/detokenize", `{"tokens":[9999999`, ",1", "]}", 400, "tokens")
 	in("/inference/v1/generate", `{"sampling_params":{"max_tokens":1},"token_ids":[1`, ",1", "]}", 400, "token_ids")
+	const responses, user = "/v1/responses", `{"role":"user","content":"x"}`
+	in(responses, `{"max_output_tokens":1,"input":[`+user, `,`+user, "]}", 400, "input")
+	in(responses, `{"max_output_tokens":1,"input":"`, "ab cd. ", `"}`, 400, "input")
+	in(responses, `{"max_output_tokens":1,"input":[{"role":"user","content":[{"type":"input_text","text":"a"}`, `,{"type":"input_text","text":"a"}`, "]}]}", 400, "input")
+	in(responses, `{"max_output_tokens":1,"input":[{"role":"assistant","content":"a"}`, `,{"type":"function_call","call_id":"","name":"f","arguments":""}`, "]}", 400, "input")
+	in(responses, `{"max_output_tokens":1,"input":[{"type":"reasoning","content":"`, "ab cd. ", `"},`+user+`]}`, 200, "usage")
+	in(responses, `{"max_output_tokens":1,"input":[{"type":"reasoning","summary":[],"encrypted_content":"`, "AAAA", `"},`+user+`]}`, 200, "usage")
+	in(responses, `{"max_output_tokens":1,"input":"x","metadata":{"a":"`, "ab cd. ", `"}}`, 400, "metadata.a")
+	in(responses, `{"max_output_tokens":1,"input":"x","z":[1`, ",1", "]}", 200, "usage")
+	in(responses, `{"max_output_tokens":1,"input":"x","tool_choice":"none","tools":[{"type":"function","name":"f","description":"`, "ab cd. ", `"}]}`, 200, `"description":null`)
 	return all
 }
 

@@ -81,8 +81,9 @@ func responseSchemas() schema {
 		"service_tier": chat("service_tier"),
 		"metadata": described("accepted without effect: the answer repeats it", nullable(schema{"type": "object", "maxProperties": 16,
 			"propertyNames": schema{"maxLength": 64}, "additionalProperties": textSchema(0, 512)})),
-		"user": label, "safety_identifier": label, "prompt_cache_key": label, "prompt_cache_retention": label,
-		"prompt_cache_options": described("accepted without effect", nullable(schema{"type": "object"})),
+		"user": label, "safety_identifier": label, "prompt_cache_key": label,
+		"prompt_cache_retention": described("accepted without effect: blocks are cached while there is room", nullable(textSchema(0, MaxLabel))),
+		"prompt_cache_options":   described("accepted without effect", nullable(schema{"type": "object"})),
 
 		"store": refused(stateless, false), "background": refused("set stream to true for long answers", false), "previous_response_id": refused(stateless),
 		"conversation": refused(stateless), "prompt": refused("send the prompt's text in instructions and input"), "context_management": refused("shorten input"),

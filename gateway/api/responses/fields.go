@@ -22,7 +22,7 @@ const (
 type field struct {
 	name string
 	most jsonscan.Bounds // of its value
-	// read checks the value and translates it.
+	// read checks the value and translates it; nil: messages does.
 	read func(t *translation, name string, v []byte) *openai.Error
 }
 
@@ -45,8 +45,8 @@ var fields = [...]field{
 	}},
 	{"stream_options", small, (*translation).streamOptions},
 	{"include", small, (*translation).include},
-	{"instructions", jsonscan.Bounds{}, (*translation).instructions},
-	{"input", tree, (*translation).input},
+	{"instructions", jsonscan.Bounds{}, nil},
+	{"input", tree, nil},
 
 	{"tools", tree, (*translation).tools},
 	{"tool_choice", tree, (*translation).toolChoice},
@@ -138,7 +138,7 @@ func refuseTrue(remedy string) func(*translation, string, []byte) *openai.Error 
 	}
 }
 
-// label accepts a short string without effect. The answer repeats it.
+// label accepts a short string without effect.
 func label(_ *translation, name string, v []byte) *openai.Error {
 	if !isText(v) {
 		return kindFault(name, "a string", v)

@@ -1,6 +1,7 @@
 package responses
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 
@@ -8,23 +9,22 @@ import (
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
-// dialog collects the chat's messages. Texts are kept as JSON strings without their quotes.
+// dialog is the state of writing the chat's messages. Texts are JSON strings without their quotes.
 //
 // Instructions and the system messages at the beginning become one system message, because many
 // templates take only one. The items of the assistant between two others become one message, except
 // that a message that directly follows a message is one of its own.
 type dialog struct {
-	out []byte // the messages, each followed by a comma
+	system bool // the first system message is open
+	later  bool // no further text belongs to it
+	turn   turn // of the assistant
 
-	system  []byte // instructions and first system messages; nil: none
-	begun   bool   // another message came
-	turn    turn   // of the assistant; zero: none is open
 	dropped int    // reasoning items that do not open
-	first   string // the field of the first of them
+	field   string // of the first of them
 	err     error  // why it does not
 }
 
-// turn is what will be one message of the assistant.
+// turn is what will be one message of the assistant. Its parts may be parts of the body.
 type turn struct {
 	open                      bool
 	reasoning, content, calls []byte // calls are JSON objects separated by commas
@@ -38,106 +38,93 @@ const (
 	betweenTexts  = `\n`
 )
 
-// join appends a text, after a separator if there is one before.
-func join(dst []byte, has bool, separator string, text []byte) []byte {
-	if has {
-		dst = append(dst, separator...)
+// join returns a text, after the text and the separator that precede it if has is set. It changes
+// no memory that it has not allocated.
+func join(before []byte, has bool, separator string, text []byte) []byte {
+	if !has {
+		return text[:len(text):len(text)]
 	}
-	return append(dst, text...)
+	return append(append(before, separator...), text...)
 }
 
 // addSystem adds a message of the roles system and developer.
-func (d *dialog) addSystem(text []byte) {
-	if !d.begun {
-		d.system = join(d.system, d.system != nil, betweenSystem, text)
-		if d.system == nil {
-			d.system = []byte{}
-		}
-		return
+func (t *translation) addSystem(text []byte) {
+	switch d := &t.dialog; {
+	case d.later:
+		t.addMessage(`{"role":"system","content":"`, text, `"},`)
+	case d.system:
+		t.chat = append(append(t.chat, betweenSystem...), text...)
+	default:
+		d.system = true
+		t.chat = append(append(t.chat, `{"role":"system","content":"`...), text...)
 	}
-	d.addMessage(`{"role":"system","content":"`, text, `"},`)
 }
 
-// addMessage ends the assistant's turn and adds a message.
-func (d *dialog) addMessage(head string, text []byte, end string) {
-	d.endTurn()
-	d.begun = true
-	d.out = append(append(append(d.out, head...), text...), end...)
+// addMessage ends the message before and adds one. end may leave it open.
+func (t *translation) addMessage(head string, text []byte, end string) {
+	t.endMessage()
+	t.chat = append(append(append(t.chat, head...), text...), end...)
 }
 
-// endTurn adds the message of the assistant's turn, if one is open.
-func (d *dialog) endTurn() {
-	t := &d.turn
-	if !t.open {
+// endMessage ends the first system message and the assistant's turn, if one is open.
+func (t *translation) endMessage() {
+	d := &t.dialog
+	if d.later = true; d.system {
+		d.system = false
+		t.chat = append(t.chat, `"},`...)
+	}
+	a := &d.turn
+	if !a.open {
 		return
 	}
-	d.out = append(d.out, `{"role":"assistant","content":`...)
-	if t.hasContent || len(t.calls) == 0 {
-		d.out = append(append(append(d.out, '"'), t.content...), '"')
+	if t.chat = append(t.chat, `{"role":"assistant","content":`...); a.hasContent || len(a.calls) == 0 {
+		t.chat = append(append(append(t.chat, '"'), a.content...), '"')
 	} else {
-		d.out = append(d.out, "null"...)
+		t.chat = append(t.chat, "null"...)
 	}
-	if len(t.reasoning) > 0 { // templates read one of the two
-		d.out = append(append(append(d.out, `,"reasoning":"`...), t.reasoning...), '"')
-		d.out = append(append(append(d.out, `,"reasoning_content":"`...), t.reasoning...), '"')
+	if len(a.reasoning) > 0 { // templates read one of the two
+		for _, name := range [...]string{`,"reasoning":"`, `,"reasoning_content":"`} {
+			t.chat = append(append(append(t.chat, name...), a.reasoning...), '"')
+		}
 	}
-	if len(t.calls) > 0 {
-		d.out = append(append(append(d.out, `,"tool_calls":[`...), t.calls...), ']')
+	if len(a.calls) > 0 {
+		t.chat = append(append(append(t.chat, `,"tool_calls":[`...), a.calls...), ']')
 	}
-	d.out = append(d.out, "},"...)
-	*t = turn{reasoning: t.reasoning[:0], content: t.content[:0], calls: t.calls[:0]}
-}
-
-// appendList appends the messages as a JSON array.
-func (d *dialog) appendList(dst []byte) []byte {
-	d.endTurn()
-	dst = append(dst, '[')
-	if d.system != nil {
-		dst = append(append(append(dst, `{"role":"system","content":"`...), d.system...), `"},`...)
-	}
-	dst = append(dst, d.out...)
-	if n := len(dst) - 1; dst[n] == ',' {
-		dst = dst[:n]
-	}
-	return append(dst, ']')
-}
-
-// size returns the bytes of the dialog's buffers.
-func (d *dialog) size() int {
-	return cap(d.out) + cap(d.system) + cap(d.turn.reasoning) + cap(d.turn.content) + cap(d.turn.calls)
-}
-
-// report calls f if reasoning was dropped.
-func (d *dialog) report(f func(n int, field string, err error)) {
-	if d.dropped > 0 && f != nil {
-		f(d.dropped, d.first, d.err)
-	}
+	t.chat = append(t.chat, "},"...)
+	*a = turn{}
 }
 
 // assistant returns the open turn, for an item of a kind.
-func (d *dialog) assistant(k kind) *turn {
-	d.begun = true
-	if d.turn.open && d.turn.last == message && k == message {
-		d.endTurn()
+func (t *translation) assistant(k kind) *turn {
+	d := &t.dialog
+	if !d.turn.open || d.turn.last == message && k == message {
+		t.endMessage()
 	}
 	d.turn.open, d.turn.last = true, k
 	return &d.turn
 }
 
-func (t *translation) instructions(name string, v []byte) *openai.Error {
-	if !isText(v) {
-		return kindFault(name, "a string", v)
+// messages translates the instructions and the input.
+func (t *translation) messages() *openai.Error {
+	t.chat = append(t.chat, `"messages":[`...)
+	if v := t.values["instructions"]; v != nil && !isText(v) {
+		return kindFault("instructions", "a string", v)
+	} else if len(v) > len(`""`) {
+		t.addSystem(inner(v))
 	}
-	if len(v) > len(`""`) {
-		t.dialog.addSystem(inner(v))
+	if fault := t.input("input", t.values["input"]); fault != nil {
+		return fault
 	}
+	t.endMessage()
+	t.chat = bytes.TrimSuffix(t.chat, []byte{','})
+	t.chat = append(t.chat, ']')
 	return nil
 }
 
 func (t *translation) input(at string, v []byte) *openai.Error {
 	switch {
 	case isText(v):
-		t.dialog.addMessage(`{"role":"user","content":"`, inner(v), `"},`)
+		t.addMessage(`{"role":"user","content":"`, inner(v), `"},`)
 		return nil
 	case !isList(v):
 		return kindFault(at, "a string or a list of items", v)
@@ -178,8 +165,8 @@ func (t *translation) item(at string, it *inputItem) *openai.Error {
 		if fault != nil {
 			return fault
 		}
-		t.dialog.addMessage(`{"role":"tool","tool_call_id":`, it.callID, `,"content":"`)
-		t.dialog.out = append(append(t.dialog.out, text...), `"},`...)
+		t.addMessage(`{"role":"tool","tool_call_id":`, it.callID, `,"content":"`)
+		t.chat = append(append(t.chat, text...), `"},`...)
 	case is(typ, "reasoning"):
 		return t.reasoningItem(at, it)
 	case is(typ, "item_reference"), typ == nil && it.id != nil:
@@ -198,13 +185,13 @@ func (t *translation) message(at string, it *inputItem) *openai.Error {
 	case fault != nil:
 		return fault
 	case is(it.role, "system"), is(it.role, "developer"):
-		t.dialog.addSystem(text)
+		t.addSystem(text)
 	case is(it.role, "user") && several:
-		t.dialog.addMessage(`{"role":"user","content":`, appendParts(nil, it.content), `},`)
+		t.addMessage(`{"role":"user","content":`, appendParts(nil, it.content), `},`)
 	case is(it.role, "user"):
-		t.dialog.addMessage(`{"role":"user","content":"`, text, `"},`)
+		t.addMessage(`{"role":"user","content":"`, text, `"},`)
 	case is(it.role, "assistant"):
-		a := t.dialog.assistant(message)
+		a := t.assistant(message)
 		a.content, a.hasContent = join(a.content, a.hasContent, betweenTexts, text), true
 	default:
 		return kindFault(at+".role", `"user", "assistant", "system" or "developer"`, it.role)
@@ -221,7 +208,7 @@ func (t *translation) functionCall(at string, it *inputItem) *openai.Error {
 			return kindFault(at+m.name, "a string", m.v)
 		}
 	}
-	a := t.dialog.assistant(call)
+	a := t.assistant(call)
 	a.calls = join(a.calls, len(a.calls) > 0, ",", []byte(`{"id":`))
 	a.calls = append(append(a.calls, it.callID...), `,"type":"function","function":{"name":`...)
 	a.calls = append(append(a.calls, it.name...), `,"arguments":`...)
@@ -251,7 +238,7 @@ func (t *translation) reasoningItem(at string, it *inputItem) *openai.Error {
 			break
 		}
 		if d := &t.dialog; d.dropped == 0 {
-			d.first, d.err = at+".encrypted_content", err
+			d.field, d.err = at+".encrypted_content", err
 		}
 		t.dialog.dropped++
 	}
@@ -259,7 +246,7 @@ func (t *translation) reasoningItem(at string, it *inputItem) *openai.Error {
 		content = summary
 	}
 	if len(content) > 0 {
-		a := t.dialog.assistant(reasoning)
+		a := t.assistant(reasoning)
 		a.reasoning = join(a.reasoning, len(a.reasoning) > 0, betweenTexts, content)
 	}
 	return nil

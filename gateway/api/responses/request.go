@@ -38,11 +38,14 @@ func (r *Response) Chat(body []byte, charge func(bytes int) *openai.Error) ([]by
 	}
 	t.chat = append(make([]byte, 0, len(body)+256), '{')
 	for i := range fields {
-		if f := &fields[i]; t.values[f.name] != nil {
+		if f := &fields[i]; f.read != nil && t.values[f.name] != nil {
 			if fault := f.read(t, f.name, t.values[f.name]); fault != nil {
 				return nil, fault
 			}
 		}
+	}
+	if t.values["stream_options"] != nil && !t.stream {
+		return nil, openai.BadRequest("stream_options", "stream_options needs stream: true")
 	}
 	for _, name := range openai.Extras {
 		if v := t.values[name]; v != nil {
@@ -55,16 +58,15 @@ func (r *Response) Chat(body []byte, charge func(bytes int) *openai.Error) ([]by
 	for _, name := range t.unknown { // the chat logs them
 		t.chat = append(append(openai.AppendString(t.chat, name), `:null`...), ',')
 	}
-	switch {
-	case t.values["input"] == nil:
-		return nil, openai.BadRequest("input", "input is required: a string or a list of items")
-	case t.values["stream_options"] != nil && !t.stream:
-		return nil, openai.BadRequest("stream_options", "stream_options needs stream: true")
+	if fault := t.messages(); fault != nil {
+		return nil, fault
 	}
-	t.dialog.report(t.o.Dropped)
-	t.chat = append(t.dialog.appendList(append(t.chat, `"messages":`...)), '}')
+	t.chat = append(t.chat, '}')
+	if d := &t.dialog; d.dropped > 0 && t.o.Dropped != nil {
+		t.o.Dropped(d.dropped, d.field, d.err)
+	}
 	t.repeat()
-	if more := cap(t.chat) + cap(t.echo) + t.dialog.size() - charged; more > 0 { // of encrypted reasoning with many escapes
+	if more := cap(t.chat) + cap(t.echo) - charged; more > 0 { // of encrypted reasoning with many escapes
 		if fault := charge(more); fault != nil {
 			return nil, fault
 		}

@@ -11,8 +11,14 @@ import time
 import urllib.request
 
 import openai
+import pydantic
+from typing import Literal
 
 STORY = [{"role": "user", "content": "Tell me a story about a dragon."}]
+
+
+class Colour(pydantic.BaseModel):
+    name: Literal["red", "blue"]
 
 
 def refused(status, param, call, *words):
@@ -188,7 +194,27 @@ def named_logprobs(client):
         assert token.token.startswith("token_id:") and [t.token for t in token.top_logprobs] == ["token_id:70", "token_id:40", "token_id:90"], token
 
 
-CLAIMS = [usage_of_a_completion_stream, no_usage_unless_asked, usage_on_every_chunk, cached_tokens, several_chats_streamed, seeds, stop_lists,
+def responses(client):
+    ask = dict(model="", instructions="Be brief.", input="What is prefill?", temperature=0, max_output_tokens=12)
+    whole = client.responses.create(**ask)
+    assert whole.status == "incomplete" and whole.incomplete_details.reason == "max_output_tokens" and whole.usage.output_tokens == 12, whole
+    with client.responses.stream(**ask, top_logprobs=1) as stream:
+        events = list(stream)
+        final = stream.get_final_response() if events[-1].type == "response.completed" else events[-1].response
+    assert [e.sequence_number for e in events] == list(range(len(events))) and events[-1].type == "response.incomplete", events
+    assert final.output_text == whole.output_text == "".join(e.delta for e in events if e.type == "response.output_text.delta"), (final, whole)
+    assert "".join(p.token for p in final.output[0].content[0].logprobs) == whole.output_text, final
+    parsed = client.responses.parse(model="", input="A colour", text_format=Colour, temperature=0, max_output_tokens=200)
+    assert parsed.output_parsed.name in ("red", "blue"), parsed
+    again = client.responses.create(model="", input=[{"role": "user", "content": "Hi"}, *whole.output, {"role": "user", "content": "Go on."}], max_output_tokens=2)
+    assert again.output_text and again.usage.input_tokens > whole.usage.input_tokens, again
+    refused(400, "store", lambda: client.responses.create(**ask, store=True), "set store to false")
+    refused(400, "previous_response_id", lambda: client.responses.create(**ask, previous_response_id=whole.id))
+    refused(400, "background", lambda: client.responses.create(**ask, background=True))
+    refused(400, "tools[0].type", lambda: client.responses.create(**ask, tools=[{"type": "web_search"}]), "the client runs them")
+
+
+CLAIMS = [responses, usage_of_a_completion_stream, no_usage_unless_asked, usage_on_every_chunk, cached_tokens, several_chats_streamed, seeds, stop_lists,
           errors, harmless_fields, tokenize, prompt_logprobs, named_logprobs]
 
 
