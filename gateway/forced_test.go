@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/masks"
@@ -228,5 +229,54 @@ func TestForcedCallsResume(t *testing.T) {
 	got, _ := messagesOf(t, newBed(t, Options{}, map[string]nodestest.Options{"d1": node("d1", 20), "d2": node("d2", 0)}).post(chatPath, body))
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+// thinking_token_budget ends reasoning after so many tokens, whether the prompt or the answer begins
+// it, with and without another grammar.
+func TestThinkingBudget(t *testing.T) {
+	b := obedient(t, Options{}, hermesMarkers...)
+	thought := 0
+	for _, fields := range []string{``, thinking, thinking + `,"response_format":{"type":"json_object"}`, thinking + `,"guided_regex":"[a-c]{3}"`, `,` + strictTools + `,"tool_choice":"required"`, thinking + `,` + strictTools} {
+		for seed := range 4 {
+			for _, budget := range []int{0, 1, 7} {
+				body := fmt.Sprintf(`{%s%s,"seed":%d,"max_tokens":5000,"thinking_token_budget":%d}`, hi, fields, seed, budget)
+				whole := ""
+				for _, body := range withStream(body) {
+					got, _ := messagesOf(t, b.post(chatPath, body))
+					m := got[0]
+					if strings.Contains(fields, "strict") {
+						checkCalls(t, body, m)
+					}
+					// A character that has begun is ended.
+					if n := utf8.RuneCountInString(m.Reasoning); n > budget+3 || budget == 0 && n > 0 && !strings.Contains(fields, "think") {
+						t.Errorf("%s: %d tokens of reasoning: %v", body, n, m)
+					}
+					if m.Reasoning != "" {
+						thought++
+					}
+					text := strings.Replace(m.String(), ` "" `, " null ", 1)
+					if whole == "" {
+						whole = text
+					} else if text != whole {
+						t.Errorf("%s:\nwhole    %s\nstreamed %s", body, whole, text)
+					}
+				}
+			}
+		}
+	}
+	if thought < 20 {
+		t.Errorf("%d answers with reasoning", thought)
+	}
+	for _, c := range []struct {
+		b            *bed
+		fields, says string
+	}{
+		{b, `"ignore_eos":true`, "ignore_eos exclude"}, {b, `"guided_choice":["a"],"chat_template_kwargs":{"enable_thinking":true}`, "guided_choice exclude"},
+		{obedient(t, Options{}), `"n":1`, "needs reasoning that a token"}, {toolBed(t, Options{}, calls, hermesMarkers...), `"n":1`, "grammars of version"},
+	} {
+		if r := c.b.post(chatPath, `{`+hi+`,`+c.fields+`,"thinking_token_budget":5}`); r.StatusCode < 400 || !strings.Contains(r.body, c.says) {
+			t.Errorf("%s: %d %s", c.fields, r.StatusCode, r.body)
+		}
 	}
 }

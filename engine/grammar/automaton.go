@@ -14,6 +14,10 @@ type Automaton struct {
 	vocab  *Vocabulary // nil: only bytes are matched
 	limits Limits
 	tokens []int32 // [program tokens] ids
+
+	thinking *bounded // nil: reasoning has no bound
+	free     bool     // every token is allowed
+
 	*generation
 	set   closure
 	work  int     // counted steps of the current call; see step
@@ -92,7 +96,11 @@ const closureStep = 4
 
 // NewAutomaton returns an automaton. vocab may be nil: then only bytes can be matched.
 func NewAutomaton(g *Grammar, vocab *Vocabulary, limits Limits) (*Automaton, error) {
-	a := &Automaton{p: g.p, vocab: vocab, limits: limits}
+	a := &Automaton{p: g.p, vocab: vocab, limits: limits, free: g.free}
+	var err error
+	if a.thinking, err = g.thinking.resolve(vocab); err != nil {
+		return nil, err
+	}
 	for _, t := range g.p.tokens {
 		id, ok := int32(-1), false
 		if vocab != nil {

@@ -36,7 +36,8 @@
 //
 // Formats next to those of xgrammar: rule, one of the formats in rules by its name; excludes_first
 // of any_text; object of json_schema, which allows objects only; and parameters, an object schema
-// in a model's own notation of tool calls (parameterCompiler).
+// in a model's own notation of tool calls (parameterCompiler). Next to format, thinking bounds the
+// tokens of reasoning, and the format anything allows all tokens.
 //
 // # Ownership
 //

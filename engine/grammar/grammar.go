@@ -51,6 +51,9 @@ type Grammar struct {
 	// Ignored counts the keywords of a JSON schema that assert nothing here: annotations,
 	// unknown keywords and formats.
 	Ignored int
+
+	thinking *thinking // nil: reasoning has no bound
+	free     bool      // every token is allowed, within the bound
 }
 
 // Compile returns the grammar of a source. The error is an *Error, which names the keyword and
@@ -82,7 +85,13 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 	for _, s := range src.Special {
 		p.tokens = append(p.tokens, tokenRef{s, true})
 	}
-	return &Grammar{p: p, Ignored: ignored}, nil
+	g := &Grammar{p: p, Ignored: ignored}
+	if src.Kind == StructuralTag {
+		if g.thinking, g.free, err = readThinking(src.Text, &limits); err != nil {
+			return nil, named(src.Kind, err)
+		}
+	}
+	return g, nil
 }
 
 // linkLead links rules whose output may begin with spaces that the decoder drops. It refuses a

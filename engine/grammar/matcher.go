@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -13,13 +14,17 @@ type Matcher struct {
 	gen   *generation
 	state int32
 	done  bool
+
+	// With thinking: whether the output is within reasoning, and the tokens of reasoning so far.
+	inside bool
+	spent  int32
 }
 
 // NewMatcher returns the Matcher of an empty output.
 func (a *Automaton) NewMatcher() (Matcher, error) {
 	a.begin()
 	s, err := a.start()
-	return Matcher{a: a, gen: a.generation, state: s}, err
+	return Matcher{a: a, gen: a.generation, state: s, inside: a.thinking != nil && a.thinking.open}, err
 }
 
 // begin prepares a call: it drops the caches that outgrew their limit.
@@ -71,16 +76,20 @@ func (m *Matcher) Mask(dst []uint64) error {
 	if err != nil {
 		return err
 	}
-	k.write(m.a.vocab, dst)
+	m.write(k, dst)
 	return nil
 }
 
+// mask returns the mask of the grammar; nil: all tokens.
 func (m *Matcher) mask() (*mask, error) {
 	if err := m.sync(); err != nil {
 		return nil, err
 	}
 	if m.done {
 		return nil, ErrDeadEnd
+	}
+	if m.a.free {
+		return nil, nil
 	}
 	k, err := m.a.maskOf(m.state)
 	if err == nil && k.count == 0 {
@@ -92,7 +101,13 @@ func (m *Matcher) mask() (*mask, error) {
 // Certain returns the only token that may follow. ok is false if several may, or none.
 func (m *Matcher) Certain() (token int32, ok bool) {
 	k, err := m.mask()
-	if err != nil || k.count != 1 {
+	if err != nil {
+		return 0, false
+	}
+	if id := m.forced(k); id >= 0 {
+		return id, true
+	}
+	if k == nil || k.count != 1 {
 		return 0, false
 	}
 	return k.first, true
@@ -104,6 +119,13 @@ func (m *Matcher) Certain() (token int32, ok bool) {
 func (m *Matcher) Peek(token int32, dst []uint64) (next Matcher, certain int32, ok bool) {
 	a := m.a
 	v := a.vocab
+	if next = *m; a.free {
+		if m.done || token < 0 || int(token) >= v.size || slices.Contains(v.eos, token) {
+			return Matcher{}, -1, false
+		}
+		next.note(token)
+		return next, next.write(nil, dst), true
+	}
 	if m.gen != a.generation || m.done || token < 0 || int(token) >= len(v.tokens) || len(v.tokens[token]) == 0 || slices.Contains(v.eos, token) {
 		return Matcher{}, -1, false
 	}
@@ -129,16 +151,27 @@ func (m *Matcher) Peek(token int32, dst []uint64) (next Matcher, certain int32, 
 	if k == nil || k.count == 0 {
 		return Matcher{}, -1, false
 	}
-	k.write(v, dst)
-	if certain = -1; k.count == 1 {
-		certain = k.first
-	}
-	return Matcher{a: a, gen: a.generation, state: s}, certain, true
+	next.state = s
+	next.note(token)
+	return next, next.write(k, dst), true
 }
 
 // Accept appends a token to the output. It returns ErrRefused, and leaves m as it was, if the
 // token is not allowed.
 func (m *Matcher) Accept(token int32) error {
+	if t := m.a.thinking; t != nil && token != t.end && m.inside && m.spent >= t.tokens {
+		if k, err := m.mask(); err != nil || m.forced(k) >= 0 {
+			return cmp.Or(err, fmt.Errorf("%w: %d", ErrRefused, token))
+		}
+	}
+	err := m.accept(token)
+	if err == nil {
+		m.note(token)
+	}
+	return err
+}
+
+func (m *Matcher) accept(token int32) error {
 	if err := m.sync(); err != nil {
 		return err
 	}
@@ -146,8 +179,14 @@ func (m *Matcher) Accept(token int32) error {
 	if m.done || token < 0 || int(token) >= 64*v.words {
 		return fmt.Errorf("%w: %d", ErrRefused, token)
 	}
-	if slices.Contains(v.eos, token) && m.a.states[m.state].accept {
+	if slices.Contains(v.eos, token) && (m.a.free || m.a.states[m.state].accept) {
 		m.done = true
+		return nil
+	}
+	if m.a.free {
+		if int(token) >= v.size {
+			return fmt.Errorf("%w: %d", ErrRefused, token)
+		}
 		return nil
 	}
 	if slices.Contains(m.a.tokens, token) { // it is allowed only where the grammar names it
@@ -199,12 +238,12 @@ func (m *Matcher) bytes(b []byte) error {
 
 // Complete reports whether the output may end here.
 func (m *Matcher) Complete() bool {
-	return m.done || m.gen.states[m.state].accept
+	return m.done || m.a.free || m.gen.states[m.state].accept
 }
 
 // Finished reports whether the output has ended: an end token was accepted, or nothing but an end
 // token may follow.
 func (m *Matcher) Finished() bool {
 	s := &m.gen.states[m.state]
-	return m.done || s.accept && len(s.items) == 1
+	return m.done || !m.a.free && s.accept && len(s.items) == 1
 }

@@ -313,6 +313,11 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 		return t.grammar(v)
 	case "any_text":
 		return t.anyText(v, nil)
+	case formatAnything:
+		if v.name != "format" || v.parent.parent != nil {
+			return nil, tagError(v, "anything is a whole answer")
+		}
+		return star(charsOf(modeRaw, allChars)), nil
 	case "sequence", "or":
 		return t.elements(v, kind)
 	case "tag":

@@ -67,7 +67,10 @@ func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) (faul
 	if fault := m.ConstrainCalls(req, prompts[0].Reasoning); fault != nil {
 		return fault
 	}
-	if req.Grammar != nil && !req.Grammar.Tools && prompts[0].Reasoning { // the grammar constrains what follows the reasoning
+	if fault := m.BoundThinking(req, prompts[0].Reasoning); fault != nil {
+		return fault
+	}
+	if req.Grammar != nil && !req.Grammar.Whole && prompts[0].Reasoning { // the grammar constrains what follows the reasoning
 		req.Grammar.After = m.Text.Format().ReasoningEnd()
 	}
 	if fault := x.checkGrammar(m); fault != nil {

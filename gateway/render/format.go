@@ -1,6 +1,7 @@
 package render
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -150,11 +151,56 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 	if err != nil {
 		return openai.BadRequest(param, "%s: %s", param, err)
 	}
-	g := &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, Param: param, Tools: true}
+	g := &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, Param: param, Whole: true}
 	if r.Grammar != nil {
 		g.Compact, g.Of = r.Grammar.Compact, r.Grammar.Param
 	}
 	r.Grammar = g
+	return nil
+}
+
+// BoundThinking sets the request's grammar to one that bounds the tokens of reasoning, if the
+// request has a bound. reasoning is as in ConstrainCalls, which precedes.
+func (m *Model) BoundThinking(r *openai.Request, reasoning bool) *openai.Error {
+	const param = "thinking_token_budget"
+	if r.ThinkingBudget == nil {
+		return nil
+	}
+	var begin, end string
+	if m.Text != nil && m.Text.format != nil {
+		begin, end = m.Text.format.ThinkingTokens()
+	}
+	switch {
+	case end == "":
+		return openai.BadRequest(param, "%s needs reasoning that a token of the vocabulary ends, which model %q does not have: leave it out", param, openai.Clip(m.Name, 200))
+	case r.IgnoreEOS:
+		return openai.BadRequest(param, "%s and ignore_eos exclude each other", param)
+	}
+	quoted := func(s string) string { return string(args.AppendQuoted(nil, []byte(s))) }
+	head := fmt.Sprintf(`{"thinking":{"begin":%s,"end":%s,"tokens":%d,"open":%t},`, quoted(begin), quoted(end), *r.ThinkingBudget, reasoning)
+	if r.Grammar == nil {
+		r.Grammar = &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: []byte(head + `"format":{"type":"anything"}}`)}, Param: param, Whole: true}
+		return nil
+	}
+	content, g := "", r.Grammar
+	switch {
+	case g.Whole:
+		g.Text = append([]byte(head), g.Text[1:]...)
+		return nil
+	case !reasoning: // the grammar has no reasoning
+		return nil
+	case g.Kind == grammar.JSONSchema:
+		content = `{"type":"json_schema","json_schema":` + string(g.Text) + `}`
+	case g.Kind == grammar.JSONObject:
+		content = `{"type":"json_schema","json_schema":{"type":"object"}}`
+	case g.Kind == grammar.Regex:
+		content = `{"type":"regex","pattern":` + quoted(string(g.Text)) + `}`
+	default:
+		return openai.BadRequest(param, "%s and %s exclude each other", param, g.Param)
+	}
+	g.Kind, g.Whole, g.Of, g.Special = grammar.StructuralTag, true, g.Param, []string{end}
+	g.Text = fmt.Appendf(nil, `%s"rules":{"content":%s},"format":{"type":"sequence","elements":[{"type":"any_text","excludes":[%s]},{"type":"const_string","value":%s},{"type":"rule","name":"content"}]}}`,
+		head, content, quoted(end), quoted(end))
 	return nil
 }
 

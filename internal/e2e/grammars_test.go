@@ -84,6 +84,7 @@ var testGrammars = []*nodepb.Grammar{
 	{Kind: nodepb.GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG, Text: []byte(`{"structures":[{"begin":"<f>","schema":{"type":"array","items":{"type":"boolean"},"maxItems":2},"end":"</f>"}],"triggers":["<f"]}`)},
 	{Kind: nodepb.GrammarKind_GRAMMAR_KIND_REGEX, Text: []byte(`[a-c]{2,9}é?ü`)}, // no token of the vocabulary continues it
 	toolGrammar("hermes", false), toolGrammar("hermes", true), toolGrammar("qwen3_coder", false), toolGrammar("pythonic", false),
+	{Kind: nodepb.GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG, Text: []byte(`{"thinking":{"begin":"<tool_call>","end":"</tool_call>","tokens":3,"open":true},"format":{"type":"anything"}}`)},
 }
 
 // toolGrammar returns a grammar of calls in a format. With text the answer may be text.

@@ -18,8 +18,8 @@ import (
 type Grammar struct {
 	grammar.Source
 	Param string // the field that has it, for errors
-	Tools bool   // it is made of the tools, whose rules have their indexes as names
-	Of    string // with Tools: the field with the schema of the rule named content
+	Whole bool   // it is a structural tag of the whole answer; the rules of tools have their indexes as names
+	Of    string // with Whole: the field with the schema of the rule named content
 }
 
 // isJSON reports whether answers are JSON.
@@ -290,7 +290,7 @@ func paramError(param string, err error) error { return BadRequest(param, "%s: %
 // GrammarError returns the answer to a request whose grammar does not compile.
 func GrammarError(g *Grammar, err error) *Error {
 	var e *grammar.Error
-	if errors.As(err, &e) && g.Tools {
+	if errors.As(err, &e) && g.Whole {
 		rule, isRule := strings.CutPrefix(e.Pointer, "#/rules/")
 		name, rest, _ := strings.Cut(rule, "/")
 		_, at, isSchema := strings.Cut("/"+rest, "/json_schema")

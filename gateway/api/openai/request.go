@@ -118,7 +118,8 @@ type Request struct {
 	AllowedTokens     []int32  // nil: all
 	BadWords          []string // not empty
 
-	Grammar *Grammar // that every answer matches; nil: none
+	Grammar        *Grammar // that every answer matches; nil: none
+	ThinkingBudget *int64   // tokens of reasoning in an answer; nil: not given
 
 	Logprobs       bool    // of each token of the answers
 	TopLogprobs    int     // most probable tokens of each, at most MaxLogprobs

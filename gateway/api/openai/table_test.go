@@ -198,6 +198,7 @@ var effects = map[string]string{
 	"tool_choice":                "gateway TestTools, TestForcedCalls",
 	"parallel_tool_calls":        "gateway TestTools, TestForcedCalls",
 	"include_reasoning":          "gateway TestReasoning",
+	"thinking_token_budget":      "gateway TestThinkingBudget",
 }
 
 // A served field has a test of its effect, which is there and names the field.

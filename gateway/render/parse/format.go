@@ -121,6 +121,19 @@ func (f *Format) ReasoningEnd() string {
 	return f.thought.close[0]
 }
 
+// ThinkingTokens returns the tokens of the vocabulary that begin and end reasoning; empty: the
+// format has none.
+func (f *Format) ThinkingTokens() (begin, end string) {
+	isToken := func(s string) bool {
+		return slices.ContainsFunc(f.special, func(x special) bool { return x.text == s })
+	}
+	t := &f.thought
+	if len(t.close) != 1 || !isToken(t.close[0]) {
+		return "", ""
+	}
+	return t.open[0], t.close[0]
+}
+
 // compile builds the sets of markers.
 func (f *Format) compile(v Vocabulary) {
 	r, t := &f.row, &f.thought

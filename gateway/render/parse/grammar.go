@@ -42,7 +42,9 @@ func (f *Format) Grammar(c Constraint) (tag []byte, special []string, err error)
 	for i := range f.special {
 		special = append(special, f.special[i].text)
 	}
-	slices.Sort(special)
+	if slices.Sort(special); special == nil {
+		special = []string{"\x00"} // no token: without a list, any part could be one
+	}
 	b := &grammarBuilder{f: f, r: &f.row, c: &c}
 	for i := range c.Tools {
 		t := &c.Tools[i]

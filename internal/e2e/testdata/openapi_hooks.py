@@ -27,9 +27,10 @@ RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_opt
 GRAMMARS = ["response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"]
 RULES |= set(GRAMMARS)
 
-# Fields that may force calls: what they demand may contradict each other, and a
-# tool's parameters may be no schema that can be enforced.
-RULES |= {"tools", "tool_choice", "parallel_tool_calls"}
+# Fields that force calls or end reasoning: they may contradict each other, the
+# model may have no reasoning, and a tool's parameters may be no schema that can
+# be enforced.
+RULES |= {"tools", "tool_choice", "parallel_tool_calls", "thinking_token_budget"}
 
 TALLY = collections.defaultdict(collections.Counter)  # good requests only
 atexit.register(lambda: print("tally", json.dumps(TALLY), flush=True))
