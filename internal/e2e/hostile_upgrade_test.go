@@ -260,7 +260,9 @@ func TestBinaryHostileUpgrade(t *testing.T) {
 		all(before, []*member{p[0], d[0], d[1], g[0]})
 		moved.Wait()
 		r.keepsConstrained(at[1], d[2])
-		all(before, []*member{p[1], d[2], g[1]})
+		if soaking() { // else nothing is left that the first step has not shown
+			all(before, []*member{p[1], d[2], g[1]})
+		}
 	}
 	close(stop)
 	wg.Wait()
