@@ -40,7 +40,7 @@ func TestRetired(t *testing.T) {
 		"flag":                 {[]string{"--lookahead", "3", "--fast"}, nil, 1, []string{lookahead, fast}, ""},
 		"variable":             {nil, []string{"TANDEM_LOOKAHEAD=3"}, 1, []string{lookahead}, ""},
 		"key":                  {[]string{"--config", file("lookahead: 3\n")}, nil, 1, []string{lookahead}, ""},
-		"underscores":          {[]string{"--config", file("look_ahead: 3\n")}, nil, 1, nil, "did you mean lookahead"},
+		"underscores":          {[]string{"--config", file("look_ahead: 3\n")}, nil, 1, nil, "lookahead?"},
 		"renamed flag":         {[]string{"--most", "3"}, nil, 3, []string{most}, ""},
 		"renamed variable":     {nil, []string{"TANDEM_MOST=4"}, 4, []string{most}, ""},
 		"both variables":       {nil, []string{"TANDEM_MOST=4", "TANDEM_MAX_N=5"}, 5, []string{most}, ""},

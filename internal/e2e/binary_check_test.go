@@ -62,6 +62,8 @@ func TestBinaryDryRunValidates(t *testing.T) {
 		"context":        {"serve " + model + " --max-model-len 1000", []string{"--max-model-len 1000", "256 positions"}},
 		"type":           {"serve " + model + " --dtype float16", []string{"stored as bfloat16"}},
 		"own type":       {"serve " + model + " --dtype bfloat16", nil},
+		"early head":     {"serve --sse-early-head --sse-keep-alive 0", []string{"--sse-early-head", "--sse-keep-alive"}},
+		"early head, on": {"serve --sse-early-head", nil},
 		"ranks":          {"serve " + model + " --tensor-parallel-size 3", []string{"--tensor-parallel-size 3", "leave it out"}},
 		"absent model":   {"serve org/name --max-model-len 32k", nil},
 		"download":       {"serve --download org/name --max-model-len 32k", nil},

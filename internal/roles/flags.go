@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -180,6 +181,12 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.SecondsVar(&l.SlowClientTimeout, "slow-client-timeout", false, "how long a client may read nothing of its answer before the request is aborted")
 	s.SecondsVar(&l.SSEKeepAlive, "sse-keep-alive", true, "silence in a stream after which the client gets a comment, so that no proxy closes the connection; 0: never")
 	s.BoolVar(&l.SSEEarlyHead, "sse-early-head", false, "send the head of a stream that still waits for its first token after --sse-keep-alive, and comments from then on; a refusal after that is an error event in place of an HTTP status")
+	s.Check(func() error {
+		if l.SSEEarlyHead && l.SSEKeepAlive <= 0 {
+			return fmt.Errorf("%w: --sse-early-head sends the head of a stream after --sse-keep-alive, which is 0 (never): set it to a time such as 10s", config.ErrValue)
+		}
+		return nil
+	})
 	s.CountVar(&g.StreamTokens, "stream-buffer-tokens", limits.StreamTokens, 1, "tokens of a choice that are buffered for a slow client before its generation pauses")
 	s.RateVar(&l.RetriesPerSecond, "retries-per-second", "retries on another node before the first token, of all requests together; bursts of ten seconds' worth")
 	s.RateVar(&l.ResumesPerSecond, "resumes-per-second", "streams per second that move to another node after theirs was lost; the others follow in turn")
