@@ -73,6 +73,9 @@ type Options struct {
 	// Otherwise these become control tokens, as with Hugging Face transformers.
 	RejectSpecialTokens bool
 
+	TrustTemplates bool // runs the chat templates of requests for own models, within bounds
+	TokenizerInfo  bool // serves openai.TokenizerInfoPath
+
 	CompactJSON bool // constrained answers have no whitespace between JSON tokens
 
 	APIKeys        []string // any of them opens /v1; if there is none here or in APIKeyFile, no key is required

@@ -51,28 +51,50 @@ func (g *Gateway) detokenize(ctx *fasthttp.RequestCtx) {
 
 // translate serves both: it parses the request, finds its model and answers with what do returns.
 func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, do func(*native.Model, *openai.Request) ([]byte, *openai.Error)) {
-	if fault := g.Enter(); fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
-	defer g.InFlight.Add(-1)
-	req, fault := openai.ParseWithin(on, ctx.PostBody(), g.Charge(ctx))
+	g.compute(ctx, func() ([]byte, *openai.Error) {
+		req, fault := openai.ParseWithin(on, ctx.PostBody(), g.Charge(ctx))
+		if fault != nil {
+			return nil, fault
+		}
+		g.WarnUnknown(req.Unknown)
+		m, fault := g.native.Find(req.Model)
+		if fault == nil && m.Text == nil {
+			fault = openai.BadRequest("model", "model %q has no tokenizer: its prompts are token ids already", m.Name)
+		}
+		if fault != nil {
+			return nil, fault
+		}
+		return do(m, req)
+	})
+}
+
+// compute answers with the JSON that do returns.
+func (g *Gateway) compute(ctx *fasthttp.RequestCtx, do func() ([]byte, *openai.Error)) {
+	fault := g.Enter()
 	if fault != nil {
 		g.fail(ctx, fault)
 		return
 	}
-	g.WarnUnknown(req.Unknown)
-	m, fault := g.native.Find(req.Model)
-	if fault == nil && m.Text == nil {
-		fault = openai.BadRequest("model", "model %q has no tokenizer: its prompts are token ids already", m.Name)
-	}
-	var body []byte
-	if fault == nil {
-		body, fault = do(m, req)
-	}
+	defer g.InFlight.Add(-1)
+	body, fault := do()
 	if fault != nil {
 		g.fail(ctx, fault)
 		return
 	}
 	sendJSON(ctx, body)
+}
+
+// rendered returns a handler that answers with the requests of openai.TokensPath for the prompts of
+// a request.
+func rendered(on openai.Endpoint) func(*Gateway, *fasthttp.RequestCtx) {
+	return func(g *Gateway, ctx *fasthttp.RequestCtx) {
+		g.compute(ctx, func() ([]byte, *openai.Error) { return g.native.Render(ctx, on) })
+	}
+}
+
+// derendered returns a handler that answers with the text of answers of openai.TokensPath.
+func derendered(on openai.Endpoint) func(*Gateway, *fasthttp.RequestCtx) {
+	return func(g *Gateway, ctx *fasthttp.RequestCtx) {
+		g.compute(ctx, func() ([]byte, *openai.Error) { return g.native.Derender(ctx, on) })
+	}
 }

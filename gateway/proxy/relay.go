@@ -42,6 +42,8 @@ const (
 type relay struct {
 	exchange.Exchange
 	p             *Proxy
+	sent          string             // path at the server; empty: as requested
+	method        string             // empty: POST
 	body          []byte             // that is sent
 	parsed        *upstream.Envelope // of the body, if it was parsed before
 	envelope      upstream.Envelope
@@ -82,12 +84,12 @@ var relays = sync.Pool{New: func() any { return new(relay) }}
 // Relays reports whether upstreams answer POST requests for a path.
 func Relays(path string) bool {
 	switch path {
-	case "/tokenize", "/detokenize", openai.TokensPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
+	case "/tokenize", "/detokenize", openai.TokensPath, openai.InvocationsPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
 		return true
 	case openai.LoadAdapterPath, openai.UnloadAdapterPath: // it would reach only one of several servers
 		return false
 	}
-	return strings.HasPrefix(path, "/v1/") && plainPath(path)
+	return strings.HasPrefix(path, "/v1/") && plainPath(path) && !(strings.HasPrefix(path, StoredPath) && strings.HasSuffix(path, "/cancel"))
 }
 
 // plainPath reports whether every server will read a path as the gateway does.
@@ -103,6 +105,7 @@ func plainPath(path string) bool {
 // Respond implements exchange.Backend.
 func (r *relay) Respond() (streams bool) {
 	r.answerHead()
+	r.learnStored()
 	if r.full {
 		r.outcome.learn(r.held)
 		r.held = r.rename(r.held)
@@ -126,9 +129,12 @@ func (r *relay) Respond() (streams bool) {
 	return true
 }
 
+// path returns the request's path at the server.
+func (r *relay) path() string { return cmp.Or(r.sent, r.Path) }
+
 // completes reports whether the path's streams end in [DONE].
 func (r *relay) completes() bool {
-	return r.Path == "/v1/chat/completions" || r.Path == "/v1/completions"
+	return r.path() == "/v1/chat/completions" || r.path() == "/v1/completions"
 }
 
 // hasMediaType reports whether a Content-Type has the media type want, which is in lower case.
@@ -364,6 +370,9 @@ func (r *relay) others() bool {
 
 // untried returns the number of servers of r.server's role that have not been tried.
 func (r *relay) untried() (n int) {
+	if r.model == nil {
+		return 0
+	}
 	all := r.model.Servers
 	if r.server.Role == upstream.Prefill {
 		all = r.model.Prefill
@@ -428,6 +437,8 @@ func (r *relay) interrupted() *openai.Error {
 	default:
 	}
 	switch {
+	case r.Aborted():
+		return r.CutOff(exchange.CauseAborted)
 	case gone:
 		return r.CutOff(exchange.CauseClientGone)
 	case !time.Now().Before(r.Deadline):

@@ -10,7 +10,8 @@ import (
 // why a jump of that clock does no harm there. Durations and deadlines keep
 // time.Time, whose comparisons use the monotonic clock.
 var wallClock = map[string]string{
-	"gateway/native/request.go":     "the created field of answers",
+	"gateway/native/surface.go":     "the created field of answers",
+	"gateway/native/render.go":      "the same",
 	"gateway/native/models.go":      "the created field of a model",
 	"deploy/release/binary.go":      "the commit's time, for the manual page",
 	"deploy/release/image.go":       "the commit's time, for the files of an image",
