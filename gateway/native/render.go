@@ -40,16 +40,25 @@ func (fl *Fleet) Render(ctx *fasthttp.RequestCtx, on openai.Endpoint) ([]byte, *
 		out.Tokens, out.MaxTokens = p.Tokens, p.MaxTokens
 		return out.Append(dst, x.req)
 	}
-	if out.ID = "chatcmpl-" + x.req.RequestID; on == openai.Chat {
+	if on == openai.Chat {
+		out.ID = shortID("chatcmpl-"+x.req.RequestID, x.req.RequestID)
 		return one(nil, &prompts[0]), nil
 	}
 	b := []byte{'['}
 	for i := range prompts {
-		out.ID = fmt.Sprintf("cmpl-%s-%d", x.req.RequestID, i)
+		out.ID = shortID(fmt.Sprintf("cmpl-%s-%d", x.req.RequestID, i), x.req.RequestID)
 		b = append(one(b, &prompts[i]), ',')
 	}
 	b[len(b)-1] = ']'
 	return b, nil
+}
+
+// shortID returns id, or otherwise if id is longer than a request's may be.
+func shortID(id, otherwise string) string {
+	if len(id) > openai.MaxID {
+		return otherwise
+	}
+	return id
 }
 
 // Derender returns the answer of a chat or of completions that answers of openai.TokensPath are.

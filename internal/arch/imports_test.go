@@ -21,7 +21,7 @@ var mayImport = map[string][]string{
 	"internal/roles": { // the subcommands, which know every role
 		"bench", "bench/dataset", "bench/load",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
-		"internal/cluster", "internal/cli", "internal/config", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
+		"internal/batch", "internal/cluster", "internal/cli", "internal/config", "internal/console", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
@@ -110,6 +110,7 @@ var mayImport = map[string][]string{
 	"engine/sample":              {},
 	"engine/tokenizer":           {},
 
+	"internal/batch":           {},                                 // files of requests
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
