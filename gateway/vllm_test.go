@@ -161,7 +161,7 @@ func TestAbortRequests(t *testing.T) {
 	if a := b.abort(`{}`, as("boss")); !slices.Equal(a.IDs, []string{"r4"}) {
 		t.Errorf("%+v", a)
 	}
-	for _, body := range []string{`{"request_ids":"r1"}`, `{"request_ids":[1]}`, `x`, `{"request_ids":[` + strings.Repeat(`"a",`, openai.MaxAborts) + `"a"]}`} {
+	for _, body := range []string{`{"request_ids":"r1"}`, `{"request_ids":[1]}`, `{"request_ids":[null]}`, `x`, `{"request_ids":[` + strings.Repeat(`"a",`, openai.MaxAborts) + `"a"]}`} {
 		if r := b.post("/abort_requests", body, as("boss")); r.StatusCode != 400 {
 			t.Errorf("%.30s: %d %s", body, r.StatusCode, r.body)
 		}
@@ -176,27 +176,29 @@ func TestAbortRequests(t *testing.T) {
 }
 
 // A request that waits for room, and one whose prompt's log-probabilities are not there, end with
-// an error.
+// an error; another one without a token has an empty answer.
 func TestAbortBeforeTokens(t *testing.T) {
-	gate := make(chan struct{})
+	b, gate := crowd(t, Options{})
 	defer close(gate)
-	b := newBed(t, Options{}, one(nodestest.Options{Gate: gate}))
-	c := b.dial()
-	defer c.Close()
-	c.send("POST", "/v1/completions", `{"prompt":"x","prompt_logprobs":1}`, "X-Request-Id: a")
-	b.until(func() bool { return b.nodes["d1"].Running() == 1 })
-	b.g.native.Models.Load().Queue().SetRoom(0, 0)
-	w := b.dial()
-	defer w.Close()
-	w.send("POST", "/v1/completions", `{"prompt":"x"}`, "X-Request-Id: b")
-	b.until(func() bool { return b.g.native.Models.Load().Queue().Waiting() == 1 })
-	if a := b.abort(`{}`); !slices.Equal(a.IDs, []string{"a", "b"}) {
+	scored := b.dial()
+	defer scored.Close()
+	scored.send("POST", "/v1/completions", `{"prompt":"x","prompt_logprobs":1}`, "X-Request-Id: a")
+	b.until(func() bool { return len(b.nodes["d1"].Requests()) == 1 })
+	empty := b.ask("y", 0, "X-Request-Id: b")
+	waits := b.ask("z", 0, "X-Request-Id: c")
+	if n := b.g.Queue.Waiting(); n != 1 {
+		t.Fatalf("%d requests wait", n)
+	}
+	if a := b.abort(`{}`); !slices.Equal(a.IDs, []string{"a", "b", "c"}) {
 		t.Errorf("%+v", a)
 	}
-	for _, c := range []*client{c, w} {
+	for _, c := range []*client{scored, waits} {
 		if r := c.receive(); r.StatusCode != 499 || !strings.Contains(r.body, "aborted by POST /abort_requests") {
 			t.Error(r.StatusCode, r.body)
 		}
+	}
+	if r := empty.receive(); r.StatusCode != 200 || *r.parse(t).Choices[0].Finish != "abort" {
+		t.Error(r.StatusCode, r.body)
 	}
 }
 

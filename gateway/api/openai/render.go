@@ -154,14 +154,33 @@ type TokenAnswer struct {
 
 // TokenChoice is a choice of an answer of TokensPath.
 type TokenChoice struct {
-	Tokens   []int32 `json:"token_ids"`
-	Finish   Finish  `json:"-"`
+	Tokens   idList `json:"token_ids"`
+	Finish   Finish `json:"-"`
 	Logprobs *struct {
 		Content []TokenCandidate `json:"content"`
 	} `json:"logprobs"`
 
 	Reason *string `json:"finish_reason"`
 	Stop   any     `json:"stop_reason"`
+}
+
+// idList is a list of token ids, or null.
+type idList []int32
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (l *idList) UnmarshalJSON(text []byte) (err error) {
+	switch text[0] {
+	case 'n':
+		*l = nil
+	case '[':
+		*l, err = tokenIDs(text)
+	default:
+		err = errKind("a list of token ids", text)
+	}
+	if err != nil {
+		err = fmt.Errorf("token ids: %w", err)
+	}
+	return err
 }
 
 // TokenCandidate is a token with its log-probability. The token is an id or a text.
@@ -213,7 +232,7 @@ func ParseDerender(on Endpoint, body []byte, charge func(bytes int) *Error) (*De
 		d.Request = nil
 	}
 	var counts []*int
-	var ids [][]int32
+	var ids []idList
 	if fault := cmp.Or(decode(in.Answers, name, &d.Answers), decode(in.PromptTokens, "prompt_tokens", &counts), decode(in.PromptIDs, "prompt_token_ids", &ids)); fault != nil {
 		return nil, fault
 	}
@@ -250,9 +269,6 @@ func (a *TokenAnswer) check(name string) *Error {
 	for i := range a.Choices {
 		c := &a.Choices[i]
 		at := fmt.Sprintf("%s.choices[%d]", name, i)
-		if slices.ContainsFunc(c.Tokens, func(id int32) bool { return id < 0 }) {
-			return BadRequest(name, "%s.token_ids has a negative number", at)
-		}
 		c.Finish = Finish{Reason: "stop", Token: -1}
 		if c.Reason != nil {
 			c.Finish.Reason = *c.Reason

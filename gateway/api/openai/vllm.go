@@ -126,7 +126,7 @@ var answerIDs = []string{"chatcmpl-", "cmpl-", "resp_", "msg_"}
 // Without ids, all requests are meant. charge is as in ParseWithin.
 func ParseAbort(body []byte, charge func(bytes int) *Error) (ids map[string]bool, fault *Error) {
 	var in struct {
-		IDs []string `json:"request_ids"`
+		IDs []*string `json:"request_ids"`
 	}
 	if fault := decodeBody(body, charge, &in); fault != nil {
 		return nil, fault
@@ -135,10 +135,13 @@ func ParseAbort(body []byte, charge func(bytes int) *Error) (ids map[string]bool
 		return nil, BadRequest("request_ids", "request_ids has %d ids: want at most %d", len(in.IDs), MaxAborts)
 	}
 	ids = map[string]bool{}
-	for _, id := range in.IDs {
-		ids[id] = true
+	for i, id := range in.IDs {
+		if id == nil {
+			return nil, BadRequest("request_ids", "request_ids[%d] must be a string, not null", i)
+		}
+		ids[*id] = true
 		for _, prefix := range answerIDs {
-			if bare, ok := strings.CutPrefix(id, prefix); ok {
+			if bare, ok := strings.CutPrefix(*id, prefix); ok {
 				ids[bare] = true
 			}
 		}
