@@ -161,7 +161,7 @@ func TestAbortRequests(t *testing.T) {
 	if a := b.abort(`{}`, as("boss")); !slices.Equal(a.IDs, []string{"r4"}) {
 		t.Errorf("%+v", a)
 	}
-	for _, body := range []string{`{"request_ids":"r1"}`, `{"request_ids":[1]}`, `{"request_ids":[null]}`, `x`, `{"request_ids":[` + strings.Repeat(`"a",`, openai.MaxAborts) + `"a"]}`} {
+	for _, body := range []string{`{"request_ids":"r1"}`, `{"request_ids":[1]}`, `{"request_ids":[null]}`, `null`, `[]`, ``, `x`, `{"request_ids":[` + strings.Repeat(`"a",`, openai.MaxAborts) + `"a"]}`} {
 		if r := b.post("/abort_requests", body, as("boss")); r.StatusCode != 400 {
 			t.Errorf("%.30s: %d %s", body, r.StatusCode, r.body)
 		}

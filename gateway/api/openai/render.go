@@ -297,6 +297,9 @@ func decodeBody(body []byte, charge func(bytes int) *Error, v any) *Error {
 	if err != nil {
 		return notJSON(err)
 	}
+	if first := body[jsonscan.Space(body, 0)]; first != '{' {
+		return BadRequest("", "the body must be a JSON object, not %s", cmp.Or(kinds[first], "number"))
+	}
 	if fault := charge(len(body) + parsedValue*n.Values); fault != nil {
 		return fault
 	}
