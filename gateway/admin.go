@@ -23,9 +23,24 @@ import (
 // tenant could infer other tenants' prompts from them. A web page may never change anything.
 func (g *Gateway) operates(ctx *fasthttp.RequestCtx, here *endpoint, method string, port audience) *openai.Error {
 	looks := method == "GET" || method == "HEAD"
-	if here == nil || here.who != overseers && (here.who != operators || looks) {
+	if here == nil || here.who != overseers && here.who != requesters && (here.who != operators || looks) {
 		return nil
 	}
+	fault := g.operator(ctx, here, looks, port)
+	if here.who == requesters {
+		if fault != nil {
+			ctx.SetUserValue(notOperator{}, fault)
+		}
+		return nil
+	}
+	return fault
+}
+
+// notOperator is where a request of requesters keeps the reason why its client is no operator.
+type notOperator struct{}
+
+// operator checks whether a request is one of an operator; nil: it is.
+func (g *Gateway) operator(ctx *fasthttp.RequestCtx, here *endpoint, looks bool, port audience) *openai.Error {
 	if !looks && len(ctx.Request.Header.Peek("Origin")) > 0 {
 		// Browsers send Origin, and programs do not.
 		return &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Message: "requests of web pages, which have the header Origin, may change nothing here"}

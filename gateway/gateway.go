@@ -141,7 +141,7 @@ func New(o Options) (*Gateway, error) {
 		Nodes:         nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Log: o.Log},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
 		ChatTemplate: o.ChatTemplate, ToolCallParser: o.ToolCallParser, ReasoningParser: o.ReasoningParser, NoToolCalls: o.NoToolCalls,
-		RejectSpecialTokens: o.RejectSpecialTokens, CompactJSON: o.CompactJSON, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(), KeepModels: o.KeepModels,
+		RejectSpecialTokens: o.RejectSpecialTokens, TrustTemplates: o.TrustTemplates, CompactJSON: o.CompactJSON, LogPromptText: o.LogPromptText, Quiet: o.Upstreams.Any(), KeepModels: o.KeepModels,
 	})
 	g.native.SetMembers(o.Members)
 	if o.Upstreams.Any() {

@@ -20,7 +20,7 @@ func TestHTTPMetricHasEveryRoute(t *testing.T) {
 	want := []string{"other"}
 	for i := range routes {
 		want = append(want, routes[i].Path)
-		path := strings.NewReplacer("{model}", "org/name", "{node}", "d1").Replace(routes[i].Path)
+		path := strings.NewReplacer("{model}", "org/name", "{node}", "d1", "{response}", "resp_1/cancel").Replace(routes[i].Path)
 		if got := routeLabel(path); got != routes[i].Path {
 			t.Errorf("%s counts as %s, want %s", path, got, routes[i].Path)
 		}

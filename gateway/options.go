@@ -81,6 +81,9 @@ type Options struct {
 	ResponseKeyFile string
 	ResponseSecret  []byte // at least responses.MinSecret bytes, the same in all gateways; nil: random
 
+	TrustTemplates bool // runs the chat templates of requests for own models, within bounds
+	TokenizerInfo  bool // serves openai.TokenizerInfoPath
+
 	CompactJSON bool // constrained answers have no whitespace between JSON tokens
 
 	APIKeys        []string // any of them opens /v1; if there is none here or in APIKeyFile, no key is required

@@ -29,10 +29,11 @@ type endpoint struct {
 type audience uint8
 
 const (
-	clients   audience = iota // clients' port; with a key if Operation requires one
-	anyone                    // probes: on both ports
-	operators                 // admin port; without one, on the clients' port by the rules of operates
-	overseers                 // on both ports; on the clients' port by the rules of operates, for reading as well
+	clients    audience = iota // clients' port; with a key if Operation requires one
+	anyone                     // probes: on both ports
+	operators                  // admin port; without one, on the clients' port by the rules of operates
+	overseers                  // on both ports; on the clients' port by the rules of operates, for reading as well
+	requesters                 // on both ports; clients act on their own requests, operators on all
 )
 
 const (
@@ -61,6 +62,27 @@ var routes = []endpoint{
 		Answer: "Tokenized", Key: true, Errors: []int{503}}, (*Gateway).tokenize, clients},
 	{openai.Operation{Method: "POST", Path: "/detokenize", Summary: "The text of tokens", Body: openai.Detokenize,
 		Answer: "Detokenized", Key: true, Errors: []int{503}}, (*Gateway).detokenize, clients},
+
+	{openai.Operation{Method: "POST", Path: "/v1/chat/completions/render", Summary: "The tokens and the sampling of a chat, as vLLM has it: a request of " + openai.TokensPath, Body: openai.Chat,
+		Answer: "Rendered", Key: true, Errors: []int{429, 503}}, rendered(openai.Chat), clients},
+	{openai.Operation{Method: "POST", Path: "/v1/completions/render", Summary: "The same for each prompt of a completion", Body: openai.Completions,
+		Answer: "RenderedList", Key: true, Errors: []int{429, 503}}, rendered(openai.Completions), clients},
+	{openai.Operation{Method: "POST", Path: "/v1/chat/completions/derender", Summary: "The answer of a chat that an answer of " + openai.TokensPath + " is", Takes: "DerenderChat",
+		Answer: "ChatCompletion", Key: true, Errors: []int{429, 503}}, derendered(openai.Chat), clients},
+	{openai.Operation{Method: "POST", Path: "/v1/completions/derender", Summary: "The same for a completion, with an answer for each prompt", Takes: "DerenderCompletion",
+		Answer: "Completion", Key: true, Errors: []int{429, 503}}, derendered(openai.Completions), clients},
+
+	{openai.Operation{Method: "GET", Path: proxy.StoredPath + "{response}", Summary: "A response that an upstream stores", Answer: "Object", Key: true, Errors: []int{429, 503}}, (*Gateway).stored, clients},
+	{openai.Operation{Method: "DELETE", Path: proxy.StoredPath + "{response}", Summary: "Delete it", Answer: "Object", Key: true, Errors: []int{429, 503}}, (*Gateway).stored, clients},
+	{openai.Operation{Method: "POST", Path: proxy.StoredPath + "{response}", Summary: "Cancel it: {response} is ID/cancel", Answer: "Object", Key: true, Errors: []int{429, 503}}, (*Gateway).stored, clients},
+	{openai.Operation{Method: "POST", Path: openai.BatchPath, Summary: "Continue several chats at once; messages has a list of messages for each, and the answer a choice", Takes: "ChatBatch",
+		Answer: "ChatCompletion", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), openai.Chat) }, clients},
+	{openai.Operation{Method: "POST", Path: openai.InvocationsPath, Summary: "Continue a chat or a prompt, by the members of the body, as SageMaker asks", Takes: "Invocation",
+		Answer: "Object", Key: true, Errors: append([]int{404}, generateErrors...)}, (*Gateway).invoke, clients},
+	{openai.Operation{Method: "GET", Path: openai.TokenizerInfoPath, Summary: "The tokenizer's configuration and chat template, with --enable-tokenizer-info-endpoint", Answer: "Object", Key: true,
+		Errors: []int{400, 404, 503}}, (*Gateway).tokenizerInfo, clients},
+	{openai.Operation{Method: "POST", Path: openai.AbortPath, Summary: "End requests by their ids; those of other keys, and all, for operators only", Takes: "Abort",
+		Answer: "Aborted", Key: true, Errors: []int{403, 429}}, (*Gateway).abort, requesters},
 
 	{openai.Operation{Method: "GET", Path: "/livez", Summary: "The process runs"}, func(_ *Gateway, ctx *fasthttp.RequestCtx) { ctx.SetBodyString("ok\n") }, anyone},
 	{openai.Operation{Method: "GET", Path: "/readyz", Summary: "Requests are welcome", Errors: []int{503}}, (*Gateway).health, anyone},
@@ -133,7 +155,7 @@ func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string, port audience)
 	var envelope *upstream.Envelope
 	switch {
 	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx, &envelope)):
-		g.proxy.Serve(ctx, path, envelope)
+		g.proxy.Serve(ctx, path, invoked(ctx, path), envelope)
 	case here == nil && len(allowed) == 1:
 		g.nothing(ctx, path, port)
 	case here == nil:

@@ -66,3 +66,39 @@ func TestChatTurnsFromCache(t *testing.T) {
 		t.Errorf("%g bytes are told, %d are kept, of messages of %d bytes", told, bytes, len(rendered))
 	}
 }
+
+// A request's own template is run only where the gateway trusts it, within steps and the context.
+func TestRequestTemplate(t *testing.T) {
+	small := bundle()
+	small.MaxModelLen = 64
+	b := newBed(t, Options{TrustTemplates: true}, one(nodestest.Options{Bundle: small}))
+	with := func(template string) string {
+		return fmt.Sprintf(`{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,"chat_template":%q}`, template)
+	}
+	if r := b.post("/v1/chat/completions", with("{{ messages[0].content }}?")); r.StatusCode != 200 {
+		t.Fatal(r.body)
+	}
+	if got := b.g.native.Models.Load().Text.Decode(lastRequest(b, "d1").Prompt, false); got != "hi?" {
+		t.Errorf("prompt %q", got)
+	}
+	for template, want := range map[string]string{
+		"{% if %}": "line 1", "{% include 'x' %}": "unsupported", "{{ raise_exception('no') }}": "refuses these messages: no",
+		"{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}": "more than 1000000 steps",
+		"{% for i in range(1000) %}{{ 'x' * 1000 }}{% endfor %}":                           "the output is longer than",
+	} {
+		r := b.post("/v1/chat/completions", with(template))
+		if e := r.parse(t).Error; r.StatusCode != 400 || *e.Param != "chat_template" || !strings.Contains(e.Message, want) {
+			t.Errorf("%s: %d %s", template, r.StatusCode, r.body)
+		}
+	}
+	if r := b.post("/tokenize", with("{{ messages[0].content }}")); !strings.Contains(r.body, `"count":2`) {
+		t.Error(r.body)
+	}
+	untrusting := newBed(t, Options{}, one(nodestest.Options{}))
+	for _, path := range []string{"/v1/chat/completions", "/v1/chat/completions/render", "/tokenize"} {
+		r := untrusting.post(path, with("x"))
+		if e := r.parse(t).Error; r.StatusCode != 400 || *e.Param != "chat_template" || !strings.Contains(e.Message, "--trust-request-chat-template") {
+			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)
+		}
+	}
+}

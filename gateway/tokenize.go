@@ -66,27 +66,21 @@ func (g *Gateway) countTokens(ctx *fasthttp.RequestCtx) {
 // translate serves these routes: it parses the request, finds its model and answers with what do
 // returns. s translates the body and errors; nil: there is no need.
 func (g *Gateway) translate(ctx *fasthttp.RequestCtx, on openai.Endpoint, s native.Surface, do func(*native.Model, *openai.Request) ([]byte, *openai.Error)) {
-	if fault := g.Enter(); fault != nil {
-		g.fail(ctx, fault)
-		return
-	}
-	defer g.InFlight.Add(-1)
-	body, fault := ctx.PostBody(), (*openai.Error)(nil)
-	if s != nil {
-		if body, fault = s.Chat(body, g.Charge(ctx)); fault != nil {
-			g.fail(ctx, fault)
-			return
+	g.compute(ctx, func() ([]byte, *openai.Error) {
+		charge := g.Charge(ctx)
+		if s == nil {
+			return g.translated(on, ctx.PostBody(), charge, do)
 		}
-	}
-	answer, fault := g.translated(on, body, g.Charge(ctx), do)
-	if fault != nil {
-		if s != nil {
-			fault = s.Fault(fault)
+		body, fault := s.Chat(ctx.PostBody(), charge)
+		if fault != nil {
+			return nil, fault
 		}
-		g.fail(ctx, fault)
-		return
-	}
-	sendJSON(ctx, answer)
+		answer, fault := g.translated(on, body, charge, do)
+		if fault != nil {
+			return nil, s.Fault(fault)
+		}
+		return answer, nil
+	})
 }
 
 // translated returns the answer to a body.
@@ -106,6 +100,21 @@ func (g *Gateway) translated(on openai.Endpoint, body []byte, charge func(int) *
 	return do(m, req)
 }
 
+// compute answers with the JSON that do returns.
+func (g *Gateway) compute(ctx *fasthttp.RequestCtx, do func() ([]byte, *openai.Error)) {
+	if fault := g.Enter(); fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	defer g.InFlight.Add(-1)
+	body, fault := do()
+	if fault != nil {
+		g.fail(ctx, fault)
+		return
+	}
+	sendJSON(ctx, body)
+}
+
 // messages answers a request of Anthropic's Messages API.
 func (g *Gateway) messages(ctx *fasthttp.RequestCtx) {
 	setRequestID(ctx)
@@ -115,4 +124,19 @@ func (g *Gateway) messages(ctx *fasthttp.RequestCtx) {
 // setRequestID sets the id of the request for Anthropic's clients.
 func setRequestID(ctx *fasthttp.RequestCtx) {
 	ctx.Response.Header.SetBytesV(messages.RequestIDHeader, ctx.Response.Header.Peek(exchange.RequestIDHeader))
+}
+
+// rendered returns a handler that answers with the requests of openai.TokensPath for the prompts of
+// a request.
+func rendered(on openai.Endpoint) func(*Gateway, *fasthttp.RequestCtx) {
+	return func(g *Gateway, ctx *fasthttp.RequestCtx) {
+		g.compute(ctx, func() ([]byte, *openai.Error) { return g.native.Render(ctx, on) })
+	}
+}
+
+// derendered returns a handler that answers with the text of answers of openai.TokensPath.
+func derendered(on openai.Endpoint) func(*Gateway, *fasthttp.RequestCtx) {
+	return func(g *Gateway, ctx *fasthttp.RequestCtx) {
+		g.compute(ctx, func() ([]byte, *openai.Error) { return g.native.Derender(ctx, on) })
+	}
 }

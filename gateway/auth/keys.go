@@ -246,6 +246,12 @@ func (k *Key) Owner() string {
 	return "hash:" + hex.EncodeToString(k.hash[:16])
 }
 
+// Same reports whether two keys are the same one, perhaps from before and after the file changed.
+// nil is a client without a key.
+func (k *Key) Same(other *Key) bool {
+	return k == other || k != nil && other != nil && k.use == other.use
+}
+
 // Flow returns the key's share of the fleet. It stays the same while the key is in the file.
 func (k *Key) Flow() *admit.Flow { return k.use.flow }
 

@@ -330,7 +330,7 @@ func (x *Exchange) waitForRoom(c *Claim) *openai.Error {
 	}
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
-	fault := x.turnOf(c, w, timer.C, patience)
+	fault := x.turnOf(c, w, timer.C, x.abortion(), patience)
 	if fault == nil {
 		c.queued, c.avoid = true, w.avoid
 	} else if !a.withdraw(w) && !w.evicted { // its turn came in the same moment
@@ -343,7 +343,7 @@ func (x *Exchange) waitForRoom(c *Claim) *openai.Error {
 }
 
 // turnOf waits until a claim is admitted or evicted, its client has gone, or its patience is over.
-func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience time.Duration) *openai.Error {
+func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, aborted <-chan struct{}, patience time.Duration) *openai.Error {
 	select {
 	case <-w.ready:
 		if w.evicted {
@@ -353,6 +353,8 @@ func (x *Exchange) turnOf(c *Claim, w *waiter, over <-chan time.Time, patience t
 		return nil
 	case <-x.Gone():
 		return x.CutOff(CauseClientGone)
+	case <-aborted:
+		return x.CutOff(CauseAborted)
 	case <-x.S.Cut.Done():
 		return x.CutOff(CauseShutdown)
 	case <-over:

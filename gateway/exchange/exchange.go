@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -41,8 +42,8 @@ type Backend interface {
 	// AppendFault appends the events that end a stream which fails.
 	AppendFault(dst []byte, fault *openai.Error) []byte
 
-	// ClientGone is called from another goroutine when a watched client has closed its connection,
-	// until Stop returns.
+	// ClientGone is called from another goroutine when a watched client has closed its connection or
+	// the request was aborted (Aborted), between Prepare and the return of Stop.
 	ClientGone()
 	// Stop cancels the attempts that still run, and counts how the answers ended.
 	Stop()
@@ -73,6 +74,12 @@ type Exchange struct {
 	key    *auth.Key // of the client; nil: there are no keys, or none was admitted
 	claim  Claim     // what the request holds of its queue; zero: nothing
 	closed bool
+
+	aborted atomic.Bool // by Service.Abort
+	// Guarded by the list of running requests.
+	nextRunning, prevRunning *Exchange
+	listed                   bool
+	abort                    chan struct{} // closed by Abort; nil: the request does not wait for room
 }
 
 // Ending is the result of a request, for its span and its log line.
@@ -193,6 +200,7 @@ func (x *Exchange) Gone() <-chan struct{} {
 // admit waits until the queue of the request's claim has room. The error is the reason why the
 // request is refused.
 func (x *Exchange) admit() *openai.Error {
+	x.S.running.add(x)
 	c, fault := x.b.Claim()
 	if fault != nil {
 		return fault
@@ -285,6 +293,7 @@ const (
 	CauseShutdown   = "shutdown"
 	CauseDeadline   = "deadline"
 	CauseUpstream   = "upstream"
+	CauseAborted    = "aborted"
 )
 
 // CutOff records a cause that is not the backend's, and returns the answer for it.
@@ -294,6 +303,8 @@ func (x *Exchange) CutOff(cause string) *openai.Error {
 		return ErrGone
 	case CauseShutdown:
 		return errShutdown
+	case CauseAborted:
+		return errAborted
 	}
 	return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: fmt.Sprintf("the request took longer than %v", x.Deadline.Sub(x.Start))}
 }
@@ -349,7 +360,7 @@ func (x *Exchange) CountFinished(reason string, n int) {
 
 // Broken returns the finish reason of an answer that is not complete.
 func (x *Exchange) Broken() string {
-	if x.Unread() {
+	if x.Unread() || x.Cause == CauseAborted {
 		return metrics.ReasonAbort
 	}
 	return metrics.ReasonError
@@ -407,6 +418,7 @@ func (x *Exchange) close() {
 		return
 	}
 	x.closed = true
+	x.S.running.remove(x)
 	x.b.Stop()
 	e := x.b.Ending()
 	x.depart(e.Unserved)
@@ -497,6 +509,7 @@ func (s *Service) LogRefusal(ctx *fasthttp.RequestCtx, start time.Time) {
 // Answers to requests that are cut.
 var (
 	ErrGone     = &openai.Error{Status: 499, Type: "ClientClosedRequest", Message: "the client closed the connection"}
+	errAborted  = &openai.Error{Status: 499, Type: "RequestAborted", Message: "the request was aborted by POST /abort_requests"}
 	errShutdown = &openai.Error{Status: 503, Type: openai.TypeUnavailable, RetryAfter: RetryAfter,
 		Message: "the gateway is shutting down: send the request again"}
 )

@@ -48,9 +48,10 @@ type Service struct {
 	AppendFault func(dst []byte, path string, id []byte, fault *openai.Error) []byte
 	Count       func(path string, status int) // counts an answered request
 
-	limits atomic.Pointer[Limits]
-	queues sync.Map      // *Admission, by the key of QueueOf
-	turn   atomic.Uint64 // requests so far
+	running running // requests
+	limits  atomic.Pointer[Limits]
+	queues  sync.Map      // *Admission, by the key of QueueOf
+	turn    atomic.Uint64 // requests so far
 
 	warned  sync.Map     // names of unknown fields that were logged
 	nWarned atomic.Int64 // at most maxWarned

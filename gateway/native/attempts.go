@@ -274,8 +274,31 @@ func (x *request) wait() *openai.Error {
 		return x.CutOff(exchange.CauseClientGone)
 	case x.S.Cut.Err() != nil:
 		return x.CutOff(exchange.CauseShutdown)
+	case x.Aborted():
+		return x.abort()
 	}
 	return x.bounds()
+}
+
+// abort ends the request with the tokens that it has, for which their clients may ask. The
+// log-probabilities of a prompt may not be complete, so that requests for them end with an error.
+func (x *request) abort() *openai.Error {
+	if x.req.PromptLogprobs != nil || x.echoProbs() {
+		return x.CutOff(exchange.CauseAborted)
+	}
+	for i := range x.choices {
+		c := &x.choices[i]
+		if c.done() {
+			continue
+		}
+		if c.stream != nil {
+			c.stream.Cancel("aborted by the client")
+		}
+		rest, _ := x.rest(c)
+		c.delta.Finish.Reason = metrics.ReasonAbort
+		x.finish(c, rest)
+	}
+	return nil
 }
 
 // bounds handles the bounds that have passed and sets the timer to the next one.
@@ -382,12 +405,7 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 		if e.Probs != nil {
 			c.delta.Logprobs = append(c.delta.Logprobs, x.model.logprob(c, e.Token, e.Probs, x.req.TokensAsIDs))
 		}
-		switch shown := reason != nodepb.FinishReason_FINISH_REASON_STOP || x.req.IncludeStop; {
-		case c.parser != nil:
-			hit = x.parseToken(c, e.Token, shown)
-		case shown: // else it is no part of the text
-			piece, hit = c.push(e.Token)
-		}
+		piece, hit = x.read(c, e.Token, reason != nodepb.FinishReason_FINISH_REASON_STOP || x.req.IncludeStop)
 	}
 	switch {
 	case hit:
@@ -407,21 +425,12 @@ func (x *request) token(c *choice, e *nodes.Event, at time.Time) *openai.Error {
 	default: // not cancelled by this gateway
 		return x.retry(c, &nodes.CodeError{Code: nodepb.Code_CODE_CANCELLED, Message: "the node aborted the request"})
 	}
-	switch {
-	case hit:
-	case c.parser != nil:
-		hit = x.parseEnd(c)
-	default:
+	if !hit {
 		var rest string
-		rest, hit = c.flush()
+		rest, hit = x.rest(c)
 		piece += rest
 	}
-	if hit {
-		stop, _ := c.text.Stopped()
-		c.delta.Finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
-	} else if c.delta.Finish.Reason == metrics.ReasonStop {
-		c.delta.Finish.Reason = c.finishReason(x.req.Calls.Name != "")
-	}
+	c.ended(hit, x.req.Calls.Name != "")
 	x.model.queue.Answered(len(c.output))
 	x.finish(c, piece)
 	return nil
@@ -434,6 +443,37 @@ func (x *request) finish(c *choice, piece string) {
 	x.Release()
 	x.live--
 	x.emit(c, piece)
+}
+
+// read returns the text that a token completes, or adds it to the choice's Delta if there is a
+// parser. The token itself is no part of the text unless shown is set.
+func (x *request) read(c *choice, id int32, shown bool) (piece string, stopped bool) {
+	switch {
+	case c.parser != nil:
+		return "", x.parseToken(c, id, shown)
+	case shown:
+		return c.push(id)
+	}
+	return "", false
+}
+
+// rest is read for what is held back after the last token.
+func (x *request) rest(c *choice) (piece string, stopped bool) {
+	if c.parser != nil {
+		return "", x.parseEnd(c)
+	}
+	return c.flush()
+}
+
+// ended corrects the reason of the choice's end by its text. stopped reports that a stop string
+// ended the text.
+func (c *choice) ended(stopped, named bool) {
+	if stopped {
+		stop, _ := c.text.Stopped()
+		c.delta.Finish = openai.Finish{Reason: metrics.ReasonStop, Stop: stop, Token: -1}
+	} else if c.delta.Finish.Reason == metrics.ReasonStop {
+		c.delta.Finish.Reason = c.finishReason(named)
+	}
 }
 
 // push returns the text of a token.

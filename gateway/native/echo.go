@@ -40,7 +40,7 @@ func (m *Model) logprob(c *choice, id int32, p *nodepb.TokenLogProbs, asIDs bool
 // promptInfo returns what the client requested about a choice's prompt; nil: nothing.
 func (x *request) promptInfo(c *choice) *openai.PromptInfo {
 	r := x.req
-	if !r.TokenIDs && !r.PromptText && r.PromptLogprobs == nil {
+	if !r.TokenIDs && !r.PromptText && r.PromptLogprobs == nil || x.Path == openai.BatchPath { // several prompts have no place in a chat's answer
 		return nil
 	}
 	t := &openai.PromptInfo{}

@@ -36,6 +36,7 @@ type Options struct {
 	ReasoningParser        string            // likewise
 	NoToolCalls            bool              // refuses requests for tool calls
 	RejectSpecialTokens    bool              // in messages of users and tools
+	TrustTemplates         bool              // runs the chat templates of requests
 	CompactJSON            bool              // constrained answers have no whitespace between JSON tokens
 	LogPromptText          int               // characters of each prompt in the request's log line
 	Quiet                  bool              // does not log that there is no model

@@ -210,7 +210,7 @@ func (fl *Fleet) load(ctx context.Context, n *nodes.Node, next []*Model) (*Model
 	}
 	format := parse.Choice{Format: &parse.Format{}}
 	if m.Text != nil {
-		m.Text.RejectSpecial = fl.o.RejectSpecialTokens
+		m.Text.RejectSpecial, m.Text.TrustTemplates = fl.o.RejectSpecialTokens, fl.o.TrustTemplates
 		if format, err = m.Text.ChooseFormat(fl.o.ToolCallParser, fl.o.ReasoningParser); err != nil {
 			return nil, err // New has checked the names
 		}
@@ -398,6 +398,19 @@ func (m *Model) forGrammar(g *openai.Grammar) *Model {
 	w := *m
 	w.grammar = grammar.Version
 	return &w
+}
+
+// TokenizerInfo returns the configuration of the model's tokenizer.
+func (m *Model) TokenizerInfo() (*openai.TokenizerInfo, error) {
+	given := func(s string) *string {
+		if s == "" {
+			return nil
+		}
+		return &s
+	}
+	info := &openai.TokenizerInfo{Class: "PreTrainedTokenizerFast", MaxLen: m.MaxLen, Bos: given(m.bundle.BosToken), Eos: given(m.bundle.EosToken),
+		Template: given(m.Text.Template())}
+	return info, info.SetAdded(m.bundle.TokenizerJson)
 }
 
 // Queue returns the queue of the model's requests.

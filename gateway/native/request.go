@@ -36,50 +36,87 @@ func (x *request) Prepare() *openai.Error {
 }
 
 // parse reads the body of a chat or of completions and makes its choices, whose attempts can start.
-func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) (fault *openai.Error) {
-	fl := x.fleet
-	if x.req, fault = openai.ParseWithin(x.On, body, charge); fault != nil {
+func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) *openai.Error {
+	m, prompts, fault := x.render(body, charge)
+	if fault != nil {
 		return fault
+	}
+	req, meters := x.req, x.fleet.Meters
+	if fault := x.LetIn(x.nPrompt); fault != nil {
+		return fault
+	}
+	req.Priority = x.Priority(req.Priority)
+	x.makeChoices(m, prompts)
+	meters.Histogram(metrics.RequestParamsN).Observe(float64(req.N))
+	if req.MaxTokens > 0 {
+		meters.Histogram(metrics.RequestParamsMaxTokens).Observe(float64(req.MaxTokens))
+	}
+	return nil
+}
+
+// render reads and checks the body of a chat or of completions, and returns its model and prompts.
+func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *Model, prompts []render.Prompt, fault *openai.Error) {
+	fl := x.fleet
+	var further []*openai.Request // conversations
+	if x.Path == openai.BatchPath {
+		if further, fault = openai.ParseBatch(body, charge); fault == nil {
+			x.req, further = further[0], further[1:]
+		}
+	} else {
+		x.req, fault = openai.ParseWithin(x.On, body, charge)
+	}
+	if fault != nil {
+		return nil, nil, fault
 	}
 	req := x.req
 	_, req.ClipMax = x.surface.(clipper)
 	if fault := req.CheckLogprobs(fl.Limits().MaxLogprobs); fault != nil {
-		return fault
+		return nil, nil, fault
 	}
 	if fault := fl.CheckChoices(req.N); fault != nil {
-		return fault
+		return nil, nil, fault
 	}
 	fl.WarnUnknown(req.Unknown)
 	if fault := x.ReadHeaders(); fault != nil {
-		return fault
+		return nil, nil, fault
 	}
-	m, fault := fl.Find(req.Model)
-	if fault != nil {
-		return fault
+	if m, fault = fl.Find(req.Model); fault != nil {
+		return nil, nil, fault
 	}
 	if fault := m.CheckTools(req, fl.o.NoToolCalls); fault != nil {
-		return fault
+		return nil, nil, fault
 	}
-	prompts, fault := m.Prompts(req, charge)
-	if fault != nil {
-		return fault
+	if prompts, fault = m.Prompts(req, charge); fault != nil {
+		return nil, nil, fault
+	}
+	for _, r := range further {
+		more, fault := m.Prompts(r, charge)
+		if fault != nil {
+			return nil, nil, fault
+		}
+		prompts = append(prompts, more...)
 	}
 	if fault := m.ConstrainCalls(req, prompts[0].Reasoning); fault != nil {
-		return fault
+		return nil, nil, fault
 	}
 	if fault := m.BoundThinking(req, prompts[0].Reasoning); fault != nil {
-		return fault
+		return nil, nil, fault
+	}
+	for i := range prompts {
+		if req.Grammar != nil && prompts[i].Reasoning != prompts[0].Reasoning {
+			return nil, nil, openai.BadRequest(req.Grammar.Param, "%s: some conversations continue reasoning and others do not: send them in batches of their own", req.Grammar.Param)
+		}
 	}
 	if req.Grammar != nil && !req.Grammar.Whole && prompts[0].Reasoning { // the grammar constrains what follows the reasoning
 		req.Grammar.After = m.Text.Format().ReasoningEnd()
 	}
 	if fault := x.checkGrammar(m); fault != nil {
-		return fault
+		return nil, nil, fault
 	}
 	for i := range prompts {
 		n := len(prompts[i].Tokens)
 		if fault := fl.CheckPrompt(req.Endpoint, n); fault != nil {
-			return fault
+			return nil, nil, fault
 		}
 		x.nPrompt += n
 	}
@@ -91,16 +128,7 @@ func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) (faul
 		x.Ctx.Response.Header.Set(exchange.RequestIDHeader, req.RequestID)
 		x.ID = x.Ctx.Response.Header.Peek(exchange.RequestIDHeader)
 	}
-	if fault := x.LetIn(x.nPrompt); fault != nil {
-		return fault
-	}
-	req.Priority = x.Priority(req.Priority)
-	x.makeChoices(m, prompts)
-	fl.Meters.Histogram(metrics.RequestParamsN).Observe(float64(req.N))
-	if req.MaxTokens > 0 {
-		fl.Meters.Histogram(metrics.RequestParamsMaxTokens).Observe(float64(req.MaxTokens))
-	}
-	return nil
+	return m, prompts, nil
 }
 
 // makeChoices sets what the answer needs: a seed, an encoder, and the choices of each prompt.

@@ -71,11 +71,11 @@ func (r *relay) tokenize(body []byte) (render.Prompt, *openai.Error) {
 		return render.Prompt{}, errNoHash
 	case t == nil:
 		return render.Prompt{}, errNoTokenizer
-	case r.Path == "/v1/chat/completions":
+	case r.path() == "/v1/chat/completions":
 		on = openai.Chat
-	case r.Path == openai.TokensPath:
+	case r.path() == openai.TokensPath:
 		body = append(append([]byte(`{"prompt":`), r.envelope.Prompt...), '}')
-	case r.Path != "/v1/completions":
+	case r.path() != "/v1/completions":
 		return render.Prompt{}, errNoPrompt
 	}
 	charged := 0

@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +15,7 @@ import (
 // appendHead returns the request's head for a server, in r.head. It has the client's headers,
 // except hop-by-hop headers and credentials.
 func (r *relay) appendHead(s *upstream.Server, size int) []byte {
-	b := s.AppendHead(r.head[:0], "POST", r.sentPath(), cleanQuery(r.Ctx.URI().QueryString()))
+	b := s.AppendHead(r.head[:0], cmp.Or(r.method, "POST"), r.sentPath(), cleanQuery(r.Ctx.URI().QueryString()))
 	own := len(b)
 	b, hops := r.appendFields(b, nil)
 	if len(hops) > 0 {
@@ -126,11 +127,11 @@ func skipped(name []byte) bool {
 // segments that the gateway has resolved.
 func (r *relay) sentPath() []byte {
 	came := r.Ctx.URI().PathOriginal()
-	if string(came) == r.Path || bytes.IndexByte(came, '%') >= 0 && httpserver.Unescape(came) == r.Path {
+	if string(came) == r.path() || bytes.IndexByte(came, '%') >= 0 && httpserver.Unescape(came) == r.path() {
 		return came
 	}
-	if slash := r.Path + "/"; !r.p.o.Routed(r.Path) && (string(came) == slash || httpserver.Unescape(came) == slash) {
+	if slash := r.path() + "/"; !r.p.o.Routed(r.path()) && (string(came) == slash || httpserver.Unescape(came) == slash) {
 		return came
 	}
-	return []byte(r.Path)
+	return []byte(r.path())
 }

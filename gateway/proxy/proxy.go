@@ -36,6 +36,7 @@ type Proxy struct {
 	Pool *upstream.Pool
 
 	o       Options
+	stored  stored
 	pollers []sock.Poller // read streams
 	next    atomic.Uint32 // counts the uses of pollers
 }
@@ -70,14 +71,14 @@ func (p *Proxy) Polled() (n int) {
 	return n
 }
 
-// Serve answers a request by an upstream server. envelope is the body's envelope if it was parsed
-// before; otherwise nil.
-func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path string, envelope *upstream.Envelope) {
+// Serve answers a request by an upstream server, which gets it at the path sent. envelope is the
+// body's envelope if it was parsed before; otherwise nil.
+func (p *Proxy) Serve(ctx *fasthttp.RequestCtx, path, sent string, envelope *upstream.Envelope) {
 	on := openai.Completions
-	if path == "/v1/chat/completions" {
+	if sent == "/v1/chat/completions" {
 		on = openai.Chat
 	}
 	r := relays.Get().(*relay)
-	r.p, r.parsed = p, envelope
+	r.p, r.sent, r.parsed = p, sent, envelope
 	p.Answer(ctx, path, on, r)
 }

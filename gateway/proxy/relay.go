@@ -44,6 +44,8 @@ const (
 type relay struct {
 	exchange.Exchange
 	p             *Proxy
+	sent          string             // path at the server; empty: as requested
+	method        string             // empty: POST
 	body          []byte             // that is sent
 	parsed        *upstream.Envelope // of the body, if it was parsed before
 	envelope      upstream.Envelope
@@ -84,12 +86,12 @@ var relays = sync.Pool{New: func() any { return new(relay) }}
 // Relays reports whether upstreams answer POST requests for a path.
 func Relays(path string) bool {
 	switch path {
-	case "/tokenize", "/detokenize", openai.TokensPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
+	case "/tokenize", "/detokenize", openai.TokensPath, openai.InvocationsPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
 		return true
 	case openai.LoadAdapterPath, openai.UnloadAdapterPath: // it would reach only one of several servers
 		return false
 	}
-	return strings.HasPrefix(path, "/v1/") && plainPath(path)
+	return strings.HasPrefix(path, "/v1/") && plainPath(path) && !(strings.HasPrefix(path, StoredPath) && strings.HasSuffix(path, "/cancel"))
 }
 
 // plainPath reports whether every server will read a path as the gateway does.
@@ -106,7 +108,9 @@ func plainPath(path string) bool {
 func (r *relay) Streams() bool { return r.envelope.Stream && r.completes() }
 
 // AppendFault implements exchange.Backend.
-func (r *relay) AppendFault(dst []byte, fault *openai.Error) []byte { return fault.AppendEvent(dst) }
+func (r *relay) AppendFault(dst []byte, fault *openai.Error) []byte {
+	return r.S.AppendFault(dst, r.Path, r.ID, fault)
+}
 
 // Respond implements exchange.Backend.
 func (r *relay) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error) {
@@ -115,6 +119,7 @@ func (r *relay) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error
 	}
 	if !begun {
 		r.answerHead()
+		r.learnStored()
 	}
 	if r.full && !begun {
 		r.outcome.learn(r.held)
@@ -164,9 +169,12 @@ func (r *relay) noEvents() *openai.Error {
 	return fault
 }
 
+// path returns the request's path at the server.
+func (r *relay) path() string { return cmp.Or(r.sent, r.Path) }
+
 // completes reports whether the path's streams end in [DONE].
 func (r *relay) completes() bool {
-	return r.Path == "/v1/chat/completions" || r.Path == "/v1/completions"
+	return r.path() == "/v1/chat/completions" || r.path() == "/v1/completions"
 }
 
 // hasMediaType reports whether a Content-Type has the media type want, which is in lower case.
@@ -402,6 +410,9 @@ func (r *relay) others() bool {
 
 // untried returns the number of servers of r.server's role that have not been tried.
 func (r *relay) untried() (n int) {
+	if r.model == nil {
+		return 0
+	}
 	all := r.model.Servers
 	if r.server.Role == upstream.Prefill {
 		all = r.model.Prefill
@@ -466,6 +477,8 @@ func (r *relay) interrupted() *openai.Error {
 	default:
 	}
 	switch {
+	case r.Aborted():
+		return r.CutOff(exchange.CauseAborted)
 	case gone:
 		return r.CutOff(exchange.CauseClientGone)
 	case !time.Now().Before(r.Deadline):

@@ -24,7 +24,36 @@ type TextModel struct {
 	bos, eos string
 	longest  int // bytes of the longest token
 
-	RejectSpecial bool // reject messages of users and tools that contain special tokens
+	RejectSpecial  bool // reject messages of users and tools that contain special tokens
+	TrustTemplates bool // run the chat templates of requests
+
+	own     bool // chat is a request's own
+	maxText int  // bytes of the prompt, if own; 0: any number
+}
+
+// Bounds of a request's own template: steps of a render, and bytes of memory for each byte of the
+// source. include and the like are syntax errors in all templates.
+const (
+	ownSteps      = 1_000_000
+	templateBytes = 64
+)
+
+// with returns the model with a request's own template. charge is as in Model.Prompts.
+func (m *Model) with(template string, charge func(bytes int) *openai.Error) (*TextModel, *openai.Error) {
+	if !m.Text.TrustTemplates {
+		return nil, openai.BadRequest("chat_template", "chat_template is not supported here (got %q): leave it out; a gateway runs a request's own template only with --trust-request-chat-template",
+			openai.Clip(template, 80))
+	}
+	if fault := charge(templateBytes * len(template)); fault != nil {
+		return nil, fault
+	}
+	chat, err := jinja.Parse(template)
+	if err != nil {
+		return nil, openai.BadRequest("chat_template", "chat_template: %s", openai.Clip(err.Error(), 500))
+	}
+	t := *m.Text
+	t.chat, t.template, t.efforts, t.own, t.maxText = chat, template, knownEfforts(chat), true, m.MaxText()
+	return &t, nil
 }
 
 // NewTextModel returns the TextModel of a bundle. template, unless empty, replaces the bundle's
@@ -52,6 +81,9 @@ func (t *TextModel) CacheStats() (hits, misses uint64, bytes int) { return t.mes
 
 // Tokenizer returns the model's tokenizer.
 func (t *TextModel) Tokenizer() *tokenizer.Tokenizer { return t.tok }
+
+// Template returns the source of the model's chat template; empty: it has none.
+func (t *TextModel) Template() string { return t.template }
 
 // HasTemplate reports whether the model has a chat template.
 func (t *TextModel) HasTemplate() bool { return t.chat != nil }
@@ -110,13 +142,16 @@ func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault 
 		Now:                  time.Now(),
 		Kwargs:               map[string]jinja.Value{},
 	}
+	if t.own {
+		in.MaxSteps, in.MaxOutput = ownSteps, t.maxText
+	}
 	raw := r.Messages
 	if r.MessageParts != nil && t.chat.ContentParts() {
 		raw = r.MessageParts
 	}
 	messages, err := fromJSON(raw)
 	if err != nil {
-		return "", false, templateFault(err)
+		return "", false, t.templateFault(err)
 	}
 	in.Messages = messages.(jinja.List) // Parse has checked that it is a list
 	if t.RejectSpecial {
@@ -130,7 +165,7 @@ func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault 
 	if r.Tools != nil {
 		tools, err := fromJSON(r.Tools)
 		if err != nil {
-			return "", false, templateFault(err)
+			return "", false, t.templateFault(err)
 		}
 		in.Tools = tools.(jinja.List) // Parse has checked that it is a list
 	}
@@ -138,7 +173,7 @@ func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault 
 		return "", false, fault
 	}
 	if text, err = t.chat.Render(in); err != nil {
-		return "", false, templateFault(err)
+		return "", false, t.templateFault(err)
 	}
 	return text, t.reasons(r, in, text), nil
 }
@@ -263,12 +298,16 @@ func member(v jinja.Value, name string) jinja.Value {
 }
 
 // templateFault returns the client's error for messages that the template cannot render.
-func templateFault(err error) *openai.Error {
+func (t *TextModel) templateFault(err error) *openai.Error {
 	var e *jinja.Error
-	if errors.As(err, &e) && errors.Is(err, jinja.ErrRaised) {
-		return openai.BadRequest("messages", "the model's chat template refuses these messages: %s", openai.Clip(e.Msg, 500))
+	param, whose := "messages", "the model's chat template"
+	if t.own {
+		param, whose = "chat_template", "the request's chat_template"
 	}
-	return openai.BadRequest("messages", "the model's chat template cannot render these messages: %s", openai.Clip(err.Error(), 500))
+	if errors.As(err, &e) && errors.Is(err, jinja.ErrRaised) {
+		return openai.BadRequest(param, "%s refuses these messages: %s", whose, openai.Clip(e.Msg, 500))
+	}
+	return openai.BadRequest(param, "%s cannot render these messages: %s", whose, openai.Clip(err.Error(), 500))
 }
 
 // Output returns a Text for one choice of the request.

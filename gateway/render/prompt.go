@@ -139,10 +139,17 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 	switch {
 	case m.Text == nil:
 		return Prompt{}, openai.BadRequest("messages", "model %q has no tokenizer: use /v1/completions with token ids", m.Name)
-	case m.Text.chat == nil:
+	case m.Text.chat == nil && req.ChatTemplate == "":
 		return Prompt{}, openai.BadRequest("messages", "model %q has no chat template: use /v1/completions", m.Name)
 	}
-	text, reasons, fault := m.Text.render(req)
+	t := m.Text
+	if req.ChatTemplate != "" {
+		var fault *openai.Error
+		if t, fault = m.with(req.ChatTemplate, charge); fault != nil {
+			return Prompt{}, fault
+		}
+	}
+	text, reasons, fault := t.render(req)
 	if fault != nil {
 		return Prompt{}, fault
 	}

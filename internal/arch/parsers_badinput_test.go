@@ -46,6 +46,7 @@ var parsers = map[string][]string{
 // parsed are packages that decode with a library or by what another package of
 // the table has read, and why they need no target of their own.
 var parsed = map[string]string{
+	"internal/batch":         "lines of files that its user gives, and a gateway's answers, by encoding/json into plain fields",
 	"gateway/proxy/discover": "Kubernetes' API, by encoding/json into plain fields",
 	"gateway":                "an adapter's name and folder, which internal/jsonscan has checked, by encoding/json into plain fields",
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",

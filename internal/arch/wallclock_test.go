@@ -11,6 +11,7 @@ import (
 // time.Time, whose comparisons use the monotonic clock.
 var wallClock = map[string]string{
 	"gateway/native/surface.go":     "the created field of answers",
+	"gateway/native/render.go":      "the same",
 	"gateway/native/models.go":      "the created field of a model",
 	"deploy/release/binary.go":      "the commit's time, for the manual page",
 	"deploy/release/image.go":       "the commit's time, for the files of an image",

@@ -5,6 +5,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,18 +25,26 @@ const (
 // loading returns a callback that shows the progress of loading weights: a bar on a
 // terminal, else log lines.
 func loading(w *os.File, log *slog.Logger) func(done, total int64) {
-	return progress(w, term.IsTerminal(int(w.Fd())), "loading weights", false, log, time.Now)
+	return progress(w, term.IsTerminal(int(w.Fd())), "loading weights", false, memory.Bytes, log, time.Now)
 }
 
 // downloading returns a callback that shows the progress of a download: a bar on a terminal, else a
 // log line for each tenth.
 func downloading(w *os.File, log *slog.Logger) func(done, total int64) {
-	return progress(w, term.IsTerminal(int(w.Fd())), "downloading", true, log, time.Now)
+	return progress(w, term.IsTerminal(int(w.Fd())), "downloading", true, memory.Bytes, log, time.Now)
 }
 
-// progress returns a callback that draws a bar on a terminal and logs lines elsewhere. A download
-// that is resumed starts at the done bytes of the first call; it also logs its end, however quick.
-func progress(w io.Writer, terminal bool, what string, download bool, log *slog.Logger, now func() time.Time) func(done, total int64) {
+// Requests returns a callback that shows how many requests are answered: a bar on a terminal, else
+// a log line for each tenth.
+func Requests(w *os.File, log *slog.Logger) func(done, total int64) {
+	count := func(n int64) string { return strconv.FormatInt(n, 10) }
+	return progress(w, term.IsTerminal(int(w.Fd())), "requests", true, count, log, time.Now)
+}
+
+// progress returns a callback that draws a bar on a terminal and logs lines elsewhere. text returns
+// an amount as it is shown. A download that is resumed starts at the done bytes of the first call;
+// it also logs its end, however quick.
+func progress(w io.Writer, terminal bool, what string, download bool, text func(int64) string, log *slog.Logger, now func() time.Time) func(done, total int64) {
 	const width = 30
 	began := now()
 	last, drawn, from, logged := began, false, int64(-1), int64(0)
@@ -61,7 +70,7 @@ func progress(w io.Writer, terminal bool, what string, download bool, log *slog.
 		switch {
 		case !terminal && part > logged && (download || !ended && took >= quickLoad):
 			logged = part
-			log.Info(what, "done", memory.Bytes(done), "of", memory.Bytes(total), "left", left, "percent", 100*done/total)
+			log.Info(what, "done", text(done), "of", text(total), "left", left, "percent", 100*done/total)
 		case !terminal:
 		case ended:
 			fmt.Fprint(w, "\r\x1b[K") // the log has the result
@@ -69,7 +78,7 @@ func progress(w io.Writer, terminal bool, what string, download bool, log *slog.
 			drawn = true
 			full := int(width * done / total)
 			fmt.Fprintf(w, "\r\x1b[K%s %s%s %3d%% %s of %s, %s left", what, strings.Repeat("█", full), strings.Repeat("·", width-full),
-				100*done/total, memory.Bytes(done), memory.Bytes(total), left)
+				100*done/total, text(done), text(total), left)
 		}
 	}
 }

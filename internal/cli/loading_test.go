@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/engine/memory"
 )
 
 // A bar grows on a terminal and is gone in the end; elsewhere there is a line
@@ -25,7 +27,7 @@ func TestLoadingProgress(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var out, log bytes.Buffer
 			clock := time.Unix(0, 0)
-			show := progress(&out, c.terminal, "loading weights", false, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
+			show := progress(&out, c.terminal, "loading weights", false, memory.Bytes, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
 			for i := range int64(11) {
 				clock = clock.Add(c.step)
 				show(i<<30, 10<<30)
@@ -49,7 +51,7 @@ func TestDownloadProgress(t *testing.T) {
 	for _, terminal := range []bool{false, true} {
 		var out, log bytes.Buffer
 		clock := time.Unix(0, 0)
-		show := progress(&out, terminal, "downloading", true, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
+		show := progress(&out, terminal, "downloading", true, memory.Bytes, slog.New(slog.NewTextHandler(&log, nil)), func() time.Time { return clock })
 		for i := int64(50); i <= 100; i++ {
 			show(i<<20, 100<<20)
 			clock = clock.Add(time.Second)

@@ -266,7 +266,11 @@ func (s *Set) translate(args []string) (out []string) {
 			if level, ok := strings.CutPrefix(name, "O"); ok && level != "" && !has {
 				name, v, has = "O", level, true
 			}
-			name = short[name]
+			if own := s.own(name); own != "" {
+				name = own
+			} else {
+				name = short[name]
+			}
 		}
 		f := s.Lookup(name)
 		if f == nil {
@@ -311,6 +315,16 @@ func (s *Set) translate(args []string) (out []string) {
 		out = slices.Insert(out, 0, "--"+name+"="+string(text))
 	}
 	return out
+}
+
+// own returns the command's flag with a short name of one letter; empty: it has none.
+func (s *Set) own(short string) string {
+	if len(short) == 1 {
+		if f := s.ShorthandLookup(short); f != nil {
+			return f.Name
+		}
+	}
+	return ""
 }
 
 // follows reports whether the argument next is a value of the flag, which has values already.

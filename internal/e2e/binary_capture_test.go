@@ -215,7 +215,7 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet && r.URL.Path == "/v1/models":
 		fmt.Fprint(w, `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"capture","max_model_len":4096}]}`)
 		return
-	case r.Method == http.MethodGet && r.URL.Path != "/v1/passed":
+	case r.Method == http.MethodGet && r.URL.Path != "/v1/passed" && !strings.HasPrefix(r.URL.Path, "/v1/responses/"):
 		return
 	}
 	c := s.c

@@ -148,6 +148,8 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.StringVar(&g.ToolCallParser, "tool-call-parser", "", "format of the models' tool calls, by vLLM's name; none: calls are not read; default: the one in which each model's chat template writes calls. For models of nodes only")
 	s.StringVar(&g.ReasoningParser, "reasoning-parser", "", "format of the models' reasoning, by vLLM's name; none: it stays in the content; default: the one of each model's chat template. For models of nodes only")
 	s.BoolVar(&g.toolCalls, "enable-auto-tool-choice", true, "read tool calls of models whose format is known; false: requests with tools get 400 unless tool_choice is none")
+	s.BoolVar(&g.TrustTemplates, "trust-request-chat-template", false, "run the chat templates that requests bring (chat_template), with at most 1,000,000 steps and as much output as the context holds; false: requests with one get 400. For models of nodes only")
+	s.BoolVar(&g.TokenizerInfo, "enable-tokenizer-info-endpoint", false, "serve /tokenizer_info: the tokenizer's configuration and the chat template of nodes' models")
 	s.StringVar(&g.adminListen, "admin-listen", "", "host:port that serves metrics and the log level instead of --port")
 	s.BoolVar(&g.LogRequests, "enable-log-requests", false, "log a line for each request, without its text")
 	s.CountVar(&g.LogPromptText, "max-log-len", 0, 0, "characters of the prompt in the line of --enable-log-requests; 0: none")

@@ -433,17 +433,43 @@ func runServe(v *cli.Invocation) error {
 	if err := g.portsFree(); err != nil {
 		return err
 	}
-	var role *decode.Node
-	n, err := startEngine(d, v.Environ, m, p, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
+	s, err := f.start(v, d, rpc.NewNetwork())
 	if err != nil {
 		return err
 	}
+	followClients(d, s.n.meters.Set, g.cert)
+	again := f // the flags of the last reload
+	followConfig(d, s.n.meters.Set, v.Set, func() (*config.Set, error) {
+		again = serveFlags(table().Find("serve").Flags(io.Discard))
+		return again.Set, again.Resolve(v.Arguments, v.Environ)
+	}, func() error {
+		return s.gw.SetLimits(again.g.options(&again.p, d).Limits)
+	})
+	d.Log.Info("serving", "addr", s.gw.Addr(), "model", s.n.Bundle.ModelName, "version", version)
+	return s.n.whileStepping(d.Ctx, s.gw.Run, s.leave)
+}
+
+// served is a gateway and a decode node in this process.
+type served struct {
+	n     *node
+	gw    *gateway.Gateway // not running
+	leave func()           // drains the node, whose engine has ended
+}
+
+// start loads the model and starts a decode node, which the gateway reaches by the network in
+// memory.
+func (f *serveCommand) start(v *cli.Invocation, d *process.Process, inside *rpc.Network) (*served, error) {
+	m, g, p := &f.m, &f.g, &f.p
+	var role *decode.Node
+	n, err := startEngine(d, v.Environ, m, p, "serve", metrics.Decode|metrics.Gateway, hooks{step: func() { role.Flush() }})
+	if err != nil {
+		return nil, err
+	}
 	role = n.decodeRole(nil, nil)
 	d.Work(role.Heartbeats)
-	inside := rpc.NewNetwork()
 	l, err := inside.Listen("engine")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.Work(func(ctx context.Context) {
 		d.Report("rpc", rpc.Serve(ctx, l, rpc.Options{Hello: n.hello(), Log: d.Log}, role))
@@ -453,7 +479,7 @@ func runServe(v *cli.Invocation) error {
 		o.ServedModelName, o.Upstreams.Names, _ = servedNames(m.ServedName)
 	}
 	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
-		return err
+		return nil, err
 	}
 	if v.Lookup("chat-template").Value.String() != "" {
 		o.ChatTemplate = n.Bundle.ChatTemplate // New refuses a bad one at once
@@ -463,28 +489,19 @@ func runServe(v *cli.Invocation) error {
 	o.Members = []nodes.Member{{ID: d.Name, Role: "serve", Build: version, RPC: "engine", Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Ready: true}}
 	o.Metrics, o.Tracer = n.meters.Set, n.tr
 	if o.AdminListener, err = adminListener(g); err != nil {
-		return err
+		return nil, err
 	}
 	gw, err := gateway.New(o)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.Watch(gw.Ready, n.responsive())
-	followClients(d, o.Metrics, g.cert)
-	again := f // the flags of the last reload
-	followConfig(d, o.Metrics, v.Set, func() (*config.Set, error) {
-		again = serveFlags(table().Find("serve").Flags(io.Discard))
-		return again.Set, again.Resolve(v.Arguments, v.Environ)
-	}, func() error {
-		return gw.SetLimits(again.g.options(&again.p, d).Limits)
-	})
-	d.Log.Info("serving", "addr", gw.Addr(), "model", n.Bundle.ModelName, "version", version)
-	return n.whileStepping(d.Ctx, gw.Run, func() {
+	return &served{n, gw, func() {
 		ctx, cancel := context.WithTimeout(d.Ctx, drainDelay)
 		defer cancel()
 		role.Drain(ctx)
 		alone := g.options(p, d).Limits
 		alone.ResumeTimeout = -1 // there is no other node to wait for
 		d.Report("limits", gw.SetLimits(alone))
-	})
+	}}, nil
 }

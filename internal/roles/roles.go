@@ -25,6 +25,8 @@ func table() cli.Table {
 			"tandem decode --tls-dir certs/d1 --join 10.0.0.1:7946 --host 10.0.0.3 --model ./Llama-3.2-1B-Instruct", runDecode),
 		cli.New("serve", "[MODEL] [flags]", "Serves a model with all roles in this one process.",
 			"tandem serve ./Llama-3.2-1B-Instruct --port 8000", runServe),
+		cli.New("run-batch", "-i IN -o OUT [flags]", "Answers the requests of a file, by a model in this process or a gateway, and continues after a kill where it ended.",
+			"tandem run-batch -i requests.jsonl -o answers.jsonl --model ./Llama-3.2-1B-Instruct", runBatch),
 	}, cli.Tools()...)
 }
 

@@ -169,6 +169,9 @@ func body(on Endpoint) schema {
 
 func (f *field) describe() schema {
 	s, word := nullable(f.value.schema), "served"
+	if f.why != "" {
+		word += ": " + f.why
+	}
 	switch f.class {
 	case Accepted:
 		word = "accepted without effect: " + f.why
@@ -206,7 +209,7 @@ const promptSchemas = `"prompt_token_ids": ` + orNullIDs + `, "prompt_text": {"t
 
 const orNullIDs = `{"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/TokenIDs"}]}`
 
-const finishSchema = `"token_ids": ` + orNullIDs + `, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", "tool_calls", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
+const finishSchema = `"token_ids": ` + orNullIDs + `, ` + promptSchemas + `, ` + `"finish_reason": {"enum": ["stop", "length", "tool_calls", "abort", null]}, "stop_reason": {"type": ["string", "integer", "null"]}`
 
 // Members of a message that are there only where a parser split them off.
 const (
@@ -228,6 +231,21 @@ func tokensSchema(required string) string {
 	"prompt_logprobs": {"anyOf": [{"type": "null"}, {"$ref": "#/components/schemas/PromptLogprobs"}]},
 	"choices": {"type": "array", "items": {"type": "object", "required": ["index", "logprobs", "finish_reason", "token_ids"], "properties": {"index": {"type": "integer", "minimum": 0},
 		"logprobs": ` + chatLogprobs + `, "token_ids": {"$ref": "#/components/schemas/TokenIDs"}, ` + finishSchema + `}}}}}`
+}
+
+// renderedSchema describes a request of TokensPath that a prompt was rendered to.
+const renderedSchema = `{"type": "object", "required": ["request_id", "token_ids", "sampling_params", "model", "stream", "cache_salt", "priority"], "properties": {"request_id": {"type": "string"},
+	"token_ids": {"$ref": "#/components/schemas/TokenIDs"}, "sampling_params": {"type": "object"}, "model": {"type": "string"}, "stream": {"type": "boolean"},
+	"cache_salt": {"type": ["string", "null"]}, "priority": {"type": "integer"}}}`
+
+// tokensAnswerSchema describes an answer of TokensPath that is derendered.
+const tokensAnswerSchema = `{"type": "object", "required": ["choices"], "properties": {"request_id": {"type": "string"}, "choices": {"type": "array", "minItems": 1, "maxItems": 128, "items": {"type": "object",
+	"properties": {"token_ids": ` + orNullIDs + `, "finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}, "logprobs": {"type": ["object", "null"]}}}}}}`
+
+// derenderSchema returns the schema of a body of a derender route.
+func derenderSchema(name, answers, request, counts, ids string) string {
+	return `{"type": "object", "required": ["` + name + `"], "properties": {"model": {"type": ["string", "null"]}, "stream": {"const": false}, "` + name + `": ` + answers + `,
+	"prompt_tokens": ` + counts + `, "prompt_token_ids": ` + ids + `, "` + request + `": {"type": ["object", "null"], "description": "the request that was rendered"}}}`
 }
 
 // answers has the schemas of answers, and of bodies that are not in the table of fields.
@@ -269,7 +287,17 @@ var answers = map[string]string{
 		"max_model_len": {"type": "integer", "minimum": 0}, "tokens": {"type": "array", "items": {"type": "integer", "minimum": 0}},
 		"token_strs": {"type": ["array", "null"], "items": {"type": "string"}}}}`,
 	"Detokenized": `{"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}}`,
-	"Version":     `{"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}}`,
-	"Load":        `{"type": "object", "required": ["server_load"], "properties": {"server_load": {"type": "integer", "minimum": 0}}}`,
-	"Object":      `{"type": "object"}`,
+	"ChatBatch": `{"type": "object", "required": ["messages"], "description": "the fields of a chat, except stream, tools, n, prompt_logprobs and return_prompt_text",
+		"properties": {"messages": {"type": "array", "minItems": 1, "maxItems": 256, "items": {"$ref": "#/components/schemas/ChatRequest/properties/messages"}}}}`,
+	"Invocation":   `{"type": "object", "anyOf": [{"required": ["messages"]}, {"required": ["prompt"]}], "description": "a request for a chat or a completion"}`,
+	"Abort":        `{"type": "object", "properties": {"request_ids": {"type": ["array", "null"], "maxItems": 4096, "items": {"type": "string"}, "description": "null or empty: all"}}}`,
+	"Aborted":      `{"type": "object", "required": ["status", "aborted", "request_ids"], "properties": {"status": {"const": "aborted"}, "aborted": {"type": "integer", "minimum": 0}, "request_ids": {"type": "array", "items": {"type": "string"}}}}`,
+	"Rendered":     renderedSchema,
+	"RenderedList": `{"type": "array", "items": ` + renderedSchema + `}`,
+	"DerenderChat": derenderSchema("generate_response", tokensAnswerSchema, "chat_request", `{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}`, orNullIDs),
+	"DerenderCompletion": derenderSchema("generate_responses", `{"type": "array", "minItems": 1, "maxItems": 256, "items": `+tokensAnswerSchema+`}`, "completion_request",
+		`{"type": ["array", "null"], "items": {"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}}`, `{"type": ["array", "null"], "items": `+orNullIDs+`}`),
+	"Version": `{"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}}`,
+	"Load":    `{"type": "object", "required": ["server_load"], "properties": {"server_load": {"type": "integer", "minimum": 0}}}`,
+	"Object":  `{"type": "object"}`,
 }

@@ -3,6 +3,7 @@ package openai
 import (
 	"bytes"
 	"encoding/json"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"strings"
@@ -255,7 +256,20 @@ func FuzzParse(f *testing.F) {
 	f.Add(`{"tokens":[1,2.0,3e1]}`, uint8(3))
 	f.Add(`{"prompt":"a","logit_bias":{"1":2,"3":-4.5},"bad_words":["a"],"logprobs":2,"min_tokens":1,"allowed_token_ids":[1]}`, uint8(1))
 	f.Add(`{"token_ids":[1,2],"sampling_params":{"n":2,"logprobs":1},"stream":true}`, uint8(1))
+	f.Add(`{"messages":[[{"role":"user","content":"a"}],[{"role":"b"}]],"max_tokens":1,"structured_outputs":{"choice":["a"]}}`, uint8(0))
+	f.Add(`{"generate_response":{"request_id":"r","choices":[{"token_ids":[1],"stop_reason":2,"logprobs":{"content":[{"token":"a","bytes":[1],"top_logprobs":[{"token_id":3}]}]}}]},"prompt_tokens":3}`, uint8(0))
+	f.Add(`{"generate_responses":[{"choices":[{}]}],"prompt_token_ids":[[1],null],"request_ids":["cmpl-a",null]}`, uint8(1))
 	f.Fuzz(func(t *testing.T, body string, which uint8) {
+		free := func(int) *Error { return nil }
+		_, batch := ParseBatch([]byte(body), free)
+		_, derender := ParseDerender(endpoints[which%2], []byte(body), free)
+		_, abort := ParseAbort([]byte(body), free)
+		for _, fault := range []*Error{batch, derender, abort} {
+			if fault != nil && (fault.Status != 400 || fault.Message == "" || !json.Valid(fault.Append(nil))) {
+				t.Fatalf("%q: %+v", body, fault)
+			}
+		}
+		InvocationPath([]byte(body))
 		if b, err := CompletionOfTokens([]byte(body)); err == nil && !json.Valid(b) || err != nil && err.Status != 400 {
 			t.Fatalf("%q: %q %+v", body, b, err)
 		}
@@ -269,6 +283,20 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("%q: %+v", body, err)
 			}
 			return
+		}
+		if on&both != 0 { // what is rendered is a request of the same sampling
+			most := r.MaxTokens
+			if most < 0 {
+				most = math.MaxInt32
+			}
+			out := (&Rendered{ID: "r", Tokens: []int32{1}, MaxTokens: most, TopP: 1}).Append(nil, r)
+			c, fault := CompletionOfTokens(out)
+			if fault == nil && most > 0 {
+				_, fault = Parse(Completions, c)
+			}
+			if fault != nil || !json.Valid(out) {
+				t.Fatalf("%q: rendered as %q: %v", body, out, fault)
+			}
 		}
 		if p, fault := ParsePrompt(on, []byte(body), nil); on&both != 0 && (fault != nil || !bytes.Equal(p.Messages, r.Messages) || !reflect.DeepEqual(p.Prompts, r.Prompts) || p.AddGenerationPrompt != r.AddGenerationPrompt) {
 			t.Fatalf("%q: its prompt alone is %+v, %v, not %+v", body, p, fault, r)

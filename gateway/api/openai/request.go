@@ -76,6 +76,7 @@ type Request struct {
 	MessageParts        []byte // Messages with its parts, for templates that read them; nil: no message has parts
 	AddGenerationPrompt bool
 	ContinueFinal       bool
+	ChatTemplate        string     // instead of the model's; empty: not given
 	TemplateArgs        []byte     // JSON object; nil: none
 	Documents           []byte     // JSON array for the template; nil: none
 	Tools               []byte     // JSON array for the template; nil: none
@@ -150,7 +151,7 @@ func Parse(on Endpoint, body []byte) (*Request, *Error) { return ParseWithin(on,
 // DropRaw drops the parts of the body. It is called once the prompt is rendered.
 func (r *Request) DropRaw() {
 	r.Messages, r.MessageParts, r.TemplateArgs, r.Documents, r.Tools = nil, nil, nil, nil, nil
-	r.Functions = nil
+	r.Functions, r.ChatTemplate = nil, ""
 }
 
 // ParseWithin is Parse for a caller that accounts memory. Before any part of the body is stored,
@@ -167,8 +168,8 @@ func ParseWithin(on Endpoint, body []byte, charge func(bytes int) *Error) (*Requ
 	return r, nil
 }
 
-// promptFields are the fields on which a prompt's tokens depend. Rows refuse chat_template, and
-// fields with content other than text.
+// promptFields are the fields on which a prompt's tokens depend. Rows refuse fields with content
+// other than text.
 var promptFields = []string{
 	"messages", "prompt", "cache_salt", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "prompt_embeds", "suffix",
 	"add_generation_prompt", "continue_final_message", "chat_template_kwargs", "chat_template", "documents", "reasoning_effort",

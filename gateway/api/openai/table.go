@@ -23,7 +23,7 @@ type field struct {
 	class Class
 	value value   // type and range, which are checked for every class
 	idle  neutral // Refused: the value that asks for nothing, in addition to null
-	why   string  // Accepted: why it has no effect; Refused: the remedy, if there is one
+	why   string  // Accepted: why it has no effect; Refused: the remedy, if there is one; Served: where it is
 }
 
 // To serve a Refused field, change its class only: its checked value is already stored in Request.
@@ -99,7 +99,7 @@ var table = []field{
 	{"add_generation_prompt", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddGenerationPrompt, r.addGenerationIn = b, true }), never, ""},
 	{"continue_final_message", Chat | Tokenize, Served, boolean(func(r *Request, b bool) { r.ContinueFinal = b }), never, ""},
 	{"chat_template_kwargs", Chat | Tokenize, Served, value{schema: object.schema, check: setTemplateArgs, most: tree}, never, ""},
-	{"chat_template", Chat | Tokenize, Refused, text(0, math.MaxInt, nil), never, "a request's own template is not run"},
+	{"chat_template", Chat | Tokenize, Served, text(1, math.MaxInt, func(r *Request, s string) { r.ChatTemplate = s }), never, "on gateways with --trust-request-chat-template; others refuse it"},
 	{"documents", Chat | Tokenize, Served, value{schema: documentsSchema, check: setDocuments, most: tree}, never, ""},
 	{"reasoning_effort", Chat | Tokenize, Served, value{schema: effortSchema, check: setEffort}, never, ""},
 	{"media_io_kwargs", Chat | Tokenize, Refused, object, emptyObject, "only text is served"},

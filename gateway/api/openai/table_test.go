@@ -194,6 +194,7 @@ var effects = map[string]string{
 	"truncation_side":            "gateway TestTruncation",
 	"documents":                  "gateway TestTemplateVariables",
 	"reasoning_effort":           "gateway TestTemplateVariables",
+	"chat_template":              "gateway TestRequestTemplate",
 	"tools":                      "gateway TestTools, TestForcedCallsRefused",
 	"tool_choice":                "gateway TestTools, TestForcedCalls",
 	"parallel_tool_calls":        "gateway TestTools, TestForcedCalls",

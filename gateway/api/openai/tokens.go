@@ -13,6 +13,10 @@ const (
 	TokensPath        = "/inference/v1/generate"
 	LoadAdapterPath   = "/v1/load_lora_adapter"
 	UnloadAdapterPath = "/v1/unload_lora_adapter"
+	BatchPath         = "/v1/chat/completions/batch"
+	InvocationsPath   = "/invocations"
+	AbortPath         = "/abort_requests"
+	TokenizerInfoPath = "/tokenizer_info"
 )
 
 // CompletionOfTokens returns the body of the completion for a body of TokensPath.

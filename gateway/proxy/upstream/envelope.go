@@ -60,6 +60,16 @@ type Envelope struct {
 	modelFrom, modelEnd int // of the model's name; 0: there is none
 }
 
+// Member returns the value of an object's member as it is written; nil: it is missing. The object
+// may be the beginning of one, and is not checked.
+func Member(object []byte, name string) []byte {
+	value, _ := member(object, name)
+	return value
+}
+
+// TextMember returns the text of an object's member; empty: it is missing or no string.
+func TextMember(object []byte, name string) string { return unquote(Member(object, name)) }
+
 // ParseEnvelope reads the outermost members of a body. Of members that occur twice the last one
 // counts, as it does in the servers' parsers.
 func ParseEnvelope(b []byte) (Envelope, error) { return parseEnvelope(b, true) }
@@ -78,7 +88,7 @@ func parseEnvelope(b []byte, outermost bool) (Envelope, error) {
 			out.Stream = string(v) == "true"
 		case "prompt", "messages", "input", "query", "token_ids":
 			out.Several = out.Several || out.Prompt != nil
-			if out.Prompt = v; key == "prompt" {
+			if out.Prompt = v; key == "prompt" || key == "messages" { // of several chats
 				out.Batch = batch(v)
 			}
 		case "prompt_logprobs":

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -67,6 +68,8 @@ type Input struct {
 	BosToken, EosToken   string           // empty: not defined
 	Kwargs               map[string]Value // further variables; they override the ones above
 	Now                  time.Time        // for strftime_now; zero: strftime_now fails
+	// MaxSteps and MaxOutput, in bytes, are bounds below those of the package; 0: the package's.
+	MaxSteps, MaxOutput int
 }
 
 // reasoningFields are the names of a message's reasoning. As in transformers,
@@ -95,7 +98,7 @@ func (t *Template) Render(in Input) (prompt string, err error) {
 	for _, v := range in.Kwargs { // a sum: the order does not matter
 		weight += weigh(v)
 	}
-	r := &run{most: min(maxOutput, outputFloor+outputShare*weight), out: new(strings.Builder), scope: rootScope(&in, messages), now: in.Now, filters: filters, tests: tests}
+	r := &run{most: min(cmp.Or(in.MaxOutput, maxOutput), maxOutput, outputFloor+outputShare*weight), maxSteps: min(cmp.Or(in.MaxSteps, maxSteps), maxSteps), out: new(strings.Builder), scope: rootScope(&in, messages), now: in.Now, filters: filters, tests: tests}
 	r.exec(t.body)
 	if in.ContinueFinalMessage {
 		return cutAtTag(r.out.String(), final), nil

@@ -35,9 +35,11 @@ type run struct {
 	made  int // bytes spent of maxMade
 	calls int // running macros
 	most  int // bytes of output
-	out   *strings.Builder
-	scope *scope
-	now   time.Time
+
+	maxSteps int
+	out      *strings.Builder
+	scope    *scope
+	now      time.Time
 	// The tables of filters and tests, for filters that take the name of one.
 	filters, tests map[string]*builtin
 }
@@ -75,8 +77,8 @@ func (r *run) reject(v Value, format string, args ...any) Value {
 
 // charge spends steps.
 func (r *run) charge(n int) {
-	if r.steps += n; r.steps > maxSteps {
-		r.fail(ErrLimit, "more than %d steps", maxSteps)
+	if r.steps += n; r.steps > r.maxSteps {
+		r.fail(ErrLimit, "more than %d steps", r.maxSteps)
 	}
 }
 

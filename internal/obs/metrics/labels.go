@@ -33,6 +33,8 @@ var (
 // Label values that are long lists. The last of each is for all unknown values.
 var (
 	HTTPRoutes = []string{"/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
+		"/v1/chat/completions/render", "/v1/completions/render", "/v1/chat/completions/derender", "/v1/completions/derender",
+		"/v1/responses/{response}", "/v1/chat/completions/batch", "/invocations", "/tokenizer_info", "/abort_requests",
 		"/livez", "/readyz", "/health", "/ping", "/version", "/load", "/metrics", "/debug/targets", "/log-level", "/admin/drain/{node}",
 		"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/openapi.json", "/docs", "/debug/nodes", "/debug/route", "other"}
 	// HTTPStatuses are the statuses of the gateway itself, and classes for other statuses
@@ -44,7 +46,7 @@ var (
 	BreakerStates   = []string{"closed", "half-open", "open"}
 	UpstreamStates  = []string{"up", "down", "new", "leaving"}
 	UpstreamTasks   = []string{"serve", "prefill", "decode"}
-	StreamAborts    = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
+	StreamAborts    = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown", "aborted"}
 	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "no_room", "remote", "local", "short", "no_prefill"}
 )
 

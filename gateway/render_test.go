@@ -1,0 +1,173 @@
+package gateway
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/grammar"
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+)
+
+// roundTrip renders a request, sends what it got to the route of tokens and derenders the answers.
+func roundTrip(t *testing.T, b *bed, path, body string) reply {
+	t.Helper()
+	r := b.post(path+"/render", body)
+	if r.StatusCode != 200 {
+		t.Fatalf("%s: %d %s", body, r.StatusCode, r.body)
+	}
+	if path == "/v1/chat/completions" {
+		a := b.post(openai.TokensPath, r.body)
+		if a.StatusCode != 200 {
+			t.Fatalf("%s: %d %s", r.body, a.StatusCode, a.body)
+		}
+		return b.post(path+"/derender", `{"generate_response":`+a.body+`,"chat_request":`+body+`}`)
+	}
+	var all []json.RawMessage
+	if err := json.Unmarshal([]byte(r.body), &all); err != nil {
+		t.Fatal(err)
+	}
+	var answers []string
+	for _, one := range all {
+		answers = append(answers, b.post(openai.TokensPath, string(one)).body)
+	}
+	return b.post(path+"/derender", `{"generate_responses":[`+strings.Join(answers, ",")+`],"completion_request":`+body+`,"prompt_tokens":[1`+strings.Repeat(",2", len(all)-1)+`]}`)
+}
+
+// choicesOf returns the choices of an answer as it is written.
+func choicesOf(t *testing.T, r reply) string {
+	t.Helper()
+	_, rest, ok := strings.Cut(r.body, `"choices":`)
+	choices, _, ok2 := strings.Cut(rest, `,"usage"`)
+	if !ok || !ok2 || r.StatusCode != 200 {
+		t.Fatalf("%d %s", r.StatusCode, r.body)
+	}
+	return choices
+}
+
+// A request that is rendered, computed as tokens and derendered has the answer of the request.
+func TestRenderAndDerender(t *testing.T) {
+	b := newBed(t, Options{}, one(nodestest.Options{}))
+	for _, c := range []struct{ path, body string }{
+		{"/v1/chat/completions", `{` + hi + `}`},
+		{"/v1/chat/completions", `{` + hi + `,"max_tokens":9,"n":2,"return_token_ids":true}`},
+		{"/v1/chat/completions", `{` + hi + `,"stop":["quick"],"include_stop_str_in_output":true,"temperature":0.5,"top_k":3,"seed":-4}`},
+		{"/v1/chat/completions", `{` + hi + `,"stop_token_ids":[44],"logprobs":true,"top_logprobs":1}`},
+		{"/v1/completions", `{"prompt":["a","bc"],"max_tokens":5,"logit_bias":{"7":1.5,"8":-1},"bad_words":["x"],"allowed_token_ids":[1,72]}`},
+		{"/v1/completions", `{"prompt":[[1,2],[3]],"max_tokens":5,"logprobs":1,"cache_salt":"s","priority":3,"min_tokens":2}`},
+	} {
+		if got, want := choicesOf(t, roundTrip(t, b, c.path, c.body)), choicesOf(t, b.post(c.path, c.body)); !strings.HasPrefix(c.path, "/v1/chat") {
+			// The prompt's own members are not known to derender.
+			if g, w := strings.Count(got, `"text":"Hello"`), strings.Count(want, `"text":"Hello"`); g != 2 || w != 2 {
+				t.Errorf("%s\ngot  %s\nwant %s", c.body, got, want)
+			}
+		} else if got != want {
+			t.Errorf("%s\ngot  %s\nwant %s", c.body, got, want)
+		}
+	}
+	got := lastRequest(b, "d1")
+	if got.Priority != 3 || got.MaxTokens != 5 || got.Sampling.MinTokens != 2 {
+		t.Errorf("the node got %v", got)
+	}
+	r := b.post("/v1/chat/completions/render", `{`+hi+`,"max_tokens":7,"model":"tiny"}`, "X-Request-Id: r1")
+	var a struct {
+		ID       string  `json:"request_id"`
+		Tokens   []int32 `json:"token_ids"`
+		Sampling struct {
+			MaxTokens   int `json:"max_tokens"`
+			Temperature float64
+			Seed        *int64
+		} `json:"sampling_params"`
+		Model string
+	}
+	if err := json.Unmarshal([]byte(r.body), &a); err != nil || a.ID != "chatcmpl-r1" || a.Sampling.MaxTokens != 7 || a.Sampling.Temperature != 1 || a.Sampling.Seed != nil || a.Model != "tiny" {
+		t.Errorf("%v %s", err, r.body)
+	}
+	if text := b.g.native.Models.Load().Text.Decode(a.Tokens, false); text != chatOfHi {
+		t.Errorf("%q", text)
+	}
+}
+
+// Reasoning and tool calls are split off tokens as they are in the request's own answer, and
+// grammars survive the way through tokens.
+func TestDerenderParses(t *testing.T) {
+	b := toolBed(t, Options{}, calls, hermesMarkers...)
+	for _, body := range []string{
+		`{` + hi + `,` + weather + `}`, `{` + hi + `}`, `{` + hi + `,` + weather + `,"stop":["look"],"seed":1}`,
+		`{` + hi + `,"chat_template_kwargs":{"enable_thinking":true},"max_tokens":12}`,
+		`{` + hi + `,"include_reasoning":false}`,
+	} {
+		got, _ := messagesOf(t, roundTrip(t, b, "/v1/chat/completions", body))
+		want, _ := messagesOf(t, b.post("/v1/chat/completions", body))
+		if len(got) != 1 || got[0].String() != want[0].String() {
+			t.Errorf("%s\ngot  %v\nwant %v", body, got, want)
+		}
+	}
+	constrained := newBed(t, Options{}, map[string]nodestest.Options{"d1": constraining("d1", grammar.Version)})
+	for body, want := range map[string]string{
+		`{` + hi + `,"structured_outputs":{"choice":["b","a"]}}`: `"structured_outputs":{"choice":["a","b"],"disable_any_whitespace":false}`,
+		`{` + hi + `,"structured_outputs":{"regex":"a\"+"}}`:     `"structured_outputs":{"regex":"a\"+","disable_any_whitespace":false}`,
+		`{` + hi + `,"guided_json":{"type":"integer"}}`:          `"structured_outputs":{"json":{"type":"integer"},"disable_any_whitespace":false}`,
+		`{` + hi + `,"response_format":{"type":"json_object"}}`:  `"structured_outputs":{"json_object":true,"disable_any_whitespace":false}`,
+		`{` + hi + `,"guided_grammar":"start: \"x\""}`:           `"structured_outputs":{"grammar":"start: \"x\"","disable_any_whitespace":false}`,
+	} {
+		if r := constrained.post("/v1/chat/completions/render", body); !strings.Contains(r.body, want) {
+			t.Errorf("%s: %s", body, r.body)
+		}
+	}
+	// Without the request the text is not split.
+	r := b.post("/v1/chat/completions/derender", `{"generate_response":{"request_id":"a","choices":[{"token_ids":[72,105]},{"token_ids":[],"finish_reason":null}]},"prompt_tokens":3}`)
+	if !strings.Contains(r.body, `"content":"Hi"`) || !strings.Contains(r.body, `"id":"a"`) || !strings.Contains(r.body, `"prompt_tokens":3,"total_tokens":5`) {
+		t.Error(r.body)
+	}
+}
+
+// What render and derender refuse; neither uses a node or waits for one.
+func TestRenderRefusals(t *testing.T) {
+	b := newBed(t, Options{Limits: Limits{MaxInFlight: 1}}, one(nodestest.Options{}))
+	for _, c := range []struct {
+		path, body string
+		status     int
+		param      string
+	}{
+		{"/v1/chat/completions/render", `{}`, 400, "messages"},
+		{"/v1/chat/completions/render", `{` + hi + `,"model":"gpt"}`, 404, "model"},
+		{"/v1/chat/completions/render", `{` + hi + `,"max_tokens":200000}`, 400, "max_tokens"},
+		{"/v1/completions/render", `{"prompt":"a","guided_regex":"("}`, 400, "guided_regex"},
+		{"/v1/chat/completions/derender", `{}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":null}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":[]}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[]}}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_response":{"choices":[{}]}}`, 400, "stream"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":["a"]}]}}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":[null]}]}}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":7}]}}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[7]}}`, 400, "generate_response.choices"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":[-1]}]}}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":[300]}]}}`, 400, "token_ids"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"finish_reason":"abort"}]}}`, 400, "generate_response"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{}]},"model":"gpt"}`, 404, "model"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{}]},"chat_request":{"prompt":"a"}}`, 400, "messages"},
+		{"/v1/completions/derender", `{"generate_responses":[{"choices":[{}]}],"prompt_tokens":[1,2]}`, 400, "prompt_tokens"},
+		{"/v1/completions/derender", `{"generate_responses":[{"choices":[{}]}],"prompt_token_ids":[]}`, 200, ""},
+		{"/v1/completions/derender", `{"generate_responses":{}}`, 400, "generate_responses"},
+		{"/v1/completions/derender", `[1]`, 400, ""},
+	} {
+		r := b.post(c.path, c.body)
+		e := r.parse(t).Error
+		if r.StatusCode != c.status || e != nil && c.param != "" && (e.Param == nil || *e.Param != c.param) {
+			t.Errorf("%s %s: %d %s", c.path, c.body, r.StatusCode, r.body)
+		}
+	}
+	if n := len(b.nodes["d1"].Requests()); n != 0 {
+		t.Errorf("%d requests reached the node", n)
+	}
+	b.g.InFlight.Add(1)
+	for _, path := range []string{"/v1/chat/completions/render", "/v1/chat/completions/derender"} {
+		if r := b.post(path, `{}`); r.StatusCode != 503 || r.Header.Get("Retry-After") == "" {
+			t.Errorf("%s: %d %s", path, r.StatusCode, r.body)
+		}
+	}
+	b.g.InFlight.Add(-1)
+}

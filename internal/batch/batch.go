@@ -1,0 +1,340 @@
+// Package batch sends the requests of a file to a gateway and writes the answers to another file,
+// in the format of OpenAI's and vLLM's batches: a JSON object a line.
+//
+// Answers are written as they arrive, each by one write. A run that was killed continues where it
+// ended: it skips the requests whose custom_id is in the output, and removes an incomplete last
+// line.
+//
+// Invariant: no request is sent whose answer is in the output, and no line is written twice.
+//
+// The package knows no model and no field of a request.
+package batch
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Errors of a run.
+var (
+	ErrInput   = errors.New("batch: bad input")
+	ErrRefused = errors.New("batch: the server refuses this client")
+	ErrServer  = errors.New("batch: the server does not answer")
+)
+
+const (
+	maxLine   = 64 << 20  // bytes of a line of input
+	maxAnswer = 256 << 20 // bytes of an answer
+	maxPause  = 30 * time.Second
+)
+
+// Options of a run.
+type Options struct {
+	In, Out     string // files
+	URL         string // of a gateway, without a path
+	Key         string // bearer token; empty: none
+	Client      *http.Client
+	Concurrency int // requests at once, at least 1
+	// Patience is how long the server may refuse all requests for lack of room, or not answer, until
+	// the run ends.
+	Patience time.Duration
+	Progress func(done, total int64) // requests; nil: none
+	Log      *slog.Logger
+}
+
+// Result counts the requests of a file.
+type Result struct {
+	Total    int64
+	Skipped  int64 // had an answer before the run
+	Answered int64
+	Failed   int64 // of the answered ones, those with an error
+}
+
+// request is a line of the input.
+type request struct {
+	ID     string          `json:"custom_id"`
+	Method string          `json:"method"`
+	URL    string          `json:"url"`
+	Body   json.RawMessage `json:"body"`
+}
+
+// output is a line of the output.
+type output struct {
+	ID       string          `json:"id"`
+	CustomID string          `json:"custom_id"`
+	Response *response       `json:"response"`
+	Error    json.RawMessage `json:"error"` // null after status 200
+}
+
+type response struct {
+	Status    int             `json:"status_code"`
+	RequestID string          `json:"request_id"`
+	Body      json.RawMessage `json:"body"` // null unless the status is 200
+}
+
+// run is a run in progress.
+type run struct {
+	Options
+	out *os.File
+
+	mu     sync.Mutex // guards what follows, and writes
+	result Result
+
+	began    time.Time
+	answered atomic.Int64 // time.Duration since began at which the server last answered a request
+}
+
+// Run answers the requests of the input. The result is valid in any case.
+func Run(ctx context.Context, o Options) (Result, error) {
+	r := &run{Options: o, began: time.Now()}
+	ids, total, err := r.check()
+	if err != nil {
+		return r.result, err
+	}
+	if r.out, err = os.OpenFile(o.Out, os.O_RDWR|os.O_CREATE, 0o666); err != nil {
+		return r.result, err
+	}
+	defer r.out.Close()
+	if err := r.resume(ids); err != nil {
+		return r.result, err
+	}
+	r.result.Total, r.result.Skipped = total, total-int64(len(ids))
+	r.progress()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	requests := make(chan request)
+	var wg sync.WaitGroup
+	for range max(1, o.Concurrency) {
+		wg.Go(func() {
+			for q := range requests {
+				if err := r.answer(ctx, &q); err != nil {
+					cancel(err)
+				}
+			}
+		})
+	}
+	err = r.read(func(_ int, q *request) error {
+		if !ids[q.ID] {
+			return nil
+		}
+		select {
+		case requests <- *q:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	})
+	close(requests)
+	wg.Wait()
+	return r.result, cmp.Or(context.Cause(ctx), err, r.out.Sync())
+}
+
+// read calls f with each line of the input that is not empty, and its number.
+func (r *run) read(f func(n int, q *request) error) error {
+	in, err := os.Open(r.In)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, maxLine)
+	n := 0
+	for lines.Scan() {
+		n++
+		line := bytes.TrimSpace(lines.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		var q request
+		if err := json.Unmarshal(line, &q); err != nil {
+			return fmt.Errorf("%w: %s line %d: %w", ErrInput, r.In, n, err)
+		}
+		q.Body = bytes.Clone(q.Body)
+		if err := f(n, &q); err != nil {
+			return err
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("%w: %s after line %d: %w", ErrInput, r.In, n, err)
+	}
+	return nil
+}
+
+// check checks the lines of the input, and returns their ids and their number.
+func (r *run) check() (ids map[string]bool, total int64, err error) {
+	ids = map[string]bool{}
+	err = r.read(func(n int, q *request) error {
+		switch {
+		case q.ID == "":
+			return fmt.Errorf("%w: %s line %d has no custom_id", ErrInput, r.In, n)
+		case ids[q.ID]:
+			return fmt.Errorf("%w: %s line %d has the custom_id %.100q of an earlier line", ErrInput, r.In, n, q.ID)
+		}
+		ids[q.ID] = true
+		total++
+		return nil
+	})
+	return ids, total, err
+}
+
+// resume removes from ids those that are in the output, and positions the output behind its last
+// complete line.
+func (r *run) resume(ids map[string]bool) error {
+	in := bufio.NewReader(r.out)
+	end := int64(0)
+	for n := 1; ; n++ {
+		line, err := in.ReadBytes('\n')
+		if err == io.EOF {
+			if len(line) > 0 {
+				r.Log.Warn("the output's last line is incomplete and is removed", "file", r.Out, "line", n)
+			}
+			break
+		}
+		if err != nil {
+			return err
+		}
+		var o output
+		if err := json.Unmarshal(line, &o); err != nil || o.CustomID == "" {
+			return fmt.Errorf("%w: %s line %d is no answer of a batch: name another output file", ErrInput, r.Out, n)
+		}
+		end += int64(len(line))
+		delete(ids, o.CustomID)
+	}
+	if err := r.out.Truncate(end); err != nil {
+		return err
+	}
+	_, err := r.out.Seek(end, io.SeekStart)
+	return err
+}
+
+// answer has a request answered and writes the answer.
+func (r *run) answer(ctx context.Context, q *request) error {
+	o, err := r.ask(ctx, q)
+	if err != nil {
+		return err
+	}
+	o.ID, o.CustomID = "batch_req_"+strings.ToLower(rand.Text()), q.ID
+	var line bytes.Buffer
+	e := json.NewEncoder(&line)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(o); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := r.out.Write(line.Bytes()); err != nil {
+		return err
+	}
+	if r.result.Answered++; o.Error != nil {
+		r.result.Failed++
+	}
+	r.progress()
+	return nil
+}
+
+func (r *run) progress() {
+	if r.Progress != nil {
+		r.Progress(r.result.Skipped+r.result.Answered, r.result.Total)
+	}
+}
+
+// invalid returns the output of a request that is not sent.
+func invalid(format string, args ...any) *output {
+	text, _ := json.Marshal(fmt.Sprintf(format, args...)) // a string always has a JSON form
+	return &output{Response: &response{Status: http.StatusBadRequest}, Error: text}
+}
+
+// ask sends a request until it is answered. It waits while the server has no room or does not
+// answer, within Patience since the last answer to any request.
+func (r *run) ask(ctx context.Context, q *request) (*output, error) {
+	var options struct{ Stream bool }
+	switch {
+	case q.Method != http.MethodPost:
+		return invalid("method is %.20q: want POST", q.Method), nil
+	case !strings.HasPrefix(q.URL, "/"):
+		return invalid("url is %.100q: want a path, such as /v1/chat/completions", q.URL), nil
+	case len(q.Body) == 0 || q.Body[0] != '{':
+		return invalid("body must be an object"), nil
+	case json.Unmarshal(q.Body, &options) == nil && options.Stream:
+		return invalid("stream is not possible in a batch: leave it out"), nil
+	}
+	for {
+		resp, body, err := r.send(ctx, q)
+		var wait time.Duration
+		switch {
+		case ctx.Err() != nil:
+			return nil, context.Cause(ctx)
+		case err != nil:
+			wait, err = time.Second, fmt.Errorf("%w: %s: %w", ErrServer, r.URL, err)
+		case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable:
+			seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0: the server names no time
+			wait, err = time.Duration(max(1, seconds))*time.Second, fmt.Errorf("%w: %s: %s: %.300s", ErrServer, r.URL, resp.Status, body)
+		case resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden:
+			return nil, fmt.Errorf("%w: %s: %.300s; give the key with --api-key", ErrRefused, resp.Status, body)
+		default:
+			r.answered.Store(int64(time.Since(r.began)))
+			return read(resp, body), nil
+		}
+		if time.Since(r.began)-time.Duration(r.answered.Load()) > r.Patience {
+			return nil, err
+		}
+		select {
+		case <-time.After(min(wait, maxPause)):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// send sends a request once.
+func (r *run) send(ctx context.Context, q *request) (*http.Response, []byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL+q.URL, bytes.NewReader(q.Body))
+	if err != nil {
+		return nil, nil, err
+	}
+	req.Header.Set("Content-Type", "application/json")
+	if r.Key != "" {
+		req.Header.Set("Authorization", "Bearer "+r.Key)
+	}
+	resp, err := r.Client.Do(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	if err == nil && len(body) > maxAnswer {
+		err = fmt.Errorf("an answer has more than %d bytes", maxAnswer)
+	}
+	return resp, body, err
+}
+
+// read returns the output of an answer.
+func read(resp *http.Response, body []byte) *output {
+	o := &output{Response: &response{Status: resp.StatusCode, RequestID: resp.Header.Get("X-Request-Id")}}
+	if !json.Valid(body) {
+		body, _ = json.Marshal(fmt.Sprintf("the answer is not JSON: %.300s", body)) // a string always has a JSON form
+		o.Error = body
+		return o
+	}
+	if resp.StatusCode == http.StatusOK {
+		o.Response.Body = body
+	} else {
+		o.Error = body
+	}
+	return o
+}

@@ -1,0 +1,213 @@
+package batch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// bed is a server and the files of a run.
+type bed struct {
+	*testing.T
+	o     Options
+	mu    sync.Mutex
+	asked map[string]int // by the text in the body
+}
+
+func newBed(t *testing.T, in string, answer http.HandlerFunc) *bed {
+	b := &bed{T: t, asked: map[string]int{}}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		b.mu.Lock()
+		b.asked[string(body)]++
+		b.mu.Unlock()
+		w.Header().Set("X-Request-Id", "id-of-the-server")
+		answer(w, r)
+	}))
+	t.Cleanup(s.Close)
+	dir := t.TempDir()
+	b.o = Options{In: filepath.Join(dir, "in"), Out: filepath.Join(dir, "out"), URL: s.URL, Client: s.Client(), Concurrency: 4, Patience: time.Minute, Log: slog.New(slog.DiscardHandler)}
+	b.write(b.o.In, in)
+	return b
+}
+
+func (b *bed) write(path, text string) {
+	b.Helper()
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// outputs returns the lines of the output by custom_id.
+func (b *bed) outputs() map[string]output {
+	b.Helper()
+	text, err := os.ReadFile(b.o.Out)
+	if err != nil {
+		b.Fatal(err)
+	}
+	all := map[string]output{}
+	for line := range strings.Lines(string(text)) {
+		var o output
+		if err := json.Unmarshal([]byte(line), &o); err != nil || all[o.CustomID].ID != "" || o.ID == "" {
+			b.Fatalf("%q: %v", line, err)
+		}
+		all[o.CustomID] = o
+	}
+	return all
+}
+
+func line(id, url, body string) string {
+	return fmt.Sprintf(`{"custom_id":%q,"method":"POST","url":%q,"body":%s}`+"\n", id, url, body)
+}
+
+// Each line gets an answer in vLLM's form, errors included, and nothing is sent that cannot be
+// answered in a batch.
+func TestFormat(t *testing.T) {
+	in := line("a", "/v1/chat/completions", `{"x":"<1>"}`) + "\n" + line("b", "/v1/bad", `{"x":2}`) + line("c", "/v1/x", `{"stream":true}`) + line("d", "v1/x", `{}`) +
+		line("e", "/v1/x", `[1]`) + `{"custom_id":"f","method":"GET","url":"/v1/models"}` + "\n" + strings.TrimSuffix(line("g", "/text", `{}`), "\n")
+	b := newBed(t, in, func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/v1/bad":
+			w.WriteHeader(404)
+			fmt.Fprint(w, `{"error":{"message":"no"}}`)
+		case "/text":
+			fmt.Fprint(w, "plain")
+		default:
+			fmt.Fprintf(w, "{\"path\":%q,\n \"key\":%q, \"n\":1.0}", r.URL.Path, r.Header.Get("Authorization"))
+		}
+	})
+	b.o.Key = "sk"
+	var done, total int64
+	b.o.Progress = func(d, t int64) { done, total = d, t }
+	r, err := Run(t.Context(), b.o)
+	if err != nil || r != (Result{Total: 7, Answered: 7, Failed: 6}) || done != 7 || total != 7 {
+		t.Errorf("%+v %v, %d of %d", r, err, done, total)
+	}
+	for id, want := range map[string]string{
+		"a": `{"status_code":200,"request_id":"id-of-the-server","body":{"path":"/v1/chat/completions","key":"Bearer sk","n":1.0}} null`,
+		"b": `{"status_code":404,"request_id":"id-of-the-server","body":null} {"error":{"message":"no"}}`,
+		"c": `{"status_code":400,"request_id":"","body":null} "stream is not possible in a batch: leave it out"`,
+		"d": `{"status_code":400,"request_id":"","body":null} "url is \"v1/x\": want a path, such as /v1/chat/completions"`,
+		"e": `{"status_code":400,"request_id":"","body":null} "body must be an object"`,
+		"f": `{"status_code":400,"request_id":"","body":null} "method is \"GET\": want POST"`,
+		"g": `{"status_code":200,"request_id":"id-of-the-server","body":null} "the answer is not JSON: plain"`,
+	} {
+		o := b.outputs()[id]
+		response, _ := json.Marshal(o.Response)
+		if got := string(response) + " " + string(o.Error); got != want {
+			t.Errorf("%s: %s\nwant %s", id, got, want)
+		}
+	}
+	if len(b.asked) != 3 || b.asked[`{"x":"<1>"}`] != 1 {
+		t.Errorf("%v", b.asked)
+	}
+}
+
+// A run that was stopped, or cut within a line, continues without asking twice for what is there.
+func TestResume(t *testing.T) {
+	var in strings.Builder
+	const n = 40
+	for i := range n {
+		in.WriteString(line(fmt.Sprint("r", i), "/v1/x", fmt.Sprintf(`{"i":%d}`, i)))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var answers atomic.Int64
+	b := newBed(t, in.String(), func(w http.ResponseWriter, r *http.Request) {
+		if answers.Add(1) == 10 {
+			stop()
+			<-r.Context().Done()
+			return
+		}
+		fmt.Fprint(w, `{}`)
+	})
+	r, err := Run(ctx, b.o)
+	if !errors.Is(err, context.Canceled) || r.Answered == 0 || r.Answered >= n {
+		t.Fatalf("%+v %v", r, err)
+	}
+	before := b.outputs()
+	if int64(len(before)) != r.Answered {
+		t.Errorf("%d lines of %d", len(before), r.Answered)
+	}
+	text, err := os.ReadFile(b.o.Out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.write(b.o.Out, string(text)+`{"id":"x","custom_id":"r`) // as if killed within a write
+	asked := b.asked
+	b.asked = map[string]int{}
+	if r, err = Run(t.Context(), b.o); err != nil || r.Total != n || r.Skipped != int64(len(before)) || r.Answered != n-r.Skipped || len(b.outputs()) != n {
+		t.Errorf("%+v %v", r, err)
+	}
+	for id := range before {
+		body := fmt.Sprintf(`{"i":%s}`, strings.TrimPrefix(id, "r"))
+		if asked[body] != 1 || b.asked[body] != 0 {
+			t.Errorf("%s was asked for %d and %d times", id, asked[body], b.asked[body])
+		}
+	}
+	if r, err = Run(t.Context(), b.o); err != nil || r.Answered != 0 || r.Skipped != n {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// A server without room is asked again; one that refuses the client, or does not answer for long,
+// ends the run without a line.
+func TestServerRefuses(t *testing.T) {
+	var calls atomic.Int64
+	b := newBed(t, line("a", "/v1/x", `{}`), func(w http.ResponseWriter, r *http.Request) {
+		if calls.Add(1) == 1 {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(429)
+			return
+		}
+		fmt.Fprint(w, `{}`)
+	})
+	if r, err := Run(t.Context(), b.o); err != nil || r.Failed != 0 || calls.Load() != 2 {
+		t.Errorf("%+v %v after %d calls", r, err, calls.Load())
+	}
+	for status, want := range map[int]error{401: ErrRefused, 503: ErrServer} {
+		b := newBed(t, line("a", "/v1/x", `{}`), func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) })
+		b.o.Patience = 0
+		if _, err := Run(t.Context(), b.o); !errors.Is(err, want) || len(b.outputs()) != 0 {
+			t.Errorf("%d: %v", status, err)
+		}
+	}
+}
+
+// Files that are no batch are refused before anything is sent, with the line.
+func TestBadFiles(t *testing.T) {
+	for in, want := range map[string]string{
+		"x\n":                          "line 1: ",
+		line("a", "/x", "{}") + "\n{}": "line 3 has no custom_id",
+		line("a", "/x", "{}") + line("b", "/x", "{}") + line("a", "/x", "{}"): `line 3 has the custom_id "a" of an earlier line`,
+		`{"custom_id":7}`: "line 1: ",
+	} {
+		b := newBed(t, in, func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") })
+		if _, err := Run(t.Context(), b.o); !errors.Is(err, ErrInput) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", in, err)
+		}
+	}
+	b := newBed(t, line("a", "/x", "{}"), func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") })
+	b.write(b.o.Out, "something else\n")
+	if _, err := Run(t.Context(), b.o); !errors.Is(err, ErrInput) || !strings.Contains(err.Error(), "line 1 is no answer of a batch") {
+		t.Error(err)
+	}
+	if text, _ := os.ReadFile(b.o.Out); string(text) != "something else\n" {
+		t.Errorf("the file was changed: %q", text)
+	}
+	b.o.In += "none"
+	if _, err := Run(t.Context(), b.o); !errors.Is(err, os.ErrNotExist) {
+		t.Error(err)
+	}
+}
