@@ -1,7 +1,7 @@
 package grammar
 
 import (
-	"encoding/json"
+	"errors"
 	"strings"
 )
 
@@ -47,14 +47,13 @@ const jsonDirective = "%json"
 func (p *ebnfParser) json() (*expr, error) {
 	p.at += len(jsonDirective)
 	p.skip(true)
-	var raw json.RawMessage
-	d := json.NewDecoder(strings.NewReader(p.text[p.at:]))
-	if err := d.Decode(&raw); err != nil {
-		return nil, p.bad("%s needs a JSON Schema: %v", jsonDirective, err)
-	}
-	root, err := readJSON(raw, 4*p.limits.Depth)
-	if err != nil {
+	r := &jsonReader{text: p.text, at: p.at, depth: 4 * p.limits.Depth}
+	root, err := r.value()
+	if errors.Is(err, ErrBudget) {
 		return nil, err
+	}
+	if err != nil {
+		return nil, p.bad("%s needs a JSON Schema: %v", jsonDirective, err)
 	}
 	c := newSchemaCompiler(*p.limits)
 	if g := root.get("x-guidance"); g != nil {
@@ -67,7 +66,7 @@ func (p *ebnfParser) json() (*expr, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.at += int(d.InputOffset())
+	p.at = r.at
 	for p.rules = c.rules; len(p.order) < len(p.rules); {
 		p.defined, p.order = append(p.defined, true), append(p.order, jsonDirective)
 	}
