@@ -202,6 +202,33 @@ func TestAbortBeforeTokens(t *testing.T) {
 	}
 }
 
+// APIs whose answers cannot say that they were aborted end with an error in their own form.
+func TestAbortOtherAPIs(t *testing.T) {
+	b := newBed(t, Options{}, one(nodestest.Options{Token: ramble}))
+	for path, c := range map[string]struct{ id, body, failed string }{
+		"/v1/responses": {"resp_r", `{"input":"x","max_output_tokens":90000`, "event: response.failed\n"},
+		"/v1/messages":  {"msg_r", `{"messages":[{"role":"user","content":"x"}],"max_tokens":90000`, "event: error\n"},
+	} {
+		for _, stream := range []bool{false, true} {
+			client := b.dial()
+			defer client.Close()
+			client.send("POST", path, fmt.Sprintf(`%s,"stream":%t}`, c.body, stream), "X-Request-Id: r")
+			b.until(func() bool { return b.nodes["d1"].Running() == 1 })
+			if stream {
+				b.until(func() bool { return b.g.native.Buffered.Load() > 0 })
+			}
+			if a := b.abort(`{"request_ids":["` + c.id + `"]}`); !slices.Equal(a.IDs, []string{"r"}) {
+				t.Errorf("%s: %+v", path, a)
+			}
+			r := client.receive()
+			if !strings.Contains(r.body, "aborted by POST /abort_requests") || stream && !strings.Contains(r.body, c.failed) && r.StatusCode == 200 || !stream && r.StatusCode != 499 {
+				t.Errorf("%s, stream %t: %d %.2000s", path, stream, r.StatusCode, r.body)
+			}
+			b.until(func() bool { return b.g.InFlight.Load() == 0 && b.nodes["d1"].Running() == 0 })
+		}
+	}
+}
+
 // Requests of upstreams end, too, before their answer and within a stream.
 func TestAbortRelayed(t *testing.T) {
 	b := newRelayed(t, Options{}, "s1")
