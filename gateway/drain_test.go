@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -76,7 +77,7 @@ func TestDrainLastConstrained(t *testing.T) {
 	c.send("POST", "/v1/completions", `{"prompt":[1,2,3],"max_tokens":2,"stream":true,"structured_outputs":{"regex":"z*"}}`)
 	b.until(func() bool { return len(b.nodes["d1"].Requests()) == 1 })
 	r := b.post("/admin/drain/d1?timeout=30s", "")
-	if e := r.parse(t).Error; r.StatusCode != 409 || e == nil || !strings.Contains(e.Message, "node d1 is the last with grammars of version 1 and runs 1 constrained streams") {
+	if e := r.parse(t).Error; r.StatusCode != 409 || e == nil || !strings.Contains(e.Message, fmt.Sprintf("node d1 is the last with grammars of version %d and runs 1 constrained streams", grammar.Version)) {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
 	for path, want := range map[string]string{"/admin/drain/d1": `"timeout_s":1800,`, "/admin/drain/d1?timeout=1h": `"timeout_s":3600,`, "/admin/drain/d2": `"timeout_s":30,`} {
