@@ -111,7 +111,7 @@ func (m *Model) CheckTools(r *openai.Request, off bool) *openai.Error {
 
 // ConstrainCalls sets the request's grammar to one of calls in the model's format, if calls depend
 // on a grammar. reasoning is set if the prompt ends within reasoning. JSON that the request demands
-// of its answer is then one of an answer without calls.
+// of its answer is then one of an answer without calls, and has no effect if calls are forced.
 func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error {
 	if !r.Constrained() {
 		return nil
@@ -129,8 +129,9 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 	c := parse.Constraint{Text: !forced, One: r.Calls.One || r.Calls.Name != "", Reasoning: reasoning, Types: ArgumentTypes(r.Functions)}
 	if g := r.Grammar; g != nil {
 		switch {
-		case forced, g.Kind != grammar.JSONSchema && g.Kind != grammar.JSONObject:
+		case g.Kind != grammar.JSONSchema && g.Kind != grammar.JSONObject:
 			return openai.BadRequest(param, "%s and %s both constrain the answer: send one of them", param, g.Param)
+		case forced: // an answer of calls has no text that could be JSON
 		case g.Kind == grammar.JSONObject:
 			c.Content = []byte(`{"type":"object"}`)
 		default:
