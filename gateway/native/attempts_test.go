@@ -65,16 +65,7 @@ func TestParsedTokenDoesNotAllocate(t *testing.T) {
 	at := time.Now()
 	for _, before := range []string{"", "<think>", `<tool_call>{"name": "f", "arguments": {"a": "`} {
 		x := testRequest(t)
-		m, err := NewModel(&nodepb.Bundle{Model: "tiny", TokenizerJson: nodestest.Tokenizer(nil, "<|im_start|>", "<|im_end|>"), ChatTemplate: "x"}, "", "", at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err = m.Text.ChooseFormat("hermes", "qwen3"); err != nil {
-			t.Fatal(err)
-		}
-		x.model, x.On, x.req.Functions = m, openai.Chat, []openai.Function{{Name: "f"}}
-		c := &x.choices[0]
-		c.text, c.parser = m.Text.Output(x.req), x.parsers(m)(c.prompt)
+		parseHermes(t, x)
 		step := func(id byte) {
 			if fault := x.handle(&nodes.Event{Kind: nodes.Token, Attempt: 1, Token: int32(id)}, at); fault != nil {
 				t.Fatal(fault)
@@ -91,6 +82,20 @@ func TestParsedTokenDoesNotAllocate(t *testing.T) {
 			t.Errorf("after %q: %g allocations per token, %q", before, n, x.buf)
 		}
 	}
+}
+
+// parseHermes lets a request of testRequest read calls and reasoning.
+func parseHermes(t *testing.T, x *request) {
+	m, err := NewModel(&nodepb.Bundle{Model: "tiny", TokenizerJson: nodestest.Tokenizer(nil, "<|im_start|>", "<|im_end|>"), ChatTemplate: "x"}, "", "", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err = m.Text.ChooseFormat("hermes", "qwen3"); err != nil {
+		t.Fatal(err)
+	}
+	x.model, x.On, x.req.Functions = m, openai.Chat, []openai.Function{{Name: "f"}}
+	c := &x.choices[0]
+	c.text, c.parser = m.Text.Output(x.req), x.parsers(m)(c.prompt)
 }
 
 func BenchmarkToken(b *testing.B) {

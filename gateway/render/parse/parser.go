@@ -163,9 +163,20 @@ func (p *Parser) Push(dst []Delta, id int32, text string) []Delta {
 	if p.done {
 		return dst
 	}
+	m := p.tokenText(id)
+	if m == "" && p.passes(text) {
+		if len(dst) == 0 {
+			p.out = p.out[:0]
+		}
+		p.dst, p.fresh, p.prev = dst, false, text[len(text)-1]
+		p.buf = append(p.buf, text...)
+		p.emit(Content, p.buf)
+		p.buf = p.buf[:0]
+		return p.finish()
+	}
 	before := p.InReasoning()
 	p.begin(dst)
-	if m := p.tokenText(id); m != "" {
+	if m != "" {
 		n := len(text) - len(m)
 		if p.hidden = n < 0 || text[n:] != m; !p.hidden {
 			text = text[:n]
@@ -185,6 +196,22 @@ func (p *Parser) Push(dst []Delta, id int32, text string) []Delta {
 		p.thinking++
 	}
 	return p.finish()
+}
+
+// passes reports whether text is content as it is: none is held back, and no marker begins in it.
+// Most tokens of most answers are of this kind.
+func (p *Parser) passes(text string) bool {
+	if p.state != inText || !p.wrote || p.tail || p.edge || len(p.buf)+len(p.space) > 0 || p.f.row.trim || p.f.row.bare != 0 && p.plain == 0 {
+		return false
+	}
+	s := &p.f.text[p.plain]
+	for i := range len(text) {
+		if s.byText && s.first[text[i]] {
+			return false
+		}
+	}
+	r, size := utf8.DecodeLastRuneInString(text)
+	return r != utf8.RuneError || size > 1
 }
 
 // Finish ends the answer: text that was held back is passed on, and a call that is open ends. The
