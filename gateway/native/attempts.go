@@ -281,8 +281,8 @@ func (x *request) wait() *openai.Error {
 }
 
 // abort ends the request with the tokens that it has, for which their clients may ask. The
-// log-probabilities of a prompt may not be complete, so that requests for them end with an error, as
-// those of a Surface do, whose API has no such reason for the end of an answer.
+// log-probabilities of a prompt may not be complete, so that requests for them end with an error,
+// as those of a Surface do, whose API has no such reason for the end of an answer.
 func (x *request) abort() *openai.Error {
 	if x.surface != nil || x.req.PromptLogprobs != nil || x.echoProbs() {
 		return x.CutOff(exchange.CauseAborted)
