@@ -196,7 +196,6 @@ func TestForcedCallsRefused(t *testing.T) {
 		{hermes, weather + `,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"items":{"contains":{}}}}}`, "response_format.json_schema.schema", "contains at #/items/contains: ", 400},
 		{old, weather + `,"response_format":{"type":"json_object"}`, "", "leave response_format out", 503},
 		{hermes, `"tool_choice":"required"`, "tool_choice", "needs tools", 400},
-		{python, tool(`{}`), "tools", "the tool call parser pythonic", 400},
 		{python, strings.Replace(tool(`{}`), `"a"`, `"2a"`, 1) + `,"tool_choice":"required"`, "tool_choice", "begin it with a letter", 400},
 		{coder, tool(`{"properties":{"a b":{"type":"string"}}}`), anywhere, "properties at #/properties: \"a b\" cannot be a parameter", 400},
 		{coder, tool(`{"properties":{"a":{"enum":["<parameter=x>"]}}}`), anywhere, "contains a marker", 400},

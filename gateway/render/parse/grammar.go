@@ -53,11 +53,8 @@ func (f *Format) Grammar(c Constraint) (tag []byte, special []string, err error)
 		}
 		b.define(fmt.Sprint(t.Index), b.call(t))
 	}
-	switch r := &f.row; {
-	case r.args == argsNone:
+	if f.row.args == argsNone {
 		return nil, nil, fmt.Errorf("the format of the model's tool calls is not known")
-	case c.Text && r.lines && c.Content == nil:
-		return nil, nil, fmt.Errorf("calls of the tool call parser %s begin without a marker, so that text cannot be distinguished from them: set tool_choice to required or to a function, or leave strict and parallel_tool_calls out", r.name)
 	}
 	names := make([]node, len(c.Tools))
 	for i := range c.Tools {
@@ -379,6 +376,9 @@ func (b *grammarBuilder) answer() node {
 		return sequence(lead, either(calls, sequence(gap(), ruleOf("content"))))
 	}
 	words := append(b.triggers(), b.f.thought.open...)
+	if b.r.lines { // a bracket at the beginning of a line begins calls
+		words = append(words, "\n"+string(b.r.bare))
+	}
 	free := format("any_text").list("excludes", words)
 	if b.r.bare != 0 {
 		free = free.list("excludes_first", []string{string(b.r.bare)})
