@@ -280,9 +280,9 @@ func (x *request) wait() *openai.Error {
 	return x.bounds()
 }
 
-// abort ends the request with the tokens that it has, for which their clients may ask. The
-// log-probabilities of a prompt may not be complete, so that requests for them end with an error, as
-// those of a Surface do, whose API has no such reason for the end of an answer.
+// abort ends the request with the tokens that it has. Requests for log-probabilities of a prompt
+// end with an error, because these may not be complete. So do those of a Surface, because its API
+// has no such reason for the end of an answer.
 func (x *request) abort() *openai.Error {
 	if x.surface != nil || x.req.PromptLogprobs != nil || x.echoProbs() {
 		return x.CutOff(exchange.CauseAborted)

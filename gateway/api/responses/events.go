@@ -157,9 +157,9 @@ func (r *Response) score(d *openai.Delta) {
 	r.pending = appendLogprobs(r.pending, d.Logprobs)
 }
 
-// ofText returns the log-probabilities of the tokens that wrote the text of a whole answer. The text
-// follows the reasoning and precedes the calls, which may contain it, too. ofText returns those of
-// all tokens if it does not find the text.
+// ofText returns the log-probabilities of the tokens that wrote the text of a whole answer. The
+// text follows the reasoning and precedes the calls, which may contain it, too. ofText returns
+// those of all tokens if it does not find the text.
 func ofText(d *openai.Delta) []openai.TokenLogprob {
 	all, text := d.Logprobs, d.Text
 	var raw []byte

@@ -76,8 +76,8 @@ func (r *Response) Begin(requestID string, created int64, model string) (id stri
 	return id
 }
 
-// faultNames replaces fields of chats by the fields of this API that they are made from. Errors about
-// other fields may name them, too.
+// faultNames replaces fields of chats by the fields of this API that they are made from. Errors
+// about other fields may name them, too.
 var faultNames = strings.NewReplacer(
 	"max_tokens", "max_output_tokens",
 	"response_format.json_schema", "text.format", "response_format", "text.format",
