@@ -73,6 +73,10 @@ func TestFullNodeGetsNoNewRequests(t *testing.T) {
 		t.Errorf("the full node got %d requests", n)
 	}
 	b.post("/v1/completions", `{"prompt":"`+strings.Repeat("x", 200)+`","max_tokens":2}`).wantError(t, 400, "KV blocks")
+	r := b.post("/v1/responses", `{"input":"`+strings.Repeat("x", 200)+`"}`)
+	if r.wantError(t, 400, "KV blocks"); *r.parse(t).Error.Param != "input" {
+		t.Error(r.body)
+	}
 	if n := len(b.nodes["d2"].Requests()); n != 20 {
 		t.Errorf("the idle node got %d requests", n)
 	}

@@ -234,7 +234,7 @@ func (r *Keyring) Find(h *fasthttp.RequestHeader) (found *Key) {
 // Allow reports whether a request with that key, or nil, is allowed.
 func (r *Keyring) Allow(k *Key) bool { return k != nil || r.Len() == 0 }
 
-// Owner returns a name of the key that no other key has: its own, or else a part of its hash. It
+// Owner returns the key's name, which other keys may have, too, or else a part of its hash. It
 // returns "" for no key.
 func (k *Key) Owner() string {
 	switch {

@@ -25,7 +25,7 @@ func (x *Exchange) run() (*earlyBody, *openai.Error) {
 		return nil, x.admitAndRun()
 	}
 	x.WatchClient()
-	// Until done has a value the goroutine owns the exchange, and this one its response.
+	// Until done has a value, the new goroutine owns the exchange, and the calling one the response.
 	done := make(chan *openai.Error, 1)
 	go func() {
 		defer func() {

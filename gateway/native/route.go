@@ -119,6 +119,10 @@ func (x *request) takes(c *choice) int {
 // Claim implements exchange.Backend.
 func (x *request) Claim() (exchange.Claim, *openai.Error) {
 	kv, fault := x.kvRoom()
+	if fault != nil && x.surface != nil {
+		fault.Param = "messages" // of the chat
+		fault = x.surface.Fault(fault)
+	}
 	c := exchange.Claim{Queue: x.model.queue, Priority: x.req.Priority, Choices: int64(len(x.choices)), Tokens: int64(x.nPrompt), Room: kv}
 	if x.fleet.o.KeepModels {
 		absent := func() bool { return x.fleet.Nodes.Now().Usable(x.model.Fingerprint) == 0 }

@@ -54,8 +54,9 @@ func responseSchemas() schema {
 	label := described("accepted without effect: the answer repeats it", nullable(textSchema(0, MaxLabel)))
 	function := objectSchema([]string{"type", "name"}, schema{
 		"type": constSchema("function"), "name": schema{"type": "string", "pattern": fmt.Sprintf("^[A-Za-z0-9_.-]{1,%d}$", MaxToolName)},
-		"description": nullable(anyText), "parameters": nullable(schema{"type": "object"}), "strict": schema{"enum": []any{false, nil}},
+		"description": nullable(anyText), "parameters": nullable(schema{"type": "object"}), "strict": nullable(schema{"type": "boolean"}),
 	})
+	choice := schema{"anyOf": []schema{{"enum": []any{"none", "auto", "required"}}, objectSchema([]string{"type", "name"}, schema{"type": constSchema("function"), "name": anyText})}}
 	jsonFormat := objectSchema([]string{"type", "name", "schema"}, schema{
 		"type": constSchema("json_schema"), "name": anyText, "description": nullable(anyText), "strict": nullable(schema{"type": "boolean"}), "schema": schemaValue,
 	})
@@ -64,7 +65,7 @@ func responseSchemas() schema {
 	request := schema{
 		"model": chat("model"), "input": described("served", schema{"anyOf": []schema{anyText, listSchema(ref("ResponseInputItem"), 1, MaxMessages)}}),
 		"instructions": served(anyText),
-		"tools":        served(listSchema(function, 0, MaxTools)), "tool_choice": chat("tool_choice"), "parallel_tool_calls": chat("parallel_tool_calls"),
+		"tools":        served(listSchema(function, 0, MaxTools)), "tool_choice": served(choice), "parallel_tool_calls": chat("parallel_tool_calls"),
 		"max_tool_calls":    described("accepted without effect: it bounds built-in tools, of which there are none", nullable(schema{"type": "integer", "minimum": 1})),
 		"max_output_tokens": chat("max_tokens"), "temperature": chat("temperature"), "top_p": chat("top_p"), "top_logprobs": chat("top_logprobs"),
 		"text": served(schema{"type": "object", "properties": schema{

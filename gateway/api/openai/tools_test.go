@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 )
@@ -58,5 +59,20 @@ func TestParsedAnswers(t *testing.T) {
 	const want = `"delta":{"content":"t","tool_calls":[{"index":1,"function":{"arguments":"1}"}}]}`
 	if got := string(e.AppendDelta(nil, &d)); !strings.Contains(got, want) {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+}
+
+// The document of /v1/responses has its own form of tools and tool_choice, and what forces calls.
+func TestToolsOfResponses(t *testing.T) {
+	text, err := json.Marshal(responseSchemas()["ResponseRequest"])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`"enum":["none","auto","required"]`, `{"properties":{"name":{"type":"string"},"type":{"const":"function"}},"required":["type","name"],"type":"object"}`, `"strict":{"type":["boolean","null"]}`,
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("%s is missing", want)
+		}
 	}
 }

@@ -61,8 +61,7 @@ func (r *Response) status() string {
 // a Delta, and new calls follow them.
 func (r *Response) AppendDelta(dst []byte, d *openai.Delta) []byte {
 	if d.Begin {
-		dst = r.appendState(dst, "response.created", inProgress, nil, nil)
-		dst = r.appendState(dst, "response.in_progress", inProgress, nil, nil)
+		dst = r.begin(dst)
 	}
 	calls := d.Calls
 	for ; len(calls) > 0 && calls[0].Name == ""; calls = calls[1:] {
@@ -94,6 +93,12 @@ func (r *Response) AppendDelta(dst []byte, d *openai.Delta) []byte {
 	return dst
 }
 
+// begin appends the events that precede all others.
+func (r *Response) begin(dst []byte) []byte {
+	dst = r.appendState(dst, "response.created", inProgress, nil, nil)
+	return r.appendState(dst, "response.in_progress", inProgress, nil, nil)
+}
+
 // AppendEnd implements native.Surface.
 func (r *Response) AppendEnd(dst []byte, usage *openai.Usage) []byte {
 	if r.status() == incomplete {
@@ -102,8 +107,12 @@ func (r *Response) AppendEnd(dst []byte, usage *openai.Usage) []byte {
 	return r.appendState(dst, "response.completed", completed, nil, usage)
 }
 
-// AppendFault implements native.Surface.
+// AppendFault implements native.Surface. A stream whose head was sent early may fail before its
+// first Delta.
 func (r *Response) AppendFault(dst []byte, fault *openai.Error) []byte {
+	if r.sequence == 0 {
+		dst = r.begin(dst)
+	}
 	return r.appendState(r.done(dst, incomplete), "response.failed", failed, fault, nil)
 }
 
@@ -122,7 +131,7 @@ func (r *Response) AppendWhole(dst []byte, choices []openai.Delta, usage openai.
 	if len(d.Text) > 0 {
 		put(message, nil, d.Text)
 		if r.logprobs {
-			r.item.logprobs = appendLogprobs(nil, ofText(d.Logprobs, d.Text))
+			r.item.logprobs = appendLogprobs(nil, ofText(d))
 		}
 	}
 	for i := range d.Calls {
@@ -148,14 +157,22 @@ func (r *Response) score(d *openai.Delta) {
 	r.pending = appendLogprobs(r.pending, d.Logprobs)
 }
 
-// ofText returns the tokens that wrote a text, which is a part of what they all wrote. It returns
-// all of them if that part is not found.
-func ofText(all []openai.TokenLogprob, text []byte) []openai.TokenLogprob {
+// ofText returns the log-probabilities of the tokens that wrote the text of a whole answer. The
+// text follows the reasoning and precedes the calls, which may contain it, too. ofText returns
+// those of all tokens if it does not find the text.
+func ofText(d *openai.Delta) []openai.TokenLogprob {
+	all, text := d.Logprobs, d.Text
 	var raw []byte
 	for i := range all {
 		raw = append(raw, all[i].Bytes...)
 	}
 	start := bytes.LastIndex(raw, text)
+	if len(d.Calls) > 0 {
+		from := max(0, bytes.Index(raw, d.Reasoning)) + len(d.Reasoning)
+		if i := bytes.Index(raw[min(from, len(raw)):], text); i >= 0 {
+			start = from + i
+		}
+	}
 	if start < 0 {
 		return all
 	}
@@ -369,7 +386,7 @@ func errorCode(status int) string {
 	switch {
 	case status == 429:
 		return "rate_limit_exceeded"
-	case status < 500:
+	case status < 499: // 499 is an aborted request
 		return "invalid_prompt"
 	}
 	return "server_error"

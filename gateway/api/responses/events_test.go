@@ -67,6 +67,7 @@ var answers = []struct {
 	{"padding", `{"input":"u","stream":true,"stream_options":{"include_obfuscation":true}}`, []openai.Delta{text("a"), text("exactly 16 bytes"), text("more than sixteen"), end("stop")}, nil},
 	{"failure", `{"input":"u"}`, []openai.Delta{thought("Hm"), text("Hel")}, openai.Unavailable(1, "no node is left")},
 	{"failure between items", `{"input":"u"}`, []openai.Delta{text("")}, &openai.Error{Status: 429, Message: "too many"}},
+	{"failure before a Delta", `{"input":"u"}`, nil, &openai.Error{Status: 499, Message: "aborted"}},
 }
 
 // play returns the events of an answer.
@@ -320,6 +321,27 @@ func TestOrder(t *testing.T) {
 			t.Fatalf("seed %d: %v is not %v", seed, a, b)
 		}
 		checkEvents(t, play(t, `{"input":"u"}`, append(deltas, text("")), openai.Unavailable(1, "gone")))
+	}
+}
+
+// Log-probabilities of a whole answer are those of its text, although reasoning and arguments
+// contain it, too.
+func TestLogprobsOfText(t *testing.T) {
+	for _, calls := range []bool{false, true} {
+		deltas := []openai.Delta{scored(thought("ok then"), "ok", " then"), scored(openai.Delta{Finish: openai.NotFinished}, "</think>"), scored(text("ok"), "ok")}
+		if calls {
+			deltas = append(deltas, scored(callOf(0, "c", "f", `{"a":"ok"}`), `{"a":"`, "ok", `"}`))
+		}
+		for i := range deltas {
+			for k := range deltas[i].Logprobs {
+				deltas[i].Logprobs[k].Logprob = -float32(i)
+			}
+		}
+		got := string(whole(t, `{"input":"u","top_logprobs":1}`, append(deltas, end("stop"))))
+		_, got, _ = strings.Cut(got, `"logprobs":[`)
+		if got, _, _ = strings.Cut(got, `"top_logprobs"`); !strings.Contains(got, `"token":"ok"`) || !strings.Contains(got, `"logprob":-2`) {
+			t.Errorf("with calls %t: %s", calls, got)
+		}
 	}
 }
 

@@ -15,14 +15,26 @@ import (
 // templates take only one. The items of the assistant between two others become one message, except
 // that a message that directly follows a message is one of its own.
 type dialog struct {
-	system bool // the first system message is open
-	later  bool // no further text belongs to it
-	turn   turn // of the assistant
+	system bool   // the first system message is open
+	later  bool   // no further text belongs to it
+	turn   turn   // of the assistant
+	origin origin // of what is translated
 
 	dropped int    // reasoning items that do not open
 	field   string // of the first of them
 	err     error  // why it does not
 }
+
+// origin is where the first part of one of the chat's messages comes from.
+type origin struct {
+	item   int32 // index in the input, or one of the constants below
+	output bool  // the item is a function_call_output
+}
+
+const (
+	ofInstructions = -1
+	ofInput        = -2 // which is a string
+)
 
 // turn is what will be one message of the assistant. Its parts may be parts of the body.
 type turn struct {
@@ -30,6 +42,7 @@ type turn struct {
 	reasoning, content, calls []byte // calls are JSON objects separated by commas
 	hasContent                bool
 	last                      kind
+	origin                    origin
 }
 
 // Separators of texts that become one.
@@ -56,6 +69,7 @@ func (t *translation) addSystem(text []byte) {
 		t.chat = append(append(t.chat, betweenSystem...), text...)
 	default:
 		d.system = true
+		t.origins = append(t.origins, d.origin)
 		t.chat = append(append(t.chat, `{"role":"system","content":"`...), text...)
 	}
 }
@@ -63,6 +77,7 @@ func (t *translation) addSystem(text []byte) {
 // addMessage ends the message before and adds one. end may leave it open.
 func (t *translation) addMessage(head string, text []byte, end string) {
 	t.endMessage()
+	t.origins = append(t.origins, t.dialog.origin)
 	t.chat = append(append(append(t.chat, head...), text...), end...)
 }
 
@@ -77,6 +92,7 @@ func (t *translation) endMessage() {
 	if !a.open {
 		return
 	}
+	t.origins = append(t.origins, a.origin)
 	if t.chat = append(t.chat, `{"role":"assistant","content":`...); a.hasContent || len(a.calls) == 0 {
 		t.chat = append(append(append(t.chat, '"'), a.content...), '"')
 	} else {
@@ -99,6 +115,7 @@ func (t *translation) assistant(k kind) *turn {
 	d := &t.dialog
 	if !d.turn.open || d.turn.last == message && k == message {
 		t.endMessage()
+		d.turn.origin = d.origin
 	}
 	d.turn.open, d.turn.last = true, k
 	return &d.turn
@@ -107,6 +124,7 @@ func (t *translation) assistant(k kind) *turn {
 // messages translates the instructions and the input.
 func (t *translation) messages() *openai.Error {
 	t.chat = append(t.chat, `"messages":[`...)
+	t.dialog.origin.item = ofInstructions
 	if v := t.values["instructions"]; v != nil && !isText(v) {
 		return kindFault("instructions", "a string", v)
 	} else if len(v) > len(`""`) {
@@ -124,6 +142,7 @@ func (t *translation) messages() *openai.Error {
 func (t *translation) input(at string, v []byte) *openai.Error {
 	switch {
 	case isText(v):
+		t.dialog.origin.item = ofInput
 		t.addMessage(`{"role":"user","content":"`, inner(v), `"},`)
 		return nil
 	case !isList(v):
@@ -139,6 +158,7 @@ func (t *translation) input(at string, v []byte) *openai.Error {
 		var it inputItem
 		read(v, place{"type", &it.typ}, place{"role", &it.role}, place{"content", &it.content}, place{"id", &it.id}, place{"call_id", &it.callID}, place{"name", &it.name},
 			place{"arguments", &it.arguments}, place{"output", &it.output}, place{"summary", &it.summary}, place{"encrypted_content", &it.encryptedContent})
+		t.dialog.origin = origin{item: int32(i), output: is(it.typ, "function_call_output")}
 		return t.item(at, &it)
 	})
 }

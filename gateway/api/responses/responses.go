@@ -17,6 +17,7 @@ package responses
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 
@@ -43,10 +44,11 @@ type Response struct {
 	// Set by Chat.
 	model     string // as requested; empty: the only model
 	stream    bool
-	logprobs  bool   // of the output text
-	encrypt   bool   // reasoning items have encrypted content
-	obfuscate bool   // delta events are padded
-	echo      []byte // members of the response object that repeat the request, each after a comma
+	logprobs  bool     // of the output text
+	encrypt   bool     // reasoning items have encrypted content
+	obfuscate bool     // delta events are padded
+	echo      []byte   // members of the response object that repeat the request, each after a comma
+	origins   []origin // of the chat's messages
 
 	// Set by Begin.
 	id   string // of the request, from which all ids are made
@@ -74,47 +76,58 @@ func (r *Response) Begin(requestID string, created int64, model string) (id stri
 	return id
 }
 
-// faultNames has fields of chats, and the fields of this API that they are made from. Names of
-// members follow those of their objects.
-var faultNames = []struct{ chat, here string }{
-	{"messages", "input"},
-	{"max_tokens", "max_output_tokens"},
-	{"response_format.json_schema", "text.format"},
-	{"response_format", "text.format"},
-	{"verbosity", "text.verbosity"},
-	{"reasoning_effort", "reasoning.effort"},
-	{"truncate_prompt_tokens", "truncation"},
-}
+// faultNames replaces fields of chats by the fields of this API that they are made from. Errors
+// about other fields may name them, too.
+var faultNames = strings.NewReplacer(
+	"max_tokens", "max_output_tokens",
+	"response_format.json_schema", "text.format", "response_format", "text.format",
+	"reasoning_effort", "reasoning.effort",
+	"truncate_prompt_tokens", "truncation",
+	"tool_choice.function.", "tool_choice.",
+	`{"type": "function", "function": {"name": ...}}`, `{"type": "function", "name": ...}`,
+)
 
 // Fault implements native.Surface.
 func (r *Response) Fault(fault *openai.Error) *openai.Error {
-	was, is := fault.Param, fault.Param
-	if strings.HasPrefix(was, "tools[") || strings.HasPrefix(was, "tool_choice") {
-		is = strings.Replace(was, ".function", "", 1)
-	}
-	for _, n := range faultNames {
-		if rest, ok := strings.CutPrefix(was, n.chat); ok && (rest == "" || rest[0] == '.' || rest[0] == '[') {
-			is = n.here + rest
-			break
-		}
-	}
-	if was == is {
-		return fault
-	}
 	e := *fault
-	if e.Param = is; was == "messages" { // which is also a word
-		e.Message = replacePrefix(e.Message, was, is)
-	} else {
-		e.Message = strings.ReplaceAll(e.Message, was, is)
+	switch was := e.Param; {
+	case was == "messages": // which is also a word
+		if e.Param = "input"; strings.HasPrefix(e.Message, was) {
+			e.Message = e.Param + e.Message[len(was):]
+		}
+	case strings.HasPrefix(was, "messages["):
+		names := r.namesOf(was)
+		e.Param, e.Message = names.Replace(was), names.Replace(e.Message)
+	case strings.HasPrefix(was, "tools["):
+		e.Param = strings.Replace(was, ".function", "", 1)
+		e.Message = strings.ReplaceAll(e.Message, was, e.Param)
+	case was == "verbosity":
+		e.Param = "text.verbosity"
+		e.Message = strings.ReplaceAll(e.Message, was, e.Param)
 	}
+	e.Param, e.Message = faultNames.Replace(e.Param), faultNames.Replace(e.Message)
 	return &e
 }
 
-func replacePrefix(s, was, is string) string {
-	if rest, ok := strings.CutPrefix(s, was); ok {
-		return is + rest
+// namesOf returns the names of this API for the chat's message in which a field is.
+func (r *Response) namesOf(field string) *strings.Replacer {
+	message := field[:strings.IndexByte(field+"]", ']')] + "]"
+	i, err := strconv.Atoi(message[len("messages[") : len(message)-1])
+	if err != nil || i < 0 || i >= len(r.origins) {
+		return strings.NewReplacer(message, "input")
 	}
-	return s
+	o := r.origins[i]
+	switch o.item {
+	case ofInstructions:
+		return strings.NewReplacer(message+".content", "instructions", message, "instructions")
+	case ofInput:
+		return strings.NewReplacer(message+".content", "input", message, "input")
+	}
+	item := fmt.Sprintf("input[%d]", o.item)
+	if o.output {
+		return strings.NewReplacer(message+".content", item+".output", message+".tool_call_id", item+".call_id", message, item)
+	}
+	return strings.NewReplacer(message, item)
 }
 
 // members calls f with each member of a checked object that is not null.

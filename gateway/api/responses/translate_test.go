@@ -174,6 +174,8 @@ func TestErrors(t *testing.T) {
 		{`{"input":"a","tools":[{"type":"function","name":"f","strict":1}]}`, "tools[0].strict", "true or false"},
 		{`{"input":"a","tool_choice":"required"}`, "tool_choice", "needs tools"},
 		{`{"input":"a","tool_choice":{"type":"function"}}`, "tool_choice.name", "required"},
+		{`{"input":"a","tool_choice":"any"}`, "tool_choice", `or {"type": "function", "name": ...}`},
+		{`{"input":"a","tool_choice":{"type":"function","name":"a b"}}`, "tool_choice", "tool_choice.name must be the name"},
 		{`{"input":"a","tool_choice":{"type":"mcp"}}`, "tool_choice.type", "the client runs them"},
 		{`{"input":"a","tool_choice":{"type":"allowed_tools"}}`, "tool_choice.type", "send only"},
 		{`{"input":"a","text":{"format":{"type":"x"}}}`, "text.format.type", `not "x"`},
@@ -218,11 +220,34 @@ func TestFault(t *testing.T) {
 		{"max_tokens", "The prompt has 5 tokens and max_tokens is 4", "max_output_tokens", "The prompt has 5 tokens and max_output_tokens is 4"},
 		{"response_format.json_schema.schema", "response_format.json_schema.schema: contains at /a: no", "text.format.schema", "text.format.schema: contains at /a: no"},
 		{"model", "several models", "model", "several models"},
+		{"min_tokens", "min_tokens is 9, above max_tokens, which is 4", "min_tokens", "min_tokens is 9, above max_output_tokens, which is 4"},
+		{"tool_choice", "tool_choice and response_format both constrain the answer", "tool_choice", "tool_choice and text.format both constrain the answer"},
 	} {
 		was := &openai.Error{Status: 400, Param: c[0], Message: c[1]}
 		if f := r.Fault(was); f.Param != c[2] || f.Message != c[3] || was.Param != c[0] {
 			t.Errorf("%q: %+v", c, f)
 		}
+	}
+}
+
+// Errors about a message name the item that it is made from.
+func TestFaultOfMessage(t *testing.T) {
+	r, out := chat(t, Options{}, `{"instructions":"i","input":[{"role":"user","content":"a"},{"type":"reasoning","summary":[{"type":"summary_text","text":"r"}]},{"role":"assistant","content":"b"},
+		{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"o"},{"role":"developer","content":"d"},{"role":"user","content":"e"}]}`)
+	if strings.Count(out, `"role":`) != 6 {
+		t.Fatal(out)
+	}
+	for was, want := range map[string]string{
+		"messages[0].content": "instructions", "messages[1].content": "input[0].content", "messages[2].content": "input[1].content", "messages[3].content": "input[4].output",
+		"messages[3].tool_call_id": "input[4].call_id", "messages[4]": "input[5]", "messages[5].content[0].text": "input[6].content[0].text", "messages[6]": "input",
+	} {
+		if f := r.Fault(&openai.Error{Param: was, Message: was + " has messages"}); f.Param != want || f.Message != want+" has messages" {
+			t.Errorf("%s: %+v, want %s", was, f, want)
+		}
+	}
+	r, _ = chat(t, Options{}, `{"instructions":"i","input":"u"}`)
+	if f := r.Fault(&openai.Error{Param: "messages[1]", Message: "messages[1].content of role"}); f.Param != "input" || f.Message != "input of role" {
+		t.Errorf("%+v", f)
 	}
 }
 
