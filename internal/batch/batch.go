@@ -22,6 +22,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -93,6 +94,7 @@ type run struct {
 	out *os.File
 
 	mu     sync.Mutex // guards what follows, and writes
+	broken error      // of a write, after which the output may end with a part of a line
 	result Result
 
 	began    time.Time
@@ -192,14 +194,26 @@ func (r *run) check() (ids map[string]bool, total int64, err error) {
 	return ids, total, err
 }
 
+// lineStart is how each line of the output starts.
+const lineStart = `{"id":"` + idStart
+
+// idStart is how the id of each answer starts.
+const idStart = "batch_req_"
+
 // resume removes from ids those that are in the output, and positions the output behind its last
-// complete line.
+// complete line. Files of other content are an error and stay as they are.
 func (r *run) resume(ids map[string]bool) error {
 	in := bufio.NewReader(r.out)
+	other := func(n int) error {
+		return fmt.Errorf("%w: %s line %d is no answer of a batch: name another output file", ErrInput, r.Out, n)
+	}
 	end := int64(0)
 	for n := 1; ; n++ {
 		line, err := in.ReadBytes('\n')
 		if err == io.EOF {
+			if most := min(len(line), len(lineStart)); string(line[:most]) != lineStart[:most] {
+				return other(n)
+			}
 			if len(line) > 0 {
 				r.Log.Warn("the output's last line is incomplete and is removed", "file", r.Out, "line", n)
 			}
@@ -209,8 +223,8 @@ func (r *run) resume(ids map[string]bool) error {
 			return err
 		}
 		var o output
-		if err := json.Unmarshal(line, &o); err != nil || o.CustomID == "" {
-			return fmt.Errorf("%w: %s line %d is no answer of a batch: name another output file", ErrInput, r.Out, n)
+		if err := json.Unmarshal(line, &o); err != nil || o.CustomID == "" || o.Response == nil && o.Error == nil { // a request has neither
+			return other(n)
 		}
 		end += int64(len(line))
 		delete(ids, o.CustomID)
@@ -228,7 +242,7 @@ func (r *run) answer(ctx context.Context, q *request) error {
 	if err != nil {
 		return err
 	}
-	o.ID, o.CustomID = "batch_req_"+strings.ToLower(rand.Text()), q.ID
+	o.ID, o.CustomID = idStart+strings.ToLower(rand.Text()), q.ID
 	var line bytes.Buffer
 	e := json.NewEncoder(&line)
 	e.SetEscapeHTML(false)
@@ -237,8 +251,11 @@ func (r *run) answer(ctx context.Context, q *request) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, err := r.out.Write(line.Bytes()); err != nil {
-		return err
+	if r.broken == nil {
+		_, r.broken = r.out.Write(line.Bytes())
+	}
+	if r.broken != nil {
+		return r.broken
 	}
 	if r.result.Answered++; o.Error != nil {
 		r.result.Failed++
@@ -272,6 +289,9 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 		return invalid("body must be an object"), nil
 	case json.Unmarshal(q.Body, &options) == nil && options.Stream:
 		return invalid("stream is not possible in a batch: leave it out"), nil
+	}
+	if _, err := url.Parse(r.URL + q.URL); err != nil {
+		return invalid("url is %.100q, which is no valid path: want one such as /v1/chat/completions", q.URL), nil
 	}
 	for {
 		resp, body, err := r.send(ctx, q)
