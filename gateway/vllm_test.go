@@ -321,6 +321,16 @@ func TestStoredResponses(t *testing.T) {
 			t.Errorf("%d %s, %d requests", r.StatusCode, r.body, count()-before)
 		}
 	}
+	for range b.far { // a client that chooses the id of another's response does not get it
+		if r := b.post("/v1/responses", `{"model":"m","input":"x","store":true,"request_id":"resp_s1"}`, as("two")); r.StatusCode != 200 {
+			t.Fatal(r.StatusCode, r.body)
+		}
+	}
+	for key, want := range map[string]int{"one": 200, "two": 404} {
+		if r := b.do("GET", "/v1/responses/resp_s1", "", as(key)); r.StatusCode != want {
+			t.Errorf("%s: %d %s, want %d", key, r.StatusCode, r.body, want)
+		}
+	}
 	if r := b.do("GET", "/v1/responses/none", "", as("one")); r.StatusCode != 404 || !strings.Contains(r.body, `no upstream has the response \"none\"`) {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
