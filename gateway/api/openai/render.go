@@ -244,8 +244,12 @@ func ParseDerender(on Endpoint, body []byte, charge func(bytes int) *Error) (*De
 	case len(ids) > 0 && len(ids) != n:
 		return nil, BadRequest("prompt_token_ids", "prompt_token_ids has %d lists for %d answers", len(ids), n)
 	}
+	nChoices := 0
 	for i := range d.Answers {
 		a := &d.Answers[i]
+		if nChoices += len(a.Choices); nChoices > MaxChoices {
+			return nil, BadRequest(name, "%s has more than %d choices", name, MaxChoices)
+		}
 		switch a.Prompt = -1; {
 		case len(counts) > 0 && counts[i] != nil:
 			if a.Prompt = *counts[i]; a.Prompt < 0 || a.Prompt > math.MaxInt32 {
