@@ -277,7 +277,8 @@ func invalid(format string, args ...any) *output {
 }
 
 // ask sends a request until it is answered. It waits while the server has no room or does not
-// answer, within Patience since the last answer to any request.
+// answer, within Patience since the last answer to any request. A request that gets no answer for
+// Patience while others do has that as its error.
 func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 	var options struct{ Stream bool }
 	switch {
@@ -293,12 +294,22 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 	if _, err := url.Parse(r.URL + q.URL); err != nil {
 		return invalid("url is %.100q, which is no valid path: want one such as /v1/chat/completions", q.URL), nil
 	}
+	unanswered := time.Duration(0) // since began; 0: the last attempt got an answer
 	for {
 		resp, body, err := r.send(ctx, q)
 		var wait time.Duration
+		now, answered := time.Since(r.began), time.Duration(r.answered.Load())
+		if err == nil {
+			unanswered = 0
+		} else if unanswered == 0 {
+			unanswered = now
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
+		case err != nil && answered > unanswered && now-unanswered > r.Patience:
+			text, _ := json.Marshal(fmt.Sprintf("no answer within %v, while other requests had theirs: %v", r.Patience, err)) // a string always has a JSON form
+			return &output{Response: &response{Status: http.StatusBadGateway}, Error: text}, nil
 		case err != nil:
 			wait, err = time.Second, fmt.Errorf("%w: %s: %w", ErrServer, r.URL, err)
 		case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable:
@@ -307,10 +318,10 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 		case resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden:
 			return nil, fmt.Errorf("%w: %s: %.300s; give the key with --api-key", ErrRefused, resp.Status, body)
 		default:
-			r.answered.Store(int64(time.Since(r.began)))
+			r.answered.Store(int64(now))
 			return read(resp, body), nil
 		}
-		if time.Since(r.began)-time.Duration(r.answered.Load()) > r.Patience {
+		if now-answered > r.Patience {
 			return nil, err
 		}
 		select {

@@ -170,6 +170,23 @@ func TestBadURL(t *testing.T) {
 	}
 }
 
+// A request on which the server always closes the connection ends with an error, while others are
+// answered.
+func TestUnanswered(t *testing.T) {
+	b := newBed(t, line("a", "/v1/drops", `{}`)+line("b", "/v1/slow", `{}`), func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/drops" {
+			panic(http.ErrAbortHandler)
+		}
+		time.Sleep(200 * time.Millisecond)
+		fmt.Fprint(w, `{}`)
+	})
+	b.o.Patience = 900 * time.Millisecond
+	r, err := Run(t.Context(), b.o)
+	if err != nil || r != (Result{Total: 2, Answered: 2, Failed: 1}) || b.outputs()["a"].Response.Status != 502 || !strings.Contains(string(b.outputs()["a"].Error), "no answer within") {
+		t.Errorf("%+v %v %s", r, err, b.outputs()["a"].Error)
+	}
+}
+
 // After a write that failed nothing is written, because the output may end with a part of a line.
 func TestBrokenOutput(t *testing.T) {
 	b := newBed(t, line("a", "/v1/x", `{}`), func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) })
