@@ -89,13 +89,15 @@ func TestChatBatch(t *testing.T) {
 	}
 	for body, param := range map[string]string{
 		`{"messages":[{"role":"user","content":"a"}]}`: "messages", `{"messages":[]}`: "messages", `{}`: "messages", `{"messages":[[]]}`: "messages[0]",
-		`{"messages":[[{"role":"user","content":"a"}],[{"content":"b"}]]}`:                                           "messages[1][0].role",
-		`{"messages":[[{"role":"user","content":"a"}]],"stream":true}`:                                               "stream",
-		`{"messages":[[{"role":"user","content":"a"}]],"n":2}`:                                                       "n",
-		`{"messages":[[{"role":"user","content":"a"}]],"temperature":"x"}`:                                           "temperature",
-		`{"messages":[[{"role":"user","content":"a"}]],"prompt_logprobs":1}`:                                         "prompt_logprobs",
-		`{"messages":[[{"role":"user","content":"a"}]],` + weather + `}`:                                             "tools",
-		`{"messages":[[{"role":"user","content":"a"}]` + strings.Repeat(`,[{"role":"u","content":"b"}]`, 256) + `]}`: "messages",
+		`{"messages":[[{"role":"user","content":"a"}],[{"content":"b"}]]}`:                                                  "messages[1][0].role",
+		`{"messages":[[{"role":"user","content":"a"}]],"stream":true}`:                                                      "stream",
+		`{"messages":[[{"role":"user","content":"a"}]],"n":2}`:                                                              "n",
+		`{"messages":[[{"role":"user","content":"a"}]],"temperature":"x"}`:                                                  "temperature",
+		`{"messages":[[{"role":"user","content":"a"}]],"prompt_logprobs":1}`:                                                "prompt_logprobs",
+		`{"messages":[[{"role":"user","content":"a"}]],` + weather + `}`:                                                    "tools",
+		`{"messages":[[{"role":"user","content":"a"}]` + strings.Repeat(`,[{"role":"u","content":"b"}]`, 256) + `]}`:        "messages",
+		`{"messages":[[{"role":"user","content":"a"}],[{"role":"user","content":"` + strings.Repeat("b", 100_010) + `"}]]}`: "messages[1]", // beyond the context
+		`{"messages":[[{"role":"user","content":"` + strings.Repeat("b", 100_010) + `"}],[{"role":"user","content":"a"}]]}`: "messages[0]",
 	} {
 		r := b.post(openai.BatchPath, body)
 		if e := r.parse(t).Error; r.StatusCode != 400 || e.Param == nil || *e.Param != param {

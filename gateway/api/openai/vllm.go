@@ -67,11 +67,7 @@ func ParseBatch(body []byte, charge func(bytes int) *Error) ([]*Request, *Error)
 		}
 		r, fault := ParseWithin(Chat, one, charge)
 		if fault != nil {
-			if strings.HasPrefix(fault.Param, "messages") {
-				at := "messages[" + strconv.Itoa(i) + "]"
-				fault.Param, fault.Message = strings.Replace(fault.Param, "messages", at, 1), strings.Replace(fault.Message, "messages", at, 1)
-			}
-			return fault
+			return fault.InConversation(i)
 		}
 		if i > 0 {
 			shared := *all[0]
@@ -85,6 +81,22 @@ func ParseBatch(body []byte, charge func(bytes int) *Error) ([]*Request, *Error)
 		return nil, asError(err)
 	}
 	return all, all[0].checkBatch()
+}
+
+// InConversation sets the index of the conversation in the error of a batch, if the error is about
+// messages, and returns the error.
+func (e *Error) InConversation(i int) *Error {
+	const list = "messages"
+	if rest, is := strings.CutPrefix(e.Param, list); is {
+		at := list + "[" + strconv.Itoa(i) + "]"
+		e.Param = at + rest
+		if rest, is = strings.CutPrefix(e.Message, list); is {
+			e.Message = at + rest
+		} else {
+			e.Message = at + ": " + e.Message
+		}
+	}
+	return e
 }
 
 // checkBatch refuses the fields that a batch's answer has no place for, as vLLM does.
