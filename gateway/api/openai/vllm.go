@@ -80,6 +80,9 @@ func ParseBatch(body []byte, charge func(bytes int) *Error) ([]*Request, *Error)
 	if err != nil {
 		return nil, asError(err)
 	}
+	for _, r := range all {
+		r.Conversations = len(all)
+	}
 	return all, all[0].checkBatch()
 }
 
