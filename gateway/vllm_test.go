@@ -28,8 +28,8 @@ func TestInvocations(t *testing.T) {
 	if s := b.post("/invocations", `{`+hi+`,"stream":true}`).events(t); !s.done || s.text[0] != lore {
 		t.Errorf("%+v", s)
 	}
-	for _, body := range []string{`{}`, `{"input":"x"}`, `[]`, ``} {
-		if r := b.post("/invocations", body); r.StatusCode != 400 {
+	for body, want := range map[string]string{`{}`: "neither messages", `{"input":"x"}`: "neither messages", `[]`: "must be a JSON object", ``: "not valid JSON", `{"prompt`: "not valid JSON"} {
+		if r := b.post("/invocations", body); r.StatusCode != 400 || !strings.Contains(r.body, want) {
 			t.Errorf("%s: %d %s", body, r.StatusCode, r.body)
 		}
 	}

@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -26,6 +27,16 @@ func InvocationPath(body []byte) (path string) {
 		}
 	}
 	return path
+}
+
+// NoInvocation returns the error of a body of InvocationsPath for which InvocationPath has no path.
+func NoInvocation(body []byte) *Error {
+	fault := Scan(body, func(s *jsonscan.Scanner) *Error {
+		s.Name()
+		s.Value(jsonscan.Bounds{})
+		return nil
+	})
+	return cmp.Or(fault, BadRequest("", "the body has neither messages, as a chat has, nor prompt, as a completion has"))
 }
 
 // ParseBatch parses a body of BatchPath: a chat whose messages are a list of conversations. It
