@@ -153,12 +153,18 @@ func TestRenderRefusals(t *testing.T) {
 		{"/v1/completions/derender", `{"generate_responses":[{"choices":[{}]}],"prompt_token_ids":[]}`, 200, ""},
 		{"/v1/completions/derender", `{"generate_responses":{}}`, 400, "generate_responses"},
 		{"/v1/completions/derender", `[1]`, 400, ""},
+		{"/v1/completions/derender", `{"generate_responses":[{"choices":[{}]}],"model":7}`, 400, "model"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"logprobs":{"content":[{"logprob":1e300}]}}]}}`, 400, "generate_response.choices[0].logprobs.content"},
+		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"logprobs":{"content":[{"top_logprobs":[{"bytes":[300]}]}]}}]}}`, 400, "generate_response.choices[0].logprobs.content"},
 	} {
 		r := b.post(c.path, c.body)
 		e := r.parse(t).Error
 		if r.StatusCode != c.status || e != nil && c.param != "" && (e.Param == nil || *e.Param != c.param) {
 			t.Errorf("%s %s: %d %s", c.path, c.body, r.StatusCode, r.body)
 		}
+	}
+	if r := b.post("/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":[72],"stop_reason":1.5}]}}`); !strings.Contains(r.body, `"stop_reason":null`) {
+		t.Error(r.body)
 	}
 	if n := len(b.nodes["d1"].Requests()); n != 0 {
 		t.Errorf("%d requests reached the node", n)

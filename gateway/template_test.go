@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -90,6 +91,11 @@ func TestRequestTemplate(t *testing.T) {
 		if e := r.parse(t).Error; r.StatusCode != 400 || *e.Param != "chat_template" || !strings.Contains(e.Message, want) {
 			t.Errorf("%s: %d %s", template, r.StatusCode, r.body)
 		}
+	}
+	hi := `[{"role":"user","content":"hi"}]`
+	batch := strings.Replace(with("{% for i in range(100000) %}{{ '' }}{% endfor %}x"), hi, "["+strings.Repeat(hi+",", 49)+hi+"]", 1)
+	if r := b.post(openai.BatchPath, batch); r.StatusCode != 400 || !strings.Contains(r.body, "more than 50000 steps") {
+		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
 	if r := b.post("/tokenize", with("{{ messages[0].content }}")); !strings.Contains(r.body, `"count":2`) {
 		t.Error(r.body)

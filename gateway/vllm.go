@@ -41,7 +41,7 @@ func (g *Gateway) invoke(ctx *fasthttp.RequestCtx) {
 	case "/v1/completions":
 		g.native.Serve(ctx, path, on)
 	default:
-		g.fail(ctx, openai.BadRequest("", "the body has neither messages, as a chat has, nor prompt, as a completion has"))
+		g.fail(ctx, openai.NoInvocation(ctx.PostBody()))
 	}
 }
 

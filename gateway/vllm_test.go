@@ -28,8 +28,8 @@ func TestInvocations(t *testing.T) {
 	if s := b.post("/invocations", `{`+hi+`,"stream":true}`).events(t); !s.done || s.text[0] != lore {
 		t.Errorf("%+v", s)
 	}
-	for _, body := range []string{`{}`, `{"input":"x"}`, `[]`, ``} {
-		if r := b.post("/invocations", body); r.StatusCode != 400 {
+	for body, want := range map[string]string{`{}`: "neither messages", `{"input":"x"}`: "neither messages", `[]`: "must be a JSON object", ``: "not valid JSON", `{"prompt`: "not valid JSON"} {
+		if r := b.post("/invocations", body); r.StatusCode != 400 || !strings.Contains(r.body, want) {
 			t.Errorf("%s: %d %s", body, r.StatusCode, r.body)
 		}
 	}
@@ -89,13 +89,15 @@ func TestChatBatch(t *testing.T) {
 	}
 	for body, param := range map[string]string{
 		`{"messages":[{"role":"user","content":"a"}]}`: "messages", `{"messages":[]}`: "messages", `{}`: "messages", `{"messages":[[]]}`: "messages[0]",
-		`{"messages":[[{"role":"user","content":"a"}],[{"content":"b"}]]}`:                                           "messages[1][0].role",
-		`{"messages":[[{"role":"user","content":"a"}]],"stream":true}`:                                               "stream",
-		`{"messages":[[{"role":"user","content":"a"}]],"n":2}`:                                                       "n",
-		`{"messages":[[{"role":"user","content":"a"}]],"temperature":"x"}`:                                           "temperature",
-		`{"messages":[[{"role":"user","content":"a"}]],"prompt_logprobs":1}`:                                         "prompt_logprobs",
-		`{"messages":[[{"role":"user","content":"a"}]],` + weather + `}`:                                             "tools",
-		`{"messages":[[{"role":"user","content":"a"}]` + strings.Repeat(`,[{"role":"u","content":"b"}]`, 256) + `]}`: "messages",
+		`{"messages":[[{"role":"user","content":"a"}],[{"content":"b"}]]}`:                                                  "messages[1][0].role",
+		`{"messages":[[{"role":"user","content":"a"}]],"stream":true}`:                                                      "stream",
+		`{"messages":[[{"role":"user","content":"a"}]],"n":2}`:                                                              "n",
+		`{"messages":[[{"role":"user","content":"a"}]],"temperature":"x"}`:                                                  "temperature",
+		`{"messages":[[{"role":"user","content":"a"}]],"prompt_logprobs":1}`:                                                "prompt_logprobs",
+		`{"messages":[[{"role":"user","content":"a"}]],` + weather + `}`:                                                    "tools",
+		`{"messages":[[{"role":"user","content":"a"}]` + strings.Repeat(`,[{"role":"u","content":"b"}]`, 256) + `]}`:        "messages",
+		`{"messages":[[{"role":"user","content":"a"}],[{"role":"user","content":"` + strings.Repeat("b", 100_010) + `"}]]}`: "messages[1]", // beyond the context
+		`{"messages":[[{"role":"user","content":"` + strings.Repeat("b", 100_010) + `"}],[{"role":"user","content":"a"}]]}`: "messages[0]",
 	} {
 		r := b.post(openai.BatchPath, body)
 		if e := r.parse(t).Error; r.StatusCode != 400 || e.Param == nil || *e.Param != param {
@@ -319,6 +321,16 @@ func TestStoredResponses(t *testing.T) {
 		before = count()
 		if r := b.do("GET", "/v1/responses/old_"+name, "", as("two")); r.StatusCode != 200 || count()-before != 1 {
 			t.Errorf("%d %s, %d requests", r.StatusCode, r.body, count()-before)
+		}
+	}
+	for range b.far { // a client that chooses the id of another's response does not get it
+		if r := b.post("/v1/responses", `{"model":"m","input":"x","store":true,"request_id":"resp_s1"}`, as("two")); r.StatusCode != 200 {
+			t.Fatal(r.StatusCode, r.body)
+		}
+	}
+	for key, want := range map[string]int{"one": 200, "two": 404} {
+		if r := b.do("GET", "/v1/responses/resp_s1", "", as(key)); r.StatusCode != want {
+			t.Errorf("%s: %d %s, want %d", key, r.StatusCode, r.body, want)
 		}
 	}
 	if r := b.do("GET", "/v1/responses/none", "", as("one")); r.StatusCode != 404 || !strings.Contains(r.body, `no upstream has the response \"none\"`) {

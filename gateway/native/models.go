@@ -60,14 +60,14 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 	err := errNoNode
 	for _, n := range fleet.Decode {
 		member, print := n.Member(), n.Fingerprint()
-		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels && fl.full(fleet, next) || fl.waits(next, pendingModel{print, member.Model}) || time.Since(fl.failedModels[print]) < failedPause) ||
+		if !member.Ready || member.Draining || len(next) > 0 && (print == 0 || len(next) >= maxModels && full(fleet, next) || fl.waits(next, pendingModel{print, member.Model}) || time.Since(fl.failedModels[print]) < failedPause) ||
 			slices.ContainsFunc(next, func(m *Model) bool { return print == 0 || m.Fingerprint == 0 || m.Fingerprint == print }) {
 			continue
 		}
 		var m *Model
 		if m, err = fl.load(ctx, n, next); err == nil && m != nil {
 			next = slices.DeleteFunc(next, func(old *Model) bool { return m.replaces(fleet, old) })
-			next = fl.rename(fleet, append(next, m))
+			next = fl.rename(fleet, append(spare(fleet, next), m))
 		}
 	}
 	if len(next) > 0 {
@@ -150,15 +150,25 @@ const failedPause = 30 * time.Second
 // maxModels bounds the models of one gateway's nodes: each has its tokenizer in memory.
 const maxModels = 64
 
-// full reports whether no further model fits. It ignores absent models, which are as many at most.
-func (fl *Fleet) full(fleet *nodes.Snapshot, next []*Model) bool {
+// full reports whether no further model fits. It ignores absent models.
+func full(fleet *nodes.Snapshot, next []*Model) bool {
 	n := 0
 	for _, m := range next {
 		if !m.absent(fleet) {
 			n++
 		}
 	}
-	return n >= maxModels || len(next) >= 2*maxModels
+	return n >= maxModels
+}
+
+// spare returns the models without the oldest absent one if they are 2*maxModels, so that absent
+// models never keep one that nodes serve from being loaded.
+func spare(fleet *nodes.Snapshot, models []*Model) []*Model {
+	oldest := slices.IndexFunc(models, func(m *Model) bool { return m.absent(fleet) })
+	if len(models) < 2*maxModels || oldest < 0 {
+		return models
+	}
+	return slices.Delete(models, oldest, oldest+1)
 }
 
 // pendingModel is a newer version of a model, as a node announces it, that waits until no node

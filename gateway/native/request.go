@@ -87,12 +87,15 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 		return nil, nil, fault
 	}
 	if prompts, fault = m.Prompts(req, charge); fault != nil {
+		if x.Path == openai.BatchPath {
+			fault = fault.InConversation(0)
+		}
 		return nil, nil, fault
 	}
-	for _, r := range further {
+	for i, r := range further {
 		more, fault := m.Prompts(r, charge)
 		if fault != nil {
-			return nil, nil, fault
+			return nil, nil, fault.InConversation(i + 1)
 		}
 		prompts = append(prompts, more...)
 	}

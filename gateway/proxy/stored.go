@@ -44,11 +44,19 @@ type storedAt struct {
 	owner  *auth.Key
 }
 
-// learn records the server of a response.
+// learn records the server of a response. Ids that are too long are left out, and so are those of
+// another client, because vLLM lets clients choose an id.
 func (s *stored) learn(id string, at storedAt) {
+	if !openai.ValidID(id) {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.byID[id]; !known {
+	was, known := s.byID[id]
+	if known && !was.owner.Same(at.owner) {
+		return
+	}
+	if !known {
 		if s.byID == nil {
 			s.byID = map[string]storedAt{}
 		}
@@ -75,9 +83,7 @@ func (r *relay) learnStored() {
 	if r.path() != responsesPath || r.Status != 200 {
 		return
 	}
-	if id := responseID(r.held, r.events); openai.ValidID(id) {
-		r.p.stored.learn(id, storedAt{r.server.Name, r.S.KeyOf(r.Ctx)})
-	}
+	r.p.stored.learn(responseID(r.held, r.events), storedAt{r.server.Name, r.S.KeyOf(r.Ctx)})
 }
 
 // responseID returns the id of a response in the beginning of its answer, or in the first event of

@@ -32,9 +32,11 @@ type TextModel struct {
 }
 
 // Bounds of a request's own template: steps of a render, and bytes of memory for each byte of the
-// source. include and the like are syntax errors in all templates.
+// source. The conversations of a batch share the steps, but each has at least leastSteps. include
+// and the like are syntax errors in all templates.
 const (
 	ownSteps      = 1_000_000
+	leastSteps    = 50_000
 	templateBytes = 64
 )
 
@@ -143,7 +145,7 @@ func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault 
 		Kwargs:               map[string]jinja.Value{},
 	}
 	if t.own {
-		in.MaxSteps, in.MaxOutput = ownSteps, t.maxText
+		in.MaxSteps, in.MaxOutput = max(ownSteps/max(r.Conversations, 1), leastSteps), t.maxText
 	}
 	raw := r.Messages
 	if r.MessageParts != nil && t.chat.ContentParts() {

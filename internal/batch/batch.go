@@ -22,6 +22,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"strconv"
 	"strings"
@@ -93,6 +94,7 @@ type run struct {
 	out *os.File
 
 	mu     sync.Mutex // guards what follows, and writes
+	broken error      // of a write, after which the output may end with a part of a line
 	result Result
 
 	began    time.Time
@@ -192,14 +194,26 @@ func (r *run) check() (ids map[string]bool, total int64, err error) {
 	return ids, total, err
 }
 
+// lineStart is how each line of the output starts.
+const lineStart = `{"id":"` + idStart
+
+// idStart is how the id of each answer starts.
+const idStart = "batch_req_"
+
 // resume removes from ids those that are in the output, and positions the output behind its last
-// complete line.
+// complete line. Files of other content are an error and stay as they are.
 func (r *run) resume(ids map[string]bool) error {
 	in := bufio.NewReader(r.out)
+	other := func(n int) error {
+		return fmt.Errorf("%w: %s line %d is no answer of a batch: name another output file", ErrInput, r.Out, n)
+	}
 	end := int64(0)
 	for n := 1; ; n++ {
 		line, err := in.ReadBytes('\n')
 		if err == io.EOF {
+			if most := min(len(line), len(lineStart)); string(line[:most]) != lineStart[:most] {
+				return other(n)
+			}
 			if len(line) > 0 {
 				r.Log.Warn("the output's last line is incomplete and is removed", "file", r.Out, "line", n)
 			}
@@ -209,8 +223,8 @@ func (r *run) resume(ids map[string]bool) error {
 			return err
 		}
 		var o output
-		if err := json.Unmarshal(line, &o); err != nil || o.CustomID == "" {
-			return fmt.Errorf("%w: %s line %d is no answer of a batch: name another output file", ErrInput, r.Out, n)
+		if err := json.Unmarshal(line, &o); err != nil || o.CustomID == "" || o.Response == nil && o.Error == nil { // a request has neither
+			return other(n)
 		}
 		end += int64(len(line))
 		delete(ids, o.CustomID)
@@ -228,7 +242,7 @@ func (r *run) answer(ctx context.Context, q *request) error {
 	if err != nil {
 		return err
 	}
-	o.ID, o.CustomID = "batch_req_"+strings.ToLower(rand.Text()), q.ID
+	o.ID, o.CustomID = idStart+strings.ToLower(rand.Text()), q.ID
 	var line bytes.Buffer
 	e := json.NewEncoder(&line)
 	e.SetEscapeHTML(false)
@@ -237,8 +251,11 @@ func (r *run) answer(ctx context.Context, q *request) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, err := r.out.Write(line.Bytes()); err != nil {
-		return err
+	if r.broken == nil {
+		_, r.broken = r.out.Write(line.Bytes())
+	}
+	if r.broken != nil {
+		return r.broken
 	}
 	if r.result.Answered++; o.Error != nil {
 		r.result.Failed++
@@ -260,7 +277,8 @@ func invalid(format string, args ...any) *output {
 }
 
 // ask sends a request until it is answered. It waits while the server has no room or does not
-// answer, within Patience since the last answer to any request.
+// answer, within Patience since the last answer to any request. A request that gets no answer for
+// Patience while others do has that as its error.
 func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 	var options struct{ Stream bool }
 	switch {
@@ -273,12 +291,25 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 	case json.Unmarshal(q.Body, &options) == nil && options.Stream:
 		return invalid("stream is not possible in a batch: leave it out"), nil
 	}
+	if _, err := url.Parse(r.URL + q.URL); err != nil {
+		return invalid("url is %.100q, which is no valid path: want one such as /v1/chat/completions", q.URL), nil
+	}
+	unanswered := time.Duration(0) // since began; 0: the last attempt got an answer
 	for {
 		resp, body, err := r.send(ctx, q)
 		var wait time.Duration
+		now, answered := time.Since(r.began), time.Duration(r.answered.Load())
+		if err == nil {
+			unanswered = 0
+		} else if unanswered == 0 {
+			unanswered = now
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
+		case err != nil && answered > unanswered && now-unanswered > r.Patience:
+			text, _ := json.Marshal(fmt.Sprintf("no answer within %v, while other requests had theirs: %v", r.Patience, err)) // a string always has a JSON form
+			return &output{Response: &response{Status: http.StatusBadGateway}, Error: text}, nil
 		case err != nil:
 			wait, err = time.Second, fmt.Errorf("%w: %s: %w", ErrServer, r.URL, err)
 		case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable:
@@ -287,10 +318,10 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 		case resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden:
 			return nil, fmt.Errorf("%w: %s: %.300s; give the key with --api-key", ErrRefused, resp.Status, body)
 		default:
-			r.answered.Store(int64(time.Since(r.began)))
+			r.answered.Store(int64(now))
 			return read(resp, body), nil
 		}
-		if time.Since(r.began)-time.Duration(r.answered.Load()) > r.Patience {
+		if now-answered > r.Patience {
 			return nil, err
 		}
 		select {

@@ -144,7 +144,7 @@ func TestResume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.write(b.o.Out, string(text)+`{"id":"x","custom_id":"r`) // as if killed within a write
+	b.write(b.o.Out, string(text)+`{"id":"batch_req_x","custom_id":"r`) // as if killed within a write
 	asked := b.asked
 	b.asked = map[string]int{}
 	if r, err = Run(t.Context(), b.o); err != nil || r.Total != n || r.Skipped != int64(len(before)) || r.Answered != n-r.Skipped || len(b.outputs()) != n {
@@ -158,6 +158,45 @@ func TestResume(t *testing.T) {
 	}
 	if r, err = Run(t.Context(), b.o); err != nil || r.Answered != 0 || r.Skipped != n {
 		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// A url that is none is the answer of its line, and does not end the run.
+func TestBadURL(t *testing.T) {
+	b := newBed(t, line("a", "/v1/%zz", `{}`), func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") })
+	b.o.Patience = 0
+	if r, err := Run(t.Context(), b.o); err != nil || r.Failed != 1 || !strings.Contains(string(b.outputs()["a"].Error), "/v1/%zz") {
+		t.Errorf("%+v %v", r, err)
+	}
+}
+
+// A request on which the server always closes the connection ends with an error, while others are
+// answered.
+func TestUnanswered(t *testing.T) {
+	b := newBed(t, line("a", "/v1/drops", `{}`)+line("b", "/v1/slow", `{}`), func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/drops" {
+			panic(http.ErrAbortHandler)
+		}
+		time.Sleep(200 * time.Millisecond)
+		fmt.Fprint(w, `{}`)
+	})
+	b.o.Patience = 900 * time.Millisecond
+	r, err := Run(t.Context(), b.o)
+	if err != nil || r != (Result{Total: 2, Answered: 2, Failed: 1}) || b.outputs()["a"].Response.Status != 502 || !strings.Contains(string(b.outputs()["a"].Error), "no answer within") {
+		t.Errorf("%+v %v %s", r, err, b.outputs()["a"].Error)
+	}
+}
+
+// After a write that failed nothing is written, because the output may end with a part of a line.
+func TestBrokenOutput(t *testing.T) {
+	b := newBed(t, line("a", "/v1/x", `{}`), func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) })
+	out, err := os.Create(b.o.Out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &run{Options: b.o, out: out, broken: io.ErrShortWrite}
+	if err := r.answer(t.Context(), &request{ID: "a", Method: "POST", URL: "/v1/x", Body: json.RawMessage("{}")}); err != io.ErrShortWrite || len(b.outputs()) != 0 {
+		t.Errorf("%v, %v", err, b.outputs())
 	}
 }
 
@@ -205,6 +244,15 @@ func TestBadFiles(t *testing.T) {
 	}
 	if text, _ := os.ReadFile(b.o.Out); string(text) != "something else\n" {
 		t.Errorf("the file was changed: %q", text)
+	}
+	for _, out := range []string{`{"a":`, "notes", line("a", "/x", "{}")} { // the last is the output by mistake
+		b.write(b.o.Out, out)
+		if _, err := Run(t.Context(), b.o); !errors.Is(err, ErrInput) {
+			t.Errorf("%q: %v", out, err)
+		}
+		if text, _ := os.ReadFile(b.o.Out); string(text) != out {
+			t.Errorf("the file was changed from %q to %q", out, text)
+		}
 	}
 	b.o.In += "none"
 	if _, err := Run(t.Context(), b.o); !errors.Is(err, os.ErrNotExist) {

@@ -95,3 +95,18 @@ func TestMemoryIsCharged(t *testing.T) {
 		t.Errorf("a prompt of %d bytes is charged with %d, %v", len(values), charged, fault)
 	}
 }
+
+// Answers of a derender request have as many choices in all as one request may ask for.
+func TestDerenderChoices(t *testing.T) {
+	body := func(answers int) []byte {
+		answer := `{"choices":[` + strings.Repeat("{},", MaxN-1) + `{}]},`
+		return []byte(`{"generate_responses":[` + strings.TrimSuffix(strings.Repeat(answer, answers), ",") + `]}`)
+	}
+	free := func(int) *Error { return nil }
+	if _, fault := ParseDerender(Completions, body(MaxChoices/MaxN), free); fault != nil {
+		t.Error(fault)
+	}
+	if _, fault := ParseDerender(Completions, body(MaxChoices/MaxN+1), free); fault == nil || fault.Status != 400 || fault.Param != "generate_responses" {
+		t.Error(fault)
+	}
+}

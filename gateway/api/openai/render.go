@@ -199,8 +199,8 @@ const parsedValue = 128
 // ParseWithin.
 func ParseDerender(on Endpoint, body []byte, charge func(bytes int) *Error) (*Derender, *Error) {
 	var in struct {
-		Model        string
-		Stream       bool
+		Model        string          `json:"model"`
+		Stream       bool            `json:"stream"`
 		Answer       json.RawMessage `json:"generate_response"`
 		Answers      json.RawMessage `json:"generate_responses"`
 		Chat         json.RawMessage `json:"chat_request"`
@@ -244,8 +244,12 @@ func ParseDerender(on Endpoint, body []byte, charge func(bytes int) *Error) (*De
 	case len(ids) > 0 && len(ids) != n:
 		return nil, BadRequest("prompt_token_ids", "prompt_token_ids has %d lists for %d answers", len(ids), n)
 	}
+	nChoices := 0
 	for i := range d.Answers {
 		a := &d.Answers[i]
+		if nChoices += len(a.Choices); nChoices > MaxChoices {
+			return nil, BadRequest(name, "%s has more than %d choices", name, MaxChoices)
+		}
 		switch a.Prompt = -1; {
 		case len(counts) > 0 && counts[i] != nil:
 			if a.Prompt = *counts[i]; a.Prompt < 0 || a.Prompt > math.MaxInt32 {
@@ -280,9 +284,34 @@ func (a *TokenAnswer) check(name string) *Error {
 		case string:
 			c.Finish.Stop = stop
 		case float64:
-			if stop >= 0 && stop <= maxTokenID {
+			if stop >= 0 && stop <= maxTokenID && stop == math.Trunc(stop) {
 				c.Finish.Token = int32(stop)
 			}
+		}
+		if c.Logprobs != nil {
+			if fault := checkCandidates(c.Logprobs.Content, at+".logprobs.content"); fault != nil {
+				return fault
+			}
+		}
+	}
+	return nil
+}
+
+// checkCandidates checks the values of tokens and of their alternatives, which answers have in
+// other types.
+func checkCandidates(list []TokenCandidate, name string) *Error {
+	for i := range list {
+		c := &list[i]
+		if math.Abs(c.Logprob) > math.MaxFloat32 {
+			return BadRequest(name, "%s has the logprob %v, which is out of range", name, c.Logprob)
+		}
+		for _, b := range c.Bytes {
+			if b > math.MaxUint8 {
+				return BadRequest(name, "%s has the byte %d: want 0 to 255", name, b)
+			}
+		}
+		if fault := checkCandidates(c.Top, name); fault != nil {
+			return fault
 		}
 	}
 	return nil

@@ -84,6 +84,7 @@ type Request struct {
 	Calls               CallRule
 	HideReasoning       bool   // the answer leaves reasoning out
 	ReasoningEffort     string // for the template; empty: not given
+	Conversations       int    // of the batch that the request is a part of; 0: no batch
 
 	Prompts []Prompt // completions
 	Echo    bool     // the answer begins with the prompt or, in a chat, with a last message of the assistant

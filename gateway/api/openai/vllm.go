@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -26,6 +27,16 @@ func InvocationPath(body []byte) (path string) {
 		}
 	}
 	return path
+}
+
+// NoInvocation returns the error of a body of InvocationsPath for which InvocationPath has no path.
+func NoInvocation(body []byte) *Error {
+	fault := Scan(body, func(s *jsonscan.Scanner) *Error {
+		s.Name()
+		s.Value(jsonscan.Bounds{})
+		return nil
+	})
+	return cmp.Or(fault, BadRequest("", "the body has neither messages, as a chat has, nor prompt, as a completion has"))
 }
 
 // ParseBatch parses a body of BatchPath: a chat whose messages are a list of conversations. It
@@ -67,11 +78,7 @@ func ParseBatch(body []byte, charge func(bytes int) *Error) ([]*Request, *Error)
 		}
 		r, fault := ParseWithin(Chat, one, charge)
 		if fault != nil {
-			if strings.HasPrefix(fault.Param, "messages") {
-				at := "messages[" + strconv.Itoa(i) + "]"
-				fault.Param, fault.Message = strings.Replace(fault.Param, "messages", at, 1), strings.Replace(fault.Message, "messages", at, 1)
-			}
-			return fault
+			return fault.InConversation(i)
 		}
 		if i > 0 {
 			shared := *all[0]
@@ -84,7 +91,26 @@ func ParseBatch(body []byte, charge func(bytes int) *Error) ([]*Request, *Error)
 	if err != nil {
 		return nil, asError(err)
 	}
+	for _, r := range all {
+		r.Conversations = len(all)
+	}
 	return all, all[0].checkBatch()
+}
+
+// InConversation sets the index of the conversation in the error of a batch, if the error is about
+// messages, and returns the error.
+func (e *Error) InConversation(i int) *Error {
+	const list = "messages"
+	if rest, is := strings.CutPrefix(e.Param, list); is {
+		at := list + "[" + strconv.Itoa(i) + "]"
+		e.Param = at + rest
+		if rest, is = strings.CutPrefix(e.Message, list); is {
+			e.Message = at + rest
+		} else {
+			e.Message = at + ": " + e.Message
+		}
+	}
+	return e
 }
 
 // checkBatch refuses the fields that a batch's answer has no place for, as vLLM does.

@@ -54,7 +54,7 @@ func (r *run) attribute(v Value, name string) (a Value, ok bool) {
 	def, ok := methodsOf[typeName(v)][name]
 	switch {
 	case strings.HasPrefix(name, "__") || def == unsafe:
-		return &undefined{msg: "access to attribute '" + name + "' of '" + typeName(v) + "' object is unsafe."}, true
+		return r.undefined("access to attribute '" + name + "' of '" + typeName(v) + "' object is unsafe."), true
 	case ok:
 		if _, isMarkup := v.(markup); isMarkup && def != nil && !def.keepsMarkup {
 			def = nil // Markup escapes the arguments of these

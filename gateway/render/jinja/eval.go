@@ -12,7 +12,7 @@ func (r *run) variable(name string) Value {
 	if v, ok := r.lookup(name); ok {
 		return v
 	}
-	return &undefined{msg: "'" + name + "' is undefined"}
+	return r.undefined("'" + name + "' is undefined")
 }
 
 func (r *run) lookup(name string) (Value, bool) {
@@ -29,6 +29,7 @@ func (r *run) evalAll(xs []expr) []Value {
 }
 
 func (r *run) setKey(d *Dict, key, v Value) {
+	r.scansKey(key)
 	if !d.Set(key, v) {
 		r.fail(ErrUnsupported, "a %s as key of a dict", typeName(key))
 	}
@@ -64,10 +65,17 @@ func (r *run) contains(seq, v Value) bool {
 		return strings.Contains(seq, s)
 	case *Dict:
 		r.hashable(v)
-		return seq.find(v) >= 0
+		_, ok := r.entry(seq, v)
+		return ok
 	}
 	vs := want(r, r.items, seq, "argument of type '%s' is not iterable")
 	return slices.ContainsFunc(vs, func(e Value) bool { return r.equal(v, e, 0) })
+}
+
+// entry is d.Get, which reads a key that is a string once.
+func (r *run) entry(d *Dict, key Value) (Value, bool) {
+	r.scansKey(key)
+	return d.Get(key)
 }
 
 func (r *run) hashable(v Value) {
@@ -84,11 +92,11 @@ func (r *run) member(v Value, name string) Value {
 		return a
 	}
 	if d, ok := v.(*Dict); ok {
-		if e, ok := d.Get(name); ok {
+		if e, ok := r.entry(d, name); ok {
 			return e
 		}
 	}
-	return missing(v, name)
+	return r.missing(v, name)
 }
 
 // item is v[index] with Jinja's fallback to attributes.
@@ -101,14 +109,15 @@ func (r *run) item(v, index Value) Value {
 		}
 	}
 	if d, ok := v.(*Dict); ok {
-		if e, ok := d.Get(index); ok {
+		if e, ok := r.entry(d, index); ok {
 			return e
 		}
 	}
 	if name, ok := index.(string); ok {
+		r.scans(name)
 		return r.member(v, name)
 	}
-	return &undefined{msg: objectName(v) + " has no element " + r.str(index)}
+	return r.undefined(objectName(v) + " has no element " + r.str(index))
 }
 
 // element is the i-th element of a sequence, from the end for negative i.
@@ -147,8 +156,14 @@ func objectName(v Value) string {
 	return typeName(v) + " object"
 }
 
-func missing(v Value, name string) Value {
-	return &undefined{msg: "'" + objectName(v) + "' has no attribute '" + name + "'"}
+func (r *run) missing(v Value, name string) Value {
+	return r.undefined("'" + objectName(v) + "' has no attribute '" + name + "'")
+}
+
+// undefined returns an undefined value. Its message may have the name of a long key.
+func (r *run) undefined(msg string) Value {
+	r.fits(len(msg))
+	return &undefined{msg: msg}
 }
 
 func (r *run) slice(v Value, start, stop, step *int64) Value {

@@ -104,7 +104,7 @@ func (r *run) callMacro(m *macro, a callArgs, caller Value) string {
 		if v == absent && i >= firstDefault {
 			v = d.defaults[i-firstDefault].eval(r)
 		} else if v == absent {
-			v = &undefined{msg: "parameter '" + p + "' was not provided"}
+			v = r.undefined("parameter '" + p + "' was not provided")
 		}
 		r.scope.set(p, v)
 	}

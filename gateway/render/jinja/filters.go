@@ -115,7 +115,7 @@ func filterAttr(r *run, v Value, p []Value) Value {
 	if a, ok := r.attribute(v, name); ok {
 		return a
 	}
-	return missing(v, name)
+	return r.missing(v, name)
 }
 
 func filterDefault(_ *run, v Value, p []Value) Value {

@@ -110,7 +110,7 @@ func filterUnique(r *run, v Value, p []Value) Value {
 	return generator(slices.DeleteFunc(slices.Clone(r.iterate(v)), func(e Value) bool {
 		k := key(e)
 		r.hashable(k)
-		_, known := seen.Get(k)
+		_, known := r.entry(seen, k)
 		r.setKey(seen, k, true)
 		return known
 	}))

@@ -90,7 +90,11 @@ func strftimeFunc(r *run, _ Value, p []Value) Value {
 	if r.now.IsZero() {
 		r.fail(ErrInput, "the template needs the time, and the input has none")
 	}
-	return r.strftime(r.wantStr(p[0]))
+	format := r.wantStr(p[0])
+	r.charge(len(format)) // a directive of two bytes costs as much as a node
+	s := r.strftime(format)
+	r.fits(len(s))
+	return s
 }
 
 // layouts are strftime's directives as layouts of time.Format. As in Python's naive datetime,

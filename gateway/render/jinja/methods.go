@@ -15,7 +15,7 @@ var dictMethods = map[string]*builtin{
 	"values": define(func(_ *run, d Value, _ []Value) Value { return dictView{d.(*Dict), "dict_values"} }),
 	"get": define(func(r *run, d Value, p []Value) Value {
 		r.hashable(p[0])
-		if v, ok := d.(*Dict).Get(p[0]); ok {
+		if v, ok := r.entry(d.(*Dict), p[0]); ok {
 			return v
 		}
 		return p[1]

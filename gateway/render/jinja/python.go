@@ -107,7 +107,7 @@ func (r *run) equalDict(a, b *Dict, depth int) bool {
 		return false
 	}
 	for i, k := range a.keys {
-		v, ok := b.Get(k)
+		v, ok := r.entry(b, k)
 		if !ok || !r.equal(a.vals[i], v, depth+1) {
 			return false
 		}

@@ -69,6 +69,7 @@ type Input struct {
 	Kwargs               map[string]Value // further variables; they override the ones above
 	Now                  time.Time        // for strftime_now; zero: strftime_now fails
 	// MaxSteps and MaxOutput, in bytes, are bounds below those of the package; 0: the package's.
+	// With MaxOutput, the strings of a render are in proportion to the template and the input.
 	MaxSteps, MaxOutput int
 }
 
@@ -99,6 +100,9 @@ func (t *Template) Render(in Input) (prompt string, err error) {
 		weight += weigh(v)
 	}
 	r := &run{most: min(cmp.Or(in.MaxOutput, maxOutput), maxOutput, outputFloor+outputShare*weight), maxSteps: min(cmp.Or(in.MaxSteps, maxSteps), maxSteps), out: new(strings.Builder), scope: rootScope(&in, messages), now: in.Now, filters: filters, tests: tests}
+	if r.maxMade = maxMade; in.MaxOutput > 0 {
+		r.maxMade = min(maxMade, madeShare*r.most)
+	}
 	r.exec(t.body)
 	if in.ContinueFinalMessage {
 		return cutAtTag(r.out.String(), final), nil

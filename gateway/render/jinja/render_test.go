@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 )
 
 func renderString(src string, kwargs map[string]Value) (string, error) {
@@ -82,6 +83,36 @@ func TestLimits(t *testing.T) {
 	for name, src := range cases {
 		out, err := renderString(src, nil)
 		if !errors.Is(err, ErrLimit) {
+			t.Errorf("%s: gave %d bytes and error %v, want %v", name, len(out), err, ErrLimit)
+		}
+	}
+}
+
+// TestRequestLimits: a request's own template spends time and memory in proportion to its bounds,
+// also on long keys, formats of a time, and names that are not defined.
+func TestRequestLimits(t *testing.T) {
+	in := Input{MaxSteps: 100_000, MaxOutput: 1 << 20, Now: time.Unix(1, 0)}
+	loop := func(body string) string {
+		return "{% set s = '__' ~ 'a' * 500000 %}{% set ns = namespace(l=[]) %}{% set d = {s: 1} %}{% set e = {s: 1} %}" +
+			"{% for i in range(100) %}" + body + "{% endfor %}"
+	}
+	for name, src := range map[string]string{
+		"items":           loop("{% set x = d[s] %}"),
+		"get":             loop("{% set x = d.get(s) %}"),
+		"keys":            loop("{% set x = s in d %}"),
+		"equal dicts":     loop("{% set x = d == e %}"),
+		"dicts":           loop("{% set x = {s: 1} %}"),
+		"times":           loop("{% set x = strftime_now('%Y' * 1000) %}"),
+		"times kept":      "{% set f = '%c' * 20000 %}{% set ns = namespace(l=[]) %}{% for i in range(100) %}{% set ns.l = ns.l + [strftime_now(f)] %}{% endfor %}",
+		"undefined items": loop("{% set ns.l = [ns.l, [][s]] %}"),
+		"strings":         loop("{% set ns.l = ns.l + ['a' * 500000] %}"),
+		"undefined names": "{% for i in range(100) %}{% set x = " + strings.Repeat("a", 500_000) + " %}{% endfor %}",
+	} {
+		tmpl, err := Parse(src)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if out, err := tmpl.Render(in); !errors.Is(err, ErrLimit) {
 			t.Errorf("%s: gave %d bytes and error %v, want %v", name, len(out), err, ErrLimit)
 		}
 	}

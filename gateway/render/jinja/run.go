@@ -22,6 +22,8 @@ const (
 	valueBytes  = 16
 	// maxMade bounds the total bytes of the strings that a render creates, and with it memory.
 	maxMade = 256 << 20
+	// madeShare bounds them to so many times the output, where the input bounds the output.
+	madeShare = 16
 	// maxCalls bounds nested macro calls.
 	maxCalls = 64
 	// maxRange bounds the length of a range, as in Jinja's sandbox.
@@ -37,6 +39,7 @@ type run struct {
 	most  int // bytes of output
 
 	maxSteps int
+	maxMade  int
 	out      *strings.Builder
 	scope    *scope
 	now      time.Time
@@ -91,14 +94,21 @@ func (r *run) at(line int) {
 // scans charges for one pass over s.
 func (r *run) scans(s string) { r.charge(len(s) / 256) }
 
+// scansKey charges for one pass over a key of a dict.
+func (r *run) scansKey(key Value) {
+	if s, ok := asStr(key); ok {
+		r.scans(s)
+	}
+}
+
 // fits accounts for a string of n bytes, before or after it is created.
 func (r *run) fits(n int) {
 	r.made += max(n, 0)
 	switch {
 	case n > maxOutput:
 		r.fail(ErrLimit, "a string is longer than %d bytes", maxOutput)
-	case r.made > maxMade:
-		r.fail(ErrLimit, "more than %d bytes of strings", maxMade)
+	case r.made > r.maxMade:
+		r.fail(ErrLimit, "more than %d bytes of strings", r.maxMade)
 	}
 }
 
