@@ -355,3 +355,46 @@ func TestCallGrammars(t *testing.T) {
 	}
 	t.Logf("%d answers of %d formats", done, len(finished))
 }
+
+// A parameter may have the name of a member that every format of a structural tag has.
+func TestParameterNamedType(t *testing.T) {
+	const schema = `{"type":"object","properties":{"type":{"anyOf":[{"type":"integer","maximum":5},{"type":"string","pattern":"^[0-9]{3}$"}]}},"required":["type"],"additionalProperties":false}`
+	functions := []openai.Function{{Name: "f", Parameters: []byte(schema)}}
+	root, err := decodeNumbers(schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"qwen3_coder", "glm45", "deepseek_v32"} {
+		v := newWalkedVocabulary(false)
+		f, err := parse.NewFormat(name, "", v.added)
+		if err != nil {
+			t.Fatal(err)
+		}
+		types := ArgumentTypes(functions)
+		text, special, err := f.Grammar(parse.Constraint{Types: types, One: true, Tools: []parse.Tool{{Name: "f", Parameters: []byte(schema), Strict: true}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := grammar.Compile(grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, grammar.DefaultLimits())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for seed := range uint64(8) {
+			ids := walkCalls(t, g, v, seed)
+			if ids == nil {
+				continue
+			}
+			_, calls := v.parsed(f, parse.Options{Tools: types}, ids)
+			if len(calls) != 1 {
+				t.Fatalf("%s: %d calls in %q", name, len(calls), v.text(ids))
+			}
+			args, err := decodeNumbers(string(calls[0].Text))
+			if err == nil {
+				err = checkValue(args, root.(map[string]any), root.(map[string]any))
+			}
+			if err != nil {
+				t.Errorf("%s: %q: %v", name, v.text(ids), err)
+			}
+		}
+	}
+}
