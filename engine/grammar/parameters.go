@@ -151,14 +151,17 @@ func (p *parameterCompiler) object(f *flat, free bool) (*expr, error) {
 	if err := c.step(len(keys)); err != nil {
 		return nil, err
 	}
+	required := make(map[string]bool, len(f.objects.required))
+	for _, k := range f.objects.required {
+		required[k] = true
+	}
 	for _, k := range keys {
 		conj, err := c.property(f, k)
 		if err != nil {
 			return nil, err
 		}
-		required := slices.Contains(f.objects.required, k)
 		if conj == nil {
-			if required {
+			if required[k] {
 				return noString, nil
 			}
 			continue
@@ -171,7 +174,7 @@ func (p *parameterCompiler) object(f *flat, free bool) (*expr, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.members = append(o.members, objectMember{e, required})
+		o.members = append(o.members, objectMember{e, required[k]})
 	}
 	return &expr{kind: kindObject, object: o}, nil
 }
