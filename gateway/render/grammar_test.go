@@ -7,6 +7,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -395,6 +396,37 @@ func TestParameterNamedType(t *testing.T) {
 			if err != nil {
 				t.Errorf("%s: %q: %v", name, v.text(ids), err)
 			}
+		}
+	}
+}
+
+// Schemas that are too large to be compiled are refused before they are copied.
+func TestSchemasTooLarge(t *testing.T) {
+	f, err := parse.NewFormat("hermes", "qwen3", newWalkedVocabulary(true).added)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Model{Text: &TextModel{format: f}}
+	large := []byte(`{"type":"object"` + strings.Repeat(" ", 8<<20) + `}`)
+	budget := int64(5)
+	for name, c := range map[string]struct {
+		r    openai.Request
+		call func(*openai.Request) *openai.Error
+		want string
+	}{
+		"tools":   {openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "f", Parameters: large}}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, false) }, "tool_choice"},
+		"content": {openai.Request{Functions: []openai.Function{{Name: "f"}}, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}, Param: "response_format"}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, false) }, "response_format"},
+		"bounded": {openai.Request{ThinkingBudget: &budget, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}}}, func(r *openai.Request) *openai.Error { return m.BoundThinking(r, true) }, ""},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		fault := c.call(&c.r)
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
+			t.Errorf("%s: %d bytes are allocated", name, n)
+		}
+		if fault != nil && fault.Param != c.want || fault == nil && c.want != "" {
+			t.Errorf("%s: %+v", name, fault)
 		}
 	}
 }
