@@ -400,6 +400,50 @@ func TestParameterNamedType(t *testing.T) {
 	}
 }
 
+// A tool whose schema declares no parameters and allows any can be called with some.
+func TestOpenParameters(t *testing.T) {
+	for schema, open := range map[string]bool{`{"type":"object"}`: true, `{"properties":{},"additionalProperties":true}`: true, `{"additionalProperties":false}`: false} {
+		for _, name := range []string{"hermes", "qwen3_coder", "gemma4", "pythonic"} {
+			f, err := parse.NewFormat(name, "", newWalkedVocabulary(false).added)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := &Model{Text: &TextModel{format: f}}
+			r := &openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "f", Parameters: []byte(schema)}}}
+			if fault := m.ConstrainCalls(r, false); fault != nil {
+				t.Fatal(fault)
+			}
+			g, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+			if err != nil {
+				t.Fatal(err)
+			}
+			some := false
+			for seed := range uint64(20) {
+				v := newWalkedVocabulary(false)
+				if f, err = parse.NewFormat(name, "", v.added); err != nil {
+					t.Fatal(err)
+				}
+				ids := walkCalls(t, g, v, seed)
+				if ids == nil {
+					continue
+				}
+				_, calls := v.parsed(f, parse.Options{Tools: ArgumentTypes(r.Functions)}, ids)
+				for _, call := range calls {
+					args, err := decodeNumbers(string(call.Text))
+					object, isObject := args.(map[string]any)
+					if err != nil || !isObject {
+						t.Errorf("%s: %q is %s: %v", name, v.text(ids), call.Text, err)
+					}
+					some = some || len(object) > 0
+				}
+			}
+			if some != open {
+				t.Errorf("%s, %s: calls have parameters: %v", name, schema, some)
+			}
+		}
+	}
+}
+
 // Schemas that are too large to be compiled are refused before they are copied.
 func TestSchemasTooLarge(t *testing.T) {
 	f, err := parse.NewFormat("hermes", "qwen3", newWalkedVocabulary(true).added)
