@@ -132,7 +132,13 @@ func (e *Engine) settleGuides() {
 // advanceGuide accepts the tokens that a step sampled for a request.
 func (e *Engine) advanceGuide(id scheduler.RequestID, r *run, sampled int, last int32) {
 	r.guide.Advance(e.masks, sampled, last)
-	if !r.guide.Ready() || r.guide.Err() != nil { // a worker may have been fast
+	e.awaitGuide(id, r)
+}
+
+// awaitGuide has settleGuides look at an advanced guide before the next step, unless its mask is
+// known. A worker may have been faster than the step: its error also has to end the request.
+func (e *Engine) awaitGuide(id scheduler.RequestID, r *run) {
+	if !r.guide.Ready() || r.guide.Err() != nil {
 		e.guided = append(e.guided, pendingGuide{id: id, run: r, fresh: true})
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -227,6 +228,42 @@ func TestConstrainedRequestCannotContinue(t *testing.T) {
 	}
 	if other.wait(); len(other.tokens) != 40 {
 		t.Errorf("%d tokens beside them", len(other.tokens))
+	}
+}
+
+// A worker may have computed, or have failed, before the step looks at the guide that it advanced.
+// A failure ends the request before another step, and a mask delays none.
+func TestWorkerIsFasterThanStep(t *testing.T) {
+	for text, want := range map[string]error{"a": nil, "x": grammar.ErrRefused} {
+		b := newBench(t, small(), guided).start()
+		r := b.caller(tokens(5, 1), 8)
+		r.Grammar = &Grammar{Kind: grammar.Regex, Text: []byte("a[b-y]+")}
+		r.OnAdded = func(int) { // on the step goroutine, before the request's first step
+			for id, run := range b.live {
+				ready := func() {
+					for !run.guide.Ready() {
+						runtime.Gosched()
+					}
+				}
+				ready()
+				b.settleGuides()
+				run.guide.Advance(b.masks, 1, int32(text[0]-' '))
+				ready()
+				b.awaitGuide(id, run)
+				if waits := len(b.guided) > 0; waits != (want != nil) {
+					t.Errorf("after %s: waits %v", text, waits)
+				}
+			}
+		}
+		b.add(r)
+		last := r.wait()
+		if want == nil {
+			if last.Finish != FinishStop && last.Finish != FinishLength {
+				t.Errorf("after %s: %+v", text, last)
+			}
+		} else if !errors.Is(last.Err, want) || !errors.Is(last.Err, ErrConstraint) || len(r.tokens) > 0 {
+			t.Errorf("after %s: %+v after %d tokens, want %v", text, last, len(r.tokens), want)
+		}
 	}
 }
 

@@ -35,6 +35,7 @@ type ebnfParser struct {
 	rules   []*expr
 	ignore  []*expr // of %ignore
 	inTerm  bool    // inside a terminal of Lark, where nothing is ignored
+	steps   int     // of the schemas so far
 }
 
 // compileEBNF returns the rules of a grammar text and the first.

@@ -1,6 +1,8 @@
 package grammar
 
 import (
+	"errors"
+	"fmt"
 	"strings"
 	"testing"
 )
@@ -65,6 +67,21 @@ func TestLarkRefuses(t *testing.T) {
 	} {
 		if _, err := Compile(Source{Kind: Lark, Text: []byte(text)}, DefaultLimits()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+// The schemas of a grammar share its compile steps.
+func TestLarkSchemasShareSteps(t *testing.T) {
+	limits := DefaultLimits()
+	limits.CompileSteps = 2000
+	for n, refused := range map[int]bool{1: false, 50: true} {
+		text := "start: r0\n"
+		for i := range n {
+			text += fmt.Sprintf("r%d: %%json {\"allOf\":[{\"pattern\":\"^[a-f]{3}%d$\"},{\"pattern\":\"a\"}]}\n", i, i)
+		}
+		if _, err := Compile(Source{Kind: Lark, Text: []byte(text)}, limits); errors.Is(err, ErrBudget) != refused || !refused && err != nil {
+			t.Errorf("%d schemas: %v", n, err)
 		}
 	}
 }

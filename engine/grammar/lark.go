@@ -61,12 +61,12 @@ func (p *ebnfParser) json() (*expr, error) {
 			c.space, c.comma, c.colon = emptyString, lit(textOr(g, "item_separator", ",")), lit(textOr(g, "key_separator", ":"))
 		}
 	}
-	c.rules = p.rules
+	c.rules, c.steps = p.rules, p.steps
 	start, err := c.schema(root)
 	if err != nil {
 		return nil, err
 	}
-	p.at = r.at
+	p.at, p.steps = r.at, c.steps
 	for p.rules = c.rules; len(p.order) < len(p.rules); {
 		p.defined, p.order = append(p.defined, true), append(p.order, jsonDirective)
 	}

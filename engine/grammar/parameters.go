@@ -84,7 +84,8 @@ func (t *tagCompiler) parameters(v *value) (*expr, error) {
 }
 
 // compile returns the parameters of the schema, or those with any names and values if there is
-// none. The expressions that schemas share are kept for each notation.
+// none, or if it declares none and allows any. The expressions that schemas share are kept for each
+// notation.
 func (p *parameterCompiler) compile() (*expr, error) {
 	c := p.c
 	if p.notations == nil {
@@ -142,23 +143,26 @@ func (p *parameterCompiler) object(f *flat, free bool) (*expr, error) {
 		o.comma = gap
 		o.open, o.close = gap, gap
 	}
-	if free {
+	keys := c.declared(f)
+	if free || len(keys) == 0 && f.objects.open() {
 		e, err := p.anyMember()
 		o.extra = e
 		return &expr{kind: kindObject, object: o}, err
 	}
-	keys := c.declared(f)
 	if err := c.step(len(keys)); err != nil {
 		return nil, err
+	}
+	required := make(map[string]bool, len(f.objects.required))
+	for _, k := range f.objects.required {
+		required[k] = true
 	}
 	for _, k := range keys {
 		conj, err := c.property(f, k)
 		if err != nil {
 			return nil, err
 		}
-		required := slices.Contains(f.objects.required, k)
 		if conj == nil {
-			if required {
+			if required[k] {
 				return noString, nil
 			}
 			continue
@@ -171,9 +175,16 @@ func (p *parameterCompiler) object(f *flat, free bool) (*expr, error) {
 		if err != nil {
 			return nil, err
 		}
-		o.members = append(o.members, objectMember{e, required})
+		o.members = append(o.members, objectMember{e, required[k]})
 	}
 	return &expr{kind: kindObject, object: o}, nil
+}
+
+// open reports whether members with any names and values are allowed.
+func (o *objectPart) open() bool {
+	return len(o.names) == 0 && !slices.ContainsFunc(o.members, func(m memberPart) bool {
+		return m.patterns != nil || m.rest != nil && !isTrue(m.rest)
+	})
 }
 
 // parameterName reports whether readers of all notations take a text for a parameter's name.

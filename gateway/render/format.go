@@ -109,6 +109,10 @@ func (m *Model) CheckTools(r *openai.Request, off bool) *openai.Error {
 	return nil
 }
 
+// maxSchemas bounds, in bytes, the schemas of which a grammar is made: it holds several copies of
+// them while it is built. The compilation accepts no more.
+var maxSchemas = grammar.DefaultLimits().SourceBytes
+
 // ConstrainCalls sets the request's grammar to one of calls in the model's format, if calls depend
 // on a grammar. reasoning is set if the prompt ends within reasoning. JSON that the request demands
 // of its answer is then one of an answer without calls, and has no effect if calls are forced.
@@ -138,6 +142,7 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 			c.Content = g.Text
 		}
 	}
+	size := len(c.Content)
 	for i, f := range r.Functions {
 		if r.Calls.Name != "" && r.Calls.Name != f.Name {
 			continue
@@ -146,7 +151,13 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 		if f.Strict != nil {
 			strict = *f.Strict
 		}
+		if strict {
+			size += len(f.Parameters)
+		}
 		c.Tools = append(c.Tools, parse.Tool{Index: i, Name: f.Name, Parameters: f.Parameters, Strict: strict})
+	}
+	if size > maxSchemas {
+		return openai.BadRequest(param, "%s: the schemas have %d bytes, at most %d are compiled: shorten them", param, size, maxSchemas)
 	}
 	text, special, err := m.Text.format.Grammar(c)
 	if err != nil {
@@ -185,6 +196,8 @@ func (m *Model) BoundThinking(r *openai.Request, reasoning bool) *openai.Error {
 	}
 	content, g := "", r.Grammar
 	switch {
+	case len(g.Text) > maxSchemas: // its compilation is refused
+		return nil
 	case g.Whole:
 		g.Text = append([]byte(head), g.Text[1:]...)
 		return nil

@@ -7,6 +7,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -352,4 +353,122 @@ func TestCallGrammars(t *testing.T) {
 		}
 	}
 	t.Logf("%d answers of %d formats", done, len(finished))
+}
+
+// A parameter may have the name of a member that every format of a structural tag has.
+func TestParameterNamedType(t *testing.T) {
+	const schema = `{"type":"object","properties":{"type":{"anyOf":[{"type":"integer","maximum":5},{"type":"string","pattern":"^[0-9]{3}$"}]}},"required":["type"],"additionalProperties":false}`
+	functions := []openai.Function{{Name: "f", Parameters: []byte(schema)}}
+	root, err := decodeNumbers(schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"qwen3_coder", "glm45", "deepseek_v32"} {
+		v := newWalkedVocabulary(false)
+		f, err := parse.NewFormat(name, "", v.added)
+		if err != nil {
+			t.Fatal(err)
+		}
+		types := ArgumentTypes(functions)
+		text, special, err := f.Grammar(parse.Constraint{Types: types, One: true, Tools: []parse.Tool{{Name: "f", Parameters: []byte(schema), Strict: true}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := grammar.Compile(grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, grammar.DefaultLimits())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for seed := range uint64(8) {
+			ids := walkCalls(t, g, v, seed)
+			if ids == nil {
+				continue
+			}
+			_, calls := v.parsed(f, parse.Options{Tools: types}, ids)
+			if len(calls) != 1 {
+				t.Fatalf("%s: %d calls in %q", name, len(calls), v.text(ids))
+			}
+			args, err := decodeNumbers(string(calls[0].Text))
+			if err == nil {
+				err = checkValue(args, root.(map[string]any), root.(map[string]any))
+			}
+			if err != nil {
+				t.Errorf("%s: %q: %v", name, v.text(ids), err)
+			}
+		}
+	}
+}
+
+// A tool whose schema declares no parameters and allows any can be called with some.
+func TestOpenParameters(t *testing.T) {
+	for schema, open := range map[string]bool{`{"type":"object"}`: true, `{"properties":{},"additionalProperties":true}`: true, `{"additionalProperties":false}`: false} {
+		for _, name := range []string{"hermes", "qwen3_coder", "gemma4", "pythonic"} {
+			f, err := parse.NewFormat(name, "", newWalkedVocabulary(false).added)
+			if err != nil {
+				t.Fatal(err)
+			}
+			m := &Model{Text: &TextModel{format: f}}
+			r := &openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "f", Parameters: []byte(schema)}}}
+			if fault := m.ConstrainCalls(r, false); fault != nil {
+				t.Fatal(fault)
+			}
+			g, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+			if err != nil {
+				t.Fatal(err)
+			}
+			some := false
+			for seed := range uint64(20) {
+				v := newWalkedVocabulary(false)
+				if f, err = parse.NewFormat(name, "", v.added); err != nil {
+					t.Fatal(err)
+				}
+				ids := walkCalls(t, g, v, seed)
+				if ids == nil {
+					continue
+				}
+				_, calls := v.parsed(f, parse.Options{Tools: ArgumentTypes(r.Functions)}, ids)
+				for _, call := range calls {
+					args, err := decodeNumbers(string(call.Text))
+					object, isObject := args.(map[string]any)
+					if err != nil || !isObject {
+						t.Errorf("%s: %q is %s: %v", name, v.text(ids), call.Text, err)
+					}
+					some = some || len(object) > 0
+				}
+			}
+			if some != open {
+				t.Errorf("%s, %s: calls have parameters: %v", name, schema, some)
+			}
+		}
+	}
+}
+
+// Schemas that are too large to be compiled are refused before they are copied.
+func TestSchemasTooLarge(t *testing.T) {
+	f, err := parse.NewFormat("hermes", "qwen3", newWalkedVocabulary(true).added)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &Model{Text: &TextModel{format: f}}
+	large := []byte(`{"type":"object"` + strings.Repeat(" ", 8<<20) + `}`)
+	budget := int64(5)
+	for name, c := range map[string]struct {
+		r    openai.Request
+		call func(*openai.Request) *openai.Error
+		want string
+	}{
+		"tools":   {openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "f", Parameters: large}}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, false) }, "tool_choice"},
+		"content": {openai.Request{Functions: []openai.Function{{Name: "f"}}, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}, Param: "response_format"}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, false) }, "response_format"},
+		"bounded": {openai.Request{ThinkingBudget: &budget, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}}}, func(r *openai.Request) *openai.Error { return m.BoundThinking(r, true) }, ""},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		fault := c.call(&c.r)
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > 1<<20 {
+			t.Errorf("%s: %d bytes are allocated", name, n)
+		}
+		if fault != nil && fault.Param != c.want || fault == nil && c.want != "" {
+			t.Errorf("%s: %+v", name, fault)
+		}
+	}
 }

@@ -75,8 +75,14 @@ type node []byte
 
 func format(kind string) node { return append(append(node(`{"type":"`), kind...), '"') }
 
+// members returns an object that has no member yet.
+func members() node { return node{'{'} }
+
 func (n node) with(name string, value []byte) node {
-	return append(append(append(append(n, `,"`...), name...), `":`...), value...)
+	if len(n) > 1 {
+		n = append(n, ',')
+	}
+	return append(append(append(append(n, '"'), name...), `":`...), value...)
 }
 
 func (n node) text(name, value string) node {
@@ -259,7 +265,7 @@ func (b *grammarBuilder) parameters(t *Tool) node {
 	if !t.Strict {
 		return n.end()
 	}
-	kinds, types := format("kinds"), format("types")
+	kinds, types := members(), members() // without a type, which a parameter may be named
 	for _, name := range b.c.Types.Params(t.Name) {
 		is, _ := b.c.Types.Param(t.Name, []byte(name))
 		key := string(args.AppendQuoted(nil, []byte(name)))
