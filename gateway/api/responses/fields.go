@@ -321,9 +321,7 @@ func (t *translation) tools(at string, v []byte) *openai.Error {
 		t.chat = appendMember(t.chat, `{"type":"function","function":{"name":`, f.name)
 		t.chat = appendMember(t.chat, `,"description":`, f.description)
 		t.chat = appendMember(t.chat, `,"parameters":`, f.parameters)
-		if len(f.strict) > 0 && f.strict[0] != 'f' { // false is the default of chats
-			t.chat = appendMember(t.chat, `,"strict":`, f.strict)
-		}
+		t.chat = appendMember(t.chat, `,"strict":`, f.strict)
 		t.chat = append(t.chat, "}}"...)
 		return nil
 	})

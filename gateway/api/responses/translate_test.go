@@ -100,7 +100,7 @@ func TestFields(t *testing.T) {
 		{`"text":{"format":{"type":"json_schema","name":"n","strict":true,"schema":{"type":"object"}}}`,
 			`"response_format":{"type":"json_schema","json_schema":{"name":"n","strict":true,"schema":{"type":"object"}}}`},
 		{`"tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":false},{"name":"g","type":"function"}],"tool_choice":"none","parallel_tool_calls":true`,
-			`"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"}}},{"type":"function","function":{"name":"g"}}],"tool_choice":"none","parallel_tool_calls":true`},
+			`"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"},"strict":false}},{"type":"function","function":{"name":"g"}}],"tool_choice":"none","parallel_tool_calls":true`},
 		{`"tools":[{"type":"function","name":"f","strict":true}],"tool_choice":"required","parallel_tool_calls":false`,
 			`"tools":[{"type":"function","function":{"name":"f","strict":true}}],"tool_choice":"required","parallel_tool_calls":false`},
 		{`"include":["reasoning.encrypted_content"]`, ``},
