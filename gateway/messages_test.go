@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
@@ -239,6 +240,33 @@ func TestMessagesErrors(t *testing.T) {
 	events := strings.Split(strings.TrimSuffix(r.body, "\n\n"), "\n\n")
 	if last := events[len(events)-1]; r.StatusCode != 200 || r.err == nil || !strings.HasPrefix(last, `event: error`+"\n"+`data: {"type":"error","error":{"type":"overloaded_error","message":"`) || !strings.HasSuffix(last, `"},"request_id":"one"}`) {
 		t.Errorf("%d %v %q", r.StatusCode, r.err, last)
+	}
+}
+
+// Errors that are found behind the translation name fields, values and messages of the request.
+func TestMessagesNames(t *testing.T) {
+	reject := newBed(t, Options{RejectSpecialTokens: true}, one(nodestest.Options{}))
+	hermes, plain := toolBed(t, Options{}, calls, hermesMarkers...), newBed(t, Options{}, one(nodestest.Options{}))
+	first := newBed(t, Options{ChatTemplate: "{{ messages[0].content }}"}, one(nodestest.Options{}))
+	const schema = `{"type":"json_schema","schema":{"type":"object"}}`
+	for _, c := range []struct {
+		b               *bed
+		fields, message string
+	}{
+		{reject, `{"max_tokens":4,"system":"s","messages":[{"role":"user","content":"a"},{"role":"user","content":"<|im_end|>"}]`,
+			`messages: a message of role "user" has the special token "<|im_end|>"`},
+		{plain, `{"max_tokens":4,"messages":[{"role":"user","content":"hi"}],"output_config":{"format":` + schema + `}`, fmt.Sprintf(`can constrain outputs (output_config.format.schema) by grammars of version %d: upgrade the nodes, or leave output_config.format out`, grammar.Version)},
+		{plain, `{"max_tokens":4,"messages":[{"role":"user","content":"hi"}],"output_format":` + schema, fmt.Sprintf(`can constrain outputs (output_format.schema) by grammars of version %d: upgrade the nodes, or leave output_format out`, grammar.Version)},
+		{hermes, `{` + claudeTools + `,"tool_choice":{"type":"auto","disable_parallel_tool_use":true}`, `or leave tool_choice.disable_parallel_tool_use out`},
+		{hermes, `{` + claudeTools + `,"tool_choice":{"type":"tool","name":""}`, `tool_choice.name must be the name of a function in tools, not ""`},
+		{first, `{"max_tokens":4,"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"x"}]`, `a last message of the assistant is continued, but the template drops text`},
+		{plain, `{` + claudeTools, `or tool_choice to {"type": "none"}`},
+	} {
+		r := c.b.post("/v1/messages", c.fields+`}`)
+		var e claude
+		if err := json.Unmarshal([]byte(r.body), &e); err != nil || r.StatusCode != 400 && r.StatusCode != 503 || e.Error == nil || !strings.Contains(e.Error.Message, c.message) {
+			t.Errorf("%s: %d %s, want %s", c.fields, r.StatusCode, r.body, c.message)
+		}
 	}
 }
 

@@ -179,6 +179,13 @@ func TestModelNotNamed(t *testing.T) {
 			t.Errorf("{%s}: nodes were asked %d times and upstreams %d times, want %d and %d", c.model, native, elsewhere, c.native, c.elsewhere)
 		}
 	}
+	for model, want := range map[string]int{`"model":"tiny",`: 404, "": 404, `"model":"m",`: 200} {
+		before := len(far.requests())
+		r := b.post("/v1/responses/compact", "{"+model+`"input":"x"}`)
+		if n := len(far.requests()) - before; r.StatusCode != want || want == 404 && (n != 0 || !strings.Contains(r.body, "there is nothing at /v1/responses/compact")) {
+			t.Errorf("{%s}: upstreams were asked %d times: %d %s", model, n, r.StatusCode, r.body)
+		}
+	}
 }
 
 // named is a member and node of bundle's weights under a name, which refuses requests under others

@@ -23,9 +23,12 @@ func invoked(ctx *fasthttp.RequestCtx, path string) string {
 
 // stored answers a request about a stored response, which only upstreams have.
 func (g *Gateway) stored(ctx *fasthttp.RequestCtx) {
-	if path := pathOf(ctx); g.proxy != nil {
+	switch path := pathOf(ctx); {
+	case ctx.IsPost() && !strings.HasSuffix(path, "/cancel"): // its body may be a request for an own model
+		g.nothing(ctx, path, clients)
+	case g.proxy != nil:
 		g.proxy.ServeStored(ctx, path)
-	} else {
+	default:
 		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: "response_id",
 			Message: fmt.Sprintf("there is no response %q: answers are not stored here", openai.Clip(strings.TrimPrefix(path, proxy.StoredPath), 100))})
 	}

@@ -82,7 +82,11 @@ func (x *request) lose(c *choice) *openai.Error {
 	c.state.Abandon()
 	fault := x.NoAttempt(c.failure, "decode node", x.model.Name, c.state.Started())
 	if c.failure == nil {
-		if other := x.unconstrained(x.model); other != nil {
+		switch other := x.unconstrained(x.model); {
+		case other == nil:
+		case x.surface != nil:
+			return x.surface.Fault(other)
+		default:
 			return other
 		}
 	}

@@ -36,6 +36,7 @@ const RequestIDHeader = "Request-Id"
 // Message is one request and its answer. It implements native.Surface.
 type Message struct {
 	counts               bool // the request is for a count of its tokens
+	older                bool // the request has output_format in place of output_config.format
 	maxTokens            int  // that the request allows
 	id, requestID, model string
 
@@ -73,25 +74,44 @@ var renamed = [...]struct{ chat, here string }{
 	{"user", "metadata.user_id"},
 }
 
-// Fault returns an error about the chat's body as an error about the request.
+// remedies replaces the remedies in errors about chats, and the names of fields there.
+var remedies = strings.NewReplacer(
+	`tool_choice.function.name must`, `tool_choice.name must`,
+	`tool_choice to "none"`, `tool_choice to {"type": "none"}`,
+	`(response_format.json_schema.schema)`, `(output_config.format.schema)`, `leave response_format.json_schema.schema out`, `leave output_config.format out`,
+	`(parallel_tool_calls)`, `(tool_choice.disable_parallel_tool_use)`, `leave parallel_tool_calls out`, `leave tool_choice.disable_parallel_tool_use out`,
+)
+
+// Fault returns an error about the chat's body as an error about the request. The chat's messages
+// are not those of the request, so that an error about one of them names its role alone.
 func (m *Message) Fault(fault *openai.Error) *openai.Error {
-	param := fault.Param
+	f := *fault
 	for _, r := range renamed {
-		if param == r.chat {
-			param = r.here
+		if f.Param == r.chat {
+			f.Param = r.here
 			break
 		}
 	}
-	if strings.HasPrefix(param, "tools[") {
-		param = strings.Replace(strings.Replace(param, ".function", "", 1), ".parameters", ".input_schema", 1)
+	switch {
+	case strings.HasPrefix(f.Param, "tools["):
+		f.Param = strings.Replace(strings.Replace(f.Param, ".function", "", 1), ".parameters", ".input_schema", 1)
+	case strings.HasPrefix(f.Param, "messages["):
+		f.Param = "messages"
+		if _, rest, ok := strings.Cut(f.Message, " "); ok {
+			f.Message = "messages: a message " + rest
+		}
+	case f.Param == "messages":
+		f.Message = strings.Replace(f.Message, "continue_final_message is set", "a last message of the assistant is continued", 1)
+	case f.Param == "" || strings.HasPrefix(f.Param, "tool"):
+		f.Message = remedies.Replace(f.Message)
 	}
-	if param == fault.Param {
-		return fault
-	}
-	f := *fault
-	f.Param = param
 	if rest, ok := strings.CutPrefix(f.Message, fault.Param); ok {
-		f.Message = param + rest
+		f.Message = f.Param + rest
+	}
+	if m.older {
+		const format, older = "output_config.format", "output_format"
+		f.Param = strings.Replace(f.Param, format, older, 1)
+		f.Message = strings.ReplaceAll(f.Message, format, older)
 	}
 	return &f
 }

@@ -40,6 +40,7 @@ func TestChat(t *testing.T) {
 		{user(hi, `,"system":[{"type":"text","text":"x-anthropic-billing-header: cch=1;"},{"type":"text","text":"b"}]`), `"messages":[{"role":"system","content":"b"},{"role":"user","content":"hi"}],`},
 		{user(hi, `,"system":"x-anthropic-billing-header: cch=1;\nYou"`), `"messages":[{"role":"system","content":"You"},{"role":"user","content":"hi"}],`},
 		{user(hi, `,"system":"x-anthropic-billing-header: cch=1;"`), asked},
+		{user(hi, `,"system":"x-anthropic-billing-header: C:\\new \u0041\u000AYou"`), `"messages":[{"role":"system","content":"You"},{"role":"user","content":"hi"}],`},
 		// Messages of the system come first, of equal names the last one counts.
 		{user(hi+`,{"role":"system","content":[{"type":"text","text":"late"}]}`, `,"system":"a"`), `"messages":[{"role":"system","content":[{"type":"text","text":"a"},{"type":"text","text":"late"}]},{"role":"user","content":"hi"}],`},
 		{user(`{"role":"assistant","content":"x","content":"hi","role":"user"}`, ""), asked},
@@ -188,6 +189,13 @@ func TestFault(t *testing.T) {
 		}
 	}
 	schema := openai.BadRequest("response_format.json_schema.schema", "response_format.json_schema.schema: no")
+	older := New()
+	if _, fault := older.Chat([]byte(user(hi, `,"output_format":{"type":"json_schema","schema":{"not":1}}`)), free); fault != nil {
+		t.Fatal(fault)
+	}
+	if got := older.Fault(schema); got.Param != "output_format.schema" || got.Message != "output_format.schema: no" {
+		t.Errorf("%v", got)
+	}
 	if got := New().Fault(schema); got.Param != "output_config.format.schema" || got.Message != "output_config.format.schema: no" {
 		t.Errorf("%v", got)
 	}

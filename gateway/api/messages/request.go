@@ -101,6 +101,7 @@ func (m *Message) Chat(body []byte, charge func(bytes int) *openai.Error) ([]byt
 	case tier != nil && word(tier) != "auto" && word(tier) != "standard_only":
 		return nil, openai.BadRequest("service_tier", "service_tier must be auto or standard_only, not %s", shown(tier))
 	}
+	m.older = f.of["output_format"] != nil
 	if n, err := strconv.ParseFloat(string(f.of["max_tokens"]), 64); err == nil {
 		m.maxTokens = int(min(n, math.MaxInt32))
 	}
@@ -380,8 +381,16 @@ func withoutBilling(text []byte) []byte {
 	if !bytes.HasPrefix(text, []byte(`"x-anthropic-billing-header:`)) {
 		return text
 	}
-	if _, rest, ok := bytes.Cut(text, []byte(`\n`)); ok {
-		return append([]byte{'"'}, rest...)
+	for i := 1; i < len(text)-1; i++ {
+		if text[i] != '\\' {
+			continue
+		}
+		switch i++; {
+		case text[i] == 'n':
+			return append([]byte{'"'}, text[i+1:]...)
+		case text[i] == 'u' && bytes.EqualFold(text[i:i+5], []byte("u000a")):
+			return append([]byte{'"'}, text[i+5:]...)
+		}
 	}
 	return nil
 }

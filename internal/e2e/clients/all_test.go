@@ -49,6 +49,9 @@ func TestAllClients(t *testing.T) {
 			for _, f := range c.Failed {
 				t.Errorf("%s: %s", f.Name, f.Why)
 			}
+			for _, o := range c.Refused {
+				t.Errorf("%s is refused: %s", o.Name, o.Why)
+			}
 		}
 		all = append(all, r)
 	}

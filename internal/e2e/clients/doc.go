@@ -9,6 +9,5 @@
 // of requirements.txt and package-lock.json, runs them over all formats and writes docs/clients.md.
 //
 // Invariant: the page names as served only what the client accepted and its script compared with
-// the answer. What the server refuses by name is "refused" and no failure, so that the page changes
-// by itself when a route is added.
+// the answer. What the server refuses by name is "refused" on the page, and fails the test.
 package clients

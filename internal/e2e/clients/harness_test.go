@@ -107,5 +107,8 @@ func (e *environment) run(ctx context.Context, script string) (r report, err err
 			return r, fmt.Errorf("%s printed %q: %w", script, line, err)
 		}
 	}
+	if len(r.Checks) == 0 {
+		return r, fmt.Errorf("%s ran no check:\n%s", script, out)
+	}
 	return r, nil
 }

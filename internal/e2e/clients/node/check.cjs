@@ -38,9 +38,10 @@ function verify(server, calls) {
   assert.deepEqual(read, server.calls.map((c) => [c.Name, c.Arguments]));
 }
 
-// The answer behind the loop has the results of both tools, in order.
+// The answer behind the loop has the results of both tools once, in order, and nothing after them.
 function final(text) {
-  assert.match(text ?? "", new RegExp(`Found: .*${CITY}.*; .*${TIME}`));
+  assert.match(text ?? "", new RegExp(`Found: [^;]*${CITY}[^;]*; [^;]*${TIME}[^;]*[.]$`));
+  assert.equal(text.split("Found:").length, 2, text);
 }
 
 // Tools that record how they were called.

@@ -27,13 +27,35 @@ async function loop(server, ask) {
 check.loop("messages.create", "whole", "loop of two tools", (s) =>
   loop(s, (messages) => connect(s).messages.create({ model: s.model, max_tokens: 2000, messages, tools: TOOLS })));
 
+// What a streamed and a whole answer have in common: the text of each kind, and the calls without their ids.
+function shape(blocks) {
+  const texts = {};
+  for (const b of blocks) if (b.type !== "tool_use") texts[b.type] = (texts[b.type] ?? "") + b[b.type];
+  return [texts, blocks.filter((b) => b.type === "tool_use").map((b) => [b.name, b.input])];
+}
+
 check.loop("messages.create", "streamed", "loop of two tools", (s) =>
   loop(s, async (messages) => {
     const asked = { model: s.model, max_tokens: 2000, messages, tools: TOOLS };
     const types = [];
-    for await (const event of await connect(s).messages.create({ ...asked, stream: true })) types.push(event.type);
+    const blocks = [];
+    let end;
+    for await (const event of await connect(s).messages.create({ ...asked, stream: true })) {
+      types.push(event.type);
+      if (event.type === "content_block_start") {
+        assert.equal(event.index, blocks.length);
+        blocks.push({ ...event.content_block, input: "" });
+      } else if (event.type === "content_block_delta") {
+        assert.equal(event.index, blocks.length - 1);
+        for (const [member, value] of Object.entries(event.delta)) if (member !== "type") blocks.at(-1)[member === "partial_json" ? "input" : member] += value;
+      } else if (event.type === "message_delta") end = event.delta;
+    }
     assert.deepEqual([types[0], ...types.slice(-2)], ["message_start", "message_delta", "message_stop"]);
-    return connect(s).messages.create(asked);
+    for (const b of blocks) b.input = JSON.parse(b.input || "{}");
+    const whole = await connect(s).messages.create(asked);
+    assert.deepEqual(shape(blocks), shape(whole.content));
+    assert.equal(end.stop_reason, whole.stop_reason);
+    return whole;
   }));
 
 check.loop("messages.stream", "streamed", "helper, loop of two tools", (s) =>

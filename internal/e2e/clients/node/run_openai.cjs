@@ -81,6 +81,20 @@ for (const stream of [false, true])
 
 const FLAT = [check.FIND, check.NOW].map((f) => ({ type: "function", strict: false, ...f }));
 
+const deltaTypes = ["response.output_text.delta", "response.reasoning_text.delta", "response.function_call_arguments.delta"];
+
+// What the deltas of a stream added to each item is the response.
+function verifyDeltas(events, response) {
+  const texts = {};
+  for (const e of events) if (deltaTypes.includes(e.type)) texts[e.output_index] = (texts[e.output_index] ?? "") + e.delta;
+  const want = {};
+  response.output.forEach((item, n) => {
+    const text = item.type === "function_call" ? item.arguments : (item.content ?? []).map((p) => p.text).join("");
+    if (text) want[n] = text;
+  });
+  assert.deepEqual(texts, want);
+}
+
 // Runs a loop of responses, which are not stored.
 async function responsesLoop(server, ask) {
   const input = [{ role: "user", content: check.QUESTION }];
@@ -97,19 +111,27 @@ check.loop("responses.create", "whole", "loop of two tools", (s) =>
 
 check.loop("responses.create", "streamed", "loop of two tools", (s) =>
   responsesLoop(s, async (input) => {
-    let last;
-    let number = 0;
+    const events = [];
     for await (const event of await connect(s).responses.create({ model: s.model, input, tools: FLAT, tool_choice: "auto", store: false, stream: true })) {
-      assert.equal(event.sequence_number, number++);
-      last = event;
+      assert.equal(event.sequence_number, events.length);
+      events.push(event);
     }
+    const last = events.at(-1);
     assert.equal(last.type, "response.completed");
+    verifyDeltas(events, last.response);
     const text = last.response.output.flatMap((i) => i.content ?? []).map((c) => (c.type === "output_text" ? c.text : "")).join("");
     return { ...last.response, output_text: text };
   }));
 
 check.loop("responses.stream", "streamed", "helper, loop of two tools", (s) =>
-  responsesLoop(s, (input) => connect(s).responses.stream({ model: s.model, input, tools: FLAT, tool_choice: "auto", store: false }).finalResponse()));
+  responsesLoop(s, async (input) => {
+    const events = [];
+    const stream = connect(s).responses.stream({ model: s.model, input, tools: FLAT, tool_choice: "auto", store: false });
+    stream.on("event", (e) => events.push(e));
+    const r = await stream.finalResponse();
+    verifyDeltas(events, r);
+    return r;
+  }));
 
 const ASK = [{ role: "user", content: "A pet, as JSON." }];
 const FORMAT = { name: "pet", strict: true, schema: check.PET };

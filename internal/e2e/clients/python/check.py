@@ -49,8 +49,9 @@ class Server:
 
 
 def final(text):
-    """The answer behind the loop has the results of both tools, in order."""
-    assert re.search(f"Found: .*{CITY}.*; .*{TIME}", text or ""), f"final answer {text!r}"
+    """The answer behind the loop has the results of both tools once, in order, and nothing after them."""
+    text = text or ""
+    assert re.search(f"Found: [^;]*{CITY}[^;]*; [^;]*{TIME}[^;]*[.]$", text) and text.count("Found:") == 1, f"final answer {text!r}"
 
 
 class Ran:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 check.client(
     "openai-agents", "openai-agents", 'set_default_openai_client(AsyncOpenAI(base_url="http://HOST:8000/v1", api_key=KEY)); set_tracing_disabled(True)',
-    configs={"pythonic formats": "@function_tool(strict_mode=False)", "chat_completions": 'set_default_openai_api("chat_completions")', "responses": "Runner.run(agent, input), without previous_response_id and conversation_id; a Session of the client keeps turns"},
+    configs={"chat_completions": 'set_default_openai_api("chat_completions")', "responses": "Runner.run(agent, input), without previous_response_id and conversation_id; a Session of the client keeps turns"},
 )
 set_tracing_disabled(True)
 

@@ -1,5 +1,7 @@
 """The anthropic package."""
 
+import json
+
 import anthropic
 from anthropic.types import Message, RawMessageStreamEvent
 
@@ -37,24 +39,51 @@ def create(server):
         model=server.model, max_tokens=2000, messages=messages, tools=TOOLS, tool_choice={"type": "auto"})))
 
 
+def shape(blocks):
+    """Returns what a streamed and a whole answer have in common: the text of each kind, and the calls without their ids."""
+    texts, calls = {}, []
+    for b in blocks:
+        if b["type"] == "tool_use":
+            calls.append((b["name"], b["input"]))
+        else:
+            texts[b["type"]] = texts.get(b["type"], "") + b[b["type"]]
+    return texts, calls
+
+
 @check.loop("messages.create", "streamed")
 def create_stream(server):
     client = connect(server)
 
     def ask(messages):
         asked = {"model": server.model, "max_tokens": 2000, "messages": messages, "tools": TOOLS}
-        types, block = [], None
+        types, blocks, open_block, last = [], [], False, None
         for event in client.messages.create(**asked, stream=True):
             check.valid(RawMessageStreamEvent, event)
             types.append(event.type)
             if event.type == "content_block_start":
-                assert block is None, event
-                block = event.index
+                assert not open_block and event.index == len(blocks), event
+                open_block = True
+                blocks.append(event.content_block.to_dict(mode="json"))
+                if event.content_block.type == "tool_use":
+                    blocks[-1]["input"] = ""
+            elif event.type == "content_block_delta":
+                assert open_block and event.index == len(blocks) - 1, event
+                for member, value in event.delta.to_dict(mode="json").items():
+                    if member != "type":
+                        blocks[-1]["input" if member == "partial_json" else member] += value
             elif event.type == "content_block_stop":
-                assert block == event.index, event
-                block = None
+                assert open_block and event.index == len(blocks) - 1, event
+                open_block = False
+            elif event.type == "message_delta":
+                last = event
         assert types[0] == "message_start" and types[-2:] == ["message_delta", "message_stop"], types
-        return client.messages.create(**asked)
+        for b in blocks:
+            if b["type"] == "tool_use":
+                b["input"] = json.loads(b["input"] or "{}")
+        whole = client.messages.create(**asked)
+        assert shape(blocks) == shape(b.to_dict(mode="json") for b in whole.content), (blocks, whole)
+        assert last.delta.stop_reason == whole.stop_reason and last.usage.output_tokens == whole.usage.output_tokens, (last, whole)
+        return whole
 
     loop(server, ask)
 
@@ -94,8 +123,10 @@ def runner(server):
 
 @check.loop("messages.count_tokens", "whole", "count")
 def count(server):
-    n = connect(server).messages.count_tokens(model=server.model, messages=[{"role": "user", "content": check.QUESTION}], tools=TOOLS)
-    assert n.input_tokens > 10, n
+    asked = {"model": server.model, "messages": [{"role": "user", "content": check.QUESTION}], "tools": TOOLS}
+    n = connect(server).messages.count_tokens(**asked).input_tokens
+    used = connect(server).messages.create(**asked, max_tokens=2000).usage
+    assert n > 10 and n == used.input_tokens + used.cache_read_input_tokens, (n, used)
 
 
 check.run()

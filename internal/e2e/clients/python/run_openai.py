@@ -118,19 +118,41 @@ def responses_create(server):
         model=server.model, input=items, tools=FLAT, tool_choice="auto", store=False, include=["reasoning.encrypted_content"])))
 
 
+class Deltas:
+    """Collects what the deltas of a stream add to each item."""
+
+    def __init__(self):
+        self.texts = {}
+
+    def add(self, event):
+        if event.type in ("response.output_text.delta", "response.reasoning_text.delta", "response.function_call_arguments.delta"):
+            self.texts[event.output_index] = self.texts.get(event.output_index, "") + event.delta
+
+    def verify(self, response):
+        """The deltas are the items of the response."""
+        want = {}
+        for n, item in enumerate(response.output):
+            text = item.arguments if item.type == "function_call" else "".join(p.text for p in item.content or [])
+            if text:
+                want[n] = text
+        assert self.texts == want, (self.texts, response)
+
+
 @check.loop("responses.create", "streamed")
 def responses_create_stream(server):
     client = connect(server)
 
     def ask(items):
-        last, open_items = None, 0
+        last, open_items, deltas = None, 0, Deltas()
         stream = client.responses.create(model=server.model, input=items, tools=FLAT, tool_choice="auto", store=False, stream=True)
         for number, event in enumerate(stream):
             check.valid(ResponseStreamEvent, event)
+            deltas.add(event)
             assert event.sequence_number == number, (event, number)
             open_items += {"response.output_item.added": 1, "response.output_item.done": -1}.get(event.type, 0)
             last = event
         assert last.type == "response.completed" and open_items == 0, last
+        deltas.verify(last.response)
         return last.response
 
     responses_loop(server, ask)
@@ -141,10 +163,13 @@ def responses_helper(server):
     client = connect(server)
 
     def ask(items):
+        deltas = Deltas()
         with client.responses.stream(model=server.model, input=items, tools=FLAT, tool_choice="auto", store=False) as stream:
-            for _ in stream:
-                pass
-            return stream.get_final_response()
+            for event in stream:
+                deltas.add(event)
+            r = stream.get_final_response()
+        deltas.verify(r)
+        return r
 
     responses_loop(server, ask)
 
@@ -205,10 +230,13 @@ def responses_parse(server):
 
 @check.structured("responses.stream", "streamed")
 def responses_parse_stream(server):
+    deltas = Deltas()
     with connect(server).responses.stream(model=server.model, input=ASK, text_format=Pet, store=False) as stream:
-        for _ in stream:
-            pass
-        assert isinstance(stream.get_final_response().output_parsed, Pet)
+        for event in stream:
+            deltas.add(event)
+        r = stream.get_final_response()
+    deltas.verify(r)
+    assert isinstance(r.output_parsed, Pet), r
 
 
 check.run()

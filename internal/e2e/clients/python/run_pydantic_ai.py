@@ -84,7 +84,7 @@ for kind in ToolOutput, NativeOutput:
         assert isinstance(r.output, Pet), r
 
 
-@check.structured("OpenAIChatModel", "whole", "PromptedOutput")
+@check.structured("OpenAIChatModel", "whole", "PromptedOutput: request accepted, members not checked")
 async def prompted(server):
     # The server guarantees an object. The members are the model's, and these models follow no prompt.
     from pydantic_ai.exceptions import UnexpectedModelBehavior
