@@ -59,7 +59,7 @@ func TestKeepAliveOfNodes(t *testing.T) {
 			defer c.Close()
 			go func() {
 				gate <- struct{}{}
-				time.Sleep(4 * quiet)
+				time.Sleep(10 * quiet)
 				feed(gate, 2)
 			}()
 			const body = `{"prompt":"x","max_tokens":3,"stream":true,"stream_options":{"include_usage":true}}`

@@ -337,7 +337,7 @@ func (c *cluster) prefillBreakers() shown {
 // codes are all values of labels whose series are there from the start.
 var (
 	failureCodes = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
-	abortCauses  = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown"}
+	abortCauses  = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown", "aborted"}
 	allRoles     = []string{"gateway", "prefill", "decode"}
 
 	refusalLimits = []string{"queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "body_memory", "connections", "grammars"}
