@@ -81,6 +81,9 @@ func TestBinaryNames(t *testing.T) {
 		t.Errorf("the log does not name d1:\n%s", s)
 	}
 	for _, want := range []string{"node drained by an operator node=d1", "drain of a node cancelled by an operator node=d1"} {
+		for end := time.Now().Add(10 * time.Second); !strings.Contains(gateway.log.String(), want) && time.Now().Before(end); {
+			time.Sleep(10 * time.Millisecond) // the answer may precede the line
+		}
 		if s := gateway.log.String(); strings.Count(s, want) != 1 {
 			t.Errorf("want %q once in the log:\n%s", want, s)
 		}
