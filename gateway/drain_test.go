@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,7 +76,9 @@ func TestDrainLastConstrained(t *testing.T) {
 	c := b.dial()
 	defer c.Close()
 	c.send("POST", "/v1/completions", `{"prompt":[1,2,3],"max_tokens":2,"stream":true,"structured_outputs":{"regex":"z*"}}`)
-	b.until(func() bool { return len(b.nodes["d1"].Requests()) == 1 })
+	b.until(func() bool { // the gateway counts the stream after it has sent the request
+		return slices.ContainsFunc(b.g.native.Nodes.Now().Decode, func(n *nodes.Node) bool { return n.Constrained.Load() == 1 })
+	})
 	r := b.post("/admin/drain/d1?timeout=30s", "")
 	if e := r.parse(t).Error; r.StatusCode != 409 || e == nil || !strings.Contains(e.Message, fmt.Sprintf("node d1 is the last with grammars of version %d and runs 1 constrained streams", grammar.Version)) {
 		t.Errorf("%d %s", r.StatusCode, r.body)
