@@ -65,7 +65,7 @@ func (r *run) prepareNative(ctx context.Context) error {
 			return fmt.Errorf("%w: --tls-dir: %w", ErrOption, err)
 		}
 		if id := m.Identity(); id.Role == tlsconf.Node {
-			return fmt.Errorf("%w: --tls-dir %s holds the certificate of node %q: nodes accept requests only from gateways; `tandem ca DIR gateway/NAME` issues a gateway's", ErrOption, r.TLSDir, id.Name)
+			return fmt.Errorf("%w: --tls-dir %s has the certificate of node %q: nodes accept requests only from gateways; `tandem ca DIR gateway/NAME` issues a gateway's", ErrOption, r.TLSDir, id.Name)
 		}
 		no.TLS = m.Client()
 	}

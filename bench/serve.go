@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -52,6 +53,7 @@ type run struct {
 	encode           func(string) []int32
 	goodput          map[string]float64
 	meta             report.Object
+	readyBy          time.Time // the end of the ready check; zero: not begun
 }
 
 // Result is a finished run.
@@ -161,6 +163,22 @@ func (r *run) prepareHTTP(ctx context.Context) error {
 	if r.model = r.ServedModel; r.model == "" {
 		r.model = r.Model
 	}
+	if r.ReadyTimeout > 0 {
+		var failed *url.Error
+		err := r.await(ctx, r.BaseURL, func(ctx context.Context) error {
+			_, err := s.firstModel(ctx)
+			switch {
+			case errors.As(err, &failed):
+				return failed.Err
+			case r.model == "" && errors.Is(err, ErrOption): // the list is empty while models load
+				return err
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+	}
 	if r.model == "" {
 		if r.model, err = s.firstModel(ctx); err != nil {
 			return err
@@ -221,22 +239,36 @@ func (r *run) ready(ctx context.Context) error {
 		return nil
 	}
 	fmt.Fprintln(r.out, "Starting initial single prompt test run...")
-	deadline := time.Now().Add(time.Duration(r.ReadyTimeout) * time.Second)
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	for first := true; ; first = false {
+	err := r.await(ctx, r.BaseURL+r.Endpoint, func(ctx context.Context) error {
 		var o load.Outcome
 		r.client.Do(ctx, time.Now(), r.body(0), "", &o)
-		if o.Err == nil {
-			fmt.Fprintln(r.out, "Initial test run completed.")
+		return o.Err
+	})
+	if err == nil {
+		fmt.Fprintln(r.out, "Initial test run completed.")
+	}
+	return err
+}
+
+// await calls ask once a second until it returns nil. All calls of await together end after
+// --ready-check-timeout-sec, with ErrNotReady. The first error is printed.
+func (r *run) await(ctx context.Context, what string, ask func(context.Context) error) error {
+	if r.readyBy.IsZero() {
+		r.readyBy = time.Now().Add(time.Duration(r.ReadyTimeout) * time.Second)
+	}
+	ctx, cancel := context.WithDeadline(ctx, r.readyBy)
+	defer cancel()
+	for first := true; ; first = false {
+		err := ask(ctx)
+		if err == nil {
 			return nil
 		}
 		if first && ctx.Err() == nil {
-			fmt.Fprintf(r.errOut, "No answer yet, which is repeated for %d s: %v\n", r.ReadyTimeout, o.Err)
+			fmt.Fprintf(r.errOut, "No answer yet, which is repeated for %d s: %v\n", r.ReadyTimeout, err)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w after %d s: %s: %w", ErrNotReady, r.ReadyTimeout, r.BaseURL+r.Endpoint, o.Err)
+			return fmt.Errorf("%w after %d s: %s: %w", ErrNotReady, r.ReadyTimeout, what, err)
 		case <-time.After(time.Second):
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -127,6 +129,32 @@ func TestServe(t *testing.T) {
 	out.Reset()
 	if err := Compare(files[0], files[0], 0, &out); err != nil || !strings.Contains(out.String(), "Mean TTFT (ms)") {
 		t.Errorf("compare: %v\n%s", err, out.String())
+	}
+}
+
+// A ready check also waits for a server that does not answer, or that has no model yet.
+func TestServeReadyCheck(t *testing.T) {
+	target, err := url.Parse(fake(t, func(string, map[string]any) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	var asked atomic.Int64
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch asked.Add(1) {
+		case 1:
+			panic(http.ErrAbortHandler)
+		case 2:
+			fmt.Fprint(w, `{"data":[]}`)
+		default:
+			proxy.ServeHTTP(w, r)
+		}
+	}))
+	defer s.Close()
+	var out, errOut bytes.Buffer
+	res, err := Serve(t.Context(), parse(t, "--base-url", s.URL, "--num-prompts", "2", "--ready-check-timeout-sec", "20"), &out, &errOut)
+	if err != nil || res.Summary.Completed != 2 || strings.Count(errOut.String(), "No answer yet, which is repeated for 20 s: EOF") != 1 {
+		t.Errorf("%v: %s%s", err, out.String(), errOut.String())
 	}
 }
 

@@ -32,8 +32,9 @@ import (
 
 // Bounds of the mock.
 const (
-	maxBody   = 64 << 20 // bytes of a request
-	maxTokens = 1 << 20  // of an answer
+	maxBody    = 64 << 20 // bytes of a request
+	maxTokens  = 1 << 20  // of an answer
+	chatTokens = 16       // of an answer to a chat without max_tokens
 )
 
 // Pace is when tokens are sent. With zero jitter and spread all streams are alike.
@@ -199,6 +200,9 @@ func (m *Mock) stream(c net.Conn, r *http.Request, body []byte, came time.Durati
 		return plain(c, 400, `{"error":{"message":"the mock answers JSON with \"stream\": true only"}}`)
 	}
 	n := max(q.Max, q.MaxChat)
+	if n == 0 && r.URL.Path == "/v1/chat/completions" {
+		n = chatTokens
+	}
 	if n < 1 || n > maxTokens {
 		return plain(c, 400, fmt.Sprintf(`{"error":{"message":"max_tokens %d: want 1 to %d"}}`, n, maxTokens))
 	}

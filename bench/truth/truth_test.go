@@ -1,6 +1,7 @@
 package truth
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -144,6 +145,25 @@ func TestMockOverTCP(t *testing.T) {
 	if r, err := http.Post(base+"/truth/forget", "", nil); err != nil || r.StatusCode != 200 || len(m.Streams()) != 0 {
 		t.Errorf("forget: %v", err)
 	}
+}
+
+// A chat without max_tokens has a default length.
+func TestMockChatWithoutMaxTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		go NewMock(pace, time.Now()).Conn(there)
+		const body = `{"stream":true,"messages":[]}`
+		go fmt.Fprintf(here, "POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		r, err := http.ReadResponse(bufio.NewReader(here), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer here.Close()
+		text, err := io.ReadAll(r.Body)
+		if err != nil || strings.Count(string(text), `" tok"`) != chatTokens || !strings.Contains(string(text), `"length"`) {
+			t.Errorf("%v: %s", err, text)
+		}
+	})
 }
 
 func TestMockRefuses(t *testing.T) {

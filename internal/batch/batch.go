@@ -33,7 +33,7 @@ import (
 
 // Errors of a run.
 var (
-	ErrInput   = errors.New("batch: bad input")
+	ErrInput   = errors.New("bad input")
 	ErrRefused = errors.New("batch: the server refuses this client")
 	ErrServer  = errors.New("batch: the server does not answer")
 )
@@ -99,6 +99,13 @@ type run struct {
 
 	began    time.Time
 	answered atomic.Int64 // time.Duration since began at which the server last answered a request
+}
+
+// Check returns an error unless the file in can be read, and each of its requests has an id of its
+// own.
+func Check(in string) error {
+	_, _, err := (&run{Options: Options{In: in}}).check()
+	return err
 }
 
 // Run answers the requests of the input. The result is valid in any case.

@@ -284,7 +284,7 @@ var VLLM = []VLLMGroup{
 			gone+"a guess stays if it equals the draw of the model, and answers always have log-probabilities"),
 		noEffect("guided-decoding-backend guided-decoding-disable-fallback? "+
 			"guided-decoding-disable-any-whitespace? guided-decoding-disable-additional-properties?",
-			gone+"structured output is not served yet; requests that ask for it are refused"),
+			gone+"structured output needs no backend, and --structured-outputs-config sets its whitespace"),
 		noEffect("disable-log-requests?:true", gone+"requests are logged with --enable-log-requests only"),
 		noEffect("max-seq-len-to-capture max-context-len-to-capture cuda-graph-sizes# full-cuda-graph?", gone+noGraphs),
 		refused("worker-use-ray? engine-use-ray?", gone+oneNode),

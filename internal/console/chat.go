@@ -261,7 +261,7 @@ func (s *session) report(a *Answer) error {
 			Usage
 			First float64 `json:"first_token_seconds"`
 			Total float64 `json:"total_seconds"`
-			Rate  float64 `json:"tokens_per_second"`
+			Rate  float64 `json:"tokens_per_second,omitempty"`
 		}{a.Model, a.Text, a.Reasoning, a.Finish, a.Usage, a.First.Seconds(), a.Total.Seconds(), a.Rate()})
 		if err != nil {
 			return err

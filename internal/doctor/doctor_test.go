@@ -209,6 +209,7 @@ func TestFleet(t *testing.T) {
 		fmt.Fprintf(w, `{"version":"1","ready":true,"nodes":[%s]}`, strings.Join([]string{
 			node(`good\u001b[2J`, true, at, "1", false), node("old", true, at, "0", false), node("drained", true, at, "1", true),
 			node("cut", false, at, "1", false), node("dead", false, closed, "1", false), node("hidden", true, closed, "1", false),
+			`{"id":"own","role":"serve","ready":true,"connected":true,"rpc":"engine","version":"1"}`,
 		}, ","))
 	}))
 	defer gateway.Close()
@@ -216,13 +217,14 @@ func TestFleet(t *testing.T) {
 		return Run(t.Context(), Options{System: fstest.MapFS{}, Now: time.Now(), URL: gateway.URL})
 	}
 	lines := ask()
-	want(t, lineOf(t, lines, "gateway"), OK, "ready, version 1, 6 nodes", "")
+	want(t, lineOf(t, lines, "gateway"), OK, "ready, version 1, nodes: 7", "")
 	want(t, lineOf(t, lines, "clock"), OK, "of the gateway's", "")
 	want(t, lineOf(t, lines, "decode good?[2J"), OK, "ready, "+l.Addr().String()+", answers in", "")
 	want(t, lineOf(t, lines, "decode old"), Warning, "", "finish the upgrade")
 	want(t, lineOf(t, lines, "decode drained"), Warning, "draining", "no requests")
 	want(t, lineOf(t, lines, "decode cut"), Problem, "unreachable", "not from the gateway")
 	want(t, lineOf(t, lines, "decode dead"), Problem, "refused", "firewall")
+	want(t, lineOf(t, lines, "serve own"), OK, "ready, in the process of the gateway", "")
 	want(t, lineOf(t, lines, "decode hidden"), Warning, "not reachable from here", "--advertise")
 
 	date = time.Now().Add(-time.Minute)

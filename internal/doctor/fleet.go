@@ -90,7 +90,7 @@ func fleet(ctx context.Context, o *Options) []Line {
 	case err != nil:
 		return append(lines, ok("gateway", "%v", err).but(Problem, "is the gateway running, and is --url right? `tandem up` starts one"))
 	}
-	l := ok("gateway", "ready, version %s, %d nodes", cmp.Or(f.Version, "unknown"), len(f.Nodes))
+	l := ok("gateway", "ready, version %s, nodes: %d", cmp.Or(f.Version, "unknown"), len(f.Nodes))
 	if !f.Ready {
 		l = ok("gateway", "not ready: %s", f.Reason).but(Problem, "see the nodes below")
 	}
@@ -113,6 +113,10 @@ func fleet(ctx context.Context, o *Options) []Line {
 // node dials a node and compares its version with the gateway's.
 func node(ctx context.Context, n *console.Node, version string) Line {
 	l := ok(n.Role+" "+n.ID, "%s, %s", n.State(), n.RPC)
+	if n.Role == "serve" {
+		l.Figure = n.State() + ", in the process of the gateway"
+		return l
+	}
 	d := net.Dialer{Timeout: dialTimeout}
 	began := time.Now()
 	conn, err := d.DialContext(ctx, "tcp", n.RPC)

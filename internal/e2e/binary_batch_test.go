@@ -125,6 +125,9 @@ func TestBinaryRunBatch(t *testing.T) {
 	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", filepath.Join(dir, "none"), "--url", c.url(""), "--api-key", "wrong"); err == nil || !strings.Contains(stderr, "give the key with --api-key") {
 		t.Error(stderr, err)
 	}
+	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in+"x", "-o", out); err == nil || !strings.HasPrefix(stderr, "tandem run-batch: --input-file: open ") {
+		t.Errorf("without an input: %v\n%s", err, stderr)
+	}
 	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in); err == nil || !strings.Contains(stderr, "--output-file (-o)") {
 		t.Error(stderr, err)
 	}

@@ -49,7 +49,7 @@ func TestBinaryDoctorAndExplainLog(t *testing.T) {
 	}
 	out, errOut, err = tandem(t, nil, "explain-log", log)
 	lines := strings.Count(c.stderr.String(), "\n")
-	if err != nil || !strings.Contains(out, " lines, 0 of them by their shape alone") || lines < 10 {
+	if err != nil || !strings.Contains(out, " lines, 0 of them explained by their shape alone") || lines < 10 {
 		t.Errorf("%v, %s\n%s", err, fmt.Sprint(lines, " lines"), out+errOut)
 	}
 	if !strings.Contains(out, "Tandem") || !strings.Contains(out, "blocks x ") {

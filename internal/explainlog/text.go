@@ -20,7 +20,7 @@ func (r *Report) Text(name string, o TextOptions) string {
 		o.Width = 100
 	}
 	p := &printer{o: o}
-	p.line("%s: %s lines, %s of them by their shape alone", printable(name), thousands(r.Lines), thousands(r.ByShape))
+	p.line("%s: %s lines, %s of them explained by their shape alone", printable(name), thousands(r.Lines), thousands(r.ByShape))
 	if r.Cut > 0 {
 		p.line("%s lines are longer than %d KiB: only their beginning was read", thousands(r.Cut), MaxLine>>10)
 	}

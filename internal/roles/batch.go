@@ -54,6 +54,9 @@ func runBatch(v *cli.Invocation) error {
 	if term.IsTerminal(int(os.Stderr.Fd())) && !v.Changed("log-level") {
 		f.p.LogLevel = "warning" // lines would break the bar
 	}
+	if err := batch.Check(o.In); err != nil { // before the model is loaded
+		return fmt.Errorf("%w: --input-file: %w", config.ErrValue, err)
+	}
 	if o.URL != "" {
 		log, _, err := process.Logger(f.p.LogLevel, f.p.LogFormat, v.ErrOut)
 		if err != nil {
