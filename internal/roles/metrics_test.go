@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/kvtransfer"
@@ -97,6 +98,7 @@ func TestMeters(t *testing.T) {
 		func(state string) int { return map[string]int{"closed": 908, "half-open": 909, "open": 910}[state] })
 	d.Reader(func() kvtransfer.ReaderStats { return in })
 	p.Prefill(func() prefill.Counters { return pre }, func() (int, int, int) { return 905, 906, 9999 }, 907, func() kvtransfer.WriterStats { return out })
+	d.BlockEvents(func() uint64 { return 911 })
 
 	both := map[string]any{
 		`vllm:num_requests_running`:                                         sch.Running,
@@ -186,6 +188,7 @@ func TestMeters(t *testing.T) {
 		`tandem:queue_limit{queue="arriving_blocks"}`:                    sch.ArrivingLimit,
 		`tandem:queue_length{queue="attempts"}`:                          903,
 		`tandem:queue_limit{queue="attempts"}`:                           904,
+		`tandem:block_events_dropped_total`:                              911,
 	}
 	accepted := uint64(0)
 	for place, tokens := range sch.Accepted {
@@ -253,6 +256,47 @@ func TestMeters(t *testing.T) {
 				t.Errorf("%s: nobody has said that %s is %v", c.role, name, value)
 			}
 		}
+	}
+}
+
+// TestCounts checks that each count of the log line of rates is the engine's or, once a role's side
+// of transfers runs, that side's.
+func TestCounts(t *testing.T) {
+	var st engine.Stats
+	var in kvtransfer.ReaderStats
+	var out kvtransfer.WriterStats
+	next := uint64(1000)
+	for _, p := range []any{&st, &in, &out} {
+		number(reflect.ValueOf(p).Elem(), &next)
+	}
+	sch, b := &st.Scheduler, &st.Scheduler.Blocks
+	want := logs.Counts{
+		PromptTokens: st.PromptComputed, GeneratedTokens: st.Generated,
+		PrefixQueries: sch.PrefixQueries, PrefixHits: sch.PrefixHits, ExternalQueries: sch.ExternalQueries, ExternalHits: sch.ExternalHits,
+		Preemptions: sch.Preemptions, Running: sch.Running, Waiting: sch.Waiting + sch.Held, Deferred: sch.Held,
+		KVUsage: float64(b.Blocks-b.Free-b.Cached) / float64(b.Blocks),
+	}
+	node := func(roles metrics.Role) *NodeMetrics {
+		return &NodeMetrics{Set: metrics.New(roles, "m"), Stats: func() engine.Stats { return st }}
+	}
+	d, p := node(metrics.Decode), node(metrics.Prefill)
+	for name, n := range map[string]*NodeMetrics{"decode": d, "prefill": p} {
+		if got := n.Counts(); got != want {
+			t.Errorf("%s without transfers: %+v, want %+v", name, got, want)
+		}
+	}
+	d.Reader(func() kvtransfer.ReaderStats { return in })
+	p.Prefill(func() prefill.Counters { return prefill.Counters{} }, func() (int, int, int) { return 0, 0, 0 }, 1, func() kvtransfer.WriterStats { return out })
+	KVSent(p.Set)(prefill.Transfer{Hidden: 3 * time.Second, Exposed: 2 * time.Second})
+	received, sent := want, want
+	received.Transfers, received.TransferFailures, received.TransferBytes = in.LeasesArrived, in.LeasesFailed, in.PayloadBytes
+	sent.Transfers, sent.TransferFailures, sent.TransferBytes = out.PushesDone, out.PushesFailed, out.PayloadBytes
+	sent.TransferHidden, sent.TransferExposed = 3*time.Second, 2*time.Second
+	if got := d.Counts(); got != received {
+		t.Errorf("decode: %+v, want %+v", got, received)
+	}
+	if got := p.Counts(); got != sent {
+		t.Errorf("prefill: %+v, want %+v", got, sent)
 	}
 }
 
