@@ -418,7 +418,7 @@ func (n *node) startPrefill(ctx context.Context, rng *rand.Rand) rpc.Handler {
 	}
 	n.prefill = prefill.New(po)
 	if n.meters != nil {
-		n.meters.Prefill(n.prefill.Counters, n.prefill.Queued, n.prefill.Limit(), n.writer.Stats)
+		n.meters.Prefill(n.prefill.Counters, n.prefill.Queued, n.prefill.QueuedTokens, n.prefill.Limit(), n.writer.Stats)
 	}
 	go n.prefill.Positions(ctx)
 	n.stop = append(n.stop, func() {

@@ -137,10 +137,28 @@ func (y *tally) of(nodes []*node, f func(n int) int) (sum, most float64) {
 	return sum, most
 }
 
+// ofNodes is a sum over nodes, and the label of each node that is part of it.
+type ofNodes struct {
+	sum    float64
+	labels []string
+}
+
+// ofEach adds up what f makes of each node and its count. Nodes without any are left out.
+func (m *meterBed) ofEach(nodes []*node, counts *tally, f func(n *node, count int) float64) (all ofNodes) {
+	for _, n := range nodes {
+		if count, _ := counts.of([]*node{n}, func(n int) int { return n }); count > 0 {
+			all.sum += f(n, int(count))
+			all.labels = append(all.labels, fmt.Sprintf("{node=%q}", n.addr))
+		}
+	}
+	return all
+}
+
 // meteredQueues has nodes stand still, first those of prefill and then those of
 // decode, with as much in each of their queues as has come to them.
 func meteredQueues(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	const n, prompt, tokens, blocks = 8, 100, 100, (100 - 1 + 15) / 16
+	const batch, took = 64, 10 * time.Millisecond // a prefill node's step of full size
 	if most := n * (prompt + tokens + 15) / 16; most > ds[0].KV.Blocks {
 		t.Fatalf("%d blocks are too few for all on one node, which needs %d", ds[0].KV.Blocks, most)
 	}
@@ -149,7 +167,7 @@ func meteredQueues(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	metered(t, ds, seen, "queues of nodes", func(m *meterBed, o *gateway.Options) {
 		o.Limits.NodeBacklog, o.Limits.NodeBacklogTime, o.StallTimeout = 1000, -1, -1
 		m.measured.scheduler = func(addr string, o *scheduler.Config) {
-			if o.Pool.Blocks, o.MaxSeqs, o.MaxBatchedTokens = ds[0].KV.Blocks, n, 64; addr[0] == 'p' {
+			if o.Pool.Blocks, o.MaxSeqs, o.MaxBatchedTokens = ds[0].KV.Blocks, n, batch; addr[0] == 'p' {
 				o.MaxSeqs = 1
 			}
 		}
@@ -172,7 +190,11 @@ func meteredQueues(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		m.measured.step = func(addr string) {
 			if addr[0] == 'd' {
 				d.pass()
-			} else if steps.add(addr) > 1 { // what a step brings is told at its end
+				return
+			}
+			if steps.add(addr) == 1 {
+				time.Sleep(took)
+			} else { // what a step brings is told at its end
 				p.pass()
 			}
 		}
@@ -208,6 +230,18 @@ func meteredQueues(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		for queue, want := range full {
 			m.fills(queue, want)
 		}
+		left := m.ofEach(prefills, &asked, func(n *node, jobs int) float64 { // the engine leaves out a token of the job that it runs
+			rate := n.eng.Stats().PromptRate
+			if rate > batch/took.Seconds() || rate < batch/took.Seconds()/2 {
+				m.errorf("%s: %g tokens/s, want at most %d in %v", n.addr, rate, batch, took)
+			}
+			return float64(max(0, jobs*(prompt-1)-batch-1)) / rate
+		})
+		m.is('P', "tandem:prefill_queue_seconds", "", left.sum)
+		m.shows("Prefill pool: seconds of queued prompts", 0, left.sum, left.labels...)
+		pressure := m.ofEach(decodes, &owned, func(_ *node, k int) float64 { return float64(k) / n }) // all wait; their blocks are fewer
+		m.is('D', "tandem:decode_pressure", "", pressure.sum)
+		m.shows("Decode pool: pressure", 0, pressure.sum, pressure.labels...)
 		p.open()
 		for m.value('G', "vllm:time_to_first_token_seconds_count", "") < n {
 			time.Sleep(time.Millisecond)

@@ -96,6 +96,12 @@ func (n *NodeMetrics) Engine(l *engine.Loaded, build, role string) {
 	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Pinned }, "pinned")
 	n.gauge(metrics.KVBlocksPinned, func(s engine.Stats) int { return s.Scheduler.Blocks.Arriving }, "in")
 	n.gauge(metrics.KVBlocksPinned, func(s engine.Stats) int { return s.Scheduler.Blocks.Leaving }, "out")
+	if n.Set.Has(metrics.DecodePressure) {
+		n.Set.Gauge(metrics.DecodePressure).Func(func() float64 {
+			s := n.Stats().Scheduler
+			return max(n.usage(), float64(s.Running+s.Waiting+s.Held)/float64(l.Scheduler.MaxSeqs))
+		})
+	}
 	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Waiting + s.Scheduler.Held }, metrics.QueueEngine)
 	n.Set.Gauge(metrics.QueueLimit, metrics.QueueEngine).Set(float64(l.Scheduler.MaxQueued))
 	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Running }, metrics.QueueRunning)
@@ -252,8 +258,9 @@ func KVSent(set *metrics.Set) func(prefill.Transfer) {
 	}
 }
 
-// Prefill connects a prefill role's counters and those of its pushes.
-func (n *NodeMetrics) Prefill(jobs func() prefill.Counters, jobsHeld func() (waiting, asking, all int), limit int, stats func() kvtransfer.WriterStats) {
+// Prefill connects a prefill role's counters and those of its pushes. tokens has the prompt tokens
+// of jobs that the engine does not know yet.
+func (n *NodeMetrics) Prefill(jobs func() prefill.Counters, jobsHeld func() (waiting, asking, all int), tokens func() int, limit int, stats func() kvtransfer.WriterStats) {
 	job, counter := counters(n.Set, jobs), counters(n.Set, stats)
 	job(metrics.PrefillJobs, func(c prefill.Counters) uint64 { return c.Done }, "done")
 	job(metrics.PrefillJobs, func(c prefill.Counters) uint64 { return c.Cancelled }, "cancelled")
@@ -276,6 +283,13 @@ func (n *NodeMetrics) Prefill(jobs func() prefill.Counters, jobsHeld func() (wai
 		c.TransferExposed = time.Duration(exposed.Sum() * float64(time.Second))
 	}
 	n.transfers.Store(&add)
+	n.Set.Gauge(metrics.PrefillQueueSeconds).Func(func() float64 {
+		s := n.Stats()
+		if s.PromptRate <= 0 {
+			return 0
+		}
+		return float64(s.Scheduler.Pending+tokens()) / s.PromptRate
+	})
 	queued := func() int { waiting, _, _ := jobsHeld(); return waiting }
 	asking := func() int { _, asking, _ := jobsHeld(); return asking }
 	n.gauge(metrics.NumRequestsWaiting, func(s engine.Stats) int { return s.Scheduler.Waiting + queued() + asking() })

@@ -97,7 +97,7 @@ func TestMeters(t *testing.T) {
 	d.Decode(func() decode.Counters { return dec }, func() (int, int) { return 903, 904 },
 		func(state string) int { return map[string]int{"closed": 908, "half-open": 909, "open": 910}[state] })
 	d.Reader(func() kvtransfer.ReaderStats { return in })
-	p.Prefill(func() prefill.Counters { return pre }, func() (int, int, int) { return 905, 906, 9999 }, 907, func() kvtransfer.WriterStats { return out })
+	p.Prefill(func() prefill.Counters { return pre }, func() (int, int, int) { return 905, 906, 9999 }, func() int { return 912 }, 907, func() kvtransfer.WriterStats { return out })
 	d.BlockEvents(func() uint64 { return 911 })
 
 	both := map[string]any{
@@ -189,6 +189,7 @@ func TestMeters(t *testing.T) {
 		`tandem:queue_length{queue="attempts"}`:                          903,
 		`tandem:queue_limit{queue="attempts"}`:                           904,
 		`tandem:block_events_dropped_total`:                              911,
+		`tandem:decode_pressure`:                                         float64(sch.Running+sch.Waiting+sch.Held) / 902,
 	}
 	accepted := uint64(0)
 	for place, tokens := range sch.Accepted {
@@ -199,6 +200,7 @@ func TestMeters(t *testing.T) {
 	onPrefill := map[string]any{
 		`tandem:build_info{role="prefill",version="1.2.3"}`:             1,
 		`vllm:num_requests_waiting`:                                     sch.Waiting + 905 + 906,
+		`tandem:prefill_queue_seconds`:                                  float64(sch.Pending+912) / st.PromptRate,
 		`vllm:num_requests_waiting_by_reason{reason="capacity"}`:        sch.Waiting + 905,
 		`vllm:num_requests_waiting_by_reason{reason="deferred"}`:        906,
 		`vllm:admission_rejections_total{reason="max_num_queued_reqs"}`: sch.QueueFull + pre.Overloaded,
@@ -286,7 +288,7 @@ func TestCounts(t *testing.T) {
 		}
 	}
 	d.Reader(func() kvtransfer.ReaderStats { return in })
-	p.Prefill(func() prefill.Counters { return prefill.Counters{} }, func() (int, int, int) { return 0, 0, 0 }, 1, func() kvtransfer.WriterStats { return out })
+	p.Prefill(func() prefill.Counters { return prefill.Counters{} }, func() (int, int, int) { return 0, 0, 0 }, func() int { return 0 }, 1, func() kvtransfer.WriterStats { return out })
 	KVSent(p.Set)(prefill.Transfer{Hidden: 3 * time.Second, Exposed: 2 * time.Second})
 	received, sent := want, want
 	received.Transfers, received.TransferFailures, received.TransferBytes = in.LeasesArrived, in.LeasesFailed, in.PayloadBytes

@@ -329,7 +329,7 @@ func runPrefill(v *cli.Invocation) error {
 		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
 		Transferred: KVSent(n.meters.Set),
 	})
-	n.meters.Prefill(p.Counters, p.Queued, p.Limit(), w.Stats)
+	n.meters.Prefill(p.Counters, p.Queued, p.QueuedTokens, p.Limit(), w.Stats)
 	d.Work(p.Positions)
 	d.Work(p.Heartbeats)
 	return n.serve(f, p, p, bus)

@@ -81,6 +81,10 @@ var (
 	// Own, on nodes.
 	PrefillTokensComputed = counter("tandem:prefill_tokens_computed_total", nodes,
 		"Prompt tokens run through a forward pass on this node, recomputed ones included.")
+	PrefillQueueSeconds = gauge("tandem:prefill_queue_seconds", Prefill,
+		"Prompt tokens of all jobs that are not computed yet, divided by the node's measured speed. 0 until it has computed a prompt. For autoscaling of prefill nodes.")
+	DecodePressure = gauge("tandem:decode_pressure", Decode,
+		"The larger of the share of KV blocks in use, and running and waiting requests divided by --max-num-seqs. Above 1 requests wait. For autoscaling of decode nodes.")
 	EngineSteps       = counter("tandem:engine_steps_total", nodes, "Steps of the engine.")
 	EngineStepSeconds = histogram("tandem:engine_step_seconds", nodes, stepBuckets, "Time of a step on the device.")
 	KVBlocks          = gauge("tandem:kv_blocks", nodes,
