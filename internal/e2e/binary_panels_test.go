@@ -369,6 +369,8 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 		"Decode pool: running and waiting":           {zeros(""), zeros("capacity", "deferred")},
 		"Prefill pool: KV cache usage":               {zeros("prefill-0", "prefill-1")},
 		"Decode pool: KV cache usage":                {zeros("decode-0", "decode-1")},
+		"Prefill pool: seconds of queued prompts":    {zeros("prefill-0", "prefill-1")},
+		"Decode pool: pressure":                      {zeros("decode-0", "decode-1")},
 		"Prefill pool: KV blocks":                    {show(map[string]float64{"free": 2*oBlocks - sent, "cached": sent, "used": 0, "pinned": 0})},
 		"Decode pool: KV blocks":                     {show(map[string]float64{"free": 2*oBlocks - kept, "cached": kept, "used": 0, "pinned": 0})},
 		"Prefill pool: tokens per step, preemptions": {one(computed), zeros("")},
