@@ -229,7 +229,7 @@ func TestMessagesErrors(t *testing.T) {
 			t.Errorf("%s: %v", r.body, r.Header)
 		}
 	}
-	// A stream that fails ends in an event.
+	// A stream that fails ends in an event, and its body is complete.
 	lost := newBed(t, Options{Limits: Limits{ResumeTimeout: 100 * time.Millisecond}}, one(nodestest.Options{CutAfter: 5, Refuse: func(r *nodepb.Generate) (nodepb.Code, string) {
 		if len(r.Output) > 0 {
 			return nodepb.Code_CODE_OVERLOADED, "full"
@@ -238,7 +238,7 @@ func TestMessagesErrors(t *testing.T) {
 	}}))
 	r := lost.post("/v1/messages", strings.TrimSuffix(good, "}")+`,"max_tokens":20,"stream":true}`, "X-Request-Id: one")
 	events := strings.Split(strings.TrimSuffix(r.body, "\n\n"), "\n\n")
-	if last := events[len(events)-1]; r.StatusCode != 200 || r.err == nil || !strings.HasPrefix(last, `event: error`+"\n"+`data: {"type":"error","error":{"type":"overloaded_error","message":"`) || !strings.HasSuffix(last, `"},"request_id":"one"}`) {
+	if last := events[len(events)-1]; r.StatusCode != 200 || r.err != nil || !strings.HasPrefix(last, `event: error`+"\n"+`data: {"type":"error","error":{"type":"overloaded_error","message":"`) || !strings.HasSuffix(last, `"},"request_id":"one"}`) {
 		t.Errorf("%d %v %q", r.StatusCode, r.err, last)
 	}
 }

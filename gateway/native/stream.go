@@ -204,7 +204,7 @@ func (s *stream) fill() {
 	}
 	if fault := x.advance(); fault != nil {
 		if s.end = exchange.ErrCut; !x.Unread() {
-			x.buf = x.AppendFault(x.buf, fault)
+			x.buf, s.end = x.AppendFault(x.buf, fault)
 		}
 	}
 }

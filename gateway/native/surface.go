@@ -1,6 +1,7 @@
 package native
 
 import (
+	"io"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -105,12 +106,13 @@ func (x *request) appendKeepAlive(dst []byte) []byte {
 	return append(dst, exchange.KeepAlive...)
 }
 
-// AppendFault implements exchange.Backend.
-func (x *request) AppendFault(dst []byte, fault *openai.Error) []byte {
+// AppendFault implements exchange.Backend. A client of chats that does not know the error event
+// would take the answer for complete, so that bodies of chats are cut.
+func (x *request) AppendFault(dst []byte, fault *openai.Error) ([]byte, error) {
 	if x.surface != nil {
-		return x.surface.AppendFault(dst, fault)
+		return x.surface.AppendFault(dst, fault), io.EOF
 	}
-	return fault.AppendEvent(dst)
+	return fault.AppendEvent(dst), exchange.ErrCut
 }
 
 func (x *request) appendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte {

@@ -108,8 +108,8 @@ func plainPath(path string) bool {
 func (r *relay) Streams() bool { return r.envelope.Stream && r.completes() }
 
 // AppendFault implements exchange.Backend.
-func (r *relay) AppendFault(dst []byte, fault *openai.Error) []byte {
-	return r.S.AppendFault(dst, r.Path, r.ID, fault)
+func (r *relay) AppendFault(dst []byte, fault *openai.Error) ([]byte, error) {
+	return r.S.AppendFault(dst, r.Path, r.ID, fault), exchange.ErrCut
 }
 
 // Respond implements exchange.Backend.
