@@ -38,6 +38,12 @@ type keepAlive interface {
 	AppendKeepAlive(dst []byte) []byte
 }
 
+// splicer is a Surface whose appended events may lack parts. Splices returns the parts of what was
+// appended to the buffer since the last call.
+type splicer interface {
+	Splices() []openai.Splice
+}
+
 // clipper is a Surface of an API in which max_tokens may be more than the context has room for.
 type clipper interface {
 	ClipMaxTokens()

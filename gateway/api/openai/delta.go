@@ -30,6 +30,13 @@ func (d *Delta) appendEnd(dst []byte, whole bool) []byte {
 }
 
 // Usage counts a request's tokens.
+// Splice is a part of encoded events that is not in their buffer. It precedes the buffer's byte At.
+// The encoder owns its memory, and does not change it.
+type Splice struct {
+	At    int
+	Parts [][]byte // none is empty
+}
+
 type Usage struct {
 	Prompt     int
 	Completion int
