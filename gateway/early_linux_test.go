@@ -65,7 +65,7 @@ func TestEarlyHeadOfNodes(t *testing.T) {
 }
 
 // A stream that is refused at once gets an HTTP status. A stream that is refused after its head gets
-// an error event, and an aborted connection.
+// an error event, and an aborted connection unless its API has an event for failed answers.
 func TestEarlyHeadRefused(t *testing.T) {
 	o := early(t, false)
 	o.Limits.QueueTimeout = 4 * quiet
@@ -75,6 +75,14 @@ func TestEarlyHeadRefused(t *testing.T) {
 	r := wantEarly(t, b.post("/v1/completions", `{"prompt":"x","max_tokens":2,"stream":true}`), true)
 	if s := r.events(t); s.failure == nil || s.done || s.failure.Error.Code != float64(429) || !strings.Contains(s.failure.Error.Message, "no room") {
 		t.Errorf("%q", r.body)
+	}
+	for path, body := range map[string]string{
+		"/v1/messages":  `{"max_tokens":2,"messages":[{"role":"user","content":"x"}],"stream":true}`,
+		"/v1/responses": `{"input":"x","stream":true}`,
+	} { // APIs with an event for failed answers
+		if r := wantEarly(t, b.post(path, body), false); !strings.Contains(r.body, "event: error\n") && !strings.Contains(r.body, "event: response.failed\n") || !strings.Contains(r.body, "no room") {
+			t.Errorf("%s: %q", path, r.body)
+		}
 	}
 	b.post("/v1/completions", `{"prompt":"x","max_tokens":2}`).wantError(t, 429, "no room")
 	b.post("/v1/completions", `{"prompt":"x","max_tokens":2,"stream":true}`, "X-Tandem-Timeout: 1ms").wantError(t, 504, "longer than 1ms")

@@ -5,9 +5,9 @@
 // (package native) or by upstreams (package proxy).
 //
 // Invariant: an accepted request ends with a finish reason or with an error status. If its stream
-// has started, it may also end with an error event and a connection that is aborted without the
-// body's last chunk, so that an incomplete answer never looks complete. Its attempts are cancelled
-// in any case.
+// has started, it may also end with an error event and, unless the API has an event for failed
+// answers, a connection that is aborted without the body's last chunk. So an incomplete answer
+// never looks complete. Its attempts are cancelled in any case.
 //
 // The package does not run models, does not know where KV is, and keeps nothing of a request after
 // its end.

@@ -221,7 +221,7 @@ func TestResponsesResume(t *testing.T) {
 	}
 }
 
-// A stream that no node continues ends in response.failed, and its body is cut.
+// A stream that no node continues ends in response.failed, and its body is complete.
 func TestResponsesFailed(t *testing.T) {
 	b := newBed(t, Options{Limits: Limits{ResumeTimeout: 10 * time.Millisecond}}, one(nodestest.Options{CutAfter: 5, CutCode: nodepb.Code_CODE_INTERNAL, Refuse: func(r *nodepb.Generate) (nodepb.Code, string) {
 		if len(r.Output) > 0 {
@@ -231,7 +231,7 @@ func TestResponsesFailed(t *testing.T) {
 	}}))
 	r := b.post(responses.Path, `{"input":"hi","stream":true}`)
 	a := responseOf(t, r)
-	if r.err == nil || a.Status != "failed" || a.Error == nil || a.Error.Code != "server_error" || a.String() != `failed message incomplete "Hello"` || !strings.Contains(r.body, "event: response.output_item.done\n") {
+	if r.err != nil || a.Status != "failed" || a.Error == nil || a.Error.Code != "server_error" || a.String() != `failed message incomplete "Hello"` || !strings.Contains(r.body, "event: response.output_item.done\n") {
 		t.Errorf("%v %v %s", r.err, a, r.body)
 	}
 }

@@ -106,7 +106,7 @@ func (b *earlyBody) answer(fault *openai.Error) {
 		return
 	}
 	if b.end = ErrCut; !x.Unread() {
-		b.buf = x.b.AppendFault(b.buf, fault)
+		b.buf, b.end = x.b.AppendFault(b.buf, fault)
 	}
 }
 

@@ -39,8 +39,9 @@ type Backend interface {
 	// answer is no stream. If the head of a stream of events has begun, Respond leaves the response
 	// unchanged, and returns such a body or a fault.
 	Respond(begun bool) (body fasthttp.ReadCloserWithError, fault *openai.Error)
-	// AppendFault appends the events that end a stream which fails.
-	AppendFault(dst []byte, fault *openai.Error) []byte
+	// AppendFault appends the events that end a stream which fails. end ends the body behind them:
+	// io.EOF if the API has an event for a failed answer, and otherwise ErrCut.
+	AppendFault(dst []byte, fault *openai.Error) (events []byte, end error)
 
 	// ClientGone is called from another goroutine when a watched client has closed its connection or
 	// the request was aborted (Aborted), between Prepare and the return of Stop.

@@ -43,6 +43,8 @@ func (x *request) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Err
 		return nil, nil
 	}
 	body := &stream{x: x}
+	body.splicer, _ = x.surface.(splicer)
+	body.splice()
 	if !begun {
 		exchange.EventsHead(x.Ctx)
 		x.Ctx.Response.SetBodyStream(body, -1)
@@ -119,6 +121,10 @@ type stream struct {
 	end  error // of the body, once buf is sent; nil: more follows
 
 	client *httpserver.Conn // for events after the first piece; nil: fasthttp writes them
+
+	splicer splicer         // nil: buf has all events
+	splices []openai.Splice // of buf, that are not sent
+	inPart  int             // bytes of the first splice's first part that are sent
 }
 
 // buffers are reused between streams, unless a slow client made one large.
@@ -154,7 +160,7 @@ func (x *request) giveBuffer() {
 func (s *stream) Read(p []byte) (n int, err error) {
 	x := s.x
 	defer x.RecoverRead(&n, &err)
-	for s.sent == len(x.buf) && s.end == nil && x.live > 0 {
+	for len(s.next()) == 0 && s.end == nil && x.live > 0 {
 		s.fill()
 		if s.client != nil && s.end == nil && x.live > 0 && len(x.buf) > 0 {
 			if err := s.write(); err != nil {
@@ -169,25 +175,63 @@ func (s *stream) Read(p []byte) (n int, err error) {
 			u = &all
 		}
 		x.buf, s.end = x.appendEnd(x.buf, u), io.EOF
+		s.splice()
 	}
-	if s.sent == len(x.buf) {
+	if n = copy(p, s.next()); n == 0 {
 		return 0, s.end
 	}
-	n = copy(p, x.buf[s.sent:])
-	s.sent += n
+	s.skip(n)
 	s.client = httpserver.ChunkWriter(x.Ctx)
 	return n, nil
+}
+
+// splice takes the splices of what was added to the request's buffer.
+func (s *stream) splice() {
+	if s.splicer != nil {
+		s.splices = append(s.splices, s.splicer.Splices()...)
+	}
+}
+
+// next returns the next bytes of the events; empty: all are sent.
+func (s *stream) next() []byte {
+	for len(s.splices) > 0 {
+		switch p := &s.splices[0]; {
+		case s.sent < p.At:
+			return s.x.buf[s.sent:p.At]
+		case len(p.Parts) > 0:
+			return p.Parts[0][s.inPart:]
+		}
+		s.splices = s.splices[1:]
+	}
+	return s.x.buf[s.sent:]
+}
+
+// skip marks n bytes of next as sent.
+func (s *stream) skip(n int) {
+	if len(s.splices) == 0 || s.sent < s.splices[0].At {
+		s.sent += n
+		return
+	}
+	p := &s.splices[0]
+	if s.inPart += n; s.inPart == len(p.Parts[0]) {
+		p.Parts, s.inPart = p.Parts[1:], 0
+	}
 }
 
 // write sends the events directly to the client, past fasthttp's buffers. Most of a stream's events
 // are sent here.
 func (s *stream) write() error {
-	s.sent = len(s.x.buf)
-	rest, err := s.client.WriteChunkNow(s.x.buf)
-	if err == nil && len(rest) > 0 {
-		_, err = s.client.Write(rest)
+	for b := s.next(); len(b) > 0; b = s.next() {
+		rest, err := s.client.WriteChunkNow(b)
+		if err == nil && len(rest) > 0 {
+			_, err = s.client.Write(rest)
+		}
+		if err != nil {
+			return err
+		}
+		s.skip(len(b))
 	}
-	return err
+	return nil
 }
 
 // fill waits for the next events. The first are there already, from Run.
@@ -197,6 +241,7 @@ func (s *stream) fill() {
 		x.buf, s.sent = x.buf[:0], 0
 	}
 	defer x.countBuffer()
+	defer s.splice()
 	if x.quiet == 0 { // the head was sent
 		if x.quiet, x.wrote = x.S.Limits().SSEKeepAlive, time.Now(); x.quiet > 0 {
 			x.wake(x.wrote.Add(x.quiet))
@@ -204,7 +249,7 @@ func (s *stream) fill() {
 	}
 	if fault := x.advance(); fault != nil {
 		if s.end = exchange.ErrCut; !x.Unread() {
-			x.buf = x.AppendFault(x.buf, fault)
+			x.buf, s.end = x.AppendFault(x.buf, fault)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"io"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -35,6 +36,12 @@ type Surface interface {
 // keepAlive is a Surface with an event of its own for silent streams. Others get a comment.
 type keepAlive interface {
 	AppendKeepAlive(dst []byte) []byte
+}
+
+// splicer is a Surface whose appended events may lack parts. Splices returns the parts of what was
+// appended to the buffer since the last call.
+type splicer interface {
+	Splices() []openai.Splice
 }
 
 // clipper is a Surface of an API in which max_tokens may be more than the context has room for.
@@ -105,12 +112,13 @@ func (x *request) appendKeepAlive(dst []byte) []byte {
 	return append(dst, exchange.KeepAlive...)
 }
 
-// AppendFault implements exchange.Backend.
-func (x *request) AppendFault(dst []byte, fault *openai.Error) []byte {
+// AppendFault implements exchange.Backend. A client of chats that does not know the error event
+// would take the answer for complete, so that bodies of chats are cut.
+func (x *request) AppendFault(dst []byte, fault *openai.Error) ([]byte, error) {
 	if x.surface != nil {
-		return x.surface.AppendFault(dst, fault)
+		return x.surface.AppendFault(dst, fault), io.EOF
 	}
-	return fault.AppendEvent(dst)
+	return fault.AppendEvent(dst), exchange.ErrCut
 }
 
 func (x *request) appendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte {

@@ -108,8 +108,8 @@ func plainPath(path string) bool {
 func (r *relay) Streams() bool { return r.envelope.Stream && r.completes() }
 
 // AppendFault implements exchange.Backend.
-func (r *relay) AppendFault(dst []byte, fault *openai.Error) []byte {
-	return r.S.AppendFault(dst, r.Path, r.ID, fault)
+func (r *relay) AppendFault(dst []byte, fault *openai.Error) ([]byte, error) {
+	return r.S.AppendFault(dst, r.Path, r.ID, fault), exchange.ErrCut
 }
 
 // Respond implements exchange.Backend.
@@ -122,7 +122,7 @@ func (r *relay) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error
 		r.learnStored()
 	}
 	if r.full && !begun {
-		r.outcome.learn(r.held)
+		r.learn(r.held)
 		r.held = r.rename(r.held)
 		r.Ctx.Response.SetBody(r.held)
 		r.end(nil)
@@ -186,7 +186,7 @@ func hasMediaType(kind []byte, want string) bool {
 func (r *relay) Prepare() (fault *openai.Error) {
 	p, ctx := r.p, r.Ctx
 	r.body = ctx.PostBody()
-	if hasMediaType(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() {
+	if hasMediaType(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() || r.responds() {
 		if fault := exchange.CheckJSON(&ctx.Request.Header); fault != nil {
 			return fault
 		}
@@ -197,7 +197,7 @@ func (r *relay) Prepare() (fault *openai.Error) {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "upstream: "))
 		}
 	}
-	for _, step := range [...]func() *openai.Error{r.checkLimits, r.ReadHeaders, r.find, r.chargePair} {
+	for _, step := range [...]func() *openai.Error{r.checkLimits, r.ReadHeaders, r.find, r.checkPrevious, r.chargePair} {
 		if fault := step(); fault != nil {
 			return fault
 		}

@@ -35,7 +35,7 @@ type item struct {
 	place    []byte // members of its events: item_id, output_index and, if it has parts, content_index
 	id       []byte // in quotes
 	text     []byte // so far: of reasoning, of the message, or the arguments
-	logprobs []byte // of the text, as JSON objects separated by commas
+	logprobs pieces // of the text
 	// Of a call.
 	index        int
 	callID, name string
@@ -120,25 +120,33 @@ func (r *Response) AppendFault(dst []byte, fault *openai.Error) []byte {
 func (r *Response) AppendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte {
 	d := &choices[0]
 	r.finish = d.Finish.Reason
-	put := func(k kind, c *openai.ToolCall, text []byte) {
-		r.keep(completed)
+	if r.logprobs {
+		r.whole = ofText(d)
+	}
+	nItems := len(d.Calls) + min(len(d.Reasoning), 1) + min(len(d.Text), 1)
+	put := func(dst []byte, k kind, c *openai.ToolCall, text []byte) []byte {
+		if r.nItems > 0 {
+			dst = append(dst, ',')
+		}
 		r.open(k, c)
 		r.item.text = append(r.item.text, text...)
-	}
-	if len(d.Reasoning) > 0 {
-		put(reasoning, nil, d.Reasoning)
-	}
-	if len(d.Text) > 0 {
-		put(message, nil, d.Text)
-		if r.logprobs {
-			r.item.logprobs = appendLogprobs(nil, ofText(d))
+		if r.nItems < nItems {
+			return r.appendItem(dst, completed)
 		}
+		return r.appendItem(dst, r.status())
 	}
-	for i := range d.Calls {
-		put(call, &d.Calls[i], d.Calls[i].Arguments)
-	}
-	r.keep(r.status())
-	return r.appendResponse(dst, r.status(), nil, &usage)
+	return r.appendResponse(dst, r.status(), nil, &usage, func(dst []byte) []byte {
+		if len(d.Reasoning) > 0 {
+			dst = put(dst, reasoning, nil, d.Reasoning)
+		}
+		if len(d.Text) > 0 {
+			dst = put(dst, message, nil, d.Text)
+		}
+		for i := range d.Calls {
+			dst = put(dst, call, &d.Calls[i], d.Calls[i].Arguments)
+		}
+		return dst
+	})
 }
 
 // score adds a Delta's log-probabilities to the pending ones. If the Delta's own tokens write all
@@ -153,6 +161,9 @@ func (r *Response) score(d *openai.Delta) {
 		if n >= len(d.Text) {
 			r.pending = r.pending[:0]
 		}
+	}
+	if len(r.pending) > 0 && len(d.Logprobs) > 0 {
+		r.pending = append(r.pending, ',')
 	}
 	r.pending = appendLogprobs(r.pending, d.Logprobs)
 }
@@ -207,7 +218,7 @@ func (r *Response) change(dst []byte, k kind, c *openai.ToolCall) []byte {
 // open begins an item. Its id is made from the request's id and the item's index.
 func (r *Response) open(k kind, c *openai.ToolCall) {
 	i := &r.item
-	i.kind, i.text, i.logprobs = k, i.text[:0], i.logprobs[:0]
+	i.kind, i.text, i.logprobs = k, i.text[:0], nil
 	if c != nil {
 		i.index, i.callID, i.name = c.Index, c.ID, c.Name
 	}
@@ -234,10 +245,7 @@ func (r *Response) appendText(dst, text, logprobs []byte) []byte {
 		dst = append(append(append(dst, `,"obfuscation":"`...), padding[r.sequence%padSize:][:padSize-n%padSize]...), '"')
 	}
 	if i.kind == message {
-		if len(i.logprobs) > 0 && len(logprobs) > 0 {
-			i.logprobs = append(i.logprobs, ',')
-		}
-		i.logprobs = append(i.logprobs, logprobs...)
+		r.keepLogprobs(logprobs)
 		dst = append(append(append(dst, `,"logprobs":[`...), logprobs...), ']')
 	}
 	return append(dst, eventEnd...)
@@ -260,7 +268,7 @@ func (r *Response) done(dst []byte, status string) []byte {
 	dst = openai.AppendString(dst, i.text)
 	switch i.kind {
 	case message:
-		dst = append(append(append(dst, `,"logprobs":[`...), i.logprobs...), ']')
+		dst = append(r.appendKept(append(dst, `,"logprobs":[`...)), ']')
 	case call:
 		dst = openai.AppendString(append(dst, `,"name":`...), i.name)
 	}
@@ -269,23 +277,35 @@ func (r *Response) done(dst []byte, status string) []byte {
 		dst = append(r.event(dst, "response.content_part.done", ""), i.place...)
 		dst = append(r.appendPart(append(dst, `,"part":`...)), eventEnd...)
 	}
-	kept := r.keep(status)
+	at := r.keep(status)
 	dst = append(append(r.event(dst, "response.output_item.done", ""), `,"output_index":`...), strconv.Itoa(r.nItems-1)...)
-	return append(append(append(dst, `,"item":`...), kept...), eventEnd...)
+	return append(r.appendOutput(append(dst, `,"item":`...), at), eventEnd...)
 }
 
-// keep ends the open item, and returns it as JSON.
-func (r *Response) keep(status string) []byte {
-	if r.item.kind == noItem {
-		return nil
-	}
+// keep ends the open item, and adds it to the output as JSON, from the returned place on.
+func (r *Response) keep(status string) (at int) {
 	if len(r.output) > 0 {
 		r.output = append(r.output, ',')
 	}
-	at := len(r.output)
+	at = len(r.output)
+	ofEvents := r.splices
+	r.splices = r.outputSplices
 	r.output = r.appendItem(r.output, status)
+	r.splices, r.outputSplices = ofEvents, r.splices
 	r.item.kind = noItem
-	return r.output[at:]
+	return at
+}
+
+// appendOutput appends the output from a place on, which is the beginning of an item.
+func (r *Response) appendOutput(dst []byte, from int) []byte {
+	for _, s := range r.outputSplices {
+		if s.At > from {
+			dst = append(dst, r.output[from:s.At]...)
+			r.splices = append(r.splices, openai.Splice{At: len(dst), Parts: s.Parts})
+			from = s.At
+		}
+	}
+	return append(dst, r.output[from:]...)
 }
 
 // appendItem appends the open item. While it is in progress it is empty.
@@ -324,15 +344,15 @@ func (r *Response) appendPart(dst []byte) []byte {
 	i := &r.item
 	dst = append(dst, kinds[i.kind].partHead...)
 	if i.kind == message {
-		dst = append(append(dst, i.logprobs...), `],"text":`...)
+		dst = append(r.appendKept(dst), `],"text":`...)
 	}
 	return append(openai.AppendString(dst, i.text), kinds[i.kind].partEnd...)
 }
 
-// appendLogprobs appends tokens as JSON objects separated by commas, after those that are there.
+// appendLogprobs appends tokens as JSON objects separated by commas.
 func appendLogprobs(dst []byte, all []openai.TokenLogprob) []byte {
 	for i := range all {
-		if len(dst) > 0 {
+		if i > 0 {
 			dst = append(dst, ',')
 		}
 		dst = all[i].Append(dst)
@@ -355,11 +375,12 @@ func (r *Response) event(dst []byte, base, end string) []byte {
 // appendState appends an event with the response object.
 func (r *Response) appendState(dst []byte, event, status string, fault *openai.Error, usage *openai.Usage) []byte {
 	dst = append(r.event(dst, event, ""), `,"response":`...)
-	return append(r.appendResponse(dst, status, fault, usage), eventEnd...)
+	dst = r.appendResponse(dst, status, fault, usage, func(dst []byte) []byte { return r.appendOutput(dst, 0) })
+	return append(dst, eventEnd...)
 }
 
-// appendResponse appends the response object with the items that are done.
-func (r *Response) appendResponse(dst []byte, status string, fault *openai.Error, usage *openai.Usage) []byte {
+// appendResponse appends the response object, with the items that output appends.
+func (r *Response) appendResponse(dst []byte, status string, fault *openai.Error, usage *openai.Usage, output func([]byte) []byte) []byte {
 	dst = append(append(append(dst, r.head...), status...), `","error":`...)
 	if fault != nil {
 		dst = append(append(append(dst, `{"code":"`...), errorCode(fault.Status)...), `","message":`...)
@@ -372,7 +393,7 @@ func (r *Response) appendResponse(dst []byte, status string, fault *openai.Error
 	} else {
 		dst = append(dst, "null"...)
 	}
-	dst = append(append(append(dst, `,"output":[`...), r.output...), `],"usage":`...)
+	dst = append(output(append(dst, `,"output":[`...)), `],"usage":`...)
 	if usage != nil {
 		dst = appendUsage(dst, usage)
 	} else {

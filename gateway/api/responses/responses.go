@@ -57,10 +57,15 @@ type Response struct {
 	sequence int    // of the next event
 	nItems   int    // begun
 	item     item   // the open one
-	output   []byte // the items that are done, separated by commas
+	output   []byte // the items that are done, separated by commas, without what outputSplices has
 	// Log-probabilities of tokens whose text has not arrived, as JSON objects separated by commas.
 	pending []byte
-	finish  string // reason of the end; empty: not yet
+	finish  string                // reason of the end; empty: not yet
+	whole   []openai.TokenLogprob // of the text of an answer that is not streamed; nil: the item has them
+	kept    int                   // bytes of log-probabilities so far
+
+	outputSplices []openai.Splice
+	splices       []openai.Splice // of the events since the last call of Splices
 }
 
 // New returns a Response.
