@@ -27,7 +27,7 @@ var budgets = map[string]int{
 	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
 	"route": 64, "route_groups": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,
 	"shrink": 80, "expand": 72,
-	"sample": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 40,
+	"rule": 72, "sample": 80, "weigh": 88, "edge": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 40,
 }
 
 // ErrBudget is wrapped by errors about kernels over budget.
