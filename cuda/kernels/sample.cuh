@@ -413,10 +413,11 @@ TD_KERNEL(kSampleThreads) rule(td_op o, Step s, Slices t) {
 #pragma unroll
     for (int j = 0; j < kTogether; j++) {
       int i = from + j * kSampleThreads;
-      if (i == last && has(m.mask, i)) v[j] = marked(v[j], r, last_mark({i, 0, 0, 0}, r));
       if (i < n) to[i] = v[j];
     }
   }
+  if (last >= 0 && last < n && last % kSampleThreads == thread_id() && has(m.mask, last))  // by the thread that wrote it
+    to[last] = marked(has(m.keep, last) ? logits[last] : -INFINITY, r, last_mark({last, 0, 0, 0}, r));
   sync();
 #pragma unroll 1
   for (int i = thread_id(); i < r.marks; i += kSampleThreads) {

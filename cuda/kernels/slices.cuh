@@ -387,10 +387,10 @@ TD_DEVICE Row row_of(const td_op &o, const Step &s, const Slices &t, int row) {
   return r;
 }
 
-// draw_top_k draws from the lists of the slices.
-TD_DEVICE int draw_top_k(Row &r, const Slices &t, int row, int &turn, SliceMemory &m) {
+// draw_top_k draws from the lists of the slices. It returns false if they are too long.
+TD_DEVICE bool draw_top_k(Row &r, const Slices &t, int row, int &turn, int &token, SliceMemory &m) {
   int listed = get_list(t, row, m);
-  if (listed < 0) return draw_alone(t, r.d, r.how, r.best, m.alone);
+  if (listed < 0) return false;
   sync();
   int k = r.how.top_k;
   if (listed >= k) {
@@ -407,7 +407,8 @@ TD_DEVICE int draw_top_k(Row &r, const Slices &t, int row, int &turn, SliceMemor
     r.d.lowest = m.lowest;
   }
   for (int i = thread_id(); i < listed; i += kSampleThreads) m.list.value[i] = weight_of(r.d, m.list.value[i]);
-  return draw_listed(r.d, r.how, listed, r.best, turn, m);
+  token = draw_listed(r.d, r.how, listed, r.best, turn, m);
+  return true;
 }
 
 TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
@@ -456,9 +457,10 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
     }
   }
   if (!last_block(t.arrived + row, t.slices, &m.last)) return;
-  int token;
+  int token = r.best;
+  bool drawn = false;
   if (r.top_k) {
-    token = draw_top_k(r, t, row, turn, m);
+    drawn = draw_top_k(r, t, row, turn, token, m);
   } else {
     for (int b = thread_id(); b < blocks; b += kSampleThreads) m.list.sums[b] = sums[b];
     if (r.top_p)
@@ -477,14 +479,15 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
         t.target[row] = target;
       }
       if (edge >= 0) return;
-      token = draw_alone(t, r.d, r.how, r.best, m.alone);
     } else {
       if (thread_id() == 0) t.edge[row] = -1;
       double rest = mul_rn(uniform(r.how.seed, r.how.choice, uint32_t(r.how.position)), total);
       int block = find_block(m.list.sums, blocks, rest);
       token = find_token(r.d, {0, o.n}, block, rest, r.best, m.list.weights);
+      drawn = true;
     }
   }
+  if (!drawn) token = draw_alone(t, r.d, r.how, r.best, m.alone);
   if (thread_id() == 0) put_token(s, row, token);
 }
 
