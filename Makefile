@@ -75,7 +75,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -96,6 +96,12 @@ cuda: $(CUDA)/installed ## build bin/tandem-cuda.so, the kernels for GPUs; insta
 gpu-tests: cuda ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
 	$(GO) build -ldflags '-s -w $(LDFLAGS)' -o $(BINARY) .
 	$(GO) test -c -ldflags '-s -w' -o bin/cuda.test ./engine/backend/cuda
+
+# What make gpu-test, gpu-bench and the three slots of cuda/gpu-slot.sh need, in one archive.
+GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model/tokenizer.json go.mod Makefile
+gpu-pack: gpu-tests ## bin/gpu-pack.tar.xz, what is carried to a machine with a GPU, at most 40 MiB; there, cuda/gpu-slot.sh 1, 2 and 3 take 8 minutes each
+	tar -cf - $(GPU_FILES) | xz -6 -T 0 >bin/gpu-pack.tar.xz
+	@size=$$(stat -c %s bin/gpu-pack.tar.xz); [ $$size -le 41943040 ] || { echo "gpu-pack: $$size bytes are more than 40 MiB" >&2; exit 1; }; echo "bin/gpu-pack.tar.xz: $$size bytes"
 
 gpu-test: ## on a machine with a GPU: every kernel and model against the CPU, then under compute-sanitizer where there is one; needs bin/ of make gpu-tests
 	@cuda/gpu-test.sh

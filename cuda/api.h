@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 10
+#define TD_VERSION 11
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -46,6 +46,8 @@ typedef struct {
   int32_t top_k;
   int32_t probs; // 1 + the number of best tokens to return in td_probs; 0: no td_probs
   int32_t rules; // 1 + the offset in words of its td_rules in td_step.rules; 0: none
+  int32_t mask;  // 1: only tokens of the output's bitmap may be drawn; see TD_SAMPLE
+  int32_t reserved;
 } td_draw;
 
 // How a request's rules change its logits before a token is drawn, as engine/sample
@@ -134,7 +136,11 @@ enum {
   TD_ADD, // dst = (a + b)·scale·w[0]
   TD_SOFTCAP,
   TD_COLUMNS,
-  TD_SAMPLE,  // draws and, where a td_draw requests them, log-probabilities of a; dst is scratch, as is a
+  // Draws and, where a td_draw requests them, log-probabilities of a. dst is scratch, as is
+  // a. b: bitmaps of tokens, in memory of td_host, [2, outputs, k] words of 64 bits, of even
+  // and odd steps. After the rules of an output with a mask, tokens outside its bitmap are
+  // excluded.
+  TD_SAMPLE,
   TD_ROUTE_GROUPS, // by σ(a) + bias: the kv_heads best of heads groups of experts; weights times scale
   TD_SPLIT,        // dst[head][row] = the first dim of each head's k columns of a; lists the heads' spans
   TD_JOIN,         // dst[row] = each head's dim columns of b[head][row], then those of a that TD_SPLIT left

@@ -27,28 +27,41 @@ var budgets = map[string]int{
 	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
 	"route": 64, "route_groups": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,
 	"shrink": 80, "expand": 72,
-	"sample": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 40,
+	"rule": 72, "sample": 80, "weigh": 88, "edge": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 40,
+}
+
+// loopBudgets are the most instructions that a warp executes for a KB that it reads, as
+// measureCode counts them, with the same names and room as budgets.
+var loopBudgets = map[string]int{
+	"gemv": 96, "gemv<2,1,0>": 190, "gemv<2,1,1>": 190, "gemm": 60, "split_sum": 40,
+	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_chunk": 142, "attend_join": 46,
+	"norm": 36, "head_norm": 34, "rope": 116, "store_kv": 148,
+	"route": 40, "route_groups": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72,
+	"rule": 172, "sample": 390, "logprobs": 390, "weigh": 390, "edge": 510,
 }
 
 // ErrBudget is wrapped by errors about kernels over budget.
-var ErrBudget = errors.New("cuda: a kernel spills, or takes more registers than its budget")
+var ErrBudget = errors.New("cuda: a kernel spills, or takes more registers or instructions than its budget")
 
-// Usage is ptxas's report of a kernel on one architecture.
+// Usage is ptxas's report of a kernel on one architecture, and counts of its machine code.
 type Usage struct {
 	Kernel, Arch   string
 	Registers      int
 	Stack, Spilled int // bytes of a thread; spilled ones are written
+	Instructions   int
+	PerKB          int // instructions of a warp per KB that it reads; 0: no loop reads a KB
 }
 
 var (
 	entryLine = regexp.MustCompile(`Compiling entry function '(\w+)' for '(\w+)'`)
 	stackLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores`)
 	usedLine  = regexp.MustCompile(`Used (\d+) registers`)
+	codeLine  = regexp.MustCompile(`^code (\w+) (sm_\w+) (\d+) (\d+)$`)
 	// A mangled name has each part's length before the part: _Z4gemvILi1ELi4EE...
 	mangled = regexp.MustCompile(`^_Z(?:N\d+_GLOBAL__N__\w+?_)?L?(\d+)`)
 )
 
-// parseUsage parses the output of ptxas -v.
+// parseUsage parses the output of ptxas -v, and the lines of codeLines after it.
 func parseUsage(log string) []Usage {
 	var all []Usage
 	for line := range strings.Lines(log) {
@@ -57,6 +70,15 @@ func parseUsage(log string) []Usage {
 			continue
 		}
 		if len(all) == 0 {
+			continue
+		}
+		if m := codeLine.FindStringSubmatch(strings.TrimSpace(line)); m != nil {
+			for i := range all {
+				if u := &all[i]; u.Kernel == demangle(m[1]) && u.Arch == m[2] {
+					u.Instructions, _ = strconv.Atoi(m[3])
+					u.PerKB, _ = strconv.Atoi(m[4])
+				}
+			}
 			continue
 		}
 		u := &all[len(all)-1]
@@ -97,6 +119,15 @@ func demangle(name string) string {
 	return base + "<" + strings.Join(numbers, ",") + ">"
 }
 
+// budgetOf returns the budget of an instance, or else of its kernel; 0: none.
+func budgetOf(of map[string]int, kernel string) int {
+	if budget, ok := of[kernel]; ok {
+		return budget
+	}
+	name, _, _ := strings.Cut(kernel, "<")
+	return of[name]
+}
+
 // checkBudgets returns an error that names the kernels over budget.
 func checkBudgets(used []Usage) error {
 	var bad []string
@@ -104,16 +135,15 @@ func checkBudgets(used []Usage) error {
 		bad = append(bad, "ptxas reported no kernel")
 	}
 	for _, u := range used {
-		name, _, _ := strings.Cut(u.Kernel, "<")
-		budget, known := budgets[u.Kernel]
-		if !known {
-			budget, known = budgets[name]
-		}
+		budget := budgetOf(budgets, u.Kernel)
 		switch {
-		case !known:
+		case budget == 0:
 			bad = append(bad, fmt.Sprintf("%s has no budget; it takes %d registers on %s", u.Kernel, u.Registers, u.Arch))
 		case u.Registers == 0 || u.Registers > budget:
 			bad = append(bad, fmt.Sprintf("%s takes %d registers on %s, its budget is %d", u.Kernel, u.Registers, u.Arch, budget))
+		}
+		if most := budgetOf(loopBudgets, u.Kernel); u.Instructions == 0 || u.PerKB > most {
+			bad = append(bad, fmt.Sprintf("%s has %d instructions on %s, and %d per KB that a warp reads; its budget of these is %d", u.Kernel, u.Instructions, u.Arch, u.PerKB, most))
 		}
 		if u.Stack > 0 || u.Spilled > 0 {
 			bad = append(bad, fmt.Sprintf("%s has a stack of %d bytes on %s, %d of them spilled registers", u.Kernel, u.Stack, u.Arch, u.Spilled))

@@ -1,8 +1,8 @@
 // Package cuda builds the shared objects of this folder: the kernels for GPUs, with nvcc,
 // and their host twin, with the C++ compiler. Each source is compiled by itself and cached
 // under the hash of its compiler, flags, headers and source, so that a build compiles only
-// what has changed. The cache also holds ptxas's report of each kernel, which is compared
-// with budgets.
+// what has changed. The cache also holds ptxas's report of each kernel and counts of its machine
+// code, which are compared with budgets.
 //
 // Invariant: both objects have the functions of api.h and come from the same kernels.
 // Differences between them are in kernels/ptx.cuh and runtime/device_*.h only.
@@ -87,9 +87,9 @@ func compilers() []string {
 
 // GPU builds the shared object for GPUs with the nvcc at path. It returns the object's path
 // and the resource usage of its kernels. The error names kernels that exceed their budget
-// of registers, or spill.
+// of registers or instructions, or spill.
 func GPU(root, nvcc string) (string, []Usage, error) {
-	flags := []string{"-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v"}
+	flags := []string{"-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v", "--keep"}
 	for i, a := range architectures {
 		code := "sm_" + a
 		if i == 0 {
@@ -177,7 +177,11 @@ func (b *builder) object(file string) (string, error) {
 	fmt.Fprintf(h, "%s\n%q\n%q\n%x\n%s\n", b.version, b.compiler, b.flags, b.headers, text)
 	name := strings.NewReplacer("/", "-", ".", "-").Replace(file)
 	return b.make(fmt.Sprintf("%s-%x.o", name, h.Sum(nil)[:8]), func(to string) []string {
-		return append(slices.Clone(b.flags), "-c", filepath.Join("cuda", file), "-o", to)
+		args := append(slices.Clone(b.flags), "-c", filepath.Join("cuda", file), "-o", to)
+		if slices.Contains(b.flags, "--keep") {
+			args = append(args, "--keep-dir", filepath.Dir(to))
+		}
+		return args
 	})
 }
 
@@ -212,7 +216,11 @@ func (b *builder) make(name string, args func(to string) []string) (string, erro
 	if err := cmd.Run(); err != nil {
 		return "", fmt.Errorf("%w: %s: %w\n%s", ErrCompile, strings.Join(cmd.Args, " "), err, output.Bytes())
 	}
-	if err := os.WriteFile(path+".log", output.Bytes(), 0o644); err != nil {
+	code, err := codeLines(dir)
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(path+".log", append(output.Bytes(), code...), 0o644); err != nil {
 		return "", err
 	}
 	return path, os.Rename(to, path)

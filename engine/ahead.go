@@ -48,11 +48,12 @@ func (e *Engine) canOverlap(b scheduler.Batch) bool {
 	return true
 }
 
-// lookAhead returns what is known of a request's next step while a step runs.
+// lookAhead returns what is known of a request's next step while a step runs. A constrained
+// request waits, because its next mask depends on the token that is being sampled.
 func (e *Engine) lookAhead(id scheduler.RequestID) scheduler.Next {
 	r := e.live[id]
 	switch {
-	case r == nil || r.job != nil || r.req.LogProbs && !e.deviceLogprobs(r) || !e.deviceRules(r.req) || e.o.Probe != nil:
+	case r == nil || r.job != nil || r.guide != nil || r.req.LogProbs && !e.deviceLogprobs(r) || !e.deviceRules(r.req) || e.o.Probe != nil:
 		return scheduler.Waits
 	case r.output+1 >= r.req.MaxTokens:
 		return scheduler.Ends

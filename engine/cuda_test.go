@@ -16,22 +16,31 @@ import (
 
 	kernels "github.com/tandem-serving/tandem/cuda"
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
+	"github.com/tandem-serving/tandem/engine/masks"
 	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// behind counts outputs with rules in steps that start from tokens that are not known yet.
+// behind counts outputs with rules in steps that start from tokens that are not known yet, and
+// those with masks, also after drafts.
 type behind struct {
 	*model.Model
-	ruled int
+	ruled, masked, guessed int
 }
 
 func (b *behind) Start(s *backend.Step) error {
-	for _, out := range s.Outputs {
+	for i, out := range s.Outputs {
 		if out.Params.Controls != nil && s.Tokens[out.Row] < 0 {
 			b.ruled++
+		}
+		if out.Params.Mask != nil {
+			b.masked++
+			if i > 0 && out.Row == s.Outputs[i-1].Row+1 && out.Position == s.Outputs[i-1].Position+1 && out.Params.Seed == s.Outputs[i-1].Params.Seed {
+				b.guessed++
+			}
 		}
 	}
 	return b.Model.Start(s)
@@ -146,6 +155,106 @@ func TestEngineOnTheTwin(t *testing.T) {
 		}
 		if !strings.Contains(said, "computing on a GPU") || !strings.Contains(said, graphs) {
 			t.Errorf("eager %v: logged %s", o.EnforceEager, said)
+		}
+	}
+}
+
+// twinWords is a vocabulary of printable ASCII, other pairs of letters, and a token that ends.
+func twinWords(vocab int) *grammar.Vocabulary {
+	tokens := make([][]byte, vocab)
+	for id := range vocab - 1 {
+		if tokens[id] = []byte{byte(' ' + id)}; id >= 95 {
+			tokens[id] = []byte{byte('a' + id%26), byte('a' + id/26%26)}
+		}
+	}
+	return grammar.NewVocabulary(tokens, nil, []int32{int32(vocab - 1)})
+}
+
+// constrainedAnswers runs constrained requests next to others. It returns the tokens of each, the
+// log-probabilities of those that request them, and the model, which has counted masks.
+func constrainedAnswers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, m *behind) {
+	t.Helper()
+	o.Logger = slog.New(slog.DiscardHandler)
+	l, err := Load(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := twinWords(l.Model.VocabSize())
+	eo := l.Options()
+	m = &behind{Model: l.Model}
+	eo.Model, eo.GrammarLimits = m, grammar.DefaultLimits()
+	eo.Vocabulary = func() (masks.Vocabulary, error) { return masks.Vocabulary{Vocabulary: words}, nil }
+	e, err := New(eo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	go e.Run(ctx)
+	all, probs = make([][]int32, 9), make([][]float32, 9)
+	var ended sync.WaitGroup
+	for i := range all {
+		r := &Request{Prompt: tokens(5+i*4, i), MaxTokens: 14}
+		if i%4 > 0 {
+			r.Grammar = &testGrammars[i%len(testGrammars)]
+		}
+		if i%2 == 1 {
+			r.Sampling = Sampling{Seed: uint64(i), Temperature: 1.2, TopP: 0.95, TopK: 40}
+		}
+		if i%3 == 2 {
+			r.Rules = Rules{Repetition: 1.4, Frequency: 0.7, Bias: []sample.Bias{{Token: 'e' - ' ', Value: 4}}}
+			r.LogProbs, r.TopLogProbs = true, 2
+		}
+		ended.Add(1)
+		r.Emit = func(tk Token) {
+			if tk.Err != nil {
+				t.Error(tk.Err)
+			} else {
+				all[i] = append(all[i], tk.ID)
+				if p := tk.LogProbs; p != nil {
+					probs[i] = append(probs[i], p.LogProb, p.Top[0].LogProb, p.Top[1].LogProb)
+				}
+			}
+			if tk.Finish != 0 {
+				ended.Done()
+			}
+		}
+		if _, _, err := e.Add(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended.Wait()
+	stop()
+	<-e.Done()
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	return all, probs, m
+}
+
+// Constrained requests have the CPU's tokens over the kernels' host twin, with and without guesses. The
+// device applies their masks.
+func TestConstrainedOnTheTwin(t *testing.T) {
+	twin, err := kernels.Twin("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, guesses := range []int{0, 4} {
+		o := LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, MaxSeqs: 5, MaxBatchedTokens: 24, MaxModelLen: 96, KVDType: "float32", Device: "cpu"}
+		o.Speculation = Speculation{Tokens: guesses, Lookup: Lookup{Min: 1, Max: 2}}
+		want, wantProbs, _ := constrainedAnswers(t, o)
+		o.Device, o.CUDALibrary, o.EnforceEager = "cuda:0", twin, guesses > 0
+		t.Setenv("TANDEM_TWIN_LATE", "3")
+		got, probs, m := constrainedAnswers(t, o)
+		if m.masked < 60 || m.guessed == 0 {
+			t.Errorf("%d guesses: %d outputs with masks, %d of them after a draft", guesses, m.masked, m.guessed)
+		}
+		for i := range want {
+			if !slices.Equal(got[i], want[i]) {
+				t.Errorf("%d guesses, request %d: tokens are %v, on the CPU %v", guesses, i, got[i], want[i])
+			}
+			if !slices.EqualFunc(probs[i], wantProbs[i], func(a, b float32) bool { return math.Abs(float64(a-b)) < 1e-4 }) {
+				t.Errorf("%d guesses, request %d: log-probabilities are %v, on the CPU %v", guesses, i, probs[i], wantProbs[i])
+			}
 		}
 	}
 }

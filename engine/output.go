@@ -212,11 +212,11 @@ func (e *Engine) emitToken(r *run, token int32, pos, row int) Finish {
 	return t.Finish
 }
 
-// deviceRules reports whether the device applies a request's rules, also after as many
-// drafts as one step may have. The host applies a mask.
+// deviceRules reports whether the device applies a request's rules and masks, also after as
+// many drafts as one step may have.
 func (e *Engine) deviceRules(req *Request) bool {
 	c := req.Sampling.Controls
-	return req.Grammar == nil && (c == nil || e.ruler != nil && e.ruler.Rules(c, 1+scheduler.DraftLimit))
+	return req.Grammar == nil && c == nil || e.ruler != nil && e.ruler.Rules(c, 1+scheduler.DraftLimit)
 }
 
 // deviceLogprobs reports whether the device computes all log-probabilities that a request

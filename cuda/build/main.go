@@ -37,7 +37,7 @@ func run() error {
 	}
 	if !*quiet || err != nil {
 		for _, u := range used {
-			fmt.Printf("%-20s %-7s %3d registers\n", u.Kernel, u.Arch, u.Registers)
+			fmt.Printf("%-20s %-7s %3d registers %6d instructions %5d per KB\n", u.Kernel, u.Arch, u.Registers, u.Instructions, u.PerKB)
 		}
 	}
 	if err != nil || *out == "" {

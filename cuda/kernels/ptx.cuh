@@ -84,6 +84,19 @@ TD_DEVICE char *shared_memory() { return simt::shared(); }
 TD_DEVICE void sync(TD_SITE) { simt::barrier(site); }
 TD_DEVICE void sync_warp(unsigned mask = kAll TD_SITE_COMMA) { simt::warp_barrier(mask, site); }
 
+// last_block reports to all threads of a block whether it is the last one of blocks to call, and
+// then sets count, which starts at 0, to 0 again. The last block sees what the others wrote
+// before their calls. flag is shared memory. The twin runs one block after the other, so that it
+// cannot detect a missing order of their writes.
+TD_DEVICE bool last_block(int *count, int blocks, int *flag TD_SITE_COMMA) {
+  if (simt::thread() == 0) {
+    *flag = *count + 1 == blocks;
+    *count = *flag ? 0 : *count + 1;
+  }
+  simt::barrier(site);
+  return *flag;
+}
+
 // order_warp makes writes of lanes visible to the other lanes of their warp, at a point
 // where the lanes have met. So the twin does nothing.
 TD_DEVICE void order_warp() {}
@@ -246,6 +259,17 @@ TD_DEVICE char *shared_memory() {
 TD_DEVICE void sync() { __syncthreads(); }
 TD_DEVICE void sync_warp(unsigned mask = kAll) { __syncwarp(mask); }
 TD_DEVICE void order_warp() { __syncwarp(); }
+TD_DEVICE bool last_block(int *count, int blocks, int *flag) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *flag = atomicAdd(count, 1) + 1 == blocks;
+    if (*flag) *count = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return *flag;
+}
 template <class T>
 static __device__ __forceinline__ T shuffle(T v, int from, unsigned mask = kAll) { return __shfl_sync(mask, v, from); }
 template <class T>

@@ -1,9 +1,55 @@
-#include "sample.cuh"
+#include "slices.cuh"
 
 #include "../runtime/plan.h"
 
+namespace {
+// slices_of returns the places of draws by slices from n logits in memory, and its size. Memory of
+// null gives the size alone.
+Slices slices_of(char *memory, int outputs, int n, int64_t &bytes, int64_t &zeros) {
+  Slices t{};
+  int slices = (n + kSlice - 1) / kSlice, blocks = (n + kSumTokens - 1) / kSumTokens;
+  bytes = 0;
+  auto carve = [&](int64_t size) {
+    char *p = memory + bytes;
+    bytes += (size * outputs + 255) / 256 * 256;
+    return p;
+  };
+  t.arrived = reinterpret_cast<int *>(carve(4));
+  t.mass = reinterpret_cast<uint64_t *>(carve(8 * kEdges));
+  zeros = bytes;
+  t.edge = reinterpret_cast<int *>(carve(4));
+  t.target = reinterpret_cast<double *>(carve(8));
+  t.best = reinterpret_cast<float *>(carve(4 * slices));
+  t.at = reinterpret_cast<int *>(carve(4 * slices));
+  t.threads = reinterpret_cast<float *>(carve(4 * slices * kSampleThreads));
+  t.sums = reinterpret_cast<double *>(carve(8 * blocks));
+  t.counts = reinterpret_cast<int *>(carve(4 * slices));
+  t.tokens = reinterpret_cast<int *>(carve(4 * int64_t(slices) * kSliceList));
+  t.values = reinterpret_cast<float *>(carve(4 * int64_t(slices) * kSliceList));
+  t.slices = slices;
+  return t;
+}
+}  // namespace
+
+int64_t slices_bytes(int outputs, int n, int64_t &zeros) {
+  int64_t bytes;
+  slices_of(nullptr, outputs, n, bytes, zeros);
+  return n <= kMostSlices * kSlice ? bytes : 0;
+}
+
 void run_sample(const Run &r, const td_op &o) {
-  TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(SampleMemory), sample, o, r.step);
+  Slices t{};
+  int64_t bytes, zeros;
+  int slices = (o.n + kSlice - 1) / kSlice;
+  if (r.slices && slices <= kMostSlices) t = slices_of(r.slices, r.step.outputs, o.n, bytes, zeros);
+  t.only = r.only_slices;
+  TD_LAUNCH(r.stream, r.outputs, slices, 1, kSampleThreads, sizeof(RuleMemory), rule, o, r.step, t);
+  if (t.slices) {
+    TD_LAUNCH(r.stream, r.outputs, slices, 1, kSampleThreads, sizeof(SliceMemory), weigh, o, r.step, t);
+    TD_LAUNCH(r.stream, r.outputs, slices, 1, kSampleThreads, sizeof(SliceMemory), edge, o, r.step, t);
+  } else {
+    TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(SampleMemory), sample, o, r.step);
+  }
   TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(ProbsMemory), logprobs, o, r.step);
 }
 

@@ -1,6 +1,6 @@
 // Draws tokens from logits as engine/sample defines it, bit for bit, with a block of threads
-// per output. A request's rules (masks, bias, penalties) are applied to a copy of its
-// logits.
+// per output. A request's rules (allowed tokens, bans, bias, penalties) and the mask of its
+// grammar are applied to a copy of its logits first, with a block per slice of the vocabulary.
 #pragma once
 #include "common.cuh"
 
@@ -46,6 +46,29 @@ TD_DEVICE uint32_t order_key(float v) {
   return b ^ (uint32_t(int32_t(b) >> 31) | 1u << 31);
 }
 
+// best_of sets best and where to the best of all threads, the lowest place of equals. It uses a
+// number per warp of both arrays.
+TD_DEVICE void best_of(float &best, int &where, float *bests, int *places) {
+  for (int with = 16; with; with /= 2) {
+    float other = shuffle_xor(best, with);
+    int place = shuffle_xor(where, with);
+    if (other > best || (other == best && place < where)) {
+      best = other;
+      where = place;
+    }
+  }
+  if (lane_id() == 0) {
+    bests[thread_id() / 32] = best;
+    places[thread_id() / 32] = where;
+  }
+  sync();
+  for (int w = 0; w < kSampleThreads / 32; w++)
+    if (bests[w] > best || (bests[w] == best && places[w] < where)) {
+      best = bests[w];
+      where = places[w];
+    }
+}
+
 // block_argmax returns the largest logit and its index, the first of equals; 0 if there is
 // none.
 TD_DEVICE int block_argmax(const float *logits, int n, SampleMemory &m) {
@@ -56,24 +79,7 @@ TD_DEVICE int block_argmax(const float *logits, int n, SampleMemory &m) {
       best = logits[i];
       where = i;
     }
-  for (int with = 16; with; with /= 2) {
-    float other = shuffle_xor(best, with);
-    int place = shuffle_xor(where, with);
-    if (other > best || (other == best && place < where)) {
-      best = other;
-      where = place;
-    }
-  }
-  if (lane_id() == 0) {
-    m.best[thread_id() / 32] = best;
-    m.at[thread_id() / 32] = where;
-  }
-  sync();
-  for (int w = 0; w < kSampleThreads / 32; w++)
-    if (m.best[w] > best || (m.best[w] == best && m.at[w] < where)) {
-      best = m.best[w];
-      where = m.at[w];
-    }
+  best_of(best, where, m.best, m.at);
   return where < n ? where : 0;
 }
 
@@ -84,9 +90,9 @@ struct Draw {
   float max, scale, lowest, min_p;
 };
 
-// token_weight returns 2^((logit - max) * scale), or zero.
-TD_DEVICE float token_weight(const Draw &d, int i) {
-  float v = d.logits[i], x = mul_rn(add_rn(v, -d.max), d.scale);
+// weight_of returns 2^((v - max) * scale), or zero.
+TD_DEVICE float weight_of(const Draw &d, float v) {
+  float x = mul_rn(add_rn(v, -d.max), d.scale);
   if (!(x >= -90.0f) || !(v >= d.lowest)) return 0;
   float t = add_rn(x, 12582912.0f), f = add_rn(x, -add_rn(t, -12582912.0f));
   float p = add_rn(mul_rn(0.0001545316294214853f, f), 0.001339086336464892f);
@@ -97,6 +103,26 @@ TD_DEVICE float token_weight(const Draw &d, int i) {
   p = add_rn(mul_rn(p, f), 1.0f);
   p = bits_float(float_bits(p) + (float_bits(t) << 23));
   return p >= d.min_p ? p : 0;
+}
+
+TD_DEVICE float token_weight(const Draw &d, int i) { return weight_of(d, d.logits[i]); }
+
+constexpr int kTogether = 8;  // logits that a thread reads before it uses them
+
+// each_weight calls f with each token of a block of sums that belongs to the lane, in order, and
+// its weight.
+template <class F>
+TD_DEVICE void each_weight(const Draw &d, int block, F f) {
+  int end = (block + 1) * kSumTokens < d.n ? (block + 1) * kSumTokens : d.n;
+#pragma unroll 1
+  for (int from = block * kSumTokens + thread_id() % kSumLanes; from < end; from += kTogether * kSumLanes) {
+    float v[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; j++) v[j] = from + j * kSumLanes < end ? d.logits[from + j * kSumLanes] : -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kTogether; j++)
+      if (from + j * kSumLanes < end) f(from + j * kSumLanes, weight_of(d, v[j]));
+  }
 }
 
 // Kept is the set of tokens that top_p keeps: those whose weight is above least, and those
@@ -114,15 +140,12 @@ TD_DEVICE float kept_weight(const Draw &d, const Kept &k, int i) {
 // block_sums writes to m the sums of kSumBlocks blocks, from first on, and how many of their
 // weights equal k.least. Turns alternate between calls.
 TD_DEVICE void block_sums(const Draw &d, const Kept &k, int first, int turn, Sums &m) {
-  int part = thread_id() / kSumLanes, from = (first + part) * kSumTokens + thread_id() % kSumLanes;
-  int end = (first + part + 1) * kSumTokens < d.n ? (first + part + 1) * kSumTokens : d.n, ties = 0;
+  int part = thread_id() / kSumLanes, ties = 0;
   double sum = 0;
-#pragma unroll 1
-  for (int i = from; i < end; i += kSumLanes) {
-    float w = token_weight(d, i);
+  each_weight(d, first + part, [&](int i, float w) {
     ties += w == k.least;
     sum = add_rn(sum, double(w > k.least || (w == k.least && i <= k.last) ? w : 0));
-  }
+  });
   for (int with = kSumLanes / 2; with; with /= 2) {
     sum = add_rn(sum, shuffle_xor(sum, with));
     ties += shuffle_xor(ties, with);
@@ -291,34 +314,130 @@ TD_DEVICE td_mark last_mark(td_mark k, const td_rules &r) {
   return k;
 }
 
-// allowed_logit returns token i's logit, or -Inf if the bitmap after the rules excludes it.
-TD_DEVICE float allowed_logit(const float *logits, const td_rules &r, const uint64_t *allowed, int i) {
-  return r.allowed < 0 || (i / 64 < r.allowed && (allowed[i / 64] >> i % 64 & 1)) ? logits[i] : -INFINITY;
+// kSlice is the number of tokens of a block of rule. Their part of a bitmap is a KB.
+constexpr int kSlice = 8192;
+
+// Bitmaps of a slice: the mask, and with it the tokens that the rules allow.
+struct RuleMemory {
+  uint64_t mask[kSlice / 64];
+  uint64_t keep[kSlice / 64];
+  float best[kSampleThreads / 32];
+  int at[kSampleThreads / 32];
+};
+
+// has reports whether a bitmap has token i. Lanes with tokens of one word read it together.
+TD_DEVICE bool has(const uint64_t *bits, int i) { return reinterpret_cast<const uint32_t *>(bits)[i / 32] >> i % 32 & 1; }
+
+// Slices is the device's memory for draws by slices: see slices.cuh.
+struct Slices {
+  int slices;      // of an output; 0: one block of threads draws
+  int only;        // 1, for tests: draws that are left to a single block are token -1
+  int *arrived;    // [outputs] blocks that have ended; 0 between kernels
+  int *edge;       // [outputs] the interval of the threshold of top_p; -1: drawn
+  double *target;  // [outputs] the sum that top_p keeps
+  float *best;     // [outputs, slices] the best logit
+  int *at;         // [outputs, slices] its token
+  float *threads;  // [outputs, slices, kSampleThreads] the best logit of each thread
+  double *sums;    // [outputs, blocks of sums]
+  uint64_t *mass;  // [outputs, kEdges] sums of the weights in each interval; 0 between kernels
+  int *counts;     // [outputs, slices] listed tokens
+  int *tokens;     // [outputs, slices, kSliceList]
+  float *values;   // [outputs, slices, kSliceList]
+};
+
+// slice_best writes the best logit of a slice and of each thread, the first of equals.
+TD_DEVICE void slice_best(const float *logits, int n, int row, const Slices &t, RuleMemory &m) {
+  int place = row * t.slices + block_y(), where = n;
+  float best = -INFINITY;
+#pragma unroll 1
+  for (int from = thread_id(); from < n; from += kTogether * kSampleThreads) {
+    float v[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; j++) v[j] = from + j * kSampleThreads < n ? logits[from + j * kSampleThreads] : -INFINITY;
+#pragma unroll
+    for (int j = 0; j < kTogether; j++)
+      if (v[j] > best) {
+        best = v[j];
+        where = from + j * kSampleThreads;
+      }
+  }
+  t.threads[int64_t(place) * kSampleThreads + thread_id()] = best;
+  best_of(best, where, m.best, m.at);
+  if (thread_id() == 0) {
+    t.best[place] = best;
+    t.at[place] = block_y() * kSlice + where;
+  }
 }
 
-// rule writes n logits with the rules applied to to: all of them, then again those with marks,
-// which are of different tokens, then banned ones, whatever their mark.
-TD_DEVICE void rule(const float *logits, float *to, int n, const td_rules &r, const Step &s) {
-  const uint64_t *allowed = reinterpret_cast<const uint64_t *>(&r + 1);
-  const td_ban *bans = reinterpret_cast<const td_ban *>(allowed + (r.allowed > 0 ? r.allowed : 0));
+// rule writes to o.dst the logits of an output that has rules or a mask. Tokens outside the
+// mask or the allowed ones become -Inf. Then the logits with marks, which are of different
+// tokens, are written again, and then those of banned tokens, whatever their mark. No mark
+// changes a token outside the mask. Blocks of one output have different slices. For draws by
+// slices, rule also writes the best logits of the slice and of each thread.
+TD_KERNEL(kSampleThreads) rule(td_op o, Step s, Slices t) {
+  RuleMemory &m = *reinterpret_cast<RuleMemory *>(shared_memory());
+  int row = block_x(), first = block_y() * kSlice, n = o.n - first < kSlice ? o.n - first : kSlice;
+  if (row >= s.counts[1]) return;
+  td_draw how = s.draws[row];
+  const float *logits = at<const float>(o.a) + int64_t(row) * o.n + first;
+  if (!how.rules && !how.mask) {
+    if (t.slices) slice_best(logits, n, row, t, m);
+    return;
+  }
+  float *to = at<float>(o.dst) + int64_t(row) * o.n + first;
+  const uint64_t *mask = at<const uint64_t>(o.b) + (int64_t(s.counts[3] & 1) * s.outputs + row) * o.k + first / 64;
+  td_rules r = {-1, 0, 0, -1, 1, 0, 0, 0};
+  const uint64_t *words = s.rules;
+  if (how.rules) {
+    r = *reinterpret_cast<const td_rules *>(s.rules + how.rules - 1);
+    words += how.rules - 1 + int(sizeof(td_rules) / 8);
+  }
+  const uint64_t *allowed = words + first / 64;
+  const td_ban *bans = reinterpret_cast<const td_ban *>(words + (r.allowed > 0 ? r.allowed : 0));
   const td_mark *marks = reinterpret_cast<const td_mark *>(bans + r.bans);
-  int last = r.last < 0 ? -1 : drawn_of(s, s.counts[3] - 1)[r.last];
-  for (int i = thread_id(); i < n; i += kSampleThreads) {
-    float v = allowed_logit(logits, r, allowed, i);
-    to[i] = i == last ? marked(v, r, last_mark({last, 0, 0, 0}, r)) : v;
+  int drawn = r.last < 0 ? -1 : drawn_of(s, s.counts[3] - 1)[r.last], last = drawn - first;
+  for (int i = thread_id(); i < kSlice / 64; i += kSampleThreads) {
+    uint64_t word = !how.mask ? ~uint64_t(0) : first / 64 + i < o.k ? mask[i] : 0;
+    m.mask[i] = word;
+    m.keep[i] = r.allowed < 0 ? word : first / 64 + i < r.allowed ? word & allowed[i] : 0;
   }
   sync();
+#pragma unroll 1
+  for (int from = thread_id(); from < n; from += kTogether * kSampleThreads) {
+    float v[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; j++) {
+      int i = from + j * kSampleThreads;
+      v[j] = i < n && has(m.keep, i) ? logits[i] : -INFINITY;
+    }
+#pragma unroll
+    for (int j = 0; j < kTogether; j++) {
+      int i = from + j * kSampleThreads;
+      if (i < n) to[i] = v[j];
+    }
+  }
+  if (last >= 0 && last < n && last % kSampleThreads == thread_id() && has(m.mask, last))  // by the thread that wrote it
+    to[last] = marked(has(m.keep, last) ? logits[last] : -INFINITY, r, last_mark({last, 0, 0, 0}, r));
+  sync();
+#pragma unroll 1
   for (int i = thread_id(); i < r.marks; i += kSampleThreads) {
     td_mark k = marks[i];
-    if (k.token == last) k = last_mark(k, r);
-    if (k.token >= 0 && k.token < n) to[k.token] = marked(allowed_logit(logits, r, allowed, k.token), r, k);
+    int token = k.token - first;
+    if (token < 0 || token >= n || !has(m.mask, token)) continue;
+    if (token == last) k = last_mark(k, r);
+    to[token] = marked(has(m.keep, token) ? logits[token] : -INFINITY, r, k);
   }
   sync();
+#pragma unroll 1
   for (int i = thread_id(); i < r.bans; i += kSampleThreads) {
     td_ban b = bans[i];
-    if (b.token >= 0 && b.token < n && (b.after < 0 || b.after == last)) to[b.token] = -INFINITY;
+    int token = b.token - first;
+    if (token >= 0 && token < n && (b.after < 0 || b.after == drawn)) to[token] = -INFINITY;
   }
-  sync();
+  if (t.slices) {
+    sync();
+    slice_best(to, n, row, t, m);
+  }
 }
 
 TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
@@ -327,11 +446,7 @@ TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
   if (row >= s.counts[1]) return;
   const float *logits = at<const float>(o.a) + int64_t(row) * o.n;
   td_draw how = s.draws[row];
-  if (how.rules) {
-    float *to = at<float>(o.dst) + int64_t(row) * o.n;
-    rule(logits, to, o.n, *reinterpret_cast<const td_rules *>(s.rules + how.rules - 1), s);
-    logits = to;
-  }
+  if (how.rules || how.mask) logits = at<const float>(o.dst) + int64_t(row) * o.n;
   int best = block_argmax(logits, o.n, m), token = best;
   Draw d = {logits, o.n, logits[best], float(kLog2E / double(how.temperature)), -INFINITY, how.min_p};
   bool greedy = !(how.temperature > 0) || !(d.max - d.max == 0) || !(d.scale - d.scale == 0);

@@ -2,6 +2,7 @@
 #include "../api.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -55,6 +56,9 @@ struct td_device {
   Nccl nccl;
 
   std::unique_ptr<Blas> blas;
+  bool by_slices = false;      // draws are by slices: TD_DRAWS of the environment is "slices" or "only-slices"
+  bool only_slices = false;    // see Slices
+  char *slices = nullptr;      // memory of draws by slices
 
   char *staging[2] = {};
   device::Event staged[2];
@@ -148,7 +152,7 @@ struct td_device {
 
   // choose requests algorithms from cuBLASLt for a plan's products.
   bool choose(const td_plan &p) {
-    Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false};
+    Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false, nullptr, false};
     std::vector<td_op> each;
     for (const td_op &o : p.ops)
       for (int i = 0; i < 3; i++)
@@ -181,8 +185,20 @@ struct td_device {
     return true;
   }
 
+  // slice allocates the memory for a plan's draws by slices. All plans draw from the same logits.
+  bool slice(const td_plan &p) {
+    for (const td_op &o : p.ops) {
+      int64_t zeros = 0, bytes = o.kind == TD_SAMPLE ? slices_bytes(limits.outputs, o.n, zeros) : 0;
+      if (slices || bytes == 0) continue;
+      slices = static_cast<char *>(alloc(bytes));
+      std::vector<char> zero(static_cast<size_t>(zeros));
+      if (!slices || !td_upload(this, reinterpret_cast<td_address>(slices), zero.data(), zeros)) return false;
+    }
+    return true;
+  }
+
   void run(td_plan *p, int from, int to) {
-    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0};
+    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, only_slices};
     for (int i = from; i < to; i++) {
       const td_op &o = p->ops[size_t(i)];
       run_op(r, o);
@@ -221,6 +237,9 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   if (!d) return nullptr;
   d->ordinal = ordinal;
   d->limits = limits;
+  const char *draws = getenv("TD_DRAWS");
+  d->only_slices = draws && !strcmp(draws, "only-slices");
+  d->by_slices = d->only_slices || (draws && !strcmp(draws, "slices"));
   bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal) && device::open(d->copies, ordinal);
   if (ok) device::describe(d->stream, ordinal, &d->info);
   ok = ok && d->stream.error.empty() && d->lay_step();
@@ -323,6 +342,7 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
   p->tokens = tokens;
   p->outputs = outputs;
   if (d->blas && !d->choose(*p)) return nullptr;
+  if (d->by_slices && !d->slice(*p)) return nullptr;
   if (graph) p->graph = device::record(d->stream, [&] { d->run(p.get(), 0, n); });
   if (!d->stream.error.empty()) return nullptr;
   d->plans.push_back(std::move(p));

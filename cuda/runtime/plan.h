@@ -63,6 +63,8 @@ struct Run {
   const Nccl &nccl;
   Blas *blas;       // null: none
   bool one_order;   // the order of sums does not depend on the number of rows
+  char *slices;     // memory of draws by slices; null: one block of threads draws an output
+  bool only_slices; // see Slices
   mutable td_address narrowed = 0;  // the activations that blas->narrowed holds
 
   int rows(const td_op &o) const { return (o.outputs ? outputs : tokens) * (o.slots > 0 ? o.slots : 1); }
@@ -73,6 +75,10 @@ void run_finish(const Run &r);
 void run_ranks(const Run &r, const td_op &o);
 void run_write_host(Stream &s, uint32_t *to, uint32_t number);
 void run_digest(Stream &s, const td_piece *pieces, int n);
+
+// slices_bytes returns the memory that draws from n logits by slices take, of which the first
+// zeros bytes must be zero; 0: such draws are not possible.
+int64_t slices_bytes(int outputs, int n, int64_t &zeros);
 
 // Launch functions, by file of kernels.
 void run_rows(const Run &r, const td_op &o);

@@ -344,20 +344,21 @@ type Ahead interface {
 	// Start is Replay that does not wait. A token of -1-i in the step is what output i
 	// of the step started last samples; that step need not have ended. At most two
 	// steps are started and not finished, and meanwhile Replay must not be called.
-	// Start keeps nothing of step. Only outputs of a Ruler may have Controls. In a row
-	// whose token is -1-i they do not know that token yet; Start samples as they will
-	// be after it.
+	// Start keeps nothing of step. Only outputs of a Ruler may have Controls or a Mask.
+	// In a row whose token is -1-i the Controls do not know that token yet; Start samples
+	// as they will be after it. A Mask is the one after that token.
 	Start(key Key, step *Step, record func()) error
 	// Finish waits for the oldest started step and writes the tokens that its outputs
 	// sampled.
 	Finish(sampled []int32) error
 }
 
-// Ruler is a backend that applies a request's rules on the device.
+// Ruler is a backend that applies a request's rules and masks on the device.
 type Ruler interface {
 	// Rules reports whether the device applies these rules, also after more further
-	// tokens. Once it returns false for some Controls, it always does. Then the host
-	// samples, and the device returns no log-probabilities.
+	// tokens, and the masks of the same outputs. It returns true for nil. Once it returns
+	// false for some Controls, it always does. Then the host samples, and the device
+	// returns no log-probabilities.
 	Rules(c *sample.Controls, more int) bool
 }
 

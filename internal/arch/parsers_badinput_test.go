@@ -59,6 +59,7 @@ var parsed = map[string]string{
 	"bench/report":           "its own reports, by encoding/json into plain fields",
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
+	"cuda":                   "objects of the compiler that it has just run",
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
 	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/config":        "arguments, environment and YAML, which the target of internal/roles passes to it",

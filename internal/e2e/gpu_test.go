@@ -14,7 +14,7 @@ import (
 )
 
 // TestGPUToGPU: prompts whose KV goes from one GPU's memory to the other's, past the hosts', or, where libfabric's provider reaches no GPU, through
-// them, have the tokens and logits that their decode node alone gives them. The GPUs are the kernels' host twin.
+// them, have the tokens and logits that their decode node alone gives them, also under a grammar. The GPUs are the kernels' host twin.
 func TestGPUToGPU(t *testing.T) {
 	twin, err := kernels.Twin("../..", "")
 	if err != nil {
@@ -29,21 +29,32 @@ func TestGPUToGPU(t *testing.T) {
 		for j := range prompt { // the second begins as the first, which both ends have cached
 			prompt[j] = int32((j*11 + j/16*i) % 90)
 		}
-		return &nodepb.Generate{
+		g := &nodepb.Generate{
 			RequestId: "r", Attempt: 1, Prompt: prompt, MaxTokens: 3, IgnoreEos: true, PrefixRoot: uint64(kvcache.Root("tiny", "", "")), Sampling: &nodepb.Sampling{Seed: uint64(100 + i), Temperature: 1},
 		}
+		if i == 2 {
+			of := testGrammars[6]
+			g.MaxTokens, g.Grammar = 0, &nodepb.Grammar{Kind: of.Kind, Text: of.Text, Compact: of.Compact, Version: engine.GrammarVersion, MaxTokens: 6}
+		}
+		return g
 	}
 	alone := newFleet(t, o, nil)
 	var want []trace
-	for i := range 2 {
-		want = append(want, alone.run(t, request(i)))
+	for i := range 3 {
+		g := request(i)
+		want = append(want, alone.run(t, g))
+		if g.Grammar != nil {
+			if _, err := follows(g.Grammar, want[i].tokens, alone.loaded[0].Model.VocabSize()); err != nil {
+				t.Error(err)
+			}
+		}
 	}
 	alone.close()
 	for _, way := range []rdmaTCP{{provider: "shm", gpu: true}, {provider: "tcp"}} {
 		t.Run(way.provider, func(t *testing.T) {
 			f := newFleetOver(t, way, o, &o)
 			defer f.close()
-			for i := range 2 {
+			for i := range 3 {
 				g := request(i)
 				g.Prefill = []string{"prefill"}
 				if err := compare(f.run(t, g), want[i], g); err != nil {

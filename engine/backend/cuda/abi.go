@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 10
+const version = 11
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -74,6 +74,7 @@ type draw struct {
 	position                int32
 	temperature, topP, minP float32
 	topK, probs, rules      int32
+	mask, _                 int32
 }
 
 // rules is td_rules, followed by ban and mark.

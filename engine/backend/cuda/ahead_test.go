@@ -19,6 +19,7 @@ type aheadRows struct {
 	tokens []int32 // of the next step
 	pos    int32
 	params []sample.Params
+	mask   func(row, position int32) []uint64 // nil: none
 }
 
 // drew records the token of a row.
@@ -51,6 +52,9 @@ func (a *aheadRows) step(who, src []int32) *backend.Step {
 		if out.Params.Controls != nil {
 			out.LogProbs = 3
 		}
+		if a.mask != nil {
+			out.Params.Mask = a.mask(w, a.pos+1)
+		}
 		s.Outputs = append(s.Outputs, out)
 	}
 	a.pos++
@@ -75,8 +79,9 @@ func TestStepsAhead(t *testing.T) {
 			who[i] = []int32{0}
 		}
 	}
-	run := func(late string, ahead bool) (all [][]int32) {
+	run := func(late, draws string, ahead bool) (all [][]int32) {
 		t.Setenv("TANDEM_TWIN_LATE", late)
+		t.Setenv("TD_DRAWS", draws)
 		m := sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32)
 		a := &aheadRows{spec: kvSpec(src, backend.F32), tokens: []int32{5, 6, 7, 8, 9}}
 		for i := range 5 {
@@ -84,6 +89,12 @@ func TestStepsAhead(t *testing.T) {
 		}
 		a.params[2].Controls = sample.NewControls(sample.Rules{Frequency: 2, Repetition: 1.8, MinTokens: 5, Stops: []int32{3}}, []int32{7, 8}, nil)
 		a.params[3].Controls = sample.NewControls(sample.Rules{Presence: 3, Allowed: []int32{4, 9, 11, 40, 41, 60}, BadWords: [][]int32{{4, 9}, {11, 11}, {9, 9, 4}}}, nil, nil)
+		a.mask = func(row, position int32) []uint64 { // another one in each step, of rows with and without rules
+			if row < 3 {
+				return nil
+			}
+			return randomMask(rand.New(rand.NewPCG(uint64(row), uint64(position))), 96, 0.4)
+		}
 		var flying [][]int32 // rows of the steps that were started
 		land := func() {
 			sampled := make([]int32, len(flying[0]))
@@ -133,9 +144,9 @@ func TestStepsAhead(t *testing.T) {
 		}
 		return all
 	}
-	want := run("0", false)
-	for _, late := range []string{"1", "77"} {
-		if got := run(late, true); !slices.EqualFunc(got, want, slices.Equal) {
+	want := run("0", "", false)
+	for late, draws := range map[string]string{"1": "", "77": "only-slices"} {
+		if got := run(late, draws, true); !slices.EqualFunc(got, want, slices.Equal) {
 			t.Errorf("late %s: draws are %v, one after the other %v", late, got, want)
 		}
 	}
@@ -165,10 +176,6 @@ func TestStepsAheadRefused(t *testing.T) {
 	ruled.Outputs[1].Params.Controls = tooManyRules()
 	refused("more rules than the device takes", m.Start(ruled))
 	a.pos = 0
-	masked := a.step(rows, nil)
-	masked.Outputs[0].Params.Mask = []uint64{1 << 7}
-	refused("a mask", m.Start(masked))
-	a.pos = 0
 	if err := m.Start(a.step(rows, nil)); err != nil {
 		t.Fatal(err)
 	}
@@ -194,35 +201,4 @@ func tooManyRules() *sample.Controls {
 		r.BadWords = append(r.BadWords, []int32{i % 90, i % 80})
 	}
 	return sample.NewControls(r, nil, nil)
-}
-
-// The host draws where an output has a mask, and the device where it has none.
-func TestMasks(t *testing.T) {
-	src, err := model.OpenDir("../../model/testdata/gqa-tied")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { src.Close() })
-	m := sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32)
-	a := &aheadRows{spec: kvSpec(src, backend.F32), tokens: []int32{5, 6}, params: []sample.Params{{Seed: 1, Temperature: 1}, {Seed: 2, Temperature: 1}}}
-	draw := func(mask []uint64) []int32 {
-		a.pos, a.params[0].Mask = 0, mask
-		s := a.step([]int32{0, 1}, nil)
-		if err := m.Step(s, nil); err != nil {
-			t.Fatal(err)
-		}
-		return s.Sampled
-	}
-	free := draw(nil)
-	for token := int32(0); token < 200; token += 19 {
-		mask := make([]uint64, 4)
-		mask[token/64] = 1 << (token % 64)
-		if got := draw(mask); got[0] != token || got[1] != free[1] {
-			t.Fatalf("drew %v where only token %d is allowed, and %d without a mask", got, token, free[1])
-		}
-	}
-	all := []uint64{1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1, 1<<64 - 1}
-	if got := draw(all); got[0] != free[0] {
-		t.Errorf("drew %d under a mask of all tokens, %d without", got[0], free[0])
-	}
 }

@@ -92,16 +92,16 @@ type CUDA struct {
 	outputDraws []draw        // the sampling parameters of the same outputs
 	started     []startedStep // started steps, at most two, the oldest first
 
-	buffers     []*buffer
-	weights     []*weight
-	angles      map[*backend.Rope]angles
-	routes      []*routing
-	tables      map[backend.Weight]address // expert tables, by their first matrix
-	kv          kvStore
-	gathered    map[backend.Buf]address // scratch of AllGather, by its source
-	ruledLogits map[*buffer]address     // copies of logits after rules, by the logits
-	blas        int                     // cuBLASLt's version; 0: not used
-	noBLAS      error                   // why cuBLASLt is not used
+	buffers  []*buffer
+	weights  []*weight
+	angles   map[*backend.Rope]angles
+	routes   []*routing
+	tables   map[backend.Weight]address // expert tables, by their first matrix
+	kv       kvStore
+	gathered map[backend.Buf]address // scratch of AllGather, by its source
+	sampling map[*buffer]*sampling   // by the logits
+	blas     int                     // cuBLASLt's version; 0: not used
+	noBLAS   error                   // why cuBLASLt is not used
 
 	plans     map[backend.Key]*plan
 	adapt     adapters
@@ -218,7 +218,7 @@ func New(o Options) (*CUDA, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &CUDA{opts: o, plans: make(map[backend.Key]*plan), angles: make(map[*backend.Rope]angles), tables: make(map[backend.Weight]address), ruledLogits: make(map[*buffer]address)}
+	c := &CUDA{opts: o, plans: make(map[backend.Key]*plan), angles: make(map[*backend.Rope]angles), tables: make(map[backend.Weight]address), sampling: make(map[*buffer]*sampling)}
 	n, err := lib.count()
 	if err == nil && o.Device >= n {
 		err = fmt.Errorf("there is no device %d, only %d", o.Device, n)

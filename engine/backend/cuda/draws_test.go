@@ -18,22 +18,35 @@ const drawVocab = 700
 
 // drawCase samples from rows of logits in every way, with ties and log-probabilities. With
 // rules it samples once more after the sampled tokens.
-func drawCase(rules bool) kernelCase {
+func drawCase(rules, masks bool) kernelCase {
 	name, tokens := "draws", 12
 	if rules {
 		name, tokens = "rules", drawVocab // what was drawn is a token of the next step
 	}
-	return kernelCase{name: name, rows: 12, draws: true, rules: rules, make: func(b *bench) func() {
-		x, table := b.buf(drawVocab), b.steps(tokens, drawVocab)
+	if masks {
+		name = "masks"
+	}
+	return kernelCase{name: name, rows: 12, vocab: drawVocab, draws: true, rules: rules, masks: masks, make: func(b *bench) func() {
+		x, table := b.buf(b.vocab), b.steps(tokens, b.vocab)
 		b.inputs = append(b.inputs, func() { b.Embed(x, table) })
 		var err error
-		b.logits, err = b.Alloc(backend.OutputRows, drawVocab)
+		b.logits, err = b.Alloc(backend.OutputRows, b.vocab)
 		b.must(err)
 		return func() {
 			b.Rows(b.logits, x)
 			b.Sample(b.logits)
 		}
 	}}
+}
+
+// sliceCases draw by slices: what drawCase does, and from more than one slice.
+func sliceCases() []kernelCase {
+	all := []kernelCase{drawCase(false, false), drawCase(true, true), drawCase(false, true)}
+	for i := range all {
+		all[i].name, all[i].slices = "slices/"+all[i].name, true
+	}
+	all[2].name, all[2].vocab = "slices/long", 17_000
+	return all
 }
 
 // steps is a table whose rows have numbers of all sizes and, in turn, few, so that many
@@ -117,6 +130,26 @@ func ruleAll(rng *rand.Rand, s *backend.Step) {
 	}
 }
 
+// maskAll gives two of three outputs masks, of many tokens or of few.
+func maskAll(rng *rand.Rand, s *backend.Step, vocab int) {
+	for i := range s.Outputs {
+		if i%3 < 2 {
+			s.Outputs[i].Params.Mask = randomMask(rng, vocab, []float64{0.7, 0.02}[i%3])
+		}
+	}
+}
+
+// randomMask returns a mask with a share of the tokens.
+func randomMask(rng *rand.Rand, vocab int, share float64) []uint64 {
+	mask := make([]uint64, (vocab+63)/64)
+	for token := range vocab {
+		if rng.Float64() < share {
+			mask[token/64] |= 1 << (token % 64)
+		}
+	}
+	return mask
+}
+
 // follow runs a step and one after it, in which output i continues with the token of output
 // i+1. A device gets the second before the first has ended.
 func (c *kernelCase) follow(dev backend.Backend, key backend.Key, first, second *backend.Step, record func()) error {
@@ -160,12 +193,12 @@ func numbers(tokens []int32) (all []float32) {
 
 // drawn returns the results of a step's outputs: tokens, ranks, log-probabilities, the best
 // tokens and theirs. If a backend has none, they are computed from its logits.
-func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results [][]float32) {
+func drawn(dev backend.Backend, logits backend.Buf, vocab int, s *backend.Step) (results [][]float32) {
 	var tokens, ranks, own []float32
 	rows := dev.Download(nil, logits)
 	for i, token := range s.Sampled {
 		n := s.Outputs[i].LogProbs - 1
-		lp, rank, top := sample.LogProbs(sample.Portable{}, rows[i*drawVocab:(i+1)*drawVocab], token, max(n, 0), nil, nil)
+		lp, rank, top := sample.LogProbs(sample.Portable{}, rows[i*vocab:(i+1)*vocab], token, max(n, 0), nil, nil)
 		if scorer, ok := dev.(backend.Scorer); ok && n >= 0 {
 			if lp, rank, top, ok = scorer.LogProbs(i, nil); !ok {
 				lp = float32(math.NaN())
@@ -185,8 +218,16 @@ func drawn(dev backend.Backend, logits backend.Buf, s *backend.Step) (results []
 // a soak 98,050 on the host twin, from rows of one block of sums to more than are made at once, with
 // ties, -Inf and no numbers.
 func TestDrawsAreTheDefinition(t *testing.T) {
+	t.Run("blocks", func(t *testing.T) { drawsAreTheDefinition(t, map[int]int{90: 12, 1200: 6, 9000: 1}) })
+	t.Run("slices", func(t *testing.T) {
+		t.Setenv("TD_DRAWS", "slices")
+		drawsAreTheDefinition(t, map[int]int{90: 6, 9000: 1, 20_000: 1})
+	})
+}
+
+func drawsAreTheDefinition(t *testing.T, vocabularies map[int]int) {
 	rows, rng := drawRows, rand.New(rand.NewPCG(5, 5))
-	for vocab, steps := range map[int]int{90: 12, 1200: 6, 9000: 1} {
+	for vocab, steps := range vocabularies {
 		if steps = max(1, steps*rounds/14); os.Getenv("TANDEM_SOAK") != "" {
 			steps *= 37
 		}

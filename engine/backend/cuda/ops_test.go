@@ -22,6 +22,7 @@ type bench struct {
 	backend.Backend
 	rng     *rand.Rand
 	rows    int
+	vocab   int // of logits
 	results []backend.Buf
 	inputs  []func()
 	logits  backend.Buf // of a case that draws
@@ -117,10 +118,13 @@ func (b *bench) output(cols int) backend.Buf {
 type kernelCase struct {
 	name    string
 	rows    int
+	vocab   int // of a case that draws
 	kv      func(rng *rand.Rand) backend.KVSpec
 	make    func(b *bench) func()
 	draws   bool // each row is an output; see drawAll
 	rules   bool // and each output has rules, in two steps; see ruleAll
+	masks   bool // and most of them have masks; see maskAll
+	slices  bool // draws are by slices, none by a single block
 	adapted bool // the sequences of each step go through adapters, or none
 }
 
@@ -325,7 +329,7 @@ func attentionCases() (all []kernelCase) {
 			}
 		}})
 	}
-	return append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), adaptCase(), drawCase(false), drawCase(true))
+	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
 }
 
 // placeCase norms and turns queries and keys, stores these with values and reads them.
@@ -367,7 +371,7 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 			err = e
 		}
 	}()
-	b := &bench{Backend: dev, rng: rand.New(rand.NewPCG(seed, 9)), rows: c.rows}
+	b := &bench{Backend: dev, rng: rand.New(rand.NewPCG(seed, 9)), rows: c.rows, vocab: c.vocab}
 	steps := []*backend.Step{plainStep(b.rng, c.rows)}
 	if c.kv != nil {
 		spec := c.kv(b.rng)
@@ -385,6 +389,9 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 	if c.draws {
 		outputs = c.rows
 		drawAll(b.rng, steps[0])
+		if c.masks {
+			maskAll(b.rng, steps[0], c.vocab)
+		}
 	}
 	body := c.make(b)
 	record := func() {
@@ -401,7 +408,7 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 		if err := c.follow(dev, key, steps[0], second, record); err != nil {
 			return nil, err
 		}
-		return append(drawn(dev, b.logits, second), numbers(steps[0].Sampled)), nil
+		return append(drawn(dev, b.logits, c.vocab, second), numbers(steps[0].Sampled)), nil
 	}
 	for _, s := range steps {
 		if err := dev.Replay(key, s, record, nil); err != nil {
@@ -411,10 +418,20 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 			results = append(results, dev.Download(nil, y))
 		}
 		if c.draws {
-			results = append(results, drawn(dev, b.logits, s)...)
+			results = append(results, drawn(dev, b.logits, c.vocab, s)...)
 		}
 	}
 	return results, nil
+}
+
+// open opens a device that draws as the case does.
+func (c *kernelCase) open(o Options) (*CUDA, error) {
+	o.Library = libraryPath
+	if c.slices {
+		os.Setenv("TD_DRAWS", "only-slices")
+		defer os.Unsetenv("TD_DRAWS")
+	}
+	return New(o)
 }
 
 // plainStep has rows of no sequence.
@@ -515,7 +532,10 @@ func TestKernels(t *testing.T) {
 			for seed := range n {
 				want := onCPU(t, &c, seed)
 				lib.twin(seed+1, seed%2 == 0, "")
-				dev := openGPU(t, Options{Limits: benchLimits, Eager: seed%2 == 1})
+				dev, err := c.open(Options{Limits: benchLimits, Eager: seed%2 == 1})
+				if err != nil {
+					t.Fatal(err)
+				}
 				got, err := c.run(dev, seed)
 				if err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
@@ -563,7 +583,7 @@ func TestTwinSeesFaults(t *testing.T) {
 // its results.
 func (c *kernelCase) play(lib *library, want [][]float32, seed uint64, skip string) (float64, error) {
 	lib.twin(seed, seed%2 == 1, skip)
-	dev, err := New(Options{Library: libraryPath, Limits: benchLimits})
+	dev, err := c.open(Options{Limits: benchLimits})
 	if err != nil {
 		return 0, err
 	}

@@ -11,13 +11,14 @@ type stop struct{ at, layer int }
 
 // plan is a recorded forward pass.
 type plan struct {
-	ops    []op
-	marks  []stop
-	logits *buffer // the sampled logits; nil: none
-	turned map[*backend.Rope]bool
-	vocab  int // smallest embedding table, 0 without one
-	usesKV bool
-	adapts bool // with adapters
+	ops      []op
+	marks    []stop
+	logits   *buffer   // the sampled logits; nil: none
+	sampling *sampling // of logits
+	turned   map[*backend.Rope]bool
+	vocab    int // smallest embedding table, 0 without one
+	usesKV   bool
+	adapts   bool // with adapters
 
 	whole, eager recorded // whole is a graph for decode steps
 }
@@ -242,13 +243,10 @@ func (c *CUDA) Sample(logits backend.Buf) {
 	if c.opts.Group != nil && c.opts.Group.Rank() > 0 {
 		return
 	}
-	if c.ruledLogits[b] == 0 {
-		var err error
-		c.ruledLogits[b], err = c.reserve(c.limit(b.rows)*b.cols*4, "logits that rules change")
-		need(err == nil, "Sample: %v", err)
-	}
-	c.recording.logits = b
-	c.record(b, op{kind: opSample, n: int32(b.cols), dst: c.ruledLogits[b], a: b.data})
+	m, err := c.samplingOf(b)
+	need(err == nil, "Sample: %v", err)
+	c.recording.logits, c.recording.sampling = b, m
+	c.record(b, op{kind: opSample, n: int32(b.cols), k: int32(m.words), dst: m.ruled, a: b.data, b: m.at})
 }
 
 // Mark records that all KV of a layer has been stored.

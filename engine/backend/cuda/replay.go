@@ -116,10 +116,7 @@ func (c *CUDA) Start(key backend.Key, step *backend.Step, record func()) error {
 		return fmt.Errorf("%w: a third step while two have not been finished", backend.ErrShape)
 	}
 	for i := range step.Outputs {
-		if step.Outputs[i].Params.Mask != nil {
-			return fmt.Errorf("%w: output %d has a mask, which the host applies: such a step is not started ahead", backend.ErrShape, i)
-		}
-		if k := step.Outputs[i].Params.Controls; k != nil && !c.Rules(k, 0) {
+		if k := step.Outputs[i].Params.Controls; !c.Rules(k, 0) {
 			return fmt.Errorf("%w: output %d has rules of %d words, of which the device takes %d: such a step is not started ahead", backend.ErrShape, i, wordsOf(k), ruleWords)
 		}
 	}
@@ -290,12 +287,18 @@ func (c *CUDA) copyStep(p *plan, key backend.Key, step *backend.Step, drawn int)
 			topP: o.Params.TopP, minP: o.Params.MinP, topK: o.Params.TopK, probs: int32(o.LogProbs),
 		}
 		switch k := o.Params.Controls; {
-		case p.logits == nil || k == nil && o.Params.Mask == nil:
-		case o.Params.Mask == nil && c.Rules(k, 0):
-			to.draws[i].rules = to.putRules(step, o)
-		default:
+		case p.logits == nil:
+		case !c.Rules(k, 0):
 			s.controlled = append(s.controlled, i)
 			to.draws[i] = draw{}
+		default:
+			if k != nil {
+				to.draws[i].rules = to.putRules(step, o)
+			}
+			if bits := o.Params.Mask; bits != nil {
+				p.sampling.putMask(int(s.number)&1, i, l.Outputs, bits)
+				to.draws[i].mask = 1
+			}
 		}
 	}
 	return nil

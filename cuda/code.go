@@ -1,0 +1,104 @@
+package cuda
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Machine instructions of 128 bits: the operations that measureCode knows, by their lowest twelve
+// bits.
+const (
+	codeBytes    = 16
+	opBranch     = 0x947
+	opNop        = 0x918
+	opLoad       = 0x981 // from global memory
+	opLoadShared = 0xfae // from global to shared memory
+)
+
+// codeLines returns a line of the compiler's log for each kernel of the cubins in dir: its mangled
+// name, architecture, instructions, and instructions per KB.
+func codeLines(dir string) ([]byte, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.cubin"))
+	if err != nil {
+		return nil, err
+	}
+	var lines []byte
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		name := strings.TrimSuffix(filepath.Base(path), ".cubin") // KERNELS.compute_80.sm_80 or KERNELS.compute_90a
+		arch := "sm" + name[strings.LastIndex(name, "_"):]
+		f, err := elf.NewFile(bytes.NewReader(data))
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		for _, s := range f.Sections {
+			kernel, ok := strings.CutPrefix(s.Name, ".text.")
+			if !ok || s.Type != elf.SHT_PROGBITS {
+				continue
+			}
+			text, err := s.Data()
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", path, s.Name, err)
+			}
+			n, perKB := measureCode(text, arch)
+			lines = fmt.Appendf(lines, "code %s %s %d %d\n", kernel, arch, n, perKB)
+		}
+	}
+	return lines, nil
+}
+
+// measureCode returns the number of a kernel's instructions, and how many of them a warp executes
+// for each KB that it reads: the most of the innermost loops that read at least a KB in a pass, 0
+// without one. Instructions that a pass skips are counted.
+func measureCode(text []byte, arch string) (instructions, perKB int) {
+	type loop struct{ from, to int } // instructions
+	var loops []loop
+	read := make([]int, len(text)/codeBytes+1) // bytes that instructions before this one read, over a warp
+	for i := range len(text) / codeBytes {
+		low, high := binary.LittleEndian.Uint64(text[i*codeBytes:]), binary.LittleEndian.Uint64(text[i*codeBytes+8:])
+		read[i+1] = read[i]
+		switch op := low & 0xfff; op {
+		case opNop:
+			continue
+		case opLoad, opLoadShared:
+			size := 1 << max(0, int(high>>9&7)-2) // 4: a word
+			read[i+1] += 32 * size
+		case opBranch:
+			to := i + 1 + branch(low, high, arch)
+			if to == i {
+				continue // what follows a kernel
+			}
+			if to < i && to >= 0 {
+				loops = append(loops, loop{to, i})
+			}
+		}
+		instructions++
+	}
+	for _, l := range loops {
+		bytes, inner := read[l.to+1]-read[l.from], true
+		for _, other := range loops {
+			inner = inner && (other == l || other.from < l.from || other.to > l.to)
+		}
+		if inner && bytes >= 1024 {
+			perKB = max(perKB, (l.to+1-l.from)*1024/bytes)
+		}
+	}
+	return instructions, perKB
+}
+
+// branch returns the distance of a branch in instructions, from the one after it.
+func branch(low, high uint64, arch string) int {
+	words := int64(low>>34|high<<30) << 16 >> 16 // of four bytes
+	if strings.HasPrefix(arch, "sm_8") {
+		return int(words) / (codeBytes / 4)
+	}
+	return int(words<<8|int64(low>>16&0xff)) / (codeBytes / 4)
+}
