@@ -48,10 +48,15 @@ const (
 type side struct {
 	*ring
 	states []State
-	class  int32 // only nodes of this class; anyClass: all
-	most   int   // result of bound; negative: not computed yet
+	class  int32    // only nodes of this class; anyClass: all
+	most   int      // result of bound; negative: not computed yet
+	far    *remotes // decode: of the prefill nodes
 
 	assumed float64 // rate of nodes that have not computed a prompt; 0: not computed yet
+
+	// Of a survey: the node that fits with the least cost, of equal ones the first by name; -1: none.
+	best  int
+	least float64
 }
 
 // rate returns a node's speed in tokens per second. A node that has not computed a prompt gets the
@@ -82,7 +87,7 @@ func (s *side) fits(i int) bool {
 // compute returns the time until a node has computed the prompt, in seconds.
 func (s *side) compute(r *Request, i int) float64 {
 	n, rate := &s.states[i], s.rate(i)
-	need := max(0, r.Uncached-n.Held)
+	need := max(0, r.Uncached-int(n.Held))
 	return (n.ahead(need, rate) + float64(need)) / rate
 }
 
@@ -100,19 +105,22 @@ func (s *State) ahead(need int, rate float64) float64 {
 // price is compute with the cost for other requests.
 func (s *side) price(r *Request, i int) float64 {
 	n := &s.states[i]
-	return (float64(max(0, n.Queued)) + recompute*float64(max(0, r.Uncached-n.Held))) / s.rate(i)
+	return (float64(max(0, n.Queued)) + recompute*float64(max(0, r.Uncached-int(n.Held)))) / s.rate(i)
 }
 
 // local is compute on a decode node, where streams take part of each step.
-func (s *side) local(r *Request, i int) float64 { return s.compute(r, i) * s.slowed(i) }
+func (s *side) local(r *Request, i int) float64 {
+	return s.compute(r, i) * slowed(int(s.states[i].Load))
+}
 
 // delays returns the time of a prompt on a decode node with the cost for the node's streams.
 func (s *State) delays(local float64) float64 {
 	return local * (1 + delayShare*float64(max(0, s.Load)))
 }
 
-func (s *side) slowed(i int) float64 {
-	return 1 + min(mostInterference, interference*float64(max(0, s.states[i].Load)))
+// slowed returns the factor by which a number of streams makes a prompt's computation longer.
+func slowed(streams int) float64 {
+	return 1 + min(mostInterference, interference*float64(max(0, streams)))
 }
 
 // transfer returns the time of moving n tokens that computing them at rate does not hide, in
@@ -127,27 +135,128 @@ type remotes struct {
 	best [4]struct { // more classes at once do not occur in a working upgrade
 		class   int32
 		seconds float64
+		limit   float64 // of the computation alone, with slack
 	}
 }
 
-func (f *remotes) predict(g *ring, states []State, r *Request) {
-	s := side{ring: g, states: states, most: -1}
-	for i := range states {
-		if !states[i].Usable {
+// predict sets f for the prefill nodes.
+func (f *remotes) predict(s *side, r *Request) {
+	for i := range s.states {
+		n := &s.states[i]
+		if !n.Usable {
 			continue
 		}
-		seconds, at, class := s.compute(r, i)+transferSetup, 0, g.class[i]
+		at, class := 0, s.ring.class[i]
 		for at < f.n && f.best[at].class != class {
 			at++
 		}
-		switch {
-		case at < f.n:
-			f.best[at].seconds = min(f.best[at].seconds, seconds)
-		case f.n < len(f.best):
-			f.best[at].class, f.best[at].seconds = class, seconds
+		if at == f.n {
+			if f.n == len(f.best) {
+				continue
+			}
+			f.best[at].class, f.best[at].seconds, f.best[at].limit = class, math.Inf(1), math.Inf(1)
 			f.n++
 		}
+		best, rate := &f.best[at], n.Rate
+		if !(rate > 0) {
+			rate = s.rate(i)
+		}
+		if n.leastWork(max(0, r.Uncached-int(n.Held))) > best.limit*rate {
+			continue
+		}
+		if c := s.compute(r, i); c+transferSetup < best.seconds {
+			best.seconds, best.limit = c+transferSetup, c*(1+slack)
+		}
 	}
+}
+
+// slack is the relative error that comparisons with products instead of quotients allow for. The
+// error of the few operations is below 1e-15.
+const slack = 1e-12
+
+// leastWork returns a lower bound of the tokens that are computed until a prompt of need tokens is.
+func (s *State) leastWork(need int) float64 {
+	if s.ShortFirst {
+		return float64(need)
+	}
+	return float64(max(0, int(s.Queued)) + need)
+}
+
+// surveyDecode marks the nodes without room for the request, computes bound, and finds the node
+// with the least cost. The cost takes two divisions. A node whose cost is above the least so far,
+// as products show, is left out.
+func (s *side) surveyDecode(r *Request) {
+	s.best, s.least = -1, math.Inf(1)
+	usable, load, limit := 0, 0, math.Inf(1)
+	class, remote := int32(-1), 0.0
+	for i := range s.states {
+		n := &s.states[i]
+		if n.Full = !n.HasRoom(r); !s.fits(i) {
+			continue
+		}
+		requests := max(0, int(n.Load))
+		usable, load = usable+1, load+requests
+		if c := s.ring.class[i]; c != class {
+			class, remote = c, s.far.of(c)
+		}
+		rate := n.Rate
+		if !(rate > 0) {
+			rate = s.rate(i)
+		}
+		others, need := perRequest*float64(requests), r.Uncached-int(n.Held)
+		work := n.leastWork(max(0, need))
+		if math.IsInf(remote, 1) {
+			work = float64(max(0, int(n.Queued))) + recompute*float64(max(0, need))
+		}
+		if work*slowed(requests) > (limit-others)*rate && (need < r.MinRemote || remote+float64(need)*(1/transferRate)+others > limit) {
+			continue
+		}
+		if s.consider(i, s.first(r, i, s.far)) {
+			limit = s.least * (1 + slack)
+		}
+	}
+	s.setBound(usable, load)
+}
+
+// surveyPrefill computes bound, and finds the node with the least price, as surveyDecode does.
+func (s *side) surveyPrefill(r *Request) {
+	s.best, s.least = -1, math.Inf(1)
+	usable, load, limit := 0, 0, math.Inf(1)
+	for i := range s.states {
+		if !s.fits(i) {
+			continue
+		}
+		n := &s.states[i]
+		usable, load = usable+1, load+max(0, int(n.Load))
+		rate := n.Rate
+		if !(rate > 0) {
+			rate = s.rate(i)
+		}
+		if float64(max(0, int(n.Queued)))+recompute*float64(max(0, r.Uncached-int(n.Held))) > limit*rate {
+			continue
+		}
+		if s.consider(i, s.price(r, i)) {
+			limit = s.least * (1 + slack)
+		}
+	}
+	s.setBound(usable, load)
+}
+
+// consider makes a node the best one if it costs less, or as much and is the first by name.
+func (s *side) consider(i int, cost float64) bool {
+	if s.best >= 0 && !(cost < s.least || cost == s.least && s.nodes[i].Name < s.nodes[s.best].Name) {
+		return false
+	}
+	s.best, s.least = i, cost
+	return true
+}
+
+// cost returns the cost of a node for the request, by which the least one is chosen.
+func (s *side) cost(r *Request, i int) float64 {
+	if s.far != nil {
+		return s.first(r, i, s.far)
+	}
+	return s.price(r, i)
 }
 
 func (f *remotes) of(class int32) float64 {
@@ -165,10 +274,10 @@ func (s *side) first(r *Request, i int, far *remotes) float64 {
 	n, remote := &s.states[i], far.of(s.ring.class[i])
 	load := perRequest*float64(max(0, n.Load)) + fullPrice*n.Memory.used()
 	if math.IsInf(remote, 1) {
-		return s.price(r, i)*s.slowed(i) + load
+		return s.price(r, i)*slowed(int(n.Load)) + load
 	}
 	t := s.local(r, i)
-	if need := r.Uncached - n.Held; need >= r.MinRemote {
+	if need := r.Uncached - int(n.Held); need >= r.MinRemote {
 		if remote += float64(need) / transferRate; remote < t || s.forbidden(r, i) {
 			t = remote
 		}
@@ -176,29 +285,19 @@ func (s *side) first(r *Request, i int, far *remotes) float64 {
 	return t + load
 }
 
-// nearest returns the home of the request, or the node that is clearly faster by cost. It returns
-// -1 if no node is usable.
-func (s *side) nearest(r *Request, cost func(int) float64) (int, Reason) {
+// nearest returns the home of the request, or the best node of the survey if it is clearly faster.
+// It returns -1 if no node is usable.
+func (s *side) nearest(r *Request) (int, Reason) {
 	home, reason := s.home(r.Key)
 	if home < 0 || !s.informed() {
 		return home, reason
 	}
-	best, least := home, cost(home)
-	limit := least
-	for i := range s.states {
-		if !s.fits(i) || i == home {
-			continue
-		}
-		c := cost(i)
-		if c < least || c == least && best != home && s.nodes[i].Name < s.nodes[best].Name {
-			best, least = i, c
-		}
-	}
-	if best == home || limit <= least*(1+stickShare)+stickTime {
+	best := s.best
+	if best == home || s.cost(r, home) <= s.least*(1+stickShare)+stickTime {
 		return home, reason
 	}
 	if r.Shared {
-		best = s.draw(r, best, least, cost)
+		best = s.draw(r)
 	}
 	switch {
 	case best == home:
@@ -211,10 +310,10 @@ func (s *side) nearest(r *Request, cost func(int) float64) (int, Reason) {
 
 // draw returns a random node of those that cost at most tieShare more than the best and hold as
 // much of the prompt.
-func (s *side) draw(r *Request, best int, least float64, cost func(int) float64) int {
-	at, n, bits := best, uint64(0), r.Draw
+func (s *side) draw(r *Request) int {
+	at, n, bits := s.best, uint64(0), r.Draw
 	for i := range s.states {
-		if !s.fits(i) || s.states[i].Held < s.states[best].Held || cost(i) > least*(1+tieShare) {
+		if !s.fits(i) || s.states[i].Held < s.states[s.best].Held || s.cost(r, i) > s.least*(1+tieShare) {
 			continue
 		}
 		n++

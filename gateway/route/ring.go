@@ -99,7 +99,7 @@ func (s *side) home(key kvcache.Hash) (int, Reason) {
 			if reason == ReasonPrefix {
 				reason = ReasonHealth
 			}
-		case s.states[n].Load >= bound:
+		case int(s.states[n].Load) >= bound:
 			reason = ReasonLoad
 		default:
 			return n, reason
@@ -122,7 +122,7 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 				return dst
 			}
 			n := int(s.point(at + i).node)
-			if s.fits(n) && (s.states[n].Load < bound) == within && !slices.Contains(dst[start:], n) {
+			if s.fits(n) && (int(s.states[n].Load) < bound) == within && !slices.Contains(dst[start:], n) {
 				dst = append(dst, n)
 			}
 		}
@@ -141,11 +141,16 @@ func (s *side) bound() int {
 	for i := range s.states {
 		if s.fits(i) {
 			usable++
-			load += max(s.states[i].Load, 0)
+			load += max(int(s.states[i].Load), 0)
 		}
 	}
+	s.setBound(usable, load)
+	return s.most
+}
+
+// setBound sets the result of bound for so many usable nodes with room and their load.
+func (s *side) setBound(usable, load int) {
 	if s.most = 0; usable > 0 {
 		s.most = int(math.Ceil(LoadBound * float64(load+1) / float64(usable)))
 	}
-	return s.most
 }
