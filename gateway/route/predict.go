@@ -54,9 +54,7 @@ type side struct {
 
 	assumed float64 // rate of nodes that have not computed a prompt; 0: not computed yet
 
-	// Of a survey: the node that fits with the least cost, of equal ones the first by name; -1: none.
-	best  int
-	least float64
+	survey
 }
 
 // rate returns a node's speed in tokens per second. A node that has not computed a prompt gets the
@@ -132,123 +130,159 @@ func transfer(n int, rate float64) float64 {
 // remotes has the time of the best prefill node of each numerics class.
 type remotes struct {
 	n    int
-	best [4]struct { // more classes at once do not occur in a working upgrade
-		class   int32
-		seconds float64
-		limit   float64 // of the computation alone, with slack
-	}
+	best [4]remote // more classes at once do not occur in a working upgrade
 }
 
-// predict sets f for the prefill nodes.
+// remote has the prefill nodes of a class.
+type remote struct {
+	class   int32
+	seconds float64
+	limit   float64 // seconds without transferSetup, with slack
+	survey
+}
+
+// predict surveys the prefill nodes of each class in one pass.
 func (f *remotes) predict(s *side, r *Request) {
+	last := -1
 	for i := range s.states {
 		n := &s.states[i]
 		if !n.Usable {
 			continue
 		}
-		at, class := 0, s.ring.class[i]
-		for at < f.n && f.best[at].class != class {
-			at++
-		}
-		if at == f.n {
-			if f.n == len(f.best) {
+		if class := s.ring.class[i]; last < 0 || f.best[last].class != class {
+			if last = f.find(class); last < 0 {
 				continue
 			}
-			f.best[at].class, f.best[at].seconds, f.best[at].limit = class, math.Inf(1), math.Inf(1)
-			f.n++
 		}
-		best, rate := &f.best[at], n.Rate
+		best, rate := &f.best[last], n.Rate
 		if !(rate > 0) {
 			rate = s.rate(i)
 		}
-		if n.leastWork(max(0, r.Uncached-int(n.Held))) > best.limit*rate {
+		queued, need := max(0, int(n.Queued)), max(0, r.Uncached-int(n.Held))
+		if !(float64(n.leastAhead()+need) > best.limit*rate) {
+			if c := s.compute(r, i); c+transferSetup < best.seconds {
+				best.seconds, best.limit = c+transferSetup, c*(1+slack)
+			}
+		}
+		if n.Full {
 			continue
 		}
-		if c := s.compute(r, i); c+transferSetup < best.seconds {
-			best.seconds, best.limit = c+transferSetup, c*(1+slack)
+		best.usable, best.load = best.usable+1, best.load+max(0, int(n.Load))
+		if !(float64(queued+recompute*need) > best.priceLimit*rate) {
+			best.consider(s, i, s.price(r, i))
 		}
 	}
+}
+
+// find returns the index in f of a class, which it adds; -1: there are too many.
+func (f *remotes) find(class int32) int {
+	for i := range f.n {
+		if f.best[i].class == class {
+			return i
+		}
+	}
+	if f.n == len(f.best) {
+		return -1
+	}
+	f.best[f.n] = remote{class: class, seconds: math.Inf(1), limit: math.Inf(1), survey: newSurvey()}
+	f.n++
+	return f.n - 1
 }
 
 // slack is the relative error that comparisons with products instead of quotients allow for. The
 // error of the few operations is below 1e-15.
 const slack = 1e-12
 
-// leastWork returns a lower bound of the tokens that are computed until a prompt of need tokens is.
-func (s *State) leastWork(need int) float64 {
+// leastAhead returns a lower bound of what ahead returns.
+func (s *State) leastAhead() int {
 	if s.ShortFirst {
-		return float64(need)
+		return 0
 	}
-	return float64(max(0, int(s.Queued)) + need)
+	return max(0, int(s.Queued))
 }
 
-// surveyDecode marks the nodes without room for the request, computes bound, and finds the node
-// with the least cost. The cost takes two divisions. A node whose cost is above the least so far,
-// as products show, is left out.
-func (s *side) surveyDecode(r *Request) {
-	s.best, s.least = -1, math.Inf(1)
-	usable, load, limit := 0, 0, math.Inf(1)
-	class, remote := int32(-1), 0.0
-	for i := range s.states {
-		n := &s.states[i]
-		if n.Full = !n.HasRoom(r); !s.fits(i) {
-			continue
-		}
-		requests := max(0, int(n.Load))
-		usable, load = usable+1, load+requests
-		if c := s.ring.class[i]; c != class {
-			class, remote = c, s.far.of(c)
-		}
-		rate := n.Rate
-		if !(rate > 0) {
-			rate = s.rate(i)
-		}
-		others, need := perRequest*float64(requests), r.Uncached-int(n.Held)
-		work := n.leastWork(max(0, need))
-		if math.IsInf(remote, 1) {
-			work = float64(max(0, int(n.Queued))) + recompute*float64(max(0, need))
-		}
-		if work*slowed(requests) > (limit-others)*rate && (need < r.MinRemote || remote+float64(need)*(1/transferRate)+others > limit) {
-			continue
-		}
-		if s.consider(i, s.first(r, i, s.far)) {
-			limit = s.least * (1 + slack)
-		}
-	}
-	s.setBound(usable, load)
+// survey has the nodes that fit: their number, their load, and the one with the least cost, of equal
+// ones the first by name.
+type survey struct {
+	usable, load int
+	best         int // -1: none
+	least        float64
+	priceLimit   float64 // least with slack
 }
 
-// surveyPrefill computes bound, and finds the node with the least price, as surveyDecode does.
-func (s *side) surveyPrefill(r *Request) {
-	s.best, s.least = -1, math.Inf(1)
-	usable, load, limit := 0, 0, math.Inf(1)
-	for i := range s.states {
-		if !s.fits(i) {
-			continue
-		}
-		n := &s.states[i]
-		usable, load = usable+1, load+max(0, int(n.Load))
-		rate := n.Rate
-		if !(rate > 0) {
-			rate = s.rate(i)
-		}
-		if float64(max(0, int(n.Queued)))+recompute*float64(max(0, r.Uncached-int(n.Held))) > limit*rate {
-			continue
-		}
-		if s.consider(i, s.price(r, i)) {
-			limit = s.least * (1 + slack)
-		}
-	}
-	s.setBound(usable, load)
-}
+func newSurvey() survey { return survey{best: -1, least: math.Inf(1), priceLimit: math.Inf(1)} }
 
 // consider makes a node the best one if it costs less, or as much and is the first by name.
-func (s *side) consider(i int, cost float64) bool {
-	if s.best >= 0 && !(cost < s.least || cost == s.least && s.nodes[i].Name < s.nodes[s.best].Name) {
-		return false
+func (x *survey) consider(s *side, i int, cost float64) {
+	if x.best < 0 || cost < x.least || cost == x.least && s.nodes[i].Name < s.nodes[x.best].Name {
+		x.best, x.least, x.priceLimit = i, cost, cost*(1+slack)
 	}
-	s.best, s.least = i, cost
-	return true
+}
+
+// surveyDecode marks the nodes without room for the request, and surveys the others. The cost of a
+// node takes two divisions. A node whose cost is above the least so far, as products show, is left
+// out: its time is at least that of the work before the first token, at the node's rate, or that of
+// the prefill node.
+func (s *side) surveyDecode(r *Request) {
+	x := newSurvey()
+	class, remote, weight := int32(-1), 0.0, 1
+	need, room := -1, 0 // of the node before; how much load a remote prefill leaves room for
+	for i := range s.states {
+		n := &s.states[i]
+		if n.Full = n.Memory.Total != 0 && !n.HasRoom(r); !s.fits(i) {
+			continue
+		}
+		load := max(0, int(n.Load))
+		x.usable, x.load = x.usable+1, x.load+load
+		rate, missing := n.Rate, r.Uncached-int(n.Held)
+		if !(rate > 0) {
+			rate = s.rate(i)
+		}
+		if c := s.ring.class[i]; c != class || missing != need {
+			class, need, remote = c, missing, s.far.of(c)
+			room = loadRoom(r, need, remote, x.priceLimit)
+			if weight = 1; math.IsInf(remote, 1) {
+				weight = recompute
+			}
+		}
+		work := (n.leastAhead() + weight*max(0, missing)) * (mostSlow + min(mostSlow, load))
+		if float64(work) > x.priceLimit*mostSlow*rate && load > room {
+			continue
+		}
+		x.consider(s, i, s.first(r, i, s.far))
+		room = loadRoom(r, need, remote, x.priceLimit)
+	}
+	s.survey = x
+	s.setBound()
+}
+
+// mostSlow is the number of streams from which slowed does not grow.
+const mostSlow = mostInterference / interference
+
+// loadRoom returns the largest load with which a decode node that lacks need tokens may cost at most
+// limit, if a prefill node computes them; -1: none may.
+func loadRoom(r *Request, need int, remote, limit float64) int {
+	if need < r.MinRemote || math.IsInf(remote, 1) {
+		return -1
+	}
+	room := math.Floor((limit - remote - float64(need)/transferRate) / perRequest)
+	return int(min(max(room, -1), math.MaxInt32))
+}
+
+// surveyPrefill surveys the prefill nodes of side.class, of which predict has done most.
+func (s *side) surveyPrefill(r *Request, far *remotes) {
+	s.survey = newSurvey()
+	if at := far.find(s.class); at >= 0 && (s.class != anyClass || far.n == 1) {
+		s.survey = far.best[at].survey
+	} else {
+		for i := range s.states {
+			if s.fits(i) {
+				s.usable, s.load = s.usable+1, s.load+max(0, int(s.states[i].Load))
+				s.consider(s, i, s.price(r, i))
+			}
+		}
+	}
+	s.setBound()
 }
 
 // cost returns the cost of a node for the request, by which the least one is chosen.

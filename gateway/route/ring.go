@@ -137,20 +137,20 @@ func (s *side) bound() int {
 	if s.most >= 0 {
 		return s.most
 	}
-	usable, load := 0, 0
+	s.usable, s.load = 0, 0
 	for i := range s.states {
 		if s.fits(i) {
-			usable++
-			load += max(int(s.states[i].Load), 0)
+			s.usable++
+			s.load += max(int(s.states[i].Load), 0)
 		}
 	}
-	s.setBound(usable, load)
+	s.setBound()
 	return s.most
 }
 
-// setBound sets the result of bound for so many usable nodes with room and their load.
-func (s *side) setBound(usable, load int) {
-	if s.most = 0; usable > 0 {
-		s.most = int(math.Ceil(LoadBound * float64(load+1) / float64(usable)))
+// setBound sets the result of bound for the nodes of the survey.
+func (s *side) setBound() {
+	if s.most = 0; s.usable > 0 {
+		s.most = int(math.Ceil(LoadBound * float64(s.load+1) / float64(s.usable)))
 	}
 }

@@ -192,7 +192,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	prefill.class = t.decode.class[d.Decode]
 	var best int
 	if r.Policy == Prefix {
-		prefill.surveyPrefill(&r)
+		prefill.surveyPrefill(&r, &far)
 		best, _ = prefill.nearest(&r)
 	} else {
 		best, _ = prefill.byPolicy(&r)
