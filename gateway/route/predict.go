@@ -143,22 +143,25 @@ type remote struct {
 
 // predict surveys the prefill nodes of each class in one pass.
 func (f *remotes) predict(s *side, r *Request) {
-	last := -1
-	for i := range s.states {
-		n := &s.states[i]
+	best := &remote{class: -1}
+	states, uncached := s.states, r.Uncached // a loop over local variables is a fifth faster
+	classes := s.ring.class[:len(states)]
+	for i := range states {
+		n := &states[i]
 		if !n.Usable {
 			continue
 		}
-		if class := s.ring.class[i]; last < 0 || f.best[last].class != class {
-			if last = f.find(class); last < 0 {
+		if classes[i] != best.class {
+			if best = f.find(classes[i]); best == nil {
+				best = &remote{class: -1}
 				continue
 			}
 		}
-		best, rate := &f.best[last], n.Rate
+		rate := n.Rate
 		if !(rate > 0) {
 			rate = s.rate(i)
 		}
-		queued, need := max(0, int(n.Queued)), max(0, r.Uncached-int(n.Held))
+		queued, need := max(0, int(n.Queued)), max(0, uncached-int(n.Held))
 		if !(float64(n.leastAhead()+need) > best.limit*rate) {
 			if c := s.compute(r, i); c+transferSetup < best.seconds {
 				best.seconds, best.limit = c+transferSetup, c*(1+slack)
@@ -174,19 +177,19 @@ func (f *remotes) predict(s *side, r *Request) {
 	}
 }
 
-// find returns the index in f of a class, which it adds; -1: there are too many.
-func (f *remotes) find(class int32) int {
+// find returns the prefill nodes of a class, which it adds; nil: there are too many classes.
+func (f *remotes) find(class int32) *remote {
 	for i := range f.n {
 		if f.best[i].class == class {
-			return i
+			return &f.best[i]
 		}
 	}
 	if f.n == len(f.best) {
-		return -1
+		return nil
 	}
 	f.best[f.n] = remote{class: class, seconds: math.Inf(1), limit: math.Inf(1), survey: newSurvey()}
 	f.n++
-	return f.n - 1
+	return &f.best[f.n-1]
 }
 
 // slack is the relative error that comparisons with products instead of quotients allow for. The
@@ -227,18 +230,20 @@ func (s *side) surveyDecode(r *Request) {
 	x := newSurvey()
 	class, remote, weight := int32(-1), 0.0, 1
 	need, room := -1, 0 // of the node before; how much load a remote prefill leaves room for
-	for i := range s.states {
-		n := &s.states[i]
-		if n.Full = n.Memory.Total != 0 && !n.HasRoom(r); !s.fits(i) {
+	states, uncached := s.states, r.Uncached
+	classes := s.ring.class[:len(states)]
+	for i := range states { // a decode side is of any class
+		n := &states[i]
+		if n.Full = n.Memory.Total != 0 && !n.HasRoom(r); n.Full || !n.Usable {
 			continue
 		}
 		load := max(0, int(n.Load))
 		x.usable, x.load = x.usable+1, x.load+load
-		rate, missing := n.Rate, r.Uncached-int(n.Held)
+		rate, missing := n.Rate, uncached-int(n.Held)
 		if !(rate > 0) {
 			rate = s.rate(i)
 		}
-		if c := s.ring.class[i]; c != class || missing != need {
+		if c := classes[i]; c != class || missing != need {
 			class, need, remote = c, missing, s.far.of(c)
 			room = loadRoom(r, need, remote, x.priceLimit)
 			if weight = 1; math.IsInf(remote, 1) {
@@ -272,8 +277,8 @@ func loadRoom(r *Request, need int, remote, limit float64) int {
 // surveyPrefill surveys the prefill nodes of side.class, of which predict has done most.
 func (s *side) surveyPrefill(r *Request, far *remotes) {
 	s.survey = newSurvey()
-	if at := far.find(s.class); at >= 0 && (s.class != anyClass || far.n == 1) {
-		s.survey = far.best[at].survey
+	if of := far.find(s.class); of != nil && (s.class != anyClass || far.n == 1) {
+		s.survey = of.survey
 	} else {
 		for i := range s.states {
 			if s.fits(i) {
