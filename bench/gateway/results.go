@@ -273,8 +273,8 @@ func verdicts(all map[string]*result) string {
 	return b.String()
 }
 
-// mostDecision and mostDecision10000 bound the CPU time of a routing decision with the view of 1,000
-// and 10,000 nodes, in µs.
+// mostDecision and mostDecision10000 bound the CPU time of a routing decision with the view of
+// 1,000 and 10,000 nodes, in µs.
 const mostDecision, mostDecision10000 = 20.0, 60.0
 
 func word(ok bool) string {

@@ -127,24 +127,24 @@ func transfer(n int, rate float64) float64 {
 	return transferSetup + max(0, float64(n)/transferRate-float64(n)/rate)
 }
 
-// remotes has the time of the best prefill node of each numerics class.
+// remotes has the prefill nodes of each numerics class.
 type remotes struct {
 	n    int
 	best [4]remote // more classes at once do not occur in a working upgrade
 }
 
-// remote has the prefill nodes of a class.
+// remote has the usable prefill nodes of a class.
 type remote struct {
-	class   int32
-	seconds float64
-	limit   float64 // seconds without transferSetup, with slack
+	class        int32
+	seconds      float64 // of the fastest node
+	secondsLimit float64 // without transferSetup, with slack
 	survey
 }
 
 // predict surveys the prefill nodes of each class in one pass.
 func (f *remotes) predict(s *side, r *Request) {
-	best := &remote{class: -1}
-	states, uncached := s.states, r.Uncached // a loop over local variables is a fifth faster
+	none := &remote{class: -1}
+	best, states, uncached := none, s.states, r.Uncached // the loop does not load local variables anew
 	classes := s.ring.class[:len(states)]
 	for i := range states {
 		n := &states[i]
@@ -153,7 +153,7 @@ func (f *remotes) predict(s *side, r *Request) {
 		}
 		if classes[i] != best.class {
 			if best = f.find(classes[i]); best == nil {
-				best = &remote{class: -1}
+				best = none
 				continue
 			}
 		}
@@ -162,16 +162,16 @@ func (f *remotes) predict(s *side, r *Request) {
 			rate = s.rate(i)
 		}
 		queued, need := max(0, int(n.Queued)), max(0, uncached-int(n.Held))
-		if !(float64(n.leastAhead()+need) > best.limit*rate) {
+		if !(float64(n.leastAhead()+need) > best.secondsLimit*rate) {
 			if c := s.compute(r, i); c+transferSetup < best.seconds {
-				best.seconds, best.limit = c+transferSetup, c*(1+slack)
+				best.seconds, best.secondsLimit = c+transferSetup, c*(1+slack)
 			}
 		}
 		if n.Full {
 			continue
 		}
 		best.usable, best.load = best.usable+1, best.load+max(0, int(n.Load))
-		if !(float64(queued+recompute*need) > best.priceLimit*rate) {
+		if !(float64(queued+recompute*need) > best.limit*rate) {
 			best.consider(s, i, s.price(r, i))
 		}
 	}
@@ -187,7 +187,7 @@ func (f *remotes) find(class int32) *remote {
 	if f.n == len(f.best) {
 		return nil
 	}
-	f.best[f.n] = remote{class: class, seconds: math.Inf(1), limit: math.Inf(1), survey: newSurvey()}
+	f.best[f.n] = remote{class: class, seconds: math.Inf(1), secondsLimit: math.Inf(1), survey: newSurvey()}
 	f.n++
 	return &f.best[f.n-1]
 }
@@ -204,21 +204,21 @@ func (s *State) leastAhead() int {
 	return max(0, int(s.Queued))
 }
 
-// survey has the nodes that fit: their number, their load, and the one with the least cost, of equal
-// ones the first by name.
+// survey has the nodes that fit: their number, their load, and the one with the least cost. Of
+// nodes with equal costs it is the first by name.
 type survey struct {
 	usable, load int
 	best         int // -1: none
 	least        float64
-	priceLimit   float64 // least with slack
+	limit        float64 // least with slack
 }
 
-func newSurvey() survey { return survey{best: -1, least: math.Inf(1), priceLimit: math.Inf(1)} }
+func newSurvey() survey { return survey{best: -1, least: math.Inf(1), limit: math.Inf(1)} }
 
 // consider makes a node the best one if it costs less, or as much and is the first by name.
 func (x *survey) consider(s *side, i int, cost float64) {
 	if x.best < 0 || cost < x.least || cost == x.least && s.nodes[i].Name < s.nodes[x.best].Name {
-		x.best, x.least, x.priceLimit = i, cost, cost*(1+slack)
+		x.best, x.least, x.limit = i, cost, cost*(1+slack)
 	}
 }
 
@@ -245,17 +245,17 @@ func (s *side) surveyDecode(r *Request) {
 		}
 		if c := classes[i]; c != class || missing != need {
 			class, need, remote = c, missing, s.far.of(c)
-			room = loadRoom(r, need, remote, x.priceLimit)
+			room = loadRoom(r, need, remote, x.limit)
 			if weight = 1; math.IsInf(remote, 1) {
 				weight = recompute
 			}
 		}
 		work := (n.leastAhead() + weight*max(0, missing)) * (mostSlow + min(mostSlow, load))
-		if float64(work) > x.priceLimit*mostSlow*rate && load > room {
+		if float64(work) > x.limit*mostSlow*rate && load > room {
 			continue
 		}
 		x.consider(s, i, s.first(r, i, s.far))
-		room = loadRoom(r, need, remote, x.priceLimit)
+		room = loadRoom(r, need, remote, x.limit)
 	}
 	s.survey = x
 	s.setBound()
@@ -264,8 +264,8 @@ func (s *side) surveyDecode(r *Request) {
 // mostSlow is the number of streams from which slowed does not grow.
 const mostSlow = mostInterference / interference
 
-// loadRoom returns the largest load with which a decode node that lacks need tokens may cost at most
-// limit, if a prefill node computes them; -1: none may.
+// loadRoom returns the largest load with which a decode node that lacks need tokens may cost at
+// most limit, if a prefill node computes them; -1: no load.
 func loadRoom(r *Request, need int, remote, limit float64) int {
 	if need < r.MinRemote || math.IsInf(remote, 1) {
 		return -1

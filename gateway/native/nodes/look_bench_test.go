@@ -136,6 +136,7 @@ func benchmarkLook(b *testing.B, nodes, blocks int) {
 func BenchmarkLookAndPickParallel(b *testing.B) {
 	s, prompt := largeFleet(1000, 1000)
 	b.ReportAllocs()
+	b.ResetTimer()
 	began := cpuTime(b)
 	b.RunParallel(func(p *testing.PB) {
 		ranks, last := make([]int, 0, route.MaxPrefill), route.Decision{Decode: -1}
