@@ -15,8 +15,8 @@ import (
 
 // route decides where a prompt with nOut tokens of output is computed. From minRemote uncached
 // tokens on, a prefill node may compute them. Decode nodes of class are preferred, unless it is
-// empty. view is of fleet, and stays the caller's. Nodes whose connection has closed are chosen only
-// if no others are usable.
+// empty. view is of fleet, and stays the caller's. A node whose connection has closed is chosen
+// only if no other is usable.
 func (fl *Fleet) route(fleet *nodes.Snapshot, view *nodes.RouteView, m *Model, p *render.Prompt, how *exchange.RouteHints, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
 	n := len(p.Tokens) + nOut - 1 // decode nodes compute the last token
 	q := m.query(p, n)

@@ -144,7 +144,7 @@ type remote struct {
 // predict surveys the prefill nodes of each class in one pass.
 func (f *remotes) predict(s *side, r *Request) {
 	none := &remote{class: -1}
-	best, states, uncached := none, s.states, r.Uncached // the loop does not load local variables anew
+	best, states, uncached := none, s.states, r.Uncached // local variables make the loop faster
 	classes := s.ring.class[:len(states)]
 	for i := range states {
 		n := &states[i]
