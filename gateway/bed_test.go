@@ -170,12 +170,12 @@ func (b *bed) close() {
 		b.Errorf("%d requests still counted as in flight", n)
 	}
 	for _, n := range b.g.native.Nodes.Now().Decode {
-		if f := n.InFlight.Load(); f != 0 {
+		if f := n.InFlight(); f != 0 {
 			b.Errorf("%d attempts still counted on %s", f, n.Name)
 		}
 	}
 	for _, n := range b.g.native.Nodes.Now().Prefill {
-		if f := n.InFlight.Load(); f != 0 {
+		if f := n.InFlight(); f != 0 {
 			b.Errorf("%d prefills still counted on %s", f, n.Name)
 		}
 	}

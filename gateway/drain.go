@@ -72,7 +72,7 @@ func (g *Gateway) drainNode(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	m := n.Member()
-	d := drained{Node: m.Name, Role: m.Role, Draining: !cancel, InFlight: n.InFlight.Load()}
+	d := drained{Node: m.Name, Role: m.Role, Draining: !cancel, InFlight: n.InFlight()}
 	if !cancel {
 		d.Timeout = timeout.Seconds()
 	}

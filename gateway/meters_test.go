@@ -10,7 +10,6 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
-	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -80,8 +79,8 @@ func TestSecondAttemptsAreNotForetold(t *testing.T) {
 		n.Send(rpc.FrameStats, &nodepb.Stats{PrefillTokensPerS: 1000})
 	}
 	b.until(func() bool {
-		var v route.View
-		b.g.native.Nodes.Now().Look(&v, nodes.Query{})
+		v := b.g.native.Nodes.Now().View()
+		v.Look(nodes.Query{})
 		return v.Decode[0].Rate > 0 && v.Decode[1].Rate > 0
 	})
 	if r := b.post("/v1/completions", `{"prompt":"x","max_tokens":2}`); r.StatusCode != 200 {

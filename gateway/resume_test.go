@@ -8,7 +8,6 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
-	"github.com/tandem-serving/tandem/gateway/route"
 	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -280,8 +279,8 @@ func TestStalledNode(t *testing.T) {
 		fleet := b.g.native.Nodes.Now()
 		usable := func() int {
 			n := 0
-			var v route.View
-			fleet.Look(&v, nodes.Query{Fingerprint: 7})
+			v := fleet.View()
+			v.Look(nodes.Query{Fingerprint: 7})
 			for _, s := range v.Decode {
 				if s.Usable {
 					n++

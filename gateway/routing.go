@@ -62,7 +62,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	see := func(role string, nodes []*nodes.Node, states []route.State) {
 		for i, n := range nodes {
 			s := &states[i]
-			e.Nodes = append(e.Nodes, routeNode{n.Name, role, s.Usable, s.Load, s.Held, s.Queued, s.Rate, s.Full})
+			e.Nodes = append(e.Nodes, routeNode{n.Name, role, s.Usable, int(s.Load), int(s.Held), int(s.Queued), s.Rate, s.Full})
 		}
 	}
 	see("decode", fleet.Decode, view.Decode)

@@ -151,9 +151,10 @@ func measure(ctx context.Context, o *options, part string) (*result, error) {
 	return res, nil
 }
 
-// decision runs the Go benchmarks of routing decisions.
+// decision runs the Go benchmarks of routing decisions: the choice alone, and with the view of the
+// nodes, over 1,000 and 10,000 nodes.
 func decision(ctx context.Context, res *result) error {
-	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Decision|LookAndPick)$", "./gateway/route", "./gateway/native/nodes")
+	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", "^Benchmark(Decision|LookAndPick)(10000)?$", "./gateway/route", "./gateway/native/nodes")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%w\n%s", err, out)
@@ -172,7 +173,7 @@ func decision(ctx context.Context, res *result) error {
 			res.add(name, f[i+1], v)
 		}
 	}
-	if len(res.Samples) != 2 {
+	if len(res.Samples) != 4 {
 		return errors.New("go test printed no such benchmarks:\n" + string(out))
 	}
 	return nil

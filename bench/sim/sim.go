@@ -131,9 +131,9 @@ type gateway struct {
 	view     route.View
 	index    *route.Index
 	match    []int32
-	own      []route.State // Load and Queued: what it has sent
-	reported []route.State // the same, from the nodes' last heartbeats
-	events   []blockEvent  // in flight, in order of arrival
+	own      []route.Sent // Requests and Queued: what it has sent
+	reported []route.Sent // the same, from the nodes' last heartbeats
+	events   []blockEvent // in flight, in order of arrival
 }
 
 // blockEvent is a change of a node's cache on its way to a gateway.
@@ -229,7 +229,7 @@ func newFleet(o Options) *fleet {
 	}
 	f.table = route.New([]route.Node{{Name: "decode"}}, names)
 	for range max(1, o.Gateways) {
-		g := &gateway{index: route.NewIndex(), match: make([]int32, o.Nodes), own: make([]route.State, o.Nodes), reported: make([]route.State, o.Nodes)}
+		g := &gateway{index: route.NewIndex(), match: make([]int32, o.Nodes), own: make([]route.Sent, o.Nodes), reported: make([]route.Sent, o.Nodes)}
 		g.index.Grow(o.Nodes)
 		g.view = route.View{Decode: []route.State{{Usable: true}}, Prefill: make([]route.State, o.Nodes)}
 		f.gateways = append(f.gateways, g)
@@ -239,9 +239,9 @@ func newFleet(o Options) *fleet {
 
 // heartbeat reports the load of the next node to every gateway.
 func (f *fleet) heartbeat() {
-	var s route.State
+	var s route.Sent
 	for _, g := range f.gateways {
-		s.Load, s.Queued = s.Load+g.own[f.beat].Load, s.Queued+g.own[f.beat].Queued
+		s.Requests, s.Queued = s.Requests+g.own[f.beat].Requests, s.Queued+g.own[f.beat].Queued
 	}
 	for _, g := range f.gateways {
 		g.reported[f.beat] = s
@@ -281,13 +281,13 @@ func (f *fleet) pick(g *gateway, q *Request, draw uint64) (node, claimed int) {
 	g.index.Match(q.Blocks, g.match)
 	for i, n := range g.match {
 		g.view.Prefill[i] = route.State{
-			Usable: true, Rate: f.o.Rate, Held: min(int(n)*f.o.BlockTokens, q.Tokens-1),
-			Load: max(g.own[i].Load, g.reported[i].Load), Queued: max(g.own[i].Queued, g.reported[i].Queued),
+			Usable: true, Rate: f.o.Rate, Held: int32(min(int(n)*f.o.BlockTokens, q.Tokens-1)),
+			Load: route.Count(max(g.own[i].Requests, g.reported[i].Requests)), Queued: route.Count(max(g.own[i].Queued, g.reported[i].Queued)),
 		}
 	}
 	d := f.table.Pick(route.Request{Policy: f.o.Policy, Key: q.Blocks[0], Uncached: q.Tokens, MinRemote: 1, Turn: f.turn, Draw: draw, Shared: len(f.gateways) > 1}, g.view, f.dst[:0])
 	f.dst = d.Prefill
-	return d.Prefill[0], q.Tokens - g.view.Prefill[d.Prefill[0]].Held
+	return d.Prefill[0], q.Tokens - int(g.view.Prefill[d.Prefill[0]].Held)
 }
 
 // send routes a request that arrives.
@@ -306,7 +306,7 @@ func (f *fleet) send(q *Request) {
 	if alike {
 		f.alike++
 	}
-	g.own[j.node].Load++
+	g.own[j.node].Requests++
 	g.own[j.node].Queued += j.claimed
 	n := &f.nodes[j.node]
 	if n.queue = append(n.queue, j); len(n.queue) == 1 {
@@ -334,7 +334,7 @@ func (f *fleet) done(j *job) int64 {
 	computed := f.missing(j) // the node's cache has not changed since the job began
 	f.keep(j)
 	s := &j.by.own[j.node]
-	s.Load--
+	s.Requests--
 	s.Queued -= j.claimed
 	n := &f.nodes[j.node]
 	n.queue = n.queue[1:]

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -129,13 +128,13 @@ func (x *request) attempt(c *choice) *openai.Error {
 			c.state.Sent()
 			c.stream, c.node, c.last = s, node, node.Name
 			x.wake(c.since.Add(x.fleet.o.AcceptTimeout))
-			node.InFlight.Add(1)
+			node.AddInFlight(1)
 			node.Constrained.Add(x.constrained())
 			s.Takes(x.takes(c))
 			x.forecast(c, node)
 			if len(decision.Prefill) > 0 {
 				c.prefill = fleet.Prefill[decision.Prefill[0]]
-				c.prefill.InFlight.Add(1)
+				c.prefill.AddInFlight(1)
 			}
 			c.computes = c.plan
 			c.computes.Computes(c.queued)
@@ -153,14 +152,11 @@ func (x *request) attempt(c *choice) *openai.Error {
 	}
 }
 
-// views are reused between routing decisions.
-var views = sync.Pool{New: func() any { return new(route.View) }}
-
 // pick routes a choice's next attempt, around the nodes that failed it.
 func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
 	fleet := x.fleet.Nodes.Now()
-	view := views.Get().(*route.View)
-	defer views.Put(view)
+	view := fleet.View()
+	defer view.Release()
 	remote := max(1, x.fleet.o.MinRemotePrefillTokens)
 	if _, scores := x.scores(c); scores {
 		remote = math.MaxInt // transferred KV lacks the logits
@@ -177,7 +173,7 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 	if d.Reason == route.ReasonNoRoom { // other requests were faster since admission: it waits on the node
 		d = x.fleet.route(fleet, view, x.model, c.prompt, &x.Hints, route.Demand{}, len(c.output), remote, avoid, c.class)
 	}
-	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried, c.home) {
+	if at := slices.Index(fleet.Decode, c.home); at >= 0 && view.Decode[at].Usable && !slices.Contains(c.state.Tried, c.home) && !view.Closed(route.Decision{Decode: at}) {
 		d = route.Decision{Decode: at, Reason: route.ReasonPrefix, PrefillReason: route.ReasonShort, First: -1}
 	}
 	x.S.Meters.Counter(metrics.GatewayRoutes, string(d.Reason)).Inc()
@@ -188,14 +184,14 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 	node := fleet.Decode[d.Decode]
 	switch d.PrefillReason {
 	case route.ReasonLocal:
-		node.Local.Store(true)
+		node.SetLocal(true)
 	case route.ReasonRemote:
-		node.Local.Store(false)
+		node.SetLocal(false)
 	}
-	held := view.Decode[d.Decode].Held
+	held := int(view.Decode[d.Decode].Held)
 	c.held = held
 	if c.plan = node; len(d.Prefill) > 0 {
-		c.plan, held = fleet.Prefill[d.Prefill[0]], view.Prefill[d.Prefill[0]].Held
+		c.plan, held = fleet.Prefill[d.Prefill[0]], int(view.Prefill[d.Prefill[0]].Held)
 	}
 	c.queued = max(0, len(c.prompt.Tokens)+len(c.output)-1-held)
 	return node, d, fleet
@@ -244,7 +240,7 @@ func (x *request) leave(c *choice) {
 	c.span.End(time.Now())
 	c.stream = nil
 	if c.node != nil {
-		c.node.InFlight.Add(-1)
+		c.node.AddInFlight(-1)
 		c.node.Constrained.Add(-x.constrained())
 		c.node = nil
 	}
@@ -254,7 +250,7 @@ func (x *request) leave(c *choice) {
 // prefilled removes the choice from the counters of the node that was to compute its prompt.
 func (x *request) prefilled(c *choice) {
 	if c.prefill != nil {
-		c.prefill.InFlight.Add(-1)
+		c.prefill.AddInFlight(-1)
 		c.prefill = nil
 	}
 	if c.computes != nil {

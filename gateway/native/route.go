@@ -15,18 +15,23 @@ import (
 
 // route decides where a prompt with nOut tokens of output is computed. From minRemote uncached
 // tokens on, a prefill node may compute them. Decode nodes of class are preferred, unless it is
-// empty. view is filled and stays the caller's.
-func (fl *Fleet) route(fleet *nodes.Snapshot, view *route.View, m *Model, p *render.Prompt, how *exchange.RouteHints, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
+// empty. view is of fleet, and stays the caller's. A node whose connection has closed is chosen
+// only if no other is usable.
+func (fl *Fleet) route(fleet *nodes.Snapshot, view *nodes.RouteView, m *Model, p *render.Prompt, how *exchange.RouteHints, demand route.Demand, nOut, minRemote int, avoid []*nodes.Node, class string) route.Decision {
 	n := len(p.Tokens) + nOut - 1 // decode nodes compute the last token
 	q := m.query(p, n)
 	q.Avoid, q.Class = avoid, class
-	fleet.Look(view, q)
 	r := how.Request(p.Key)
 	r.Demand, r.Uncached, r.MinRemote = demand, n, minRemote
 	if r.Policy == route.Prefix && fleet.Shared {
 		r.Shared, r.Draw = true, rand.Uint64()
 	}
-	return fleet.Table.Pick(r, *view, nil)
+	for {
+		view.Look(q)
+		if d := fleet.Table.Pick(r, view.View, nil); !view.Closed(d) {
+			return d
+		}
+	}
 }
 
 // Explain decides where a prompt would be computed now. Nothing is sent.
@@ -35,10 +40,11 @@ func (fl *Fleet) Explain(m *Model, text string, how *exchange.RouteHints) (rende
 	p := render.Prompt{Tokens: m.Text.Tokens(text, true)}
 	p.Hashes = kvcache.AppendHashes(nil, root, p.Tokens, m.BlockTokens)
 	p.Key = route.Key(root, p.Hashes, p.Tokens)
-	fleet, view := fl.Nodes.Now(), new(route.View)
+	fleet := fl.Nodes.Now()
+	view := fleet.View() // is not released, because the caller keeps it
 	minRemote := max(1, fl.o.MinRemotePrefillTokens)
 	d := fl.route(fleet, view, m, &p, how, m.demand(len(p.Tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
-	return p, d, view, fleet
+	return p, d, &view.View, fleet
 }
 
 // stepTokens is the step that KV groups with a window are sized for, because nodes compute prompts

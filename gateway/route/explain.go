@@ -25,7 +25,7 @@ func (t *Table) Explain(d Decision, v View, nTokens, minRemote int) []string {
 	lines = append(lines, fmt.Sprintf("It has %d requests, %d tokens queued, and %d of the prompt's %d tokens cached.", s.Load, s.Queued, s.Held, nTokens))
 	switch d.PrefillReason {
 	case ReasonShort:
-		lines = append(lines, fmt.Sprintf("It computes the prompt itself: %d tokens are missing, and a transfer is worth it from %d.", max(1, nTokens-s.Held), minRemote))
+		lines = append(lines, fmt.Sprintf("It computes the prompt itself: %d tokens are missing, and a transfer is worth it from %d.", max(1, nTokens-int(s.Held)), minRemote))
 	case ReasonNoPrefill:
 		lines = append(lines, fmt.Sprintf("It computes the prompt itself: no prefill node of its numerics class is usable (%d are known).", len(v.Prefill)))
 	case ReasonLocal:

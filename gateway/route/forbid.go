@@ -21,6 +21,6 @@ func (s *side) forbidden(r *Request, i int) bool {
 	if n.Memory.used() >= 1-roomMargin {
 		return true
 	}
-	chunk := min(r.Uncached-n.Held, cmp.Or(n.StepTokens, usualStepTokens))
+	chunk := min(r.Uncached-int(n.Held), cmp.Or(int(n.StepTokens), usualStepTokens))
 	return n.Load > 0 && float64(chunk) > interTokenTarget*s.rate(i)
 }

@@ -20,7 +20,7 @@ func TestPoliciesAgainstModel(t *testing.T) {
 		v := View{Decode: idle(9)}
 		var usable []int
 		for i := range v.Decode {
-			v.Decode[i] = State{Usable: rng.IntN(4) > 0, Load: rng.IntN(4)}
+			v.Decode[i] = State{Usable: rng.IntN(4) > 0, Load: rng.Int32N(4)}
 			if v.Decode[i].Usable {
 				usable = append(usable, i)
 			}
@@ -38,7 +38,7 @@ func TestPoliciesAgainstModel(t *testing.T) {
 			two = second
 			lesser++
 		}
-		least := slices.MinFunc(usable, func(a, b int) int { return v.Decode[a].Load - v.Decode[b].Load })
+		least := slices.MinFunc(usable, func(a, b int) int { return int(v.Decode[a].Load - v.Decode[b].Load) })
 		for policy, want := range map[Policy]int{PowerOfTwo: two, LeastLoad: least, RoundRobin: usable[r.Turn%n]} {
 			r.Policy = policy
 			if d := tb.Pick(r, v, nil); d.Decode != want || d.Reason != ReasonPolicy {
@@ -84,7 +84,7 @@ func TestUnknownRateIsTheAssumedOne(t *testing.T) {
 		unknown := View{Decode: states(5, 0), Prefill: states(len(tb.prefill.nodes), 0)}
 		for _, side := range [][]State{unknown.Decode, unknown.Prefill} {
 			for i := range side {
-				side[i].Load, side[i].Queued, side[i].Held = rng.IntN(3), rng.IntN(3000), rng.IntN(900)
+				side[i].Load, side[i].Queued, side[i].Held = rng.Int32N(3), rng.Int32N(3000), rng.Int32N(900)
 				if rng.IntN(2) == 0 {
 					side[i].Rate = 1000 + 9000*rng.Float64()
 				}

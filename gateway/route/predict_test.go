@@ -161,12 +161,11 @@ func TestParsePolicy(t *testing.T) {
 // by stickTime.
 func TestHomeNeedsAClearReason(t *testing.T) {
 	tb := New(fleet(3, ""), nil)
-	s := side{ring: &tb.decode, states: states(3, 1000), class: anyClass, most: -1}
-	home, _ := s.home(9)
+	home := tb.Pick(Request{Key: 9}, View{Decode: states(3, 10_000)}, nil).Decode
 	other := (home + 1) % 3
 	for _, c := range []struct {
 		name        string
-		home, other float64
+		home, other float64 // seconds
 		want        int
 	}{
 		{"equal", 1, 1, home},
@@ -175,16 +174,11 @@ func TestHomeNeedsAClearReason(t *testing.T) {
 		{"faster by the share and nearly the time", 1 + stickShare + stickTime*0.9, 1, home},
 		{"faster by more than both", 1 + stickShare + stickTime*1.1, 1, other},
 	} {
-		got, _ := s.nearest(&Request{Key: 9}, func(i int) float64 {
-			switch i {
-			case home:
-				return c.home
-			case other:
-				return c.other
-			}
-			return 100
-		})
-		if got != c.want {
+		// Without prefill nodes and with nothing to compute, the queue alone is the cost.
+		v := View{Decode: states(3, 10_000)}
+		v.Decode[(home+2)%3].Queued = 100 * 10_000
+		v.Decode[home].Queued, v.Decode[other].Queued = int32(math.Round(c.home*10_000)), int32(math.Round(c.other*10_000))
+		if got := tb.Pick(Request{Key: 9}, v, nil).Decode; got != c.want {
 			t.Errorf("%s: node %d, want %d (home %d)", c.name, got, c.want, home)
 		}
 	}

@@ -1,6 +1,10 @@
 package route
 
-import "github.com/tandem-serving/tandem/internal/lengths"
+import (
+	"math"
+
+	"github.com/tandem-serving/tandem/internal/lengths"
+)
 
 // Report is the part of a node's heartbeat that routing uses.
 type Report struct {
@@ -25,14 +29,15 @@ type Sent struct {
 // answer. A heartbeat is older and covers all gateways; the gateway's own counts are current and
 // cover its own requests. Merge uses the larger of both.
 func (s *State) Merge(r *Report, own Sent, answer int) {
-	s.Load = max(r.Running+r.Waiting+r.Held, own.Requests)
-	s.Queued, s.ShortFirst, s.Lengths = max(r.Queued, own.Queued), r.ShortFirst, r.Lengths
+	s.Load = Count(max(r.Running+r.Waiting+r.Held, own.Requests))
+	s.Queued, s.ShortFirst = Count(max(r.Queued, own.Queued)), r.ShortFirst
 	for i, tokens := range own.Lengths {
-		s.Lengths[i] = max(s.Lengths[i], tokens)
+		s.Lengths[i] = Count(max(r.Lengths[i], tokens))
 	}
-	s.Rate, s.StepTokens = r.Rate, r.StepTokens
-	if s.Memory = r.Memory; s.Memory.Total > 0 {
-		s.Memory.Growing(r, answer)
-		s.Memory.Reserved += own.Blocks
-	}
+	s.Rate, s.StepTokens = r.Rate, Count(r.StepTokens)
+	s.Memory = r.Memory
+	s.Memory.Reserve(own.Blocks, r.Running, r.Waiting+r.Held, answer)
 }
+
+// Count returns n, or the nearest number that a field of State can have.
+func Count(n int) int32 { return int32(min(max(n, math.MinInt32), math.MaxInt32)) }

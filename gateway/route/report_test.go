@@ -26,7 +26,7 @@ func TestMergeLengths(t *testing.T) {
 	var s State
 	told := Report{Queued: 2000, ShortFirst: true, Lengths: lengths.Queue{10, 300, 300}}
 	s.Merge(&told, Sent{Queued: 100, Lengths: lengths.Queue{100, 100, 100}}, 0)
-	if want := (lengths.Queue{100, 300, 300}); !s.ShortFirst || s.Lengths != want {
+	if want := (Lengths{100, 300, 300}); !s.ShortFirst || s.Lengths != want {
 		t.Errorf("%v %v, want %v", s.ShortFirst, s.Lengths, want)
 	}
 	s.Merge(&Report{Queued: 2000}, Sent{Queued: 100, Lengths: lengths.Queue{100, 100, 100}}, 0)
@@ -52,8 +52,8 @@ func TestShortPromptsPassLongOnes(t *testing.T) {
 		reason Reason
 	}{
 		{"a short prompt", 64, func() {}, (64 + 50) * time.Millisecond, ReasonRemote},
-		{"behind others as short", 64, func() { far.Lengths = lengths.Queue{300, 300, 300} }, (64 + 300 + 50) * time.Millisecond, ReasonLocal},
-		{"behind ones that are longer", 64, func() { far.Lengths = lengths.Queue{0, 5000, 5000} }, (64 + 50) * time.Millisecond, ReasonRemote},
+		{"behind others as short", 64, func() { far.Lengths = Lengths{300, 300, 300} }, (64 + 300 + 50) * time.Millisecond, ReasonLocal},
+		{"behind ones that are longer", 64, func() { far.Lengths = Lengths{0, 5000, 5000} }, (64 + 50) * time.Millisecond, ReasonRemote},
 		{"a long one", 1025, func() {}, (1025 + 50_000) * time.Millisecond, ReasonRemote}, // it would pause ten streams for a second
 		{"in order of arrival", 64, func() { far.ShortFirst = false }, (64 + 50_000) * time.Millisecond, ReasonLocal},
 		{"an idle node", 64, func() { far.ShortFirst, far.Queued = true, 0 }, 64 * time.Millisecond, ReasonRemote},

@@ -99,7 +99,7 @@ func (s *side) home(key kvcache.Hash) (int, Reason) {
 			if reason == ReasonPrefix {
 				reason = ReasonHealth
 			}
-		case s.states[n].Load >= bound:
+		case int(s.states[n].Load) >= bound:
 			reason = ReasonLoad
 		default:
 			return n, reason
@@ -122,7 +122,7 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 				return dst
 			}
 			n := int(s.point(at + i).node)
-			if s.fits(n) && (s.states[n].Load < bound) == within && !slices.Contains(dst[start:], n) {
+			if s.fits(n) && (int(s.states[n].Load) < bound) == within && !slices.Contains(dst[start:], n) {
 				dst = append(dst, n)
 			}
 		}
@@ -137,15 +137,20 @@ func (s *side) bound() int {
 	if s.most >= 0 {
 		return s.most
 	}
-	usable, load := 0, 0
+	s.usable, s.load = 0, 0
 	for i := range s.states {
 		if s.fits(i) {
-			usable++
-			load += max(s.states[i].Load, 0)
+			s.usable++
+			s.load += max(int(s.states[i].Load), 0)
 		}
 	}
-	if s.most = 0; usable > 0 {
-		s.most = int(math.Ceil(LoadBound * float64(load+1) / float64(usable)))
-	}
+	s.setBound()
 	return s.most
+}
+
+// setBound sets the result of bound for the nodes of the survey.
+func (s *side) setBound() {
+	if s.most = 0; s.usable > 0 {
+		s.most = int(math.Ceil(LoadBound * float64(s.load+1) / float64(s.usable)))
+	}
 }

@@ -7,10 +7,10 @@ const roomMargin = 0.03
 
 // Memory is a decode node's KV memory, in blocks.
 type Memory struct {
-	Total    int // 0: not known
-	Free     int // empty
-	Cached   int // evictable: of prefixes that no request uses
-	Reserved int // that accepted requests will take for their prompts
+	Total    int32 // 0: not known
+	Free     int32 // empty
+	Cached   int32 // evictable: of prefixes that no request uses
+	Reserved int32 // that accepted requests will take for their prompts
 }
 
 // Demand is the KV memory that a request needs on a decode node, in blocks.
@@ -19,14 +19,17 @@ type Demand struct {
 	Answer int // expected for the rest of the answer
 }
 
-// Growing adds the expected blocks of the answers of a report's requests to Reserved. Running
-// requests have half of their answer left.
-func (m *Memory) Growing(r *Report, answer int) {
-	m.Reserved += r.Running*answer/2 + (r.Waiting+r.Held)*answer
+// Reserve adds blocks to Reserved: those of the gateway's own decisions, and the expected blocks of
+// the answers of running and waiting requests. Running requests have half of their answer left. A
+// pool that is not known keeps none.
+func (m *Memory) Reserve(own, running, waiting, answer int) {
+	if m.Total > 0 {
+		m.Reserved = Count(int(m.Reserved) + own + running*answer/2 + waiting*answer)
+	}
 }
 
 // Holds reports whether an empty pool could hold the prompt and a token.
-func (m *Memory) Holds(d Demand) bool { return m.Total == 0 || d.Prompt <= m.Total }
+func (m *Memory) Holds(d Demand) bool { return m.Total == 0 || d.Prompt <= int(m.Total) }
 
 // Fits reports whether the pool has room for a request, of whose prompt it has cached blocks. An
 // idle pool has room for every request for which Holds is true. Cached blocks of the prompt are not
@@ -40,19 +43,21 @@ func (m *Memory) Fits(d Demand, cached int) bool {
 
 // spare returns how many blocks are left with the request; negative: how many are missing.
 func (m *Memory) spare(d Demand, cached int) int {
-	most := m.Total - int(roomMargin*float64(m.Total))
-	need := min(d.Prompt+d.Answer, most)
+	margin := int(roomMargin * float64(m.Total))
+	need := min(d.Prompt+d.Answer, int(m.Total)-margin)
 	cached = min(cached, d.Prompt)
-	room := m.Free + m.Cached - m.Reserved - (m.Total - most)
-	return room - (need - cached + min(cached, m.Cached))
+	return m.available() - margin - (need - cached + min(cached, int(m.Cached)))
 }
+
+// available returns the blocks that new requests can take.
+func (m *Memory) available() int { return int(m.Free) + int(m.Cached) - int(m.Reserved) }
 
 // used returns the share of the pool that is not available to new requests; 0: not known.
 func (m *Memory) used() float64 {
 	if m.Total == 0 {
 		return 0
 	}
-	return min(1, max(0, 1-float64(m.Free+m.Cached-m.Reserved)/float64(m.Total)))
+	return min(1, max(0, 1-float64(m.available())/float64(m.Total)))
 }
 
 // full marks the nodes that have no room for the request.
@@ -64,7 +69,15 @@ func full(states []State, r *Request) {
 }
 
 // HasRoom reports whether the node has KV memory for the request.
-func (s *State) HasRoom(r *Request) bool { return s.Memory.Fits(r.Demand, s.heldBlocks(r)) }
+func (s *State) HasRoom(r *Request) bool {
+	m, d := &s.Memory, &r.Demand
+	// Most nodes have room for the whole request, without cached blocks and beyond the margin. A
+	// thirty-second is more than roomMargin.
+	if m.Total == 0 || d.Prompt <= int(m.Total) && d.Prompt+d.Answer <= m.available()-int(m.Total)/32 {
+		return true
+	}
+	return m.Fits(*d, s.heldBlocks(r))
+}
 
 // Roomiest returns the usable node that lacks the fewest blocks for the request, which will
 // probably be the first to have room for it. It returns -1 if no node is usable, or their memory is
@@ -88,7 +101,7 @@ func (s *State) heldBlocks(r *Request) int {
 	if r.Uncached <= 0 {
 		return 0
 	}
-	return r.Demand.Prompt * min(max(0, s.Held), r.Uncached) / (r.Uncached + 1)
+	return r.Demand.Prompt * min(max(0, int(s.Held)), r.Uncached) / (r.Uncached + 1)
 }
 
 const (

@@ -37,7 +37,7 @@ func TestMemoryFits(t *testing.T) {
 // count, and a node that could never hold it does not.
 func TestRoomiest(t *testing.T) {
 	r := Request{Uncached: 999, Demand: Demand{Prompt: 60, Answer: 10}}
-	node := func(total, free, held int) State {
+	node := func(total, free, held int32) State {
 		return State{Usable: true, Held: held, Memory: Memory{Total: total, Free: free}}
 	}
 	gone := node(100, 90, 0)
@@ -66,7 +66,7 @@ func TestRoomiest(t *testing.T) {
 func TestFullNodesAreNotChosen(t *testing.T) {
 	nodes := []Node{{Name: "a"}, {Name: "b"}, {Name: "c"}}
 	table := New(nodes, nil)
-	states := func(free ...int) []State {
+	states := func(free ...int32) []State {
 		s := make([]State, len(nodes))
 		for i := range s {
 			s[i] = State{Usable: true, Load: 5 * free[i], Rate: 1000, Memory: Memory{Total: 100, Free: free[i]}}

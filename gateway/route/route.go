@@ -74,22 +74,24 @@ type Node struct {
 	Class string // numerics class: KV moves only between equal ones
 }
 
-// State is the known state of a node.
+// State is the known state of a node. It has 56 bytes, because a decision reads those of up to ten
+// thousand nodes.
 type State struct {
-	Usable bool
-	Local  bool // decode: its last prompt of a size worth a transfer was computed there
-	Load   int  // its requests; negative counts as none
-	Held   int  // leading tokens of the prompt in its cache
-	Queued int  // prompt tokens that wait to be computed
-	// Prefill: ShortFirst reports that prompts with the least work left are computed first. Lengths
-	// has the tokens of Queued that belong to prompts of at most each length.
-	ShortFirst bool
-	Lengths    lengths.Queue
-	Rate       float64 // prompt tokens it computes per second; 0: not known
-	StepTokens int     // most tokens of a step; 0: not known
-	Memory     Memory  // decode: less the blocks of the gateway's own decisions since the heartbeat
+	Usable     bool
+	Local      bool    // decode: its last prompt of a size worth a transfer was computed there
+	ShortFirst bool    // prefill: prompts with the least work left are computed first
 	Full       bool    // decode: Pick found no room for the request
+	Load       int32   // its requests; negative counts as none
+	Held       int32   // leading tokens of the prompt in its cache
+	Queued     int32   // prompt tokens that wait to be computed
+	Rate       float64 // prompt tokens it computes per second; 0: not known
+	Memory     Memory  // decode: less the blocks of the gateway's own decisions since the heartbeat
+	Lengths    Lengths // where ShortFirst, Queued by length
+	StepTokens int32   // most tokens of a step; 0: not known
 }
+
+// Lengths has the tokens of queued prompts of at most each length, as lengths.Queue has.
+type Lengths [lengths.N]int32
 
 // View has the states of all nodes, by index into the lists given to New.
 type View struct {
@@ -161,13 +163,15 @@ func New(decode, prefill []Node) *Table {
 // have an entry for every node of the table.
 func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	d := Decision{Decode: -1, Reason: ReasonNoDecode, PrefillReason: ReasonNoPrefill, First: -1}
-	full(v.Decode, &r)
 	var far remotes
-	decode := side{ring: &t.decode, states: v.Decode, most: -1}
+	decode := side{ring: &t.decode, states: v.Decode, most: -1, far: &far}
+	prefill := side{ring: &t.prefill, states: v.Prefill, most: -1}
 	if r.Policy == Prefix {
-		far.predict(&t.prefill, v.Prefill, &r)
-		d.Decode, d.Reason = decode.nearest(&r, func(i int) float64 { return decode.first(&r, i, &far) })
+		far.predict(&prefill, &r)
+		decode.surveyDecode(&r)
+		d.Decode, d.Reason = decode.nearest(&r)
 	} else {
+		full(v.Decode, &r)
 		d.Decode, d.Reason = decode.byPolicy(&r)
 	}
 	if d.Decode < 0 {
@@ -176,19 +180,20 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 		}
 		return d
 	}
-	state := v.Decode[d.Decode]
+	state := &v.Decode[d.Decode]
 	if state.Rate > 0 {
 		d.First = seconds(decode.local(&r, d.Decode))
 	}
-	need := r.Uncached - state.Held
+	need := r.Uncached - int(state.Held)
 	if need < r.MinRemote {
 		d.PrefillReason = ReasonShort
 		return d
 	}
-	prefill := side{ring: &t.prefill, states: v.Prefill, class: t.decode.class[d.Decode], most: -1}
+	prefill.class = t.decode.class[d.Decode]
 	var best int
 	if r.Policy == Prefix {
-		best, _ = prefill.nearest(&r, func(i int) float64 { return prefill.price(&r, i) })
+		prefill.surveyPrefill(&r, &far)
+		best, _ = prefill.nearest(&r)
 	} else {
 		best, _ = prefill.byPolicy(&r)
 	}

@@ -33,7 +33,7 @@ func check(t *testing.T, seed uint64, tb *Table, r Request, v View, d Decision) 
 	for _, s := range v.Decode {
 		if s.Usable {
 			usable++
-			sum += max(0, s.Load)
+			sum += max(0, int(s.Load))
 		}
 	}
 	if usable == 0 {
@@ -45,7 +45,7 @@ func check(t *testing.T, seed uint64, tb *Table, r Request, v View, d Decision) 
 	if d.Decode < 0 || !v.Decode[d.Decode].Usable {
 		t.Fatalf("seed %d: unusable decode node in %+v", seed, d)
 	}
-	if after := max(0, v.Decode[d.Decode].Load) + 1; float64(after) > math.Ceil(LoadBound*float64(sum+1)/float64(usable)) {
+	if after := max(0, int(v.Decode[d.Decode].Load)) + 1; float64(after) > math.Ceil(LoadBound*float64(sum+1)/float64(usable)) {
 		t.Fatalf("seed %d: node %d gets load %d of %d over %d", seed, d.Decode, after, sum+1, usable)
 	}
 	if r.Uncached < r.MinRemote {
@@ -95,7 +95,7 @@ func TestRandomFleets(t *testing.T) {
 			v := View{Decode: idle(len(decode)), Prefill: idle(len(prefill))}
 			for _, s := range [][]State{v.Decode, v.Prefill} {
 				for i := range s {
-					s[i] = State{Usable: r.IntN(4) > 0, Load: r.IntN(6) - 1}
+					s[i] = State{Usable: r.IntN(4) > 0, Load: r.Int32N(6) - 1}
 				}
 			}
 			req := Request{Key: kvcache.Hash(r.Uint64()), Uncached: r.IntN(100), MinRemote: r.IntN(100)}
@@ -132,8 +132,9 @@ func TestHeldPrefixStaysOnDecode(t *testing.T) {
 	req := Request{Key: 42, Uncached: 100, MinRemote: 64}
 	chosen := tb.Pick(req, v, nil).Decode
 	for _, c := range []struct {
-		node, tokens int
-		want         Reason
+		node   int
+		tokens int32
+		want   Reason
 	}{{chosen, 36, ReasonRemote}, {chosen, 37, ReasonShort}} {
 		v.Decode[c.node].Held = c.tokens
 		if d := tb.Pick(req, v, nil); d.Decode != chosen || d.PrefillReason != c.want {

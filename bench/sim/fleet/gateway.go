@@ -85,7 +85,7 @@ func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o 
 	k.index.Match(hashes, k.match)
 	for i := range states {
 		s := &states[i]
-		*s = route.State{Usable: true, Held: min(int(k.match[i])*o.BlockTokens, r.Prompt-1)}
+		*s = route.State{Usable: true, Held: int32(min(int(k.match[i])*o.BlockTokens, r.Prompt-1))}
 		if o.Heartbeat == 0 {
 			k.reports[i].Rate = k.nodes[i].rate
 		}
@@ -173,16 +173,16 @@ func (f *fleet) blocks(tokens int) int { return (tokens + f.o.BlockTokens - 1) /
 // tokens count on the node that will compute them.
 func (g *gateway) claim(r *Request) {
 	g.decode.sent[r.decode].Requests++
-	k, at, held := &g.decode, r.decode, g.view.Decode[r.decode].Held
+	k, at, held := &g.decode, r.decode, int(g.view.Decode[r.decode].Held)
 	if len(r.prefill) > 0 {
 		k, at = &g.prefill, r.prefill[0]
-		held = g.view.Prefill[at].Held
+		held = int(g.view.Prefill[at].Held)
 		k.sent[at].Requests++
 	}
 	r.claimed, r.claimedOf = max(1, r.Prompt-1-held), &k.sent[at]
 	r.claimedOf.Queued += r.claimed
 	r.claimedOf.Lengths.Add(r.claimed)
-	r.blocks = g.f.blocks(r.Prompt+g.answers.Expect(r.Output)) - g.view.Decode[r.decode].Held/g.f.o.BlockTokens
+	r.blocks = g.f.blocks(r.Prompt+g.answers.Expect(r.Output)) - int(g.view.Decode[r.decode].Held)/g.f.o.BlockTokens
 	g.decode.sent[r.decode].Blocks += r.blocks
 }
 
@@ -238,6 +238,7 @@ func (n *node) report() route.Report {
 	if n.computes {
 		r.ShortFirst, r.Lengths = true, n.line.Lengths()
 	}
-	r.Memory = route.Memory{Total: st.Blocks.Blocks, Free: st.Blocks.Free, Cached: st.Blocks.Cached, Reserved: st.Wanted}
+	b := &st.Blocks
+	r.Memory = route.Memory{Total: route.Count(b.Blocks), Free: route.Count(b.Free), Cached: route.Count(b.Cached), Reserved: route.Count(st.Wanted)}
 	return r
 }

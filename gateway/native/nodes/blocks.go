@@ -22,6 +22,7 @@ type Blocks struct {
 	slots map[string]int // by member id
 	free  []int          // slots of nodes that have left
 	match sync.Pool      // of *[]int32, by slot
+	given uint64         // slots that were given to nodes so far
 }
 
 // NewBlocks returns Blocks without nodes.
@@ -47,6 +48,7 @@ func (b *Blocks) slot(node string) int {
 		return -1
 	}
 	b.slots[node] = at
+	b.given++
 	return at
 }
 
@@ -101,40 +103,20 @@ func (b *Blocks) Held(node string, hashes []kvcache.Hash, tokens int, groups []k
 	if !ok {
 		return 0
 	}
-	held := b.look(hashes, tokens, groups)
+	held := b.match.Get().(*[]int32)
 	defer b.match.Put(held)
+	*held = b.look(*held, hashes, tokens, groups)
 	return int((*held)[at])
 }
 
-// look returns how many leading blocks each slot's node has. The caller holds mu for reading and
-// returns the result to the pool.
-func (b *Blocks) look(hashes []kvcache.Hash, tokens int, groups []kvcache.Group) *[]int32 {
-	held := b.match.Get().(*[]int32)
-	*held = slices.Grow((*held)[:0], b.index.Slots())[:b.index.Slots()]
-	clear(*held)
-	b.index.Held(hashes, tokens, groups, *held)
+// look returns how many leading blocks each slot's node has. It overwrites held, which may be nil.
+// The caller holds mu for reading.
+func (b *Blocks) look(held []int32, hashes []kvcache.Hash, tokens int, groups []kvcache.Group) []int32 {
+	held = slices.Grow(held[:0], b.index.Slots())[:b.index.Slots()]
+	clear(held)
+	b.index.Held(hashes, tokens, groups, held)
 	return held
 }
-
-// held returns how many leading blocks of a prompt the node has, according to look. The caller
-// holds mu.
-func (b *Blocks) held(n *Node, found []int32) int {
-	at := n.slot.Load()
-	if at == noSlot {
-		if s, ok := b.slots[n.Member().ID]; ok {
-			at = int32(s) + 1
-			n.slot.Store(at)
-		}
-	}
-	if at == noSlot || int(at) > len(found) {
-		return 0
-	}
-	return int(found[at-1])
-}
-
-// noSlot of Node.slot means that the node has published nothing yet. Other values are the place in
-// the index plus one.
-const noSlot = 0
 
 // Count returns how many blocks of a node are known.
 func (b *Blocks) Count(node string) int {

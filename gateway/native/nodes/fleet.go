@@ -86,7 +86,8 @@ type Fleet struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup // keepers and watchSilence
 
-	now atomic.Pointer[Snapshot]
+	now     atomic.Pointer[Snapshot]
+	changes changes // of now
 
 	mu      sync.Mutex       // guards the three below
 	decode  map[string]*Node // by rpc address
@@ -99,23 +100,21 @@ type Fleet struct {
 
 // Node is a member of the fleet.
 type Node struct {
-	Name     string       // rpc address
-	InFlight atomic.Int64 // attempts of this gateway on the node
+	Name string // rpc address
 	// Constrained is how many of InFlight have a grammar.
 	Constrained atomic.Int64
-	Local       atomic.Bool // decode: the last prompt worth a transfer was computed here
 
-	queued  queued
+	inputs
 	f       *Fleet
-	member  atomic.Pointer[Member]
-	link    atomic.Pointer[link] // nil: not connected
 	breaker *breaker.Breaker
-	stalled atomic.Bool        // has work and makes no steps
-	quiet   atomic.Bool        // misses heartbeats
 	pulse   pulse              // owned by keep, as clock
 	clock   time.Time          // time of pulse, without this gateway's own pauses
-	slot    atomic.Int32       // in Blocks, see noSlot
 	stop    context.CancelFunc // ends keep
+	left    atomic.Bool        // is no longer a member
+
+	changes *changes
+	place   int32  // in changes.s, see each; or nowhere. Guarded by changes.mu, as logged
+	logged  uint64 // number of entries of the log when the node was last logged
 }
 
 // Snapshot is the membership of the fleet at one moment. It is not changed once made.
@@ -125,6 +124,7 @@ type Snapshot struct {
 	Prefill []*Node
 	Shared  bool // by other gateways
 	blocks  *Blocks
+	changes *changes
 }
 
 // New returns a fleet without members.
@@ -135,7 +135,7 @@ func New(o Options) *Fleet {
 	f := &Fleet{o: o, links: map[*rpc.Conn]*link{}, decode: map[string]*Node{}, prefill: map[string]*Node{}, shared: map[string]bool{}}
 	f.ctx, f.stop = context.WithCancel(context.Background())
 	f.pool = rpc.NewPool(o.RPC, f)
-	f.now.Store(&Snapshot{Table: route.New(nil, nil)})
+	f.publish(&Snapshot{Table: route.New(nil, nil)})
 	if o.NodeSilence > 0 {
 		f.wg.Go(f.watchSilence)
 	}
@@ -147,6 +147,13 @@ func (f *Fleet) Close() {
 	f.stop()
 	f.pool.Close()
 	f.wg.Wait()
+}
+
+// publish makes s the present membership.
+func (f *Fleet) publish(s *Snapshot) {
+	s.changes = &f.changes
+	f.changes.begin(s)
+	f.now.Store(s)
 }
 
 // Now returns the present membership.
@@ -179,7 +186,7 @@ func (f *Fleet) SetMembers(members []Member) {
 	s := &Snapshot{Shared: gateways > 1, blocks: f.o.Blocks}
 	s.Decode, s.Prefill = byName(decode), byName(prefill)
 	s.Table = route.New(ringNodes(s.Decode), ringNodes(s.Prefill))
-	f.now.Store(s)
+	f.publish(s)
 }
 
 // shownNames returns the names of the members that are nodes, by ID.
@@ -197,6 +204,7 @@ func shownNames(members []Member) map[string]string {
 func (f *Fleet) leave(old, now map[string]*Node) {
 	for name, n := range old {
 		if now[name] == nil {
+			n.left.Store(true)
 			n.stop()
 			f.forget(n.Member().ID)
 		}
@@ -214,14 +222,13 @@ func (f *Fleet) forget(id string) {
 // node updates a node or makes it.
 func (f *Fleet) node(n *Node, m Member) *Node {
 	if n != nil {
-		if old := n.member.Swap(&m).ID; old != m.ID { // another process at its address
+		if old := n.setMember(&m).ID; old != m.ID { // another process at its address
 			f.forget(old)
-			n.slot.Store(noSlot) // after forget: a concurrent lookup has stored the old slot by now
 		}
 		return n
 	}
-	n = &Node{Name: m.RPC, f: f, clock: time.Now()}
-	n.member.Store(&m)
+	n = &Node{Name: m.RPC, f: f, clock: time.Now(), changes: &f.changes, place: nowhere}
+	n.setMember(&m)
 	changes := &breakerLog{log: f.o.Log, node: m.RPC}
 	n.breaker = breaker.New(breaker.Options{
 		Failures: breakerFailures, Pause: f.o.ProbeInterval,
@@ -265,7 +272,7 @@ func (n *Node) keep(ctx context.Context) {
 				return
 			}
 			n.f.o.Log.Warn("node's connection lost", "node", n.Name, "error", l.conn.Err())
-			n.link.CompareAndSwap(l, nil)
+			n.dropLink(l)
 			pause.Reset(0) // the pool's back-off paces what follows
 			continue
 		}
@@ -305,7 +312,7 @@ func (n *Node) connect(ctx context.Context) (*link, error) {
 	if l := n.link.Load(); l != nil {
 		select {
 		case <-l.conn.Done():
-			n.link.CompareAndSwap(l, nil)
+			n.dropLink(l)
 		default:
 			return l, nil
 		}
@@ -324,7 +331,7 @@ func (n *Node) connect(ctx context.Context) (*link, error) {
 		if l = n.f.linkOf(c); l == nil {
 			return fmt.Errorf("%w: %s", ErrLost, n.Name)
 		}
-		n.link.Store(l)
+		l.attach(n)
 		return nil
 	})
 	return l, err
@@ -433,10 +440,12 @@ func (n *Node) Drain(timeout time.Duration, cancel bool) error {
 	if err := l.conn.Send(rpc.FrameDrain, 0, &nodepb.Drain{TimeoutMs: uint64(timeout.Milliseconds()), Cancel: cancel}); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrNode, n.Name, err)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if old := l.heart.Load(); old != nil && !cancel { // the node's own heartbeat follows
 		h := *old
 		h.draining = true
-		l.heart.CompareAndSwap(old, &h)
+		l.setHeart(&h)
 	}
 	return nil
 }
@@ -496,7 +505,7 @@ func (f *Fleet) Check(idle bool) error {
 	s := f.Now()
 	for _, nodes := range [][]*Node{s.Decode, s.Prefill} {
 		for _, n := range nodes {
-			if held := n.InFlight.Load(); held < 0 || idle && held > 0 {
+			if held := n.InFlight(); held < 0 || idle && held > 0 {
 				errs = append(errs, fmt.Errorf("nodes: %d attempts on the books of %s (idle: %t)", held, n.Name, idle))
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
 
@@ -54,10 +53,8 @@ type link struct {
 	model   uint64 // fingerprint in the node's Hello; 0: none
 	grammar uint32 // version of the grammars in the node's Hello; 0: the node constrains no outputs
 	stale   *metrics.Value
-	token   func(rpc.Token)           // l.take, made once because a method value allocates
-	heart   atomic.Pointer[heartbeat] // the last one; nil: none yet
-
-	blocks atomic.Int64 // KV blocks that streams took or released since the last heartbeat
+	token   func(rpc.Token) // l.take, made once because a method value allocates
+	reports
 
 	mu      sync.Mutex
 	closed  bool
@@ -287,7 +284,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		}
 	case *nodepb.Stats:
 		l.reported()
-		l.heart.Store(&heartbeat{
+		l.setHeart(&heartbeat{
 			number: l.last().number + 1, steps: m.Steps, kvUsage: float64(m.BlocksUsed) / float64(max(1, m.BlocksTotal)),
 			Report: route.Report{
 				Running: int(m.Running), Waiting: int(m.Waiting), Held: int(m.Held),
@@ -308,6 +305,7 @@ func (l *link) lost(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
+	l.changed()
 	for _, s := range l.streams {
 		l.forget(s)
 		s.in.push(Event{Kind: Failed, Choice: s.choice, Attempt: s.attempt, Err: fmt.Errorf("%w: %w", ErrLost, err)})

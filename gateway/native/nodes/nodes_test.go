@@ -76,9 +76,10 @@ func (b *bed) until(cond func() bool) {
 }
 
 // view returns the fleet's state for a request without a prompt.
-func view(s *nodes.Snapshot, model uint64, avoid []*nodes.Node) (v route.View) {
-	s.Look(&v, nodes.Query{Fingerprint: model, Avoid: avoid})
-	return v
+func view(s *nodes.Snapshot, model uint64, avoid []*nodes.Node) route.View {
+	v := s.View()
+	v.Look(nodes.Query{Fingerprint: model, Avoid: avoid})
+	return v.View
 }
 
 func request(n int) *nodepb.Generate {

@@ -60,11 +60,11 @@ func (n *Node) watch(ctx context.Context, l *link) bool {
 			n.clock = n.clock.Add(min(now.Sub(last), maxLookGap*n.f.o.ProbeInterval))
 			last = now
 			still := n.pulse.beat(n.clock, beats, steps, busy)
-			n.quiet.Store(n.clock.Sub(n.pulse.beatAt) >= quietAfter)
+			n.setQuiet(n.clock.Sub(n.pulse.beatAt) >= quietAfter)
 			if beats > 0 && (steps != before || !busy) {
-				n.stalled.Store(false)
+				n.setStalled(false)
 			}
-			if limit := n.f.o.StallTimeout; limit > 0 && still >= limit && n.stalled.CompareAndSwap(false, true) {
+			if limit := n.f.o.StallTimeout; limit > 0 && still >= limit && n.setStalled(true) {
 				n.f.o.Meters.Counter(metrics.GatewayNodesLost, "stall").Inc()
 				l.conn.Close(fmt.Errorf("%w: %s, for %v", ErrStalled, n.Name, still.Round(time.Millisecond)))
 			}

@@ -3,8 +3,6 @@ package nodes
 import (
 	"math"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/route"
@@ -74,7 +72,10 @@ func memoryOf(m *nodepb.Stats) route.Memory {
 		return route.Memory{}
 	}
 	total, cached := int(m.BlocksTotal), int(*m.BlocksCached)
-	return route.Memory{Total: total, Free: max(0, total-int(m.BlocksUsed)-cached), Cached: cached, Reserved: int(*m.BlocksReserved)}
+	return route.Memory{
+		Total: route.Count(total), Free: route.Count(max(0, total-int(m.BlocksUsed)-cached)),
+		Cached: route.Count(cached), Reserved: route.Count(int(*m.BlocksReserved)),
+	}
 }
 
 // Takes counts the KV blocks that the request is expected to take of its node, until a heartbeat
@@ -84,7 +85,7 @@ func (s *Stream) Takes(blocks int) {
 	defer s.l.mu.Unlock()
 	if s.l.streams[s.id] == s && s.blocks == 0 {
 		s.blocks = blocks
-		s.l.blocks.Add(int64(blocks))
+		s.l.addBlocks(blocks)
 	}
 }
 
@@ -93,7 +94,7 @@ func (s *Stream) Takes(blocks int) {
 func (l *link) forget(s *Stream) {
 	if l.streams[s.id] == s {
 		delete(l.streams, s.id)
-		l.blocks.Add(-int64(s.blocks))
+		l.addBlocks(-s.blocks)
 	}
 }
 
@@ -106,7 +107,7 @@ func (l *link) reported() {
 			sum += s.blocks
 		}
 	}
-	l.blocks.Store(int64(sum))
+	l.setBlocks(sum)
 }
 
 // taken returns the blocks that streams took since the last heartbeat, negative if more were
@@ -134,9 +135,6 @@ func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
 	return !known
 }
 
-// views are reused by HasRoom.
-var views = sync.Pool{New: func() any { return new(route.View) }}
-
 // HasRoom reports whether a node that takes requests, other than those in q.Avoid, has KV memory
 // for the demand. It returns true if no node takes any and q.Avoid is empty. If none has room, most
 // is the node that probably has room first; nil: not known. The nodes' caches are looked up only if
@@ -156,9 +154,9 @@ func (s *Snapshot) HasRoom(q Query, d route.Demand) (has bool, most *Node) {
 	if !any || len(q.Hashes) == 0 {
 		return !any && len(q.Avoid) == 0, nil
 	}
-	v := views.Get().(*route.View)
-	defer views.Put(v)
-	s.Look(v, q)
+	v := s.View()
+	defer v.Release()
+	v.Look(q)
 	any = false
 	r := route.Request{Demand: d, Uncached: q.Tokens}
 	for i := range v.Decode {
@@ -178,36 +176,6 @@ func (s *Snapshot) HasRoom(q Query, d route.Demand) (has bool, most *Node) {
 		most = s.Decode[at]
 	}
 	return false, most
-}
-
-// queued counts the prompt tokens of this gateway that a node is to compute, as far as is known.
-type queued struct {
-	tokens   atomic.Int64
-	byLength [lengths.N]atomic.Int64 // of these, as in lengths.Queue
-}
-
-// Computes counts tokens of a prompt that the node is to compute.
-func (n *Node) Computes(tokens int) { n.queued.add(tokens, tokens) }
-
-// Computed removes them again.
-func (n *Node) Computed(tokens int) { n.queued.add(tokens, -tokens) }
-
-func (q *queued) add(length, tokens int) {
-	q.tokens.Add(int64(tokens))
-	for i := lengths.Class(length); i < lengths.N; i++ {
-		q.byLength[i].Add(int64(tokens))
-	}
-}
-
-// sent copies the counts for a routing decision.
-func (q *queued) sent(s *route.Sent) {
-	s.Queued = int(q.tokens.Load())
-	if s.Queued == 0 {
-		return
-	}
-	for i := range q.byLength {
-		s.Lengths[i] = int(q.byLength[i].Load())
-	}
 }
 
 // lengthsOf returns a heartbeat's queue by length.

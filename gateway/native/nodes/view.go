@@ -23,47 +23,207 @@ type Query struct {
 	Answer      int             // KV blocks that an answer of the model is expected to take
 }
 
-// Look fills v with the fleet's state for a request. It allocates only if v has no room.
+// RouteView is a view of a snapshot's nodes for one decision after another. It keeps the nodes'
+// states from one to the next, and reads only the nodes that have changed. It has 56 and 36 bytes
+// for each node, and is not safe for concurrent use.
+type RouteView struct {
+	route.View
+	s     *Snapshot
+	facts []facts // by place
+	slots []int32 // in Blocks plus one, by place; 0: the node has published nothing
+	seen  uint64  // entries of the log that are included
+	given uint64  // Blocks.given that slots include
+	key   key     // of the last Look; the zero value: Usable is of no key
+	found []int32 // of Blocks.look
+	stale []int32 // places that are to be read
+	fresh bool    // no node has been read
+}
+
+// facts are the properties of a node that decide whether it is usable for a key, and the part of
+// its report that its memory for a key depends on.
+type facts struct {
+	fingerprint uint64 // 0: any
+	grammar     uint32
+	running     int32
+	waiting     int32
+	memory      route.Memory // without the answers of running and waiting requests
+	ready       bool         // it makes progress, takes work and had an open connection
+}
+
+// key is the part of a Query that many requests have in common.
+type key struct {
+	fingerprint, adapter uint64
+	grammar              uint32
+	answer               int
+	set                  bool
+}
+
+func newRouteView(s *Snapshot) *RouteView {
+	v := &RouteView{s: s, fresh: true}
+	v.Decode, v.Prefill = make([]route.State, len(s.Decode)), make([]route.State, len(s.Prefill))
+	v.facts, v.slots = make([]facts, len(s.Decode)+len(s.Prefill)), make([]int32, len(s.Decode)+len(s.Prefill))
+	return v
+}
+
+// Look brings the view up to date for a request. It allocates only if nodes or blocks are new.
 //
 // Of the nodes that are ready and not draining, those that make progress and have an open
 // connection are usable. If there are none, those whose breaker is not open are; then those in
 // Avoid that are connected, because what they failed may be over; then all, so that a breaker never
 // leaves a request without candidates. If a decode node of q.Class makes progress and has an open
 // connection, those of other classes are not usable.
-func (s *Snapshot) Look(v *route.View, q Query) {
-	v.Decode = slices.Grow(v.Decode[:0], len(s.Decode))[:len(s.Decode)]
-	v.Prefill = slices.Grow(v.Prefill[:0], len(s.Prefill))[:len(s.Prefill)]
-	if s.blocks == nil || len(q.Hashes) == 0 {
-		fill(s.Decode, v.Decode, nil, nil, &q)
-		fill(s.Prefill, v.Prefill, nil, nil, &q)
-		s.keepClass(v.Decode, q.Class)
-		return
+func (v *RouteView) Look(q Query) {
+	k := key{q.Fingerprint, q.Adapter, q.Grammar, q.Answer, true}
+	var all bool
+	v.stale, v.seen, all = v.s.changes.take(v.s, v.seen, v.stale[:0])
+	switch same := k == v.key; {
+	case all || v.fresh:
+		v.key, v.fresh, v.given = k, false, 0
+		clear(v.slots)
+		v.s.each(v.read)
+	default:
+		v.key = k
+		for i := 0; i < len(v.facts) && !same; i++ {
+			v.adapt(i)
+		}
+		for _, i := range v.stale {
+			v.read(int(i), v.s.node(int(i)))
+		}
 	}
-	s.blocks.mu.RLock()
-	held := s.blocks.look(q.Hashes, q.BlockTokens, q.Groups)
-	fill(s.Decode, v.Decode, s.blocks, *held, &q)
-	fill(s.Prefill, v.Prefill, s.blocks, *held, &q)
-	s.blocks.match.Put(held)
-	s.blocks.mu.RUnlock()
-	s.keepClass(v.Decode, q.Class)
+	v.hold(&q)
+	for _, n := range q.Avoid {
+		if i := slices.Index(v.s.Decode, n); i >= 0 {
+			v.Decode[i].Usable, v.key.set = false, false
+		}
+	}
+	v.fall(v.s.Decode, v.Decode, &q)
+	v.fall(v.s.Prefill, v.Prefill, &q)
+	v.keepClass(q.Class)
+}
+
+// node returns the node at a place.
+func (s *Snapshot) node(place int) *Node {
+	if place < len(s.Decode) {
+		return s.Decode[place]
+	}
+	return s.Prefill[place-len(s.Decode)]
+}
+
+// state returns the state of the node at a place.
+func (v *RouteView) state(place int) *route.State {
+	if place < len(v.Decode) {
+		return &v.Decode[place]
+	}
+	return &v.Prefill[place-len(v.Decode)]
+}
+
+// read brings the node at a place up to date.
+func (v *RouteView) read(place int, n *Node) {
+	l, m := n.link.Load(), n.member.Load()
+	h, s, f := l.last(), v.state(place), &v.facts[place]
+	sent := route.Sent{Requests: int(n.inFlight.Load()), Blocks: l.taken()}
+	n.queued.sent(&sent)
+	s.Local = n.local.Load()
+	s.Merge(&h.Report, sent, 0)
+	*f = facts{
+		fingerprint: fingerprintOf(l, m), running: route.Count(h.Running), waiting: route.Count(h.Waiting + h.Held), memory: s.Memory,
+		ready: l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && !h.draining && m.Ready && !m.Draining,
+	}
+	if l != nil {
+		f.grammar = l.grammar
+	}
+	v.adapt(place)
+}
+
+// adapt computes the parts of a node's state that depend on the key.
+func (v *RouteView) adapt(place int) {
+	s, f, k := v.state(place), &v.facts[place], &v.key
+	s.Usable = f.ready && (k.fingerprint == 0 || f.fingerprint == 0 || f.fingerprint == k.fingerprint) &&
+		(k.grammar == 0 || f.grammar == k.grammar) && (k.adapter == 0 || v.s.node(place).adapts(k.adapter))
+	s.Memory = f.memory
+	s.Memory.Reserve(0, int(f.running), int(f.waiting), k.answer)
+}
+
+// hold sets how much of the prompt each node has.
+func (v *RouteView) hold(q *Query) {
+	v.found = v.found[:0]
+	if b := v.s.blocks; b != nil && len(q.Hashes) > 0 {
+		b.mu.RLock()
+		v.found = b.look(v.found, q.Hashes, q.BlockTokens, q.Groups)
+		if v.given != b.given {
+			v.given = b.given
+			v.s.each(func(i int, n *Node) {
+				if v.slots[i] == 0 {
+					if at, ok := b.slots[n.member.Load().ID]; ok {
+						v.slots[i] = int32(at) + 1
+					}
+				}
+			})
+		}
+		b.mu.RUnlock()
+	}
+	held := func(states []route.State, slots []int32) {
+		for i, at := range slots {
+			states[i].Held = 0
+			if at > 0 && int(at) <= len(v.found) {
+				states[i].Held = int32(min(int(v.found[at-1])*q.BlockTokens, q.Tokens))
+			}
+		}
+	}
+	held(v.Decode, v.slots[:len(v.Decode)])
+	held(v.Prefill, v.slots[len(v.Decode):])
+}
+
+// fall makes the nodes of the first level that any node reaches usable, if none is of the level
+// that adapt checks.
+func (v *RouteView) fall(nodes []*Node, states []route.State, q *Query) {
+	for level := range levels {
+		if slices.ContainsFunc(states, func(s route.State) bool { return s.Usable }) {
+			return
+		}
+		for i, n := range nodes {
+			if states[i].Usable = n.fits(q) && levels[level](n, q.Avoid); states[i].Usable {
+				v.key.set = false
+			}
+		}
+	}
 }
 
 // keepClass makes the decode nodes of other classes unusable if one of the class is usable and
 // connected. A node of unknown class is of every class.
-func (s *Snapshot) keepClass(states []route.State, class string) {
+func (v *RouteView) keepClass(class string) {
 	if class == "" {
 		return
 	}
 	of := func(n *Node) bool { return n.Class() == "" || n.Class() == class }
-	for i, n := range s.Decode {
-		if !states[i].Usable || !of(n) || !n.connected() {
+	for i, n := range v.s.Decode {
+		if !v.Decode[i].Usable || !of(n) || !n.connected() {
 			continue
 		}
-		for i, n := range s.Decode {
-			states[i].Usable = states[i].Usable && of(n)
+		v.key.set = false
+		for i, n := range v.s.Decode {
+			v.Decode[i].Usable = v.Decode[i].Usable && of(n)
 		}
 		return
 	}
+}
+
+// Closed reports whether a node of the decision, which was connected at the last Look, is not
+// connected any more. The next Look takes that into account.
+func (v *RouteView) Closed(d route.Decision) (closed bool) {
+	check := func(place int, n *Node) {
+		if v.facts[place].ready && !n.connected() {
+			n.changed()
+			closed = true
+		}
+	}
+	if d.Decode >= 0 {
+		check(d.Decode, v.s.Decode[d.Decode])
+	}
+	for _, i := range d.Prefill {
+		check(len(v.s.Decode)+i, v.s.Prefill[i])
+	}
+	return closed
 }
 
 // Class returns the node's numerics class; empty: not known.
@@ -93,7 +253,7 @@ func (s *Snapshot) Names(fingerprint uint64, own string) (decode, events []strin
 	return decode, add(slices.Clone(decode), s.Prefill)
 }
 
-// levels are the conditions on a usable node below the first level, which state checks, down to
+// levels are the conditions on a usable node below the first level, which adapt checks, down to
 // none. Prefill nodes are never in Avoid.
 var levels = [...]func(n *Node, avoid []*Node) bool{
 	func(n *Node, avoid []*Node) bool {
@@ -102,38 +262,6 @@ var levels = [...]func(n *Node, avoid []*Node) bool{
 	func(n *Node, _ []*Node) bool { return n.connected() && !n.stalled.Load() },
 	func(n *Node, avoid []*Node) bool { return !slices.Contains(avoid, n) },
 	func(*Node, []*Node) bool { return true },
-}
-
-// fill writes the nodes' states. The nodes of the first level that any node reaches are usable.
-// held is how many leading blocks of the prompt each slot of b's index has.
-func fill(nodes []*Node, states []route.State, b *Blocks, held []int32, q *Query) {
-	any := false
-	for i, n := range nodes {
-		s := &states[i]
-		n.state(s, q)
-		if b != nil {
-			s.Held = min(b.held(n, held)*q.BlockTokens, q.Tokens)
-		}
-		any = any || s.Usable
-	}
-	for level := 0; !any && level < len(levels); level++ {
-		for i, n := range nodes {
-			states[i].Usable = n.fits(q) && levels[level](n, q.Avoid)
-			any = any || states[i].Usable
-		}
-	}
-}
-
-// state writes the node's state. The node is usable if it takes the request and is of the first
-// level. A request looks at a thousand nodes: each is read once, the cheapest conditions first.
-func (n *Node) state(s *route.State, q *Query) {
-	l := n.link.Load()
-	h := l.last()
-	s.Usable = l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && n.takesFor(l, h, q) && !slices.Contains(q.Avoid, n)
-	s.Local, s.Held = n.Local.Load(), 0
-	sent := route.Sent{Requests: int(n.InFlight.Load()), Blocks: l.taken()}
-	n.queued.sent(&sent)
-	s.Merge(&h.Report, sent, q.Answer)
 }
 
 // fits reports whether the node may get the request, connected or not.

@@ -448,7 +448,7 @@ func fill(states *[]route.State, servers, avoid []*Server) (forced bool) {
 		any := false
 		for i, s := range servers {
 			usable := levels[level](s, now) && !s.draining.Load() && !slices.Contains(avoid, s)
-			(*states)[i] = route.State{Usable: usable, Load: int(s.InFlight.Load())}
+			(*states)[i] = route.State{Usable: usable, Load: route.Count(int(s.InFlight.Load()))}
 			any = any || usable
 		}
 		if any {
