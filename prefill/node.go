@@ -275,6 +275,13 @@ func (n *Node) Queued() (waiting, asking, all int) {
 	return n.line.Waiting(), n.line.Asking(), len(n.jobs)
 }
 
+// QueuedTokens returns the tokens of the prompts that wait for their turn.
+func (n *Node) QueuedTokens() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.line.WaitingTokens()
+}
+
 // addStats adds the jobs in the line to a heartbeat. The engine counts only admitted ones.
 func (n *Node) addStats(m *nodepb.Stats, _ scheduler.Stats) {
 	m.Waiting += uint32(n.line.Waiting())

@@ -179,6 +179,8 @@ func afterLoad(perBlockBytes int64) []want {
 		{d, "tandem:engine_steps_total", "", n * oOutput},
 		{d, "vllm:iteration_tokens_total_bucket", `le="1"`, n * oOutput},
 		{p, "tandem:engine_steps_total", "", n},
+		{d, "tandem:decode_load", "", 0},
+		{p, "tandem:prefill_queue_seconds", "", 0},
 		{d, "tandem:kv_blocks", `state="cached"`, n * ((oPrompt + oOutput - 1) / 16)},
 		{p, "tandem:kv_blocks", `state="cached"`, n * (computed / 16)},
 		{d, "tandem:decode_prefills_total", `where="remote"`, n},

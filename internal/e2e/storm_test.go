@@ -419,6 +419,7 @@ func (n *node) startPrefill(ctx context.Context, rng *rand.Rand) rpc.Handler {
 	n.prefill = prefill.New(po)
 	if n.meters != nil {
 		n.meters.Prefill(n.prefill.Counters, n.prefill.Queued, n.prefill.Limit(), n.writer.Stats)
+		n.meters.PromptQueue(n.prefill.QueuedTokens)
 	}
 	go n.prefill.Positions(ctx)
 	n.stop = append(n.stop, func() {

@@ -217,7 +217,22 @@ func meteredQueues(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		running, most := owned.of(decodes, same)
 		m.is('D', "tandem:queue_length", `"engine_running"`, running)
 		m.fills("engine_running", map[string]float64{"prefill": 0, "decode": most / n})
+		if load := m.value('D', "tandem:decode_load", ""); load < running/n-1e-6 {
+			m.errorf("the decode nodes' load is %g, less than their requests, %g", load, running/n)
+		} else {
+			m.seen["tandem:decode_load D"] = true
+		}
 		d.open()
+		m.well(answers()...)
+		p.close() // now that the nodes' speed is known
+		answers = m.crowd(n, prompt+4*16, 1)
+		time.Sleep(time.Second)
+		if queue := m.value('P', "tandem:prefill_queue_seconds", ""); queue <= 0 {
+			m.errorf("prompts wait, and the time to compute them is %g", queue)
+		} else {
+			m.seen["tandem:prefill_queue_seconds P"] = true
+		}
+		p.open()
 		m.well(answers()...)
 	})
 }

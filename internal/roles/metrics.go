@@ -90,6 +90,12 @@ func (n *NodeMetrics) Engine(l *engine.Loaded, build, role string) {
 	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Waiting }, "capacity")
 	n.gauge(metrics.NumRequestsWaitingByReason, func(s engine.Stats) int { return s.Scheduler.Held }, "deferred")
 	n.Set.Gauge(metrics.KVCacheUsage).Func(n.usage)
+	if n.Set.Has(metrics.DecodeLoad) {
+		n.Set.Gauge(metrics.DecodeLoad).Func(func() float64 {
+			s := n.Stats().Scheduler
+			return max(n.usage(), float64(s.Running+s.Waiting+s.Held)/float64(l.Scheduler.MaxSeqs))
+		})
+	}
 	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Free }, "free")
 	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Cached }, "cached")
 	n.gauge(metrics.KVBlocks, func(s engine.Stats) int { return s.Scheduler.Blocks.Used }, "used")
@@ -100,6 +106,18 @@ func (n *NodeMetrics) Engine(l *engine.Loaded, build, role string) {
 	n.Set.Gauge(metrics.QueueLimit, metrics.QueueEngine).Set(float64(l.Scheduler.MaxQueued))
 	n.gauge(metrics.QueueLength, func(s engine.Stats) int { return s.Scheduler.Running }, metrics.QueueRunning)
 	n.Set.Gauge(metrics.QueueLimit, metrics.QueueRunning).Set(float64(l.Scheduler.MaxSeqs))
+}
+
+// PromptQueue connects the gauge of the time to compute waiting prompts. before returns the tokens
+// of the prompts that wait before the engine.
+func (n *NodeMetrics) PromptQueue(before func() int) {
+	n.Set.Gauge(metrics.PrefillQueueSeconds).Func(func() float64 {
+		s := n.Stats()
+		if s.PromptRate <= 0 {
+			return 0
+		}
+		return float64(s.Scheduler.Pending+before()) / s.PromptRate
+	})
 }
 
 // WatchEngine returns the engine's Watch, which fills the histograms. In a process with a

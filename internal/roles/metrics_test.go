@@ -97,6 +97,7 @@ func TestMeters(t *testing.T) {
 		func(state string) int { return map[string]int{"closed": 908, "half-open": 909, "open": 910}[state] })
 	d.Reader(func() kvtransfer.ReaderStats { return in })
 	p.Prefill(func() prefill.Counters { return pre }, func() (int, int, int) { return 905, 906, 9999 }, 907, func() kvtransfer.WriterStats { return out })
+	p.PromptQueue(func() int { return 911 })
 
 	both := map[string]any{
 		`vllm:num_requests_running`:                                         sch.Running,
@@ -137,7 +138,8 @@ func TestMeters(t *testing.T) {
 		`vllm:cache_config_info{block_size="16",cache_dtype="bfloat16",enable_prefix_caching="True",num_gpu_blocks="64"}`: 1,
 	}
 	onDecode := map[string]any{
-		`tandem:build_info{role="decode",version="1.2.3"}`:               1,
+		`tandem:build_info{role="decode",version="1.2.3"}`: 1,
+		`tandem:decode_load`:                                             max(float64(b.Blocks-b.Free-b.Cached)/float64(b.Blocks), float64(sch.Running+sch.Waiting+sch.Held)/902),
 		`vllm:num_requests_waiting`:                                      sch.Waiting + sch.Held,
 		`vllm:num_requests_waiting_by_reason{reason="capacity"}`:         sch.Waiting,
 		`vllm:num_requests_waiting_by_reason{reason="deferred"}`:         sch.Held,
@@ -194,6 +196,7 @@ func TestMeters(t *testing.T) {
 	}
 	onDecode[`vllm:spec_decode_num_accepted_tokens_total`] = accepted
 	onPrefill := map[string]any{
+		`tandem:prefill_queue_seconds`:                                  float64(sch.Pending+911) / st.PromptRate,
 		`tandem:build_info{role="prefill",version="1.2.3"}`:             1,
 		`vllm:num_requests_waiting`:                                     sch.Waiting + 905 + 906,
 		`vllm:num_requests_waiting_by_reason{reason="capacity"}`:        sch.Waiting + 905,

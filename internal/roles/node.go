@@ -330,6 +330,7 @@ func runPrefill(v *cli.Invocation) error {
 		Transferred: KVSent(n.meters.Set),
 	})
 	n.meters.Prefill(p.Counters, p.Queued, p.Limit(), w.Stats)
+	n.meters.PromptQueue(p.QueuedTokens)
 	d.Work(p.Positions)
 	d.Work(p.Heartbeats)
 	return n.serve(f, p, p, bus)

@@ -160,6 +160,8 @@ var unshown = map[string]string{
 	"vllm:request_num_preemptions":                       "tokens per step, preemptions",
 	"vllm:request_prefill_kv_computed_tokens":            "Prompt tokens by source",
 	"tandem:prefill_tokens_computed_total":               "tokens per step",
+	"tandem:prefill_queue_seconds":                       "waiting requests; for autoscalers",
+	"tandem:decode_load":                                 "KV memory and running requests; for autoscalers",
 	"tandem:engine_steps_total":                          "the p95 of a step; an alert watches that there are any",
 	"tandem:kv_transfers_total":                          "KV transfer: bytes",
 	"tandem:kv_transfer_pieces_total":                    "KV transfer: bytes",

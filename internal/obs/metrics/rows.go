@@ -81,6 +81,10 @@ var (
 	// Own, on nodes.
 	PrefillTokensComputed = counter("tandem:prefill_tokens_computed_total", nodes,
 		"Prompt tokens run through a forward pass on this node, recomputed ones included.")
+	PrefillQueueSeconds = gauge("tandem:prefill_queue_seconds", Prefill,
+		"Time to compute the prompts that wait on this node, at its measured speed; 0 before its first prompt. The sum is the signal for the number of prefill nodes.")
+	DecodeLoad = gauge("tandem:decode_load", Decode,
+		"Load of this node: the share of KV blocks in use, or the node's requests, waiting ones included, as a share of --max-num-seqs, whichever is greater. The sum is the signal for the number of decode nodes.")
 	EngineSteps       = counter("tandem:engine_steps_total", nodes, "Steps of the engine.")
 	EngineStepSeconds = histogram("tandem:engine_step_seconds", nodes, stepBuckets, "Time of a step on the device.")
 	KVBlocks          = gauge("tandem:kv_blocks", nodes,
