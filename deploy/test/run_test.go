@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -307,11 +308,58 @@ func (p *process) until(t *testing.T, probe *corev1.Probe) {
 	t.Fatalf("%s: %s: %s\n%s", p.pod, at.Path, body, p.log.String())
 }
 
+// ownNetwork runs the test in a process with a network of its own, where no other program has the
+// pods' ports. It returns false in that process, and where the system refuses such a network.
+func ownNetwork(t *testing.T) (done bool) {
+	t.Helper()
+	const marker = "TANDEM_TEST_NETWORK"
+	if os.Getenv(marker) != "" {
+		if err := loopbackUp(); err != nil {
+			t.Fatal(err)
+		}
+		return false
+	}
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), marker+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
+	if uid := os.Getuid(); uid != 0 {
+		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		return false
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	return true
+}
+
+// loopbackUp starts the loopback interface of a new network.
+func loopbackUp() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(s)
+	r, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	r.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)
+}
+
 // A fleet of the chart's pods, as processes with addresses and files of their own: the Job makes the
 // certificates, the probes succeed, a chat is answered, the pods' names are the nodes', and SIGTERM
 // ends each process within its grace.
 func TestFleet(t *testing.T) {
 	binary := program(t)
+	if ownNetwork(t) {
+		return
+	}
 	objects := rendered(t, `
 gateway: {shutdownSeconds: 5, config: {min-remote-prefill-tokens: 1}}
 nodes: {shutdownSeconds: 5, config: {kv-cache-memory-bytes: 64MiB, threads: 1}}`)
@@ -344,7 +392,7 @@ nodes: {shutdownSeconds: 5, config: {kv-cache-memory-bytes: 64MiB, threads: 1}}`
 	for _, d := range deployments {
 		for range *d.Spec.Replicas {
 			pod := fmt.Sprintf("%s-%d", d.Name, next)
-			address := fmt.Sprintf("127.%d.%d.%d", 64+os.Getpid()/250%150, 1+os.Getpid()%250, next)
+			address := fmt.Sprintf("127.64.0.%d", next)
 			next++
 			if first == "" {
 				first = address
