@@ -457,10 +457,14 @@ nodes: {shutdownSeconds: 5, config: {kv-cache-memory-bytes: 64MiB, threads: 1}}`
 	if status, _ := chat("evil.example"); status != 403 {
 		t.Errorf("a chat with another Host: %d", status)
 	}
-	_, nodes := all[0].get("http", "/debug/nodes")
 	for _, p := range all {
 		role := p.container.Args[0]
-		if role != "gateway" && !strings.Contains(nodes, `"`+p.pod+`"`) {
+		nodes, known := "", role == "gateway"
+		for end := time.Now().Add(20 * time.Second); !known && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+			_, nodes = all[0].get("http", "/debug/nodes") // gossip may be on its way
+			known = strings.Contains(nodes, `"`+p.pod+`"`)
+		}
+		if !known {
 			t.Errorf("the gateway does not know %s: %s", p.pod, nodes)
 		}
 		_, text := p.get("http", "/metrics")
