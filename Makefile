@@ -258,7 +258,7 @@ apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please i
 # steps run in a soak, or by name.
 FIRST      := gofmt vet staticcheck build-nocgo build-arm64 cuda rules prometheus fuzz race
 TOGETHER   := plain portable sanitize sanitize-cuda arm64
-LAST       := release binary guidellm kills policies hostile mutants build-race binary-race
+LAST       := release chart binary guidellm kills policies hostile mutants build-race binary-race
 LONG       := fuzz guidellm kills policies hostile mutants
 STEPS      := $(filter-out $(LONG),$(FIRST) $(TOGETHER) $(LAST))
 SOAK_STEPS := fuzz race plain portable sanitize sanitize-cuda binary guidellm policies mutants build-race binary-race
@@ -329,6 +329,9 @@ step-arm64: # the kernels for 64-bit ARM, emulated
 step-release: # packages and wheels, with a small program in them
 	@cd deploy/release && $(GO) vet ./... && staticcheck ./...
 	@$(call gotest,release,-C deploy/release,./...)
+step-chart: # the Helm chart: rendered, held against Kubernetes' types, its pods run as processes
+	@cd deploy/test && $(GO) vet ./... && staticcheck ./...
+	@$(call gotest,chart,-C deploy/test,./...)
 step-binary: # the built binary, end to end
 	@$(call gotest,binary,,-run ^TestBinary -skip '^TestBinary(GuideLLM|HostileStopped|HostileLoad|Policies)$$' ./internal/e2e)
 step-guidellm: # guidellm, which is gigabytes, before nodes and before a server of another kind

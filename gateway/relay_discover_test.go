@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/proxy/discover"
 	"github.com/tandem-serving/tandem/gateway/proxy/discover/discovertest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/kubernetes"
 )
 
 // A Kubernetes API adds servers and takes them away under load, as it does in a
@@ -27,7 +28,7 @@ func TestRelayKubernetesUnderLoad(t *testing.T) {
 	}))
 	t.Cleanup(kube.Close)
 	t.Cleanup(api.End)
-	source, _, err := discover.Parse("k8s:ns/llm:http", upstream.Whole, 0, discover.Options{API: kube.URL})
+	source, _, err := discover.Parse("k8s:ns/llm:http", upstream.Whole, 0, discover.Options{Kubernetes: kubernetes.Options{API: kube.URL}})
 	if err != nil {
 		t.Fatal(err)
 	}

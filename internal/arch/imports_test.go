@@ -21,7 +21,7 @@ var mayImport = map[string][]string{
 	"internal/roles": { // the subcommands, which know every role
 		"bench", "bench/dataset", "bench/load",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
-		"internal/batch", "internal/cluster", "internal/cli", "internal/config", "internal/console", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
+		"internal/batch", "internal/cluster", "internal/cli", "internal/config", "internal/console", "internal/kubernetes", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
 	},
 
@@ -40,7 +40,7 @@ var mayImport = map[string][]string{
 	"gateway/exchange/choice":             {},
 	"gateway/proxy":                       {"engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/auth", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/proxy/upstream", "gateway/render", "gateway/route", "internal/obs/metrics", "internal/obs/trace", "internal/rpc/nodepb", "internal/sock"},
 	"gateway/proxy/upstream":              {"gateway/route", "internal/breaker", "internal/jsonscan", "internal/sock"},
-	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/regular"},
+	"gateway/proxy/discover":              {"gateway/proxy/upstream", "internal/kubernetes"},
 	"gateway/proxy/discover/discovertest": {}, // an API for tests
 	"gateway/httpserver":                  {"internal/limits", "internal/obs/metrics", "internal/sock"},
 	"gateway/liveness":                    {},
@@ -113,7 +113,7 @@ var mayImport = map[string][]string{
 	"internal/batch":           {},                                 // files of requests
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/kubernetes", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"docs":                     {}, // pages that the program reads
 	"internal/doctor":          {"internal/console", "internal/tlsconf"},
 	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory
@@ -127,6 +127,7 @@ var mayImport = map[string][]string{
 	"internal/arch/mutants":    {"internal/arch/provenance"},
 	"internal/arch/provenance": {}, // of pages
 	"internal/arch/verdict":    {"internal/arch/provenance"},
+	"internal/kubernetes":      {"internal/regular"}, // requests to its API
 	"internal/launch":          {"internal/console", "internal/process", "internal/tlsconf"},
 	"internal/obs/logs":        {},
 	"internal/obs/metrics":     {"internal/obs/logs", "internal/netio"},

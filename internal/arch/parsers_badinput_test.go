@@ -48,6 +48,7 @@ var parsers = map[string][]string{
 var parsed = map[string]string{
 	"internal/batch":         "lines of files that its user gives, and a gateway's answers, by encoding/json into plain fields",
 	"gateway/proxy/discover": "Kubernetes' API, by encoding/json into plain fields",
+	"internal/kubernetes":    "the message of an error of Kubernetes' API, by encoding/json into a plain field",
 	"gateway":                "an adapter's name and folder, which internal/jsonscan has checked, by encoding/json into plain fields",
 	"bench/truth":            "requests of load testers, by encoding/json into plain fields; guidellm's report likewise",
 	"bench/engine":           "what llama.cpp prints and its own results, by encoding/json into plain fields",
@@ -63,7 +64,7 @@ var parsed = map[string]string{
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
 	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/config":        "arguments, environment and YAML, which the target of internal/roles passes to it",
-	"internal/cli":           "lines of logs, which it only splits at newlines; internal/explainlog's target reads them",
+	"internal/cli":           "lines of logs, which it only splits at newlines; internal/explainlog's target reads them; a Secret, by encoding/json into plain fields",
 	"internal/launch":        "lines of its own children, which it passes on as they are",
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
 	"internal/arch/verdict":  "the output of go test, by gotestsum into plain fields",

@@ -12,17 +12,24 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/kubernetes"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
 // certificates creates, renews or lists the certificates of a cluster.
 func certificates(v *Invocation) error {
 	hosts := v.StringSlice("host", nil, "further names and addresses in the nodes' certificates")
-	within := v.Duration("within", 0, "with renew: only certificates that expire within this time, such as 720h; 0: all")
+	within := v.Duration("within", 0, "with renew and --kubernetes-secret: only certificates that expire within this time, such as 720h; 0: with renew all, with the Secret those that have expired")
 	asJSON := v.Bool("json", false, "with list: one JSON object a line")
+	secret := v.String("kubernetes-secret", "", "Secret that exists, as NAMESPACE/NAME, instead of DIR: it gets the authority, and the certificates that it lacks, as NAME.crt and NAME.key")
+	var api kubernetes.Options
+	KubernetesFlags(v.Set, &api, "--kubernetes-secret")
 	args, err := v.Parse(1 << 10)
 	if err != nil {
 		return err
+	}
+	if *secret != "" {
+		return secretCertificates(v, api, *secret, args, *hosts, *within)
 	}
 	do := ""
 	if len(args) > 0 && (args[0] == "renew" || args[0] == "list") {

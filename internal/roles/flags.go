@@ -7,7 +7,9 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/kubernetes"
 	"github.com/tandem-serving/tandem/internal/limits"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
@@ -89,7 +91,7 @@ type upstreamFlags struct {
 	gateway.Upstreams
 	urls, prefill, decode []string
 	protocol              string
-	kubernetesAPI         string
+	kubernetes            kubernetes.Options
 	bootstrapPort         int
 	caFile                string
 	tokenizers            []string // FOLDER or MODEL=FOLDER
@@ -103,11 +105,11 @@ func (u *upstreamFlags) register(s *config.Set, l *limits.Limits) {
 	s.StringSliceVar(&u.decode, "upstream-decode", nil, "as --upstream: servers that decode after those of --upstream-prefill")
 	s.StringVar(&u.protocol, "upstream-protocol", "vllm", "protocol between the two: vllm (kv_transfer_params) or sglang (bootstrap rooms)")
 	s.PortVar(&u.bootstrapPort, "upstream-bootstrap-port", 0, "bootstrap port of SGLang's prefill servers; 0: the gateway asks them")
-	s.StringVar(&u.kubernetesAPI, "kubernetes-api", "", "URL of the Kubernetes API for k8s: upstreams, such as kubectl proxy's http://127.0.0.1:8001; default: the pod's cluster")
+	cli.KubernetesFlags(s, &u.kubernetes, "k8s: upstreams")
 	s.StringVar(&u.APIKey, "upstream-api-key", "", "bearer token for upstreams")
 	s.Secret("upstream-api-key")
 	s.StringVar(&u.caFile, "upstream-ca-file", "", "certificate authorities of upstreams, PEM; default: the system's")
-	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path of the health check of an upstream, which is up if the status is below 500")
+	s.StringVar(&u.HealthPath, "upstream-health-path", "/health", "path of the health check of an upstream, which is up if the status is below 300, 401 or 403; after another status below 500 it is up if /v1/models lists models")
 	s.CountVar(&l.UpstreamRequests, "upstream-max-requests", 0, 0, "choices in flight at each upstream of a model; further requests wait in the gateway as they do for nodes (--max-queued-requests, --queue-timeout); 0: no limit")
 	s.StringSliceVar(&u.tokenizers, "tokenizer", nil, "folder with the tokenizer.json and the chat template of upstreams' models, such as a checkpoint: prompts are routed by blocks of their tokens, as they are to nodes, instead of by their first bytes; MODEL=FOLDER for one of several models; a prompt that cannot be tokenized is routed by its bytes")
 	s.BoolVar(&u.ForwardAuthorization, "upstream-forward-authorization", false, "forward clients' credentials to upstreams: Authorization, X-Api-Key, Api-Key and cookies")

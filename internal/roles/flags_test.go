@@ -248,7 +248,7 @@ func TestTokenizerFlag(t *testing.T) {
 
 // Every flag whose name says that its value is a secret is marked as one.
 func TestSecretFlags(t *testing.T) {
-	public := []string{"api-key-file", "response-key-file", "ssl-keyfile", "ssl-keyfile-password"} // names of files
+	public := []string{"api-key-file", "response-key-file", "ssl-keyfile", "ssl-keyfile-password", "kubernetes-token-file", "kubernetes-secret"} // names of files, and of an object
 	table := table()
 	for i := range table {
 		set := table[i].Declared(table)

@@ -163,7 +163,7 @@ func upstreamServers(u *upstreamFlags, log *slog.Logger) (upstream.Options, erro
 	var errs []error
 	for role, urls := range [][]string{upstream.Whole: u.urls, upstream.Prefill: u.prefill, upstream.Decode: u.decode} {
 		for _, url := range urls {
-			source, target, err := discover.Parse(url, upstream.Role(role), u.bootstrapPort, discover.Options{API: u.kubernetesAPI, Log: log})
+			source, target, err := discover.Parse(url, upstream.Role(role), u.bootstrapPort, discover.Options{Kubernetes: u.kubernetes, Log: log})
 			switch {
 			case err != nil && lacksScheme(url):
 				errs = append(errs, fmt.Errorf("%w: upstream %q has no scheme: write http://%s", config.ErrValue, url, url))

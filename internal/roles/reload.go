@@ -70,7 +70,7 @@ func followConfig(d *process.Process, set *metrics.Set, flags *config.Set, resol
 
 // reloadable are the flags that a running process applies.
 var reloadable = []string{
-	"upstream", "upstream-prefill", "upstream-decode", "upstream-bootstrap-port", "kubernetes-api", "upstream-max-requests",
+	"upstream", "upstream-prefill", "upstream-decode", "upstream-bootstrap-port", "kubernetes-api", "kubernetes-token-file", "kubernetes-ca", "upstream-max-requests",
 	"max-queued-requests", "max-queued-tokens", "queue-timeout", "node-backlog-requests", "node-backlog-time",
 	"request-timeout", "resume-timeout", "max-attempts", "max-request-body", "max-body-memory", "header-timeout", "min-body-rate",
 	"max-n", "max-prompt-tokens", "max-requests", "max-connections-per-address", "slow-client-timeout",

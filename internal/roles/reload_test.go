@@ -12,7 +12,7 @@ import (
 
 // reloadable has the flags of the limits, which SetLimits applies, and of the upstreams.
 func TestReloadableFlags(t *testing.T) {
-	upstreams := []string{"upstream", "upstream-prefill", "upstream-decode", "upstream-bootstrap-port", "kubernetes-api"}
+	upstreams := []string{"upstream", "upstream-prefill", "upstream-decode", "upstream-bootstrap-port", "kubernetes-api", "kubernetes-token-file", "kubernetes-ca"}
 	found := 0
 	newGatewayCommand(&bytes.Buffer{}).VisitAll(func(f *pflag.Flag) {
 		c := newGatewayCommand(&bytes.Buffer{})

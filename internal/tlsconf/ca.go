@@ -48,7 +48,7 @@ func CreateCA(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("tlsconf: making an authority: %w", err)
 	}
-	for _, f := range []string{CACertFile, caKeyFile, SecretFile} {
+	for _, f := range []string{CACertFile, CAKeyFile, SecretFile} {
 		if _, err := os.Stat(filepath.Join(dir, f)); err == nil {
 			return fmt.Errorf("%w: %s", ErrExists, filepath.Join(dir, f))
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +68,7 @@ func CreateCA(dir string) error {
 	}
 	secret := make([]byte, secretBytes)
 	_, _ = rand.Read(secret) // it never fails
-	if err := writeKey(filepath.Join(dir, caKeyFile), key); err != nil {
+	if err := writeKey(filepath.Join(dir, CAKeyFile), key); err != nil {
 		return err
 	}
 	if err := writeFile(filepath.Join(dir, SecretFile), []byte(hex.EncodeToString(secret)+"\n"), 0o600); err != nil {
@@ -141,7 +141,7 @@ func certificate(name string, lifetime time.Duration) *x509.Certificate {
 }
 
 func loadCA(dir string) (*x509.Certificate, crypto.Signer, error) {
-	pair, err := KeyPair(filepath.Join(dir, CACertFile), filepath.Join(dir, caKeyFile))
+	pair, err := KeyPair(filepath.Join(dir, CACertFile), filepath.Join(dir, CAKeyFile))
 	if err != nil {
 		return nil, nil, fmt.Errorf("tlsconf: reading the authority in %s: %w", dir, err)
 	}

@@ -33,7 +33,7 @@ func Inspect(dir string) ([]Held, error) {
 	var all []Held
 	if c, err := certificateOf(filepath.Join(dir, CACertFile)); err == nil {
 		all = append(all, Held{Folder: dir, Identity: Identity{Name: c.Subject.CommonName}, Authority: true, NotBefore: c.NotBefore, NotAfter: c.NotAfter,
-			Exposed: exposed(filepath.Join(dir, caKeyFile))})
+			Exposed: exposed(filepath.Join(dir, CAKeyFile))})
 	}
 	if _, err := os.Stat(filepath.Join(dir, NodeCertFile)); err == nil {
 		return append(all, holds(dir)), nil

@@ -41,7 +41,7 @@ const (
 	NodeCertFile = "node.crt"
 	NodeKeyFile  = "node.key"
 	SecretFile   = "gossip.secret"
-	caKeyFile    = "ca.key"
+	CAKeyFile    = "ca.key"
 )
 
 // NodeDNSName is in every node's certificate. Peers check it instead of addresses, because

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/kubernetes"
 )
 
 // resolveEvery is the interval between lookups of a name. Go's resolver does not return the time to
@@ -35,11 +36,10 @@ var ErrSpec = errors.New("discover: bad upstream")
 
 // Options of sources.
 type Options struct {
-	API       string        // of Kubernetes, such as http://127.0.0.1:8001 for kubectl proxy; empty: that of the pod
-	Every     time.Duration // between lookups of a name; 0: 5 s
-	Resolver  Resolver      // nil: the machine's
-	Log       *slog.Logger
-	tokenFile string // of a pod's service account; set by tests
+	Kubernetes kubernetes.Options // of k8s: sources
+	Every      time.Duration      // between lookups of a name; 0: 5 s
+	Resolver   Resolver           // nil: the machine's
+	Log        *slog.Logger
 }
 
 // Resolver is the part of net.Resolver that sources use.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/tandem-serving/tandem/gateway/proxy/discover/discovertest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/kubernetes"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -64,13 +65,13 @@ func TestParse(t *testing.T) {
 	for spec, source := range map[string]bool{
 		"http://a:1": false, "https://a": false, "dns:a:8000": true, "dns+https:a:8000": true, "dns://a:8000": true, "srv:_http._tcp.a": true, "k8s:ns/svc:http": true, "k8s:ns/svc": true,
 	} {
-		s, target, err := Parse(spec, upstream.Decode, 7, Options{API: "http://127.0.0.1:1"})
+		s, target, err := Parse(spec, upstream.Decode, 7, Options{Kubernetes: kubernetes.Options{API: "http://127.0.0.1:1"}})
 		if err != nil || (s != nil) != source || target.Role != upstream.Decode || target.Bootstrap != 7 || s != nil && s.String() != spec+" (decode)" {
 			t.Errorf("%s: %v %v %v", spec, s, target, err)
 		}
 	}
 	for _, spec := range []string{"", "a", "ftp:a", "dns:a", "dns:a:0", "dns:a:x", "dns+ftp:a:1", "srv:", "srv:a:1", "k8s:", "k8s:NS/x", "k8s:ns/a b"} {
-		if s, _, err := Parse(spec, 0, 0, Options{API: "x"}); !errors.Is(err, ErrSpec) {
+		if s, _, err := Parse(spec, 0, 0, Options{Kubernetes: kubernetes.Options{API: "x"}}); !errors.Is(err, ErrSpec) {
 			t.Errorf("%q: %v %v", spec, s, err)
 		}
 	}
@@ -156,7 +157,7 @@ func TestEndpointSlices(t *testing.T) {
 	server := httptest.NewServer(api)
 	defer server.Close()
 	defer api.End()
-	s, _, err := Parse("k8s:ns/llm:http", 0, 0, Options{API: server.URL, tokenFile: token})
+	s, _, err := Parse("k8s:ns/llm:http", 0, 0, Options{Kubernetes: kubernetes.Options{API: server.URL, TokenFile: token}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,12 +226,8 @@ func TestEndpointSlicesErrors(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder // written by Watch alone
-		s, _, err := Parse("k8s:ns/llm:http", 0, 0, Options{API: "http://api", Log: slog.New(slog.NewTextHandler(&log, nil))})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var asked []string // likewise
-		s.(*endpointSlices).client.Transport = apiFunc(func(w http.ResponseWriter, r *http.Request) {
+		var asked []string      // likewise
+		api := apiFunc(func(w http.ResponseWriter, r *http.Request) {
 			n := len(asked)
 			asked = append(asked, r.URL.Query().Get("continue")+"/"+r.URL.Query().Get("resourceVersion"))
 			if n < len(answers) {
@@ -239,6 +236,10 @@ func TestEndpointSlicesErrors(t *testing.T) {
 			}
 			<-r.Context().Done()
 		})
+		s, _, err := Parse("k8s:ns/llm:http", 0, 0, Options{Kubernetes: kubernetes.Options{API: "http://api", Transport: api}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
 		var l told
 		ctx, stop := context.WithCancel(t.Context())
 		var wg sync.WaitGroup

@@ -2,18 +2,13 @@ package discover
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,14 +16,13 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
-	"github.com/tandem-serving/tandem/internal/regular"
+	"github.com/tandem-serving/tandem/internal/kubernetes"
 )
 
 // Parameters of the Kubernetes API.
 const (
-	account    = "/var/run/secrets/kubernetes.io/serviceaccount" // where a pod's service account is mounted
-	watchFor   = 4 * time.Minute                                 // after which the API ends a watch, and the next one starts
-	apiTimeout = 30 * time.Second                                // of a list, and of the end of a watch
+	watchFor   = 4 * time.Minute  // after which the API ends a watch, and the next one starts
+	apiTimeout = 30 * time.Second // of a list, and of the end of a watch
 	minBackoff = 500 * time.Millisecond
 	maxBackoff = 15 * time.Second
 	maxList    = 64 << 20 // bytes of an answer of the API: slices of some 100,000 endpoints
@@ -44,9 +38,7 @@ var errExpired = errors.New("discover: the API no longer has that version")
 type endpointSlices struct {
 	base
 	namespace, service, port string
-	client                   *http.Client
-	api                      string
-	tokenFile                string
+	client                   *kubernetes.Client
 
 	known   map[string][]upstream.Target // the ready endpoints, by slice
 	version string
@@ -79,48 +71,34 @@ type watchEvent struct {
 	Object json.RawMessage
 }
 
-// maxAccountFile bounds a file of the pod's account, in bytes.
-const maxAccountFile = 1 << 20
-
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$`)
 
 // newSlices parses NAMESPACE/SERVICE:PORT. The default namespace is the pod's. Without a port, the
 // Service must have only one.
 func newSlices(b base, rest string) (*endpointSlices, error) {
-	s := &endpointSlices{base: b, known: map[string][]upstream.Target{}, tokenFile: b.o.tokenFile}
+	s := &endpointSlices{base: b, known: map[string][]upstream.Target{}}
 	service, port, _ := strings.Cut(rest, ":")
 	s.service, s.port = service, port
 	if ns, name, ok := strings.Cut(service, "/"); ok {
 		s.namespace, s.service = ns, name
-	} else if own, err := regular.ReadFile(filepath.Join(account, "namespace"), maxAccountFile); err == nil {
-		s.namespace = strings.TrimSpace(string(own))
+	} else {
+		s.namespace = kubernetes.Namespace()
 	}
 	if !dnsLabel.MatchString(s.namespace) || !dnsLabel.MatchString(s.service) || s.port != "" && !dnsLabel.MatchString(s.port) {
 		return nil, fmt.Errorf("%w: %q: want k8s:NAMESPACE/SERVICE:PORT", ErrSpec, b.spec)
 	}
-	transport := &http.Transport{ResponseHeaderTimeout: apiTimeout, MaxIdleConnsPerHost: 1}
-	s.client, s.api = &http.Client{Transport: transport}, strings.TrimSuffix(b.o.API, "/")
-	if s.api != "" {
-		return s, nil
-	}
-	host, apiPort := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
-	if host == "" || apiPort == "" {
-		return nil, fmt.Errorf("%w: %q: this is not a pod of a Kubernetes cluster: set --kubernetes-api", ErrSpec, b.spec)
-	}
-	pem, err := regular.ReadFile(filepath.Join(account, "ca.crt"), maxAccountFile)
-	if err != nil {
+	var err error
+	if s.client, err = kubernetes.New(b.o.Kubernetes); errors.Is(err, kubernetes.ErrNoCluster) {
+		return nil, fmt.Errorf("%w: %q: %w: set --kubernetes-api", ErrSpec, b.spec, err)
+	} else if err != nil {
 		return nil, fmt.Errorf("%w: %q: %w", ErrSpec, b.spec, err)
 	}
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(pem)
-	transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
-	s.api, s.tokenFile = "https://"+net.JoinHostPort(host, apiPort), filepath.Join(account, "token")
 	return s, nil
 }
 
 // Watch implements upstream.Source.
 func (s *endpointSlices) Watch(ctx context.Context, update func([]upstream.Target)) {
-	defer s.client.CloseIdleConnections()
+	defer s.client.Close()
 	backoff, logged := minBackoff, ""
 	var last []upstream.Target
 	for ctx.Err() == nil {
@@ -163,33 +141,17 @@ func (s *endpointSlices) Watch(ctx context.Context, update func([]upstream.Targe
 // get requests the Service's slices.
 func (s *endpointSlices) get(ctx context.Context, query url.Values) (*http.Response, error) {
 	query.Set("labelSelector", "kubernetes.io/service-name="+s.service)
-	at := s.api + "/apis/discovery.k8s.io/v1/namespaces/" + s.namespace + "/endpointslices?" + query.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at, nil)
-	if err != nil {
+	resp, err := s.client.Get(ctx, "/apis/discovery.k8s.io/v1/namespaces/"+s.namespace+"/endpointslices", query)
+	var status *kubernetes.StatusError
+	switch {
+	case errors.As(err, &status) && status.Code == http.StatusGone:
+		return nil, errExpired
+	case status != nil:
+		return nil, fmt.Errorf("discover: Kubernetes' API answers %d for endpointslices of %s/%s: %s", status.Code, s.namespace, s.service, status.Message)
+	case err != nil:
 		return nil, fmt.Errorf("discover: %w", err)
 	}
-	req.Header.Set("Accept", "application/json")
-	if s.tokenFile != "" { // read for each request, because Kubernetes renews it
-		token, err := regular.ReadFile(s.tokenFile, maxAccountFile)
-		if err != nil {
-			return nil, fmt.Errorf("discover: the pod's token: %w", err)
-		}
-		req.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	}
-	resp, err := s.client.Do(req)
-	if err != nil {
-		return nil, fmt.Errorf("discover: Kubernetes' API: %w", err)
-	}
-	if resp.StatusCode == http.StatusOK {
-		return resp, nil
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusGone {
-		return nil, errExpired
-	}
-	var status struct{ Message string }
-	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&status) // the message is optional
-	return nil, fmt.Errorf("discover: Kubernetes' API answers %d for endpointslices of %s/%s: %s", resp.StatusCode, s.namespace, s.service, status.Message)
+	return resp, nil
 }
 
 // list reads all slices in pages.

@@ -101,7 +101,9 @@ func (s *Server) keepProbing(ctx context.Context) {
 // it cannot serve.
 var errDown = errors.New("upstream: down")
 
-// probe requests the health path. A server without such a path is up.
+// probe requests the health path. A server without such a path is up if it lists models, so that
+// another server at a reused address does not count as an upstream. A server that refuses the
+// gateway's credentials is up, because clients' own may be forwarded.
 func (s *Server) probe(ctx context.Context) error {
 	status, _, err := s.get(ctx, s.p.o.HealthPath, 64<<10)
 	switch {
@@ -109,9 +111,26 @@ func (s *Server) probe(ctx context.Context) error {
 		return err
 	case status >= 500:
 		return fmt.Errorf("%w: %s answers %d", errDown, s.p.o.HealthPath, status)
+	case status < 300 || refused(status):
+		return nil
+	}
+	models, body, err := s.get(ctx, s.base+"/v1/models", maxModels)
+	if err != nil {
+		return err
+	}
+	if models == 200 {
+		_, err = parseModels(body)
+	} else if !refused(models) {
+		err = fmt.Errorf("%s/v1/models answers %d", s.base, models)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: no OpenAI-compatible server: %s answers %d, %w", errDown, s.p.o.HealthPath, status, err)
 	}
 	return nil
 }
+
+// refused reports whether a status asks for other credentials.
+func refused(status int) bool { return status == 401 || status == 403 }
 
 // list requests the server's models. If that fails, the list stays as it was.
 func (s *Server) list(ctx context.Context) {
