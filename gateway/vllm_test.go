@@ -264,10 +264,10 @@ func TestAbortRelayed(t *testing.T) {
 	b.until(func() bool { return b.far["s1"].running.Load() == 0 })
 }
 
-// Stored responses are read, deleted and cancelled at the server that made them, by the client that
-// made them; without a known server all are asked.
+// Stored responses are read, deleted, cancelled and continued at the server that made them, by the
+// client that made them and by operators. For operators all servers are asked for an unknown one.
 func TestStoredResponses(t *testing.T) {
-	file := keyFile(t, "one\ntwo\n")
+	file := keyFile(t, "one\ntwo\nboss admin=yes\n")
 	as := func(key string) string { return "Authorization: Bearer " + key }
 	b := newRelayed(t, Options{APIKeyFile: file, Policy: "round_robin"}, "s1", "s2", "s3")
 	for name, s := range b.far {
@@ -315,12 +315,29 @@ func TestStoredResponses(t *testing.T) {
 		if r := b.do("GET", "/v1/responses/"+id, "", as("two")); r.StatusCode != 404 || count()-before != 5 {
 			t.Errorf("another client: %d %s", r.StatusCode, r.body)
 		}
-		if r := b.do("GET", "/v1/responses/old_"+name, "", as("two")); r.StatusCode != 200 || !strings.Contains(r.body, `"at":"`+name) {
+		if r := b.do("DELETE", "/v1/responses/"+id, "", as("boss")); r.StatusCode != 200 || count()-before != 6 {
+			t.Errorf("an operator: %d %s", r.StatusCode, r.body)
+		}
+		for _, method := range []string{"GET", "DELETE"} {
+			if r := b.do(method, "/v1/responses/old_"+name, "", as("two")); r.StatusCode != 404 || count()-before != 6 {
+				t.Errorf("an unknown response: %d %s", r.StatusCode, r.body)
+			}
+		}
+		if r := b.do("GET", "/v1/responses/old_"+name, "", as("boss")); r.StatusCode != 200 || !strings.Contains(r.body, `"at":"`+name) {
 			t.Errorf("%d %s", r.StatusCode, r.body)
 		}
 		before = count()
-		if r := b.do("GET", "/v1/responses/old_"+name, "", as("two")); r.StatusCode != 200 || count()-before != 1 {
+		if r := b.do("GET", "/v1/responses/old_"+name, "", as("boss")); r.StatusCode != 200 || count()-before != 1 {
 			t.Errorf("%d %s, %d requests", r.StatusCode, r.body, count()-before)
+		}
+		for key, want := range map[string]int{"one": 200, "two": 404, "boss": 200} {
+			r := b.post("/v1/responses", `{"model":"m","input":"x","previous_response_id":"resp\u005f`+name+`"}`, as(key))
+			if r.StatusCode != want || want == 404 && *r.parse(t).Error.Param != "previous_response_id" {
+				t.Errorf("%s continues the response: %d %s", key, r.StatusCode, r.body)
+			}
+		}
+		if r := b.post("/v1/responses", `{"model":"m","input":"x","previous_response_id":"unknown"}`, as("two")); r.StatusCode != 200 {
+			t.Errorf("an unknown response is continued: %d %s", r.StatusCode, r.body)
 		}
 	}
 	for range b.far { // a client that chooses the id of another's response does not get it
@@ -333,14 +350,16 @@ func TestStoredResponses(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", key, r.StatusCode, r.body, want)
 		}
 	}
-	if r := b.do("GET", "/v1/responses/none", "", as("one")); r.StatusCode != 404 || !strings.Contains(r.body, `no upstream has the response \"none\"`) {
-		t.Errorf("%d %s", r.StatusCode, r.body)
+	for _, key := range []string{"one", "boss"} {
+		if r := b.do("GET", "/v1/responses/none", "", as(key)); r.StatusCode != 404 || !strings.Contains(r.body, `no upstream has the response \"none\"`) {
+			t.Errorf("%s: %d %s", key, r.StatusCode, r.body)
+		}
 	}
 	if r := b.do("GET", "/v1/responses/none", ""); r.StatusCode != 401 {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
 	b.far["s2"].kill()
-	if r := b.do("GET", "/v1/responses/none", "", as("one")); r.StatusCode != 503 || !strings.Contains(r.body, "cannot be asked") {
+	if r := b.do("GET", "/v1/responses/none", "", as("boss")); r.StatusCode != 503 || !strings.Contains(r.body, "cannot be asked") {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
 	if r := b.do("GET", "/v1/responses/resp_s2", "", as("one")); r.StatusCode != 503 {
@@ -349,5 +368,40 @@ func TestStoredResponses(t *testing.T) {
 	own := newBed(t, Options{}, one(nodestest.Options{}))
 	if r := own.do("GET", "/v1/responses/resp_1", ""); r.StatusCode != 404 || !strings.Contains(r.body, "not stored here") {
 		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}
+
+// An answer that is no success ends the search for a response only if no other server has the
+// response. Of such answers a refusal precedes a server's failure. Without keys all servers are
+// asked for every client.
+func TestStoredResponsesAnswers(t *testing.T) {
+	type answers map[string]int // statuses by server
+	for _, c := range []struct {
+		answers
+		want string // the server whose answer the client gets
+	}{
+		{answers{"s1": 500, "s2": 200, "s3": 401}, "s2"},
+		{answers{"s1": 404, "s2": 404, "s3": 400}, "s3"},
+		{answers{"s1": 503, "s2": 404, "s3": 400}, "s3"},
+		{answers{"s1": 400, "s2": 404, "s3": 500}, "s1"},
+		{answers{"s1": 404, "s2": 500, "s3": 405}, "s2"},
+		{answers{"s1": 400, "s2": 400, "s3": 200}, "s3"},
+		{answers{"s1": 404, "s2": 404, "s3": 404}, ""},
+	} {
+		b := newRelayed(t, Options{}, "s1", "s2", "s3")
+		for name, s := range b.far {
+			s.does(func(w http.ResponseWriter, r *http.Request) {
+				w.Header().Set("X-At", name)
+				w.WriteHeader(c.answers[name])
+				fmt.Fprint(w, name)
+			})
+		}
+		for _, method := range []string{"GET", "DELETE"} {
+			r := b.do(method, "/v1/responses/resp_1", "")
+			if c.want == "" && r.StatusCode != 404 || c.want != "" && (r.body != c.want || r.StatusCode != c.answers[c.want] || r.Header.Get("X-At") != c.want) {
+				t.Errorf("%v, %s: %d %s", c.answers, method, r.StatusCode, r.body)
+			}
+		}
+		b.until(func() bool { return b.g.InFlight.Load() == 0 })
 	}
 }

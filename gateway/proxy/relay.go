@@ -186,7 +186,7 @@ func hasMediaType(kind []byte, want string) bool {
 func (r *relay) Prepare() (fault *openai.Error) {
 	p, ctx := r.p, r.Ctx
 	r.body = ctx.PostBody()
-	if hasMediaType(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() {
+	if hasMediaType(ctx.Request.Header.ContentType(), "application/json") || len(ctx.Request.Header.ContentType()) == 0 || r.completes() || r.responds() {
 		if fault := exchange.CheckJSON(&ctx.Request.Header); fault != nil {
 			return fault
 		}
@@ -197,7 +197,7 @@ func (r *relay) Prepare() (fault *openai.Error) {
 			return openai.BadRequest("", "%s", strings.TrimPrefix(err.Error(), "upstream: "))
 		}
 	}
-	for _, step := range [...]func() *openai.Error{r.checkLimits, r.ReadHeaders, r.find, r.chargePair} {
+	for _, step := range [...]func() *openai.Error{r.checkLimits, r.ReadHeaders, r.find, r.checkPrevious, r.chargePair} {
 		if fault := step(); fault != nil {
 			return fault
 		}

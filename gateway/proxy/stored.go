@@ -18,6 +18,10 @@ import (
 // Responses that servers store (/v1/responses/{id}) are only on the server that made them. The
 // gateway learns the server of an id from the beginning of its answer. Without that, after a
 // restart or through another gateway, it asks all servers in turn.
+//
+// Servers do not know the gateway's keys. So a response belongs to the key that made it, and to
+// keys with operator rights. A response that the gateway does not know may be any client's: where
+// there are keys, only operators reach it.
 
 const (
 	responsesPath = "/v1/responses"
@@ -78,6 +82,31 @@ func (s *stored) find(id string) (storedAt, bool) {
 	return at, known
 }
 
+// allows reports whether a client with that key may use a response, and where the response is
+// stored, if that is known. A nil key is that of a gateway without keys.
+func (s *stored) allows(id string, k *auth.Key) (at storedAt, known, allowed bool) {
+	at, known = s.find(id)
+	return at, known, k == nil || k.Admin || known && at.owner.Same(k)
+}
+
+// checkPrevious refuses a request that continues another client's response. One that the gateway
+// does not know may be the client's own: conversations continue through other gateways.
+func (r *relay) checkPrevious() *openai.Error {
+	id := r.envelope.Previous
+	if id == "" || !r.responds() {
+		return nil
+	}
+	if _, known, allowed := r.p.stored.allows(id, r.S.KeyOf(r.Ctx)); known && !allowed {
+		fault := notStored(id)
+		fault.Param = "previous_response_id"
+		return fault
+	}
+	return nil
+}
+
+// responds reports whether the path's requests may continue a stored response.
+func (r *relay) responds() bool { return strings.HasPrefix(r.path(), responsesPath) }
+
 // learnStored records the server of the response in the beginning of an answer, if there is one.
 func (r *relay) learnStored() {
 	if r.path() != responsesPath || r.Status != 200 {
@@ -104,6 +133,14 @@ type lookup struct {
 	servers []*upstream.Server // that may have the response
 	known   bool               // servers has the one that made it
 	down    int                // servers that cannot be asked
+	kept    *storedAnswer      // of a server that may have the response; nil: none
+}
+
+// storedAnswer is an answer that counts unless another server has the response.
+type storedAnswer struct {
+	server      *upstream.Server
+	status      int
+	lines, held []byte
 }
 
 // ServeStored answers a request about a stored response by the server that has it.
@@ -134,8 +171,8 @@ func (l *lookup) Prepare() *openai.Error {
 	if fault := l.LetIn(0); fault != nil {
 		return fault
 	}
-	at, known := l.p.stored.find(l.id)
-	if known && !at.owner.Same(l.S.KeyOf(l.Ctx)) {
+	at, known, allowed := l.p.stored.allows(l.id, l.S.KeyOf(l.Ctx))
+	if !allowed {
 		return notStored(l.id)
 	}
 	all := l.p.Pool.Now().Servers
@@ -159,7 +196,8 @@ func (l *lookup) Prepare() *openai.Error {
 // Claim implements exchange.Backend. Lookups compute nothing, so that they do not wait.
 func (l *lookup) Claim() (exchange.Claim, *openai.Error) { return exchange.Claim{}, nil }
 
-// Run implements exchange.Backend. It asks the servers in turn until one has the response.
+// Run implements exchange.Backend. It asks the servers in turn until one has the response. Another
+// answer than 404 is that of all if no server has it.
 func (l *lookup) Run() *openai.Error {
 	for _, s := range l.servers {
 		for stale := 0; ; stale++ {
@@ -182,20 +220,22 @@ func (l *lookup) Run() *openai.Error {
 				break
 			}
 		}
-		switch l.Status {
-		case 0: // it could not be asked
+		switch {
+		case l.Status == 0: // it could not be asked
 			continue
-		case 404, 405, 501:
-			if len(l.servers) > 1 || l.down > 0 {
-				l.end(nil)
-				l.try.End(time.Now())
-				continue
-			}
-		case 200:
-			if !l.known && l.method == "GET" {
+		case l.Status/100 == 2:
+			if l.Status == 200 && !l.known && l.method == "GET" {
 				l.p.stored.learn(l.id, storedAt{s.Name, l.S.KeyOf(l.Ctx)})
 			}
+			return nil
+		case len(l.servers) == 1 && l.down == 0: // no other server can have it
+			return nil
 		}
+		l.keep()
+	}
+	if k := l.kept; k != nil {
+		l.server, l.Status, l.lines, l.held = k.server, k.status, k.lines, k.held
+		l.full, l.events, l.length = true, false, len(k.held)
 		return nil
 	}
 	l.Status = 0
@@ -206,6 +246,24 @@ func (l *lookup) Run() *openai.Error {
 		return openai.Unavailable(exchange.RetryAfter, "%d upstreams cannot be asked for the response %q, and no other has it", l.down, openai.Clip(l.id, 100))
 	}
 	return notStored(l.id)
+}
+
+// keep ends the call of an answer that may not be the right one. It keeps the answer unless its
+// status is that of a server without the response. Refusals precede failures of servers.
+func (l *lookup) keep() {
+	switch none := l.Status == 404 || l.Status == 405 || l.Status == 501; {
+	case none:
+	case !l.full: // too large
+		l.down++
+	case l.kept == nil || l.kept.status >= 500 && l.Status < 500:
+		l.kept = &storedAnswer{l.server, l.Status, bytes.Clone(l.lines), bytes.Clone(l.held)}
+	}
+	var unread error
+	if !l.full {
+		unread = upstream.ErrNoVerdict
+	}
+	l.end(unread)
+	l.try.End(time.Now())
 }
 
 // Stop implements exchange.Backend.

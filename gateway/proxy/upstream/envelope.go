@@ -56,6 +56,9 @@ type Envelope struct {
 	Logprobs int
 	Asked    string
 	Priority int32 // lower goes first
+	// Previous is the id of the stored response that the request continues; empty: none. A value that
+	// is no readable string is as it is written.
+	Previous string
 
 	modelFrom, modelEnd int // of the model's name; 0: there is none
 }
@@ -100,6 +103,10 @@ func parseEnvelope(b []byte, outermost bool) (Envelope, error) {
 			out.asks("top_logprobs", v)
 		case "priority":
 			out.Priority = priority(v)
+		case "previous_response_id":
+			if out.Previous = unquote(v); out.Previous == "" && string(v) != "null" && string(v) != `""` {
+				out.Previous = string(v)
+			}
 		case "echo":
 			echo = string(v) == "true"
 		case "use_beam_search":
