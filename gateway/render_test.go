@@ -123,6 +123,102 @@ func TestDerenderParses(t *testing.T) {
 	}
 }
 
+// derenderStream sends a request to the route of tokens as a stream, and derenders its events one after the
+// other. It returns them as a stream.
+func derenderStream(t *testing.T, b *bed, path, body string) reply {
+	t.Helper()
+	r := b.post(path+"/render", body)
+	request := "chat_request"
+	if path == "/v1/completions" {
+		r.body, request = strings.TrimSuffix(strings.TrimPrefix(r.body, "["), "]"), "completion_request"
+	}
+	events := b.post(openai.TokensPath, r.body)
+	if events.StatusCode != 200 {
+		t.Fatalf("%s: %d %s", body, events.StatusCode, events.body)
+	}
+	states, out := map[int]json.RawMessage{}, events
+	out.body = ""
+	for event := range strings.SplitSeq(strings.TrimSuffix(events.body, "data: [DONE]\n\n"), "\n\n") {
+		if event == "" {
+			continue
+		}
+		var e struct{ Choices []struct{ Index int } }
+		event = strings.TrimPrefix(event, "data: ")
+		if err := json.Unmarshal([]byte(event), &e); err != nil {
+			t.Fatal(err)
+		}
+		index := 0
+		if len(e.Choices) > 0 {
+			index = e.Choices[0].Index
+		}
+		state := string(states[index])
+		if state == "" {
+			state = "null"
+		}
+		d := b.post(path+"/derender", `{"stream":true,"generate_chunk":`+event+`,"stream_state":`+state+`,"`+request+`":`+body+`}`)
+		var a struct {
+			Chunk json.RawMessage
+			State json.RawMessage `json:"stream_state"`
+		}
+		if err := json.Unmarshal([]byte(d.body), &a); err != nil || d.StatusCode != 200 {
+			t.Fatalf("%s: %d %v %s", event, d.StatusCode, err, d.body)
+		}
+		states[index] = a.State
+		out.body += "data: " + string(a.Chunk) + "\n\n"
+	}
+	out.body += "data: [DONE]\n\n"
+	return out
+}
+
+// The events of a stream of tokens become those of the request's own stream, one call after the
+// other, whichever gateway answers them: the client carries the state.
+func TestDerenderStreams(t *testing.T) {
+	const options = `,"stream":true,"stream_options":{"include_usage":true}}`
+	b := toolBed(t, Options{}, calls, hermesMarkers...)
+	for _, fields := range []string{
+		weather, `"seed":1`, weather + `,"stop":["look"],"seed":1`, weather + `,"n":2,"seed":3`, `"logprobs":true,"top_logprobs":1,` + weather,
+		`"chat_template_kwargs":{"enable_thinking":true},"max_tokens":12`, `"include_reasoning":false`,
+	} {
+		body := `{` + hi + `,` + fields + options
+		r := derenderStream(t, b, "/v1/chat/completions", body)
+		got, usage := messagesOf(t, r)
+		want, wantUsage := messagesOf(t, b.post("/v1/chat/completions", body))
+		if len(got) != len(want) {
+			t.Fatalf("%s: %v, want %v", body, got, want)
+		}
+		for i := range got {
+			if got[i].String() != want[i].String() {
+				t.Errorf("%s\ngot  %v\nwant %v", body, got[i], want[i])
+			}
+		}
+		completion := func(usage string) string {
+			_, rest, _ := strings.Cut(usage, `"completion_tokens":`)
+			rest, _, _ = strings.Cut(rest, ",")
+			return rest
+		}
+		if n := strings.Count(r.body, `"role":"assistant"`); n != len(want) || completion(usage) == "" || completion(usage) != completion(wantUsage) {
+			t.Errorf("%s: %d roles, usage %s, want %s", body, n, usage, wantUsage)
+		}
+	}
+	plain := newBed(t, Options{}, one(nodestest.Options{}))
+	for _, fields := range []string{`"max_tokens":9`, `"max_tokens":30,"stop":["quick"]`, `"max_tokens":9,"logprobs":1`} {
+		body := `{"prompt":"a",` + fields + options
+		got, want := derenderStream(t, plain, "/v1/completions", body).events(t), plain.post("/v1/completions", body).events(t)
+		if got.text[0] != want.text[0] || got.text[0] == "" || got.finish[0] != want.finish[0] {
+			t.Errorf("%s: %q %s, want %q %s", body, got.text[0], got.finish[0], want.text[0], want.finish[0])
+		}
+	}
+	// A character whose bytes come in several events is whole, and the end has what was held back.
+	r := plain.post("/v1/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{"token_ids":[195]}]}}`)
+	if !strings.Contains(r.body, `"text":""`) || !strings.HasSuffix(r.body, `"stream_state":{"role_sent":false,"output_token_ids":[195]}}`) {
+		t.Error(r.body)
+	}
+	r = plain.post("/v1/completions/derender", `{"stream":true,"generate_chunk":{"request_id":"a","choices":[{"token_ids":[169],"finish_reason":"length"}],"usage":{"completion_tokens":2}},"stream_state":{"output_token_ids":[195]},"prompt_tokens":3}`)
+	if !strings.Contains(r.body, `"text":"é"`) || !strings.Contains(r.body, `"finish_reason":"length"`) || !strings.Contains(r.body, `"prompt_tokens":3,"total_tokens":5`) || !strings.HasPrefix(r.body, `{"chunk":{"id":"a"`) {
+		t.Error(r.body)
+	}
+}
+
 // What render and derender refuse; neither uses a node or waits for one.
 func TestRenderRefusals(t *testing.T) {
 	b := newBed(t, Options{Limits: Limits{MaxInFlight: 1}}, one(nodestest.Options{}))
@@ -139,7 +235,17 @@ func TestRenderRefusals(t *testing.T) {
 		{"/v1/chat/completions/derender", `{"generate_response":null}`, 400, "generate_response"},
 		{"/v1/chat/completions/derender", `{"generate_response":[]}`, 400, "generate_response"},
 		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[]}}`, 400, "generate_response"},
-		{"/v1/chat/completions/derender", `{"stream":true,"generate_response":{"choices":[{}]}}`, 400, "stream"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_response":{"choices":[{}]}}`, 400, "generate_chunk"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{},{}]}}`, 400, "generate_chunk"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{"finish_reason":"abort"}]}}`, 400, "generate_chunk"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{"finish_reason":""}]}}`, 400, "generate_chunk"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{"index":-1}]}}`, 400, "generate_chunk"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_chunk":{"choices":[],"usage":{"prompt_tokens":-1}}}`, 400, "generate_chunk"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{}]},"stream_state":7}`, 400, "stream_state"},
+		{"/v1/chat/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{}]},"stream_state":{"output_token_ids":[300]}}`, 400, "token_ids"},
+		{"/v1/completions/derender", `{"stream":true,"generate_responses":[{"choices":[{}]}]}`, 400, "generate_chunk"},
+		{"/v1/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{}]},"prompt_tokens":[1]}`, 400, "prompt_tokens"},
+		{"/v1/completions/derender", `{"stream":true,"generate_chunk":{"choices":[{"token_ids":[` + strings.Repeat("72,", 1<<17) + `72]}]}}`, 400, "token_ids"},
 		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":["a"]}]}}`, 400, "generate_response"},
 		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":[null]}]}}`, 400, "generate_response"},
 		{"/v1/chat/completions/derender", `{"generate_response":{"choices":[{"token_ids":7}]}}`, 400, "generate_response"},

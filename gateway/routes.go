@@ -68,9 +68,9 @@ var routes = []endpoint{
 	{openai.Operation{Method: "POST", Path: "/v1/completions/render", Summary: "The same for each prompt of a completion", Body: openai.Completions,
 		Answer: "RenderedList", Key: true, Errors: []int{429, 503}}, rendered(openai.Completions), clients},
 	{openai.Operation{Method: "POST", Path: "/v1/chat/completions/derender", Summary: "The answer of a chat that an answer of " + openai.TokensPath + " is", Takes: "DerenderChat",
-		Answer: "ChatCompletion", Key: true, Errors: []int{429, 503}}, derendered(openai.Chat), clients},
+		Answer: "DerenderedChat", Key: true, Errors: []int{429, 503}}, derendered(openai.Chat), clients},
 	{openai.Operation{Method: "POST", Path: "/v1/completions/derender", Summary: "The same for a completion, with an answer for each prompt", Takes: "DerenderCompletion",
-		Answer: "Completion", Key: true, Errors: []int{429, 503}}, derendered(openai.Completions), clients},
+		Answer: "DerenderedCompletion", Key: true, Errors: []int{429, 503}}, derendered(openai.Completions), clients},
 
 	{openai.Operation{Method: "GET", Path: proxy.StoredPath + "{response}", Summary: "A response that an upstream stores", Answer: "Object", Key: true, Errors: []int{429, 503}}, (*Gateway).stored, clients},
 	{openai.Operation{Method: "DELETE", Path: proxy.StoredPath + "{response}", Summary: "Delete it", Answer: "Object", Key: true, Errors: []int{429, 503}}, (*Gateway).stored, clients},

@@ -64,9 +64,10 @@ func shortID(id, otherwise string) string {
 	return id
 }
 
-// Derender returns the answer of a chat or of completions that answers of openai.TokensPath are.
-// With the request that was rendered, stop strings end the texts, and the answer of a chat is split
-// into content, reasoning and tool calls.
+// Derender returns the answer of a chat or of completions that answers of openai.TokensPath are, or
+// the event and the state that follow from an event and the state before it. With the request that
+// was rendered, stop strings end the texts, and the answer of a chat is split into content,
+// reasoning and tool calls.
 func (fl *Fleet) Derender(ctx *fasthttp.RequestCtx, on openai.Endpoint) ([]byte, *openai.Error) {
 	x, charge := fl.newRequest(ctx, on), fl.Charge(ctx)
 	d, fault := openai.ParseDerender(on, ctx.PostBody(), charge)
@@ -102,24 +103,34 @@ func (fl *Fleet) Derender(ctx *fasthttp.RequestCtx, on openai.Endpoint) ([]byte,
 		x.seed = xxhash.Sum64String(a.ID)
 		nPrompt += cmp.Or(max(0, a.Prompt), len(prompts[i].Tokens))
 		for k := range a.Choices {
-			t := &a.Choices[k]
-			if m.MaxLen > 0 && len(t.Tokens) > m.MaxLen {
-				return nil, openai.ContextTooLong("token_ids", m.MaxLen, "A choice has %d tokens", len(t.Tokens))
+			t, before := &a.Choices[k], []int32(nil)
+			if d.State != nil {
+				before = d.State.Tokens
 			}
-			if fault := m.Known(t.Tokens, "token_ids"); fault != nil {
+			output := slices.Concat(before, t.Tokens)
+			if m.MaxLen > 0 && len(output) > m.MaxLen {
+				return nil, openai.ContextTooLong("token_ids", m.MaxLen, "A choice has %d tokens", len(output))
+			}
+			if fault := m.Known(output, "token_ids"); fault != nil {
 				return nil, fault
 			}
-			x.choices = append(x.choices, choice{prompt: &prompts[i], text: m.Text.Output(x.req), output: t.Tokens})
+			x.choices = append(x.choices, choice{prompt: &prompts[i], text: m.Text.Output(x.req), output: output})
 			c := &x.choices[len(x.choices)-1]
 			c.delta = openai.Delta{Index: len(x.choices) - 1, Finish: t.Finish}
+			if d.State != nil {
+				c.delta.Index = t.Index
+			}
 			if newParser != nil {
 				c.parser = newParser(c.prompt)
 			}
-			x.replay(c, t)
+			x.replay(c, len(before), t)
 		}
 	}
 	x.nPrompt = nPrompt
 	encoder := openai.NewEncoder(on, cmp.Or(d.Answers[0].ID, string(x.ID)), x.Start.Unix(), m.Name, m.systemPrint)
+	if d.State != nil {
+		return x.derenderedEvent(encoder, d), nil
+	}
 	out := make([]openai.Delta, len(x.choices))
 	for i := range x.choices {
 		if out[i] = x.choices[i].delta; x.req.TokenIDs {
@@ -129,14 +140,50 @@ func (fl *Fleet) Derender(ctx *fasthttp.RequestCtx, on openai.Endpoint) ([]byte,
 	return encoder.AppendWhole(nil, out, x.usage()), nil
 }
 
-// replay sets a choice's Delta from all its tokens.
-func (x *request) replay(c *choice, t *openai.TokenChoice) {
+// derenderedEvent returns the event that follows from an event of openai.TokensPath, and the next
+// state.
+func (x *request) derenderedEvent(e *openai.Encoder, d *openai.Derender) []byte {
+	next, event := *d.State, []openai.Delta(nil)
+	if len(x.choices) > 0 {
+		c := &x.choices[0]
+		if c.delta.Role = x.On == openai.Chat && !next.RoleSent; c.delta.Role {
+			next.RoleSent = true
+		}
+		if x.req.TokenIDs {
+			c.delta.Tokens = append([]int32{}, c.output[len(next.Tokens):]...)
+		}
+		event, next.Tokens = []openai.Delta{c.delta}, c.output
+	}
+	var usage *openai.Usage
+	if u := d.Answers[0].Usage; u != nil {
+		usage = &openai.Usage{Prompt: cmp.Or(x.nPrompt, u.Prompt), Completion: u.Completion}
+	}
+	b := e.AppendChunk([]byte(`{"chunk":`), event, usage)
+	return append(next.Append(append(b, `,"stream_state":`...)), '}')
+}
+
+// replay sets a choice's Delta from its tokens after the first n. Without a reason of its end, the
+// choice may have more tokens.
+func (x *request) replay(c *choice, n int, t *openai.TokenChoice) {
+	stopped := false
+	for _, id := range c.output[:n] {
+		if t.Logprobs != nil {
+			c.textEnd += len(x.model.TokenText(id))
+		}
+		if _, stopped = x.read(c, id, true); stopped {
+			break
+		}
+	}
+	c.delta.Text, c.delta.Reasoning, c.delta.Calls = c.delta.Text[:0], c.delta.Reasoning[:0], c.delta.Calls[:0]
+	if stopped { // the answer ended before
+		c.ended(stopped, false)
+		return
+	}
 	if t.Logprobs != nil {
 		for i := range t.Logprobs.Content {
 			c.delta.Logprobs = append(c.delta.Logprobs, x.model.candidate(c, &t.Logprobs.Content[i]))
 		}
 	}
-	stopped := false
 	for i, id := range t.Tokens {
 		last := i == len(t.Tokens)-1 && t.Finish.Reason == metrics.ReasonStop && t.Finish.Stop == ""
 		ends := last && (id == t.Finish.Token || slices.Contains(x.model.bundle.EosTokenIds, id) && !x.req.IgnoreEOS || slices.Contains(x.req.StopTokens, id))
@@ -145,6 +192,9 @@ func (x *request) replay(c *choice, t *openai.TokenChoice) {
 		if c.delta.Text = append(c.delta.Text, piece...); stopped {
 			break
 		}
+	}
+	if !stopped && t.Finish.Reason == "" {
+		return
 	}
 	if !stopped {
 		var rest string

@@ -16,8 +16,11 @@ func appendChat(dst []byte, d *Delta, whole bool) []byte {
 		dst = d.appendMessage(dst)
 	} else {
 		dst = append(dst, `,"delta":{`...)
+		if d.Role {
+			dst = append(dst, `"role":"assistant"`...)
+		}
 		if len(d.Text) > 0 {
-			dst = AppendString(append(dst, `"content":`...), d.Text)
+			dst = AppendString(appendName(dst, `"content":`), d.Text)
 		}
 		dst = d.appendParsed(dst)
 	}

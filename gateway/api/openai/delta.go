@@ -8,6 +8,7 @@ import "strconv"
 type Delta struct {
 	Index int
 	Begin bool // no Delta of the choice came before
+	Role  bool // a chat's event has the role of the message
 	Text  []byte
 	// Reasoning and Calls are what a parser split off Text, for chats.
 	Reasoning []byte
@@ -29,7 +30,6 @@ func (d *Delta) appendEnd(dst []byte, whole bool) []byte {
 	return appendIDs(dst, `,"token_ids":`, d.Tokens)
 }
 
-// Usage counts a request's tokens.
 // Splice is a part of encoded events that is not in their buffer. It precedes the buffer's byte At.
 // The encoder owns its memory, and does not change it.
 type Splice struct {
@@ -37,6 +37,7 @@ type Splice struct {
 	Parts [][]byte // none is empty
 }
 
+// Usage counts a request's tokens.
 type Usage struct {
 	Prompt     int
 	Completion int

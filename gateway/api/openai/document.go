@@ -242,10 +242,31 @@ const renderedSchema = `{"type": "object", "required": ["request_id", "token_ids
 const tokensAnswerSchema = `{"type": "object", "required": ["choices"], "properties": {"request_id": {"type": "string"}, "choices": {"type": "array", "minItems": 1, "maxItems": 128, "items": {"type": "object",
 	"properties": {"token_ids": ` + orNullIDs + `, "finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}, "logprobs": {"type": ["object", "null"]}}}}}}`
 
-// derenderSchema returns the schema of a body of a derender route.
+// eventSchema describes an event of a stream of TokensPath that is derendered.
+const eventSchema = `{"type": "object", "required": ["choices"], "properties": {"request_id": {"type": "string"}, "choices": {"type": "array", "maxItems": 1, "items": {"type": "object",
+	"properties": {"index": {"type": "integer", "minimum": 0, "maximum": 1023}, "token_ids": ` + orNullIDs + `, "finish_reason": {"enum": ["stop", "length", null]}, "stop_reason": {"type": ["string", "integer", "null"]}, "logprobs": {"type": ["object", "null"]}}}},
+	"usage": {"type": ["object", "null"], "properties": {"prompt_tokens": {"type": "integer", "minimum": 0, "maximum": 2147483647}, "completion_tokens": {"type": "integer", "minimum": 0, "maximum": 2147483647}}}}}`
+
+const (
+	tokenCountSchema = `{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}`
+	stateSchema      = `{"type": "object", "properties": {"role_sent": {"type": "boolean"}, "output_token_ids": ` + orNullIDs + `}}`
+)
+
+// derenderSchema returns the schema of a body of a derender route: of answers, or of an event.
 func derenderSchema(name, answers, request, counts, ids string) string {
-	return `{"type": "object", "required": ["` + name + `"], "properties": {"model": {"type": ["string", "null"]}, "stream": {"const": false}, "` + name + `": ` + answers + `,
-	"prompt_tokens": ` + counts + `, "prompt_token_ids": ` + ids + `, "` + request + `": {"type": ["object", "null"], "description": "the request that was rendered"}}}`
+	body := func(name, answers, counts, ids, stream string) string {
+		return `{"type": "object", "required": ["` + name + `"` + stream + `, "` + name + `": ` + answers + `,
+	"model": {"type": ["string", "null"]}, "prompt_tokens": ` + counts + `, "prompt_token_ids": ` + ids + `, "` + request + `": {"type": ["object", "null"], "description": "the request that was rendered"}}}`
+	}
+	return `{"oneOf": [` + body(name, answers, counts, ids, `], "properties": {"stream": {"const": false}`) + `, ` +
+		body("generate_chunk", eventSchema, tokenCountSchema, orNullIDs, `, "stream"], "properties": {"stream": {"const": true}, "stream_state": {"anyOf": [{"type": "null"}, `+stateSchema+`]}`) + `]}`
+}
+
+// derenderedSchema returns the schema of an answer of a derender route: a whole one, or an event
+// with the state that the client sends with the next one.
+func derenderedSchema(whole, event string) string {
+	return `{"anyOf": [{"$ref": "#/components/schemas/` + whole + `"}, {"type": "object", "required": ["chunk", "stream_state"], "properties": {
+	"chunk": {"$ref": "#/components/schemas/` + event + `"}, "stream_state": ` + stateSchema + `}}]}`
 }
 
 // answers has the schemas of answers, and of bodies that are not in the table of fields.
@@ -289,12 +310,14 @@ var answers = map[string]string{
 	"Detokenized": `{"type": "object", "required": ["prompt"], "properties": {"prompt": {"type": "string"}}}`,
 	"ChatBatch": `{"type": "object", "required": ["messages"], "description": "the fields of a chat, except stream, tools, n, prompt_logprobs and return_prompt_text",
 		"properties": {"messages": {"type": "array", "minItems": 1, "maxItems": 256, "items": {"$ref": "#/components/schemas/ChatRequest/properties/messages"}}}}`,
-	"Invocation":   `{"type": "object", "anyOf": [{"required": ["messages"]}, {"required": ["prompt"]}], "description": "a request for a chat or a completion"}`,
-	"Abort":        `{"type": "object", "properties": {"request_ids": {"type": ["array", "null"], "maxItems": 4096, "items": {"type": "string"}, "description": "null or empty: all"}}}`,
-	"Aborted":      `{"type": "object", "required": ["status", "aborted", "request_ids"], "properties": {"status": {"const": "aborted"}, "aborted": {"type": "integer", "minimum": 0}, "request_ids": {"type": "array", "items": {"type": "string"}}}}`,
-	"Rendered":     renderedSchema,
-	"RenderedList": `{"type": "array", "items": ` + renderedSchema + `}`,
-	"DerenderChat": derenderSchema("generate_response", tokensAnswerSchema, "chat_request", `{"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}`, orNullIDs),
+	"Invocation":           `{"type": "object", "anyOf": [{"required": ["messages"]}, {"required": ["prompt"]}], "description": "a request for a chat or a completion"}`,
+	"Abort":                `{"type": "object", "properties": {"request_ids": {"type": ["array", "null"], "maxItems": 4096, "items": {"type": "string"}, "description": "null or empty: all"}}}`,
+	"Aborted":              `{"type": "object", "required": ["status", "aborted", "request_ids"], "properties": {"status": {"const": "aborted"}, "aborted": {"type": "integer", "minimum": 0}, "request_ids": {"type": "array", "items": {"type": "string"}}}}`,
+	"Rendered":             renderedSchema,
+	"RenderedList":         `{"type": "array", "items": ` + renderedSchema + `}`,
+	"DerenderChat":         derenderSchema("generate_response", tokensAnswerSchema, "chat_request", tokenCountSchema, orNullIDs),
+	"DerenderedChat":       derenderedSchema("ChatCompletion", "ChatChunk"),
+	"DerenderedCompletion": derenderedSchema("Completion", "CompletionChunk"),
 	"DerenderCompletion": derenderSchema("generate_responses", `{"type": "array", "minItems": 1, "maxItems": 256, "items": `+tokensAnswerSchema+`}`, "completion_request",
 		`{"type": ["array", "null"], "items": {"type": ["integer", "null"], "minimum": 0, "maximum": 2147483647}}`, `{"type": ["array", "null"], "items": `+orNullIDs+`}`),
 	"Version": `{"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}}`,

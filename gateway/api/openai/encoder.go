@@ -52,6 +52,15 @@ func (e *Encoder) AppendDelta(dst []byte, d *Delta) []byte {
 	return endEvent(append(dst, ']'), d.Usage)
 }
 
+// AppendChunk appends the object of one event.
+func (e *Encoder) AppendChunk(dst []byte, choices []Delta, u *Usage) []byte {
+	dst = appendList(append(dst, e.event[len("data: "):]...), choices, func(dst []byte, c *Delta) []byte { return e.appendChoice(dst, c, false) })
+	if u != nil {
+		dst = u.Append(append(dst, `,"usage":`...))
+	}
+	return append(dst, '}')
+}
+
 // appendChoice appends a whole choice, or what is new of it.
 func (e *Encoder) appendChoice(dst []byte, d *Delta, whole bool) []byte {
 	switch e.surface {

@@ -258,6 +258,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(`{"token_ids":[1,2],"sampling_params":{"n":2,"logprobs":1},"stream":true}`, uint8(1))
 	f.Add(`{"messages":[[{"role":"user","content":"a"}],[{"role":"b"}]],"max_tokens":1,"structured_outputs":{"choice":["a"]}}`, uint8(0))
 	f.Add(`{"generate_response":{"request_id":"r","choices":[{"token_ids":[1],"stop_reason":2,"logprobs":{"content":[{"token":"a","bytes":[1],"top_logprobs":[{"token_id":3}]}]}}]},"prompt_tokens":3}`, uint8(0))
+	f.Add(`{"stream":true,"generate_chunk":{"choices":[{"index":1,"token_ids":[1]}],"usage":{"prompt_tokens":2,"completion_tokens":1}},"stream_state":{"role_sent":true,"output_token_ids":[2]}}`, uint8(0))
 	f.Add(`{"generate_responses":[{"choices":[{}]}],"prompt_token_ids":[[1],null],"request_ids":["cmpl-a",null]}`, uint8(1))
 	f.Fuzz(func(t *testing.T, body string, which uint8) {
 		free := func(int) *Error { return nil }

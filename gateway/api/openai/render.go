@@ -140,9 +140,23 @@ func (g *Grammar) append(dst []byte) []byte {
 // Derender is a request for the answer of a chat, or of completions, that answers of TokensPath
 // are.
 type Derender struct {
-	Model   string        // empty: the only model
-	Answers []TokenAnswer // one for each prompt; a chat has one
-	Request []byte        // the chat or the completions that were rendered; nil: not given
+	Model   string         // empty: the only model
+	Answers []TokenAnswer  // one for each prompt; a chat has one
+	Request []byte         // the chat or the completions that were rendered; nil: not given
+	State   *DerenderState // before the event of a stream that Answers has; nil: the answers are whole
+}
+
+// DerenderState is what a client sends back with each further event of a stream. There is one for
+// each choice.
+type DerenderState struct {
+	RoleSent bool   `json:"role_sent"`        // of a chat
+	Tokens   idList `json:"output_token_ids"` // of the events before
+}
+
+// Append appends the state as an object.
+func (s *DerenderState) Append(dst []byte) []byte {
+	dst = strconv.AppendBool(append(dst, `{"role_sent":`...), s.RoleSent)
+	return append(appendList(append(dst, `,"output_token_ids":`...), s.Tokens, appendNumber), '}')
 }
 
 // TokenAnswer is an answer of TokensPath.
@@ -150,10 +164,15 @@ type TokenAnswer struct {
 	ID      string        `json:"request_id"`
 	Choices []TokenChoice `json:"choices"`
 	Prompt  int           `json:"-"` // tokens; -1: not given
+	Usage   *struct {
+		Prompt     int `json:"prompt_tokens"`
+		Completion int `json:"completion_tokens"`
+	} `json:"usage"` // of a stream so far; nil: not given
 }
 
 // TokenChoice is a choice of an answer of TokensPath.
 type TokenChoice struct {
+	Index    int    `json:"index"` // of an event
 	Tokens   idList `json:"token_ids"`
 	Finish   Finish `json:"-"`
 	Logprobs *struct {
@@ -201,6 +220,8 @@ func ParseDerender(on Endpoint, body []byte, charge func(bytes int) *Error) (*De
 	var in struct {
 		Model        string          `json:"model"`
 		Stream       bool            `json:"stream"`
+		Chunk        json.RawMessage `json:"generate_chunk"`
+		State        json.RawMessage `json:"stream_state"`
 		Answer       json.RawMessage `json:"generate_response"`
 		Answers      json.RawMessage `json:"generate_responses"`
 		Chat         json.RawMessage `json:"chat_request"`
@@ -211,22 +232,30 @@ func ParseDerender(on Endpoint, body []byte, charge func(bytes int) *Error) (*De
 	if fault := decodeBody(body, charge, &in); fault != nil {
 		return nil, fault
 	}
-	if in.Stream {
-		return nil, BadRequest("stream", "stream is not supported here (got true): send the whole answer of %s", TokensPath)
+	d, name, what := &Derender{Model: in.Model, Request: in.Completion}, "generate_responses", "an answer"
+	if on == Chat {
+		d.Request = in.Chat
 	}
-	d, name := &Derender{Model: in.Model, Request: in.Completion}, "generate_responses"
-	if on == Chat { // one of each instead of a list
+	if in.Stream || on == Chat { // one of each instead of a list
 		list := func(v json.RawMessage) json.RawMessage {
 			if v == nil {
 				return nil
 			}
 			return slices.Concat([]byte{'['}, v, []byte{']'})
 		}
-		d.Request, name = in.Chat, "generate_response"
+		if name = "generate_response"; in.Stream {
+			in.Answer, name, what = in.Chunk, "generate_chunk", "an event of a stream"
+		}
 		in.Answers, in.PromptTokens, in.PromptIDs = list(in.Answer), list(in.PromptTokens), list(in.PromptIDs)
 	}
+	if in.Stream {
+		d.State = new(DerenderState)
+		if fault := decode(in.State, "stream_state", d.State); fault != nil {
+			return nil, fault
+		}
+	}
 	if in.Answers == nil {
-		return nil, BadRequest(name, "%s is required: an answer of %s", name, TokensPath)
+		return nil, BadRequest(name, "%s is required: %s of %s", name, what, TokensPath)
 	}
 	if string(d.Request) == "null" {
 		d.Request = nil
@@ -258,26 +287,38 @@ func ParseDerender(on Endpoint, body []byte, charge func(bytes int) *Error) (*De
 		case len(ids) > 0 && ids[i] != nil:
 			a.Prompt = len(ids[i])
 		}
-		if fault := a.check(name); fault != nil {
+		if fault := a.check(name, in.Stream); fault != nil {
 			return nil, fault
 		}
 	}
 	return d, nil
 }
 
-// check checks the values of an answer, and sets why its choices ended.
-func (a *TokenAnswer) check(name string) *Error {
-	if len(a.Choices) == 0 || len(a.Choices) > MaxN {
-		return BadRequest(name, "%s has an answer with %d choices: want 1 to %d", name, len(a.Choices), MaxN)
+// check checks the values of an answer or of an event, and sets why its choices ended.
+func (a *TokenAnswer) check(name string, event bool) *Error {
+	least, most := 1, MaxN
+	if event { // the last one has the usage alone
+		least, most = 0, 1
+	}
+	if n := len(a.Choices); n < least || n > most {
+		return BadRequest(name, "%s has an answer with %d choices: want %d to %d", name, n, least, most)
+	}
+	if u := a.Usage; event && u != nil && (u.Prompt < 0 || u.Completion < 0 || u.Prompt > math.MaxInt32 || u.Completion > math.MaxInt32) {
+		return BadRequest(name, "%s.usage has a number of tokens out of range", name)
 	}
 	for i := range a.Choices {
 		c := &a.Choices[i]
 		at := fmt.Sprintf("%s.choices[%d]", name, i)
-		c.Finish = Finish{Reason: "stop", Token: -1}
+		if c.Finish = (Finish{Reason: "stop", Token: -1}); event {
+			c.Finish.Reason = ""
+		}
 		if c.Reason != nil {
 			c.Finish.Reason = *c.Reason
 		}
-		if r := c.Finish.Reason; r != "stop" && r != "length" {
+		if event && (c.Index < 0 || c.Index >= MaxChoices) {
+			return BadRequest(name, "%s.index is %d: want 0 to %d", at, c.Index, MaxChoices-1)
+		}
+		if r := c.Finish.Reason; r != "stop" && r != "length" && (!event || c.Reason != nil) {
 			return BadRequest(name, "%s.finish_reason is %q: want stop or length, of an answer that is complete", at, Clip(r, 40))
 		}
 		switch stop := c.Stop.(type) {

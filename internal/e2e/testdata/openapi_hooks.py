@@ -21,7 +21,7 @@ import schemathesis
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
          "lora_name", "lora_path", "token_ids", "sampling_params", "input", "instructions", "max_output_tokens", "text", "truncation", "tools", "tool_choice", "output_format", "output_config", "chat_template",
-         "generate_response", "generate_responses", "prompt_tokens", "prompt_token_ids", "request_ids"}
+         "generate_response", "generate_responses", "generate_chunk", "stream_state", "prompt_tokens", "prompt_token_ids", "request_ids"}
 
 # Fields of which each constrains the answer: two of them exclude each other, and
 # what they hold may be no schema or grammar.
