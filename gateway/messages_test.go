@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -302,5 +303,65 @@ func TestMessagesOfUpstreams(t *testing.T) {
 	}
 	if r := b.post("/v1/messages", `{"model":"other"}`); r.StatusCode != 404 || !strings.HasPrefix(r.body, `{"type":"error","error":{"type":"not_found_error"`) {
 		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}
+
+// The tokens of relayed messages and responses are counted by the usage that their servers report,
+// streamed and whole, and charged to the client's key.
+func TestUsageOfUpstreamsAPIs(t *testing.T) {
+	const (
+		start = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"msg_1\",\"stop_reason\":null,\"usage\":{\"input_tokens\":10,\"cache_creation_input_tokens\":3,\"cache_read_input_tokens\":7,\"output_tokens\":1}}}\n\n"
+		delta = "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"\\\"usage\\\":{\\\"output_tokens\\\":9}\"}}\n\n"
+		stop  = "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"max_tokens\",\"stop_sequence\":null},\"usage\":{\"output_tokens\":500}}\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"
+		whole = `{"type":"message","content":[{"type":"tool_use","input":{"usage":{"output_tokens":1}}}],"stop_reason":"tool_use","usage":{"input_tokens":13,"cache_read_input_tokens":7,"output_tokens":500}}`
+		item  = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n"
+		made  = `{"id":"resp_1","status":"incomplete","output":[],"usage":{"input_tokens":20,"input_tokens_details":{"cached_tokens":7},"output_tokens":500,"total_tokens":520}}`
+	)
+	for _, c := range []struct {
+		path, answer, finish string
+		stream               bool
+	}{
+		{"/v1/messages", start + "event: ping\ndata: {\"type\": \"ping\"}\n\n" + delta + delta + stop, "length", true},
+		{"/v1/messages", strings.ReplaceAll(start+delta+stop, "\n", "\r\n"), "length", true},
+		{"/v1/messages", whole, "stop", false},
+		{"/v1/responses", "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1\",\"status\":\"in_progress\",\"usage\":null}}\n\n" + item +
+			"event: response.incomplete\ndata: {\"type\":\"response.incomplete\",\"response\":" + made + "}\n\n", "length", true},
+		{"/v1/responses", made, "length", false},
+	} {
+		b := newRelayed(t, Options{APIKeyFile: keyFile(t, "k name=k tokens-per-second=20\n"), LogRequests: true}, "s1")
+		b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			if c.stream {
+				w.Header().Set("Content-Type", "text/event-stream")
+			}
+			event(w, c.answer)
+		})
+		body := fmt.Sprintf(`{"model":"m","max_tokens":500,"messages":[],"stream":%t}`, c.stream)
+		if r := b.post(c.path, body, "x-api-key: k"); r.StatusCode != 200 || r.body != c.answer || r.err != nil {
+			t.Fatalf("%s: %d %v %s", c.path, r.StatusCode, r.err, r.body)
+		}
+		b.until(func() bool { return b.g.InFlight.Load() == 0 })
+		if log := b.log.String(); !strings.Contains(log, "finish="+c.finish+" prompt_tokens=20 cached_tokens=7 output_tokens=500") {
+			t.Errorf("%.60s: %s", c.answer, log)
+		}
+		m := b.g.Meters
+		if p, g := m.Counter(metrics.PromptTokens).Get(), m.Counter(metrics.GenerationTokens).Get(); p != 20 || g != 500 {
+			t.Errorf("%.60s: %g tokens of prompts and %g of answers are counted", c.answer, p, g)
+		}
+		// A burst of ten seconds of tokens is used up.
+		if r := b.post(c.path, body, "x-api-key: k"); r.StatusCode != 429 {
+			t.Errorf("%.60s: %d %s", c.answer, r.StatusCode, r.body)
+		}
+	}
+	// The answer of a server that reports no usage counts by its deltas.
+	b := newRelayed(t, Options{LogRequests: true}, "s1")
+	b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		event(w, start, delta+delta, "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n")
+	})
+	b.post("/v1/messages", `{"model":"m","max_tokens":500,"messages":[],"stream":true}`)
+	b.until(func() bool { return b.g.InFlight.Load() == 0 })
+	if !strings.Contains(b.log.String(), "output_tokens=2 ") {
+		t.Error(b.log.String())
 	}
 }

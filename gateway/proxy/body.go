@@ -269,11 +269,12 @@ func (b *relayBody) release(err error) {
 		}
 	}
 	if b.r.events && b.whole > 0 {
-		events := max(1, bytes.Count(b.buf[:b.whole], []byte("\n\n")))
-		b.r.nEvents += events
 		b.wrote = time.Now()
-		b.r.CountTokens(&b.r.times, events, b.wrote)
-		b.r.outcome.learn(b.buf[:b.whole])
+		if n := b.r.nTokens(b.buf[:b.whole]); n > 0 {
+			b.r.nEvents += n
+			b.r.CountTokens(&b.r.times, n, b.wrote)
+		}
+		b.r.learn(b.buf[:b.whole])
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the end of the body is missing, for which the client need not wait.
 			b.r.untilDeadline = true

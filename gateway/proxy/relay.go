@@ -122,7 +122,7 @@ func (r *relay) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error
 		r.learnStored()
 	}
 	if r.full && !begun {
-		r.outcome.learn(r.held)
+		r.learn(r.held)
 		r.held = r.rename(r.held)
 		r.Ctx.Response.SetBody(r.held)
 		r.end(nil)

@@ -2,14 +2,17 @@ package proxy
 
 import (
 	"bytes"
+	"cmp"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
 // outcome has the reasons for which an answer's choices ended, and the usage if the answer has it.
-// It is found by searching the answer's bytes: events for the member with a choice's end, and for
-// usage from then on. Only members are found, because quotes within strings are escaped.
+// Those of chats and completions are found by searching the answer's bytes: events for the member
+// with a choice's end, and for usage from then on. Only members are found, because quotes within
+// strings are escaped.
 type outcome struct {
 	stops, lengths, aborts, errors int
 	usage                          openai.Usage // Completion 0: unknown
@@ -22,7 +25,60 @@ var (
 	usageMember  = []byte(`"usage":`)
 )
 
+// messagesPath is the path of Anthropic's Messages API.
+const messagesPath = "/v1/messages"
+
 // learn reads whole events, or a whole answer.
+func (r *relay) learn(b []byte) {
+	switch path := r.path(); {
+	case path != messagesPath && path != responsesPath:
+		r.outcome.learn(b)
+	case !r.events:
+		r.outcome.learnObject(b)
+	default:
+		for line := range bytes.SplitSeq(b, []byte{'\n'}) {
+			if data, ok := bytes.CutPrefix(line, []byte("data:")); ok && bytes.Contains(data, usageMember) {
+				r.outcome.learnObject(data)
+				r.outcome.learnObject(upstream.Member(data, "message"))
+				r.outcome.learnObject(upstream.Member(data, "response"))
+			}
+		}
+	}
+}
+
+// learnObject reads a message or a response, or an event of Messages with its end. The number of
+// tokens of an answer counts from the end on.
+func (o *outcome) learnObject(object []byte) {
+	switch cmp.Or(upstream.TextMember(object, "stop_reason"), upstream.TextMember(upstream.Member(object, "delta"), "stop_reason"), upstream.TextMember(object, "status")) {
+	case "", "in_progress", "queued":
+	case "max_tokens", "model_context_window_exceeded", "incomplete":
+		o.lengths++
+	case "cancelled":
+		o.aborts++
+	case "failed":
+		o.errors++
+	default:
+		o.stops++
+	}
+	u := upstream.Member(object, "usage")
+	cached := member(u, `"cache_read_input_tokens":`) // which Anthropic's input_tokens leaves out
+	if n := member(u, `"input_tokens":`) + cached + member(u, `"cache_creation_input_tokens":`); n > 0 {
+		o.usage.Prompt, o.usage.Cached = n, max(cached, member(u, `"cached_tokens":`))
+	}
+	if n := member(u, `"output_tokens":`); n > 0 && o.any() {
+		o.usage.Completion = n
+	}
+}
+
+// nTokens returns the number of tokens in whole events: one in each that may have one.
+func (r *relay) nTokens(b []byte) int {
+	if r.path() == messagesPath {
+		return bytes.Count(b, []byte("event: content_block_delta"))
+	}
+	return max(1, bytes.Count(b, []byte("\n\n")))
+}
+
+// learn reads whole events of chats or completions, or a whole answer.
 func (o *outcome) learn(b []byte) {
 	for rest := b; ; {
 		i := bytes.Index(rest, finishMember)
@@ -71,8 +127,8 @@ func member(b []byte, name string) (n int) {
 	return n
 }
 
-// nOutput returns the number of tokens of the answer. An event of a stream counts as one if the
-// server does not report usage.
+// nOutput returns the number of tokens of the answer. Events of a stream count if the server does
+// not report usage.
 func (r *relay) nOutput() int {
 	if n := r.outcome.usage.Completion; n > 0 {
 		return n
