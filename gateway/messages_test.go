@@ -260,6 +260,9 @@ func TestMessagesNames(t *testing.T) {
 		{plain, `{"max_tokens":4,"messages":[{"role":"user","content":"hi"}],"output_format":` + schema, fmt.Sprintf(`can constrain outputs (output_format.schema) by grammars of version %d: upgrade the nodes, or leave output_format out`, grammar.Version)},
 		{hermes, `{` + claudeTools + `,"tool_choice":{"type":"auto","disable_parallel_tool_use":true}`, `or leave tool_choice.disable_parallel_tool_use out`},
 		{hermes, `{` + claudeTools + `,"tool_choice":{"type":"tool","name":""}`, `tool_choice.name must be the name of a function in tools, not ""`},
+		{hermes, `{` + claudeTools + `,"tool_choice":{"type":"tool","name":"a b"}`, `tool_choice.name must be the name of a function in tools, not "a b"`},
+		{hermes, `{` + claudeTools + `,"tool_choice":{"type":"tool","name":"other"}`, `tool_choice names the function "other", which is not among tools`},
+		{hermes, `{"max_tokens":4,"messages":[{"role":"user","content":"hi"}],"tool_choice":{"type":"any"}`, `tool_choice needs tools, which are missing`},
 		{first, `{"max_tokens":4,"messages":[{"role":"user","content":"hi"},{"role":"assistant","content":"x"}]`, `a last message of the assistant is continued, but the template drops text`},
 		{plain, `{` + claudeTools, `or tool_choice to {"type": "none"}`},
 	} {

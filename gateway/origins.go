@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/tandem-serving/tandem/gateway/api/messages"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/httpserver"
@@ -47,7 +48,7 @@ func (g *Gateway) browser(ctx *fasthttp.RequestCtx, path string, port audience) 
 		return false
 	}
 	h.SetBytesV("Access-Control-Allow-Origin", origin)
-	h.Set("Access-Control-Expose-Headers", exchange.RequestIDHeader+", Retry-After")
+	h.Set("Access-Control-Expose-Headers", exchange.RequestIDHeader+", "+messages.RequestIDHeader+", Retry-After")
 	if !ctx.IsOptions() || len(ctx.Request.Header.Peek("Access-Control-Request-Method")) == 0 {
 		return false
 	}

@@ -120,6 +120,9 @@ func TestOrigins(t *testing.T) {
 				if got := string(r.Header.Peek("Access-Control-Allow-Origin")); got != want {
 					t.Errorf("%+v: %s with %q: allowed origin %q, want %q", c, path, key, got, want)
 				}
+				if got := string(r.Header.Peek("Access-Control-Expose-Headers")); c.allowed && got != "X-Request-Id, Request-Id, Retry-After" || !c.allowed && got != "" {
+					t.Errorf("%+v: a page may read %q", c, got)
+				}
 			}
 			r := answered(g, "OPTIONS", path, "Origin", c.origin, "Access-Control-Request-Method", "POST", "Access-Control-Request-Headers", "authorization, content-type")
 			if ok := r.StatusCode() == 204; ok != c.allowed || ok != (string(r.Header.Peek("Access-Control-Allow-Headers")) == "authorization, content-type") || len(r.Header.Peek("Allow")) > 0 {

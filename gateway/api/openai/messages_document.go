@@ -23,8 +23,8 @@ const (
 	"tools": {"type": ["array", "null"], "maxItems": 1024, "items": {"type": "object", "required": ["name", "input_schema"], "properties": {
 		"name": {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,128}$"}, "description": {"type": ["string", "null"]}, "input_schema": {"type": "object"}, "type": {"enum": ["custom", null]}}},
 		"description": "the client runs tools: those that a server would run are refused by name"},
-	"tool_choice": {"anyOf": [{"type": "null"}, {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["auto", "none"]}, "disable_parallel_tool_use": {"enum": [false, null]}}},
-		{"type": "object", "required": ["type"], "properties": {"type": {"const": "any"}}}, {"type": "object", "required": ["type", "name"], "properties": {"type": {"const": "tool"}, "name": {"type": "string"}}}]},
+	"tool_choice": {"anyOf": [{"type": "null"}, {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["auto", "none", "any"]}, "disable_parallel_tool_use": {"type": ["boolean", "null"]}}},
+		{"type": "object", "required": ["type", "name"], "properties": {"type": {"const": "tool"}, "name": {"type": "string"}, "disable_parallel_tool_use": {"type": ["boolean", "null"]}}}]},
 	"thinking": {"anyOf": [{"type": "null"}, {"type": "object", "required": ["type"], "properties": {"type": {"enum": ["adaptive", "disabled"]}}},
 		{"type": "object", "required": ["type", "budget_tokens"], "properties": {"type": {"const": "enabled"}, "budget_tokens": {"type": "integer", "minimum": 1}}}],
 		"description": "for templates that know enable_thinking or reasoning_effort; a budget becomes an effort"},
