@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
 // quiet is the silence of these tests after which a stream gets a comment.
@@ -182,4 +184,88 @@ func (b *bed) dialAny(t *testing.T, socket bool, conf *tls.Config) *client {
 		nc = tls.Client(nc, &tls.Config{InsecureSkipVerify: true})
 	}
 	return &client{bed: b, Conn: nc, r: bufio.NewReader(nc)}
+}
+
+// What 1,000 silent streams cost for each --sse-keep-alive: processor time, memory and goroutines.
+// Clients and servers are in the process, so that figures without comments are the base.
+func BenchmarkSilentStreams(b *testing.B) {
+	for _, kind := range []string{"nodes", "upstreams"} {
+		for name, after := range map[string]time.Duration{"off": -1, "10s": 10 * time.Second, "1s": time.Second} {
+			b.Run(kind+"/"+name, func(b *testing.B) { measureSilence(b, kind == "nodes", after) })
+		}
+	}
+}
+
+// measureSilence measures streams that have begun and wait, over sockets.
+func measureSilence(b *testing.B, native bool, after time.Duration) {
+	const streams, window = 1000, 20 * time.Second
+	o, silent := Options{}, make(chan struct{})
+	o.Limits.SSEKeepAlive = after
+	var bed *bed
+	path, body := "/v1/chat/completions", ask(true, "hello")
+	if native {
+		var err error
+		if o.Listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			b.Fatal(err)
+		}
+		path, body = "/v1/completions", `{"prompt":"x","max_tokens":9,"stream":true}`
+		bed = newBed(b, o, one(nodestest.Options{MaxRunning: 2 * streams, Token: func(r *nodepb.Generate, position int) int32 {
+			if position > len(r.Prompt) {
+				<-silent
+			}
+			return 'x'
+		}}))
+	} else {
+		r := onSocketsWith(b, o)
+		r.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			event(w, chunkEvent("one "))
+			<-silent
+		})
+		bed = r.bed
+	}
+	memory := func() (heap, stacks uint64) {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc, m.StackInuse
+	}
+	heap, stacks := memory()
+	goroutines := runtime.NumGoroutine()
+	var all []net.Conn
+	p := make([]byte, 4096)
+	for range streams {
+		c, err := net.Dial("tcp", bed.g.Addr())
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer c.Close()
+		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
+		if n, err := c.Read(p); err != nil || !strings.HasPrefix(string(p[:n]), "HTTP/1.1 200 ") {
+			b.Fatalf("%v %s", err, p[:n])
+		}
+		all = append(all, c)
+	}
+	grown, grownStacks := memory()
+	used := func() time.Duration {
+		var r syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(r.Utime.Nano() + r.Stime.Nano())
+	}
+	cpu, began := used(), time.Now()
+	for b.Loop() {
+		time.Sleep(window)
+	}
+	cpu = used() - cpu
+	b.ReportMetric(float64(cpu.Microseconds())/time.Since(began).Seconds(), "cpu-µs/s")
+	b.ReportMetric(float64(grown-heap)/streams, "heap-B/stream")
+	b.ReportMetric(float64(grownStacks-stacks)/streams, "stack-B/stream")
+	b.ReportMetric(float64(runtime.NumGoroutine()-goroutines)/streams, "goroutines/stream")
+	close(silent)
+	for _, c := range all {
+		c.Close()
+	}
+	bed.until(func() bool { return bed.g.InFlight.Load() == 0 })
 }

@@ -21,7 +21,7 @@ import (
 func onSockets(t *testing.T) *relayed { return onSocketsWith(t, Options{}) }
 
 // onSocketsWith is onSockets with options.
-func onSocketsWith(t *testing.T, o Options) *relayed {
+func onSocketsWith(t testing.TB, o Options) *relayed {
 	t.Helper()
 	r := &relayed{far: strangers(t, rpc.NewNetwork(), "s1")}
 	var ls [2]net.Listener
