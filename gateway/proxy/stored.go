@@ -20,8 +20,8 @@ import (
 // restart or through another gateway, it asks all servers in turn.
 //
 // Servers do not know the gateway's keys. So a response belongs to the key that made it, and to
-// keys with operator rights. A response that the gateway does not know may be any client's: where
-// there are keys, only operators reach it.
+// keys with operator rights. The owner of a response that another gateway relayed is not known. Any
+// client that has its id, which servers draw from 122 random bits, may use it.
 
 const (
 	responsesPath = "/v1/responses"
@@ -45,7 +45,7 @@ type stored struct {
 // storedAt is where a response is stored, and the key of the client that it belongs to.
 type storedAt struct {
 	server string
-	owner  *auth.Key
+	owner  *auth.Key // nil: not known, or there are no keys
 }
 
 // learn records the server of a response. Ids that are too long are left out, and so are those of
@@ -86,7 +86,7 @@ func (s *stored) find(id string) (storedAt, bool) {
 // stored, if that is known. A nil key is that of a gateway without keys.
 func (s *stored) allows(id string, k *auth.Key) (at storedAt, known, allowed bool) {
 	at, known = s.find(id)
-	return at, known, k == nil || k.Admin || known && at.owner.Same(k)
+	return at, known, k == nil || k.Admin || at.owner == nil || at.owner.Same(k)
 }
 
 // checkPrevious refuses a request that continues another client's response. One that the gateway
@@ -225,7 +225,7 @@ func (l *lookup) Run() *openai.Error {
 			continue
 		case l.Status/100 == 2:
 			if l.Status == 200 && !l.known && l.method == "GET" {
-				l.p.stored.learn(l.id, storedAt{s.Name, l.S.KeyOf(l.Ctx)})
+				l.p.stored.learn(l.id, storedAt{server: s.Name})
 			}
 			return nil
 		case len(l.servers) == 1 && l.down == 0: // no other server can have it
