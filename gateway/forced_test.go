@@ -189,7 +189,9 @@ func TestForcedCallsRefused(t *testing.T) {
 		status              int
 	}{
 		{hermes, tool(`{"type":"object","properties":{"x":{"contains":{}}}}`), anywhere, "contains at #/properties/x/contains: ", 400},
-		{hermes, tool(`{"type":"object","properties":{"x":false},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "accepts no text", 400},
+		{hermes, tool(`{"type":"object","properties":{"x":false},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "tools[1].function.parameters: required at #/required: accepts no text", 400},
+		{coder, tool(`{"properties":{"x":{"type":"string","enum":[1]}},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "tools[1].function.parameters: enum at #/properties/x/enum: accepts no text", 400},
+		{hermes, tool(`{"properties":{"x":{"const":"\ud800"}}}`), anywhere, "json at #/properties/x/const: half a surrogate pair", 400},
 		{hermes, tool(`{"description":"` + strings.Repeat("a", 4000) + `"}`), "tools", "--max-grammar-bytes", 400},
 		{hermes, tool(`{}`) + `,"tool_choice":"required","guided_regex":"a"`, "tool_choice", "both constrain", 400},
 		{hermes, tool(`{}`) + `,"guided_regex":"a"`, "tools", "guided_regex both constrain", 400},

@@ -15,13 +15,16 @@ var jsonEscapes = []struct {
 // neverRaw are the characters that are escaped in JSON strings: those that JSON demands, and DEL.
 var neverRaw = []runeRange{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}, {0x7F, 0x7F}}
 
+// neverTagged are neverRaw and the less-than sign.
+var neverTagged = normalize(append(slices.Clone(neverRaw), runeRange{'<', '<'}))
+
 // escaped returns the characters that a mode escapes.
 func (m charMode) escaped() []runeRange {
 	switch {
 	case m == modeRaw:
 		return nil
 	case m&modeTagged != 0:
-		return normalize(append(slices.Clone(neverRaw), runeRange{'<', '<'}))
+		return neverTagged
 	}
 	return neverRaw
 }
@@ -64,6 +67,11 @@ func contains(ranges []runeRange, r rune) bool {
 
 // chars returns the position that reads one character of normalized ranges.
 func (b *builder) chars(ranges []runeRange, mode charMode, next int32) int32 {
+	if len(ranges) == 1 && mode&modeEscapes == 0 { // most characters of keys
+		if r := ranges[0]; r.lo == r.hi && r.hi < 0x80 && !contains(mode.escaped(), r.lo) {
+			return b.byteTo(byte(r.lo), next)
+		}
+	}
 	key := make([]byte, 0, 5+8*len(ranges))
 	key = append(binary.LittleEndian.AppendUint32(key, uint32(next)), byte(mode))
 	for _, r := range ranges {

@@ -102,6 +102,7 @@ func (p *parameterCompiler) compile() (*expr, error) {
 	if free {
 		schema = boolValue(true)
 	}
+	c.schemas = append(c.schemas, rootSchema{schema, []*value{typesValue("object")}})
 	c.begin(schema)
 	flats, err := c.flatten([]*value{schema})
 	if err != nil {

@@ -91,7 +91,7 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 	b := &builder{limits: limits, rules: rules, shared: map[string]int32{}, splits: map[string]int32{}, texts: map[string]int32{}}
 	b.heights = heightsOf(rules)
 	if b.heights[start] >= infinite {
-		return nil, &Error{Keyword: "grammar", Reason: "accepts no text"}
+		return nil, errNoText
 	}
 	if int(b.heights[start]) > limits.StackDepth {
 		return nil, limitError("grammar", "", "levels of nesting in every text", limits.StackDepth)
@@ -279,7 +279,7 @@ func (b *builder) build(e *expr, next int32) int32 {
 	case kindObject:
 		return b.object(e.object, next)
 	}
-	b.err = &Error{Keyword: "grammar", Reason: "accepts no text"}
+	b.err = errNoText
 	return 0
 }
 

@@ -15,10 +15,10 @@ type tagCompiler struct {
 	texts     map[string]*graph           // of freeGraph
 }
 
-// compileTags returns the rules of a structural tag and the first. Both forms are read: structures
+// compileTags returns the compiler that has the rules of a structural tag, and the first. Both forms are read: structures
 // with triggers, and format. Next to format, rules has formats by name, which the format and rules
 // that follow can use.
-func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32, error) {
+func compileTags(text []byte, special []string, limits *Limits) (*schemaCompiler, int32, error) {
 	if len(text) > limits.SourceBytes {
 		return nil, 0, limitError("structural_tag", "", "bytes", limits.SourceBytes)
 	}
@@ -45,7 +45,7 @@ func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32,
 	}
 	start := int32(len(t.c.rules))
 	t.c.rules = append(t.c.rules, e)
-	return t.c.rules, start, nil
+	return t.c, start, nil
 }
 
 // rules compiles the formats that have a name.

@@ -298,7 +298,11 @@ func GrammarError(g *Grammar, err error) *Error {
 		if name == "content" {
 			param = g.Of
 		}
-		if isRule && isSchema {
+		switch {
+		case !isRule || !isSchema:
+		case errors.Is(err, grammar.ErrEmpty): // no other tool can be called either
+			return BadRequest(g.Param, "%s: %s: %s at %s: %s", g.Param, param, e.Keyword, Clip("#"+at, 200), e.Reason)
+		default:
 			return BadRequest(param, "%s: %s at %s: %s", param, e.Keyword, Clip("#"+at, 200), e.Reason)
 		}
 	}
