@@ -173,6 +173,27 @@ func TestForcedCalls(t *testing.T) {
 	}
 }
 
+// Markers in the strings of JSON that a request demands are text of the content.
+func TestMarkersInContent(t *testing.T) {
+	const text = `{"x":"a <tool_call>{\"name\":\"f\"}</tool_call> <think>b</think> c"}`
+	for _, fields := range []string{
+		strictTools + `,"response_format":{"type":"json_object"}`,
+		strictTools + `,"response_format":{"type":"json_object"},"tool_choice":"none"`,
+		`"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"object"}}}`,
+	} {
+		node := constraining("d1", grammar.Version)
+		node.Bundle = toolBundle()
+		node.Token = writes(t, node.Bundle, text)
+		b := newBed(t, Options{ToolCallParser: "hermes", ReasoningParser: "qwen3"}, one(node))
+		for _, body := range withStream(`{` + hi + `,` + fields + `}`) {
+			got, _ := messagesOf(t, b.post(chatPath, body))
+			if m := got[0]; m.Content == nil || *m.Content != text || m.Reasoning != "" || len(m.Calls) > 0 || m.finish != "stop" {
+				t.Errorf("%s: %v", body, m)
+			}
+		}
+	}
+}
+
 // What cannot be forced is refused by name.
 func TestForcedCallsRefused(t *testing.T) {
 	tool := func(parameters string) string {

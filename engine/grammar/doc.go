@@ -35,9 +35,10 @@
 // finds markers by their ids finds them where the grammar has them.
 //
 // Formats next to those of xgrammar: rule, one of the formats in rules by its name; excludes_first
-// of any_text; object of json_schema, which allows objects only; and parameters, an object schema
-// in a model's own notation of tool calls (parameterCompiler). Next to format, thinking bounds the
-// tokens of reasoning, and the format anything allows all tokens.
+// of any_text; object of json_schema, which allows objects only; commit of const_string, behind
+// which no other alternative continues; and parameters, an object schema in a model's own notation
+// of tool calls (parameterCompiler). Next to format, thinking bounds the tokens of reasoning, and
+// the format anything allows all tokens.
 //
 // # Ownership
 //

@@ -49,3 +49,18 @@ func TestEmptySchemas(t *testing.T) {
 		t.Errorf("%v, want %s", err, want)
 	}
 }
+
+// An alternative that commits excludes the others where both read a byte.
+func TestCommit(t *testing.T) {
+	const tag = `{"format":{"type":"or","elements":[` +
+		`{"type":"sequence","elements":[{"type":"const_string","value":"{\"name\": \"f\": ","commit":true},{"type":"regex","pattern":"[0-9]{2}!"}]},` +
+		`{"type":"regex","pattern":"[^!]*"}]}}`
+	src := Source{Kind: StructuralTag, Text: []byte(tag), Special: []string{"\x00"}}
+	for text, want := range map[string]bool{
+		`{"name": "f": 12!`: true, `{"name": "f": 12`: false, `{"name": "f": x`: false, `{"name": "f":`: true, `{"name": "f":x`: true, `{"name": "g": x`: true, ``: true, ` {"name": "f": x`: true,
+	} {
+		if got := acceptAll(t, src, text); got != want {
+			t.Errorf("%q is accepted: %v", text, got)
+		}
+	}
+}

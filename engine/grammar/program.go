@@ -16,6 +16,7 @@ type program struct {
 	class   [256]uint8 // bytes of a class are alike at every position
 	classes int
 	sample  []byte // [classes] one byte of each class
+	commits bool   // a position has flagCommit
 }
 
 // tokenRef is a special token by name. An optional one may be spelled by bytes.
@@ -58,6 +59,7 @@ const (
 	flagPlain   = 1 // the body of a loop that takes every character of plainChars
 	flagTicked  = 2 // with flagPlain: the counter on top of the stack counts the characters
 	flagNoPlain = 4 // no edge for a byte of a plain character
+	flagCommit  = 8 // where it reads a byte, positions without the flag do not
 )
 
 type edge struct {
@@ -149,7 +151,7 @@ func (b *builder) split(nexts []int32) int32 {
 	for _, n := range nexts {
 		p := &b.p.pos[n]
 		h = min(h, p.height)
-		if p.op == opBytes && p.flag&flagPlain == 0 {
+		if p.op == opBytes && p.flag&(flagPlain|flagCommit) == 0 {
 			edges = append(edges, b.p.edges[p.a:p.b]...)
 			joined++
 		} else if !slices.Contains(rest, n) {
@@ -237,10 +239,14 @@ func (b *builder) build(e *expr, next int32) int32 {
 	switch e.kind {
 	case kindEmpty:
 		return next
-	case kindBytes:
+	case kindBytes, kindCommit:
 		edges := make([]edge, len(e.chars))
 		for i, r := range e.chars {
 			edges[i] = edge{byte(r.lo), byte(r.hi), next}
+		}
+		if e.kind == kindCommit {
+			b.p.commits = true
+			return b.bytes(edges, flagCommit)
 		}
 		return b.bytes(edges, 0)
 	case kindChars:

@@ -274,6 +274,10 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 	switch kind {
 	case "const_string":
 		s, err := t.text(v, "value")
+		if n := len(s) - 1; n >= 0 && isTrue(v.get("commit")) {
+			last := rune(s[n])
+			return seq(t.marker(s[:n]), &expr{kind: kindCommit, chars: []runeRange{{last, last}}}), err
+		}
 		return t.marker(s), err
 	case "json_schema":
 		s := v.get("json_schema")

@@ -165,7 +165,7 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 	}
 	g := &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, Param: param, Whole: true}
 	if r.Grammar != nil {
-		g.Compact, g.Of = r.Grammar.Compact, r.Grammar.Param
+		g.Compact, g.Of, g.JSON = r.Grammar.Compact, r.Grammar.Param, r.Grammar.IsJSON()
 	}
 	r.Grammar = g
 	return nil
@@ -212,6 +212,7 @@ func (m *Model) BoundThinking(r *openai.Request, reasoning bool) *openai.Error {
 	default:
 		return openai.BadRequest(param, "%s and %s exclude each other", param, g.Param)
 	}
+	g.JSON = g.IsJSON()
 	g.Kind, g.Whole, g.Of, g.Special = grammar.StructuralTag, true, g.Param, []string{end}
 	g.Text = fmt.Appendf(nil, `%s"rules":{"content":%s},"format":{"type":"sequence","elements":[{"type":"any_text","excludes":[%s]},{"type":"const_string","value":%s},{"type":"rule","name":"content"}]}}`,
 		head, content, quoted(end), quoted(end))

@@ -20,11 +20,12 @@ type Grammar struct {
 	Param string // the field that has it, for errors
 	Whole bool   // it is a structural tag of the whole answer; the rules of tools have their indexes as names
 	Of    string // with Whole: the field with the schema of the rule named content
+	JSON  bool   // with Whole: answers without calls are JSON
 }
 
-// isJSON reports whether answers are JSON.
-func (g *Grammar) isJSON() bool {
-	return g != nil && (g.Kind == grammar.JSONSchema || g.Kind == grammar.JSONObject)
+// IsJSON reports whether answers are JSON, or calls where those may be.
+func (g *Grammar) IsJSON() bool {
+	return g != nil && (g.JSON || g.Kind == grammar.JSONSchema || g.Kind == grammar.JSONObject)
 }
 
 // MaxChoiceValues bounds the values of a choice.

@@ -38,6 +38,7 @@ type Format struct {
 	quote    set
 	header   set
 	body     set
+	echoEnd  set // of reasoning that is content
 }
 
 // special is a token that is a marker.
@@ -207,6 +208,9 @@ func (f *Format) compile(v Vocabulary) {
 	add(&f.valueEnd, paramOpen, r.param)
 	ends(&f.valueEnd)
 
+	if t.echo != "" {
+		add(&f.echoEnd, thinkClose, echoClose)
+	}
 	ends(&f.inside)
 	add(&f.inside, callOpen, r.call...)
 	add(&f.inside, sectionOpen, r.section)
