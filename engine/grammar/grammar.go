@@ -140,8 +140,8 @@ func named(kind Kind, err error) error {
 	return &c
 }
 
-// rules returns the rules of a source, the first of them, and what compiled its schemas; nil: it has
-// none.
+// rules returns the rules of a source, the first of them, and the compiler of its schemas; nil: it
+// has none.
 func (src Source) rules(limits *Limits) (rules []*expr, start int32, c *schemaCompiler, err error) {
 	switch src.Kind {
 	case JSONSchema, JSONObject:

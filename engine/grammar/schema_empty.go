@@ -7,7 +7,7 @@ import (
 // errNoText is the error of rules without a text.
 var errNoText = &Error{Keyword: "grammar", Reason: "accepts no text", Err: ErrEmpty}
 
-// A rootSchema is a schema that was compiled, with the schemas that its instances have to match too.
+// A rootSchema is a schema that was compiled, with further schemas that its instances match.
 type rootSchema struct {
 	v    *value
 	also []*value
@@ -65,7 +65,7 @@ func (x *emptiness) conjunction(conj []*value, rule int32) error {
 	return reason(last, "enum", "no value is valid")
 }
 
-// apply returns the alternatives that a schema leaves. The error names the keyword that leaves none.
+// apply returns the alternatives that a schema leaves. The error names a keyword that leaves none.
 func (x *emptiness) apply(flats []*flat, v *value, depth int) ([]*flat, error) {
 	c := x.c
 	if v.kind != '{' || depth > c.limits.Depth {

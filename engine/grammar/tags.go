@@ -15,9 +15,9 @@ type tagCompiler struct {
 	texts     map[string]*graph           // of freeGraph
 }
 
-// compileTags returns the compiler that has the rules of a structural tag, and the first. Both forms are read: structures
-// with triggers, and format. Next to format, rules has formats by name, which the format and rules
-// that follow can use.
+// compileTags returns the compiler that has the rules of a structural tag, and the first of them.
+// Both forms are read: structures with triggers, and format. Next to format, rules has formats by
+// name, which the format and rules that follow can use.
 func compileTags(text []byte, special []string, limits *Limits) (*schemaCompiler, int32, error) {
 	if len(text) > limits.SourceBytes {
 		return nil, 0, limitError("structural_tag", "", "bytes", limits.SourceBytes)

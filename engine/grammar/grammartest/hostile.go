@@ -84,8 +84,8 @@ func RandomPattern(r *rand.Rand) string {
 	return b.String()
 }
 
-// RandomSchema returns a schema that nests what compiles: in turn, by i, a string with a pattern and
-// other types.
+// RandomSchema returns a schema that nests what compiles: if i%3 is 1, a string with a pattern, and
+// else any type.
 func RandomSchema(r *rand.Rand, i int) string {
 	if i%3 == 1 {
 		return fmt.Sprintf(`{"type":"string","minLength":%d,"maxLength":%d,"pattern":"^(%s%s{%d,%d})*$"}`, r.IntN(50), 50+r.IntN(5000), atoms[r.IntN(3)], atoms[r.IntN(3)], r.IntN(4), 4+r.IntN(60))
