@@ -82,15 +82,15 @@ type builder struct {
 	rules   []*expr
 	starts  []int32
 	heights []int32
-	shared  map[string]int32 // byte positions by their edges
+	shared  map[uint64]int32 // byte positions by the hash of their edges; see place
 	splits  map[string]int32
-	texts   map[string]int32 // kindChars by next, mode and characters
+	texts   map[uint64]*charsPosition // by the hash of all but the position; see place
 	err     error
 }
 
 // link compiles rules; the program starts with rule start.
 func link(rules []*expr, start int32, limits *Limits) (*program, error) {
-	b := &builder{limits: limits, rules: rules, shared: map[string]int32{}, splits: map[string]int32{}, texts: map[string]int32{}}
+	b := &builder{limits: limits, rules: rules, shared: map[uint64]int32{}, splits: map[string]int32{}, texts: map[uint64]*charsPosition{}}
 	b.heights = heightsOf(rules)
 	if b.heights[start] >= infinite {
 		return nil, errNoText
@@ -100,14 +100,15 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 	}
 	b.p.pos = append(b.p.pos, position{op: opReturn}) // position 0
 	b.starts = make([]int32, len(rules))
-	for i := range rules {
+	used := reachable(rules, start)
+	for _, i := range used {
 		b.starts[i] = b.add(position{op: opSplit})
 	}
-	for i, r := range rules {
-		if b.heights[i] >= infinite || r == nil {
+	for _, i := range used {
+		if b.heights[i] >= infinite {
 			continue
 		}
-		body := b.build(r, 0)
+		body := b.build(rules[i], 0)
 		b.alias(b.starts[i], []int32{body})
 		b.p.pos[b.starts[i]].height = b.p.pos[body].height
 		if b.err != nil {
@@ -196,6 +197,9 @@ func (b *builder) chain(nexts []int32) int32 {
 
 // bytes returns the position that reads one of edges.
 func (b *builder) bytes(edges []edge, flag uint8) int32 {
+	if b.err != nil {
+		return 0
+	}
 	slices.SortFunc(edges, func(x, y edge) int {
 		if x.lo != y.lo {
 			return int(x.lo) - int(y.lo)
@@ -206,27 +210,40 @@ func (b *builder) bytes(edges []edge, flag uint8) int32 {
 		return int(x.next - y.next)
 	})
 	edges = slices.Compact(edges)
-	key := make([]byte, 0, 6*len(edges)+1)
-	h := int32(infinite)
+	h, key := int32(infinite), uint64(0)
 	plain := false
 	for _, e := range edges {
-		key = append(key, e.lo, e.hi)
-		key = binary.LittleEndian.AppendUint32(key, uint32(e.next))
+		key = mix(key, uint64(e.lo)<<40|uint64(e.hi)<<32|uint64(uint32(e.next)))
 		h = min(h, b.height(e.next))
 		plain = plain || e.hi >= 0x80 || e.hi >= 0x20 && !(e.lo == e.hi && (e.lo == '"' || e.lo == '\\'))
 	}
 	if !plain {
 		flag |= flagNoPlain
 	}
-	key = append(key, flag)
-	if i, ok := b.shared[string(key)]; ok {
+	i, key := place(b.shared, mix(key, uint64(flag)), func(i int32) bool {
+		p := &b.p.pos[i]
+		return p.flag == flag && slices.Equal(b.p.edges[p.a:p.b], edges)
+	})
+	if i > 0 {
 		return i
 	}
 	a := int32(len(b.p.edges))
 	b.p.edges = append(b.p.edges, edges...)
-	i := b.add(position{op: opBytes, flag: flag, a: a, b: int32(len(b.p.edges)), height: h})
-	b.shared[string(key)] = i
+	if i = b.add(position{op: opBytes, flag: flag, a: a, b: int32(len(b.p.edges)), height: h}); b.err == nil {
+		b.shared[key] = i
+	}
 	return i
+}
+
+// place returns the entry of m that is right, by its hash or by one of those that follow. If there
+// is none, entry is the zero value, and free is the place of a new one.
+func place[T comparable](m map[uint64]T, hash uint64, right func(T) bool) (entry T, free uint64) {
+	for ; ; hash++ {
+		entry, ok := m[hash]
+		if !ok || right(entry) {
+			return entry, hash
+		}
+	}
 }
 
 func (b *builder) byteTo(c byte, next int32) int32 { return b.bytes([]edge{{c, c, next}}, 0) }
@@ -321,7 +338,7 @@ func (b *builder) lits(lits []string, depth int, next int32) int32 {
 		same++
 	}
 	at := b.branch(lits, same, next)
-	for i := same - 1; i >= depth; i-- {
+	for i := same - 1; i >= depth && b.err == nil; i-- {
 		at = b.byteTo(last[i], at)
 	}
 	return at

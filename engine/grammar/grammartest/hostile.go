@@ -42,6 +42,7 @@ func Schemas() map[string]string {
 		"half a pair":           `{"const":"\ud800"}`,
 		"escaped key":           `{"properties":{"\"\\\u0000\u007f\ud83d\ude00":{"type":"null"}},"required":["\"\\\u0000\u007f\ud83d\ude00"]}`,
 		"large key":             `{"properties":{"` + strings.Repeat("k", 900_000) + `":true}}`,
+		"longest key":           `{"properties":{"` + strings.Repeat("k", 190_000) + `":true}}`,
 		"unique":                `{"type":"array","uniqueItems":true,"items":{"enum":[` + strings.TrimSuffix(strings.Repeat("1,", 40000), ",") + `]}}`,
 		"remote":                `{"$ref":"https://example.com/x.json"}`,
 	}
