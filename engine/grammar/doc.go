@@ -55,7 +55,8 @@
 //   - Integers have no fraction, and numbers with bounds no exponent.
 //   - A slash is not escaped. Strings with a pattern use escapes only where JSON needs them, and
 //     so do other keys as long as they may still become a declared one.
-//   - Whitespace between tokens is bounded (Limits.Whitespace), and there is none around the text.
+//   - Between tokens there is nothing, a space, or a newline and indentation (Limits.Whitespace).
+//     There is no whitespace around the text.
 //
 // Keys that are not declared may repeat, so that minProperties counts a repeated key twice.
 //

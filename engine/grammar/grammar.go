@@ -31,7 +31,7 @@ type Source struct {
 	// After, if it is set, lets free text come first, up to and with this marker: the end of
 	// reasoning. It is one special token where the vocabulary has it.
 	After string
-	// Compact allows no whitespace between JSON tokens, instead of Limits.Whitespace.
+	// Compact allows no whitespace between JSON tokens.
 	Compact bool
 	// MaskSteps, if it is not 0, replaces Limits.MaskSteps where the grammar runs.
 	MaskSteps int

@@ -20,7 +20,7 @@ type Limits struct {
 	StateItems    int // configurations of one state
 	CacheBytes    int // memory of the states and masks of one Automaton
 	MaskSteps     int // counted steps of one mask or of one accepted token; see Automaton.Steps
-	Whitespace    int // consecutive whitespace bytes between JSON tokens; 0 allows none
+	Whitespace    int // between JSON tokens: a newline with its indentation, or a space; 0 allows none
 	RegexRepeat   int // largest count of a repeat in a pattern
 	AlternateSets int // alternatives of one schema after anyOf, oneOf and if are distributed
 }

@@ -51,7 +51,8 @@ func newSchemaCompiler(limits Limits) *schemaCompiler {
 	c := &schemaCompiler{limits: limits, resources: map[string]*resource{}, memo: map[string]int32{}, graphs: map[string]*graph{}, exprs: map[string]*expr{}}
 	c.space = emptyString
 	if limits.Whitespace > 0 {
-		c.space = rep(whitespace, 0, int32(limits.Whitespace))
+		indent := rep(bytesOf(runeRange{'\t', '\t'}, runeRange{' ', ' '}), 0, int32(limits.Whitespace-1))
+		c.space = opt(alt(lit(" "), seq(lit("\n"), indent)))
 	}
 	c.comma = seq(lit(","), c.space)
 	c.colon = seq(c.space, lit(":"), c.space)
