@@ -1,7 +1,7 @@
 package grammar
 
-// minimize joins states that accept the same strings, by Hopcroft's algorithm. From every state of g
-// acceptance can be reached. Transitions that are missing lead to a further state, which accepts
+// minimize joins states that accept the same strings, by Hopcroft's algorithm. From every state of
+// g acceptance can be reached. Transitions that are missing lead to a further state, which accepts
 // nothing.
 func (g *graph) minimize() *graph {
 	n := g.states()
@@ -30,8 +30,8 @@ func (g *graph) minimize() *graph {
 	return g.joined(p)
 }
 
-// sources returns the states from which a class leads to a state: those of class c and state s begin
-// at first[c*(states+1)+s].
+// sources returns the states from which a class leads to a state: those of class c and state s
+// begin at first[c*(states+1)+s].
 func (g *graph) sources() (first, sources []int32) {
 	n, k := g.states(), g.classes
 	to := func(s, c int) int {

@@ -50,7 +50,7 @@ func settle(rules []*expr, update func(i int32) bool) {
 }
 
 // reachable returns the rules that start refers to, directly or by others, in their order. Some
-// rules of a schema are there only to tell whether they have a text.
+// rules of a schema only decide whether the schema has an instance.
 func reachable(rules []*expr, start int32) []int32 {
 	seen := make([]bool, len(rules))
 	seen[start] = true
