@@ -246,6 +246,7 @@ func (b *builder) exceptNode(t *keyTrie, tagged charMode, child int32, only bool
 func (b *builder) graph(e *expr, next int32) int32 {
 	g := e.graph
 	g.describe()
+	g.inner = nil
 	if !g.counted {
 		return b.graphStates(g, e.mode, next)
 	}

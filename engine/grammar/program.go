@@ -235,15 +235,21 @@ func (b *builder) bytes(edges []edge, flag uint8) int32 {
 	return i
 }
 
-// place returns the entry of m that is right, by its hash or by one of those that follow. If there
-// is none, entry is the zero value, and free is the place of a new one.
-func place[T comparable](m map[uint64]T, hash uint64, right func(T) bool) (entry T, free uint64) {
-	for ; ; hash++ {
-		entry, ok := m[hash]
-		if !ok || right(entry) {
-			return entry, hash
+// place returns the entry of m for which equal holds, at its hash or at one of the next. If there
+// is none, entry is the zero value, and at is the place of a new one. Only a few places are searched,
+// so that a grammar whose parts have one hash takes no quadratic time: its parts are not shared.
+func place[T any](m map[uint64]T, hash uint64, equal func(T) bool) (entry T, at uint64) {
+	for range 32 {
+		found, ok := m[hash]
+		if !ok {
+			break
 		}
+		if equal(found) {
+			return found, hash
+		}
+		hash++
 	}
+	return entry, hash
 }
 
 func (b *builder) byteTo(c byte, next int32) int32 { return b.bytes([]edge{{c, c, next}}, 0) }
