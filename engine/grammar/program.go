@@ -236,7 +236,7 @@ func (b *builder) bytes(edges []edge, flag uint8) int32 {
 }
 
 // place returns the entry of m for which equal holds, at its hash or at one of the next. If there
-// is none, entry is the zero value, and at is the place of a new one. Only a few places are searched,
+// is none, entry is the zero value, and at is the place of a new one. Only a few places are tried,
 // so that a grammar whose parts have one hash takes no quadratic time: its parts are not shared.
 func place[T any](m map[uint64]T, hash uint64, equal func(T) bool) (entry T, at uint64) {
 	for range 32 {
