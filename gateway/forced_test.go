@@ -194,6 +194,34 @@ func TestMarkersInContent(t *testing.T) {
 	}
 }
 
+// JSON of a model whose answers are messages on channels is on the channel final, behind reasoning,
+// with and without tools.
+func TestJSONOnChannels(t *testing.T) {
+	const text = `{"x":"<|end|><|start|>"}`
+	for _, fields := range []string{`"response_format":{"type":"json_object"}`, strictTools + `,"response_format":{"type":"json_object"},"tool_choice":"none"`, strictTools + `,"response_format":{"type":"json_object"}`} {
+		node := constraining("d1", grammar.Version)
+		node.Bundle = toolBundle()
+		node.Token = writes(t, node.Bundle, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"+text)
+		b := newBed(t, Options{ToolCallParser: "openai", ReasoningParser: "openai_gptoss"}, one(node))
+		for _, body := range withStream(`{` + hi + `,` + fields + `}`) {
+			got, _ := messagesOf(t, b.post(chatPath, body))
+			if m := got[0]; m.Content == nil || *m.Content != text || m.Reasoning != "hm" || len(m.Calls) > 0 || m.finish != "stop" {
+				t.Errorf("%s: %v", body, m)
+			}
+		}
+		for _, r := range b.nodes["d1"].Requests() {
+			if r.Grammar.GetKind() != nodepb.GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG {
+				t.Errorf("%s: %v", fields, r.Grammar)
+			}
+		}
+	}
+	b := obedient(t, Options{ToolCallParser: "openai", ReasoningParser: "openai_gptoss"})
+	r := b.post(chatPath, `{`+hi+`,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"contains":{}}}}}`)
+	if a := r.parse(t); r.StatusCode != 400 || !strings.HasPrefix(a.Error.Message, "response_format.json_schema.schema: contains at #/contains: ") {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}
+
 // What cannot be forced is refused by name.
 func TestForcedCallsRefused(t *testing.T) {
 	tool := func(parameters string) string {

@@ -115,14 +115,22 @@ var maxSchemas = grammar.DefaultLimits().SourceBytes
 
 // ConstrainCalls sets the request's grammar to one of calls in the model's format, if calls depend
 // on a grammar. reasoning is set if the prompt ends within reasoning. JSON that the request demands
-// of its answer is then one of an answer without calls, and has no effect if calls are forced.
+// of its answer is then one of an answer without calls, and has no effect if calls are forced. JSON
+// without calls becomes such a grammar too, if the model's answers are messages on channels.
 func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error {
+	functions := r.Functions
 	if !r.Constrained() {
-		return nil
+		channels := m.Text != nil && m.Text.format != nil && m.Text.format.Channels()
+		if !channels || r.Endpoint != openai.Chat || !r.AddGenerationPrompt || !r.Grammar.IsJSON() {
+			return nil
+		}
+		functions = nil
 	}
 	forced := r.Calls.Required || r.Calls.Name != ""
 	param := "tools"
 	switch {
+	case functions == nil:
+		param, forced = r.Grammar.Param, false
 	case forced:
 		param = "tool_choice"
 	case r.Calls.One:
@@ -143,7 +151,7 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 		}
 	}
 	size := len(c.Content)
-	for i, f := range r.Functions {
+	for i, f := range functions {
 		if r.Calls.Name != "" && r.Calls.Name != f.Name {
 			continue
 		}

@@ -60,7 +60,7 @@ func TestOneContent(t *testing.T) {
 					default:
 						reasoning, head = "let me see", th.open[0]+th.prefix+"let me see"+th.close[0]
 					}
-					if f.row.args == argsHarmony && !o.NoTools {
+					if f.row.args == argsHarmony {
 						head, tail, reasoning = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>", "<|return|>", "hm"
 					}
 					prefix := ""
@@ -70,7 +70,7 @@ func TestOneContent(t *testing.T) {
 					rnd := rand.New(rand.NewPCG(uint64(i), uint64(k)))
 					for draw := range draws {
 						tokens := tokenize(rnd, f, head)
-						if draw%2 == 1 && (f.row.args != argsHarmony || o.NoTools) {
+						if draw%2 == 1 && f.row.args != argsHarmony {
 							// A token that is a marker, but that the grammar has as text, shows its text.
 							tokens = append(tokens, tokenize(rnd, f, want)...)
 						} else {

@@ -111,6 +111,9 @@ func (f *Format) Tools() string { return f.row.name }
 // Reasoning returns the name of the reasoning parser; empty: there is none.
 func (f *Format) Reasoning() string { return f.thought.name }
 
+// Channels reports whether answers are messages on channels, of which one has the content.
+func (f *Format) Channels() bool { return f.row.args == argsHarmony }
+
 // IDs returns how the model's template expects the ids of calls.
 func (f *Format) IDs() IDStyle { return f.row.ids }
 

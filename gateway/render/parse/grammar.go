@@ -11,7 +11,7 @@ import (
 
 // Constraint is what an answer must be.
 type Constraint struct {
-	Tools []Tool // whose functions may be called, not empty
+	Tools []Tool // whose functions may be called; none only with Content of a format with channels
 	// Types are those by which the answer's parser reads arguments.
 	Types *args.Tools
 	Text  bool // the answer may be text, with calls in it; otherwise it is calls
@@ -442,6 +442,9 @@ func (b *grammarBuilder) harmony() node {
 	}
 	if !b.c.One {
 		last = sequence(star(sequence(call, exactly("<|call|>"), next, before)), last)
+	}
+	if len(b.c.Tools) == 0 {
+		last = either()
 	}
 	if b.c.Content != nil {
 		last = either(last, sequence(exactly("<|channel|>final<|message|>"), ruleOf("content"), optional(exactly("<|return|>"))))

@@ -153,10 +153,10 @@ func (f *Format) NewParser(o Options) *Parser {
 		p.plain = 1
 	}
 	switch {
-	case o.OneContent && o.NoTools && !o.Reasoning:
-		p.state = inContent
 	case f.row.args == argsHarmony:
 		p.enterHeader(false)
+	case o.OneContent && o.NoTools && !o.Reasoning:
+		p.state = inContent
 	case o.Reasoning:
 		p.state = inThink
 	case o.OneContent && f.thought.echo != "":

@@ -174,7 +174,7 @@ func (p *Parser) stepEcho(b []byte) bool {
 // behind it.
 func (p *Parser) stepContent(b []byte) bool {
 	n := len(b)
-	if p.f.row.args == argsHarmony && p.plain == 0 {
+	if p.f.row.args == argsHarmony {
 		n = p.js.Feed(b)
 		if p.js.Done {
 			p.state = inBody
