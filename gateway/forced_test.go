@@ -173,6 +173,55 @@ func TestForcedCalls(t *testing.T) {
 	}
 }
 
+// Markers in the strings of JSON that a request demands are text of the content.
+func TestMarkersInContent(t *testing.T) {
+	const text = `{"x":"a <tool_call>{\"name\":\"f\"}</tool_call> <think>b</think> c"}`
+	for _, fields := range []string{
+		strictTools + `,"response_format":{"type":"json_object"}`,
+		strictTools + `,"response_format":{"type":"json_object"},"tool_choice":"none"`,
+		`"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"type":"object"}}}`,
+	} {
+		node := constraining("d1", grammar.Version)
+		node.Bundle = toolBundle()
+		node.Token = writes(t, node.Bundle, text)
+		b := newBed(t, Options{ToolCallParser: "hermes", ReasoningParser: "qwen3"}, one(node))
+		for _, body := range withStream(`{` + hi + `,` + fields + `}`) {
+			got, _ := messagesOf(t, b.post(chatPath, body))
+			if m := got[0]; m.Content == nil || *m.Content != text || m.Reasoning != "" || len(m.Calls) > 0 || m.finish != "stop" {
+				t.Errorf("%s: %v", body, m)
+			}
+		}
+	}
+}
+
+// JSON of a model whose answers are messages on channels is on the channel final, behind reasoning,
+// with and without tools.
+func TestJSONOnChannels(t *testing.T) {
+	const text = `{"x":"<|end|><|start|>"}`
+	for _, fields := range []string{`"response_format":{"type":"json_object"}`, strictTools + `,"response_format":{"type":"json_object"},"tool_choice":"none"`, strictTools + `,"response_format":{"type":"json_object"}`} {
+		node := constraining("d1", grammar.Version)
+		node.Bundle = toolBundle()
+		node.Token = writes(t, node.Bundle, "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"+text)
+		b := newBed(t, Options{ToolCallParser: "openai", ReasoningParser: "openai_gptoss"}, one(node))
+		for _, body := range withStream(`{` + hi + `,` + fields + `}`) {
+			got, _ := messagesOf(t, b.post(chatPath, body))
+			if m := got[0]; m.Content == nil || *m.Content != text || m.Reasoning != "hm" || len(m.Calls) > 0 || m.finish != "stop" {
+				t.Errorf("%s: %v", body, m)
+			}
+		}
+		for _, r := range b.nodes["d1"].Requests() {
+			if r.Grammar.GetKind() != nodepb.GrammarKind_GRAMMAR_KIND_STRUCTURAL_TAG {
+				t.Errorf("%s: %v", fields, r.Grammar)
+			}
+		}
+	}
+	b := obedient(t, Options{ToolCallParser: "openai", ReasoningParser: "openai_gptoss"})
+	r := b.post(chatPath, `{`+hi+`,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"contains":{}}}}}`)
+	if a := r.parse(t); r.StatusCode != 400 || !strings.HasPrefix(a.Error.Message, "response_format.json_schema.schema: contains at #/contains: ") {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}
+
 // What cannot be forced is refused by name.
 func TestForcedCallsRefused(t *testing.T) {
 	tool := func(parameters string) string {
@@ -189,7 +238,9 @@ func TestForcedCallsRefused(t *testing.T) {
 		status              int
 	}{
 		{hermes, tool(`{"type":"object","properties":{"x":{"contains":{}}}}`), anywhere, "contains at #/properties/x/contains: ", 400},
-		{hermes, tool(`{"type":"object","properties":{"x":false},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "accepts no text", 400},
+		{hermes, tool(`{"type":"object","properties":{"x":false},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "tools[1].function.parameters: required at #/required: accepts no text", 400},
+		{coder, tool(`{"properties":{"x":{"type":"string","enum":[1]}},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "tools[1].function.parameters: enum at #/properties/x/enum: accepts no text", 400},
+		{hermes, tool(`{"properties":{"x":{"const":"\ud800"}}}`), anywhere, "json at #/properties/x/const: half a surrogate pair", 400},
 		{hermes, tool(`{"description":"` + strings.Repeat("a", 4000) + `"}`), "tools", "--max-grammar-bytes", 400},
 		{hermes, tool(`{}`) + `,"tool_choice":"required","guided_regex":"a"`, "tool_choice", "both constrain", 400},
 		{hermes, tool(`{}`) + `,"guided_regex":"a"`, "tools", "guided_regex both constrain", 400},

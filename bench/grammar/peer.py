@@ -17,7 +17,7 @@ import llguidance.numpy
 import numpy
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-WHITESPACE = r"[\x20\x0A\x0D\x09]{1,20}"
+WHITESPACE = r"\x20|\x0A[\x20\x09]{0,19}"
 
 
 class Ranks:

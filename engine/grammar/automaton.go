@@ -413,6 +413,7 @@ func (a *Automaton) addState(items []item, h uint64) int32 {
 func (a *Automaton) describe(id int32) {
 	s := &a.states[id]
 	others := true // no other item reads plain characters
+	commits := false
 	plains := 0
 	for _, it := range s.items {
 		p := &a.p.pos[it.pos]
@@ -421,6 +422,8 @@ func (a *Automaton) describe(id int32) {
 			s.accept = true
 		case p.op == opToken:
 			s.hasTok = true
+		case p.flag&flagCommit != 0:
+			commits, others = true, false
 		case p.flag&flagPlain != 0:
 			n := int32(unlimited)
 			if p.flag&flagTicked != 0 {
@@ -433,6 +436,9 @@ func (a *Automaton) describe(id int32) {
 		case p.flag&flagNoPlain == 0:
 			others = false
 		}
+	}
+	if commits {
+		a.plain[id] = 0 // a plain character may end what reads them
 	}
 	if a.plain[id] == unlimited && plains == 1 && others {
 		loop := a.closesLoop(id)
@@ -496,9 +502,10 @@ func (a *Automaton) step(s int32, class uint8) (int32, error) {
 func (a *Automaton) visit(s int32, c byte) (int32, error) {
 	items := a.states[s].items
 	a.work += len(items)
+	commit := a.p.commits && a.reads(items, c)
 	for _, it := range items {
 		p := &a.p.pos[it.pos]
-		if p.op != opBytes {
+		if p.op != opBytes || commit && p.flag&flagCommit == 0 {
 			continue
 		}
 		for _, e := range a.p.edges[p.a:p.b] {
@@ -511,6 +518,15 @@ func (a *Automaton) visit(s int32, c byte) (int32, error) {
 		}
 	}
 	return a.intern()
+}
+
+// reads reports whether a position with flagCommit reads a byte.
+func (a *Automaton) reads(items []item, c byte) bool {
+	return slices.ContainsFunc(items, func(it item) bool {
+		p := &a.p.pos[it.pos]
+		return p.op == opBytes && p.flag&flagCommit != 0 &&
+			slices.ContainsFunc(a.p.edges[p.a:p.b], func(e edge) bool { return e.lo <= c && c <= e.hi })
+	})
 }
 
 // stepToken returns the state after a token that the grammar names.

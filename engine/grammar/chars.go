@@ -1,7 +1,6 @@
 package grammar
 
 import (
-	"encoding/binary"
 	"slices"
 	"strings"
 )
@@ -15,13 +14,16 @@ var jsonEscapes = []struct {
 // neverRaw are the characters that are escaped in JSON strings: those that JSON demands, and DEL.
 var neverRaw = []runeRange{{0, 0x1F}, {'"', '"'}, {'\\', '\\'}, {0x7F, 0x7F}}
 
+// neverTagged are neverRaw and the less-than sign.
+var neverTagged = normalize(append(slices.Clone(neverRaw), runeRange{'<', '<'}))
+
 // escaped returns the characters that a mode escapes.
 func (m charMode) escaped() []runeRange {
 	switch {
 	case m == modeRaw:
 		return nil
 	case m&modeTagged != 0:
-		return normalize(append(slices.Clone(neverRaw), runeRange{'<', '<'}))
+		return neverTagged
 	}
 	return neverRaw
 }
@@ -64,13 +66,23 @@ func contains(ranges []runeRange, r rune) bool {
 
 // chars returns the position that reads one character of normalized ranges.
 func (b *builder) chars(ranges []runeRange, mode charMode, next int32) int32 {
-	key := make([]byte, 0, 5+8*len(ranges))
-	key = append(binary.LittleEndian.AppendUint32(key, uint32(next)), byte(mode))
-	for _, r := range ranges {
-		key = binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(key, uint32(r.lo)), uint32(r.hi))
+	if b.err != nil {
+		return 0
 	}
-	if i, ok := b.texts[string(key)]; ok {
-		return i
+	if len(ranges) == 1 && mode&modeEscapes == 0 { // most characters of keys
+		if r := ranges[0]; r.lo == r.hi && r.hi < 0x80 && !contains(mode.escaped(), r.lo) {
+			return b.byteTo(byte(r.lo), next)
+		}
+	}
+	key := mix(uint64(uint32(next)), uint64(mode))
+	for _, r := range ranges {
+		key = mix(key, uint64(r.lo)<<32|uint64(r.hi))
+	}
+	known, key := place(b.texts, key, func(x *charsPosition) bool {
+		return x.next == next && x.mode == mode && slices.Equal(x.ranges, ranges)
+	})
+	if known != nil {
+		return known.at
 	}
 	var edges []edge
 	raw := minus(ranges, mode.escaped())
@@ -94,8 +106,17 @@ func (b *builder) chars(ranges []runeRange, mode charMode, next int32) int32 {
 		})
 	}
 	i := b.bytes(edges, 0)
-	b.texts[string(key)] = i
+	if b.err == nil {
+		b.texts[key] = &charsPosition{ranges, mode, next, i}
+	}
 	return i
+}
+
+// charsPosition is a position that reads a character.
+type charsPosition struct {
+	ranges   []runeRange
+	mode     charMode
+	next, at int32
 }
 
 // escapes returns the edges behind a backslash. to returns where a character continues, or -1. In
@@ -111,16 +132,18 @@ func (b *builder) escapes(to func(rune) int32, mode charMode, next int32) []edge
 		return append(edges, edge{'u', 'u', b.anyEscape(next)})
 	}
 	var controls [8][]edge
-	escaped := mode.escaped()
-	for r := rune(0); r <= 0x7F; r++ {
-		if strings.ContainsRune("\b\f\n\r\t\"\\", r) || !contains(escaped, r) {
-			continue
-		}
-		if n := to(r); n >= 0 {
-			c := hexDigits[r&15]
-			controls[r>>4] = append(controls[r>>4], edge{c, c, n})
-			if c >= 'a' {
-				controls[r>>4] = append(controls[r>>4], edge{c - 32, c - 32, n})
+	for _, x := range mode.escaped() {
+		for r := x.lo; r <= x.hi; r++ {
+			switch r {
+			case '\b', '\f', '\n', '\r', '\t', '"', '\\':
+				continue
+			}
+			if n := to(r); n >= 0 {
+				c := hexDigits[r&15]
+				controls[r>>4] = append(controls[r>>4], edge{c, c, n})
+				if c >= 'a' {
+					controls[r>>4] = append(controls[r>>4], edge{c - 32, c - 32, n})
+				}
 			}
 		}
 	}
@@ -222,6 +245,8 @@ func (b *builder) exceptNode(t *keyTrie, tagged charMode, child int32, only bool
 // graph returns the position at which the strings of an automaton start.
 func (b *builder) graph(e *expr, next int32) int32 {
 	g := e.graph
+	g.describe()
+	g.inner = nil
 	if !g.counted {
 		return b.graphStates(g, e.mode, next)
 	}

@@ -35,9 +35,10 @@
 // finds markers by their ids finds them where the grammar has them.
 //
 // Formats next to those of xgrammar: rule, one of the formats in rules by its name; excludes_first
-// of any_text; object of json_schema, which allows objects only; and parameters, an object schema
-// in a model's own notation of tool calls (parameterCompiler). Next to format, thinking bounds the
-// tokens of reasoning, and the format anything allows all tokens.
+// of any_text; object of json_schema, which allows objects only; commit of const_string, behind
+// which no other alternative continues; and parameters, an object schema in a model's own notation
+// of tool calls (parameterCompiler). Next to format, thinking bounds the tokens of reasoning, and
+// the format anything allows all tokens.
 //
 // # Ownership
 //
@@ -54,7 +55,8 @@
 //   - Integers have no fraction, and numbers with bounds no exponent.
 //   - A slash is not escaped. Strings with a pattern use escapes only where JSON needs them, and
 //     so do other keys as long as they may still become a declared one.
-//   - Whitespace between tokens is bounded (Limits.Whitespace), and there is none around the text.
+//   - Between tokens there is nothing, a space, or a newline and indentation (Limits.Whitespace).
+//     There is no whitespace around the text.
 //
 // Keys that are not declared may repeat, so that minProperties counts a repeated key twice.
 //

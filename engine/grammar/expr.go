@@ -46,6 +46,7 @@ const (
 	kindGraph                    // the strings of an automaton, spelled by mode
 	kindObject                   // a JSON object
 	kindExcept                   // the JSON string characters that spell none of trie's keys
+	kindCommit                   // one byte of chars, which excludes alternatives that read the same
 )
 
 // A charMode selects the spelling of characters.

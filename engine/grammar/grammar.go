@@ -21,7 +21,7 @@ const (
 
 // Version identifies what grammars accept. A release that changes the masks of any grammar raises
 // it, so that a request does not continue under other masks on a node of another release.
-const Version = 2
+const Version = 3
 
 // A Source is a grammar before it is compiled.
 type Source struct {
@@ -31,7 +31,7 @@ type Source struct {
 	// After, if it is set, lets free text come first, up to and with this marker: the end of
 	// reasoning. It is one special token where the vocabulary has it.
 	After string
-	// Compact allows no whitespace between JSON tokens, instead of Limits.Whitespace.
+	// Compact allows no whitespace between JSON tokens.
 	Compact bool
 	// MaskSteps, if it is not 0, replaces Limits.MaskSteps where the grammar runs.
 	MaskSteps int
@@ -62,7 +62,7 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 	if src.Compact {
 		limits.Whitespace = 0
 	}
-	rules, start, ignored, err := src.rules(&limits)
+	rules, start, c, err := src.rules(&limits)
 	if err != nil {
 		return nil, named(src.Kind, err)
 	}
@@ -76,6 +76,11 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 		start = int32(len(rules) - 1)
 	}
 	p, err := link(rules, start, &limits)
+	if errors.Is(err, ErrEmpty) && c != nil {
+		if e := emptySchema(c.schemas, limits); e != nil {
+			err = e
+		}
+	}
 	if err == nil && src.Lead > 0 && src.After == "" && src.Kind != StructuralTag {
 		p, err = linkLead(p, rules, start, src.Lead, &limits)
 	}
@@ -85,7 +90,10 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 	for _, s := range src.Special {
 		p.tokens = append(p.tokens, tokenRef{s, true})
 	}
-	g := &Grammar{p: p, Ignored: ignored}
+	g := &Grammar{p: p}
+	if c != nil {
+		g.Ignored = c.ignored
+	}
 	if src.Kind == StructuralTag {
 		if g.thinking, g.free, err = readThinking(src.Text, &limits); err != nil {
 			return nil, named(src.Kind, err)
@@ -132,8 +140,9 @@ func named(kind Kind, err error) error {
 	return &c
 }
 
-// rules returns the rules of a source, the first of them, and how many keywords were ignored.
-func (src Source) rules(limits *Limits) (rules []*expr, start int32, ignored int, err error) {
+// rules returns the rules of a source, the first of them, and the compiler of its schemas; nil: it
+// has none.
+func (src Source) rules(limits *Limits) (rules []*expr, start int32, c *schemaCompiler, err error) {
 	switch src.Kind {
 	case JSONSchema, JSONObject:
 		text := src.Text
@@ -142,26 +151,28 @@ func (src Source) rules(limits *Limits) (rules []*expr, start int32, ignored int
 		}
 		c, start, err := compileSchema(text, limits)
 		if err != nil {
-			return nil, 0, 0, err
+			return nil, 0, nil, err
 		}
-		return c.rules, start, c.ignored, nil
+		return c.rules, start, c, nil
 	case Regex:
 		e, err := parsePattern(string(src.Text), "regex", "", true, limits)
-		return []*expr{e}, 0, 0, err
+		return []*expr{e}, 0, nil, err
 	case Choice:
 		e, err := compileChoice(src.Choices, limits)
-		return []*expr{e}, 0, 0, err
+		return []*expr{e}, 0, nil, err
 	case EBNF:
 		rules, start, err = compileEBNF(src.Text, gbnf, limits)
-		return rules, start, 0, err
+		return rules, start, nil, err
 	case Lark:
 		rules, start, err = compileEBNF(src.Text, larkNotation, limits)
-		return rules, start, 0, err
+		return rules, start, nil, err
 	case StructuralTag:
-		rules, start, err = compileTags(src.Text, src.Special, limits)
-		return rules, start, 0, err
+		if c, start, err = compileTags(src.Text, src.Special, limits); err != nil {
+			return nil, 0, nil, err
+		}
+		return c.rules, start, c, nil
 	}
-	return nil, 0, 0, &Error{Keyword: "grammar", Reason: fmt.Sprintf("unknown kind %d", src.Kind)}
+	return nil, 0, nil, &Error{Keyword: "grammar", Reason: fmt.Sprintf("unknown kind %d", src.Kind)}
 }
 
 func compileChoice(choices []string, limits *Limits) (*expr, error) {

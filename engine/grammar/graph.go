@@ -12,9 +12,10 @@ type graph struct {
 	classes int
 	next    []int32 // [states * classes] state, or -1
 	accept  []bool
-	start   int32  // -1: no string
-	whole   []bool // every string is accepted from here
-	between []bool // reached between characters
+	start   int32                  // -1: no string
+	whole   []bool                 // every string is accepted from here
+	between []bool                 // reached between characters
+	inner   map[innerState][]int32 // of continued
 
 	// A counted graph accepts only strings of min to max characters. lengths and longest hold
 	// which numbers of characters remain possible in each state.
@@ -154,62 +155,6 @@ func (g *graph) trim() *graph {
 	return out
 }
 
-// minimize joins states that accept the same strings, by Moore's refinement.
-func (g *graph) minimize() *graph {
-	n := g.states()
-	part := make([]int32, n)
-	for s, ok := range g.accept {
-		if ok {
-			part[s] = 1
-		}
-	}
-	parts := 0
-	row := make([]byte, 0, 4*(g.classes+1))
-	for {
-		ids := map[string]int32{}
-		next := make([]int32, n)
-		for s := range n {
-			row = appendInt(row[:0], part[s])
-			for _, t := range g.next[s*g.classes : (s+1)*g.classes] {
-				p := int32(-1)
-				if t >= 0 {
-					p = part[t]
-				}
-				row = appendInt(row, p)
-			}
-			id, ok := ids[string(row)]
-			if !ok {
-				id = int32(len(ids))
-				ids[string(row)] = id
-			}
-			next[s] = id
-		}
-		part = next
-		if len(ids) == parts {
-			break
-		}
-		parts = len(ids)
-	}
-	out := &graph{class: g.class, classes: g.classes, start: g.start, accept: make([]bool, parts), next: make([]int32, parts*g.classes)}
-	if g.start >= 0 {
-		out.start = part[g.start]
-	}
-	for s := range n {
-		out.accept[part[s]] = g.accept[s]
-		for c, t := range g.next[s*g.classes : (s+1)*g.classes] {
-			if t >= 0 {
-				t = part[t]
-			}
-			out.next[int(part[s])*g.classes+c] = t
-		}
-	}
-	return out
-}
-
-func appendInt(b []byte, v int32) []byte {
-	return append(b, byte(v), byte(v>>8), byte(v>>16), byte(v>>24))
-}
-
 // describe finds the states between characters and those from which every string is accepted.
 func (g *graph) describe() {
 	if g.whole != nil {
@@ -261,52 +206,50 @@ func (g *graph) targets(s int32) []int32 {
 // after returns the states that follow s after one character, sorted.
 func (g *graph) after(s int32) []int32 {
 	var out []int32
-	level := []int32{s}
-	for width := range 4 {
-		var next []int32
-		for _, x := range level {
-			lo, hi := 0x80, 0xBF
-			if width == 0 {
-				lo, hi = 0, 0xFF
-			}
-			for c := lo; c <= hi; c++ {
-				t := g.step(x, byte(c))
-				if t < 0 {
-					continue
-				}
-				switch {
-				case width == 0 && c < 0x80:
-					out = append(out, t)
-				case width == 0:
-					// The number of bytes to come is kept in the high bits.
-					next = append(next, t|int32(bytesAfter(byte(c)))<<28)
-				}
-			}
+	last := int32(-1)
+	width := 0
+	for c := range 256 {
+		t, w := g.step(s, byte(c)), bytesAfter(byte(c))
+		if t < 0 || t == last && w == width {
+			continue
 		}
-		if width > 0 {
-			break
-		}
-		for _, x := range next {
-			g.continuations(x&(1<<28-1), int(x>>28), &out)
-		}
+		last, width = t, w
+		out = append(out, g.continued(t, w)...)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
 }
 
-// continuations adds the states after n continuation bytes.
-func (g *graph) continuations(s int32, n int, out *[]int32) {
+// continued returns the states after n continuation bytes.
+func (g *graph) continued(s int32, n int) []int32 {
 	if n == 0 {
-		*out = append(*out, s)
-		return
+		return []int32{s}
+	}
+	if g.inner == nil {
+		g.inner = map[innerState][]int32{}
+	}
+	at := innerState{s, n}
+	out, known := g.inner[at]
+	if known {
+		return out
 	}
 	last := int32(-1)
 	for c := 0x80; c <= 0xBF; c++ {
 		if t := g.step(s, byte(c)); t >= 0 && t != last {
 			last = t
-			g.continuations(t, n-1, out)
+			out = append(out, g.continued(t, n-1)...)
 		}
 	}
+	slices.Sort(out)
+	out = slices.Compact(out)
+	g.inner[at] = out
+	return out
+}
+
+// innerState is a state with the number of continuation bytes to come.
+type innerState struct {
+	s int32
+	n int
 }
 
 // bytesAfter returns how many bytes follow the first byte of a character.
@@ -329,14 +272,14 @@ func onlyFirst(x, y bool) bool { return x && !y }
 // combine returns the product of two graphs, nil if it has more than limit states.
 func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 	g := &graph{}
-	pairs := map[[2]uint8]uint8{}
+	classes := map[[2]uint8]uint8{}
 	var samples []byte
 	for c := range 256 {
 		k := [2]uint8{x.class[c], y.class[c]}
-		id, ok := pairs[k]
+		id, ok := classes[k]
 		if !ok {
 			id = uint8(len(samples))
-			pairs[k] = id
+			classes[k] = id
 			samples = append(samples, byte(c))
 		}
 		g.class[c] = id
@@ -347,16 +290,14 @@ func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 		return g
 	}
 	needBoth := accept(true, true)
-	index := map[[2]int32]int32{}
+	index := newPairs(x.states(), y.states())
 	var order [][2]int32
 	visit := func(p [2]int32) int32 {
 		if p[0] < 0 || needBoth && p[1] < 0 {
 			return -1
 		}
-		id, ok := index[p]
+		id, ok := index.id(p, int32(len(order)))
 		if !ok {
-			id = int32(len(order))
-			index[p] = id
 			order = append(order, p)
 		}
 		return id
@@ -373,6 +314,38 @@ func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 		}
 	}
 	return g.trim()
+}
+
+// pairs numbers pairs of states, of which the second may be -1.
+type pairs struct {
+	wide  int
+	dense []int32 // 1 + number
+	few   map[[2]int32]int32
+}
+
+// newPairs returns pairs of n and m states. Those of small graphs are in an array.
+func newPairs(n, m int) *pairs {
+	const most = 1 << 16
+	if n*(m+1) <= most {
+		return &pairs{wide: m + 1, dense: make([]int32, n*(m+1))}
+	}
+	return &pairs{few: map[[2]int32]int32{}}
+}
+
+// id returns the number of a pair, which is next if the pair is not known.
+func (x *pairs) id(p [2]int32, next int32) (id int32, known bool) {
+	if x.few != nil {
+		if id, known = x.few[p]; !known {
+			x.few[p], id = next, next
+		}
+		return id, known
+	}
+	at := &x.dense[int(p[0])*x.wide+int(p[1])+1]
+	if *at > 0 {
+		return *at - 1, true
+	}
+	*at = next + 1
+	return next, false
 }
 
 // anyText returns the graph of all UTF-8 texts.

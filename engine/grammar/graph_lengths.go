@@ -102,6 +102,7 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 		}
 		c.smooth = c.isSmooth()
 	}
+	g.inner, c.inner = nil, nil
 	if !c.possible(c.start, lo, hi) {
 		return &graph{start: -1, classes: 1}
 	}

@@ -49,6 +49,30 @@ func settle(rules []*expr, update func(i int32) bool) {
 	}
 }
 
+// reachable returns the rules that start refers to, directly or by others, in their order. Some
+// rules of a schema only decide whether the schema has an instance.
+func reachable(rules []*expr, start int32) []int32 {
+	seen := make([]bool, len(rules))
+	seen[start] = true
+	for todo := []int32{start}; len(todo) > 0; {
+		r := rules[todo[len(todo)-1]]
+		todo = todo[:len(todo)-1]
+		eachRule(r, map[*expr]bool{}, func(to int32) {
+			if !seen[to] && rules[to] != nil {
+				seen[to] = true
+				todo = append(todo, to)
+			}
+		})
+	}
+	var out []int32
+	for i, ok := range seen {
+		if ok {
+			out = append(out, int32(i))
+		}
+	}
+	return out
+}
+
 // eachRule calls found for the rules that e refers to.
 func eachRule(e *expr, seen map[*expr]bool, found func(int32)) {
 	if e.plain || seen[e] {

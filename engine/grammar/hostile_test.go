@@ -3,12 +3,13 @@ package grammar
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/tandem-serving/tandem/engine/grammar/grammartest"
 )
 
 // hostile are sources that broke other programs, or were made to: repeats of repeats, large counts,
@@ -56,29 +57,10 @@ func hostile() map[string]Source {
 		"no format":                 {Kind: StructuralTag, Text: []byte(`{"format":{"type":"unknown"}}`)},
 		"many choices":              {Kind: Choice, Choices: make([]string, 20_000)},
 	}
-	maps.Copy(out, hostileSchemas())
-	hostileRules(out)
-	add := func(name string, n int, item func(int) string, open, end string) {
-		var b strings.Builder
-		b.WriteString(open)
-		for i := range n {
-			if i > 0 {
-				b.WriteString(",")
-			}
-			b.WriteString(item(i))
-		}
-		b.WriteString(end)
-		out[name] = schema(b.String())
+	for name, text := range grammartest.Schemas() {
+		out[name] = schema(text)
 	}
-	add("50,000 enums", 50_000, func(i int) string { return fmt.Sprintf("%q", fmt.Sprintf("value-%d", i*7919%50_000)) }, `{"enum":[`, `]}`)
-	add("40,000 names", 40_000, func(i int) string { return fmt.Sprintf("%q", fmt.Sprint("n", i)) }, `{"type":"object","required":[`, `]}`)
-	add("20,000 properties", 20_000, func(i int) string { return fmt.Sprintf(`"p%d":{"type":"integer"}`, i) }, `{"type":"object","properties":{`, `}}`)
-	add("20,000 anyOf", 20_000, func(i int) string { return fmt.Sprintf(`{"const":%d}`, i) }, `{"anyOf":[`, `]}`)
-	add("300 oneOf", 300, func(i int) string {
-		return fmt.Sprintf(`{"properties":{"t":{"const":%d},"v":{"type":"string"}},"required":["t"]}`, i)
-	}, `{"oneOf":[`, `]}`)
-	add("3,000 allOf", 3_000, func(i int) string { return fmt.Sprintf(`{"properties":{"a%d":{"minimum":%d}}}`, i%50, i) }, `{"allOf":[`, `]}`)
-	add("1,000 patterns", 1_000, func(i int) string { return fmt.Sprintf(`{"pattern":"x%d"}`, i) }, `{"type":"string","allOf":[`, `]}`)
+	hostileRules(out)
 	return out
 }
 
@@ -92,77 +74,6 @@ func hostileRules(out map[string]Source) {
 	out["deep rules"] = Source{Kind: EBNF, Text: []byte("root ::= r20000 \"c\"\n" + strings.ReplaceAll(back.String(), "\n", " \"d\"\n") + "r0 ::= \"x\"")}
 	out["chain of rules"] = Source{Kind: EBNF, Text: []byte("root ::= r0\n" + chain.String() + "r20000 ::= \"x\"")}
 	out["chain of rules, backwards"] = Source{Kind: EBNF, Text: []byte("root ::= r20000\n" + back.String() + "r0 ::= \"x\"")}
-}
-
-func hostileSchemas() map[string]Source {
-	schema := func(s string) Source { return Source{Kind: JSONSchema, Text: []byte(s)} }
-	return map[string]Source{
-		"minItems 1e8":          schema(`{"type":"array","items":{"type":"integer"},"minItems":100000000}`),
-		"maxLength 1e9":         schema(`{"type":"string","minLength":999999999,"maxLength":1000000000}`),
-		"counts of counts":      schema(`{"type":"array","minItems":1000000,"maxItems":2000000,"items":{"type":"array","minItems":1000000,"items":{"type":"string","maxLength":1000000}}}`),
-		"nested items":          schema(strings.Repeat(`{"items":`, 3000) + `true` + strings.Repeat(`}`, 3000)),
-		"deep arrays":           schema(strings.Repeat(`[`, 100000)),
-		"not a schema":          schema(`[]`),
-		"not everything":        schema(`{"not":{}}`),
-		"not itself":            schema(`{"not":{"$ref":"#"}}`),
-		"itself":                schema(`{"$ref":"#"}`),
-		"circle":                schema(`{"$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}},"$ref":"#/$defs/a"}`),
-		"circle of anyOf":       schema(`{"anyOf":[{"$ref":"#"},{"$ref":"#"}]}`),
-		"circle of oneOf":       schema(`{"oneOf":[{"$ref":"#"},{"type":"string"}]}`),
-		"endless object":        schema(`{"type":"object","properties":{"a":{"$ref":"#"}},"required":["a"],"additionalProperties":false}`),
-		"endless array":         schema(`{"type":"array","items":{"$ref":"#"},"minItems":1}`),
-		"deep recursion":        schema(`{"type":"array","items":{"$ref":"#"}}`),
-		"allOf bomb":            schema(`{"$defs":{"a":{"allOf":[{"$ref":"#/$defs/b"},{"$ref":"#/$defs/b"}]},"b":{"allOf":[{"$ref":"#/$defs/c"},{"$ref":"#/$defs/c"}]},"c":{"anyOf":[{"type":"string"},{"type":"null"}]}},"$ref":"#/$defs/a"}`),
-		"anyOf bomb":            schema(`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"anyOf":[{"minLength":1},{"maxLength":5},{"pattern":"a"},{"type":"null"}]},`, 20), ",") + `]}`),
-		"oneOf bomb":            schema(`{"oneOf":[` + strings.TrimSuffix(strings.Repeat(`{"properties":{"a":{"oneOf":[{"type":"string"},{"minLength":2}]}}},`, 40), ",") + `]}`),
-		"if bomb":               schema(`{"allOf":[` + strings.TrimSuffix(strings.Repeat(`{"if":{"properties":{"a":{"const":1}}},"then":{"required":["b"]},"else":{"required":["c"]}},`, 30), ",") + `]}`),
-		"pattern and length":    schema(`{"type":"string","pattern":"^(a|b)*a(a|b){10}$","minLength":5,"maxLength":100000}`),
-		"patterns":              schema(`{"allOf":[{"pattern":"a.*b.*c"},{"pattern":"c.*b.*a"},{"pattern":"(ab)+"},{"pattern":"^.{10,500}$"}],"type":"string"}`),
-		"patternProperties":     schema(`{"patternProperties":{"a":{"type":"string"},"b":{"minLength":2},"c":{"type":"null"},"d":true,"e":false,"f":{"type":"integer"},"^(.*)(a|b)*$":true}}`),
-		"multiples":             schema(`{"type":"integer","multipleOf":7919,"minimum":1e300}`),
-		"number past the limit": schema(`{"type":"number","minimum":1e999999}`),
-		"digits":                schema(`{"type":"number","minimum":0.` + strings.Repeat("1", 3000) + `}`),
-		"empty enum":            schema(`{"enum":[]}`),
-		"half a pair":           schema(`{"const":"\ud800"}`),
-		"escaped key":           schema(`{"properties":{"\"\\\u0000\u007f\ud83d\ude00":{"type":"null"}},"required":["\"\\\u0000\u007f\ud83d\ude00"]}`),
-		"large key":             schema(`{"properties":{"` + strings.Repeat("k", 900_000) + `":true}}`),
-		"unique":                schema(`{"type":"array","uniqueItems":true,"items":{"enum":[` + strings.TrimSuffix(strings.Repeat("1,", 40000), ",") + `]}}`),
-		"remote":                schema(`{"$ref":"https://example.com/x.json"}`),
-	}
-}
-
-// hostileRandom makes sources that nest what compiles.
-func hostileRandom(r *rand.Rand, i int) Source {
-	atom := []string{"a", "b", ".", "[a-f]", `\w`, `\S`, "(ab|ba)", "[^x]", "é"}
-	var b strings.Builder
-	switch i % 3 {
-	case 0:
-		for range 1 + r.IntN(12) {
-			fmt.Fprintf(&b, "(%s%s{%d,%d})", atom[r.IntN(len(atom))], []string{"", "*", "+", "?"}[r.IntN(4)]+atom[r.IntN(len(atom))], r.IntN(5), 5+r.IntN(2000))
-			if r.IntN(2) == 0 {
-				fmt.Fprintf(&b, "{%d,%d}", r.IntN(3), 3+r.IntN(300))
-			}
-		}
-		return Source{Kind: Regex, Text: []byte(b.String())}
-	case 1:
-		fmt.Fprintf(&b, `{"type":"string","minLength":%d,"maxLength":%d,"pattern":"^(%s%s{%d,%d})*$"}`, r.IntN(50), 50+r.IntN(5000), atom[r.IntN(3)], atom[r.IntN(3)], r.IntN(4), 4+r.IntN(60))
-		return Source{Kind: JSONSchema, Text: []byte(b.String())}
-	}
-	keys := []string{"anyOf", "oneOf", "allOf"}
-	var nest func(depth int) string
-	nest = func(depth int) string {
-		if depth == 0 {
-			return []string{`{"type":"string"}`, `{"minimum":3}`, `{"enum":[1,"a",null]}`, `{"$ref":"#"}`, `{"required":["a"]}`, `{"pattern":"a+b"}`}[r.IntN(6)]
-		}
-		switch r.IntN(4) {
-		case 0:
-			return fmt.Sprintf(`{"properties":{"a":%s,"b":%s},"additionalProperties":%s}`, nest(depth-1), nest(depth-1), nest(depth-1))
-		case 1:
-			return fmt.Sprintf(`{"items":%s,"maxItems":%d}`, nest(depth-1), r.IntN(1_000_000))
-		}
-		return fmt.Sprintf(`{%q:[%s,%s,%s]}`, keys[r.IntN(3)], nest(depth-1), nest(depth-1), nest(depth-1))
-	}
-	return Source{Kind: JSONSchema, Text: []byte(nest(1 + r.IntN(5)))}
 }
 
 // runHostile compiles a source and computes masks along a random output. Every error must be one
@@ -252,7 +163,12 @@ func TestHostile(t *testing.T) {
 	}
 	for i := range random {
 		seed := rand.New(rand.NewPCG(uint64(i), 3))
-		src := hostileRandom(seed, i)
+		src := Source{Kind: JSONSchema}
+		if i%3 == 0 {
+			src = Source{Kind: Regex, Text: []byte(grammartest.RandomPattern(seed))}
+		} else {
+			src.Text = []byte(grammartest.RandomSchema(seed, i))
+		}
 		runHostile(t, fmt.Sprintf("random %d %s", i, clip(string(src.Text))), src, v, r)
 	}
 }

@@ -96,6 +96,17 @@ func readJSON(text []byte, depth int) (*value, error) {
 	return v, nil
 }
 
+// below returns an error of a part as one of what has the part by a name.
+func below(err error, name string) error {
+	e := *err.(*Error)
+	at, ok := strings.CutPrefix(e.Pointer, "#")
+	if !ok {
+		at = ""
+	}
+	e.Pointer = "#/" + escapePointer(clip(name)) + at
+	return &e
+}
+
 func (r *jsonReader) bad(what string) error {
 	return &Error{Keyword: "json", Pointer: "byte " + strconv.Itoa(r.at), Reason: what}
 }
@@ -136,7 +147,7 @@ func (r *jsonReader) value() (*value, error) {
 		for {
 			x, err := r.value()
 			if err != nil {
-				return nil, err
+				return nil, below(err, strconv.Itoa(len(v.arr)))
 			}
 			v.arr = append(v.arr, x)
 			if r.next(']') {
@@ -185,7 +196,7 @@ func (r *jsonReader) object() (*value, error) {
 		}
 		x, err := r.value()
 		if err != nil {
-			return nil, err
+			return nil, below(err, key)
 		}
 		if i, twice := seen[key]; twice {
 			v.vals[i] = x

@@ -20,7 +20,7 @@ type Limits struct {
 	StateItems    int // configurations of one state
 	CacheBytes    int // memory of the states and masks of one Automaton
 	MaskSteps     int // counted steps of one mask or of one accepted token; see Automaton.Steps
-	Whitespace    int // consecutive whitespace bytes between JSON tokens; 0 allows none
+	Whitespace    int // between JSON tokens: a newline with its indentation, or a space; 0 allows none
 	RegexRepeat   int // largest count of a repeat in a pattern
 	AlternateSets int // alternatives of one schema after anyOf, oneOf and if are distributed
 }
@@ -55,12 +55,15 @@ var ErrDeadEnd = errors.New("grammar: no token of the vocabulary continues the o
 // ErrRefused means that a token is not allowed after the tokens accepted so far.
 var ErrRefused = errors.New("grammar: the token is not allowed here")
 
+// ErrEmpty means that a grammar accepts no text.
+var ErrEmpty = errors.New("grammar: accepts no text")
+
 // An Error reports why a grammar does not compile.
 type Error struct {
 	Keyword string // JSON Schema keyword, or the kind of grammar
 	Pointer string // JSON pointer into the schema, or the offset in a grammar text
 	Reason  string
-	Err     error // ErrBudget where a limit was exceeded; otherwise nil
+	Err     error // ErrBudget where a limit was exceeded, ErrEmpty of a grammar without a text; otherwise nil
 }
 
 func (e *Error) Error() string {
@@ -71,7 +74,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s%s: %s", e.Keyword, at, e.Reason)
 }
 
-// Unwrap returns ErrBudget for an exceeded limit.
+// Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
 // limitError reports the limit that a grammar exceeds.

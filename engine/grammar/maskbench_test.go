@@ -70,7 +70,7 @@ func (s *score) newSchemaCase(t *testing.T, name string, text []byte) *schemaCas
 		if !errors.As(err, &e) || e.Keyword == "" {
 			t.Fatalf("%s: %v names no keyword", name, err)
 		}
-		s.empty = e.Reason == "accepts no text"
+		s.empty = errors.Is(err, ErrEmpty)
 		s.refused++
 		s.keywords[e.Keyword]++
 		return nil

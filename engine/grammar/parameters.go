@@ -102,6 +102,7 @@ func (p *parameterCompiler) compile() (*expr, error) {
 	if free {
 		schema = boolValue(true)
 	}
+	c.schemas = append(c.schemas, rootSchema{schema, []*value{typesValue("object")}})
 	c.begin(schema)
 	flats, err := c.flatten([]*value{schema})
 	if err != nil {
@@ -149,33 +150,15 @@ func (p *parameterCompiler) object(f *flat, free bool) (*expr, error) {
 		o.extra = e
 		return &expr{kind: kindObject, object: o}, err
 	}
-	if err := c.step(len(keys)); err != nil {
-		return nil, err
-	}
-	required := make(map[string]bool, len(f.objects.required))
-	for _, k := range f.objects.required {
-		required[k] = true
-	}
-	for _, k := range keys {
-		conj, err := c.property(f, k)
-		if err != nil {
-			return nil, err
-		}
-		if conj == nil {
-			if required[k] {
-				return noString, nil
-			}
-			continue
-		}
-		if props := c.root.get("properties"); !parameterName(k) || props != nil && props.get(k) == nil {
+	var err error
+	if o.members, err = c.members(f, keys, func(key string, conj []*value) (*expr, error) {
+		if props := c.root.get("properties"); !parameterName(key) || props != nil && props.get(key) == nil {
 			return nil, refuse(f.source, "properties", "%q cannot be a parameter in the model's format of tool calls: "+
-				"declare it in properties of the schema itself, with letters, digits, underscores, points or hyphens", clip(k))
+				"declare it in properties of the schema itself, with letters, digits, underscores, points or hyphens", clip(key))
 		}
-		e, err := p.member(k, conj)
-		if err != nil {
-			return nil, err
-		}
-		o.members = append(o.members, objectMember{e, required[k]})
+		return p.member(key, conj)
+	}); err != nil || o.members == nil && len(f.objects.required) > 0 {
+		return noString, err
 	}
 	return &expr{kind: kindObject, object: o}, nil
 }

@@ -16,6 +16,7 @@ type program struct {
 	class   [256]uint8 // bytes of a class are alike at every position
 	classes int
 	sample  []byte // [classes] one byte of each class
+	commits bool   // a position has flagCommit
 }
 
 // tokenRef is a special token by name. An optional one may be spelled by bytes.
@@ -58,6 +59,7 @@ const (
 	flagPlain   = 1 // the body of a loop that takes every character of plainChars
 	flagTicked  = 2 // with flagPlain: the counter on top of the stack counts the characters
 	flagNoPlain = 4 // no edge for a byte of a plain character
+	flagCommit  = 8 // where it reads a byte, positions without the flag do not
 )
 
 type edge struct {
@@ -80,32 +82,33 @@ type builder struct {
 	rules   []*expr
 	starts  []int32
 	heights []int32
-	shared  map[string]int32 // byte positions by their edges
+	shared  map[uint64]int32 // byte positions by the hash of their edges; see place
 	splits  map[string]int32
-	texts   map[string]int32 // kindChars by next, mode and characters
+	texts   map[uint64]*charsPosition // by the hash of all but the position; see place
 	err     error
 }
 
 // link compiles rules; the program starts with rule start.
 func link(rules []*expr, start int32, limits *Limits) (*program, error) {
-	b := &builder{limits: limits, rules: rules, shared: map[string]int32{}, splits: map[string]int32{}, texts: map[string]int32{}}
+	b := &builder{limits: limits, rules: rules, shared: map[uint64]int32{}, splits: map[string]int32{}, texts: map[uint64]*charsPosition{}}
 	b.heights = heightsOf(rules)
 	if b.heights[start] >= infinite {
-		return nil, &Error{Keyword: "grammar", Reason: "accepts no text"}
+		return nil, errNoText
 	}
 	if int(b.heights[start]) > limits.StackDepth {
 		return nil, limitError("grammar", "", "levels of nesting in every text", limits.StackDepth)
 	}
 	b.p.pos = append(b.p.pos, position{op: opReturn}) // position 0
 	b.starts = make([]int32, len(rules))
-	for i := range rules {
+	used := reachable(rules, start)
+	for _, i := range used {
 		b.starts[i] = b.add(position{op: opSplit})
 	}
-	for i, r := range rules {
-		if b.heights[i] >= infinite || r == nil {
+	for _, i := range used {
+		if b.heights[i] >= infinite {
 			continue
 		}
-		body := b.build(r, 0)
+		body := b.build(rules[i], 0)
 		b.alias(b.starts[i], []int32{body})
 		b.p.pos[b.starts[i]].height = b.p.pos[body].height
 		if b.err != nil {
@@ -149,7 +152,7 @@ func (b *builder) split(nexts []int32) int32 {
 	for _, n := range nexts {
 		p := &b.p.pos[n]
 		h = min(h, p.height)
-		if p.op == opBytes && p.flag&flagPlain == 0 {
+		if p.op == opBytes && p.flag&(flagPlain|flagCommit) == 0 {
 			edges = append(edges, b.p.edges[p.a:p.b]...)
 			joined++
 		} else if !slices.Contains(rest, n) {
@@ -194,6 +197,9 @@ func (b *builder) chain(nexts []int32) int32 {
 
 // bytes returns the position that reads one of edges.
 func (b *builder) bytes(edges []edge, flag uint8) int32 {
+	if b.err != nil {
+		return 0
+	}
 	slices.SortFunc(edges, func(x, y edge) int {
 		if x.lo != y.lo {
 			return int(x.lo) - int(y.lo)
@@ -204,27 +210,46 @@ func (b *builder) bytes(edges []edge, flag uint8) int32 {
 		return int(x.next - y.next)
 	})
 	edges = slices.Compact(edges)
-	key := make([]byte, 0, 6*len(edges)+1)
-	h := int32(infinite)
+	h, key := int32(infinite), uint64(0)
 	plain := false
 	for _, e := range edges {
-		key = append(key, e.lo, e.hi)
-		key = binary.LittleEndian.AppendUint32(key, uint32(e.next))
+		key = mix(key, uint64(e.lo)<<40|uint64(e.hi)<<32|uint64(uint32(e.next)))
 		h = min(h, b.height(e.next))
 		plain = plain || e.hi >= 0x80 || e.hi >= 0x20 && !(e.lo == e.hi && (e.lo == '"' || e.lo == '\\'))
 	}
 	if !plain {
 		flag |= flagNoPlain
 	}
-	key = append(key, flag)
-	if i, ok := b.shared[string(key)]; ok {
+	i, key := place(b.shared, mix(key, uint64(flag)), func(i int32) bool {
+		p := &b.p.pos[i]
+		return p.flag == flag && slices.Equal(b.p.edges[p.a:p.b], edges)
+	})
+	if i > 0 {
 		return i
 	}
 	a := int32(len(b.p.edges))
 	b.p.edges = append(b.p.edges, edges...)
-	i := b.add(position{op: opBytes, flag: flag, a: a, b: int32(len(b.p.edges)), height: h})
-	b.shared[string(key)] = i
+	if i = b.add(position{op: opBytes, flag: flag, a: a, b: int32(len(b.p.edges)), height: h}); b.err == nil {
+		b.shared[key] = i
+	}
 	return i
+}
+
+// place returns the entry of m for which equal holds, at its hash or at one of the next. If there
+// is none, entry is the zero value, and at is the place of a new one. Only a few places are tried,
+// so that a grammar whose parts have one hash takes no quadratic time: its parts are not shared.
+func place[T any](m map[uint64]T, hash uint64, equal func(T) bool) (entry T, at uint64) {
+	for range 32 {
+		found, ok := m[hash]
+		if !ok {
+			break
+		}
+		if equal(found) {
+			return found, hash
+		}
+		hash++
+	}
+	return entry, hash
 }
 
 func (b *builder) byteTo(c byte, next int32) int32 { return b.bytes([]edge{{c, c, next}}, 0) }
@@ -237,10 +262,14 @@ func (b *builder) build(e *expr, next int32) int32 {
 	switch e.kind {
 	case kindEmpty:
 		return next
-	case kindBytes:
+	case kindBytes, kindCommit:
 		edges := make([]edge, len(e.chars))
 		for i, r := range e.chars {
 			edges[i] = edge{byte(r.lo), byte(r.hi), next}
+		}
+		if e.kind == kindCommit {
+			b.p.commits = true
+			return b.bytes(edges, flagCommit)
 		}
 		return b.bytes(edges, 0)
 	case kindChars:
@@ -279,7 +308,7 @@ func (b *builder) build(e *expr, next int32) int32 {
 	case kindObject:
 		return b.object(e.object, next)
 	}
-	b.err = &Error{Keyword: "grammar", Reason: "accepts no text"}
+	b.err = errNoText
 	return 0
 }
 
@@ -315,7 +344,7 @@ func (b *builder) lits(lits []string, depth int, next int32) int32 {
 		same++
 	}
 	at := b.branch(lits, same, next)
-	for i := same - 1; i >= depth; i-- {
+	for i := same - 1; i >= depth && b.err == nil; i-- {
 		at = b.byteTo(last[i], at)
 	}
 	return at

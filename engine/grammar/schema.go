@@ -29,6 +29,7 @@ type schemaCompiler struct {
 	graphs    map[string]*graph
 	exprs     map[string]*expr
 	depth     int // of emptiness checks
+	schemas   []rootSchema
 }
 
 type job struct {
@@ -50,7 +51,8 @@ func newSchemaCompiler(limits Limits) *schemaCompiler {
 	c := &schemaCompiler{limits: limits, resources: map[string]*resource{}, memo: map[string]int32{}, graphs: map[string]*graph{}, exprs: map[string]*expr{}}
 	c.space = emptyString
 	if limits.Whitespace > 0 {
-		c.space = rep(whitespace, 0, int32(limits.Whitespace))
+		indent := rep(bytesOf(runeRange{'\t', '\t'}, runeRange{' ', ' '}), 0, int32(limits.Whitespace-1))
+		c.space = opt(alt(lit(" "), seq(lit("\n"), indent)))
 	}
 	c.comma = seq(lit(","), c.space)
 	c.colon = seq(c.space, lit(":"), c.space)
@@ -73,6 +75,7 @@ func compileSchema(text []byte, limits *Limits) (c *schemaCompiler, start int32,
 
 // schema adds the rules of the instances of a schema, and of those in also, and returns the first.
 func (c *schemaCompiler) schema(root *value, also ...*value) (int32, error) {
+	c.schemas = append(c.schemas, rootSchema{root, also})
 	c.begin(root)
 	start, err := c.rule(append([]*value{root}, also...))
 	if err != nil {
@@ -192,8 +195,12 @@ func pointer(v *value) string {
 	if v == nil || v.parent == nil {
 		return "#"
 	}
-	name := strings.ReplaceAll(strings.ReplaceAll(v.name, "~", "~0"), "/", "~1")
-	return pointer(v.parent) + "/" + name
+	return pointer(v.parent) + "/" + escapePointer(v.name)
+}
+
+// escapePointer returns a name as JSON pointers spell it.
+func escapePointer(name string) string {
+	return strings.ReplaceAll(strings.ReplaceAll(name, "~", "~0"), "/", "~1")
 }
 
 // refuse returns the error for a keyword of a schema.
@@ -208,9 +215,17 @@ func refuse(schema *value, keyword, format string, args ...any) error {
 // step counts work.
 func (c *schemaCompiler) step(n int) error {
 	if c.steps += n; c.steps > c.limits.CompileSteps {
-		return limitError("json_schema", "", "compile steps", c.limits.CompileSteps)
+		return limitError("json_schema", c.place(), "compile steps", c.limits.CompileSteps)
 	}
 	return nil
+}
+
+// place returns the pointer of the schema that is compiled; empty: it is the whole source.
+func (c *schemaCompiler) place() string {
+	if c.root == nil || c.root.parent == nil {
+		return ""
+	}
+	return pointer(c.root)
 }
 
 // key returns the identity of a conjunction.
@@ -234,7 +249,7 @@ func (c *schemaCompiler) rule(conj []*value) (int32, error) {
 		return r, nil
 	}
 	if len(c.rules) >= c.limits.Rules {
-		return 0, limitError("json_schema", "", "rules", c.limits.Rules)
+		return 0, limitError("json_schema", c.place(), "rules", c.limits.Rules)
 	}
 	r := int32(len(c.rules))
 	c.rules = append(c.rules, nil)

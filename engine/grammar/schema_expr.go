@@ -233,7 +233,6 @@ func graphExpr(g *graph, mode charMode) *expr {
 	if g.empty() {
 		return noString
 	}
-	g.describe()
 	return &expr{kind: kindGraph, graph: g, mode: mode}
 }
 

@@ -41,7 +41,7 @@ func (c *schemaCompiler) either(flats []*flat, alts [][]*value, depth int) ([]*f
 		}
 		out = append(out, part...)
 		if len(out) > 4*c.limits.AlternateSets {
-			return nil, limitError("anyOf", "", "alternatives", 4*c.limits.AlternateSets)
+			return nil, limitError("anyOf", pointer(flats[0].source), "alternatives", 4*c.limits.AlternateSets)
 		}
 	}
 	return c.merge(out), nil

@@ -25,38 +25,57 @@ type objectMember struct {
 func (c *schemaCompiler) object(f *flat) (*expr, error) {
 	o := &objectExpr{min: f.objects.min, max: f.objects.max, space: c.space, comma: c.comma, open: lit("{"), close: lit("}")}
 	keys := c.declared(f)
+	var err error
+	if o.members, err = c.members(f, keys, func(key string, conj []*value) (*expr, error) {
+		r, err := c.rule(conj)
+		return seq(lit(jsonString(key)), c.colon, ruleRef(r)), err
+	}); err != nil || o.members == nil && len(f.objects.required) > 0 {
+		return noString, err
+	}
+	if o.extra, err = c.extra(f, keys); err != nil {
+		return nil, err
+	}
+	return &expr{kind: kindObject, object: o}, nil
+}
+
+// members returns the members of a flat with declared keys. member makes one from its key and the
+// schemas of its value. There are none if a required one is not allowed.
+func (c *schemaCompiler) members(f *flat, keys []string, member func(key string, conj []*value) (*expr, error)) ([]objectMember, error) {
 	if err := c.step(len(keys)); err != nil {
 		return nil, err
+	}
+	n := 0
+	for _, k := range keys {
+		n += len(k)
+	}
+	if n > c.limits.Positions { // each byte has one
+		return nil, asRefusal(f.source, "properties", limitError("grammar", "", "positions", c.limits.Positions))
 	}
 	required := make(map[string]bool, len(f.objects.required))
 	for _, k := range f.objects.required {
 		required[k] = true
 	}
+	var out []objectMember
 	for _, k := range keys {
 		conj, err := c.property(f, k)
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		if conj == nil {
-			if required[k] {
-				return noString, nil
-			}
+		case conj == nil && required[k]:
+			return nil, nil
+		case conj == nil:
 			continue
 		}
-		r, err := c.rule(conj)
+		e, err := member(k, conj)
 		if err != nil {
 			return nil, err
 		}
-		o.members = append(o.members, objectMember{seq(lit(jsonString(k)), c.colon, ruleRef(r)), required[k]})
+		out = append(out, objectMember{e, required[k]})
 	}
-	if int(o.max) < len(required) {
-		return noString, nil
+	if int(f.objects.max) < len(required) {
+		return nil, nil
 	}
-	var err error
-	if o.extra, err = c.extra(f, keys); err != nil {
-		return nil, err
-	}
-	return &expr{kind: kindObject, object: o}, nil
+	return out, nil
 }
 
 // declared returns the keys of properties, in their order, then those that are only required.

@@ -15,10 +15,10 @@ type tagCompiler struct {
 	texts     map[string]*graph           // of freeGraph
 }
 
-// compileTags returns the rules of a structural tag and the first. Both forms are read: structures
-// with triggers, and format. Next to format, rules has formats by name, which the format and rules
-// that follow can use.
-func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32, error) {
+// compileTags returns the compiler that has the rules of a structural tag, and the first of them.
+// Both forms are read: structures with triggers, and format. Next to format, rules has formats by
+// name, which the format and rules that follow can use.
+func compileTags(text []byte, special []string, limits *Limits) (*schemaCompiler, int32, error) {
 	if len(text) > limits.SourceBytes {
 		return nil, 0, limitError("structural_tag", "", "bytes", limits.SourceBytes)
 	}
@@ -45,7 +45,7 @@ func compileTags(text []byte, special []string, limits *Limits) ([]*expr, int32,
 	}
 	start := int32(len(t.c.rules))
 	t.c.rules = append(t.c.rules, e)
-	return t.c.rules, start, nil
+	return t.c, start, nil
 }
 
 // rules compiles the formats that have a name.
@@ -274,6 +274,10 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 	switch kind {
 	case "const_string":
 		s, err := t.text(v, "value")
+		if n := len(s) - 1; n >= 0 && isTrue(v.get("commit")) {
+			last := rune(s[n])
+			return seq(t.marker(s[:n]), &expr{kind: kindCommit, chars: []runeRange{{last, last}}}), err
+		}
 		return t.marker(s), err
 	case "json_schema":
 		s := v.get("json_schema")

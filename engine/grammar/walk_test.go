@@ -72,6 +72,7 @@ func checkMask(t *testing.T, a *Automaton, m Matcher, mask []uint64) (allowed []
 }
 
 var walkSources = []Source{
+	{Kind: StructuralTag, Text: []byte(`{"format":{"type":"or","elements":[{"type":"sequence","elements":[{"type":"const_string","value":"{\"name","commit":true},{"type":"regex","pattern":"\":[ 0-9a-z]{2,9}"}]},{"type":"json_schema","json_schema":{"type":"object"}},{"type":"regex","pattern":"[^<]*"}]}}`), Special: []string{"\x00"}},
 	{Kind: JSONObject},
 	{Kind: JSONSchema, Text: []byte(`{"type":"object","properties":{"name":{"type":"string","maxLength":9},"age":{"type":"integer","minimum":0,"maximum":150},"tags":{"type":"array","items":{"type":"string"},"minItems":2,"maxItems":3}},"required":["name","tags"]}`)},
 	{Kind: JSONSchema, Text: []byte(`{"type":"object","properties":{"a":{"type":"string","minLength":30,"maxLength":40}},"required":["a"],"additionalProperties":false}`)},

@@ -13,7 +13,7 @@ func (x *request) parsers(m *Model) func(*render.Prompt) *parse.Parser {
 	if x.On != openai.Chat || m.Text == nil || m.Text.Format() == nil {
 		return nil
 	}
-	f, o := m.Text.Format(), parse.Options{NoTools: x.req.Calls.None || x.req.Functions == nil}
+	f, o := m.Text.Format(), parse.Options{NoTools: x.req.Calls.None || x.req.Functions == nil, OneContent: x.req.Grammar.IsJSON()}
 	if f.Reasoning() == "" && o.NoTools {
 		return nil
 	}

@@ -115,14 +115,22 @@ var maxSchemas = grammar.DefaultLimits().SourceBytes
 
 // ConstrainCalls sets the request's grammar to one of calls in the model's format, if calls depend
 // on a grammar. reasoning is set if the prompt ends within reasoning. JSON that the request demands
-// of its answer is then one of an answer without calls, and has no effect if calls are forced.
+// of its answer is then one of an answer without calls, and has no effect if calls are forced. JSON
+// without calls becomes such a grammar too, if the model's answers are messages on channels.
 func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error {
+	functions := r.Functions
 	if !r.Constrained() {
-		return nil
+		channels := m.Text != nil && m.Text.format != nil && m.Text.format.Channels()
+		if !channels || r.Endpoint != openai.Chat || !r.AddGenerationPrompt || !r.Grammar.IsJSON() {
+			return nil
+		}
+		functions = nil
 	}
 	forced := r.Calls.Required || r.Calls.Name != ""
 	param := "tools"
 	switch {
+	case functions == nil:
+		param, forced = r.Grammar.Param, false
 	case forced:
 		param = "tool_choice"
 	case r.Calls.One:
@@ -143,7 +151,7 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 		}
 	}
 	size := len(c.Content)
-	for i, f := range r.Functions {
+	for i, f := range functions {
 		if r.Calls.Name != "" && r.Calls.Name != f.Name {
 			continue
 		}
@@ -165,7 +173,7 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 	}
 	g := &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, Param: param, Whole: true}
 	if r.Grammar != nil {
-		g.Compact, g.Of = r.Grammar.Compact, r.Grammar.Param
+		g.Compact, g.Of, g.JSON = r.Grammar.Compact, r.Grammar.Param, r.Grammar.IsJSON()
 	}
 	r.Grammar = g
 	return nil
@@ -212,6 +220,7 @@ func (m *Model) BoundThinking(r *openai.Request, reasoning bool) *openai.Error {
 	default:
 		return openai.BadRequest(param, "%s and %s exclude each other", param, g.Param)
 	}
+	g.JSON = g.IsJSON()
 	g.Kind, g.Whole, g.Of, g.Special = grammar.StructuralTag, true, g.Param, []string{end}
 	g.Text = fmt.Appendf(nil, `%s"rules":{"content":%s},"format":{"type":"sequence","elements":[{"type":"any_text","excludes":[%s]},{"type":"const_string","value":%s},{"type":"rule","name":"content"}]}}`,
 		head, content, quoted(end), quoted(end))

@@ -355,6 +355,154 @@ func TestCallGrammars(t *testing.T) {
 	t.Logf("%d answers of %d formats", done, len(finished))
 }
 
+// Answers of calls or of JSON with markers in its strings are read as what the grammar has: JSON is
+// content byte for byte, and calls match their schemas.
+func TestContentGrammars(t *testing.T) {
+	const schema = `{"anyOf":[{"type":"object","properties":{"name":{"type":"string","maxLength":60},"parameters":{"type":"object"}},"required":["name"],"additionalProperties":false},` +
+		`{"type":"array","items":{"anyOf":[{"type":"string","maxLength":60},{"type":"object","properties":{"name":{"enum":["now","then"]},"arguments":{"type":"object","maxProperties":1}}}]},"maxItems":3},{"type":"string","maxLength":60}]}`
+	alone, err := grammar.Compile(grammar.Source{Kind: grammar.JSONSchema, Text: []byte(schema)}, grammar.DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasoning := map[string]string{"hermes": "qwen3", "glm45": "minimax_m2_append_think", "mistral": "mistral", "openai": "openai_gptoss", "granite": "granite", "llama3_json": "deepseek_r1", "cohere_command3": "cohere_command3"}
+	contents, calls := map[string]int{}, map[string]int{}
+	for _, name := range parse.ToolParsers() {
+		for mode := range 8 {
+			v := newWalkedVocabulary(mode&1 != 0)
+			f, err := parse.NewFormat(name, reasoning[name], v.added)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f.Tools() != name { // an alias
+				continue
+			}
+			m := &Model{Text: &TextModel{format: f}}
+			body := `{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":` + schema + `}}`
+			if mode&4 == 0 {
+				body += `,"tools":[{"type":"function","function":{"name":"now","parameters":{"type":"object","properties":{"a":{"type":"integer","maximum":9,"minimum":0}},"required":["a"],"additionalProperties":false},"strict":true}}]`
+			}
+			r, fault := openai.Parse(openai.Chat, []byte(body+`}`))
+			if fault != nil {
+				t.Fatal(fault)
+			}
+			within := mode&2 != 0 && f.ReasoningEnd() != ""
+			if fault := m.ConstrainCalls(r, within); fault != nil {
+				t.Fatal(fault)
+			}
+			if !r.Grammar.Whole && within {
+				r.Grammar.After = f.ReasoningEnd()
+			}
+			g, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			for seed := range uint64(6) {
+				ids := walkCalls(t, g, v, seed)
+				if ids == nil {
+					continue
+				}
+				content, got := v.parsed(f, parse.Options{Tools: ArgumentTypes(r.Functions), NoTools: r.Functions == nil, Reasoning: within, OneContent: r.Grammar.IsJSON()}, ids)
+				text := v.text(ids)
+				where := fmt.Sprintf("%s, mode %d, seed %d: %q", name, mode, seed, text)
+				if f.Reasoning() == "minimax_m2_append_think" && r.Functions != nil {
+					_, content, _ = strings.Cut(content, "</think>")
+				}
+				content = strings.TrimSpace(content)
+				if len(got) == 0 {
+					contents[name]++
+					if !strings.Contains(text, content) || !accepted(t, alone, content) {
+						t.Errorf("%s: content %q", where, content)
+					}
+					continue
+				}
+				calls[name]++
+				for _, c := range got {
+					args, err := decodeNumbers(string(c.Text))
+					object, isObject := args.(map[string]any)
+					if err != nil || !isObject || len(object) != 1 || object["a"] == nil || c.Name != "now" || c.Incomplete || content != "" {
+						t.Errorf("%s: %s(%s) with content %q: %v", where, c.Name, c.Text, content, err)
+					}
+				}
+			}
+		}
+	}
+	for name, n := range contents {
+		if n < 6 {
+			t.Errorf("%s: only %d contents", name, n)
+		}
+	}
+	t.Logf("%v contents, %v calls", contents, calls)
+}
+
+// Calls without a marker have one spelling, which content does not have. What begins so follows the
+// tool's schema.
+func TestContentLikeCalls(t *testing.T) {
+	const tools = `"tools":[{"type":"function","function":{"name":"now","strict":true,"parameters":{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"],"additionalProperties":false}}}]`
+	for format, c := range map[string]struct {
+		schema string
+		texts  map[string]int // accepted texts with their number of calls; -1: not accepted
+	}{
+		"llama3_json": {`{"type":"object"}`, map[string]int{
+			`{"name": "now", "parameters": {"a": 1}}`: 1, `{"name": "now", "parameters": {"b": 1}}`: -1, `{"name": "now", "parameters": 1}`: -1, `{"name": "now", "parameters":1}`: 0,
+			`{"name":"now","parameters":{"b":1}}`: 0, `{"name":"now","parameters":{"a":1}}`: 0, `{"name": "then", "parameters": {"b": 1}}`: 0, ` {"name": "now", "parameters": {"a": 1}}`: 1,
+			`{"x": {"name": "now", "parameters": {"b": 1}}}`: 0, `<|python_tag|>{"name": "now", "parameters": {"a": 1}}`: 1,
+		}},
+		"xlam": {`{"type":"array"}`, map[string]int{
+			`[{"name": "now", "arguments": {"a": 1}}]`: 1, `[{"name": "now", "arguments": {"b": 1}}]`: -1, `[{"name":"now","arguments":{"b":1}}]`: 0, `[{"name": "then", "arguments": {"b": 1}}]`: 0,
+			`[1, {"name": "now", "arguments": {"b": 1}}]`: 0, `[{"name": "now", "arguments": {"a": 1}}, {"name": "now", "arguments": {"a": 2}}]`: 2, `[[{"name": "now", "arguments": {"b": 1}}]]`: 0,
+		}},
+		"pythonic": {`{"type":"array"}`, map[string]int{`[now(a=1)]`: 1, `[true, "now(a=1)"]`: 0, `[["now"], {}]`: 0, `[]`: 0}},
+	} {
+		f, err := parse.NewFormat(format, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, fault := openai.Parse(openai.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":`+c.schema+`}},`+tools+`}`))
+		if fault == nil {
+			fault = (&Model{Text: &TextModel{format: f}}).ConstrainCalls(r, false)
+		}
+		if fault != nil {
+			t.Fatal(fault)
+		}
+		g, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for text, want := range c.texts {
+			if ok := accepted(t, g, text); ok != (want >= 0) {
+				t.Errorf("%s: %s is accepted: %v", format, text, ok)
+			}
+			if want < 0 {
+				continue
+			}
+			p := f.NewParser(parse.Options{Tools: ArgumentTypes(r.Functions), OneContent: true})
+			content := ""
+			for _, d := range p.Finish(p.Push(nil, -1, text)) {
+				if d.Kind == parse.Content {
+					content += string(d.Text)
+				}
+			}
+			if p.Calls() != want || want == 0 && content != text || want > 0 && content != "" {
+				t.Errorf("%s: %s has %d calls and the content %q", format, text, p.Calls(), content)
+			}
+		}
+	}
+}
+
+// accepted reports whether a grammar has a text.
+func accepted(t *testing.T, g *grammar.Grammar, text string) bool {
+	t.Helper()
+	a, err := grammar.NewAutomaton(g, nil, grammar.DefaultLimits())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := a.NewMatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m.AcceptBytes([]byte(text)) == nil && m.Complete()
+}
+
 // A parameter may have the name of a member that every format of a structural tag has.
 func TestParameterNamedType(t *testing.T) {
 	const schema = `{"type":"object","properties":{"type":{"anyOf":[{"type":"integer","maximum":5},{"type":"string","pattern":"^[0-9]{3}$"}]}},"required":["type"],"additionalProperties":false}`

@@ -57,7 +57,11 @@ func (b *battle) requests() []map[string]any {
 // told is what a client has at the end of a stream: for each choice the text, the
 // log-probabilities and the finish reason, and the usage.
 func (c *cluster) told(request map[string]any) (string, error) {
-	resp, err := c.post("/v1/completions", request)
+	path := "/v1/completions"
+	if request["messages"] != nil {
+		path = "/v1/chat/completions"
+	}
+	resp, err := c.post(path, request)
 	if err != nil {
 		return "", err
 	}
@@ -80,8 +84,14 @@ func (c *cluster) told(request map[string]any) (string, error) {
 		}
 		var e struct {
 			Choices []struct {
-				Index    int
-				Text     string
+				Index int
+				Text  string
+				Delta struct {
+					Content string
+					Calls   []struct {
+						Function struct{ Name, Arguments string }
+					} `json:"tool_calls"`
+				}
 				Finish   string `json:"finish_reason"`
 				LogProbs *struct {
 					Tokens []string
@@ -98,7 +108,10 @@ func (c *cluster) told(request map[string]any) (string, error) {
 			return "", fmt.Errorf("%w in %q", err, event)
 		}
 		for _, choice := range e.Choices {
-			text[choice.Index].WriteString(choice.Text)
+			text[choice.Index].WriteString(choice.Text + choice.Delta.Content)
+			for _, call := range choice.Delta.Calls {
+				text[choice.Index].WriteString(call.Function.Name + call.Function.Arguments)
+			}
 			if choice.LogProbs != nil {
 				fmt.Fprintf(&text[choice.Index], "|%q %v %v|", choice.LogProbs.Tokens, choice.LogProbs.Offset, choice.LogProbs.Values)
 			}

@@ -20,11 +20,12 @@ type Grammar struct {
 	Param string // the field that has it, for errors
 	Whole bool   // it is a structural tag of the whole answer; the rules of tools have their indexes as names
 	Of    string // with Whole: the field with the schema of the rule named content
+	JSON  bool   // with Whole: answers without calls are JSON
 }
 
-// isJSON reports whether answers are JSON.
-func (g *Grammar) isJSON() bool {
-	return g != nil && (g.Kind == grammar.JSONSchema || g.Kind == grammar.JSONObject)
+// IsJSON reports whether answers are JSON, or calls where those may be.
+func (g *Grammar) IsJSON() bool {
+	return g != nil && (g.JSON || g.Kind == grammar.JSONSchema || g.Kind == grammar.JSONObject)
 }
 
 // MaxChoiceValues bounds the values of a choice.
@@ -298,7 +299,11 @@ func GrammarError(g *Grammar, err error) *Error {
 		if name == "content" {
 			param = g.Of
 		}
-		if isRule && isSchema {
+		switch {
+		case !isRule || !isSchema:
+		case errors.Is(err, grammar.ErrEmpty): // no other tool can be called either
+			return BadRequest(g.Param, "%s: %s: %s at %s: %s", g.Param, param, e.Keyword, Clip("#"+at, 200), e.Reason)
+		default:
 			return BadRequest(param, "%s: %s at %s: %s", param, e.Keyword, Clip("#"+at, 200), e.Reason)
 		}
 	}

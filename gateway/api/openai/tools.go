@@ -31,7 +31,7 @@ type CallRule struct {
 // Constrained reports whether the calls of an answer depend on a grammar: one is demanded, several
 // are forbidden, arguments have a schema, or else the answer has one.
 func (r *Request) Constrained() bool {
-	return r.Functions != nil && !r.Calls.None && (r.Calls.Required || r.Calls.Name != "" || r.Calls.One || r.HasStrict() || r.Grammar.isJSON())
+	return r.Functions != nil && !r.Calls.None && (r.Calls.Required || r.Calls.Name != "" || r.Calls.One || r.HasStrict() || r.Grammar.IsJSON())
 }
 
 // HasStrict reports whether a tool is strict.

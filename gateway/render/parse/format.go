@@ -38,6 +38,7 @@ type Format struct {
 	quote    set
 	header   set
 	body     set
+	echoEnd  set // of reasoning that is content
 }
 
 // special is a token that is a marker.
@@ -109,6 +110,9 @@ func (f *Format) Tools() string { return f.row.name }
 
 // Reasoning returns the name of the reasoning parser; empty: there is none.
 func (f *Format) Reasoning() string { return f.thought.name }
+
+// Channels reports whether answers are messages on channels, of which one has the content.
+func (f *Format) Channels() bool { return f.row.args == argsHarmony }
 
 // IDs returns how the model's template expects the ids of calls.
 func (f *Format) IDs() IDStyle { return f.row.ids }
@@ -207,6 +211,9 @@ func (f *Format) compile(v Vocabulary) {
 	add(&f.valueEnd, paramOpen, r.param)
 	ends(&f.valueEnd)
 
+	if t.echo != "" {
+		add(&f.echoEnd, thinkClose, echoClose)
+	}
 	ends(&f.inside)
 	add(&f.inside, callOpen, r.call...)
 	add(&f.inside, sectionOpen, r.section)

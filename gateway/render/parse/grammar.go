@@ -11,7 +11,7 @@ import (
 
 // Constraint is what an answer must be.
 type Constraint struct {
-	Tools []Tool // whose functions may be called, not empty
+	Tools []Tool // whose functions may be called; none only with Content of a format with channels
 	// Types are those by which the answer's parser reads arguments.
 	Types *args.Tools
 	Text  bool // the answer may be text, with calls in it; otherwise it is calls
@@ -207,16 +207,29 @@ func (b *grammarBuilder) named(open string, t *Tool) node {
 	return sequence(begin, arguments(t), gap(), exactly(r.callEnd))
 }
 
-// member returns a call that is an object.
+// opening returns how a call that is an object is spelled up to its arguments.
+func (r *row) opening(name string) string {
+	return `{"` + cmp.Or(r.members[0], "name") + `": "` + name + `", "` + cmp.Or(r.members[1], "arguments") + `": `
+}
+
+// member returns a call that is an object. An answer without a marker that begins so is the call,
+// and no content.
 func (b *grammarBuilder) member(t *Tool) node {
-	name, key := cmp.Or(b.r.members[0], "name"), cmp.Or(b.r.members[1], "arguments")
+	opening := exactly(b.r.opening(t.Name))
 	switch {
 	case b.r.nameIsKey:
-		return sequence(exactly(`{"`, t.Name, `": `), arguments(t), exactly("}"))
-	case name == "tool_name":
-		return sequence(exactly(`{"tool_call_id": "`), pattern("[0-9]{1,3}"), exactly(`", "tool_name": "`, t.Name, `", "`, key, `": `), arguments(t), exactly("}"))
+		opening = exactly(`{"`, t.Name, `": `)
+	case b.r.members[0] == "tool_name":
+		opening = sequence(exactly(`{"tool_call_id": "`), pattern("[0-9]{1,3}"), exactly(`", "tool_name": "`, t.Name, `", "`, b.r.members[1], `": `))
+	case b.r.bare != 0 && b.c.Content != nil:
+		opening = format("const_string").text("value", b.r.opening(t.Name)).with("commit", []byte("true")).end()
 	}
-	return sequence(exactly(`{"`, name, `": "`, t.Name, `", "`, key, `": `), arguments(t), exactly("}"))
+	return sequence(opening, arguments(t), exactly("}"))
+}
+
+// present returns the markers that a format has.
+func present(marks ...string) []string {
+	return slices.DeleteFunc(marks, func(s string) bool { return s == "" })
 }
 
 // schema returns the schema of a tool's arguments.
@@ -258,7 +271,7 @@ func (b *grammarBuilder) parameters(t *Tool) node {
 		if strings.HasPrefix(r.name, "deepseek") {
 			text, middle = q+` string="true"`+middle, ` string="false"`+middle
 		}
-		words := slices.DeleteFunc([]string{r.param, r.valueEnd, r.callEnd, r.sectionEnd}, func(s string) bool { return s == "" })
+		words := present(r.param, r.valueEnd, r.callEnd, r.sectionEnd)
 		n = n.text("notation", "text").text("begin", begin+q).text("middle", q+middle).text("text", text)
 		n = n.text("end", end).text("text_end", end).list("excludes", words)
 	}
@@ -337,13 +350,13 @@ func (b *grammarBuilder) thought(within bool) node {
 	t := &b.f.thought
 	open, end := t.open, t.close
 	if t.echo != "" {
-		open, end, within = nil, []string{"</think>"}, true
+		open, end, within = nil, []string{echoClose}, true
 	}
 	if len(end) == 0 {
 		return nil
 	}
-	words := slices.Clone(end)
-	if t.calls {
+	words := append(slices.Clone(end), open...)
+	if t.calls || t.echo != "" { // the parser finds calls there
 		words = append(words, b.triggers()...)
 	}
 	begin := anyOf(open)
@@ -381,7 +394,8 @@ func (b *grammarBuilder) answer() node {
 	case b.c.Content != nil:
 		return sequence(lead, either(calls, sequence(gap(), ruleOf("content"))))
 	}
-	words := append(b.triggers(), b.f.thought.open...)
+	// The parser takes these for markers wherever they come.
+	words := slices.Concat(b.triggers(), b.f.thought.open, b.f.thought.close, present(b.r.callEnd, b.r.sectionEnd))
 	if b.r.lines { // a bracket at the beginning of a line begins calls
 		words = append(words, "\n"+string(b.r.bare))
 	}
@@ -423,15 +437,17 @@ func (b *grammarBuilder) harmony() node {
 	call, next := ruleOf("call"), exactly("<|start|>assistant")
 	before := star(sequence(message, exactly("<|end|>"), next))
 	last := sequence(call, optional(exactly("<|call|>")))
-	switch {
-	case b.c.Content != nil:
-		final := sequence(exactly("<|channel|>final<|message|>"), ruleOf("content"))
-		last = either(last, sequence(final, optional(exactly("<|return|>"))))
-	case b.c.Text:
+	if b.c.Text && b.c.Content == nil {
 		last = either(last, sequence(message, optional(exactly("<|return|>"))))
 	}
-	if b.c.One {
-		return sequence(before, last)
+	if !b.c.One {
+		last = sequence(star(sequence(call, exactly("<|call|>"), next, before)), last)
 	}
-	return sequence(before, star(sequence(call, exactly("<|call|>"), next, before)), last)
+	if len(b.c.Tools) == 0 {
+		last = either()
+	}
+	if b.c.Content != nil {
+		last = either(last, sequence(exactly("<|channel|>final<|message|>"), ruleOf("content"), optional(exactly("<|return|>"))))
+	}
+	return sequence(before, last)
 }

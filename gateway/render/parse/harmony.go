@@ -94,6 +94,10 @@ func (p *Parser) endHeader() {
 	p.recording, p.state = false, inBody
 	channel, _, _ := bytes.Cut(bytes.TrimSpace(p.key), []byte(" "))
 	p.analysis = string(channel) == "analysis"
+	if p.one && string(channel) == "final" {
+		p.state = inContent
+		p.js.Reset()
+	}
 }
 
 // recipient returns the recipient in a part of a header; empty: there is none.

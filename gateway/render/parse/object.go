@@ -1,6 +1,8 @@
 package parse
 
 import (
+	"bytes"
+
 	"github.com/tandem-serving/tandem/gateway/render/parse/args"
 	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
@@ -174,6 +176,10 @@ func (p *Parser) memberNamed(name string) {
 // objectValue begins the value of a member with the byte c.
 func (p *Parser) objectValue(c byte) bool {
 	o := &p.obj
+	if p.one && p.bare && p.calls == 0 && o.member == memberArgs && !p.spelled(c) {
+		p.leaveObject()
+		return true
+	}
 	p.js.Reset()
 	switch o.state = objectSkip; {
 	case o.member == memberCall && c == '{' && !o.nested:
@@ -190,6 +196,16 @@ func (p *Parser) objectValue(c byte) bool {
 		o.state, p.key = objectText, p.key[:0]
 	}
 	return true
+}
+
+// spelled reports whether the object that was read, before arguments that begin with c, is the
+// beginning of a call as grammars spell it. A grammar allows no content that begins so.
+func (p *Parser) spelled(c byte) bool {
+	text := bytes.TrimLeft(p.span, args.Spaces)
+	if p.obj.array {
+		text = bytes.TrimPrefix(text, []byte("["))
+	}
+	return c == '{' && p.tools.Knows(p.name) && string(text) == p.f.row.opening(string(p.name))
 }
 
 // heldArguments passes on the call whose arguments were held.

@@ -64,13 +64,16 @@ const (
 	inArgEnd   // behind a string
 	inHeader
 	inBody
+	inEcho    // reasoning that is content
+	inContent // content in which markers are text
 )
 
 // Parser reads one answer. It belongs to one goroutine.
 type Parser struct {
 	f     *Format
 	tools *args.Tools
-	plain int // 1: the request has no tools
+	plain int  // 1: the request has no tools
+	one   bool // Options.OneContent
 
 	// The text that is not read yet, and the deltas that are.
 	buf     []byte // from at on
@@ -138,19 +141,26 @@ type Options struct {
 	NoTools bool
 	// Reasoning is set if the prompt ends within reasoning (Format.StartsInReasoning).
 	Reasoning bool
+	// OneContent is set if a grammar makes the answer: what follows the reasoning is calls, or else one
+	// content in which markers are text. Without tools and reasoning the whole answer is that content.
+	OneContent bool
 }
 
 // NewParser returns a parser at the beginning of an answer.
 func (f *Format) NewParser(o Options) *Parser {
-	p := &Parser{f: f, tools: o.Tools, edge: !o.NoTools}
+	p := &Parser{f: f, tools: o.Tools, edge: !o.NoTools, one: o.OneContent}
 	if o.NoTools {
 		p.plain = 1
 	}
 	switch {
 	case f.row.args == argsHarmony:
 		p.enterHeader(false)
+	case o.OneContent && o.NoTools && !o.Reasoning:
+		p.state = inContent
 	case o.Reasoning:
 		p.state = inThink
+	case o.OneContent && f.thought.echo != "":
+		p.state = inEcho
 	}
 	return p
 }
@@ -201,13 +211,19 @@ func (p *Parser) Push(dst []Delta, id int32, text string) []Delta {
 // passes reports whether text is content as it is: none is held back, and no marker begins in it.
 // Most tokens of most answers are of this kind.
 func (p *Parser) passes(text string) bool {
-	if p.state != inText || !p.wrote || p.tail || p.edge || len(p.buf)+len(p.space) > 0 || p.f.row.trim || p.f.row.bare != 0 && p.plain == 0 {
+	if !p.wrote || p.edge || len(p.buf)+len(p.space) > 0 || p.f.row.trim {
 		return false
 	}
-	s := &p.f.text[p.plain]
-	for i := range len(text) {
-		if s.byText && s.first[text[i]] {
-			return false
+	switch {
+	case p.state == inContent && p.f.row.args != argsHarmony:
+	case p.state != inText || p.tail || p.f.row.bare != 0 && p.plain == 0:
+		return false
+	default:
+		s := &p.f.text[p.plain]
+		for i := range len(text) {
+			if s.byText && s.first[text[i]] {
+				return false
+			}
 		}
 	}
 	r, size := utf8.DecodeLastRuneInString(text)
@@ -251,7 +267,7 @@ func (p *Parser) begin(dst []Delta) {
 	if p.dst = dst; len(dst) == 0 {
 		p.out = p.out[:0]
 	}
-	if e := p.f.thought.echo; e != "" && !p.wrote {
+	if e := p.f.thought.echo; e != "" && !p.wrote && p.state != inContent {
 		p.emit(Content, []byte(e))
 		p.wrote = true
 	}
@@ -326,6 +342,10 @@ func (p *Parser) step(b []byte) bool {
 		return p.stepHeader(b)
 	case inBody:
 		return p.stepBody(b)
+	case inEcho:
+		return p.stepEcho(b)
+	case inContent:
+		return p.stepContent(b)
 	}
 	return p.stepPythonic(b)
 }
@@ -406,6 +426,9 @@ func (p *Parser) openCall(m *mark) {
 // malformed passes on what was read of a call that has not started as content.
 func (p *Parser) malformed() {
 	p.recording, p.state, p.tail, p.sectioned = false, inText, false, false
+	if p.one && p.calls == 0 {
+		p.state = inContent
+	}
 	span := p.span
 	p.content(span)
 	p.span = span[:0]

@@ -219,6 +219,9 @@ type thinking struct {
 	newline bool     // newlines at the beginning of the content belong to it
 }
 
+// echoClose ends reasoning that is content.
+const echoClose = "</think>"
+
 // thoughts are the formats of reasoning, in the order in which a template is searched for them.
 var thoughts = []thinking{
 	{name: "openai_gptoss"}, // the channel named analysis: the row of tool calls reads it

@@ -96,6 +96,9 @@ func (p *Parser) reasoning(b []byte) {
 }
 
 func (p *Parser) stepText(b []byte) bool {
+	if p.one && p.calls == 0 {
+		return p.stepFirst(b)
+	}
 	s := &p.f.text[p.plain]
 	if p.tail {
 		s = &p.f.tail
@@ -127,6 +130,59 @@ func (p *Parser) stepText(b []byte) bool {
 		p.tail = p.tail && m.role != callClose && m.role != sectionClose
 	}
 	return true
+}
+
+// stepFirst reads the beginning of an answer that is reasoning, calls or one content. What begins
+// with no marker is the content.
+func (p *Parser) stepFirst(b []byte) bool {
+	if n := len(b) - len(bytes.TrimLeft(b, args.Spaces)); n > 0 && !p.special {
+		p.content(b[:n])
+		p.at += n
+		return true
+	}
+	n, m := p.find(&p.f.text[p.plain], b)
+	switch {
+	case n == 0 && m == nil:
+		return false
+	case n > 0 || m.role == tag || m.role == thinkClose:
+		if p.state = inContent; !p.special && p.f.row.bare == b[0] && p.plain == 0 {
+			p.openCall(nil)
+		}
+	case m.role == thinkOpen:
+		p.at += len(m.text)
+		p.state, p.fresh, p.prefix = inThink, true, 0
+		p.space = p.space[:0]
+	default:
+		p.openCall(m)
+	}
+	return true
+}
+
+// stepEcho passes on reasoning that is content, up to its end.
+func (p *Parser) stepEcho(b []byte) bool {
+	n, m := p.find(&p.f.echoEnd, b)
+	if p.content(p.shown(b[:n])); m != nil {
+		p.content([]byte(m.text)) // also of a token that is not shown, as the marker before it
+		n += len(m.text)
+		p.state, p.edge = inText, true
+	}
+	p.at += n
+	return n > 0
+}
+
+// stepContent passes on a content in which markers are text. In gpt-oss's format a message ends
+// behind it.
+func (p *Parser) stepContent(b []byte) bool {
+	n := len(b)
+	if p.f.row.args == argsHarmony {
+		n = p.js.Feed(b)
+		if p.js.Done {
+			p.state = inBody
+		}
+	}
+	p.content(p.shown(b[:n]))
+	p.at += n
+	return n > 0 || p.state == inBody || p.js.Odd
 }
 
 // findBare returns the position in b of the bracket that begins a call without a marker, or -1.
@@ -169,6 +225,10 @@ func (p *Parser) stepThink(b []byte) bool {
 		p.fresh, p.prefix = true, 0
 	case thinkClose:
 		p.at += len(m.text)
+		if p.one && p.plain == 1 && m.text != p.f.ReasoningEnd() { // grammars behind reasoning know one marker
+			p.reasoning(p.shown([]byte(m.text)))
+			break
+		}
 		p.flushPrefix()
 		p.space = p.space[:0]
 		p.state, p.edge, p.fresh = inText, true, !p.f.thought.newline
