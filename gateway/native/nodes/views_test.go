@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
@@ -423,6 +424,14 @@ func TestLogIsBounded(t *testing.T) {
 			t.Fatalf("%d entries for %d nodes", n, changingDecode+changingPrefill)
 		}
 		c.equal("after 1,000 changes", v, Query{})
+	}
+}
+
+// The comments of State and RouteView have these sizes.
+func TestBytesForEachNode(t *testing.T) {
+	state, rest := unsafe.Sizeof(route.State{}), unsafe.Sizeof(facts{})+4+4 // slots and found
+	if state != 56 || state+rest != 104 {
+		t.Errorf("a state has %d bytes, and a view %d for each node", state, state+rest)
 	}
 }
 
