@@ -275,7 +275,7 @@ func (c *changing) equal(when string, v *RouteView, q Query) {
 // Views equal the plain form after any changes, however old they are, over changes of the
 // membership.
 func TestViewsAreThePlainOnes(t *testing.T) {
-	for seed := range uint64(20) {
+	for seed := range uint64(8) {
 		c := newChanging(t, seed)
 		var held []*RouteView // of several snapshots, used now and then
 		s := c.snapshot()
@@ -324,7 +324,7 @@ func TestViewsAreThePlainOnes(t *testing.T) {
 // A change is in every view that is taken after it, while others change nodes and take views; when
 // all are done, views equal the plain form.
 func TestViewsWhileNodesChange(t *testing.T) {
-	for seed := range uint64(4) {
+	for seed := range uint64(3) {
 		c := newChanging(t, seed)
 		s := &Snapshot{blocks: c.blocks, changes: &c.log, Decode: c.nodes[0], Prefill: c.nodes[1]}
 		s.Table = route.New(ringOf(s.Decode), ringOf(s.Prefill))
