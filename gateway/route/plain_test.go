@@ -44,8 +44,7 @@ type plainMemory struct {
 	Reserved int // that accepted requests will take for their prompts
 }
 
-// plainPick returns the decision for a request. Its Prefill is appended to dst, which may be nil. v must
-// have an entry for every node of the table.
+// plainPick returns the decision for a request. Its Prefill is appended to dst, which may be nil.
 func plainPick(t *Table, r Request, v plainView, dst []int) Decision {
 	d := Decision{Decode: -1, Reason: ReasonNoDecode, PrefillReason: ReasonNoPrefill, First: -1}
 	plainFull(v.Decode, &r)

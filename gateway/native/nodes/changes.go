@@ -35,13 +35,13 @@ type changes struct {
 
 // begin starts the log of a snapshot.
 func (c *changes) begin(s *Snapshot) {
+	log, most := make([]int32, 1<<bits.Len(uint(len(s.Decode)+len(s.Prefill)))), freeViews*runtime.GOMAXPROCS(0)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.s != nil {
 		c.s.each(func(_ int, n *Node) { n.place = nowhere })
 	}
-	c.s, c.n, c.taken, c.free, c.most = s, 0, 0, nil, freeViews*runtime.GOMAXPROCS(0)
-	c.log = make([]int32, 1<<bits.Len(uint(len(s.Decode)+len(s.Prefill))))
+	c.s, c.n, c.taken, c.log, c.free, c.most = s, 0, 0, log, nil, most
 	s.each(func(i int, n *Node) { n.place, n.logged = int32(i), 0 })
 }
 

@@ -24,8 +24,8 @@ type Query struct {
 }
 
 // RouteView is a view of a snapshot's nodes for one decision after another. It keeps the nodes'
-// states from one to the next, and reads only the nodes that have changed. It has 56 and 36 bytes
-// for each node, and is not safe for concurrent use.
+// states from one to the next, and reads only the nodes that have changed. It has 104 bytes for
+// each node, and is not safe for concurrent use.
 type RouteView struct {
 	route.View
 	s     *Snapshot
