@@ -168,21 +168,15 @@ func (t Table) Find(name string) *Command {
 	panic("cli: no command " + name)
 }
 
-// stopped is the error of a command that a signal ended before it was done.
-type stopped syscall.Signal
-
-// Error names the signal.
-func (s stopped) Error() string { return "stopped: " + syscall.Signal(s).String() }
-
 // status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
 	if err == nil || errors.Is(err, config.ErrHelp) || errors.Is(err, config.ErrDryRun) {
 		return 0
 	}
-	var signal stopped
+	var signal process.Stopped
 	if errors.As(err, &signal) {
 		fmt.Fprintf(errOut, "tandem %s: %s\n", name, err)
-		return 128 + int(signal)
+		return signal.Status()
 	}
 	var problems config.Problems
 	if !errors.As(err, &problems) {

@@ -165,9 +165,9 @@ func chat(v *Invocation) error {
 	}
 	switch {
 	case errors.Is(err, console.ErrInterrupted):
-		return stopped(syscall.SIGINT)
+		return process.Stopped(syscall.SIGINT)
 	case ctx.Err() != nil:
-		return stopped(syscall.SIGTERM)
+		return process.Stopped(syscall.SIGTERM)
 	}
 	return err
 }
