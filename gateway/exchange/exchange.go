@@ -280,6 +280,12 @@ func (x *Exchange) NoAttempt(f *Failure, who, model string, started bool) *opena
 	return f.Fault()
 }
 
+// AppendFault appends the event that ends a stream which fails, in the form of the path's API. It
+// is the method of every Backend whose streams have no events of their own for this.
+func (x *Exchange) AppendFault(dst []byte, fault *openai.Error) []byte {
+	return x.S.AppendFault(dst, x.Path, x.ID, fault)
+}
+
 // ChoiceLimits returns the bounds of a choice's attempts.
 func (s *Service) ChoiceLimits() fsm.Limits {
 	l := s.Limits()

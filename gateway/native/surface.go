@@ -24,17 +24,22 @@ type Surface interface {
 	Fault(fault *openai.Error) *openai.Error
 
 	// The methods below append to a buffer. AppendDelta appends the events of a Delta, AppendEnd the
-	// end of a stream (usage is nil unless Chat asked for it), AppendFault the end of a stream that
-	// fails, and AppendWhole an answer that is not streamed.
+	// end of a stream (usage is nil unless Chat asked for it), and AppendWhole an answer that is not
+	// streamed.
 	AppendDelta(dst []byte, d *openai.Delta) []byte
 	AppendEnd(dst []byte, usage *openai.Usage) []byte
-	AppendFault(dst []byte, fault *openai.Error) []byte
 	AppendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte
 }
 
 // keepAlive is a Surface with an event of its own for silent streams. Others get a comment.
 type keepAlive interface {
 	AppendKeepAlive(dst []byte) []byte
+}
+
+// faults is a Surface whose failed streams end with events of their own. Others end with the error
+// of the path's API.
+type faults interface {
+	AppendFault(dst []byte, fault *openai.Error) []byte
 }
 
 // clipper is a Surface of an API in which max_tokens may be more than the context has room for.
@@ -107,10 +112,10 @@ func (x *request) appendKeepAlive(dst []byte) []byte {
 
 // AppendFault implements exchange.Backend.
 func (x *request) AppendFault(dst []byte, fault *openai.Error) []byte {
-	if x.surface != nil {
-		return x.surface.AppendFault(dst, fault)
+	if s, ok := x.surface.(faults); ok {
+		return s.AppendFault(dst, fault)
 	}
-	return fault.AppendEvent(dst)
+	return x.Exchange.AppendFault(dst, fault)
 }
 
 func (x *request) appendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte {

@@ -107,11 +107,6 @@ func plainPath(path string) bool {
 // Streams implements exchange.Backend.
 func (r *relay) Streams() bool { return r.envelope.Stream && r.completes() }
 
-// AppendFault implements exchange.Backend.
-func (r *relay) AppendFault(dst []byte, fault *openai.Error) []byte {
-	return r.S.AppendFault(dst, r.Path, r.ID, fault)
-}
-
 // Respond implements exchange.Backend.
 func (r *relay) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error) {
 	if begun && !(r.events && r.Status == 200) {

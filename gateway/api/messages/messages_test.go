@@ -270,7 +270,7 @@ func golden(t *testing.T, name string, got []byte) {
 // The events of a stream: one block at a time, each with its start and its stop.
 func TestStream(t *testing.T) {
 	m := New()
-	golden(t, "stream.txt", append(m.AppendKeepAlive(stream(m, deltas())), m.AppendFault(nil, openai.Unavailable(1, "no \"node\""))...))
+	golden(t, "stream.txt", append(m.AppendKeepAlive(stream(m, deltas())), AppendErrorEvent(nil, openai.Unavailable(1, "no \"node\""), "req")...))
 	index, open := -1, false
 	for event := range strings.SplitSeq(strings.TrimSuffix(string(stream(New(), deltas())), "\n\n"), "\n\n") {
 		var e struct {
