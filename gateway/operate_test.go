@@ -143,7 +143,8 @@ func TestDrainUpstream(t *testing.T) {
 		t.Error(r.StatusCode, r.body)
 	}
 	b.post("/admin/drain/s2", "")
-	b.post("/v1/chat/completions", ask(true, "x")).wantError(t, 503, "no upstream is available")
+	b.post("/v1/chat/completions", ask(true, "x")).wantError(t, 503, `no upstream is available for model "m"`)
+	b.post("/v1/completions", `{"prompt":"x"}`).wantError(t, 503, `no upstream is available for model "m"`)
 	if r := b.do("GET", "/readyz", ""); r.StatusCode != 503 {
 		t.Error(r.StatusCode, r.body)
 	}

@@ -66,14 +66,14 @@ func appendMessages(dst []byte, f *fields) ([]byte, *openai.Error) {
 		return dst, openai.BadRequest("messages", "messages must be a list with at least one message, not %s", shown(messages))
 	}
 	var role string
-	var content []byte
+	var given, content []byte // role and content as they are written
 	read := func(i int, e []byte) *openai.Error {
 		p := place{"messages", i, -1, -1}
-		role, content = "", nil
+		role, given, content = "", nil, nil
 		if !members(e, func(member string, v []byte) {
 			switch member {
 			case "role":
-				role = word(v)
+				role, given = word(v), v
 			case "content":
 				content = v
 			}
@@ -81,7 +81,7 @@ func appendMessages(dst []byte, f *fields) ([]byte, *openai.Error) {
 			return p.fault("", "must be an object, not %s", shown(e))
 		}
 		if role != "user" && role != "assistant" && role != "system" {
-			return p.fault(".role", "must be user, assistant or system, not %q", role)
+			return p.fault(".role", "must be user, assistant or system, not %s", shown(given))
 		}
 		if !jsonscan.IsString(content) && !jsonscan.IsList(content) {
 			return p.fault(".content", "must be a string or a list of blocks, not %s", shown(content))

@@ -112,7 +112,7 @@ func TestRefused(t *testing.T) {
 		user("", ""):                `messages must be a list with at least one message, not []`,
 		user("3", ""):               `messages[0] must be an object, not 3`,
 		user(hi+",null", ""):        `messages[1] must be an object, not null`,
-		user(`{"content":"a"}`, ""): `messages[0].role must be user, assistant or system, not ""`,
+		user(`{"content":"a"}`, ""): `messages[0].role must be user, assistant or system, not missing`,
 		user(`{"role":"tool","content":"a"}`, ""):                          `messages[0].role must be user, assistant or system, not "tool"`,
 		user(`{"role":"user"}`, ""):                                        `messages[0].content must be a string or a list of blocks, not missing`,
 		user(hi+`,{"role":"assistant","content":3}`, ""):                   `messages[1].content must be a string or a list of blocks, not 3`,

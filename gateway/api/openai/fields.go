@@ -416,10 +416,12 @@ func checkParts(i int, content []byte) error {
 		text, typ := partText(p)
 		param := fmt.Sprintf("messages[%d].content[%d]", i, j)
 		member := PartText(typ)
-		if member == "" {
+		switch {
+		case typ == "":
+			return BadRequest(param+".type", "%s.type is required: a string, and only text is supported", param)
+		case member == "":
 			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, Clip(typ, 40))
-		}
-		if text == nil {
+		case text == nil:
 			return BadRequest(param+"."+member, "%s.%s must be a string", param, member)
 		}
 		return nil
