@@ -339,6 +339,11 @@ func TestBinaryChatHints(t *testing.T) {
 			t.Errorf("%q: %v, %q", c.args, err, errOut)
 		}
 	}
+	for proxy, want := range map[string]string{"http://" + closed.Addr().String(): "that is the proxy that HTTP_PROXY or HTTPS_PROXY names", node.URL: "this answer may be that of the proxy that"} {
+		if _, errOut, err := tandem(t, []string{"HTTP_PROXY=" + proxy, "NO_PROXY=", "no_proxy="}, "status", "--url", "http://gateway.example:8000"); err == nil || !strings.Contains(errOut, want) {
+			t.Errorf("through the proxy %s: %v, %q", proxy, err, errOut)
+		}
+	}
 	if out, _, err := tandem(t, nil, "help", "serve"); err != nil || !strings.Contains(out, "Usage: tandem serve") {
 		t.Errorf("help serve: %v, %s", err, out)
 	}
