@@ -202,6 +202,12 @@ func explain(err error) (text string, status int) {
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"
 	}
+	if strings.Contains(text, syscall.EADDRNOTAVAIL.Error()) {
+		text += "; no network interface of this machine has that address"
+	}
+	if strings.Contains(text, "KV region ") { // of either backend
+		text += "; lower --kv-cache-memory-bytes, or end what else uses memory"
+	}
 	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, hub.ErrModel} {
 		if errors.Is(err, sentinel) {
 			_, kind, _ := strings.Cut(sentinel.Error(), ": ")
