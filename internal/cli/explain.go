@@ -42,7 +42,7 @@ func explainLog(v *Invocation) error {
 		name = args[0]
 	}
 	e := explainlog.New(explainlog.Messages(docs.LogLines))
-	meter := newReadMeter(in, term.IsTerminal(int(os.Stderr.Fd())))
+	meter := newReadMeter(in, Draws(os.Stderr))
 	log := bufio.NewReaderSize(io.LimitReader(meter, maxLog), explainlog.MaxLine)
 	// A log is looked at by many patterns, which takes minutes for a program.
 	if head, _ := log.Peek(explainlog.MaxLine); bytes.IndexByte(head, 0) >= 0 {

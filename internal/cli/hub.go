@@ -52,7 +52,7 @@ func pull(v *Invocation) error {
 	defer stop()
 	dir, err := hub.Pull(ctx, o)
 	if ctx.Err() != nil && err != nil {
-		if o.Progress != nil && term.IsTerminal(int(os.Stderr.Fd())) {
+		if o.Progress != nil && Draws(os.Stderr) {
 			fmt.Fprintln(v.ErrOut) // ends the line of the bar
 		}
 		return context.Cause(ctx)

@@ -22,23 +22,26 @@ const (
 	quickLoad   = 2 * time.Second
 )
 
+// Draws reports whether a file is a terminal that can move its cursor.
+func Draws(f *os.File) bool { return term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" }
+
 // loading returns a callback that shows the progress of loading weights: a bar on a
 // terminal, else log lines.
 func loading(w *os.File, log *slog.Logger) func(done, total int64) {
-	return progress(w, term.IsTerminal(int(w.Fd())), "loading weights", false, memory.Bytes, log, time.Now)
+	return progress(w, Draws(w), "loading weights", false, memory.Bytes, log, time.Now)
 }
 
 // downloading returns a callback that shows the progress of a download: a bar on a terminal, else a
 // log line for each tenth.
 func downloading(w *os.File, log *slog.Logger) func(done, total int64) {
-	return progress(w, term.IsTerminal(int(w.Fd())), "downloading", true, memory.Bytes, log, time.Now)
+	return progress(w, Draws(w), "downloading", true, memory.Bytes, log, time.Now)
 }
 
 // Requests returns a callback that shows how many requests are answered: a bar on a terminal, else
 // a log line for each tenth.
 func Requests(w *os.File, log *slog.Logger) func(done, total int64) {
 	count := func(n int64) string { return strconv.FormatInt(n, 10) }
-	return progress(w, term.IsTerminal(int(w.Fd())), "requests", true, count, log, time.Now)
+	return progress(w, Draws(w), "requests", true, count, log, time.Now)
 }
 
 // progress returns a callback that draws a bar on a terminal and logs lines elsewhere. text returns

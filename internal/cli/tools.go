@@ -255,7 +255,7 @@ func showStatus(v *Invocation) error {
 	if !*watch {
 		return once(v.Out)
 	}
-	clear := term.IsTerminal(int(os.Stdout.Fd())) && !*asJSON
+	clear := Draws(os.Stdout) && !*asJSON
 	for {
 		var text strings.Builder
 		if err := once(&text); errors.Is(err, console.ErrDenied) {

@@ -72,7 +72,14 @@ type terminal struct {
 
 func startTerminal(t *testing.T, args ...string) *terminal {
 	t.Helper()
+	return startTerminalOf(t, "xterm", args...)
+}
+
+// startTerminalOf starts a command at a terminal of a kind.
+func startTerminalOf(t *testing.T, kind string, args ...string) *terminal {
+	t.Helper()
 	c := &terminal{t: t, cmd: exec.Command(binary(t), args...), ended: make(chan error, 1)}
+	c.cmd.Env = append(os.Environ(), "TERM="+kind)
 	var err error
 	if c.file, err = pty.Start(c.cmd); err != nil {
 		t.Fatal(err)

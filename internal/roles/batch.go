@@ -10,8 +10,6 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/term"
-
 	"github.com/tandem-serving/tandem/internal/batch"
 	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
@@ -53,7 +51,7 @@ func runBatch(v *cli.Invocation) error {
 	if len(f.g.APIKeys) > 0 {
 		o.Key = f.g.APIKeys[0]
 	}
-	if term.IsTerminal(int(os.Stderr.Fd())) && !v.Changed("log-level") {
+	if cli.Draws(os.Stderr) && !v.Changed("log-level") {
 		f.p.LogLevel = "warning" // lines would break the bar
 	}
 	b, err := batch.Open(in, out) // before the model is loaded
