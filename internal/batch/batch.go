@@ -123,10 +123,16 @@ type run struct {
 // and stay as they are. The caller closes the Batch.
 func Open(in, out string) (*Batch, error) {
 	b := &Batch{in: in, name: out, ids: map[string]bool{}}
-	if err := b.check(); err != nil {
+	err := regular(in, "it is read more than once")
+	if err == nil {
+		err = b.check()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("--input-file: %w", err)
 	}
-	var err error
+	if err = regular(out, "a run that continues reads it"); err != nil {
+		return nil, fmt.Errorf("--output-file: %w", err)
+	}
 	if b.out, err = os.OpenFile(out, os.O_RDWR|os.O_CREATE, 0o666); err == nil {
 		if err = b.lock(); err == nil {
 			err = b.resume()
@@ -139,6 +145,15 @@ func Open(in, out string) (*Batch, error) {
 		return nil, fmt.Errorf("--output-file: %w", err)
 	}
 	return b, nil
+}
+
+// regular returns an error with the reason if a path leads to a pipe or a device. Opening the path
+// reports what else is wrong with it.
+func regular(path, reason string) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return fmt.Errorf("%s is no regular file: %s", path, reason)
+	}
+	return nil
 }
 
 // Close releases the output's lock.

@@ -296,6 +296,18 @@ func TestBadFiles(t *testing.T) {
 			t.Errorf("%s: %v", out, err)
 		}
 	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{fifo, "/dev/null"} {
+		if _, err := Open(b.in, name); err == nil || !strings.Contains(err.Error(), "--output-file: "+name+" is no regular file: a run") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Open("/dev/null", b.out); err == nil || !strings.Contains(err.Error(), "--input-file: /dev/null is no regular file: it is read") {
+		t.Error(err)
+	}
 	b.in += "none"
 	if _, err := b.run(t.Context()); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
