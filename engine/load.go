@@ -474,6 +474,10 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.plan(o, &config); err != nil {
 		return err
 	}
+	if kv := int64(l.KV.Blocks) * int64(l.KV.BlockBytes()); !device.gpu && o.MemoryLimit > 0 && kv+l.WeightBytes > o.MemoryLimit {
+		o.Logger.Warn("KV memory and weights exceed the memory: the system may end the process when they fill; --kv-cache-memory-bytes sets it",
+			"kv_memory", memory.Bytes(kv), "weights", memory.Bytes(l.WeightBytes), "limit", memory.Bytes(o.MemoryLimit))
+	}
 	l.Source.SetContext(l.Scheduler.MaxModelLen)
 	limits := backend.Limits{
 		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs, Seqs: o.MaxSeqs,

@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -133,5 +135,22 @@ func TestLoadContextChoosesRotation(t *testing.T) {
 	}
 	if classes[100] != classes[128] || classes[129] != classes[0] || classes[128] == classes[129] {
 		t.Errorf("classes %v", classes)
+	}
+}
+
+// KV memory that is asked for and exceeds the memory is served, with a warning.
+func TestLoadWarnsOfMemory(t *testing.T) {
+	for limit, want := range map[int64]bool{0: false, 1 << 30: false, 5 << 20: true} {
+		var log bytes.Buffer
+		l, err := Load(LoadOptions{Model: "builtin", KVMemory: 64 << 20, MemoryLimit: limit, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Contains(log.String(), "KV memory and weights exceed the memory"); got != want {
+			t.Errorf("with %d bytes: warned %t, want %t: %s", limit, got, want, &log)
+		}
 	}
 }

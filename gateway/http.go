@@ -48,8 +48,11 @@ func (g *Gateway) serve(ctx *fasthttp.RequestCtx) {
 // errorBody returns the body for a connection that is refused.
 func errorBody(status int, message string) []byte {
 	e := &openai.Error{Status: status, Type: openai.TypeUnavailable, Message: message}
-	if status == fasthttp.StatusTooManyRequests {
+	switch status {
+	case fasthttp.StatusTooManyRequests:
 		e.Type = openai.TypeRateLimit
+	case fasthttp.StatusBadRequest:
+		e.Type = openai.TypeBadRequest
 	}
 	return e.Append(nil)
 }

@@ -32,6 +32,9 @@ func TestRootOfBrowsers(t *testing.T) {
 		{b, "GET", "/", "X-A: b", 404, "", "there is nothing at /: /docs lists"},
 		{b, "POST", "/", html, 404, "", "there is nothing at /: /docs lists"},
 		{b, "GET", "/nowhere", html, 404, "", `there is nothing at /nowhere"`},
+		{b, "POST", "/chat/completions", html, 404, "", `there is nothing at /chat/completions: the path is /v1/chat/completions"`},
+		{b, "POST", "/v1/v1/messages", html, 404, "", `there is nothing at /v1/v1/messages: the path is /v1/messages"`},
+		{b, "POST", "/v1/tokenize", html, 404, "", `there is nothing at /v1/tokenize: the path is /tokenize"`},
 		{keyed, "GET", "/", html, 401, "", "API key"},
 	} {
 		conn := c.b.dial()
@@ -143,7 +146,8 @@ func TestDrainUpstream(t *testing.T) {
 		t.Error(r.StatusCode, r.body)
 	}
 	b.post("/admin/drain/s2", "")
-	b.post("/v1/chat/completions", ask(true, "x")).wantError(t, 503, "no upstream is available")
+	b.post("/v1/chat/completions", ask(true, "x")).wantError(t, 503, `no upstream is available for model "m"`)
+	b.post("/v1/completions", `{"prompt":"x"}`).wantError(t, 503, `no upstream is available for model "m"`)
 	if r := b.do("GET", "/readyz", ""); r.StatusCode != 503 {
 		t.Error(r.StatusCode, r.body)
 	}

@@ -157,7 +157,7 @@ func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string, port audience)
 	case port == clients && g.proxy != nil && method == "POST" && proxy.Relays(path) && (here == nil || !g.ownModel(ctx, &envelope)):
 		g.proxy.Serve(ctx, path, invoked(ctx, path), envelope)
 	case here == nil && len(allowed) == 1:
-		g.nothing(ctx, path, port)
+		g.nothing(ctx, path, meant(path, port), port)
 	case here == nil:
 		ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
 		g.fail(ctx, &openai.Error{Status: 405, Type: openai.TypeMethod,
@@ -173,9 +173,21 @@ func (g *Gateway) dispatch(ctx *fasthttp.RequestCtx, path string, port audience)
 	}
 }
 
-// nothing answers a request for an unknown path. Browsers that open / are sent to the page of all
-// routes, which the operators' port does not have.
-func (g *Gateway) nothing(ctx *fasthttp.RequestCtx, path string, port audience) {
+// meant returns the route of clients that an unknown path is likely to mean; empty: none. Clients
+// append paths to a base URL that lacks /v1, or to one that has it when the path has it as well.
+func meant(path string, port audience) string {
+	for _, p := range [...]string{"/v1" + path, strings.TrimPrefix(path, "/v1")} {
+		if port == clients && p != path && routed(p) {
+			return p
+		}
+	}
+	return ""
+}
+
+// nothing answers a request for an unknown path. meant is the path that is likely to be meant, or
+// empty. Browsers that open / are sent to the page of all routes, which the operators' port does
+// not have.
+func (g *Gateway) nothing(ctx *fasthttp.RequestCtx, path, meant string, port audience) {
 	fault := &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: fmt.Sprintf("there is nothing at %s", openai.Clip(path, 100))}
 	if path == "/" && port == clients {
 		if (ctx.IsGet() || ctx.IsHead()) && bytes.Contains(ctx.Request.Header.Peek("Accept"), []byte("text/html")) {
@@ -184,6 +196,9 @@ func (g *Gateway) nothing(ctx *fasthttp.RequestCtx, path string, port audience) 
 			return
 		}
 		fault.Message += ": " + docsPath + " lists what is served"
+	}
+	if meant != "" {
+		fault.Message += ": the path is " + meant
 	}
 	g.fail(ctx, fault)
 }

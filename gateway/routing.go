@@ -21,7 +21,8 @@ type explanation struct {
 
 // routeNode is the state of a node in a decision.
 type routeNode struct {
-	Name   string  `json:"name"`
+	ID     string  `json:"id"`   // for people, as in /debug/nodes
+	Name   string  `json:"name"` // address
 	Role   string  `json:"role"`
 	Usable bool    `json:"usable"`
 	Load   int     `json:"requests"`
@@ -62,7 +63,7 @@ func (g *Gateway) explain(ctx *fasthttp.RequestCtx) {
 	see := func(role string, nodes []*nodes.Node, states []route.State) {
 		for i, n := range nodes {
 			s := &states[i]
-			e.Nodes = append(e.Nodes, routeNode{n.Name, role, s.Usable, int(s.Load), int(s.Held), int(s.Queued), s.Rate, s.Full})
+			e.Nodes = append(e.Nodes, routeNode{n.Member().Name, n.Name, role, s.Usable, int(s.Load), int(s.Held), int(s.Queued), s.Rate, s.Full})
 		}
 	}
 	see("decode", fleet.Decode, view.Decode)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
@@ -76,9 +77,11 @@ func TestRouteIsExplained(t *testing.T) {
 	member := func(at, role string) nodes.Member {
 		return nodes.Member{ID: at, Role: role, RPC: at, Fingerprint: 7, Class: "test", Ready: true}
 	}
+	east := member("d1", "decode")
+	east.ID = cluster.NewID("east", time.Now())
 	b := newBed(t, Options{
 		MinRemotePrefillTokens: 32, APIKeys: []string{"k"},
-		Members: []nodes.Member{member("d1", "decode"), member("p1", "prefill"), member("p2", "prefill")},
+		Members: []nodes.Member{east, member("p1", "prefill"), member("p2", "prefill")},
 	}, map[string]nodestest.Options{"d1": {}})
 	for _, at := range []string{"p1", "p2"} {
 		b.node(at, nodestest.Options{Hello: &nodepb.Hello{NodeId: at, Role: "prefill"}})
@@ -97,6 +100,9 @@ func TestRouteIsExplained(t *testing.T) {
 	b.until(func() bool {
 		return !slices.ContainsFunc(ask().Nodes, func(n routeNode) bool { return !n.Usable })
 	})
+	if e := ask(); e.Nodes[0].ID != "east" || e.Nodes[0].Name != "d1" || !strings.HasPrefix(e.Words[0], "Decode on east at d1: ") {
+		t.Errorf("the name that people use is not in %+v", e)
+	}
 	home := ask().Prefill[0]
 	other := map[string]string{"p1": "p2", "p2": "p1"}[home]
 	stats := func(at string, queued uint32) {

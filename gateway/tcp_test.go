@@ -2,11 +2,13 @@ package gateway
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"io"
 	"math/big"
 	"net"
 	"testing"
@@ -27,6 +29,35 @@ func selfSigned(t *testing.T) tls.Certificate {
 		t.Fatal(err)
 	}
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+// A client that sends plain HTTP to a port with TLS is answered with what to do; one that sends
+// something else gets no text.
+func TestPlainHTTPToTLS(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBed(t, Options{Listener: l, TLS: &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}}}, nil)
+	for sent, want := range map[string]string{
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n":                                                "write https:// instead of http://",
+		"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{\"a\": 42}": `"type":"BadRequestError"`,
+		"nonsense\r\n\r\n":     "",
+		"\x00\x01\x02\x03\x04": "",
+	} {
+		nc, err := net.Dial("tcp", b.g.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nc.Write([]byte(sent)); err != nil {
+			t.Error(err)
+		}
+		got, _ := io.ReadAll(nc) // a reset may end it
+		if want == "" && bytes.Contains(got, []byte("HTTP")) || !bytes.Contains(got, []byte(want)) || want != "" && !bytes.HasPrefix(got, []byte("HTTP/1.1 400 Bad Request\r\n")) {
+			t.Errorf("%q: %q, want %q", sent, got, want)
+		}
+		nc.Close()
+	}
 }
 
 // Over sockets, plain and TLS: the watch for a client's going hands the

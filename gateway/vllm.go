@@ -25,7 +25,7 @@ func invoked(ctx *fasthttp.RequestCtx, path string) string {
 func (g *Gateway) stored(ctx *fasthttp.RequestCtx) {
 	switch path := pathOf(ctx); {
 	case ctx.IsPost() && !strings.HasSuffix(path, "/cancel"): // its body may be a request for an own model
-		g.nothing(ctx, path, clients)
+		g.nothing(ctx, path, "", clients)
 	case g.proxy != nil:
 		g.proxy.ServeStored(ctx, path)
 	default:

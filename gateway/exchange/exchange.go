@@ -266,8 +266,8 @@ func Next[N comparable](x *Exchange, c *fsm.Choice[N], node N, f *Failure) fsm.A
 }
 
 // NoAttempt returns the answer to a request of which a choice cannot be attempted again. f is the
-// failure of the last attempt; nil: no server of the kind who was available. started reports that
-// the choice has tokens.
+// failure of the last attempt; nil: no server of the kind who was available. model may be empty.
+// started reports that the choice has tokens.
 func (x *Exchange) NoAttempt(f *Failure, who, model string, started bool) *openai.Error {
 	switch {
 	case f != nil && f.Late: // the node's timer was first
@@ -276,9 +276,20 @@ func (x *Exchange) NoAttempt(f *Failure, who, model string, started bool) *opena
 		x.Cause = CauseUpstream
 	}
 	if f == nil {
-		return openai.Unavailable(RetryAfter, "no %s is available for model %q", who, openai.Clip(model, 200))
+		of := ""
+		if model != "" {
+			of = fmt.Sprintf(" for model %q", openai.Clip(model, 200))
+		}
+		return openai.Unavailable(RetryAfter, "no %s is available%s", who, of)
 	}
 	return f.Fault()
+}
+
+// AppendFault appends the event that ends a stream which fails, in the form of the path's API, and
+// cuts the body. It is the method of every Backend whose streams have no events of their own for
+// this.
+func (x *Exchange) AppendFault(dst []byte, fault *openai.Error) (events []byte, end error) {
+	return x.S.AppendFault(dst, x.Path, x.ID, fault), ErrCut
 }
 
 // ChoiceLimits returns the bounds of a choice's attempts.

@@ -264,8 +264,36 @@ func (c *Conn) read(p []byte) (int, error) {
 	} else {
 		n, err = c.Conn.Read(p)
 	}
+	if err != nil {
+		c.refusePlain(err)
+	}
 	c.received(n)
 	return n, err
+}
+
+// refusePlain answers a client that sends plain HTTP to a port with TLS. err is that of a read.
+func (c *Conn) refusePlain(err error) {
+	var plain tls.RecordHeaderError
+	if !errors.As(err, &plain) || plain.Conn == nil || !methodStart(plain.RecordHeader[:]) {
+		return
+	}
+	body := c.l.errorBody(400, "this port has a certificate: write https:// instead of http://")
+	// The socket's buffer takes the answer at once. Errors do not matter: the connection is closed.
+	_ = plain.Conn.SetWriteDeadline(time.Now().Add(lingerTime))
+	_, _ = fmt.Fprintf(plain.Conn, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+}
+
+// methodStart reports whether a line of HTTP may begin so: with a method.
+func methodStart(b []byte) bool {
+	for i, c := range b {
+		if c == ' ' {
+			return i >= len("GET")
+		}
+		if c < 'A' || c > 'Z' {
+			return false
+		}
+	}
+	return true
 }
 
 // readAheads has buffers for the beginning of requests. Idle connections hold none.

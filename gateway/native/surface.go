@@ -25,11 +25,10 @@ type Surface interface {
 	Fault(fault *openai.Error) *openai.Error
 
 	// The methods below append to a buffer. AppendDelta appends the events of a Delta, AppendEnd the
-	// end of a stream (usage is nil unless Chat asked for it), AppendFault the end of a stream that
-	// fails, and AppendWhole an answer that is not streamed.
+	// end of a stream (usage is nil unless Chat asked for it), and AppendWhole an answer that is not
+	// streamed.
 	AppendDelta(dst []byte, d *openai.Delta) []byte
 	AppendEnd(dst []byte, usage *openai.Usage) []byte
-	AppendFault(dst []byte, fault *openai.Error) []byte
 	AppendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte
 }
 
@@ -42,6 +41,12 @@ type keepAlive interface {
 // appended to the buffer since the last call.
 type splicer interface {
 	Splices() []openai.Splice
+}
+
+// faults is a Surface whose failed streams end with events of their own. Others end with the error
+// of the path's API.
+type faults interface {
+	AppendFault(dst []byte, fault *openai.Error) []byte
 }
 
 // clipper is a Surface of an API in which max_tokens may be more than the context has room for.
@@ -115,10 +120,14 @@ func (x *request) appendKeepAlive(dst []byte) []byte {
 // AppendFault implements exchange.Backend. A client of chats that does not know the error event
 // would take the answer for complete, so that bodies of chats are cut.
 func (x *request) AppendFault(dst []byte, fault *openai.Error) ([]byte, error) {
-	if x.surface != nil {
-		return x.surface.AppendFault(dst, fault), io.EOF
+	if s, ok := x.surface.(faults); ok {
+		return s.AppendFault(dst, fault), io.EOF
 	}
-	return fault.AppendEvent(dst), exchange.ErrCut
+	dst, end := x.Exchange.AppendFault(dst, fault)
+	if x.surface != nil {
+		end = io.EOF
+	}
+	return dst, end
 }
 
 func (x *request) appendWhole(dst []byte, choices []openai.Delta, usage openai.Usage) []byte {

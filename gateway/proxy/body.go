@@ -311,7 +311,7 @@ func (b *relayBody) finish(err error) {
 		r.end(errors.Join(upstream.ErrServer, err))
 	}
 	if b.r.events && !r.Unread() && !b.inside {
-		b.buf = r.S.AppendFault(b.buf[:b.whole], r.Path, r.ID, fault)
+		b.buf, _ = r.AppendFault(b.buf[:b.whole], fault)
 		b.whole = len(b.buf)
 	}
 }

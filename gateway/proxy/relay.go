@@ -107,11 +107,6 @@ func plainPath(path string) bool {
 // Streams implements exchange.Backend.
 func (r *relay) Streams() bool { return r.envelope.Stream && r.completes() }
 
-// AppendFault implements exchange.Backend.
-func (r *relay) AppendFault(dst []byte, fault *openai.Error) ([]byte, error) {
-	return r.S.AppendFault(dst, r.Path, r.ID, fault), exchange.ErrCut
-}
-
 // Respond implements exchange.Backend.
 func (r *relay) Respond(begun bool) (fasthttp.ReadCloserWithError, *openai.Error) {
 	if begun && !(r.events && r.Status == 200) {
@@ -240,7 +235,11 @@ func (p *Proxy) NoModel(name string) *openai.Error { return noModel(p.Pool.Now()
 
 func noModel(now *upstream.Snapshot, name string) *openai.Error {
 	switch {
-	case now.Unknown > 0 || len(now.Servers) == 0:
+	case len(now.Servers) == 0:
+		return openai.Unavailable(exchange.RetryAfter, "no upstream is known: the sources that --upstream names have none yet")
+	case now.Unknown > 0 && name == "":
+		return openai.Unavailable(exchange.RetryAfter, "no upstream can be chosen: the models of %d of %d upstreams are not known yet", now.Unknown, len(now.Servers))
+	case now.Unknown > 0:
 		return openai.Unavailable(exchange.RetryAfter, "no upstream serves the model %q: the models of %d of %d upstreams are not known yet", openai.Clip(name, 200), now.Unknown, len(now.Servers))
 	case name == "":
 		return openai.BadRequest("model", "several models are served here: name one of /v1/models")
@@ -501,7 +500,7 @@ func (r *relay) end(err error) {
 
 // noServer returns the fault of a request for which no server is left.
 func (r *relay) noServer() *openai.Error {
-	return r.NoAttempt(r.failure, "upstream", r.envelope.Model, false)
+	return r.NoAttempt(r.failure, "upstream", cmp.Or(r.envelope.Model, r.model.Name), false)
 }
 
 // Stop implements exchange.Backend.

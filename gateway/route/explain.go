@@ -13,7 +13,7 @@ func (t *Table) Explain(d Decision, v View, nTokens, minRemote int) []string {
 	if d.Decode < 0 {
 		return []string{fmt.Sprintf("No decode node is usable: %d are known.", len(v.Decode))}
 	}
-	lines, name, s := []string(nil), t.decode.nodes[d.Decode].Name, v.Decode[d.Decode]
+	lines, name, s := []string(nil), t.decode.nodes[d.Decode].label(), v.Decode[d.Decode]
 	why := map[Reason]string{
 		ReasonPrefix: "it is the home of prompts that begin like this one, and no other node is clearly faster",
 		ReasonLoad:   "the home of prompts that begin like this one is overloaded",
@@ -32,12 +32,20 @@ func (t *Table) Explain(d Decision, v View, nTokens, minRemote int) []string {
 		lines = append(lines, fmt.Sprintf("It computes the prompt itself: that is predicted to take %v, and the best prefill node %v.", round(d.Local), round(d.Remote)))
 	case ReasonRemote:
 		p := v.Prefill[d.Prefill[0]]
-		lines = append(lines, fmt.Sprintf("Prefill on %s: it has %d tokens queued and %d of the prompt's cached.", t.prefill.nodes[d.Prefill[0]].Name, p.Queued, p.Held))
+		lines = append(lines, fmt.Sprintf("Prefill on %s: it has %d tokens queued and %d of the prompt's cached.", t.prefill.nodes[d.Prefill[0]].label(), p.Queued, p.Held))
 		if d.Remote > 0 {
 			lines = append(lines, fmt.Sprintf("That is predicted to take %v, on the decode node %v.", round(d.Remote), round(d.Local)))
 		}
 	}
 	return lines
+}
+
+// label returns the node's names for people: the shown one, and the address.
+func (n *Node) label() string {
+	if n.Shown == "" || n.Shown == n.Name {
+		return n.Name
+	}
+	return n.Shown + " at " + n.Name
 }
 
 func round(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }

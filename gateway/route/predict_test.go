@@ -77,7 +77,7 @@ func TestLocalOrRemote(t *testing.T) {
 		if d.PrefillReason != c.want {
 			t.Errorf("%s: %+v, want %s", c.name, d, c.want)
 		}
-		if words := strings.Join(tb.Explain(d, View{Decode: []State{c.decode}, Prefill: []State{c.remote}}, 1001, 64), " "); !strings.Contains(words, "Decode on 10.0.0.0:7000") || strings.Contains(words, "%!") {
+		if words := strings.Join(tb.Explain(d, View{Decode: []State{c.decode}, Prefill: []State{c.remote}}, 1001, 64), " "); !strings.Contains(words, "Decode on 10.0.0.0:7000:") || strings.Contains(words, "%!") {
 			t.Errorf("%s: %s", c.name, words)
 		}
 	}

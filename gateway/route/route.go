@@ -72,6 +72,7 @@ const (
 type Node struct {
 	Name  string // stable over restarts, such as the rpc address; unique in its list
 	Class string // numerics class: KV moves only between equal ones
+	Shown string // name for people, in explanations only; empty: Name
 }
 
 // State is the known state of a node. It has 56 bytes, because a decision reads those of up to ten

@@ -3,7 +3,7 @@
 //
 // Answers are written as they arrive, each by one write. A run that was killed continues where it
 // ended: it skips the requests whose custom_id is in the output, and removes an incomplete last
-// line.
+// line. The output is locked by flock(2), so that two runs never write it at once.
 //
 // Invariant: no request is sent whose answer is in the output, and no line is written twice.
 //
@@ -22,18 +22,19 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
-	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Errors of a run.
 var (
-	ErrInput   = errors.New("bad input")
 	ErrRefused = errors.New("batch: the server refuses this client")
 	ErrServer  = errors.New("batch: the server does not answer")
 )
@@ -44,9 +45,15 @@ const (
 	maxPause  = 30 * time.Second
 )
 
+// paths are the routes that requests of a batch may have: those that compute an answer and change
+// nothing at the server, because the requests carry the operator's key.
+var paths = []string{
+	"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/inference/v1/generate", "/tokenize", "/detokenize",
+	"/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/classify", "/pooling", // of upstreams
+}
+
 // Options of a run.
 type Options struct {
-	In, Out     string // files
 	URL         string // of a gateway, without a path
 	Key         string // bearer token; empty: none
 	Client      *http.Client
@@ -88,10 +95,20 @@ type response struct {
 	Body      json.RawMessage `json:"body"` // null unless the status is 200
 }
 
+// Batch is a file of requests and the file of their answers, which is locked until Close.
+type Batch struct {
+	in, name string // of the files
+	out      *os.File
+	ids      map[string]bool // of the requests without an answer
+	total    int64           // requests
+	cut      int             // line of the output that was incomplete; 0: none
+	unlocked error           // why the output has no lock; nil: it has one
+}
+
 // run is a run in progress.
 type run struct {
+	*Batch
 	Options
-	out *os.File
 
 	mu     sync.Mutex // guards what follows, and writes
 	broken error      // of a write, after which the output may end with a part of a line
@@ -101,28 +118,68 @@ type run struct {
 	answered atomic.Int64 // time.Duration since began at which the server last answered a request
 }
 
-// Check returns an error unless the file in can be read, and each of its requests has an id of its
-// own.
-func Check(in string) error {
-	_, _, err := (&run{Options: Options{In: in}}).check()
-	return err
+// Open reads the input, creates the output unless it is there, and locks it. Each request needs an
+// id of its own, and an output that is there has to be that of a batch: other files are an error
+// and stay as they are. The caller closes the Batch.
+func Open(in, out string) (*Batch, error) {
+	b := &Batch{in: in, name: out, ids: map[string]bool{}}
+	err := regular(in, "it is read more than once")
+	if err == nil {
+		err = b.check()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--input-file: %w", err)
+	}
+	if err = regular(out, "a run that continues reads it"); err != nil {
+		return nil, fmt.Errorf("--output-file: %w", err)
+	}
+	if b.out, err = os.OpenFile(out, os.O_RDWR|os.O_CREATE, 0o666); err == nil {
+		if err = b.lock(); err == nil {
+			err = b.resume()
+		}
+		if err != nil {
+			_ = b.Close()
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--output-file: %w", err)
+	}
+	return b, nil
 }
 
-// Run answers the requests of the input. The result is valid in any case.
-func Run(ctx context.Context, o Options) (Result, error) {
-	r := &run{Options: o, began: time.Now()}
-	ids, total, err := r.check()
-	if err != nil {
-		return r.result, err
+// regular returns an error with the reason if a path leads to a pipe or a device. Opening the path
+// reports what else is wrong with it.
+func regular(path, reason string) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return fmt.Errorf("%s is no regular file: %s", path, reason)
 	}
-	if r.out, err = os.OpenFile(o.Out, os.O_RDWR|os.O_CREATE, 0o666); err != nil {
-		return r.result, err
+	return nil
+}
+
+// Close releases the output's lock.
+func (b *Batch) Close() error { return b.out.Close() }
+
+// lock locks the output. The kernel releases the lock when the process ends.
+func (b *Batch) lock() error {
+	err := unix.Flock(int(b.out.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("another run-batch writes %s: wait for its end, or name another file", b.name)
 	}
-	defer r.out.Close()
-	if err := r.resume(ids); err != nil {
-		return r.result, err
+	b.unlocked = err
+	return nil
+}
+
+// Run answers the requests of the input that have no answer. The result is valid in any case. Run
+// is called once.
+func (b *Batch) Run(ctx context.Context, o Options) (Result, error) {
+	r := &run{Batch: b, Options: o, began: time.Now()}
+	if b.cut > 0 {
+		r.Log.Warn("the output's last line is incomplete and is removed", "file", b.name, "line", b.cut)
 	}
-	r.result.Total, r.result.Skipped = total, total-int64(len(ids))
+	if b.unlocked != nil {
+		r.Log.Warn("the output cannot be locked: no other run may write it", "file", b.name, "error", b.unlocked)
+	}
+	r.result.Total, r.result.Skipped = b.total, b.total-int64(len(b.ids))
 	r.progress()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -137,8 +194,8 @@ func Run(ctx context.Context, o Options) (Result, error) {
 			}
 		})
 	}
-	err = r.read(func(_ int, q *request) error {
-		if !ids[q.ID] {
+	err := r.read(func(_ int, q *request) error {
+		if !b.ids[q.ID] {
 			return nil
 		}
 		select {
@@ -154,8 +211,8 @@ func Run(ctx context.Context, o Options) (Result, error) {
 }
 
 // read calls f with each line of the input that is not empty, and its number.
-func (r *run) read(f func(n int, q *request) error) error {
-	in, err := os.Open(r.In)
+func (b *Batch) read(f func(n int, q *request) error) error {
+	in, err := os.Open(b.in)
 	if err != nil {
 		return err
 	}
@@ -171,7 +228,7 @@ func (r *run) read(f func(n int, q *request) error) error {
 		}
 		var q request
 		if err := json.Unmarshal(line, &q); err != nil {
-			return fmt.Errorf("%w: %s line %d: %w", ErrInput, r.In, n, err)
+			return fmt.Errorf("%s line %d: %w", b.in, n, err)
 		}
 		q.Body = bytes.Clone(q.Body)
 		if err := f(n, &q); err != nil {
@@ -179,26 +236,24 @@ func (r *run) read(f func(n int, q *request) error) error {
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return fmt.Errorf("%w: %s after line %d: %w", ErrInput, r.In, n, err)
+		return fmt.Errorf("%s after line %d: %w", b.in, n, err)
 	}
 	return nil
 }
 
-// check checks the lines of the input, and returns their ids and their number.
-func (r *run) check() (ids map[string]bool, total int64, err error) {
-	ids = map[string]bool{}
-	err = r.read(func(n int, q *request) error {
+// check checks the lines of the input, and sets their ids and their number.
+func (b *Batch) check() error {
+	return b.read(func(n int, q *request) error {
 		switch {
 		case q.ID == "":
-			return fmt.Errorf("%w: %s line %d has no custom_id", ErrInput, r.In, n)
-		case ids[q.ID]:
-			return fmt.Errorf("%w: %s line %d has the custom_id %.100q of an earlier line", ErrInput, r.In, n, q.ID)
+			return fmt.Errorf("%s line %d has no custom_id", b.in, n)
+		case b.ids[q.ID]:
+			return fmt.Errorf("%s line %d has the custom_id %.100q of an earlier line", b.in, n, q.ID)
 		}
-		ids[q.ID] = true
-		total++
+		b.ids[q.ID] = true
+		b.total++
 		return nil
 	})
-	return ids, total, err
 }
 
 // lineStart is how each line of the output starts.
@@ -209,10 +264,10 @@ const idStart = "batch_req_"
 
 // resume removes from ids those that are in the output, and positions the output behind its last
 // complete line. Files of other content are an error and stay as they are.
-func (r *run) resume(ids map[string]bool) error {
-	in := bufio.NewReader(r.out)
+func (b *Batch) resume() error {
+	in := bufio.NewReader(b.out)
 	other := func(n int) error {
-		return fmt.Errorf("%w: %s line %d is no answer of a batch: name another output file", ErrInput, r.Out, n)
+		return fmt.Errorf("%s line %d is no answer of a batch: name another file", b.name, n)
 	}
 	end := int64(0)
 	for n := 1; ; n++ {
@@ -222,7 +277,7 @@ func (r *run) resume(ids map[string]bool) error {
 				return other(n)
 			}
 			if len(line) > 0 {
-				r.Log.Warn("the output's last line is incomplete and is removed", "file", r.Out, "line", n)
+				b.cut = n
 			}
 			break
 		}
@@ -234,12 +289,12 @@ func (r *run) resume(ids map[string]bool) error {
 			return other(n)
 		}
 		end += int64(len(line))
-		delete(ids, o.CustomID)
+		delete(b.ids, o.CustomID)
 	}
-	if err := r.out.Truncate(end); err != nil {
+	if err := b.out.Truncate(end); err != nil {
 		return err
 	}
-	_, err := r.out.Seek(end, io.SeekStart)
+	_, err := b.out.Seek(end, io.SeekStart)
 	return err
 }
 
@@ -291,15 +346,12 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 	switch {
 	case q.Method != http.MethodPost:
 		return invalid("method is %.20q: want POST", q.Method), nil
-	case !strings.HasPrefix(q.URL, "/"):
-		return invalid("url is %.100q: want a path, such as /v1/chat/completions", q.URL), nil
+	case !slices.Contains(paths, q.URL):
+		return invalid("url is %.100q: a batch may have %s", q.URL, strings.Join(paths, ", ")), nil
 	case len(q.Body) == 0 || q.Body[0] != '{':
 		return invalid("body must be an object"), nil
 	case json.Unmarshal(q.Body, &options) == nil && options.Stream:
 		return invalid("stream is not possible in a batch: leave it out"), nil
-	}
-	if _, err := url.Parse(r.URL + q.URL); err != nil {
-		return invalid("url is %.100q, which is no valid path: want one such as /v1/chat/completions", q.URL), nil
 	}
 	unanswered := time.Duration(0) // since began; 0: the last attempt got an answer
 	for {

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -21,9 +22,10 @@ import (
 // bed is a server and the files of a run.
 type bed struct {
 	*testing.T
-	o     Options
-	mu    sync.Mutex
-	asked map[string]int // by the text in the body
+	in, out string
+	o       Options
+	mu      sync.Mutex
+	asked   map[string]int // by the text in the body
 }
 
 func newBed(t *testing.T, in string, answer http.HandlerFunc) *bed {
@@ -38,9 +40,20 @@ func newBed(t *testing.T, in string, answer http.HandlerFunc) *bed {
 	}))
 	t.Cleanup(s.Close)
 	dir := t.TempDir()
-	b.o = Options{In: filepath.Join(dir, "in"), Out: filepath.Join(dir, "out"), URL: s.URL, Client: s.Client(), Concurrency: 4, Patience: time.Minute, Log: slog.New(slog.DiscardHandler)}
-	b.write(b.o.In, in)
+	b.in, b.out = filepath.Join(dir, "in"), filepath.Join(dir, "out")
+	b.o = Options{URL: s.URL, Client: s.Client(), Concurrency: 4, Patience: time.Minute, Log: slog.New(slog.DiscardHandler)}
+	b.write(b.in, in)
 	return b
+}
+
+// run opens the batch and runs it.
+func (b *bed) run(ctx context.Context) (Result, error) {
+	all, err := Open(b.in, b.out)
+	if err != nil {
+		return Result{}, err
+	}
+	defer all.Close()
+	return all.Run(ctx, b.o)
 }
 
 func (b *bed) write(path, text string) {
@@ -53,7 +66,7 @@ func (b *bed) write(path, text string) {
 // outputs returns the lines of the output by custom_id.
 func (b *bed) outputs() map[string]output {
 	b.Helper()
-	text, err := os.ReadFile(b.o.Out)
+	text, err := os.ReadFile(b.out)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -75,14 +88,14 @@ func line(id, url, body string) string {
 // Each line gets an answer in vLLM's form, errors included, and nothing is sent that cannot be
 // answered in a batch.
 func TestFormat(t *testing.T) {
-	in := line("a", "/v1/chat/completions", `{"x":"<1>"}`) + "\n" + line("b", "/v1/bad", `{"x":2}`) + line("c", "/v1/x", `{"stream":true}`) + line("d", "v1/x", `{}`) +
-		line("e", "/v1/x", `[1]`) + `{"custom_id":"f","method":"GET","url":"/v1/models"}` + "\n" + strings.TrimSuffix(line("g", "/text", `{}`), "\n")
+	in := line("a", "/v1/chat/completions", `{"x":"<1>"}`) + "\n" + line("b", "/v1/embeddings", `{"x":2}`) + line("c", "/v1/completions", `{"stream":true}`) + line("d", "v1/completions", `{}`) +
+		line("e", "/v1/completions", `[1]`) + `{"custom_id":"f","method":"GET","url":"/v1/models"}` + "\n" + strings.TrimSuffix(line("g", "/tokenize", `{}`), "\n")
 	b := newBed(t, in, func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case "/v1/bad":
+		case "/v1/embeddings":
 			w.WriteHeader(404)
 			fmt.Fprint(w, `{"error":{"message":"no"}}`)
-		case "/text":
+		case "/tokenize":
 			fmt.Fprint(w, "plain")
 		default:
 			fmt.Fprintf(w, "{\"path\":%q,\n \"key\":%q, \"n\":1.0}", r.URL.Path, r.Header.Get("Authorization"))
@@ -91,7 +104,7 @@ func TestFormat(t *testing.T) {
 	b.o.Key = "sk"
 	var done, total int64
 	b.o.Progress = func(d, t int64) { done, total = d, t }
-	r, err := Run(t.Context(), b.o)
+	r, err := b.run(t.Context())
 	if err != nil || r != (Result{Total: 7, Answered: 7, Failed: 6}) || done != 7 || total != 7 {
 		t.Errorf("%+v %v, %d of %d", r, err, done, total)
 	}
@@ -99,7 +112,7 @@ func TestFormat(t *testing.T) {
 		"a": `{"status_code":200,"request_id":"id-of-the-server","body":{"path":"/v1/chat/completions","key":"Bearer sk","n":1.0}} null`,
 		"b": `{"status_code":404,"request_id":"id-of-the-server","body":null} {"error":{"message":"no"}}`,
 		"c": `{"status_code":400,"request_id":"","body":null} "stream is not possible in a batch: leave it out"`,
-		"d": `{"status_code":400,"request_id":"","body":null} "url is \"v1/x\": want a path, such as /v1/chat/completions"`,
+		"d": `{"status_code":400,"request_id":"","body":null} "url is \"v1/completions\": a batch may have ` + strings.Join(paths, ", ") + `"`,
 		"e": `{"status_code":400,"request_id":"","body":null} "body must be an object"`,
 		"f": `{"status_code":400,"request_id":"","body":null} "method is \"GET\": want POST"`,
 		"g": `{"status_code":200,"request_id":"id-of-the-server","body":null} "the answer is not JSON: plain"`,
@@ -120,7 +133,7 @@ func TestResume(t *testing.T) {
 	var in strings.Builder
 	const n = 40
 	for i := range n {
-		in.WriteString(line(fmt.Sprint("r", i), "/v1/x", fmt.Sprintf(`{"i":%d}`, i)))
+		in.WriteString(line(fmt.Sprint("r", i), "/v1/completions", fmt.Sprintf(`{"i":%d}`, i)))
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var answers atomic.Int64
@@ -132,7 +145,7 @@ func TestResume(t *testing.T) {
 		}
 		fmt.Fprint(w, `{}`)
 	})
-	r, err := Run(ctx, b.o)
+	r, err := b.run(ctx)
 	if !errors.Is(err, context.Canceled) || r.Answered == 0 || r.Answered >= n {
 		t.Fatalf("%+v %v", r, err)
 	}
@@ -140,14 +153,14 @@ func TestResume(t *testing.T) {
 	if int64(len(before)) != r.Answered {
 		t.Errorf("%d lines of %d", len(before), r.Answered)
 	}
-	text, err := os.ReadFile(b.o.Out)
+	text, err := os.ReadFile(b.out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b.write(b.o.Out, string(text)+`{"id":"batch_req_x","custom_id":"r`) // as if killed within a write
+	b.write(b.out, string(text)+`{"id":"batch_req_x","custom_id":"r`) // as if killed within a write
 	asked := b.asked
 	b.asked = map[string]int{}
-	if r, err = Run(t.Context(), b.o); err != nil || r.Total != n || r.Skipped != int64(len(before)) || r.Answered != n-r.Skipped || len(b.outputs()) != n {
+	if r, err = b.run(t.Context()); err != nil || r.Total != n || r.Skipped != int64(len(before)) || r.Answered != n-r.Skipped || len(b.outputs()) != n {
 		t.Errorf("%+v %v", r, err)
 	}
 	for id := range before {
@@ -156,16 +169,40 @@ func TestResume(t *testing.T) {
 			t.Errorf("%s was asked for %d and %d times", id, asked[body], b.asked[body])
 		}
 	}
-	if r, err = Run(t.Context(), b.o); err != nil || r.Answered != 0 || r.Skipped != n {
+	if r, err = b.run(t.Context()); err != nil || r.Answered != 0 || r.Skipped != n {
 		t.Errorf("%+v %v", r, err)
 	}
 }
 
-// A url that is none is the answer of its line, and does not end the run.
+// A url that is none, or that changes the server, is the answer of its line by name, and does not
+// end the run: requests carry the operator's key.
 func TestBadURL(t *testing.T) {
-	b := newBed(t, line("a", "/v1/%zz", `{}`), func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") })
-	b.o.Patience = 0
-	if r, err := Run(t.Context(), b.o); err != nil || r.Failed != 1 || !strings.Contains(string(b.outputs()["a"].Error), "/v1/%zz") {
+	for _, url := range []string{"/v1/%zz", "/v1/load_lora_adapter", "/admin/drain/d1", "/abort_requests", "/v1/completions?x=1", "/v1/completions/../../admin/drain/d1", "@evil/v1/completions", ""} {
+		b := newBed(t, line("a", url, `{}`), func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") })
+		b.o.Patience = 0
+		if r, err := b.run(t.Context()); err != nil || r.Failed != 1 || b.outputs()["a"].Response.Status != 400 || !strings.Contains(string(b.outputs()["a"].Error), fmt.Sprintf(`\"%s\": a batch may have /v1/chat/completions, `, url)) {
+			t.Errorf("%q: %+v %v %s", url, r, err, b.outputs()["a"].Error)
+		}
+	}
+}
+
+// A second batch on one output is refused until the first one ends, and changes nothing.
+func TestLock(t *testing.T) {
+	b := newBed(t, line("a", "/score", `{}`), func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) })
+	first, err := Open(b.in, b.out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(b.in, b.out); err == nil || !strings.Contains(err.Error(), "another run-batch writes "+b.out) {
+		t.Errorf("a second batch has the output: %v", err)
+	}
+	if r, err := first.Run(t.Context(), b.o); err != nil || r.Answered != 1 {
+		t.Errorf("%+v %v", r, err)
+	}
+	if err := first.Close(); err != nil {
+		t.Error(err)
+	}
+	if r, err := b.run(t.Context()); err != nil || r.Skipped != 1 {
 		t.Errorf("%+v %v", r, err)
 	}
 }
@@ -173,15 +210,15 @@ func TestBadURL(t *testing.T) {
 // A request on which the server always closes the connection ends with an error, while others are
 // answered.
 func TestUnanswered(t *testing.T) {
-	b := newBed(t, line("a", "/v1/drops", `{}`)+line("b", "/v1/slow", `{}`), func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/drops" {
+	b := newBed(t, line("a", "/v1/score", `{}`)+line("b", "/v1/rerank", `{}`), func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/score" {
 			panic(http.ErrAbortHandler)
 		}
 		time.Sleep(200 * time.Millisecond)
 		fmt.Fprint(w, `{}`)
 	})
 	b.o.Patience = 900 * time.Millisecond
-	r, err := Run(t.Context(), b.o)
+	r, err := b.run(t.Context())
 	if err != nil || r != (Result{Total: 2, Answered: 2, Failed: 1}) || b.outputs()["a"].Response.Status != 502 || !strings.Contains(string(b.outputs()["a"].Error), "no answer within") {
 		t.Errorf("%+v %v %s", r, err, b.outputs()["a"].Error)
 	}
@@ -189,13 +226,13 @@ func TestUnanswered(t *testing.T) {
 
 // After a write that failed nothing is written, because the output may end with a part of a line.
 func TestBrokenOutput(t *testing.T) {
-	b := newBed(t, line("a", "/v1/x", `{}`), func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) })
-	out, err := os.Create(b.o.Out)
+	b := newBed(t, line("a", "/v1/completions", `{}`), func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) })
+	out, err := os.Create(b.out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &run{Options: b.o, out: out, broken: io.ErrShortWrite}
-	if err := r.answer(t.Context(), &request{ID: "a", Method: "POST", URL: "/v1/x", Body: json.RawMessage("{}")}); err != io.ErrShortWrite || len(b.outputs()) != 0 {
+	r := &run{Batch: &Batch{out: out}, Options: b.o, broken: io.ErrShortWrite}
+	if err := r.answer(t.Context(), &request{ID: "a", Method: "POST", URL: "/v1/completions", Body: json.RawMessage("{}")}); err != io.ErrShortWrite || len(b.outputs()) != 0 {
 		t.Errorf("%v, %v", err, b.outputs())
 	}
 }
@@ -204,7 +241,7 @@ func TestBrokenOutput(t *testing.T) {
 // ends the run without a line.
 func TestServerRefuses(t *testing.T) {
 	var calls atomic.Int64
-	b := newBed(t, line("a", "/v1/x", `{}`), func(w http.ResponseWriter, r *http.Request) {
+	b := newBed(t, line("a", "/v1/completions", `{}`), func(w http.ResponseWriter, r *http.Request) {
 		if calls.Add(1) == 1 {
 			w.Header().Set("Retry-After", "1")
 			w.WriteHeader(429)
@@ -212,13 +249,13 @@ func TestServerRefuses(t *testing.T) {
 		}
 		fmt.Fprint(w, `{}`)
 	})
-	if r, err := Run(t.Context(), b.o); err != nil || r.Failed != 0 || calls.Load() != 2 {
+	if r, err := b.run(t.Context()); err != nil || r.Failed != 0 || calls.Load() != 2 {
 		t.Errorf("%+v %v after %d calls", r, err, calls.Load())
 	}
 	for status, want := range map[int]error{401: ErrRefused, 503: ErrServer} {
-		b := newBed(t, line("a", "/v1/x", `{}`), func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) })
+		b := newBed(t, line("a", "/v1/completions", `{}`), func(w http.ResponseWriter, r *http.Request) { w.WriteHeader(status) })
 		b.o.Patience = 0
-		if _, err := Run(t.Context(), b.o); !errors.Is(err, want) || len(b.outputs()) != 0 {
+		if _, err := b.run(t.Context()); !errors.Is(err, want) || len(b.outputs()) != 0 {
 			t.Errorf("%d: %v", status, err)
 		}
 	}
@@ -233,29 +270,46 @@ func TestBadFiles(t *testing.T) {
 		`{"custom_id":7}`: "line 1: ",
 	} {
 		b := newBed(t, in, func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") })
-		if _, err := Run(t.Context(), b.o); !errors.Is(err, ErrInput) || !strings.Contains(err.Error(), want) {
+		if _, err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", in, err)
 		}
 	}
 	b := newBed(t, line("a", "/x", "{}"), func(http.ResponseWriter, *http.Request) { t.Error("a request was sent") })
-	b.write(b.o.Out, "something else\n")
-	if _, err := Run(t.Context(), b.o); !errors.Is(err, ErrInput) || !strings.Contains(err.Error(), "line 1 is no answer of a batch") {
+	b.write(b.out, "something else\n")
+	if _, err := b.run(t.Context()); err == nil || !strings.Contains(err.Error(), "line 1 is no answer of a batch") {
 		t.Error(err)
 	}
-	if text, _ := os.ReadFile(b.o.Out); string(text) != "something else\n" {
+	if text, _ := os.ReadFile(b.out); string(text) != "something else\n" {
 		t.Errorf("the file was changed: %q", text)
 	}
 	for _, out := range []string{`{"a":`, "notes", line("a", "/x", "{}")} { // the last is the output by mistake
-		b.write(b.o.Out, out)
-		if _, err := Run(t.Context(), b.o); !errors.Is(err, ErrInput) {
+		b.write(b.out, out)
+		if _, err := b.run(t.Context()); err == nil {
 			t.Errorf("%q: %v", out, err)
 		}
-		if text, _ := os.ReadFile(b.o.Out); string(text) != out {
+		if text, _ := os.ReadFile(b.out); string(text) != out {
 			t.Errorf("the file was changed from %q to %q", out, text)
 		}
 	}
-	b.o.In += "none"
-	if _, err := Run(t.Context(), b.o); !errors.Is(err, os.ErrNotExist) {
+	for out, want := range map[string]error{filepath.Join(b.out, "x"): syscall.ENOTDIR, b.out + "none/x": os.ErrNotExist, t.TempDir(): syscall.EISDIR} {
+		if _, err := Open(b.in, out); !errors.Is(err, want) || !strings.HasPrefix(err.Error(), "--output-file: open "+out) {
+			t.Errorf("%s: %v", out, err)
+		}
+	}
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{fifo, "/dev/null"} {
+		if _, err := Open(b.in, name); err == nil || !strings.Contains(err.Error(), "--output-file: "+name+" is no regular file: a run") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Open("/dev/null", b.out); err == nil || !strings.Contains(err.Error(), "--input-file: /dev/null is no regular file: it is read") {
+		t.Error(err)
+	}
+	b.in += "none"
+	if _, err := b.run(t.Context()); !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
 	}
 }

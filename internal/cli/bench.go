@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/tandem-serving/tandem/bench"
@@ -91,10 +90,11 @@ func benchServe(v *Invocation) error {
 	return interrupted(ctx, err)
 }
 
-// interrupted returns the error of a load test, which is a stop if a signal has ended ctx.
+// interrupted returns the error of a command, which is its signal if one has ended ctx, a context
+// of process.Signals.
 func interrupted(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
-		return stopped(syscall.SIGINT)
+		return context.Cause(ctx)
 	}
 	return err
 }

@@ -168,21 +168,15 @@ func (t Table) Find(name string) *Command {
 	panic("cli: no command " + name)
 }
 
-// stopped is the error of a command that a signal ended before it was done.
-type stopped syscall.Signal
-
-// Error names the signal.
-func (s stopped) Error() string { return "stopped: " + syscall.Signal(s).String() }
-
 // status prints an error and returns the exit status.
 func status(name string, errOut io.Writer, err error) int {
 	if err == nil || errors.Is(err, config.ErrHelp) || errors.Is(err, config.ErrDryRun) {
 		return 0
 	}
-	var signal stopped
+	var signal process.Stopped
 	if errors.As(err, &signal) {
 		fmt.Fprintf(errOut, "tandem %s: %s\n", name, err)
-		return 128 + int(signal)
+		return signal.Status()
 	}
 	var problems config.Problems
 	if !errors.As(err, &problems) {
@@ -207,6 +201,12 @@ func explain(err error) (text string, status int) {
 	// memberlist does not wrap the error, so that only its text is left.
 	if strings.Contains(text, syscall.EADDRINUSE.Error()) {
 		text += "; another program listens there: end it, or choose another port"
+	}
+	if strings.Contains(text, syscall.EADDRNOTAVAIL.Error()) {
+		text += "; no network interface of this machine has that address"
+	}
+	if strings.Contains(text, "KV region ") { // of either backend
+		text += "; lower --kv-cache-memory-bytes, or end what else uses memory"
 	}
 	for _, sentinel := range []error{config.ErrValue, engine.ErrOption, engine.ErrModel, process.ErrOption, hub.ErrModel} {
 		if errors.Is(err, sentinel) {

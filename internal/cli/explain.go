@@ -9,10 +9,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/term"
 
 	"github.com/tandem-serving/tandem/docs"
+	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/explainlog"
 )
@@ -40,12 +42,14 @@ func explainLog(v *Invocation) error {
 		name = args[0]
 	}
 	e := explainlog.New(explainlog.Messages(docs.LogLines))
-	log := bufio.NewReaderSize(io.LimitReader(in, maxLog), explainlog.MaxLine)
+	meter := newReadMeter(in, Draws(os.Stderr))
+	log := bufio.NewReaderSize(io.LimitReader(meter, maxLog), explainlog.MaxLine)
 	// A log is looked at by many patterns, which takes minutes for a program.
 	if head, _ := log.Peek(explainlog.MaxLine); bytes.IndexByte(head, 0) >= 0 {
 		return fmt.Errorf("%w: %s is no text: it has bytes of value 0", config.ErrValue, name)
 	}
 	rest, err := readLines(log, maxLog, e.Add)
+	meter.end()
 	if err != nil {
 		return fmt.Errorf("%w: reading %s: %w", config.ErrValue, name, err)
 	}
@@ -66,6 +70,42 @@ func explainLog(v *Invocation) error {
 	}
 	_, err = io.WriteString(v.Out, report.Text(name, terminal(v.Out, v.Environ, *summary)))
 	return err
+}
+
+// readMeter is a file whose reading is shown at a terminal: by a bar, or, where the size is not
+// known, by the bytes so far.
+type readMeter struct {
+	in          *os.File
+	show        func(done, total int64) // nil: nothing is shown
+	done, total int64
+}
+
+func newReadMeter(in *os.File, shown bool) *readMeter {
+	m := &readMeter{in: in, total: -1}
+	if !shown {
+		return m
+	}
+	if info, err := in.Stat(); err == nil && info.Mode().IsRegular() {
+		m.total = min(info.Size(), maxLog)
+	}
+	m.show = progress(os.Stderr, true, "reading the log", false, memory.Bytes, nil, time.Now)
+	return m
+}
+
+// Read implements io.Reader.
+func (m *readMeter) Read(p []byte) (int, error) {
+	n, err := m.in.Read(p)
+	if m.done += int64(n); m.show != nil {
+		m.show(m.done, m.total)
+	}
+	return n, err
+}
+
+// end removes the bar.
+func (m *readMeter) end() {
+	if m.show != nil {
+		m.show(max(1, m.done), max(1, m.done))
+	}
 }
 
 // terminal returns how to write to w: with colours and its width if it is a terminal.

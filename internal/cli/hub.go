@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 
 	"golang.org/x/term"
@@ -50,14 +48,14 @@ func pull(v *Invocation) error {
 	if o.Progress = downloading(os.Stderr, o.Log); *quiet {
 		o.Log, o.Progress = slog.New(slog.DiscardHandler), nil
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, _, stop := process.Signals()
 	defer stop()
 	dir, err := hub.Pull(ctx, o)
 	if ctx.Err() != nil && err != nil {
-		if o.Progress != nil && term.IsTerminal(int(os.Stderr.Fd())) {
+		if o.Progress != nil && Draws(os.Stderr) {
 			fmt.Fprintln(v.ErrOut) // ends the line of the bar
 		}
-		return stopped(syscall.SIGINT)
+		return context.Cause(ctx)
 	} else if err != nil {
 		return err
 	}

@@ -2,7 +2,10 @@ package cli
 
 import (
 	"bytes"
+	"io"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -62,6 +65,61 @@ func TestDownloadProgress(t *testing.T) {
 		}
 		if terminal && (lines != 0 || !strings.Contains(out.String(), "downloading "+strings.Repeat("█", 18)+strings.Repeat("·", 12)+"  60% 60 MiB of 100 MiB, 40s left") || !strings.HasSuffix(out.String(), "\r\x1b[K")) {
 			t.Errorf("%d lines, drawn: %q", lines, out.String())
+		}
+	}
+}
+
+// A total that is not known is shown as the amount so far, and the line is removed in the end.
+// Elsewhere nothing is logged.
+func TestProgressWithoutATotal(t *testing.T) {
+	for _, terminal := range []bool{false, true} {
+		var out bytes.Buffer
+		clock := time.Unix(0, 0)
+		show := progress(&out, terminal, "reading the log", false, memory.Bytes, nil, func() time.Time { return clock })
+		for i := int64(1); i <= 3; i++ {
+			clock = clock.Add(time.Second)
+			show(i<<20, -1)
+		}
+		show(3<<20, 3<<20)
+		want := ""
+		if terminal {
+			want = "\r\x1b[Kreading the log: 1 MiB\r\x1b[Kreading the log: 2 MiB\r\x1b[Kreading the log: 3 MiB\r\x1b[K"
+		}
+		if out.String() != want {
+			t.Errorf("drawn %q, want %q", out.String(), want)
+		}
+	}
+}
+
+// The meter of a file knows the size; that of a pipe does not.
+func TestReadMeter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := w.WriteString("12345"); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	for in, total := range map[*os.File]int64{file: 5, r: -1} {
+		m := newReadMeter(in, true)
+		var last [2]int64
+		m.show = func(done, total int64) { last = [2]int64{done, total} }
+		if text, err := io.ReadAll(m); err != nil || string(text) != "12345" || last != [2]int64{5, total} {
+			t.Errorf("read %q, %v, shown %v, want a total of %d", text, err, last, total)
+		}
+		if m.end(); last != [2]int64{5, 5} {
+			t.Errorf("ended with %v", last)
 		}
 	}
 }

@@ -109,7 +109,7 @@ func (m *Model) pull(ctx context.Context, environ []string, log *slog.Logger) pu
 	return func(name, revision string) (string, error) {
 		dir, err := hub.Pull(ctx, hub.Options{Name: name, Revision: revision, Environ: environ, Agent: "tandem", Log: log, Progress: downloading(os.Stderr, log)})
 		if err != nil && ctx.Err() != nil {
-			return "", stopped(syscall.SIGTERM)
+			return "", context.Cause(ctx)
 		}
 		return dir, err
 	}

@@ -165,9 +165,9 @@ func chat(v *Invocation) error {
 	}
 	switch {
 	case errors.Is(err, console.ErrInterrupted):
-		return stopped(syscall.SIGINT)
+		return process.Stopped(syscall.SIGINT)
 	case ctx.Err() != nil:
-		return stopped(syscall.SIGTERM)
+		return process.Stopped(syscall.SIGTERM)
 	}
 	return err
 }
@@ -255,7 +255,7 @@ func showStatus(v *Invocation) error {
 	if !*watch {
 		return once(v.Out)
 	}
-	clear := term.IsTerminal(int(os.Stdout.Fd())) && !*asJSON
+	clear := Draws(os.Stdout) && !*asJSON
 	for {
 		var text strings.Builder
 		if err := once(&text); errors.Is(err, console.ErrDenied) {

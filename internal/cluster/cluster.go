@@ -374,10 +374,14 @@ func (c *Cluster) meet(addrs []string, missed bool) (unmet []string, err error) 
 	}
 	if len(met) > 0 {
 		c.mu.Lock()
-		found := !c.joined || c.arrivals > before || missed
+		arrived := c.arrivals > before || missed
+		found := !c.joined || arrived
 		c.joined = true
 		c.mu.Unlock()
-		if found { // a member that is about to leave still answers
+		switch {
+		case found && !arrived && c.list.NumMembers() < 2: // a service's name may have the address of its first member alone
+			c.o.Log.Info("--join leads to this process itself: no other member yet", "through", met)
+		case found: // a member that is about to leave still answers
 			c.o.Log.Info("joined the cluster", "through", met)
 		}
 	}

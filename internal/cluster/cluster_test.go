@@ -494,6 +494,19 @@ func TestJoinIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// A member that reaches only itself does not log that it joined.
+func TestJoinOfItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log lockedLog
+		c := start(t, NewNetwork(1, 0), 0, func(o *Options) { o.Join, o.Log = []string{address(0)}, slog.New(slog.NewTextHandler(&log, nil)) })
+		time.Sleep(5 * time.Second)
+		if log.count("joined the cluster") != 0 || log.count("--join leads to this process itself: no other member yet") != 1 {
+			t.Errorf("logged: %s", &log.b)
+		}
+		closeAll(t, []*node{c})
+	})
+}
+
 // lockedLog is a log that a test reads while it is written.
 type lockedLog struct {
 	mu sync.Mutex

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -205,10 +206,30 @@ func (s *Set) SecondsVar(p *time.Duration, name string, off bool, usage string) 
 	}), name, usage)
 }
 
+// HostVar declares a flag for the host's part of an address, with the default *p. The brackets of
+// an IPv6 address are dropped.
+func (s *Set) HostVar(p *string, name, usage string) {
+	s.Var(Value(p, "string", func(a string) string { return a }, func(v string) (string, error) {
+		v = withoutBrackets(v)
+		if _, err := netip.ParseAddr(v); err != nil && strings.ContainsAny(v, ":/[] ") {
+			return "", fmt.Errorf("%q is not a host, such as 127.0.0.1, ::1 or a name; the port has a flag of its own", v)
+		}
+		return v, nil
+	}), name, usage)
+}
+
+func withoutBrackets(host string) string {
+	if strings.HasPrefix(host, "[") && strings.HasSuffix(host, "]") {
+		return host[1 : len(host)-1]
+	}
+	return host
+}
+
 // AddressVar declares a flag for an IP address, or localhost; empty: none. Other names are refused,
 // because gossip resolves none.
 func (s *Set) AddressVar(p *string, name, usage string) {
 	s.Var(Value(p, "string", func(a string) string { return a }, func(v string) (string, error) {
+		v = withoutBrackets(v)
 		if v != "" && v != "localhost" && net.ParseIP(v) == nil {
 			return "", fmt.Errorf("%q is not an IP address, such as 10.0.0.1", v)
 		}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/internal/regular"
@@ -103,6 +104,9 @@ func (c *Client) Chat(ctx context.Context, o ChatOptions, t Terminal) (err error
 			err = s.run(ctx, name, argument)
 		} else if text != "" {
 			err = s.turn(ctx, text)
+			if slices.Contains([]string{"exit", "quit", "bye", "help"}, text) {
+				s.hint("(the model got this as a message; the commands are /exit and /help)")
+			}
 		}
 		switch {
 		case ctx.Err() != nil:

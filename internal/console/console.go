@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
@@ -105,6 +106,8 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	switch {
 	case json.Unmarshal(text, &e) == nil && e.Error.Message != "":
 		text = []byte(e.Error.Message)
+	case c.proxied(req):
+		text = fmt.Appendf(bytes.TrimSpace(text), "; this answer may be that of %s", proxyRemedy)
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
 		text = fmt.Appendf(bytes.TrimSpace(text), "; %s%s is no route of a gateway: give --url the address of --port or --admin-listen, not the metrics of a node", c.URL, path)
 	}
@@ -125,7 +128,16 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 func (c *Client) remedy(err error) string {
 	rest, plain := strings.CutPrefix(c.URL, "http://")
 	var unknown x509.UnknownAuthorityError
+	var invalid x509.CertificateInvalidError
+	var name x509.HostnameError
+	var op *net.OpError
 	switch {
+	case errors.As(err, &op) && op.Op == "proxyconnect":
+		return "that is " + proxyRemedy
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return "renew the gateway's certificate, or set this machine's clock"
+	case errors.As(err, &name):
+		return "write --url with a name of the gateway's certificate"
 	case plain && errors.Is(err, io.EOF):
 		return "a gateway with a certificate has the URL https://" + rest
 	case errors.As(err, &unknown):
@@ -134,6 +146,15 @@ func (c *Client) remedy(err error) string {
 		return "a gateway without a certificate has the URL http://" + strings.TrimPrefix(c.URL, "https://")
 	}
 	return "start a cluster with `tandem up`, or name its gateway with --url"
+}
+
+// proxyRemedy names the proxy that a request went through, with what to do.
+const proxyRemedy = "the proxy that HTTP_PROXY or HTTPS_PROXY names: NO_PROXY=HOST in the environment excepts the gateway"
+
+// proxied reports whether a request goes through a proxy of the environment.
+func (c *Client) proxied(req *http.Request) bool {
+	proxy, err := http.ProxyFromEnvironment(req)
+	return c.HTTP == nil && err == nil && proxy != nil
 }
 
 // Ready returns nil if the gateway, or a node at c.URL, is ready. It needs no key.

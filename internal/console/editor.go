@@ -559,7 +559,8 @@ func historyText(entries ...string) (text []byte) {
 	return text
 }
 
-// remember adds a message to the history and its file, unless it repeats the newest.
+// remember adds a message to the history and its file, unless it repeats the newest. After an error
+// the file is left alone, so that it is reported once.
 func (e *editor) remember(text string) error {
 	if text == "" || len(e.history) > 0 && e.history[len(e.history)-1] == text {
 		return nil
@@ -568,13 +569,22 @@ func (e *editor) remember(text string) error {
 	if e.path == "" {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(e.path), 0o700); err != nil {
+	err := appendFile(e.path, historyText(text))
+	if err != nil {
+		e.path = ""
+	}
+	return err
+}
+
+// appendFile appends text to a file of the user, and creates it and its folder.
+func appendFile(path string, text []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(e.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(historyText(text))
+	_, err = f.Write(text)
 	return errors.Join(err, f.Close())
 }

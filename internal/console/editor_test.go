@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -165,5 +166,20 @@ func TestEditorResizes(t *testing.T) {
 				t.Fatalf("seed %d, step %d, %q: the cursor is in row %d, column %d, want %d, %d;\n got %q\nwant %q", seed, step, what, s.row, s.column, len(above)+len(front)-1, column, got, want)
 			}
 		}
+	}
+}
+
+// A history that cannot be kept is reported once, and the messages of this run stay.
+func TestHistoryNotKept(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e := &editor{path: filepath.Join(file, "chat.history")}
+	if err := e.remember("a"); err == nil {
+		t.Error("a file that cannot be is written")
+	}
+	if err := e.remember("b"); err != nil || len(e.history) != 2 {
+		t.Errorf("%v, history %q", err, e.history)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -66,29 +67,44 @@ func TestBinaryRunBatch(t *testing.T) {
 	}
 	write(lines.String())
 	args := []string{"run-batch", "-i", in, "-o", out, "--max-concurrency", "4"}
-	cmd := exec.CommandContext(t.Context(), path, args...)
-	var log bytes.Buffer
-	cmd.Stderr = &log
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	for until := time.Now().Add(startBound); ; time.Sleep(5 * time.Millisecond) {
-		if text, err := os.ReadFile(out); err == nil && bytes.Count(text, []byte("\n")) >= 3 {
-			break
+	killAfter := func(s syscall.Signal, lines int, args ...string) (status int, stderr string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), path, args...)
+		var log bytes.Buffer
+		cmd.Stderr = &log
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
 		}
-		if time.Now().After(until) {
-			t.Fatal("nothing was answered\n", log.String())
+		for until := time.Now().Add(startBound); ; time.Sleep(5 * time.Millisecond) {
+			if text, err := os.ReadFile(out); err == nil && bytes.Count(text, []byte("\n")) >= lines {
+				break
+			}
+			if time.Now().After(until) {
+				t.Fatal("nothing was answered\n", log.String())
+			}
 		}
+		if _, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", out); err == nil || !strings.Contains(stderr, "another run-batch writes "+out) {
+			t.Errorf("a second run on the output: %v\n%s", err, stderr)
+		}
+		if err := cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // the state has the status
+		return cmd.ProcessState.ExitCode(), log.String()
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // killed
+	_, _ = killAfter(syscall.SIGKILL, 3, args...)
 	before, err := os.ReadFile(out)
 	if err != nil {
 		t.Fatal(err)
 	}
 	had := bytes.Count(before, []byte("\n"))
+	if status, stderr := killAfter(syscall.SIGTERM, had+2, args...); status != 143 || !strings.Contains(stderr, fmt.Sprintf("of %d requests are answered: the same command continues", n)) {
+		t.Errorf("after SIGTERM status %d\n%s", status, stderr)
+	}
+	if before, err = os.ReadFile(out); err != nil {
+		t.Fatal(err)
+	}
+	had = bytes.Count(before, []byte("\n"))
 	if had >= n {
 		t.Fatalf("all %d requests were answered before the kill", n)
 	}
@@ -112,14 +128,22 @@ func TestBinaryRunBatch(t *testing.T) {
 
 	c := startServe(t)
 	out = filepath.Join(dir, "far.jsonl")
+	far := []string{"run-batch", "-i", in, "-o", out, "--url", c.url(""), "--api-key", c.key, "--max-concurrency", "2"}
+	if status, stderr := killAfter(syscall.SIGINT, 2, far...); status != 130 || !strings.Contains(stderr, "tandem run-batch: stopped: interrupt; ") {
+		t.Errorf("after Ctrl-C status %d\n%s", status, stderr)
+	}
+	if err := os.Remove(out); err != nil {
+		t.Fatal(err)
+	}
 	write(`{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"Hello","max_tokens":3}}
 {"custom_id":"b","method":"POST","url":"/tokenize","body":{"prompt":"Hello"}}
 {"custom_id":"c","method":"POST","url":"/v1/embeddings","body":{"input":"Hello"}}
+{"custom_id":"d","method":"POST","url":"/v1/load_lora_adapter","body":{"lora_name":"x","lora_path":"/"}}
 `)
-	if stdout, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", out, "--url", c.url(""), "--api-key", c.key); err != nil || !strings.Contains(stdout, "3 requests: 3 answered in") || !strings.Contains(stdout, "1 of them with an error") {
+	if stdout, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", out, "--url", c.url(""), "--api-key", c.key); err != nil || !strings.Contains(stdout, "4 requests: 4 answered in") || !strings.Contains(stdout, "2 of them with an error") {
 		t.Fatal(stdout, stderr, err)
 	}
-	if l := batchLines(t, out); l["a"].Response.Body.Object != "text_completion" || l["b"].Response.Body.Count == 0 || l["c"].Response.Status != 404 || !strings.Contains(string(l["c"].Error), "nothing at /v1/embeddings") {
+	if l := batchLines(t, out); l["a"].Response.Body.Object != "text_completion" || l["b"].Response.Body.Count == 0 || l["c"].Response.Status != 404 || !strings.Contains(string(l["c"].Error), "nothing at /v1/embeddings") || l["d"].Response.Status != 400 {
 		t.Errorf("%+v", l)
 	}
 	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", filepath.Join(dir, "none"), "--url", c.url(""), "--api-key", "wrong"); err == nil || !strings.Contains(stderr, "give the key with --api-key") {
@@ -127,6 +151,10 @@ func TestBinaryRunBatch(t *testing.T) {
 	}
 	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in+"x", "-o", out); err == nil || !strings.HasPrefix(stderr, "tandem run-batch: --input-file: open ") {
 		t.Errorf("without an input: %v\n%s", err, stderr)
+	}
+	began := time.Now()
+	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", dir+"/absent/x"); err == nil || !strings.HasPrefix(stderr, "tandem run-batch: --output-file: open "+dir+"/absent/x: no such") {
+		t.Errorf("without a folder for the output, after %v: %v\n%s", time.Since(began), err, stderr)
 	}
 	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in); err == nil || !strings.Contains(stderr, "--output-file (-o)") {
 		t.Error(stderr, err)

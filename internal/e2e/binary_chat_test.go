@@ -72,7 +72,14 @@ type terminal struct {
 
 func startTerminal(t *testing.T, args ...string) *terminal {
 	t.Helper()
+	return startTerminalOf(t, "xterm", args...)
+}
+
+// startTerminalOf starts a command at a terminal of a kind.
+func startTerminalOf(t *testing.T, kind string, args ...string) *terminal {
+	t.Helper()
 	c := &terminal{t: t, cmd: exec.Command(binary(t), args...), ended: make(chan error, 1)}
+	c.cmd.Env = append(os.Environ(), "TERM="+kind)
 	var err error
 	if c.file, err = pty.Start(c.cmd); err != nil {
 		t.Fatal(err)
@@ -337,6 +344,11 @@ func TestBinaryChatHints(t *testing.T) {
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) || exit.ExitCode() != c.status || !strings.Contains(errOut, c.want) {
 			t.Errorf("%q: %v, %q", c.args, err, errOut)
+		}
+	}
+	for proxy, want := range map[string]string{"http://" + closed.Addr().String(): "that is the proxy that HTTP_PROXY or HTTPS_PROXY names", node.URL: "this answer may be that of the proxy that"} {
+		if _, errOut, err := tandem(t, []string{"HTTP_PROXY=" + proxy, "NO_PROXY=", "no_proxy="}, "status", "--url", "http://gateway.example:8000"); err == nil || !strings.Contains(errOut, want) {
+			t.Errorf("through the proxy %s: %v, %q", proxy, err, errOut)
 		}
 	}
 	if out, _, err := tandem(t, nil, "help", "serve"); err != nil || !strings.Contains(out, "Usage: tandem serve") {

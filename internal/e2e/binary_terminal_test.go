@@ -213,6 +213,14 @@ func TestBinaryStatusWatch(t *testing.T) {
 	if text := watch.out.String(); !strings.Contains(text, "\x1b[H") || strings.Contains(text, "\x1b[2J") {
 		t.Errorf("watched as %q", text)
 	}
+	dumb := startTerminalOf(t, "dumb", "status", "--watch", "--interval", "100ms", "--url", server.URL)
+	dumb.expect("ready")
+	dumb.expect("ready")
+	dumb.enter(ctrlC)
+	<-dumb.ended
+	if text := dumb.out.String(); strings.Contains(text, "\x1b") {
+		t.Errorf("a terminal without a cursor gets %q", text)
+	}
 	if _, errOut, err := tandem(t, nil, "status", "--watch", "--interval", "1ms"); err == nil || !strings.Contains(errOut, "at least 100ms") {
 		t.Errorf("an interval of 1ms: %v, %s", err, errOut)
 	}

@@ -98,9 +98,11 @@ type Report struct {
 // Explainer takes the lines of one log. Its methods may not be called concurrently.
 type Explainer struct {
 	rules   []compiled
+	find    *finder // of the rules' needles
 	own     map[string]Message
 	ownList []Message // with placeholders, to be matched in order
 	report  Report
+	planned planned  // of the last plan of any run
 	states  []*state // of report.Runs
 	entries int
 	text    int // characters in them
@@ -110,7 +112,7 @@ type Explainer struct {
 func New(own []Message) *Explainer { return explainer(compile(rules), own) }
 
 func explainer(rules []compiled, own []Message) *Explainer {
-	e := &Explainer{rules: rules, own: map[string]Message{}}
+	e := &Explainer{rules: rules, find: newFinder(rules), own: map[string]Message{}}
 	for _, m := range own {
 		e.own[m.Text] = m
 		e.ownList = append(e.ownList, m)
@@ -196,7 +198,7 @@ func (e *Explainer) state(r record) *state {
 			return s
 		}
 	}
-	s := newState(len(e.states))
+	s := newState(len(e.states), &e.planned)
 	s.mark(starts)
 	e.states = append(e.states, s)
 	return s

@@ -386,12 +386,21 @@ func FuzzAdd(f *testing.F) {
 
 // A pattern's needles never exclude what it matches.
 func TestNeedles(t *testing.T) {
-	for _, c := range compile(rules) {
-		if c.pattern == "" {
-			continue
+	all := compile(rules)
+	find := newFinder(all)
+	for i, c := range all {
+		if c.has != "" && len(c.has) < leastNeedle {
+			t.Errorf("%s: %q is too short to be found", c.name, c.has)
 		}
 		for _, line := range strings.Split(started, "\n") {
-			if c.re.MatchString(line) && c.needles != nil && !containsAny(strings.ToLower(line), c.needles) {
+			lower := strings.ToLower(line)
+			find.look(lower)
+			has := c.has == "" || strings.Contains(lower, c.has)
+			one := c.needles == nil || slices.ContainsFunc(c.needles, func(n string) bool { return strings.Contains(lower, n) })
+			if find.may(i) != (has && one) {
+				t.Errorf("%s: %q: may match: %t, has %t, needles %t", c.name, line, find.may(i), has, one)
+			}
+			if c.re != nil && c.re.MatchString(line) && !one {
 				t.Errorf("%s: %q matches without any of %q", c.name, line, c.needles)
 			}
 		}

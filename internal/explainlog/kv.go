@@ -101,9 +101,32 @@ func known(model string) ([]backend.KVShape, bool) {
 	return nil, false
 }
 
-// plan computes how the run's KV memory is spent. It fails for models that shapes does not list,
-// and for KV types that the engine does not have.
+// planned is the last plan with what it follows from. Every line of rates needs that of its run.
+type planned struct {
+	planKey
+	plan memory.Plan
+	unit int
+	ok   bool
+}
+
+type planKey struct {
+	model, kvType, dtype             string
+	tp, maxLen, batched, blockTokens int
+	kv                               float64
+}
+
+// plan returns how the run's KV memory is spent, and the least tokens of a block. It fails for
+// models that shapes does not list, and for KV types that the engine does not have.
 func (s *state) plan() (memory.Plan, int, bool) {
+	last, key := s.planned, planKey{s.model, s.kvType, s.dtype, s.tp, s.maxLen, s.batched, s.blockTokens, s.mem.kv}
+	if last.planKey != key {
+		last.planKey = key
+		last.plan, last.unit, last.ok = s.newPlan()
+	}
+	return last.plan, last.unit, last.ok
+}
+
+func (s *state) newPlan() (memory.Plan, int, bool) {
 	layers, ok := known(s.model)
 	for i := range layers { // each GPU has its share of the heads, and a whole one at least
 		layers[i].KVHeads = max(1, layers[i].KVHeads/max(1, s.tp))

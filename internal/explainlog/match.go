@@ -72,10 +72,10 @@ func (e *Explainer) match(msg string) (*compiled, []string) {
 	if len(text) > matchLen {
 		text = text[:matchLen]
 	}
-	lower := strings.ToLower(text)
+	e.find.look(strings.ToLower(text))
 	for i := range e.rules {
 		c := &e.rules[i]
-		if c.has != "" && !strings.Contains(lower, c.has) || c.needles != nil && !containsAny(lower, c.needles) {
+		if !e.find.may(i) {
 			continue
 		}
 		if c.re == nil {
@@ -86,15 +86,6 @@ func (e *Explainer) match(msg string) (*compiled, []string) {
 		}
 	}
 	return nil, nil
-}
-
-func containsAny(text string, needles []string) bool {
-	for _, n := range needles {
-		if strings.Contains(text, n) {
-			return true
-		}
-	}
-	return false
 }
 
 // fill puts the groups of a match into a text.

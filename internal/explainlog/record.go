@@ -122,42 +122,45 @@ func parse(raw string) record {
 			break
 		}
 	}
-	switch m := native.FindStringSubmatch(text); {
-	case m != nil:
+	first := byte(0) // most lines cannot match most of the patterns
+	if text != "" {
+		first = text[0]
+	}
+	leveled := strings.IndexByte("DIWEC", first) >= 0
+	if m := findIf(leveled, native, text); m != nil {
 		r.level, r.when, r.msg = m[1], m[2], m[7]
 		r.setSource(m[3]+m[5], m[4]+m[6])
 		r.at = clock("01-02 15:04:05", m[2])
 		return r
-	case strings.HasPrefix(text, "{"):
-		if r.fromJSON(text) {
-			return r
-		}
 	}
-	if m := glog.FindStringSubmatch(text); m != nil {
+	if first == '{' && r.fromJSON(text) {
+		return r
+	}
+	if m := findIf(leveled || first == 'F' || first == '[', glog, text); m != nil {
 		r.level = map[string]string{"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}[m[1]]
 		r.when, r.msg = m[3], m[6]
 		r.setSource(m[4], m[5])
 		return r
 	}
-	if m := loggerOf.FindStringSubmatch(text); m != nil {
+	if m := findIf(first == '[', loggerOf, text); m != nil {
 		r.level, r.msg = m[2], m[5]
 		r.setSource(m[3], m[4])
 		return r
 	}
-	if m := ray.FindStringSubmatch(text); m != nil {
+	if m := findIf(leveled || first == '-', ray, text); m != nil {
 		r.level, r.msg = m[1], m[4]
 		r.setSource(m[2], m[3])
 		return r
 	}
-	if m := uvicorn.FindStringSubmatch(text); m != nil {
+	if m := findIf(leveled, uvicorn, text); m != nil {
 		r.level, r.msg = m[1], m[2]
 		return r
 	}
-	if m := prompt.FindStringSubmatch(text); m != nil && r.level == "" {
+	if m := findIf(r.level == "" && strings.ContainsAny(text, "#$%"), prompt, text); m != nil {
 		r.command, r.msg = true, m[1]
 		return r
 	}
-	if m := dashed.FindStringSubmatch(text); m != nil && r.when != "" && m[4] != "" {
+	if m := findIf(r.when != "", dashed, text); m != nil && m[4] != "" {
 		r.level, r.msg = level(m[2]), m[4]
 		r.setSource(or(m[1], m[3]), "")
 		return r
@@ -166,10 +169,20 @@ func parse(raw string) record {
 	return r
 }
 
+// findIf returns the match of a pattern where likely, a cheaper test, is true.
+func findIf(likely bool, pattern *regexp.Regexp, text string) []string {
+	if !likely {
+		return nil
+	}
+	return pattern.FindStringSubmatch(text)
+}
+
 // unquote drops the marks of a line that was copied from a Markdown page.
 func unquote(s string) string {
-	if q := quoted.FindString(s); q != "" && len(q) < 16 {
-		s = s[len(q):]
+	if strings.HasPrefix(s, ">") {
+		if q := quoted.FindString(s); len(q) < 16 {
+			s = s[len(q):]
+		}
 	}
 	if strings.HasPrefix(s, "^C") && len(s) > 2 { // a terminal's echo of Ctrl-C
 		s = s[2:]
@@ -182,28 +195,32 @@ func unquote(s string) string {
 
 // prefix cuts one prefix off.
 func (r *record) prefix(s string) string {
-	if m := process.FindStringSubmatch(s); m != nil {
+	if s == "" {
+		return s
+	}
+	first := s[0]
+	if m := findIf(first == '(', process, s); m != nil {
 		r.process = m[1]
 		return s[len(m[0]):]
 	}
-	if m := bracketed.FindString(s); m != "" && r.when != "" { // of a program that passes vLLM's output on
-		return s[len(m):]
+	if m := findIf(first == '[' && r.when != "", bracketed, s); m != nil { // of a program that passes vLLM's output on
+		return s[len(m[0]):]
 	}
-	if m := rank.FindString(s); m != "" {
-		r.process = strings.Trim(m, "[]: ")
-		return s[len(m):]
+	if m := findIf(first == '[', rank, s); m != nil {
+		r.process = strings.Trim(m[0], "[]: ")
+		return s[len(m[0]):]
 	}
-	if m := isoTime.FindStringSubmatch(s); m != nil {
+	if m := findIf(first == '[' || '0' <= first && first <= '9', isoTime, s); m != nil {
 		r.when, r.at = m[1], clock("2006-01-02 15:04:05", strings.Replace(m[1], "T", " ", 1))
 		return s[len(m[0]):]
 	}
-	if m := syslog.FindStringSubmatch(s); m != nil {
+	if m := findIf(len(s) > 3 && s[3] == ' ', syslog, s); m != nil {
 		r.when, r.at = m[1], clock("15:04:05", m[1])
 		return s[len(m[0]):]
 	}
-	if m := container.FindString(s); m != "" && len(s) > len(m) && !strings.HasPrefix(s[len(m):], "|") {
-		r.process = strings.TrimRight(m, " |")
-		return s[len(m):]
+	if m := findIf(strings.IndexByte(s, '|') > 0, container, s); m != nil && len(s) > len(m[0]) && s[len(m[0])] != '|' {
+		r.process = strings.TrimRight(m[0], " |")
+		return s[len(m[0]):]
 	}
 	return s
 }

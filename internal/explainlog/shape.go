@@ -179,12 +179,16 @@ func shapeOfRecord(s *state, r record) Entry {
 func keyFigures(msg string) []string {
 	msg = shorten(msg, matchLen)
 	var all []string
-	for _, m := range measured.FindAllString(msg, 6) {
-		all = append(all, strings.TrimRight(m, " ,.;)"))
+	if strings.ContainsAny(msg, "0123456789") {
+		for _, m := range measured.FindAllString(msg, 6) {
+			all = append(all, strings.TrimRight(m, " ,.;)"))
+		}
 	}
-	for _, m := range setting.FindAllString(msg, 8) {
-		if len(all) < 10 {
-			all = append(all, m)
+	if strings.IndexByte(msg, '=') >= 0 {
+		for _, m := range setting.FindAllString(msg, 8) {
+			if len(all) < 10 {
+				all = append(all, m)
+			}
 		}
 	}
 	if len(all) == 0 {

@@ -68,13 +68,14 @@ type state struct {
 	results                                           map[string]float64 // of a benchmark
 	traceback                                         bool
 
+	planned  *planned
 	findings []Finding
 	entries  []Entry
 	series   []Series
 }
 
-func newState(n int) *state {
-	return &state{number: n + 1, blockTokens: 16, results: map[string]float64{}}
+func newState(n int, p *planned) *state {
+	return &state{number: n + 1, planned: p, blockTokens: 16, results: map[string]float64{}}
 }
 
 // ended reports whether a new start of that kind belongs to another run.

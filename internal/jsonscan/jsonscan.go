@@ -343,6 +343,12 @@ func Past(b []byte, at int) int {
 	return -1
 }
 
+// IsString reports whether a checked value, which may be missing (nil), is a string; IsList and
+// IsObject report the same of lists and objects.
+func IsString(v []byte) bool { return len(v) > 0 && v[0] == '"' }
+func IsList(v []byte) bool   { return len(v) > 0 && v[0] == '[' }
+func IsObject(v []byte) bool { return len(v) > 0 && v[0] == '{' }
+
 // Text returns the text of a checked string, without quotes and escapes. Halves of surrogate pairs
 // become U+FFFD.
 func Text(quoted []byte) string {

@@ -45,7 +45,7 @@ func LocalCerts(dir string) (string, error) {
 	}
 	dir = filepath.Join(dir, "certs")
 	if err := tlsconf.CreateCA(dir); err != nil && !errors.Is(err, tlsconf.ErrExists) {
-		return "", err
+		return "", fmt.Errorf("%w; --state-dir names another folder for certificates", err)
 	}
 	// The gateway and the nodes share this folder, so that it needs the role with all rights.
 	return tlsconf.IssueNode(dir, "gateway/local", nil)

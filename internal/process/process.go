@@ -10,6 +10,7 @@ package process
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
@@ -97,9 +99,21 @@ func (o Options) Check() error {
 func loadCerts(dir string, log *slog.Logger) (*tlsconf.Material, error) {
 	m, err := tlsconf.Load(dir, log)
 	if errors.Is(err, tlsconf.ErrMaterial) {
-		return nil, fmt.Errorf("%w: --tls-dir %s: %w; `tandem ca DIR gateway/NAME` or `tandem ca DIR node/NAME` creates such a folder", ErrOption, dir, err)
+		return nil, fmt.Errorf("%w: --tls-dir %s: %w; %s", ErrOption, dir, err, certsRemedy(err))
 	}
 	return m, err
+}
+
+// certsRemedy returns what to do about a folder of certificates that cannot be used.
+func certsRemedy(err error) string {
+	var invalid x509.CertificateInvalidError
+	switch {
+	case !errors.As(err, &invalid) || invalid.Reason != x509.Expired:
+		return "`tandem ca DIR gateway/NAME` or `tandem ca DIR node/NAME` creates such a folder"
+	case time.Now().Before(invalid.Cert.NotBefore):
+		return "set this machine's clock, or that of the machine on which `tandem ca` ran"
+	}
+	return "`tandem ca renew DIR` issues new ones, unless this machine's clock is wrong"
 }
 
 // toggleDebug makes SIGUSR1 switch between the current level and debug, until stop.
@@ -196,26 +210,38 @@ func (p *Process) End() {
 	p.stop = nil
 }
 
-// ExitAtSecondSignal exits at once at the second signal.
+// ExitAtSecondSignal exits at once at the second signal, with the status of a process that the
+// first one ended.
 func (p *Process) ExitAtSecondSignal() {
 	go func() {
 		<-p.Second
 		p.Log.Warn("second signal: ending now")
-		os.Exit(1)
+		var s Stopped
+		errors.As(context.Cause(p.Ctx), &s)
+		os.Exit(s.Status())
 	}()
 }
 
-// Signals returns a context that ends at the first SIGINT or SIGTERM and a
-// channel that is closed at the second.
+// Stopped is the error of a command that a signal ended before it was done.
+type Stopped syscall.Signal
+
+// Error names the signal.
+func (s Stopped) Error() string { return "stopped: " + syscall.Signal(s).String() }
+
+// Status returns the exit status of a process that the signal ended.
+func (s Stopped) Status() int { return 128 + int(s) }
+
+// Signals returns a context that ends at the first SIGINT or SIGTERM, with a Stopped as its cause,
+// and a channel that is closed at the second.
 func Signals() (ctx context.Context, second <-chan struct{}, stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancelCause(context.Background())
 	got := make(chan os.Signal, 2)
 	signal.Notify(got, syscall.SIGINT, syscall.SIGTERM)
 	again, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		select {
-		case <-got:
-			cancel()
+		case s := <-got:
+			cancel(Stopped(s.(syscall.Signal))) // the only kind of os.Signal on systems with these two
 		case <-done:
 			return
 		}
@@ -225,7 +251,7 @@ func Signals() (ctx context.Context, second <-chan struct{}, stop func()) {
 		case <-done:
 		}
 	}()
-	return ctx, again, func() { signal.Stop(got); close(done); cancel() }
+	return ctx, again, func() { signal.Stop(got); close(done); cancel(nil) }
 }
 
 // Listen binds a port. Its error names the flag of the port.

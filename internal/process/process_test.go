@@ -3,10 +3,13 @@ package process
 import (
 	"bytes"
 	"context"
+	"crypto/x509"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -49,6 +52,10 @@ func TestSignals(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("the first signal did not end the context")
 	}
+	var stopped Stopped
+	if cause := context.Cause(ctx); !errors.As(cause, &stopped) || stopped.Status() != 143 || cause.Error() != "stopped: terminated" {
+		t.Errorf("the cause is %v, status %d", cause, stopped.Status())
+	}
 	select {
 	case <-second:
 		t.Fatal("one signal was taken for two")
@@ -59,6 +66,21 @@ func TestSignals(t *testing.T) {
 	case <-second:
 	case <-time.After(10 * time.Second):
 		t.Fatal("the second signal was not noticed")
+	}
+}
+
+// What to do about certificates depends on why they cannot be used.
+func TestCertsRemedy(t *testing.T) {
+	invalid := func(from, until time.Duration) error {
+		c := &x509.Certificate{NotBefore: time.Now().Add(from), NotAfter: time.Now().Add(until)}
+		return fmt.Errorf("refused: %w", x509.CertificateInvalidError{Cert: c, Reason: x509.Expired})
+	}
+	for want, err := range map[string]error{
+		"creates such a folder": os.ErrNotExist, "set this machine's clock": invalid(55*time.Minute, 24*time.Hour), "`tandem ca renew DIR`": invalid(-2*time.Hour, -time.Hour),
+	} {
+		if got := certsRemedy(err); !strings.Contains(got, want) {
+			t.Errorf("%v: %q, want %q", err, got, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,8 +9,6 @@ import (
 	"net/http"
 	"os"
 	"time"
-
-	"golang.org/x/term"
 
 	"github.com/tandem-serving/tandem/internal/batch"
 	"github.com/tandem-serving/tandem/internal/cli"
@@ -26,14 +25,15 @@ const batchPatience = 10 * time.Minute
 func runBatch(v *cli.Invocation) error {
 	f := serveFlags(v.Set)
 	o := batch.Options{Patience: batchPatience}
+	var in, out string
 	v.Section("Batch")
-	v.StringVarP(&o.In, "input-file", "i", "", "file with a request a line: custom_id, method, url and body, as OpenAI and vLLM have it")
-	v.StringVarP(&o.Out, "output-file", "o", "", "file for an answer a line, in the order in which they arrive; requests that have one there are not sent again")
+	v.StringVarP(&in, "input-file", "i", "", "file with a request a line: custom_id, method, url and body, as OpenAI and vLLM have it")
+	v.StringVarP(&out, "output-file", "o", "", "file for an answer a line, in the order in which they arrive; requests that have one there are not sent again")
 	v.StringVar(&o.URL, "url", "", "gateway that answers: HOST:PORT, or a URL; default: the model is loaded in this process. --api-key is its key")
 	v.CountVar(&o.Concurrency, "max-concurrency", 256, 1, "requests at once")
 	v.First("input-file", "output-file", "url", "model", "api-key", "max-concurrency", "max-model-len", "config")
 	v.Check(func() (err error) {
-		if o.In == "" || o.Out == "" {
+		if in == "" || out == "" {
 			return fmt.Errorf("%w: give --input-file (-i) and --output-file (-o)", config.ErrValue)
 		}
 		if o.URL != "" {
@@ -51,12 +51,14 @@ func runBatch(v *cli.Invocation) error {
 	if len(f.g.APIKeys) > 0 {
 		o.Key = f.g.APIKeys[0]
 	}
-	if term.IsTerminal(int(os.Stderr.Fd())) && !v.Changed("log-level") {
+	if cli.Draws(os.Stderr) && !v.Changed("log-level") {
 		f.p.LogLevel = "warning" // lines would break the bar
 	}
-	if err := batch.Check(o.In); err != nil { // before the model is loaded
-		return fmt.Errorf("%w: --input-file: %w", config.ErrValue, err)
+	b, err := batch.Open(in, out) // before the model is loaded
+	if err != nil {
+		return fmt.Errorf("%w: %w", config.ErrValue, err)
 	}
+	defer b.Close()
 	if o.URL != "" {
 		log, _, err := process.Logger(f.p.LogLevel, f.p.LogFormat, v.ErrOut)
 		if err != nil {
@@ -64,12 +66,12 @@ func runBatch(v *cli.Invocation) error {
 		}
 		ctx, _, stop := process.Signals()
 		defer stop()
-		o.Log, o.Client = log, &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.Concurrency}}
+		o.Log, o.Client = log, &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: o.Concurrency}}
 		c := console.Client{URL: o.URL, Key: o.Key}
 		if err := c.Ready(ctx); err != nil {
-			return err
+			return cmp.Or(context.Cause(ctx), err)
 		}
-		return runRequests(ctx, v, o)
+		return runRequests(ctx, v, b, o)
 	}
 	d, err := begin(v, &f.p, "serve")
 	if err != nil {
@@ -89,30 +91,41 @@ func runBatch(v *cli.Invocation) error {
 	o.Client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: o.Concurrency,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return inside.Dial(ctx, "gateway") }}}
 	return s.n.whileStepping(d.Ctx, func(ctx context.Context) error {
-		serving, stop := context.WithCancel(context.WithoutCancel(ctx))
-		served := make(chan error, 1)
-		go func() { served <- s.gw.Run(serving) }()
-		for s.gw.Ready() != nil && ctx.Err() == nil {
-			time.Sleep(drainPoll)
-		}
-		err := runRequests(ctx, v, o)
-		stop()
-		return errors.Join(err, <-served)
+		return whileServing(ctx, s.gw.Run, s.gw.Ready, func(ctx context.Context) error { return runRequests(ctx, v, b, o) })
 	}, s.leave)
 }
 
-// runRequests runs a batch and prints its result.
-func runRequests(ctx context.Context, v *cli.Invocation, o batch.Options) error {
+// errGatewayEnded is the cause of a batch that ends with its gateway.
+var errGatewayEnded = errors.New("the gateway in this process ended")
+
+// whileServing calls f once serve, which is a gateway's Run, is ready, and ends serve after f. f's
+// context ends with ctx, or when serve ends by itself.
+func whileServing(ctx context.Context, serve func(context.Context) error, ready func() error, f func(context.Context) error) error {
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	ctx, end := context.WithCancelCause(ctx)
+	served := make(chan error, 1)
+	go func() {
+		err := serve(serving)
+		end(errGatewayEnded)
+		served <- err
+	}()
+	for ready() != nil && ctx.Err() == nil {
+		time.Sleep(drainPoll)
+	}
+	err := f(ctx)
+	stop()
+	return errors.Join(err, <-served)
+}
+
+// runRequests runs a batch and prints its result. Its errors name the command that continues the
+// run.
+func runRequests(ctx context.Context, v *cli.Invocation, b *batch.Batch, o batch.Options) error {
 	began := time.Now()
 	o.Progress = cli.Requests(os.Stderr, o.Log)
-	r, err := batch.Run(ctx, o)
-	switch {
-	case errors.Is(err, context.Canceled):
-		return fmt.Errorf("stopped with %d of %d requests answered; the same command continues", r.Skipped+r.Answered, r.Total)
-	case errors.Is(err, batch.ErrInput):
-		return fmt.Errorf("%w: %w", config.ErrValue, err)
-	case err != nil:
-		return err
+	r, err := b.Run(ctx, o)
+	if err != nil {
+		return fmt.Errorf("%w; %d of %d requests are answered: the same command continues with the others", err, r.Skipped+r.Answered, r.Total)
 	}
 	_, err = fmt.Fprintf(v.Out, "%d requests: %d answered in %v, %d of them with an error, %d answered before\n",
 		r.Total, r.Answered, time.Since(began).Round(time.Second/10), r.Failed, r.Skipped)

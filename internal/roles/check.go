@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 
@@ -63,6 +64,22 @@ func (p *processFlags) checkCluster(role string) error {
 	return nil // processFlags.check refuses a folder that cannot be read
 }
 
+// check refuses addresses that no member can have.
+func (c *clusterFlags) check() error {
+	for _, a := range c.join {
+		host, port, err := net.SplitHostPort(a)
+		if err != nil { // a host alone
+			host, port = strings.Trim(a, "[]"), "7946"
+		}
+		_, nerr := strconv.ParseUint(port, 10, 16)
+		_, ierr := netip.ParseAddr(host)
+		if nerr != nil || host == "" || ierr != nil && strings.ContainsAny(host, ":/ ") {
+			return fmt.Errorf("%w: --join %q: want host:port of a member's gossip, such as 10.0.0.1:7946 or [fd00::1]:7946", config.ErrValue, a)
+		}
+	}
+	return nil
+}
+
 // check refuses settings of a gateway, and sets its listener and its certificate for clients.
 func (g *gatewayFlags) check() (err error) {
 	g.cert, err = g.open()
@@ -86,7 +103,7 @@ func (g *gatewayFlags) checkAdmin() error {
 	}
 	host, _, err := net.SplitHostPort(g.adminListen)
 	if err != nil {
-		return fmt.Errorf("%w: --admin-listen %q: want host:port", config.ErrValue, g.adminListen)
+		return fmt.Errorf("%w: --admin-listen %q: want host:port, such as 127.0.0.1:9000 or [::1]:9000", config.ErrValue, g.adminListen)
 	}
 	if !process.Loopback(host) && !g.insecure {
 		return fmt.Errorf("%w: --admin-listen %s is reachable from other machines and needs no key: add --insecure if only operators reach it", config.ErrValue, g.adminListen)
@@ -101,7 +118,7 @@ func (f *gatewayCommand) check() error {
 	errs[0] = f.g.check()
 	errs[1] = f.p.check()
 	if !f.alone() {
-		errs[2] = f.p.checkCluster("gateway")
+		errs[2] = errors.Join(f.p.checkCluster("gateway"), f.c.check())
 	}
 	_, err := upstreamServers(&f.u, slog.New(slog.DiscardHandler))
 	_, _, nerr := servedNames(f.name)

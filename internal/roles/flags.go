@@ -70,7 +70,8 @@ type nodeFlags struct {
 
 func (n *nodeFlags) register(s *config.Set, rpc, kv, http int) {
 	s.Section("Cluster")
-	s.StringVar(&n.host, "host", "127.0.0.1", "address to listen on")
+	n.host = "127.0.0.1"
+	s.HostVar(&n.host, "host", "address to listen on")
 	s.PortVar(&n.rpcPort, "rpc-port", rpc, "port for requests from other nodes; 0: any")
 	s.PortVar(&n.kvPort, "kv-port", kv, "port for KV blocks; 0: any (decode nodes)")
 	s.PortVar(&n.httpPort, "http-port", http, "port of /metrics, /livez and /readyz; 0: any")
@@ -136,7 +137,8 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	l := &g.Limits
 	s.Section("API")
 	s.Values("policy", strings.Split(route.Policies(), ", ")...)
-	s.StringVar(&g.Host, "host", limits.Host, "address to listen on for clients")
+	g.Host = limits.Host
+	s.HostVar(&g.Host, "host", "address to listen on for clients")
 	s.PortVar(&g.Port, "port", limits.Port, "port to listen on for clients")
 	s.StringVar(&g.clients.Cert, "ssl-certfile", "", "certificate for clients, PEM")
 	s.StringVar(&g.clients.Key, "ssl-keyfile", "", "key of --ssl-certfile, PEM")

@@ -265,7 +265,7 @@ func (f *nodeCommand) open(v *cli.Invocation) (*process.Process, kvtransfer.Tran
 	var t kvtransfer.Transport
 	v.Check(func() (err error) {
 		t, err = kvTransport(&f.n)
-		return errors.Join(f.p.check(), f.p.checkCluster(f.role), err)
+		return errors.Join(f.p.check(), f.p.checkCluster(f.role), f.c.check(), err)
 	})
 	f.m.CheckIn(v, checkModel)
 	if _, err := v.Parse(0); err != nil {

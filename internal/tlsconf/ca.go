@@ -68,13 +68,15 @@ func CreateCA(dir string) error {
 	}
 	secret := make([]byte, secretBytes)
 	_, _ = rand.Read(secret) // it never fails
-	if err := writeKey(filepath.Join(dir, CAKeyFile), key); err != nil {
-		return err
+	if err = writeKey(filepath.Join(dir, CAKeyFile), key); err == nil {
+		if err = writeFile(filepath.Join(dir, SecretFile), []byte(hex.EncodeToString(secret)+"\n"), 0o600); err == nil {
+			err = writeCert(filepath.Join(dir, CACertFile), der)
+		}
 	}
-	if err := writeFile(filepath.Join(dir, SecretFile), []byte(hex.EncodeToString(secret)+"\n"), 0o600); err != nil {
-		return err
+	if err != nil { // a part of an authority would be taken for one
+		_, _ = os.Remove(filepath.Join(dir, CAKeyFile)), os.Remove(filepath.Join(dir, SecretFile)) // they may not be there
 	}
-	return writeCert(filepath.Join(dir, CACertFile), der)
+	return err
 }
 
 // IssueNode creates or renews the files of one node under the authority in

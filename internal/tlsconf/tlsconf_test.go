@@ -14,7 +14,10 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,6 +58,36 @@ func load(t *testing.T, dir string) *Material {
 		}
 	})
 	return m
+}
+
+// An authority that cannot be written as a whole leaves nothing, so that the next attempt makes one.
+// The bound on a file's size stands for a full disk; it is that of a process of its own.
+func TestNoHalfAuthority(t *testing.T) {
+	dir := os.Getenv("TANDEM_HALF_AUTHORITY")
+	if dir == "" {
+		dir = t.TempDir()
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestNoHalfAuthority$")
+		cmd.Env = append(os.Environ(), "TANDEM_HALF_AUTHORITY="+dir)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if err := CreateCA(dir); err != nil {
+			t.Error(err)
+		}
+		return
+	}
+	signal.Ignore(syscall.SIGXFSZ)
+	for _, size := range []uint64{0, 100, 245, 400} { // bytes of a file: the key has 241, the secret 65, the certificate more
+		if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &syscall.Rlimit{Cur: size, Max: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		if err := CreateCA(dir); !errors.Is(err, syscall.EFBIG) {
+			t.Errorf("files of at most %d bytes: %v", size, err)
+		}
+		if left, _ := os.ReadDir(dir); len(left) > 0 {
+			t.Errorf("files of at most %d bytes: %v is left", size, left)
+		}
+	}
 }
 
 // meet runs a handshake and one byte each way, and returns both sides' errors.

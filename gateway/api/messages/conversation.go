@@ -2,6 +2,7 @@ package messages
 
 import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/internal/jsonscan"
 )
 
 // conversation writes the messages of a chat. It collects a message until one of another role
@@ -65,14 +66,14 @@ func appendMessages(dst []byte, f *fields) ([]byte, *openai.Error) {
 		return dst, openai.BadRequest("messages", "messages must be a list with at least one message, not %s", shown(messages))
 	}
 	var role string
-	var content []byte
+	var given, content []byte // role and content as they are written
 	read := func(i int, e []byte) *openai.Error {
 		p := place{"messages", i, -1, -1}
-		role, content = "", nil
+		role, given, content = "", nil, nil
 		if !members(e, func(member string, v []byte) {
 			switch member {
 			case "role":
-				role = word(v)
+				role, given = word(v), v
 			case "content":
 				content = v
 			}
@@ -80,9 +81,9 @@ func appendMessages(dst []byte, f *fields) ([]byte, *openai.Error) {
 			return p.fault("", "must be an object, not %s", shown(e))
 		}
 		if role != "user" && role != "assistant" && role != "system" {
-			return p.fault(".role", "must be user, assistant or system, not %q", role)
+			return p.fault(".role", "must be user, assistant or system, not %s", shown(given))
 		}
-		if content == nil || content[0] != '"' && content[0] != '[' {
+		if !jsonscan.IsString(content) && !jsonscan.IsList(content) {
 			return p.fault(".content", "must be a string or a list of blocks, not %s", shown(content))
 		}
 		return nil
@@ -248,7 +249,7 @@ func (p place) unsupported(b *block, where, kinds string) *openai.Error {
 
 // needString returns an error unless a member is a string.
 func (p place) needString(member string, v []byte) *openai.Error {
-	if isString(v) {
+	if jsonscan.IsString(v) {
 		return nil
 	}
 	return p.fault(member, "must be a string, not %s", shown(v))
@@ -303,9 +304,9 @@ func (c *conversation) result(p place, b *block) *openai.Error {
 	var texts [][]byte
 	switch {
 	case b.content == nil:
-	case b.content[0] == '"':
+	case jsonscan.IsString(b.content):
 		texts = append(texts, b.content)
-	case b.content[0] == '[':
+	case jsonscan.IsList(b.content):
 		if fault := elements(b.content, func(k int, e []byte) *openai.Error {
 			p := place{p.list, p.at, p.block, k}
 			part, fault := p.read(e)
@@ -369,7 +370,7 @@ func (c *conversation) assistant(i int, content []byte) *openai.Error {
 			return nil
 		case b.kind != "tool_use":
 			return p.unsupported(&b, "messages of the assistant", "text, thinking, redacted_thinking and tool_use")
-		case b.input == nil || b.input[0] != '{':
+		case !jsonscan.IsObject(b.input):
 			return p.fault(".input", "must be an object, not %s", shown(b.input))
 		}
 		if fault := p.needString(".id", b.id); fault != nil {

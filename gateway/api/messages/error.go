@@ -48,8 +48,3 @@ func AppendError[T string | []byte](dst []byte, e *openai.Error, requestID T) []
 func AppendErrorEvent[T string | []byte](dst []byte, e *openai.Error, requestID T) []byte {
 	return append(AppendError(append(dst, "event: error\ndata: "...), e, requestID), "\n\n"...)
 }
-
-// AppendFault appends the end of a stream that fails.
-func (m *Message) AppendFault(dst []byte, fault *openai.Error) []byte {
-	return AppendErrorEvent(dst, fault, m.requestID)
-}

@@ -35,10 +35,10 @@ const RequestIDHeader = "Request-Id"
 
 // Message is one request and its answer. It implements native.Surface.
 type Message struct {
-	counts               bool // the request is for a count of its tokens
-	older                bool // the request has output_format in place of output_config.format
-	maxTokens            int  // that the request allows
-	id, requestID, model string
+	counts    bool // the request is for a count of its tokens
+	older     bool // the request has output_format in place of output_config.format
+	maxTokens int  // that the request allows
+	id, model string
 
 	// The state of a stream.
 	open   kind // of the content block that is open
@@ -56,7 +56,7 @@ func NewCount() *Message { return &Message{counts: true} }
 
 // Begin sets the common parts of the answer, and returns its id.
 func (m *Message) Begin(requestID string, _ int64, model string) (id string) {
-	m.id, m.requestID, m.model = "msg_"+requestID, requestID, model
+	m.id, m.model = "msg_"+requestID, model
 	return m.id
 }
 

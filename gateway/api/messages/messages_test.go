@@ -112,7 +112,7 @@ func TestRefused(t *testing.T) {
 		user("", ""):                `messages must be a list with at least one message, not []`,
 		user("3", ""):               `messages[0] must be an object, not 3`,
 		user(hi+",null", ""):        `messages[1] must be an object, not null`,
-		user(`{"content":"a"}`, ""): `messages[0].role must be user, assistant or system, not ""`,
+		user(`{"content":"a"}`, ""): `messages[0].role must be user, assistant or system, not missing`,
 		user(`{"role":"tool","content":"a"}`, ""):                          `messages[0].role must be user, assistant or system, not "tool"`,
 		user(`{"role":"user"}`, ""):                                        `messages[0].content must be a string or a list of blocks, not missing`,
 		user(hi+`,{"role":"assistant","content":3}`, ""):                   `messages[1].content must be a string or a list of blocks, not 3`,
@@ -270,7 +270,7 @@ func golden(t *testing.T, name string, got []byte) {
 // The events of a stream: one block at a time, each with its start and its stop.
 func TestStream(t *testing.T) {
 	m := New()
-	golden(t, "stream.txt", append(m.AppendKeepAlive(stream(m, deltas())), m.AppendFault(nil, openai.Unavailable(1, "no \"node\""))...))
+	golden(t, "stream.txt", append(m.AppendKeepAlive(stream(m, deltas())), AppendErrorEvent(nil, openai.Unavailable(1, "no \"node\""), "req")...))
 	index, open := -1, false
 	for event := range strings.SplitSeq(strings.TrimSuffix(string(stream(New(), deltas())), "\n\n"), "\n\n") {
 		var e struct {

@@ -160,7 +160,7 @@ func (p place) fault(member, format string, args ...any) *openai.Error {
 // members calls f with each member of a checked value that is not null. It returns false if v is no
 // object.
 func members(v []byte, f func(name string, v []byte)) bool {
-	if v == nil || v[0] != '{' {
+	if !jsonscan.IsObject(v) {
 		return false
 	}
 	for s := jsonscan.Object(v); s.Next(); {
@@ -174,7 +174,7 @@ func members(v []byte, f func(name string, v []byte)) bool {
 
 // pick returns the named members of a checked value that are not null; nil: v is no object.
 func pick(v []byte, names ...string) (picked map[string][]byte) {
-	if v != nil && v[0] == '{' {
+	if jsonscan.IsObject(v) {
 		picked = map[string][]byte{}
 	}
 	members(v, func(name string, e []byte) {
@@ -199,12 +199,9 @@ func elements(v []byte, f func(i int, e []byte) *openai.Error) *openai.Error {
 // empty reports whether a checked value is an empty list.
 func empty(v []byte) bool { return v[0] == '[' && v[jsonscan.Space(v, 1)] == ']' }
 
-// isString reports whether a checked value is a string; nil is none.
-func isString(v []byte) bool { return v != nil && v[0] == '"' }
-
 // word returns a short string's text. It is empty for every other value.
 func word(v []byte) string {
-	if !isString(v) || len(v) > 6*maxShown {
+	if !jsonscan.IsString(v) || len(v) > 6*maxShown {
 		return ""
 	}
 	return jsonscan.Text(v)
@@ -237,7 +234,7 @@ func appendTools(dst []byte, f *fields) ([]byte, *openai.Error) {
 			return p.fault("", "must be an object, not %s", shown(e))
 		case typ != nil && word(typ) != "custom":
 			return p.fault(".type", "%s is not supported here: %s", shown(typ), clientTools)
-		case parameters == nil || parameters[0] != '{':
+		case !jsonscan.IsObject(parameters):
 			return p.fault(".input_schema", "is required: a JSON schema, which is an object, not %s", shown(parameters))
 		}
 		if i > 0 {
@@ -270,7 +267,7 @@ func appendToolChoice(dst []byte, f *fields) ([]byte, *openai.Error) {
 		dst = append(dst, `"tool_choice":"required",`...)
 	case "tool":
 		name := choice["name"]
-		if !isString(name) {
+		if !jsonscan.IsString(name) {
 			return dst, openai.BadRequest("tool_choice.name", "tool_choice.name must be a string, not %s", shown(name))
 		}
 		dst = append(append(append(dst, `"tool_choice":{"type":"function","function":{"name":`...), name...), "}},"...)

@@ -296,7 +296,7 @@ func readMessage(object []byte) (m message, err error) {
 }
 
 // hasParts reports whether the content is a list of parts.
-func (m *message) hasParts() bool { return m.content != nil && m.content[0] == '[' }
+func (m *message) hasParts() bool { return jsonscan.IsList(m.content) }
 
 // setMessages stores the messages' JSON, with the order of their members, after checking the
 // members that every template uses. A list of text parts becomes one string, in which line ends
@@ -387,10 +387,10 @@ func partText(part []byte) (text []byte, typ string) {
 	default:
 		return nil, ""
 	}
-	if kind := lastMember(part, "type"); kind != nil && kind[0] == '"' {
+	if kind := lastMember(part, "type"); jsonscan.IsString(kind) {
 		typ = shortName(kind)
 	}
-	if text = lastMember(part, PartText(typ)); text != nil && text[0] != '"' {
+	if text = lastMember(part, PartText(typ)); !jsonscan.IsString(text) {
 		text = nil
 	}
 	return text, typ
@@ -416,10 +416,12 @@ func checkParts(i int, content []byte) error {
 		text, typ := partText(p)
 		param := fmt.Sprintf("messages[%d].content[%d]", i, j)
 		member := PartText(typ)
-		if member == "" {
+		switch {
+		case typ == "":
+			return BadRequest(param+".type", "%s.type is required: a string, and only text is supported", param)
+		case member == "":
 			return BadRequest(param+".type", "%s.type %q is not supported: only text is", param, Clip(typ, 40))
-		}
-		if text == nil {
+		case text == nil:
 			return BadRequest(param+"."+member, "%s.%s must be a string", param, member)
 		}
 		return nil
@@ -447,7 +449,7 @@ func LastContent(messages []byte, role string) string {
 		return ""
 	}
 	m, err := readMessage(last)
-	if err != nil || shortName(m.role) != role || m.content == nil || m.content[0] != '"' {
+	if err != nil || shortName(m.role) != role || !jsonscan.IsString(m.content) {
 		return ""
 	}
 	return jsonscan.Text(m.content)

@@ -99,11 +99,11 @@ func setFormat(r *Request, v []byte) error {
 	if v[0] != '{' {
 		return errKind("an object", v)
 	}
-	typ, inner := "", []byte(nil)
+	typ, given, inner := "", []byte(nil), []byte(nil)
 	err := members(v, func(name string, e []byte) error {
 		switch name {
 		case "type":
-			typ = jsonscan.Text(e)
+			typ, given = jsonscan.Text(e), e
 			if e[0] != '"' {
 				return BadRequest("response_format.type", "response_format.type must be a string, not %s", quote(e, 80))
 			}
@@ -122,7 +122,7 @@ func setFormat(r *Request, v []byte) error {
 	case typ == "structural_tag":
 		return r.constrain("response_format", grammar.Source{Kind: grammar.StructuralTag, Text: bytes.Clone(v)})
 	case typ != "json_schema":
-		return BadRequest("response_format.type", "response_format.type must be text, json_object, json_schema or structural_tag, not %q", Clip(typ, 40))
+		return BadRequest("response_format.type", "response_format.type must be text, json_object, json_schema or structural_tag, not %s", written(given))
 	case inner == nil || inner[0] != '{':
 		return BadRequest("response_format.json_schema", "response_format.json_schema must be an object with name and schema")
 	}

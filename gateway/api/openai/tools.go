@@ -112,12 +112,15 @@ func readTool(tool []byte, at string) (f Function, err error) {
 		return f, BadRequest(at+".type", `%s.type must be "function", not %s`, at, written(typ))
 	}
 	at += ".function"
+	var given []byte // name as it is written
 	return f, toolMembers(function, at, func(name string, v []byte) error {
 		param := at + "." + name
 		switch {
-		case name == "name" && v[0] == '"':
-			f.Name = jsonscan.Text(v)
 		case v[0] == 'n': // not given
+		case name == "name":
+			if f.Name, given = "", v; v[0] == '"' {
+				f.Name = jsonscan.Text(v)
+			}
 		case name == "description" && v[0] != '"':
 			return BadRequest(param, "%s must be a string, not %s", param, quote(v, 40))
 		case name == "parameters":
@@ -133,7 +136,7 @@ func readTool(tool []byte, at string) (f Function, err error) {
 		return nil
 	}, func() error {
 		if !validName(f.Name) {
-			return BadRequest(at+".name", "%s.name must have 1 to %d letters, digits, underscores, points or hyphens, not %q", at, MaxToolName, Clip(f.Name, 80))
+			return BadRequest(at+".name", "%s.name must have 1 to %d letters, digits, underscores, points or hyphens, not %s", at, MaxToolName, written(given))
 		}
 		return nil
 	})

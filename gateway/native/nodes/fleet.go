@@ -251,7 +251,8 @@ func byName(nodes map[string]*Node) []*Node {
 func ringNodes(nodes []*Node) []route.Node {
 	out := make([]route.Node, len(nodes))
 	for i, n := range nodes {
-		out[i] = route.Node{Name: n.Name, Class: n.Member().Class}
+		m := n.Member()
+		out[i] = route.Node{Name: n.Name, Class: m.Class, Shown: m.Name}
 	}
 	return out
 }
