@@ -269,7 +269,10 @@ int64_t td_blas(td_device *d, const char *path, char *error, int n) {
 }
 
 void td_close(td_device *d) { delete d; }
-const char *td_error(td_device *d) { return (d->stream.error.empty() ? d->copies : d->stream).error.c_str(); }
+const char *td_error(td_device *d) {
+  if (!d->stream.error.empty()) return d->stream.error.c_str();
+  return (d->copies.error.empty() ? d->stream.refused : d->copies.error).c_str();
+}
 
 void td_describe(td_device *d, td_info *info) {
   if (device::use(d->stream, d->ordinal)) device::describe(d->stream, d->ordinal, &d->info);

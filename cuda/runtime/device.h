@@ -37,7 +37,8 @@ struct Stream {
   bool recording = false;
   std::vector<std::function<void()>> recorded;
   std::deque<Told> told;
-  std::string error;
+  std::string error;    // after which no work runs
+  std::string refused;  // the last error of a call that changed nothing
 
   void run(std::function<void()> f) {
     if (recording) {
@@ -96,11 +97,20 @@ void device_call(Stream &s, F f) {
 
 struct Stream {
   cudaStream_t stream = nullptr;
-  std::string error;
+  std::string error;    // after which no work runs
+  std::string refused;  // the last error of a call that changed nothing
 
   bool ok(cudaError_t e, const char *what) {
     if (e != cudaSuccess && error.empty()) error = std::string(what) + ": " + cudaGetErrorString(e);
     return e == cudaSuccess;
+  }
+  // may is ok for a call whose failure changes nothing, as of memory: later work runs. It removes
+  // the runtime's record of the error, which the next launch would take for its own.
+  bool may(cudaError_t e, const char *what) {
+    if (e == cudaSuccess) return true;
+    refused = std::string(what) + ": " + cudaGetErrorString(e);
+    (void)cudaGetLastError();
+    return false;
   }
 };
 using Graph = cudaGraphExec_t;

@@ -24,21 +24,21 @@ inline void close(Stream &s) {
 
 inline void *alloc(Stream &s, int64_t n) {
   void *p = nullptr;
-  return s.ok(cudaMalloc(&p, size_t(n)), "cudaMalloc") ? p : nullptr;
+  return s.may(cudaMalloc(&p, size_t(n)), "cudaMalloc") ? p : nullptr;
 }
 inline void release(void *p) { cudaFree(p); }
 
 // Pinned memory has the same address on the device.
 inline void *pinned(Stream &s, int64_t n) {
   void *p = nullptr;
-  if (!s.ok(cudaHostAlloc(&p, size_t(n), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc")) return nullptr;
+  if (!s.may(cudaHostAlloc(&p, size_t(n), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc")) return nullptr;
   memset(p, 0, size_t(n));
   return p;
 }
 inline void unpin(void *p) { cudaFreeHost(p); }
 
 // enroll registers existing host memory with the device, until unregister.
-inline bool enroll(Stream &s, void *p, int64_t n) { return s.ok(cudaHostRegister(p, size_t(n), cudaHostRegisterPortable), "cudaHostRegister"); }
+inline bool enroll(Stream &s, void *p, int64_t n) { return s.may(cudaHostRegister(p, size_t(n), cudaHostRegisterPortable), "cudaHostRegister"); }
 inline void unregister(void *p) { cudaHostUnregister(p); }
 
 inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
@@ -56,7 +56,10 @@ void outside(Stream &s, F f) {
 inline void wait(Stream &s) { s.ok(cudaStreamSynchronize(s.stream), "waiting for the device"); }
 inline int poll(Stream &s) {
   cudaError_t e = cudaStreamQuery(s.stream);
-  if (e == cudaErrorNotReady) return 0;
+  if (e == cudaErrorNotReady) {
+    (void)cudaGetLastError();  // the next launch would take it for its own
+    return 0;
+  }
   return s.ok(e, "the device") ? 1 : -1;
 }
 
