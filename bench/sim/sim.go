@@ -18,6 +18,7 @@ package sim
 
 import (
 	"bufio"
+	"cmp"
 	"container/heap"
 	"container/list"
 	"encoding/json"
@@ -38,7 +39,11 @@ type Request struct {
 	Tokens int            // of the prompt
 	Output int            // tokens of the answer; 0: unknown
 	Blocks []kvcache.Hash // of the prompt, each chained to those before it
+	Block  int            // tokens of each of Blocks; 0: BlockTokens
 }
+
+// IDTokens returns the number of tokens of each of the request's Blocks.
+func (r *Request) IDTokens() int { return cmp.Or(r.Block, BlockTokens) }
 
 // Errors.
 var (
