@@ -76,7 +76,7 @@ var mayImport = map[string][]string{
 	"bench/report":           {"bench/load"},
 	"bench/native":           {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline":          {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
-	"bench/sim":              {"gateway/route", "engine/kvcache"},
+	"bench/sim":              {"bench/load", "gateway/route", "engine/kvcache", "internal/regular"},
 	"bench/sim/fleet":        {"bench/sim", "bench/sim/profile", "gateway/admit", "gateway/exchange/choice", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler", "internal/limits"},
 	"bench/sim/profile":      {"internal/regular"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
