@@ -68,8 +68,8 @@ func LoadTrace(path string) ([]Request, error) {
 }
 
 // ReadTrace reads lines {timestamp (ms), input_length, output_length, hash_ids}, the format of the
-// Mooncake traces, or the CSV of the Azure traces. Prompts without hash ids have no block in common.
-// Times are since the first request.
+// Mooncake traces, or the CSV of the Azure traces. Prompts without hash ids have no block in
+// common. Times are since the first request.
 func ReadTrace(r io.Reader) ([]Request, error) {
 	var trace []Request
 	lines := bufio.NewScanner(r)

@@ -67,7 +67,7 @@ const maxNodes = 100_000
 // "30s cancel 10%".
 func ParseEvent(text string) (e Event, err error) {
 	bad := func(why string) (Event, error) {
-		return Event{}, fmt.Errorf("%w: event %q: %s: write such as 120s kill decode-1, 60s drain decode-0 10s, 90s start decode-4 or 30s cancel 10%%", errOptions, text, why)
+		return Event{}, fmt.Errorf("%w: event %q: %s: write such as 120s kill decode-1, 60s drain decode-0 10s, 90s start decode-4 or 30s cancel 10%%", ErrOptions, text, why)
 	}
 	parts := strings.Fields(text)
 	if len(parts) < 3 {
@@ -129,7 +129,7 @@ func (o *Options) largest() (prefill, decode int) {
 func (o *Options) checkEvents() error {
 	prefill, decode := o.largest()
 	if prefill+decode > maxNodes {
-		return fmt.Errorf("%w: %d nodes: at most %d are simulated", errOptions, prefill+decode, maxNodes)
+		return fmt.Errorf("%w: %d nodes: at most %d are simulated", ErrOptions, prefill+decode, maxNodes)
 	}
 	for _, e := range o.Events {
 		n := decode
@@ -138,9 +138,9 @@ func (o *Options) checkEvents() error {
 		}
 		switch {
 		case e.Action != Cancel && e.Target.Node >= n:
-			return fmt.Errorf("%w: event %q: the fleet has no %v: its last one is %v", errOptions, e, e.Target, Target{e.Target.Prefill, n - 1})
+			return fmt.Errorf("%w: event %q: the fleet has no %v: its last one is %v", ErrOptions, e, e.Target, Target{e.Target.Prefill, n - 1})
 		case e.Action == Start && e.Target.Prefill && o.Prefill == 0:
-			return fmt.Errorf("%w: event %q: a fleet of colocated nodes has no prefill nodes: give it one, such as 1P2D", errOptions, e)
+			return fmt.Errorf("%w: event %q: a fleet of colocated nodes has no prefill nodes: give it one, such as 1P2D", ErrOptions, e)
 		}
 	}
 	return nil

@@ -181,7 +181,7 @@ func TestParseEvent(t *testing.T) {
 		"1s kill gateway-0": "not a node", "1s kill decode": "not a node", "1s kill decode--1": "not a node", "1s kill decode-1 2s": "one word too many",
 		"1s drain decode-1 soon": "not a duration", "1s cancel 10": "not a share", "1s cancel 0%": "not a share", "1s cancel NaN%": "not a share", "1s start decode-100000": "not a node",
 	} {
-		if _, err := ParseEvent(text); !errors.Is(err, errOptions) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if _, err := ParseEvent(text); !errors.Is(err, ErrOptions) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
@@ -194,7 +194,7 @@ func TestParseEvent(t *testing.T) {
 		}
 		o := dynamoFleet(t, 0, 4, 0, 1)
 		o.Events = []Event{e}
-		if err := o.resolve(); !errors.Is(err, errOptions) || !strings.Contains(fmt.Sprint(err), want) {
+		if err := o.resolve(); !errors.Is(err, ErrOptions) || !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}

@@ -41,8 +41,8 @@ const (
 // maxIdle is the virtual time after which a run without progress ends with an error.
 const maxIdle = time.Hour
 
-// errOptions means that no fleet can have such options.
-var errOptions = errors.New("fleet: bad options")
+// ErrOptions means that no fleet can have such options.
+var ErrOptions = errors.New("fleet: bad options")
 
 // ErrStuck means that requests wait for something that will not happen.
 var ErrStuck = errors.New("fleet: nothing will happen")
@@ -105,11 +105,11 @@ func (o *Options) resolve() error {
 	if o.Prefill < 0 || o.Decode < 1 || o.Gateways < 1 || o.Steps.Name == "" || o.RunAhead < 1 || o.Heartbeat < 0 || o.GrantTimeout < 0 ||
 		!(o.Bandwidth > 0) || !(o.KVBytes >= 0) || o.Layers < 1 || !(o.Speedup > 0) {
 		return fmt.Errorf("%w: %d prefill and %d decode nodes (at least 0 and 1), %d gateways, step times %q, run-ahead %d, heartbeat %v, grant timeout %v, %g bytes/s, %g bytes a token, %d layers, speedup %g",
-			errOptions, o.Prefill, o.Decode, o.Gateways, o.Steps.Name, o.RunAhead, o.Heartbeat, o.GrantTimeout, o.Bandwidth, o.KVBytes, o.Layers, o.Speedup)
+			ErrOptions, o.Prefill, o.Decode, o.Gateways, o.Steps.Name, o.RunAhead, o.Heartbeat, o.GrantTimeout, o.Bandwidth, o.KVBytes, o.Layers, o.Speedup)
 	}
 	if o.ReportDelay < 0 || o.Setup < 0 || o.Dispatch < 0 || o.Emit < 0 || o.Start < 0 || o.SampleEvery < 0 {
 		return fmt.Errorf("%w: delay of reports %v, setup %v, dispatch %v, emit %v, start %v and interval of samples %v: none may be negative",
-			errOptions, o.ReportDelay, o.Setup, o.Dispatch, o.Emit, o.Start, o.SampleEvery)
+			ErrOptions, o.ReportDelay, o.Setup, o.Dispatch, o.Emit, o.Start, o.SampleEvery)
 	}
 	return o.checkEvents()
 }
@@ -144,7 +144,7 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 		return nil, err
 	}
 	if len(trace) == 0 {
-		return nil, fmt.Errorf("%w: an empty trace", errOptions)
+		return nil, fmt.Errorf("%w: an empty trace", ErrOptions)
 	}
 	f := &fleet{o: o}
 	f.setLimits()

@@ -232,14 +232,14 @@ func TestBadOptions(t *testing.T) {
 	} {
 		o := dynamoFleet(t, 0, 1, route.Prefix, 1)
 		change(&o)
-		if _, err := Run(trace, o); !errors.Is(err, errOptions) {
+		if _, err := Run(trace, o); !errors.Is(err, ErrOptions) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
-	if _, err := Run(nil, dynamoFleet(t, 0, 1, route.Prefix, 1)); !errors.Is(err, errOptions) {
+	if _, err := Run(nil, dynamoFleet(t, 0, 1, route.Prefix, 1)); !errors.Is(err, ErrOptions) {
 		t.Errorf("an empty trace: %v", err)
 	}
-	if _, err := StepTimesOf("a100"); !errors.Is(err, errOptions) || !strings.Contains(err.Error(), "h100") {
+	if _, err := StepTimesOf("a100"); !errors.Is(err, ErrOptions) || !strings.Contains(err.Error(), "h100") {
 		t.Errorf("unknown step times: %v", err)
 	}
 }

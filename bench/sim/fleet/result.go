@@ -33,6 +33,9 @@ type Request struct {
 	choice                    choice.Choice[int]
 }
 
+// Received returns the number of tokens that the client has received.
+func (r *Request) Received() int { return r.emitted }
+
 // answerToken returns the token of the request's answer. It occurs in no prompt.
 func (r *Request) answerToken() int32 { return 1<<30 | r.index&0xfffffff }
 
@@ -205,8 +208,26 @@ func (f *fleet) sample() {
 			u.now.Busy = min(1, (u.now.busy-u.last.busy).Seconds()/d.Seconds()/float64(u.now.Up))
 		}
 	}
-	f.result.Samples = append(f.result.Samples, s)
+	if f.result.Samples = append(f.result.Samples, s); len(f.result.Samples) == maxSamples {
+		f.halveSamples()
+	}
 	f.clock.at(f.clock.now+f.o.SampleEvery, f.sample)
+}
+
+// maxSamples bounds the samples of a run.
+const maxSamples = 1024
+
+// halveSamples merges each two samples into one, and doubles the interval.
+func (f *fleet) halveSamples() {
+	all := f.result.Samples
+	for i := range len(all) / 2 {
+		a, b := all[2*i], all[2*i+1]
+		b.Prefill.Busy, b.Decode.Busy = (a.Prefill.Busy+b.Prefill.Busy)/2, (a.Decode.Busy+b.Decode.Busy)/2
+		b.Prefill.MaxKV, b.Decode.MaxKV = max(a.Prefill.MaxKV, b.Prefill.MaxKV), max(a.Decode.MaxKV, b.Decode.MaxKV)
+		all[i] = b
+	}
+	f.result.Samples = all[:len(all)/2]
+	f.o.SampleEvery *= 2
 }
 
 // usage returns the state of nodes.

@@ -73,7 +73,7 @@ func StepTimesOf(name string) (StepTimes, error) {
 	if i := slices.IndexFunc(stepTimes, func(t StepTimes) bool { return t.Name == name }); i >= 0 {
 		return stepTimes[i], nil
 	}
-	return StepTimes{}, fmt.Errorf("%w: step times %q, want one of %s", errOptions, name, StepTimesNames())
+	return StepTimes{}, fmt.Errorf("%w: step times %q, want one of %s", ErrOptions, name, StepTimesNames())
 }
 
 // StepTimesNames returns the names that StepTimesOf knows.

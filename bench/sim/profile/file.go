@@ -55,7 +55,7 @@ func (p *Profile) Write(w io.Writer) error {
 
 var (
 	unknownKey = regexp.MustCompile(`^line (\d+): field (.*) not found in type `)
-	wrongType  = regexp.MustCompile("(?s)^line (\\d+): cannot unmarshal (.*) into (.*)$")
+	wrongType  = regexp.MustCompile(`(?s)^line (\d+): cannot unmarshal (.*) into (.*)$`)
 )
 
 // sentence returns a decoder's error as one sentence with the line and what to do.

@@ -117,6 +117,19 @@ func TestFileOfAProfile(t *testing.T) {
 	}
 }
 
+// The example of the documentation is a profile.
+func TestExampleOfTheDocumentation(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/sim.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```yaml\n")
+	example, _, ok := strings.Cut(rest, "```")
+	if p, err := Read(strings.NewReader(example)); err != nil || !ok || len(p.Step.Prefill.Points) != 3 {
+		t.Errorf("%v:\n%s", err, example)
+	}
+}
+
 // text returns the file of an estimate with a part replaced.
 func text(t *testing.T, old, new string) string {
 	t.Helper()
