@@ -280,7 +280,7 @@ table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto;marg
 // WritePage writes the sweep as one page that needs no other file.
 func WritePage(w io.Writer, title string, facts []string, points []Point) error {
 	var b strings.Builder
-	writeHead(&b, title, facts)
+	writeHead(&b, title, "", facts)
 	writeRuns(&b, points)
 	writeContest(&b, points)
 	writeNodes(&b, points)

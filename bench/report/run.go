@@ -25,8 +25,7 @@ type Line struct {
 // of the requests, and charts.
 func WriteRun(w io.Writer, title, summary string, facts []string, p Point, charts []Chart) error {
 	var b strings.Builder
-	writeHead(&b, title, facts)
-	fmt.Fprintf(&b, "<p><b>%s</b></p>\n", html.EscapeString(summary))
+	writeHead(&b, title, summary, facts)
 	points := []Point{p}
 	writeRuns(&b, points)
 	b.WriteString("<main>\n")
@@ -45,10 +44,14 @@ func WriteRun(w io.Writer, title, summary string, facts []string, p Point, chart
 	return err
 }
 
-// writeHead writes the begin of a page.
-func writeHead(b *strings.Builder, title string, facts []string) {
+// writeHead writes the begin of a page. summary may be empty.
+func writeHead(b *strings.Builder, title, summary string, facts []string) {
 	t := html.EscapeString(title)
-	fmt.Fprintf(b, "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\"><title>%s</title><style>%s</style>\n<h1>%s</h1>\n<ul>", t, style, t)
+	fmt.Fprintf(b, "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\"><title>%s</title><style>%s</style>\n<h1>%s</h1>\n", t, style, t)
+	if summary != "" {
+		fmt.Fprintf(b, "<p><b>%s</b></p>\n", html.EscapeString(summary))
+	}
+	b.WriteString("<ul>")
 	for _, f := range facts {
 		fmt.Fprintf(b, "<li>%s</li>", html.EscapeString(f))
 	}

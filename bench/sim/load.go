@@ -104,6 +104,9 @@ func ParseLoad(text string) (l Load, err error) {
 			return l, fmt.Errorf("%w: %q has no %s; %s", ErrLoad, text, key, loadHelp)
 		}
 	}
+	if float64(l.N)/l.Rate > MaxSpan {
+		return l, fmt.Errorf("%w: %d requests at %g a second take more than %d s: draw fewer, with n=", ErrLoad, l.N, l.Rate, MaxSpan)
+	}
 	return l, nil
 }
 

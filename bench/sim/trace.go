@@ -35,11 +35,14 @@ var ErrTrace = errors.New("sim: unreadable trace")
 // BlockTokens is the number of prompt tokens per hash id of a Mooncake trace.
 const BlockTokens = 512
 
+// MaxSpan is the longest trace in seconds: a hundred days.
+const MaxSpan = 100 * 24 * 3600
+
 // Bounds of a trace.
 const (
 	maxLine     = 1 << 20       // bytes
 	maxTokens   = 4 << 20       // of a prompt or an answer
-	maxSpan     = 1e9           // seconds
+	maxTime     = 1e9           // seconds of a timestamp
 	maxRequests = 10_000_000    // of a trace
 	azureHeader = "TIMESTAMP,"  // begins the first line of an Azure trace
 	gzipMagic   = "\x1f\x8b"    // begins a gzip file
@@ -133,7 +136,7 @@ func mooncakeLine(line []byte) (q Request, err error) {
 	if err := json.Unmarshal(line, &l); err != nil {
 		return q, fmt.Errorf(`%w: write such as {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}`, err)
 	}
-	if !(math.Abs(l.Timestamp) < maxSpan*1e3) {
+	if !(math.Abs(l.Timestamp) < maxTime*1e3) {
 		return q, fmt.Errorf("timestamp %g: write milliseconds since the start", l.Timestamp)
 	}
 	if l.Blocks != nil && len(l.Blocks) == 0 {

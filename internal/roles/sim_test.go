@@ -24,7 +24,7 @@ func TestSimCommand(t *testing.T) {
 		"--event", "1s kill decode-0,2s start decode-0", "--event", "3s cancel 10%", "--start-time", "1s", "--html", page, "--save-result", "--result-filename", filepath.Join(dir, "r.json"),
 	}
 	status, out, errOut := tandem(args...)
-	if status != 0 || errOut != "" || !strings.Contains(out, "Serving Benchmark Result") || !strings.Contains(out, "1 nodes died, 1 started") || !strings.Contains(out, "Wrote "+page) {
+	if status != 0 || errOut != "" || !strings.Contains(out, "Serving Benchmark Result") || !strings.Contains(out, "Nodes that died: 1, started: 1") || !strings.Contains(out, "Wrote "+page) {
 		t.Fatalf("status %d\n%s%s", status, out, errOut)
 	}
 	html, err := os.ReadFile(page)

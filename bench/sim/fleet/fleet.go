@@ -124,6 +124,7 @@ func setDefault[T int | float64 | time.Duration](v *T, d T) {
 type fleet struct {
 	o        Options
 	limits   limits.Limits
+	table    *route.Table // of all gateways
 	gateways []*gateway
 	decode   []*node // those of Options.Decode, and those that start later
 	prefill  []*node
@@ -164,6 +165,7 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 			}
 		}
 	}
+	f.table = newTable(f)
 	for i := range o.Gateways {
 		f.gateways = append(f.gateways, newGateway(f, i))
 	}

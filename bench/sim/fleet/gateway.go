@@ -14,7 +14,6 @@ import (
 // gateway is the state of a gateway and its decisions.
 type gateway struct {
 	f               *fleet
-	table           *route.Table
 	view            route.View
 	decode, prefill known
 	draw            *rand.Rand
@@ -44,16 +43,20 @@ type known struct {
 func newGateway(f *fleet, i int) *gateway {
 	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, uint64(1+i))), turn: uint64(f.o.Placing + i), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
 		waiting: admit.New(admit.Limits{Requests: bound(f.limits.MaxQueuedRequests), Tokens: bound(f.limits.MaxQueuedTokens)}), flow: admit.NewFlow(1)}
+	g.view = route.View{Decode: make([]route.State, len(f.decode)), Prefill: make([]route.State, len(f.prefill))}
+	g.room.stale = true
+	return g
+}
+
+// newTable builds the rings of the fleet.
+func newTable(f *fleet) *route.Table {
 	names := func(role int, nodes []*node) (list []route.Node) {
 		for i := range nodes {
 			list = append(list, route.Node{Name: fmt.Sprintf("10.%d.%d.%d:%d", role, i/250, i%250, 7101+f.o.Placing)})
 		}
 		return list
 	}
-	g.table = route.New(names(1, f.decode), names(2, f.prefill))
-	g.view = route.View{Decode: make([]route.State, len(f.decode)), Prefill: make([]route.State, len(f.prefill))}
-	g.room.stale = true
-	return g
+	return route.New(names(1, f.decode), names(2, f.prefill))
 }
 
 func newKnown(nodes []*node) known {
@@ -154,7 +157,7 @@ func (g *gateway) pick(r *Request, demand bool) route.Decision {
 		g.view.Decode[g.reservedNode].Usable = false
 	}
 	g.avoid(r)
-	d := g.table.Pick(q, g.view, g.dst[:0])
+	d := f.table.Pick(q, g.view, g.dst[:0])
 	g.dst = d.Prefill
 	return d
 }

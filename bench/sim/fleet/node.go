@@ -66,10 +66,7 @@ func (n *node) name() string { return Target{Prefill: n.computes, Node: n.at}.St
 
 // newNode makes the i-th node of a role.
 func (f *fleet) newNode(i int, computes bool) (*node, error) {
-	n := &node{f: f, at: i, computes: computes, sampled: make([][]int32, f.o.MaxSeqs)}
-	for i := range n.sampled {
-		n.sampled[i] = make([]int32, 1)
-	}
+	n := &node{f: f, at: i, computes: computes}
 	return n, n.reset()
 }
 
@@ -141,6 +138,9 @@ func (n *node) endStep() {
 		}
 		if !q.Sample {
 			continue
+		}
+		if len(n.results) == len(n.sampled) {
+			n.sampled = append(n.sampled, make([]int32, 1))
 		}
 		token := n.sampled[len(n.results)]
 		token[0] = 0

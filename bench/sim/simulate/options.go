@@ -146,6 +146,36 @@ func (r *run) prepare() (err error) {
 		return err
 	}
 	r.setFleet()
+	return r.checkSize()
+}
+
+// Bounds of a simulation's memory: about 100 bytes for each KV block, and about a kilobyte for each
+// node that a gateway knows.
+const (
+	maxBlocks = 64_000_000
+	maxKnown  = 2_000_000
+)
+
+// checkSize returns an error for fleets that do not fit in memory, and for objectives that no
+// request could meet.
+func (r *run) checkSize() error {
+	nodes, each := r.nodes(), r.profile.Memory.Blocks
+	if total := float64(nodes) * float64(each); total > maxBlocks {
+		larger := r.profile.Memory.BlockTokens * int(math.Ceil(total/maxBlocks))
+		return fmt.Errorf("%w: %d nodes of %d KV blocks are too many to simulate: give larger blocks, such as --block-size %d", ErrOption, nodes, each, larger)
+	}
+	if gateways := max(1, r.Gateways); gateways*nodes > maxKnown {
+		return fmt.Errorf("%w: --gateways %d with %d nodes is too large to simulate: give at most %d", ErrOption, gateways, nodes, max(1, maxKnown/nodes))
+	}
+	times := r.profile.Times()
+	for _, g := range []struct {
+		key   string
+		least time.Duration
+	}{{"ttft", times.Step(profile.Shape{Chunk: 1, Attended: 1})}, {"tpot", times.Step(profile.Shape{Streams: 1, ContextSum: 1})}} {
+		if most, set := r.goals[g.key]; set && most < g.least.Seconds()*1e3 {
+			return fmt.Errorf("%w: --goodput %s:%g: the shortest step of %s takes %.1f ms: give a longer time, or a faster node", ErrOption, g.key, most, r.profile.Node.Name, g.least.Seconds()*1e3)
+		}
+	}
 	return nil
 }
 
@@ -199,6 +229,9 @@ func (r *run) readLoad() (err error) {
 			return wrap(err)
 		}
 		r.rate = l.Rate * r.Speedup
+	}
+	if span := r.trace[len(r.trace)-1].At.Seconds() / r.Speedup; span > sim.MaxSpan {
+		return fmt.Errorf("%w: the load takes %.0f s, at most %g are simulated: give --num-prompts or --speedup", ErrOption, span, float64(sim.MaxSpan))
 	}
 	tokens := 0
 	for i := range r.trace {

@@ -117,8 +117,8 @@ func (r *run) print(w io.Writer, result *fleet.Result, s *report.Summary) {
 	for _, line := range r.describe() {
 		fmt.Fprintln(w, line)
 	}
-	for _, f := range failures(result) {
-		fmt.Fprintf(w, "Failed: %s\n", f)
+	for _, line := range failures(result) {
+		fmt.Fprintln(w, line)
 	}
 	s.Print(w, nil, nil)
 	fmt.Fprintf(w, "\nFleet over time (step times: %s)\n", r.profile.Basis())
@@ -148,7 +148,7 @@ func failures(result *fleet.Result) (lines []string) {
 		counts[text]++
 	}
 	for _, text := range texts {
-		lines = append(lines, fmt.Sprintf("%d requests: %s", counts[text], text))
+		lines = append(lines, fmt.Sprintf("Failed requests: %d: %s", counts[text], text))
 	}
 	return lines
 }
@@ -159,11 +159,16 @@ func (r *run) totals(result *fleet.Result, s *report.Summary) []string {
 	lines := []string{
 		fmt.Sprintf("Nodes worked %.0f %% (prefill) and %.0f %% (decode) of the time; %.1f %% of prompt tokens were cached; %.1f %% of prompts were computed by decode nodes",
 			100*result.PrefillBusy, 100*result.DecodeBusy, 100*result.Reuse, percent(result.Local, len(result.Requests))),
-		fmt.Sprintf("%d requests waited in a gateway; %d preemptions; %d grants waited for KV memory, %d of them timed out", result.Waited, result.Preemptions, result.GrantsDeferred, result.GrantTimeouts),
+		fmt.Sprintf("Requests that waited in a gateway: %d; preemptions: %d; grants that waited for KV memory: %d, that timed out: %d", result.Waited, result.Preemptions, result.GrantsDeferred, result.GrantTimeouts),
 	}
 	if len(r.fleet.Events) > 0 || result.Cancelled > 0 {
-		lines = append(lines, fmt.Sprintf("%d nodes died, %d started, %d were drained; %d streams resumed, %d requests were tried again, %d were cancelled",
+		lines = append(lines, fmt.Sprintf("Nodes that died: %d, started: %d, were drained: %d. Streams that resumed: %d; requests that were tried again: %d, that were cancelled: %d",
 			result.Killed, result.Started, result.Drained, result.Resumed, result.Retried, result.Cancelled))
+	}
+	for _, e := range r.fleet.Events {
+		if e.At > result.Span {
+			lines = append(lines, fmt.Sprintf("Not reached: %v; the run ended at %v", e, result.Span.Round(time.Millisecond)))
+		}
 	}
 	if hourly := float64(r.nodes()) * r.profile.Node.Price; hourly > 0 {
 		line := fmt.Sprintf("Cost: %d nodes at $%.2f an hour: $%.2f an hour", r.nodes(), r.profile.Node.Price, hourly)
@@ -300,8 +305,12 @@ var usages = []struct {
 func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary) error {
 	const x = "s of virtual time"
 	var at []float64
-	for i := range result.Samples {
-		at = append(at, result.Samples[i].At.Seconds())
+	samples := result.Samples
+	if len(samples) > 1 {
+		samples = samples[1:] // the first one is of the start
+	}
+	for i := range samples {
+		at = append(at, samples[i].At.Seconds())
 	}
 	basis := "Step times: " + r.profile.Basis() + "."
 	chart := func(title, y, note string) report.Chart {
@@ -309,8 +318,8 @@ func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary) error {
 	}
 	line := func(c *report.Chart, name string, of func(*fleet.Sample) float64) {
 		l := report.Line{Name: name, X: at}
-		for i := range result.Samples {
-			l.Y = append(l.Y, of(&result.Samples[i]))
+		for i := range samples {
+			l.Y = append(l.Y, of(&samples[i]))
 		}
 		c.Lines = append(c.Lines, l)
 	}
@@ -318,7 +327,7 @@ func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary) error {
 	kv := chart("KV memory in use", "% of blocks", "Prefix caches that can be evicted do not count. ")
 	queue := chart("Requests that wait", "requests", "")
 	tokens := chart("Prompt tokens that wait to be computed", "tokens", "")
-	up := chart("Nodes that work", "nodes", "")
+	up := chart("Nodes that are up", "nodes", "Drained nodes count. ")
 	line(&queue, "in gateways", func(s *fleet.Sample) float64 { return float64(s.Waiting) })
 	line(&tokens, "in gateways", func(s *fleet.Sample) float64 { return float64(s.WaitingTokens) })
 	for _, role := range roles {

@@ -74,7 +74,7 @@ func TestReport(t *testing.T) {
 	for _, want := range []string{
 		"Fleet: 2P2D of h200:llama-8b (NVIDIA H200 SXM)", "gateways: 2", "Step times: estimate ±25 %. Decoding: all by coefficients",
 		"============ Serving Benchmark Result ============\nSuccessful requests:                     150", "Request rate configured (RPS):           12.00",
-		"Request goodput (req/s):", "P99 ITL (ms):", "Fleet over time (step times: estimate ±25 %)", "1 nodes died", "$15.20 an hour", "Checks: 5 schedulers and queues of nodes are consistent. Output hash 0x",
+		"Request goodput (req/s):", "P99 ITL (ms):", "Fleet over time (step times: estimate ±25 %)", "Nodes that died: 1, started: 0", "$15.20 an hour", "Checks: 5 schedulers and queues of nodes are consistent. Output hash 0x",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
@@ -100,7 +100,7 @@ func TestReport(t *testing.T) {
 	}
 	page := string(files[1])
 	for _, want := range []string{
-		"<h1>Simulated fleet 2P2D</h1>", "estimate ±25 %", "KV memory in use", "Requests that wait", "Nodes that work", "To repeat: tandem sim --fleet 2P2D &lt;&amp;&gt;", "150 of 150 requests were served", "2P2D, estimate ±25 %: rate 12",
+		"<h1>Simulated fleet 2P2D</h1>", "estimate ±25 %", "KV memory in use", "Requests that wait", "Nodes that are up", "To repeat: tandem sim --fleet 2P2D &lt;&amp;&gt;", "150 of 150 requests were served", "2P2D, estimate ±25 %: rate 12",
 	} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page has no %q", want)
@@ -157,7 +157,7 @@ func TestWrongOptions(t *testing.T) {
 	}{
 		{func(o *Options) { o.Fleet = "6P" }, "6P2D"},
 		{func(o *Options) { o.Fleet = "2P0D" }, "6P2D"},
-		{func(o *Options) { o.Fleet = "999999P9D" }, "at most 100000 are simulated"},
+		{func(o *Options) { o.Fleet, o.Blocks, o.Gateways = "999999P9D", 10, 1 }, "at most 100000 are simulated"},
 		{func(o *Options) { o.Profile = "" }, "--profile is missing"},
 		{func(o *Options) { o.Profile = "h300:llama-8b" }, "no GPU is called"},
 		{func(o *Options) { o.Profile = "nothing.yaml" }, "nothing.yaml"},
@@ -176,6 +176,11 @@ func TestWrongOptions(t *testing.T) {
 		{func(o *Options) { o.Percentiles = []float64{101} }, "--metric-percentiles"},
 		{func(o *Options) { o.Blocks = 1 }, "memory.blocks is 1"},
 		{func(o *Options) { o.HTML = filepath.Join(empty, "x.html") }, "--html"},
+		{func(o *Options) { o.Fleet = "3000P7000D" }, "give larger blocks, such as --block-size 144"},
+		{func(o *Options) { o.Gateways = 10_000_000 }, "give at most 500000"},
+		{func(o *Options) { o.Goodput = []string{"ttft:5"} }, "--goodput ttft:5: the shortest step of h200:llama-8b takes 6.2 ms"},
+		{func(o *Options) { o.Goodput = []string{"tpot:4"} }, "the shortest step"},
+		{func(o *Options) { o.Speedup = 1e-9 }, "give --num-prompts or --speedup"},
 		{func(o *Options) { o.BatchedTokens = 8 }, "--max-num-batched-tokens 8"},
 	} {
 		o := options()
@@ -187,12 +192,21 @@ func TestWrongOptions(t *testing.T) {
 	}
 }
 
+// An event after the run's end is named.
+func TestEventAfterTheEnd(t *testing.T) {
+	o := options()
+	o.Events = []string{"1h kill decode-0"}
+	if text, _, _ := played(t, o); !strings.Contains(text, "Not reached: 1h0m0s kill decode-0; the run ended at 1") {
+		t.Error(text)
+	}
+}
+
 // Requests that no node can hold fail with the remedy; the others are served.
 func TestTooLongRequests(t *testing.T) {
 	o := options()
 	o.MaxModelLen = 2000
 	text, result, _ := played(t, o)
-	if failed := result["failed"].(float64); failed < 5 || failed > 100 || !strings.Contains(text, fmt.Sprintf("Failed: %g requests: no node can hold the request: give nodes more KV memory", failed)) {
+	if failed := result["failed"].(float64); failed < 5 || failed > 100 || !strings.Contains(text, fmt.Sprintf("Failed requests: %g: no node can hold the request: give nodes more KV memory", failed)) {
 		t.Error(text)
 	}
 }
