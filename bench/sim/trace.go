@@ -53,7 +53,7 @@ const (
 func LoadTrace(path string) ([]Request, error) {
 	f, err := regular.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrTrace, err)
+		return nil, fmt.Errorf("%w: %w: give the trace's file", ErrTrace, err)
 	}
 	defer f.Close()
 	b := bufio.NewReader(f)
