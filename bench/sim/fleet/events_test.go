@@ -52,6 +52,7 @@ func TestRandomEvents(t *testing.T) {
 		o.ReportDelay = []time.Duration{0, 20 * time.Millisecond, time.Second}[draw.IntN(3)]
 		o.Heartbeat = []time.Duration{0, 100 * time.Millisecond, time.Second}[draw.IntN(3)]
 		o.Dispatch, o.Emit, o.Setup = time.Duration(draw.IntN(3))*time.Millisecond, time.Duration(draw.IntN(2))*time.Millisecond, time.Duration(draw.IntN(3))*time.Millisecond
+		o.RoundTrip = []time.Duration{0, 20 * time.Millisecond, 300 * time.Millisecond}[draw.IntN(3)] // long ones leave room for races
 		o.MinRemote, o.SampleEvery, o.KeepGaps = 1+draw.IntN(2)*64, 500*time.Millisecond, true
 		l := limits.Default()
 		l.QueueTimeout = time.Duration(1+draw.IntN(30)) * time.Second
