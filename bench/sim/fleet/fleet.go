@@ -122,21 +122,22 @@ func setDefault[T int | float64 | time.Duration](v *T, d T) {
 
 // fleet is the state of a run.
 type fleet struct {
-	o        Options
-	limits   limits.Limits
-	table    *route.Table // of all gateways
-	gateways []*gateway
-	decode   []*node // those of Options.Decode, and those that start later
-	prefill  []*node
-	clock    clock
-	result   Result
-	budget   *rate.Limiter // of retries before the first token
-	resumes  *rate.Limiter
-	cleaning int           // messages under way that end work of requests that have ended
-	progress time.Duration // when a request last advanced
-	tokens   []int32       // reused: a prompt
-	events   []kvcache.Event
-	failed   error
+	o                           Options
+	limits                      limits.Limits
+	table                       *route.Table // of all gateways, as the indexes
+	decodeBlocks, prefillBlocks *route.Index
+	gateways                    []*gateway
+	decode                      []*node // those of Options.Decode, and those that start later
+	prefill                     []*node
+	clock                       clock
+	result                      Result
+	budget                      *rate.Limiter // of retries before the first token
+	resumes                     *rate.Limiter
+	cleaning                    int           // messages under way that end work of requests that have ended
+	progress                    time.Duration // when a request last advanced
+	tokens                      []int32       // reused: a prompt
+	events                      []kvcache.Event
+	failed                      error
 }
 
 // Run plays a trace, in order of arrival, and returns what its clients measured.
@@ -165,7 +166,9 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 			}
 		}
 	}
-	f.table = newTable(f)
+	f.table, f.decodeBlocks, f.prefillBlocks = newTable(f), route.NewIndex(), route.NewIndex()
+	f.decodeBlocks.Grow(decode)
+	f.prefillBlocks.Grow(prefill)
 	for i := range o.Gateways {
 		f.gateways = append(f.gateways, newGateway(f, i))
 	}

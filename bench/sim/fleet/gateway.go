@@ -32,7 +32,7 @@ type gateway struct {
 // known is what the gateway knows about the nodes of one role.
 type known struct {
 	nodes   []*node
-	index   *route.Index
+	index   *route.Index // shared with the other gateways
 	match   []int32
 	usable  []bool
 	reports []route.Report
@@ -41,7 +41,7 @@ type known struct {
 }
 
 func newGateway(f *fleet, i int) *gateway {
-	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, uint64(1+i))), turn: uint64(f.o.Placing + i), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
+	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, uint64(1+i))), turn: uint64(f.o.Placing + i), decode: newKnown(f.decode, f.decodeBlocks), prefill: newKnown(f.prefill, f.prefillBlocks),
 		waiting: admit.New(admit.Limits{Requests: bound(f.limits.MaxQueuedRequests), Tokens: bound(f.limits.MaxQueuedTokens)}), flow: admit.NewFlow(1)}
 	g.view = route.View{Decode: make([]route.State, len(f.decode)), Prefill: make([]route.State, len(f.prefill))}
 	g.room.stale = true
@@ -59,13 +59,12 @@ func newTable(f *fleet) *route.Table {
 	return route.New(names(1, f.decode), names(2, f.prefill))
 }
 
-func newKnown(nodes []*node) known {
+func newKnown(nodes []*node, index *route.Index) known {
 	n := len(nodes)
-	k := known{nodes: nodes, index: route.NewIndex(), match: make([]int32, n), usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n)}
+	k := known{nodes: nodes, index: index, match: make([]int32, n), usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n)}
 	for i := range nodes {
 		k.usable[i] = nodes[i].up
 	}
-	k.index.Grow(n)
 	return k
 }
 
@@ -76,9 +75,18 @@ func (g *gateway) knownNodes(n *node) *known {
 	return &g.decode
 }
 
-// blocks applies a node's block events.
-func (g *gateway) blocks(n *node, events []kvcache.Event) {
-	index := g.knownNodes(n).index
+// index returns what the gateways know of the caches of the node's role. All of them receive an
+// event at the same time, so that they share it.
+func (f *fleet) index(n *node) *route.Index {
+	if n.computes {
+		return f.prefillBlocks
+	}
+	return f.decodeBlocks
+}
+
+// changed applies a node's block events.
+func (f *fleet) changed(n *node, events []kvcache.Event) {
+	index := f.index(n)
 	for _, e := range events {
 		if e.Kind == kvcache.Stored {
 			index.Add(n.at, e.Hash)
@@ -95,10 +103,12 @@ func (f *fleet) setUsable(n *node, usable bool) {
 		k.usable[n.at] = usable
 		g.room.stale = true
 		if !n.up {
-			for shard := range route.IndexShards {
-				k.index.Clear(n.at, shard)
-			}
 			k.reports[n.at] = route.Report{}
+		}
+	}
+	if !n.up {
+		for shard := range route.IndexShards {
+			f.index(n).Clear(n.at, shard)
 		}
 	}
 }

@@ -192,17 +192,13 @@ func (n *node) publish() {
 		return
 	}
 	if f.o.ReportDelay == 0 {
-		for _, g := range f.gateways {
-			g.blocks(n, f.events)
-		}
+		f.changed(n, f.events)
 		return
 	}
 	events, epoch := slices.Clone(f.events), n.epoch
 	f.clock.at(f.clock.now+f.o.ReportDelay, func() {
 		if n.epoch == epoch {
-			for _, g := range f.gateways {
-				g.blocks(n, events)
-			}
+			f.changed(n, events)
 		}
 	})
 }
