@@ -99,7 +99,7 @@ func TestRandomEvents(t *testing.T) {
 		}
 		for _, s := range r.Samples {
 			for _, u := range []Usage{s.Prefill, s.Decode} {
-				if !(u.Busy >= 0 && u.Busy <= 1 && u.KV >= 0 && u.KV <= u.MaxKV && u.MaxKV <= 1) {
+				if !(u.Busy >= 0 && u.Busy <= 1 && u.KV >= 0 && u.KV <= u.MaxKV+1e-9 && u.MaxKV <= 1) {
 					t.Fatalf("seed %d: at %v: %+v", seed, s.At, u)
 				}
 			}
