@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Action is what an Event does.
+// Action is the kind of an Event.
 type Action uint8
 
 // Actions.

@@ -31,8 +31,8 @@ func randomEvents(draw *rand.Rand, o *Options, span time.Duration) (events []Eve
 	return events
 }
 
-// Whatever dies, drains, starts and is cancelled, and whenever, every request ends once: with its
-// whole answer, or with an error that says why. The laws of all nodes hold, no gateway counts
+// Every request ends once, with its whole answer or a known error, while nodes die, drain and start
+// and clients leave at random times. The laws of all nodes hold, no gateway counts
 // anything in the end, and a second run is equal.
 func TestRandomEvents(t *testing.T) {
 	seeds := uint64(120)

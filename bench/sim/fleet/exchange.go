@@ -34,7 +34,7 @@ const (
 	leastBacklog = 2048
 )
 
-// room is what a gateway may send to nodes, and what it has sent.
+// room counts the requests and prompt tokens that a gateway may send to nodes, and has sent.
 type room struct {
 	requests, tokens     int // room of the fleet
 	stale                bool

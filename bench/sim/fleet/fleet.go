@@ -38,7 +38,7 @@ const (
 	DefaultMinRemote     = 16
 )
 
-// maxIdle is the virtual time after which a run without progress ends with an error.
+// maxIdle is the virtual time without progress after which a run ends with ErrStuck.
 const maxIdle = time.Hour
 
 // ErrOptions means that no fleet can have such options.

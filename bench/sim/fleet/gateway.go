@@ -75,8 +75,8 @@ func (g *gateway) knownNodes(n *node) *known {
 	return &g.decode
 }
 
-// index returns what the gateways know of the caches of the node's role. All of them receive an
-// event at the same time, so that they share it.
+// index returns the gateways' index of the caches of the node's role. Gateways share it, because
+// all of them receive an event at the same time.
 func (f *fleet) index(n *node) *route.Index {
 	if n.computes {
 		return f.prefillBlocks

@@ -130,7 +130,7 @@ func (n *node) admit() {
 	}
 }
 
-// removeJob removes a job from its prefill node, in whatever state it is.
+// removeJob removes a job, in any state, from its prefill node.
 func (n *node) removeJob(k *ask) {
 	if k.removed {
 		return

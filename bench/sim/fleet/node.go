@@ -27,7 +27,7 @@ type node struct {
 	computes bool
 	up       bool
 	draining bool
-	epoch    int // number of its deaths: what an earlier epoch has begun is void
+	epoch    int // number of its deaths; events of an earlier epoch are ignored
 
 	s        *scheduler.Scheduler
 	lastID   scheduler.RequestID
@@ -267,7 +267,7 @@ func (n *node) launch() {
 	})
 }
 
-// drain makes the node take no new work. What still runs after the timeout moves to other nodes.
+// drain makes the node take no new work. Streams that run after the timeout move to other nodes.
 func (n *node) drain(timeout time.Duration) {
 	if !n.up || n.draining {
 		return

@@ -58,7 +58,7 @@ var (
 	wrongType  = regexp.MustCompile(`(?s)^line (\d+): cannot unmarshal (.*) into (.*)$`)
 )
 
-// sentence returns a decoder's error as one sentence with the line and what to do.
+// sentence returns a decoder's error as one sentence with the line and the remedy.
 func sentence(err error) error {
 	text := strings.TrimPrefix(err.Error(), "yaml: ")
 	var typed *yaml.TypeError

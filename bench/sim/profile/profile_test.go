@@ -143,7 +143,7 @@ func text(t *testing.T, old, new string) string {
 	return strings.Replace(b.String(), old, new, 1)
 }
 
-// A wrong file is refused with one sentence that names the place and says what to do.
+// A wrong file is refused with one sentence that names the place and the remedy.
 func TestWrongFiles(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{"version: 1", "version: 2", "version is 2"},
@@ -209,7 +209,7 @@ func TestPointsAndCoefficients(t *testing.T) {
 	}
 }
 
-// More work never takes less time, whatever the points of a full grid are.
+// More work never takes less time, for any points of a full grid.
 func TestMoreWorkTakesLonger(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 3))

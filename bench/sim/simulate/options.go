@@ -6,7 +6,7 @@
 // these, too.
 //
 // Invariant: the output depends on the options, the profile and the trace only. Equal options give
-// equal files, byte for byte. Whatever is based on an estimate is marked as one.
+// equal files, byte for byte. Every figure that rests on an estimate is marked.
 //
 // The package reads no clock and uses no network.
 package simulate

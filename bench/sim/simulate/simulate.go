@@ -88,7 +88,7 @@ func (r *run) summarize(result *fleet.Result) *report.Summary {
 // nodes returns the number of nodes at the start.
 func (r *run) nodes() int { return r.fleet.Prefill + r.fleet.Decode }
 
-// describe returns what was simulated, a line for each.
+// describe returns the inputs of the run, a line for each.
 func (r *run) describe() []string {
 	p := r.profile
 	load := fmt.Sprintf("%d requests of %s", len(r.trace), r.Trace)
@@ -223,7 +223,8 @@ func (r *run) printRows(w io.Writer, result *fleet.Result) {
 	}
 }
 
-// json returns the JSON of bench serve with what the fleet did. Virtual time starts at the epoch.
+// json returns the JSON of bench serve with the fleet's counters and timeline. Virtual time starts
+// at the epoch.
 func (r *run) json(result *fleet.Result, s *report.Summary) report.Object {
 	p := r.profile
 	start := time.Unix(0, 0).UTC()

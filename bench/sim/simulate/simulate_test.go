@@ -66,7 +66,7 @@ func TestEqualSeeds(t *testing.T) {
 	}
 }
 
-// The output has the block and the keys of bench serve, and what the fleet did.
+// The output has the block and the keys of bench serve, and the fleet's counters.
 func TestReport(t *testing.T) {
 	o := options()
 	o.Events, o.Command = []string{"3s kill decode-1"}, "tandem sim --fleet 2P2D <&>"
