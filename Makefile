@@ -285,7 +285,7 @@ PACKAGES  = $(shell $(GO) list ./...)
 # Packages whose tests do not run under the race detector: one goroutine each, and simulations that take
 # 5 to 14 times as long, schemas by the hundred among them. What is parallel below engine/model runs in engine/backend/cpu and engine, and
 # sanitize-cuda covers the C++ below engine/backend/cuda.
-WITHOUT_RACE := engine/backend/cuda engine/grammar engine/kvcache engine/model engine/scheduler gateway/render/parse internal/explainlog
+WITHOUT_RACE := bench/sim/fleet engine/backend/cuda engine/grammar engine/kvcache engine/model engine/scheduler gateway/render/parse internal/explainlog
 # Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
 # schedules on each class of numerics, and counts of allocations, to which the race detector adds.
 ALSO_PLAIN   := engine/tokenizer internal/e2e internal/rpc

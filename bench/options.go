@@ -247,13 +247,8 @@ func (o *Options) complete() error {
 	if o.SelfTimed && o.NoSelfTimed || o.SelfTimed && o.Data.Name != "timed_trace" {
 		return fmt.Errorf("%w: --self-timed: only the timed_trace dataset has times", ErrOption)
 	}
-	if err := report.CheckMetrics(o.PercentileMetrics); err != nil {
+	if err := report.CheckFigures(o.PercentileMetrics, o.Percentiles); err != nil {
 		return fmt.Errorf("%w: %w", ErrOption, err)
-	}
-	for _, p := range o.Percentiles {
-		if !(p >= 0 && p <= 100) {
-			return fmt.Errorf("%w: --metric-percentiles %g: want 0 to 100", ErrOption, p)
-		}
 	}
 	return o.completeData()
 }
@@ -307,14 +302,9 @@ func (o *Options) selfTimed() bool { return o.Data.Name == "timed_trace" && !o.N
 
 // goodput returns the objectives in milliseconds.
 func (o *Options) goodput() (map[string]float64, error) {
-	slo := map[string]float64{}
-	for _, spec := range o.GoodputSpec {
-		key, value, _ := strings.Cut(spec, ":")
-		v, err := strconv.ParseFloat(value, 64)
-		if err != nil || !(v >= 0) || !slices.Contains([]string{"ttft", "tpot", "e2el"}, key) {
-			return nil, fmt.Errorf("%w: --goodput %s: want ttft:200, tpot:50 or e2el:2000, in milliseconds", ErrOption, spec)
-		}
-		slo[key] = v
+	slo, err := report.ParseGoodput(o.GoodputSpec)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrOption, err)
 	}
 	return slo, nil
 }

@@ -238,29 +238,37 @@ func curves(points []Point, objectives bool) []plotted {
 	return []plotted{ttft, tpot, good}
 }
 
-// runPlots returns the plots with a line per run.
-func runPlots(points []Point) []plotted {
+// requestPlots returns the plots of the requests, with a line per run.
+func requestPlots(points []Point) []plotted {
 	ps := []plotted{
 		{title: "Distribution of time to first token", x: "ms", y: "% of requests", logX: true},
 		{title: "Distribution of inter-token latency", x: "ms", y: "% of gaps", logX: true},
 		{title: "Time to first token over the run", x: "s since the run's start", y: "ms"},
 		{title: "Tokens over the run", x: "s since the run's start", y: "chunks in one second"},
-		{title: "Throughput against KV fill", x: "% of the node's KV blocks in use", y: "tokens/s of the node"},
-		{title: "KV fill over the run", x: "s since the run's start", y: "% of KV blocks in use"},
 	}
-	hasFill := false
 	for i := range points {
 		p := &points[i]
-		for n, s := range []series{distribution(p.Name(), p.Summary.Samples("ttft")), distribution(p.Name(), p.Summary.Samples("itl")), timeline(p), tokenTimeline(p), fillSeries(p), fillTimeline(p)} {
+		for n, s := range []series{distribution(p.Name(), p.Summary.Samples("ttft")), distribution(p.Name(), p.Summary.Samples("itl")), timeline(p), tokenTimeline(p)} {
 			ps[n].all = append(ps[n].all, s)
 		}
-		hasFill = hasFill || len(ps[4].all[i].x) > 0
-	}
-	ps[4].note = "Each point is half a second of a node. Where the load is below what the node can do, it shows the load."
-	if !hasFill {
-		ps[4].note = "The server does not export vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
 	}
 	return ps
+}
+
+// runPlots returns the plots of the requests and of the nodes, with a line per run.
+func runPlots(points []Point) []plotted {
+	load := plotted{title: "Throughput against KV fill", x: "% of the node's KV blocks in use", y: "tokens/s of the node"}
+	over := plotted{title: "KV fill over the run", x: "s since the run's start", y: "% of KV blocks in use"}
+	hasFill := false
+	for i := range points {
+		load.all, over.all = append(load.all, fillSeries(&points[i])), append(over.all, fillTimeline(&points[i]))
+		hasFill = hasFill || len(load.all[i].x) > 0
+	}
+	load.note = "Each point is half a second of a node. Where the load is below what the node can do, it shows the load."
+	if !hasFill {
+		load.note = "The server does not export vllm:kv_cache_usage_perc and vllm:generation_tokens_total, or the runs were too short."
+	}
+	return append(requestPlots(points), load, over)
 }
 
 const style = `body{font:15px/1.5 system-ui,sans-serif;max-width:1200px;margin:2em auto;padding:0 1em;color:#222}
@@ -272,12 +280,7 @@ table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto;marg
 // WritePage writes the sweep as one page that needs no other file.
 func WritePage(w io.Writer, title string, facts []string, points []Point) error {
 	var b strings.Builder
-	t := html.EscapeString(title)
-	fmt.Fprintf(&b, "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\"><title>%s</title><style>%s</style>\n<h1>%s</h1>\n<ul>", t, style, t)
-	for _, f := range facts {
-		fmt.Fprintf(&b, "<li>%s</li>", html.EscapeString(f))
-	}
-	b.WriteString("</ul>\n")
+	writeHead(&b, title, "", facts)
 	writeRuns(&b, points)
 	writeContest(&b, points)
 	writeNodes(&b, points)

@@ -17,13 +17,10 @@
 package sim
 
 import (
-	"bufio"
 	"container/heap"
 	"container/list"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -32,59 +29,8 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// Request is a request of a trace.
-type Request struct {
-	At     time.Duration
-	Tokens int            // of the prompt
-	Output int            // tokens of the answer; 0: unknown
-	Blocks []kvcache.Hash // of the prompt, each chained to those before it
-}
-
-// Errors.
-var (
-	ErrTrace   = errors.New("sim: unreadable trace")
-	errOptions = errors.New("sim: bad options")
-)
-
-// BlockTokens is the number of prompt tokens per hash id of a Mooncake trace.
-const BlockTokens = 512
-
-// ReadTrace reads lines {timestamp (ms), input_length, output_length, hash_ids}, the
-// format of the Mooncake traces.
-func ReadTrace(r io.Reader) ([]Request, error) {
-	var trace []Request
-	lines := bufio.NewScanner(r)
-	lines.Buffer(nil, 1<<20)
-	for n := 1; lines.Scan(); n++ {
-		var l struct {
-			Timestamp float64  `json:"timestamp"`
-			Tokens    int      `json:"input_length"`
-			Output    int      `json:"output_length"`
-			Blocks    []uint64 `json:"hash_ids"`
-		}
-		if err := json.Unmarshal(lines.Bytes(), &l); err != nil || l.Tokens < 1 || l.Output < 0 || len(l.Blocks) == 0 {
-			return nil, fmt.Errorf("%w: line %d: %d tokens in %d blocks, %w", ErrTrace, n, l.Tokens, len(l.Blocks), err)
-		}
-		q := Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens, Output: l.Output}
-		for _, b := range l.Blocks {
-			q.Blocks = append(q.Blocks, kvcache.Hash(mix(b+1)))
-		}
-		trace = append(trace, q)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrTrace, err)
-	}
-	return trace, nil
-}
-
-// mix spreads small ids over 64 bits (the finalizer of SplitMix64).
-func mix(x uint64) uint64 {
-	x ^= x >> 30
-	x *= 0xbf58476d1ce4e5b9
-	x ^= x >> 27
-	x *= 0x94d049bb133111eb
-	return x ^ x>>31
-}
+// errOptions means that no fleet can have such options.
+var errOptions = errors.New("sim: bad options")
 
 // Options describe the fleet and the traffic.
 type Options struct {

@@ -19,7 +19,7 @@ import (
 var mayImport = map[string][]string{
 	".": {"internal/roles"},
 	"internal/roles": { // the subcommands, which know every role
-		"bench", "bench/dataset", "bench/load",
+		"bench", "bench/dataset", "bench/load", "bench/report", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
 		"internal/batch", "internal/cluster", "internal/cli", "internal/config", "internal/console", "internal/kubernetes", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
@@ -76,8 +76,10 @@ var mayImport = map[string][]string{
 	"bench/report":           {"bench/load"},
 	"bench/native":           {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline":          {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
-	"bench/sim":              {"gateway/route", "engine/kvcache"},
-	"bench/sim/fleet":        {"bench/sim", "gateway/admit", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler"},
+	"bench/sim":              {"bench/load", "gateway/route", "engine/kvcache", "internal/regular"},
+	"bench/sim/fleet":        {"bench/sim", "bench/sim/profile", "gateway/admit", "gateway/exchange/choice", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler", "internal/limits"},
+	"bench/sim/profile":      {"internal/regular"},
+	"bench/sim/simulate":     {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/limits"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
 	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":            {"bench", "bench/load", "bench/report", "engine/builtin"},

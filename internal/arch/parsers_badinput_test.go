@@ -16,6 +16,7 @@ import (
 var parsers = map[string][]string{
 	"bench":                  {"FuzzReadSample"},                                                                     // servers' metrics
 	"bench/dataset":          {"FuzzFiles"},                                                                          // datasets and traces
+	"bench/sim/profile":      {"FuzzRead"},                                                                           // profiles
 	"bench/load":             {"FuzzEvents"},                                                                         // a server's stream of events
 	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                                                          // no bytes of others: logits of all bits, for C kernels that index by them
 	"engine/grammar":         {"FuzzSchema", "FuzzRegex", "FuzzChoice", "FuzzEBNF", "FuzzLark", "FuzzStructuralTag"}, // grammars of requests

@@ -24,7 +24,7 @@ const maxLog = 1 << 30
 
 // explainLog explains a log on the terminal and, with --html, on a page.
 func explainLog(v *Invocation) error {
-	page := v.String("html", "", "file to write the explanation to as one HTML page")
+	page := v.String("html", "", "file to write the result to as one HTML page")
 	summary := v.Bool("summary", false, "leave the explanation of each line out")
 	args, err := v.Parse(1)
 	if err != nil {

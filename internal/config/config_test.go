@@ -103,3 +103,28 @@ func TestDuplicateKeys(t *testing.T) {
 		}
 	}
 }
+
+// The help lists each section once, and the flags of no section last.
+func TestHelpListsSectionsOnce(t *testing.T) {
+	var out strings.Builder
+	s := New("serve [flags]", "Serves.", "tandem serve", &out)
+	s.Section("API")
+	s.Int("port", 8000, "the port")
+	s.Section("Nodes")
+	s.Int("threads", 1, "the threads")
+	if err := s.Resolve([]string{"--help"}, nil); !errors.Is(err, ErrHelp) {
+		t.Fatal(err)
+	}
+	var listed []string
+	for line := range strings.SplitSeq(out.String(), "\n") {
+		switch words := strings.Fields(line); {
+		case strings.HasPrefix(line, "      --"):
+			listed = append(listed, words[0])
+		case strings.HasSuffix(line, ":") && !strings.HasPrefix(line, "Flags") && line != "Example:":
+			listed = append(listed, line)
+		}
+	}
+	if got, want := strings.Join(listed, " "), "API: --port Nodes: --threads General: --config --dry-run"; got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+}

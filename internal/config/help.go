@@ -54,7 +54,8 @@ func (s *Set) grouped() (groups []section) {
 	})
 	// The general flags are declared first and matter least.
 	if at := slices.IndexFunc(groups, func(g section) bool { return g.name == "General" }); at >= 0 && len(groups) > 1 {
-		groups = append(slices.Delete(groups, at, at+1), groups[at])
+		general := groups[at]
+		groups = append(slices.Delete(groups, at, at+1), general)
 	}
 	return groups
 }

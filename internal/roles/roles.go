@@ -5,6 +5,7 @@ package roles
 
 import (
 	"io"
+	"slices"
 
 	"github.com/tandem-serving/tandem/internal/cli"
 )
@@ -14,6 +15,10 @@ var version string
 
 // table returns the subcommands in the order of help.
 func table() cli.Table {
+	tools := cli.Tools()
+	last := len(tools) - 1 // version
+	tools = slices.Insert(tools, last, cli.New("sim", "[flags]", "Simulates a fleet in virtual time: a trace or a load on the real router and scheduler, with the step times of a profile.",
+		`tandem sim --fleet 6P2D --profile h200:llama-8b --load "rps=20,in=lognormal(8,0.9),out=343,prefix=0.3"`, runSim))
 	return append(cli.Table{
 		cli.New("up", "[flags]", "Starts a cluster on this machine: a gateway, prefill nodes and decode nodes, each a process.",
 			"tandem up --prefill 1 --decode 2 --model ./Llama-3.2-1B-Instruct", runUp),
@@ -27,7 +32,7 @@ func table() cli.Table {
 			"tandem serve ./Llama-3.2-1B-Instruct --port 8000", runServe),
 		cli.New("run-batch", "-i IN -o OUT [flags]", "Answers the requests of a file, by a model in this process or a gateway, and continues after a kill where it ended.",
 			"tandem run-batch -i requests.jsonl -o answers.jsonl --model ./Llama-3.2-1B-Instruct", runBatch),
-	}, cli.Tools()...)
+	}, tools...)
 }
 
 // Main runs the program with the arguments after its name and returns the exit status.

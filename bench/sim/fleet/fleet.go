@@ -1,16 +1,17 @@
-// Package fleet simulates whole fleets in virtual time. The real router (gateway/route),
-// scheduler (engine/scheduler) and KV block pool (engine/kvcache) run on every node.
+// Package fleet simulates whole fleets in virtual time. The real router (gateway/route), queue
+// (gateway/admit), scheduler (engine/scheduler) and KV block pool (engine/kvcache) run on every
+// gateway and node.
 //
-// Two things are modelled: the duration of a step (StepTimes), and the duration of
-// messages and transfers. Prefill nodes use the real line (prefill/line), decode nodes
-// the real course over them (decode/course). Gateways learn about nodes as in a cluster:
-// by heartbeats, block events and their own decisions.
+// Two things are modelled: the duration of a step (StepTimes), and the duration of messages and
+// transfers. Prefill nodes use the real line (prefill/line), decode nodes the real course over them
+// (decode/course), and requests whose node dies the real rule of retries (gateway/exchange/choice).
+// Gateways learn about nodes as in a cluster: by heartbeats, block events and their own decisions.
 //
-// Invariant: equal traces, options and seeds give equal results. Every request is served
-// once or refused, and the conservation laws of every scheduler hold at the end.
+// Invariant: equal traces, options and seeds give equal results. Every request is served once or
+// ends with an error, and the conservation laws of every scheduler hold at the end.
 //
-// The package does not model failures, speculation, cancelled requests or the time that
-// gateways and nodes spend between steps.
+// The package does not model speculation, adapters, keys with different weights, partitions, or
+// gateways that are themselves the limit.
 package fleet
 
 import (
@@ -18,9 +19,12 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/tandem-serving/tandem/bench/sim"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/limits"
 )
 
 // Defaults of Options.
@@ -34,43 +38,61 @@ const (
 	DefaultMinRemote     = 16
 )
 
-// errOptions means that no fleet can have such options.
-var errOptions = errors.New("fleet: bad options")
+// maxIdle is the virtual time without progress after which a run ends with ErrStuck.
+const maxIdle = time.Hour
+
+// ErrOptions means that no fleet can have such options.
+var ErrOptions = errors.New("fleet: bad options")
+
+// ErrStuck means that requests wait for something that will not happen.
+var ErrStuck = errors.New("fleet: nothing will happen")
 
 // Options describe a fleet and its load.
 type Options struct {
 	Prefill, Decode int // nodes; without prefill nodes the decode nodes are colocated
+	Gateways        int // among which requests are spread in turn; 0: 1
 	Blocks          int // of each node's pool
 	BlockTokens     int
 	BatchedTokens   int // of a step; 0: DefaultBatchedTokens
 	MaxSeqs         int // running requests of a node; 0: DefaultMaxSeqs
+	MaxModelLen     int // tokens of a request; 0: what the pool holds
 	Steps           StepTimes
 
 	Policy    route.Policy
 	MinRemote int    // as --min-remote-prefill-tokens; 0: DefaultMinRemote, 1: always remote
-	Seed      uint64 // of the router's random choices
+	Seed      uint64 // of the router's random choices, and of the choice of cancelled requests
 	// Placing varies what a policy leaves to chance: the places of nodes on the hash ring,
 	// and round robin's first node.
 	Placing  int
 	NoEvents bool // gateways get no block events
 	NoRoom   bool // the router ignores KV memory
+	// Limits are those of the gateways; nil: requests are refused only if no node can hold them.
+	Limits *limits.Limits
 
 	// Heartbeat is the time between two reports of a node. With 0, gateways know the
 	// current prefill rates and count only their own requests.
-	Heartbeat time.Duration
+	Heartbeat   time.Duration
+	ReportDelay time.Duration // from a heartbeat or a block event to the gateways
 
 	RunAhead     int           // prompt tokens that a prefill node starts before they are computed; 0: 2 × BatchedTokens
 	GrantTimeout time.Duration // after which a decode node tries the next prefill node; 0: never
 	RoundTrip    time.Duration // between two nodes; 0: DefaultRoundTrip
 	Bandwidth    float64       // bytes per second of a transfer; 0: DefaultBandwidth
+	Setup        time.Duration // of a transfer
 	KVBytes      float64       // of a token; 0: DefaultKVBytes
 	Layers       int           // which are sent one by one; 0: DefaultLayers
-
-	Speedup float64 // divides the times between arrivals; 0: 1
+	Dispatch     time.Duration // from a request's arrival at its gateway to its node
+	Emit         time.Duration // from the end of a step to the client
+	Start        time.Duration // from the start of a node until it is ready
+	Events       []Event       // in order of time
+	Speedup      float64       // divides the times between arrivals; 0: 1
+	KeepGaps     bool          // keep the times between the tokens of each request
+	SampleEvery  time.Duration // between two Samples of the result; 0: none
 }
 
 // resolve sets defaults and checks the options.
 func (o *Options) resolve() error {
+	setDefault(&o.Gateways, 1)
 	setDefault(&o.BatchedTokens, DefaultBatchedTokens)
 	setDefault(&o.MaxSeqs, DefaultMaxSeqs)
 	setDefault(&o.MinRemote, DefaultMinRemote)
@@ -80,12 +102,16 @@ func (o *Options) resolve() error {
 	setDefault(&o.KVBytes, DefaultKVBytes)
 	setDefault(&o.Layers, DefaultLayers)
 	setDefault(&o.Speedup, 1)
-	if o.Prefill < 0 || o.Decode < 1 || o.Steps.Name == "" || o.RunAhead < 1 || o.Heartbeat < 0 || o.GrantTimeout < 0 ||
+	if o.Prefill < 0 || o.Decode < 1 || o.Gateways < 1 || o.Steps.Name == "" || o.RunAhead < 1 || o.Heartbeat < 0 || o.GrantTimeout < 0 ||
 		!(o.Bandwidth > 0) || !(o.KVBytes >= 0) || o.Layers < 1 || !(o.Speedup > 0) {
-		return fmt.Errorf("%w: %d prefill and %d decode nodes (at least 0 and 1), step times %q, run-ahead %d, heartbeat %v, grant timeout %v, %g bytes/s, %g bytes a token, %d layers, speedup %g",
-			errOptions, o.Prefill, o.Decode, o.Steps.Name, o.RunAhead, o.Heartbeat, o.GrantTimeout, o.Bandwidth, o.KVBytes, o.Layers, o.Speedup)
+		return fmt.Errorf("%w: %d prefill and %d decode nodes (at least 0 and 1), %d gateways, step times %q, run-ahead %d, heartbeat %v, grant timeout %v, %g bytes/s, %g bytes a token, %d layers, speedup %g",
+			ErrOptions, o.Prefill, o.Decode, o.Gateways, o.Steps.Name, o.RunAhead, o.Heartbeat, o.GrantTimeout, o.Bandwidth, o.KVBytes, o.Layers, o.Speedup)
 	}
-	return nil
+	if o.ReportDelay < 0 || o.Setup < 0 || o.Dispatch < 0 || o.Emit < 0 || o.Start < 0 || o.SampleEvery < 0 {
+		return fmt.Errorf("%w: delay of reports %v, setup %v, dispatch %v, emit %v, start %v and interval of samples %v: none may be negative",
+			ErrOptions, o.ReportDelay, o.Setup, o.Dispatch, o.Emit, o.Start, o.SampleEvery)
+	}
+	return o.checkEvents()
 }
 
 func setDefault[T int | float64 | time.Duration](v *T, d T) {
@@ -96,15 +122,22 @@ func setDefault[T int | float64 | time.Duration](v *T, d T) {
 
 // fleet is the state of a run.
 type fleet struct {
-	o       Options
-	gateway *gateway
-	decode  []*node
-	prefill []*node
-	clock   clock
-	result  Result
-	tokens  []int32         // reused: a prompt
-	events  []kvcache.Event // reused
-	failed  error
+	o                           Options
+	limits                      limits.Limits
+	table                       *route.Table // of all gateways, as the indexes
+	decodeBlocks, prefillBlocks *route.Index
+	gateways                    []*gateway
+	decode                      []*node // those of Options.Decode, and those that start later
+	prefill                     []*node
+	clock                       clock
+	result                      Result
+	budget                      *rate.Limiter // of retries before the first token
+	resumes                     *rate.Limiter
+	cleaning                    int           // messages under way that end work of requests that have ended
+	progress                    time.Duration // when a request last advanced
+	tokens                      []int32       // reused: a prompt
+	events                      []kvcache.Event
+	failed                      error
 }
 
 // Run plays a trace, in order of arrival, and returns what its clients measured.
@@ -113,25 +146,36 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 		return nil, err
 	}
 	if len(trace) == 0 {
-		return nil, fmt.Errorf("%w: an empty trace", errOptions)
+		return nil, fmt.Errorf("%w: an empty trace", ErrOptions)
 	}
 	f := &fleet{o: o}
-	for i := range o.Decode + o.Prefill {
-		n, err := f.newNode(i)
-		if err != nil {
-			return nil, err
-		}
-		if i < o.Decode {
-			f.decode = append(f.decode, n)
-		} else {
-			f.prefill = append(f.prefill, n)
+	f.setLimits()
+	prefill, decode := o.largest()
+	for role, n := range []int{decode, prefill} {
+		for i := range n {
+			n, err := f.newNode(i, role == 1)
+			if err != nil {
+				return nil, err
+			}
+			if role == 1 {
+				n.up = i < o.Prefill
+				f.prefill = append(f.prefill, n)
+			} else {
+				n.up = i < o.Decode
+				f.decode = append(f.decode, n)
+			}
 		}
 	}
-	f.gateway = newGateway(f)
+	f.table, f.decodeBlocks, f.prefillBlocks = newTable(f), route.NewIndex(), route.NewIndex()
+	f.decodeBlocks.Grow(decode)
+	f.prefillBlocks.Grow(prefill)
+	for i := range o.Gateways {
+		f.gateways = append(f.gateways, newGateway(f, i))
+	}
 	f.result.Requests = make([]Request, len(trace))
 	for i := range trace {
 		r := &f.result.Requests[i]
-		*r = Request{Prompt: trace[i].Tokens, Output: max(1, trace[i].Output), ids: trace[i].Blocks}
+		*r = Request{Prompt: trace[i].Tokens, Output: max(1, trace[i].Output), ids: trace[i].Blocks, idTokens: trace[i].IDTokens(), index: int32(i), g: f.gateways[i%len(f.gateways)]}
 		r.At = time.Duration(float64(trace[i].At) / o.Speedup)
 	}
 	if err := f.play(); err != nil {
@@ -140,20 +184,41 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 	return &f.result, f.finish()
 }
 
+// setLimits sets the limits of the gateways. Without any, only failures of nodes are bounded.
+func (f *fleet) setLimits() {
+	if f.o.Limits != nil {
+		f.limits = *f.o.Limits
+	} else {
+		d := limits.Default()
+		f.limits = limits.Limits{MaxAttempts: d.MaxAttempts, ResumeTimeout: d.ResumeTimeout, RetriesPerSecond: d.RetriesPerSecond, ResumesPerSecond: d.ResumesPerSecond}
+	}
+	f.budget, f.resumes = limiter(f.limits.RetriesPerSecond, 10), limiter(f.limits.ResumesPerSecond, 10)
+}
+
+// limiter returns a limiter with bursts of so many seconds' worth, as a gateway's.
+func limiter(perSecond, seconds float64) *rate.Limiter {
+	return rate.NewLimiter(rate.Limit(perSecond), max(1, int(perSecond*seconds)))
+}
+
 // play runs arrivals and events in order of time until none is left.
 func (f *fleet) play() error {
 	f.startHeartbeats()
+	f.setEvents()
+	if f.o.SampleEvery > 0 {
+		f.sample()
+	}
 	arrivals := f.result.Requests
-	for f.failed == nil && (len(arrivals) > 0 || f.result.open > 0) {
+	for f.failed == nil && (len(arrivals) > 0 || f.result.open > 0 || f.cleaning > 0) {
 		if len(arrivals) > 0 && (len(f.clock.heap) == 0 || arrivals[0].At <= f.clock.heap[0].at) {
 			f.clock.now = arrivals[0].At
+			f.progress = f.clock.now
 			f.result.open++
 			f.arrive(&arrivals[0])
 			arrivals = arrivals[1:]
 			continue
 		}
-		if len(f.clock.heap) == 0 {
-			return fmt.Errorf("fleet: %d requests are open and nothing will happen", f.result.open)
+		if len(f.clock.heap) == 0 || len(arrivals) == 0 && f.clock.now-f.progress > maxIdle {
+			return fmt.Errorf("%w: %d requests wait and no node works: start the nodes that they need, or give --queue-timeout", ErrStuck, f.result.open)
 		}
 		f.clock.next()
 	}
@@ -167,15 +232,31 @@ func (f *fleet) fail(err error) {
 	}
 }
 
-// prompt returns the request's tokens, valid until the next call.
+// afterMessage runs do after a message has arrived.
+func (f *fleet) afterMessage(do func()) { f.clock.at(f.clock.now+f.o.RoundTrip/2, do) }
+
+// cleanUp runs do after a time, before the run may end.
+func (f *fleet) cleanUp(after time.Duration, do func()) {
+	f.cleaning++
+	f.clock.at(f.clock.now+after, func() {
+		f.cleaning--
+		do()
+	})
+}
+
+// prompt returns the tokens of the request's prompt and of its answer so far, valid until the next
+// call.
 func (f *fleet) prompt(r *Request) []int32 {
 	f.tokens = f.tokens[:0]
 	for i := range r.Prompt {
 		token := int32(i)
-		if b := i / sim.BlockTokens; b < len(r.ids) {
+		if b := i / r.idTokens; b < len(r.ids) {
 			token = int32(r.ids[b] & 0x3fffffff)
 		}
 		f.tokens = append(f.tokens, token)
+	}
+	for range r.emitted {
+		f.tokens = append(f.tokens, r.answerToken())
 	}
 	return f.tokens
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -15,45 +14,57 @@ import (
 // gateway is the state of a gateway and its decisions.
 type gateway struct {
 	f               *fleet
-	table           *route.Table
 	view            route.View
 	decode, prefill known
 	draw            *rand.Rand
 	turn            uint64
 	hashes          []kvcache.Hash
+	dst             []int
 	lastRequest     route.Request // the last routed request
 	reservedNode    int           // decode node that the next waiting request waits for; -1: none
 	answers         route.Answers
+	room            room
 	waiting         *admit.Queue // requests that wait for room
 	flow            *admit.Flow  // of all requests
+	filling         bool
 }
 
 // known is what the gateway knows about the nodes of one role.
 type known struct {
 	nodes   []*node
-	index   *route.Index
+	index   *route.Index // shared with the other gateways
 	match   []int32
+	usable  []bool
 	reports []route.Report
+	own     []int // of a report's requests, those of this gateway
 	sent    []route.Sent
 }
 
-func newGateway(f *fleet) *gateway {
-	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, 1)), turn: uint64(f.o.Placing), decode: newKnown(f.decode), prefill: newKnown(f.prefill),
-		waiting: admit.New(admit.Limits{Requests: math.MaxInt, Tokens: math.MaxInt}), flow: admit.NewFlow(1)}
+func newGateway(f *fleet, i int) *gateway {
+	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, uint64(1+i))), turn: uint64(f.o.Placing + i), decode: newKnown(f.decode, f.decodeBlocks), prefill: newKnown(f.prefill, f.prefillBlocks),
+		waiting: admit.New(admit.Limits{Requests: bound(f.limits.MaxQueuedRequests), Tokens: bound(f.limits.MaxQueuedTokens)}), flow: admit.NewFlow(1)}
+	g.view = route.View{Decode: make([]route.State, len(f.decode)), Prefill: make([]route.State, len(f.prefill))}
+	g.room.stale = true
+	return g
+}
+
+// newTable builds the rings of the fleet.
+func newTable(f *fleet) *route.Table {
 	names := func(role int, nodes []*node) (list []route.Node) {
 		for i := range nodes {
 			list = append(list, route.Node{Name: fmt.Sprintf("10.%d.%d.%d:%d", role, i/250, i%250, 7101+f.o.Placing)})
 		}
 		return list
 	}
-	g.table = route.New(names(1, f.decode), names(2, f.prefill))
-	g.view = route.View{Decode: make([]route.State, len(f.decode)), Prefill: make([]route.State, len(f.prefill))}
-	return g
+	return route.New(names(1, f.decode), names(2, f.prefill))
 }
 
-func newKnown(nodes []*node) known {
-	k := known{nodes: nodes, index: route.NewIndex(), match: make([]int32, len(nodes)), reports: make([]route.Report, len(nodes)), sent: make([]route.Sent, len(nodes))}
-	k.index.Grow(len(nodes))
+func newKnown(nodes []*node, index *route.Index) known {
+	n := len(nodes)
+	k := known{nodes: nodes, index: index, match: make([]int32, n), usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n)}
+	for i := range nodes {
+		k.usable[i] = nodes[i].up
+	}
 	return k
 }
 
@@ -64,12 +75,18 @@ func (g *gateway) knownNodes(n *node) *known {
 	return &g.decode
 }
 
-// blocks applies a node's block events.
-func (g *gateway) blocks(n *node, events []kvcache.Event) {
-	if g.f.o.NoEvents {
-		return
+// index returns the gateways' index of the caches of the node's role. Gateways share it, because
+// all of them receive an event at the same time.
+func (f *fleet) index(n *node) *route.Index {
+	if n.computes {
+		return f.prefillBlocks
 	}
-	index := g.knownNodes(n).index
+	return f.decodeBlocks
+}
+
+// changed applies a node's block events.
+func (f *fleet) changed(n *node, events []kvcache.Event) {
+	index := f.index(n)
 	for _, e := range events {
 		if e.Kind == kvcache.Stored {
 			index.Add(n.at, e.Hash)
@@ -79,13 +96,47 @@ func (g *gateway) blocks(n *node, events []kvcache.Event) {
 	}
 }
 
-// look writes the states of the nodes for a prompt.
-func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o *Options, answer int) {
+// setUsable makes gateways use a node, or not. A node that is gone has no cache.
+func (f *fleet) setUsable(n *node, usable bool) {
+	for _, g := range f.gateways {
+		k := g.knownNodes(n)
+		k.usable[n.at] = usable
+		g.room.stale = true
+		if !n.up {
+			k.reports[n.at] = route.Report{}
+		}
+	}
+	if !n.up {
+		for shard := range route.IndexShards {
+			f.index(n).Clear(n.at, shard)
+		}
+	}
+}
+
+// setUsableLater makes gateways use a node that is ready, when they learn of it.
+func (f *fleet) setUsableLater(n *node) {
+	epoch := n.epoch
+	f.clock.at(f.clock.now+f.o.ReportDelay+f.o.RoundTrip/2, func() {
+		if n.epoch != epoch || n.draining {
+			return
+		}
+		f.setUsable(n, true)
+		for _, g := range f.gateways {
+			if f.o.Heartbeat > 0 {
+				g.reported(n, n.report())
+			}
+			g.fill()
+		}
+	})
+}
+
+// look writes the states of the nodes for a prompt of so many tokens.
+func (k *known) look(states []route.State, tokens int, hashes []kvcache.Hash, o *Options, answer int) {
 	clear(k.match)
 	k.index.Match(hashes, k.match)
 	for i := range states {
 		s := &states[i]
-		*s = route.State{Usable: true, Held: int32(min(int(k.match[i])*o.BlockTokens, r.Prompt-1))}
+		*s = route.State{Usable: k.usable[i], Held: int32(min(int(k.match[i])*o.BlockTokens, tokens-1))}
 		if o.Heartbeat == 0 {
 			k.reports[i].Rate = k.nodes[i].rate
 		}
@@ -93,120 +144,92 @@ func (k *known) look(states []route.State, r *Request, hashes []kvcache.Hash, o 
 	}
 }
 
-// arrive routes a request that a client sends, or queues it.
-func (f *fleet) arrive(r *Request) {
-	g := f.gateway
-	if g.waiting.Len() == 0 && g.route(r) {
-		return
-	}
-	if _, no := g.waiting.Push(f.at(), &admit.Item{Flow: g.flow, Tokens: r.Prompt, Owner: r}, math.MaxInt64); no != nil {
-		f.fail(fmt.Errorf("a queue without bounds refuses: %+v", *no))
-	}
-	f.result.Waited++
-	g.fill()
-}
-
-// at returns the virtual time for a queue.
-func (f *fleet) at() time.Time { return time.Unix(0, int64(f.clock.now)) }
-
-// fill routes waiting requests while there is room for the next one, and then those that
-// may pass it, first to nodes that it does not wait for.
-func (g *gateway) fill() {
-	routes := func(i *admit.Item) bool { return g.route(i.Owner.(*Request)) }
-	for g.waiting.Len() > 0 && routes(g.waiting.Next()) {
-		g.waiting.Take(g.f.at())
-	}
-	if g.waiting.Len() == 0 {
-		return
-	}
-	g.reservedNode = route.Roomiest(g.view.Decode, &g.lastRequest)
-	for i := g.waiting.NextElsewhere(routes); i != nil; i = g.waiting.NextElsewhere(routes) {
-		g.waiting.PassElsewhere(g.f.at(), i)
-	}
-	g.reservedNode = -1
-	for i := g.waiting.NextShorter(routes); i != nil; i = g.waiting.NextShorter(routes) {
-		g.waiting.Pass(g.f.at(), i)
-	}
-}
-
-// route selects a request's nodes and sends it. It returns false if no node has room.
-func (g *gateway) route(r *Request) bool {
+// pick routes a request's prompt and answer so far. With demand, a node without KV memory for them
+// is not chosen.
+func (g *gateway) pick(r *Request, demand bool) route.Decision {
 	f := g.f
 	tokens := f.prompt(r)
 	g.hashes = kvcache.AppendHashes(g.hashes[:0], 0, tokens, f.o.BlockTokens)
-	answer := g.answers.Expect(math.MaxInt)
-	g.decode.look(g.view.Decode, r, g.hashes, &f.o, f.blocks(answer))
-	g.prefill.look(g.view.Prefill, r, g.hashes, &f.o, 0)
+	answer := g.expect(maxAnswer)
+	g.decode.look(g.view.Decode, len(tokens), g.hashes, &f.o, f.blocks(answer))
+	g.prefill.look(g.view.Prefill, len(tokens), g.hashes, &f.o, 0)
 	q := route.Request{
-		Policy: f.o.Policy, Key: route.Key(0, g.hashes, tokens), Uncached: r.Prompt - 1, MinRemote: f.o.MinRemote,
-		Turn: g.turn + 1, Draw: g.draw.Uint64(),
+		Policy: f.o.Policy, Key: route.Key(0, g.hashes, tokens), Uncached: len(tokens) - 1, MinRemote: f.o.MinRemote,
+		Turn: g.turn + 1, Draw: g.draw.Uint64(), Shared: len(f.gateways) > 1,
 	}
-	if !f.o.NoRoom {
+	if demand && !f.o.NoRoom {
 		q.Demand.Prompt = f.blocks(r.Prompt + 1)
-		q.Demand.Answer = f.blocks(r.Prompt+g.answers.Expect(r.Output)) - q.Demand.Prompt
+		q.Demand.Answer = f.blocks(r.Prompt+g.expect(r.Output)) - q.Demand.Prompt
 		q.Demand.Answer = max(0, q.Demand.Answer)
 	}
 	g.lastRequest = q
 	if g.reservedNode >= 0 {
 		g.view.Decode[g.reservedNode].Usable = false
 	}
-	d := g.table.Pick(q, g.view, r.prefill[:0])
-	if d.Decode < 0 {
-		if !slices.ContainsFunc(g.view.Decode, func(s route.State) bool { return s.Memory.Holds(q.Demand) }) {
-			r.Refused = true
-			f.result.open--
-			return true
-		}
-		return false
+	g.avoid(r)
+	d := f.table.Pick(q, g.view, g.dst[:0])
+	g.dst = d.Prefill
+	return d
+}
+
+// avoid makes the nodes unusable that have failed the request, unless no other node is usable.
+func (g *gateway) avoid(r *Request) {
+	tried := r.choice.Tried
+	if len(tried) == 0 {
+		return
 	}
-	g.turn++
-	r.decode, r.prefill = d.Decode, d.Prefill
-	g.claim(r)
-	f.addRequest(r)
-	return true
+	for i := range g.view.Decode {
+		if g.view.Decode[i].Usable && !slices.Contains(tried, i) {
+			for _, at := range tried {
+				g.view.Decode[at].Usable = false
+			}
+			return
+		}
+	}
 }
 
 // blocks returns the number of KV blocks that tokens fill.
 func (f *fleet) blocks(tokens int) int { return (tokens + f.o.BlockTokens - 1) / f.o.BlockTokens }
 
-// claim counts a routed request on its nodes. Until the first token, its prompt's uncached
-// tokens count on the node that will compute them.
-func (g *gateway) claim(r *Request) {
-	g.decode.sent[r.decode].Requests++
-	k, at, held := &g.decode, r.decode, int(g.view.Decode[r.decode].Held)
-	if len(r.prefill) > 0 {
-		k, at = &g.prefill, r.prefill[0]
+// claim counts a routed attempt on its nodes. Until the first token, its prompt's uncached tokens
+// count on the node that will compute them.
+func (g *gateway) claim(a *attempt) {
+	g.decode.sent[a.n.at].Requests++
+	k, at, held := &g.decode, a.n.at, int(g.view.Decode[a.n.at].Held)
+	if len(a.prefill) > 0 {
+		k, at = &g.prefill, a.prefill[0].at
 		held = int(g.view.Prefill[at].Held)
 		k.sent[at].Requests++
 	}
-	r.claimed, r.claimedOf = max(1, r.Prompt-1-held), &k.sent[at]
-	r.claimedOf.Queued += r.claimed
-	r.claimedOf.Lengths.Add(r.claimed)
-	r.blocks = g.f.blocks(r.Prompt+g.answers.Expect(r.Output)) - int(g.view.Decode[r.decode].Held)/g.f.o.BlockTokens
-	g.decode.sent[r.decode].Blocks += r.blocks
+	a.claimed, a.claimedOf = max(1, a.tokens-1-held), &k.sent[at]
+	a.claimedOf.Queued += a.claimed
+	a.claimedOf.Lengths.Add(a.claimed)
+	g.room.count(a.claimed)
+	a.blocks = g.f.blocks(a.r.Prompt+g.expect(a.r.Output)) - int(g.view.Decode[a.n.at].Held)/g.f.o.BlockTokens
+	g.decode.sent[a.n.at].Blocks += a.blocks
 }
 
-// started ends a request's claim on the node that computes its prompt.
-func (g *gateway) started(r *Request) {
-	if r.claimedOf == nil {
+// started ends an attempt's claim on the node that computes its prompt.
+func (g *gateway) started(a *attempt) {
+	if a.claimedOf == nil {
 		return
 	}
-	r.claimedOf.Queued -= r.claimed
-	r.claimedOf.Lengths.Remove(r.claimed)
-	if r.claimedOf != &g.decode.sent[r.decode] {
-		r.claimedOf.Requests--
+	a.claimedOf.Queued -= a.claimed
+	a.claimedOf.Lengths.Remove(a.claimed)
+	if a.claimedOf != &g.decode.sent[a.n.at] {
+		a.claimedOf.Requests--
 	}
-	r.claimedOf = nil
+	a.claimedOf = nil
+	g.room.computed(a.claimed)
 }
 
-// release ends a request on its decode node.
-func (g *gateway) release(r *Request) {
-	g.started(r)
-	sent := &g.decode.sent[r.decode]
+// leave ends an attempt for the gateway.
+func (g *gateway) leave(a *attempt) {
+	a.over, a.r.a = true, nil
+	g.started(a)
+	sent := &g.decode.sent[a.n.at]
 	sent.Requests--
-	sent.Blocks -= r.blocks
-	g.answers.Add(r.emitted)
-	g.fill()
+	sent.Blocks -= a.blocks
 }
 
 // startHeartbeats makes every node report at once, as it does when a gateway connects,
@@ -215,19 +238,66 @@ func (f *fleet) startHeartbeats() {
 	if f.o.Heartbeat == 0 {
 		return
 	}
-	nodes := slices.Concat(f.decode, f.prefill)
+	nodes := f.upNodes()
 	for i, n := range nodes {
-		f.gateway.knownNodes(n).reports[n.at] = n.report()
-		f.clock.at(f.o.Heartbeat*time.Duration(i+1)/time.Duration(len(nodes)), n.heartbeat)
+		for _, g := range f.gateways {
+			g.reported(n, n.report())
+		}
+		f.clock.at(f.o.Heartbeat*time.Duration(i+1)/time.Duration(len(nodes)), n.beater())
 	}
 }
 
-// heartbeat reports the node to the gateway, and again after the interval.
-func (n *node) heartbeat() {
-	k := n.f.gateway.knownNodes(n)
-	k.reports[n.at], k.sent[n.at].Blocks = n.report(), 0
-	n.f.gateway.fill()
-	n.f.clock.at(n.f.clock.now+n.f.o.Heartbeat, n.heartbeat)
+// upNodes returns the nodes that work.
+func (f *fleet) upNodes() []*node {
+	return slices.DeleteFunc(slices.Concat(f.decode, f.prefill), func(n *node) bool { return !n.up })
+}
+
+// beat reports the node, and again after each interval.
+func (n *node) beat() {
+	if n.f.o.Heartbeat > 0 {
+		n.beater()()
+	}
+}
+
+// beater returns a function that reports the node, and calls itself after each interval until the
+// node dies.
+func (n *node) beater() func() {
+	f, epoch := n.f, n.epoch
+	var beat func()
+	beat = func() {
+		if n.epoch != epoch {
+			return
+		}
+		if f.o.ReportDelay == 0 {
+			f.reported(n, n.report())
+		} else {
+			r := n.report()
+			f.clock.at(f.clock.now+f.o.ReportDelay, func() {
+				if n.epoch == epoch {
+					f.reported(n, r)
+				}
+			})
+		}
+		f.clock.at(f.clock.now+f.o.Heartbeat, beat)
+	}
+	return beat
+}
+
+// reported passes a heartbeat to the gateways.
+func (f *fleet) reported(n *node, r route.Report) {
+	for _, g := range f.gateways {
+		g.reported(n, r)
+	}
+	for _, g := range f.gateways {
+		g.fill()
+	}
+}
+
+// reported records a node's heartbeat.
+func (g *gateway) reported(n *node, r route.Report) {
+	k := g.knownNodes(n)
+	k.reports[n.at], k.own[n.at], k.sent[n.at].Blocks = r, k.sent[n.at].Requests, 0
+	g.room.stale = true
 }
 
 // report returns the node's heartbeat with the fields of decode/drain.go and

@@ -2,138 +2,236 @@ package fleet
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/tandem-serving/tandem/decode/course"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/gateway/exchange/choice"
+	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/prefill/line"
 )
 
-// addRequest adds a routed request to its decode node and sends its prompt to the first prefill
+// attempt is one attempt of a request on a decode node.
+type attempt struct {
+	r         *Request
+	n         *node
+	prefill   []*node // candidates, best first
+	tokens    int     // of the prompt and of the answer when it began
+	course    course.Course
+	id        scheduler.RequestID // on its node
+	added     bool                // the node has it
+	over      bool                // for its gateway
+	ask       *ask                // the last one
+	claimed   int                 // tokens counted in claimedOf
+	claimedOf *route.Sent
+	blocks    int // expected number of blocks on its node
+}
+
+// ask is a prompt that a decode node has sent to a prefill node.
+type ask struct {
+	a           *attempt
+	p           *node
+	epoch       int // of p when it was sent
+	ticket      line.ID
+	id          scheduler.RequestID // on the prefill node; 0: not granted
+	reservation scheduler.ReservationID
+	from        int           // first token that is transferred
+	pushed      time.Duration // when its transfer began
+	removed     bool          // from the prefill node
+	over        bool          // for its decode node
+}
+
+// addAttempt adds a routed request to its decode node and sends its prompt to the first prefill
 // node.
-func (f *fleet) addRequest(r *Request) {
-	n := f.decode[r.decode]
-	id, cached, err := n.add(r, scheduler.Request{Tokens: f.prompt(r), Hold: len(r.prefill) > 0, MaxNew: r.Output})
+func (f *fleet) addAttempt(a *attempt) {
+	n, r := a.n, a.r
+	switch {
+	case a.over:
+		return
+	case !n.up:
+		f.failLater(a, choice.Failure{Lost: true})
+		return
+	case n.draining:
+		f.failLater(a, choice.Failure{Refused: true, HandedOver: true, Untouched: true})
+		return
+	}
+	id, cached, err := n.add(scheduler.Request{Tokens: f.prompt(r), Hold: len(a.prefill) > 0, MaxNew: r.Output - r.emitted})
 	switch {
 	case errors.Is(err, scheduler.ErrTooLong):
-		r.Refused = true
-		f.gateway.release(r)
-		f.result.open--
+		r.g.leave(a)
+		f.lose(r, fmt.Errorf("%w: %d tokens", ErrTooLong, a.tokens))
 		return
 	case err != nil:
 		f.fail(err)
 		return
 	}
-	r.id = id
-	if len(r.prefill) == 0 {
+	a.id, a.added = id, true
+	n.attempts[id] = a
+	r.choice.Accepted()
+	if len(a.prefill) == 0 {
 		f.result.Local++
 		n.start()
 		return
 	}
-	r.course = course.New(course.Prompt{UpTo: r.Prompt - 1, Cached: cached, Block: f.o.BlockTokens, Nodes: len(r.prefill)})
-	f.follow(r)
+	a.course = course.New(course.Prompt{UpTo: a.tokens - 1, Cached: cached, Block: f.o.BlockTokens, Nodes: len(a.prefill)})
+	f.follow(a)
 }
 
 // follow executes the next step of a held request's course.
-func (f *fleet) follow(r *Request) {
-	switch step, node := r.course.Next(); step {
+func (f *fleet) follow(a *attempt) {
+	switch step, node := a.course.Next(); step {
 	case course.Ask:
-		f.ask(r, f.prefill[r.prefill[node]])
+		f.ask(a, a.prefill[node])
 	case course.Compute:
-		f.proceed(r)
+		f.proceed(a)
 	}
 }
 
 // proceed makes the decode node compute a held request's prompt.
-func (f *fleet) proceed(r *Request) {
-	n := f.decode[r.decode]
+func (f *fleet) proceed(a *attempt) {
 	f.result.Local++
-	if err := n.s.Proceed(r.id); err != nil {
+	if err := a.n.s.Proceed(a.id); err != nil {
 		f.fail(err)
 	}
-	n.start()
+	a.n.start()
 }
 
 // ask sends a request's prompt to a prefill node.
-func (f *fleet) ask(r *Request, p *node) {
+func (f *fleet) ask(a *attempt, p *node) {
+	k := &ask{a: a, p: p, epoch: p.epoch}
+	a.ask = k
 	f.afterMessage(func() {
+		switch {
+		case k.over:
+			return
+		case !p.up || p.draining || p.epoch != k.epoch:
+			k.removed = true
+			f.afterMessage(func() { f.askFailed(k) })
+			return
+		}
 		p.tickets++
-		r.ticket = p.tickets
-		p.jobs[r.ticket] = r
-		p.line.Add(r.ticket, r.Prompt-1, 0)
+		k.ticket = p.tickets
+		p.jobs[k.ticket] = k
+		p.line.Add(k.ticket, a.tokens-1, 0)
 		p.admit()
 	})
 }
 
-// afterMessage runs do after a message has arrived.
-func (f *fleet) afterMessage(do func()) { f.clock.at(f.clock.now+f.o.RoundTrip/2, do) }
-
 // admit makes jobs request their grants while the node is about to compute them.
-func (p *node) admit() {
+func (n *node) admit() {
 	for {
-		ticket, ok := p.line.Next(p.f.clock.now)
+		ticket, ok := n.line.Next(n.f.clock.now)
 		if !ok {
 			return
 		}
-		r, asked := p.jobs[ticket], p.f.clock.now
-		p.f.afterMessage(func() { p.f.grant(r, p, asked) })
+		k, asked := n.jobs[ticket], n.f.clock.now
+		n.f.afterMessage(func() { n.f.grant(k, asked) })
+	}
+}
+
+// removeJob removes a job, in any state, from its prefill node.
+func (n *node) removeJob(k *ask) {
+	if k.removed {
+		return
+	}
+	k.removed = true
+	delete(n.pushing, k.ticket)
+	if n.jobs[k.ticket] != k {
+		return
+	}
+	n.leave(k)
+	if n.computing[k.id] == k {
+		delete(n.computing, k.id)
+		if err := n.s.Abort(k.id); err != nil {
+			n.f.fail(err)
+		}
+		n.start()
 	}
 }
 
 // leave removes a job from the node's line.
-func (p *node) leave(r *Request) {
-	p.line.Remove(r.ticket)
-	delete(p.jobs, r.ticket)
-	p.admit()
+func (n *node) leave(k *ask) {
+	n.line.Remove(k.ticket)
+	delete(n.jobs, k.ticket)
+	n.admit()
 }
 
-// grant reserves the blocks of a prompt that p is about to compute, or queues the grant
-// until there is room. asked is when p requested it.
-func (f *fleet) grant(r *Request, p *node, asked time.Duration) {
-	n := f.decode[r.decode]
-	ready := func(res scheduler.Reservation, err error) { f.granted(r, p, asked, res, err) }
-	res, err := n.s.ReserveInTurn(r.id, r.Prompt-1)
+// grant reserves the blocks of a prompt that its prefill node is about to compute, or queues the
+// grant until there is room. asked is when the node requested it.
+func (f *fleet) grant(k *ask, asked time.Duration) {
+	if k.over {
+		return
+	}
+	a, n := k.a, k.a.n
+	ready := func(res scheduler.Reservation, err error) { f.granted(k, asked, res, err) }
+	res, err := n.s.ReserveInTurn(a.id, a.tokens-1)
 	if !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
 		ready(res, err)
 		return
 	}
 	f.result.GrantsDeferred++
-	n.awaiting[r.id] = ready
+	n.awaiting[a.id] = ready
 	f.afterMessage(func() {
-		p.line.StepAside(r.ticket, f.clock.now)
-		p.admit()
+		if !k.removed {
+			k.p.line.StepAside(k.ticket, f.clock.now)
+			k.p.admit()
+		}
 	})
 	if f.o.GrantTimeout == 0 {
 		return
 	}
 	f.clock.at(f.clock.now+f.o.GrantTimeout, func() {
-		if r.reservation == 0 && n.s.StopWaiting(r.id) {
-			delete(n.awaiting, r.id)
+		if !k.over && k.reservation == 0 && n.s.StopWaiting(a.id) {
+			delete(n.awaiting, a.id)
 			f.result.GrantTimeouts++
-			f.end(r, p, course.Failed)
+			f.end(k, course.Failed)
 		}
 	})
 }
 
-// granted sends p the grant, or makes the decode node compute the prompt if no prefill
-// node can.
-func (f *fleet) granted(r *Request, p *node, asked time.Duration, res scheduler.Reservation, err error) {
+// granted sends the prefill node the grant, or makes the decode node compute the prompt if no
+// prefill node can.
+func (f *fleet) granted(k *ask, asked time.Duration, res scheduler.Reservation, err error) {
 	switch {
 	case err == nil:
-		r.reservation, r.from = res.ID, res.From
+		k.reservation, k.from = res.ID, res.From
 		f.result.GrantWait += f.clock.now - asked
-		f.afterMessage(func() { f.compute(r, p) })
+		f.afterMessage(func() { f.compute(k) })
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
-		f.end(r, p, course.Useless)
+		f.end(k, course.Useless)
 	default:
 		f.fail(err)
 	}
 }
 
-// end removes a request from p's line and continues its course.
-func (f *fleet) end(r *Request, p *node, o course.Outcome) {
-	p.leave(r)
-	r.course.Report(o)
-	f.follow(r)
+// end removes a request from its prefill node's line and continues its course.
+func (f *fleet) end(k *ask, o course.Outcome) {
+	k.over = true
+	k.p.removeJob(k)
+	k.a.course.Report(o)
+	f.follow(k.a)
+}
+
+// askFailed continues the course of a request whose prefill node has failed. Nothing writes its
+// blocks any more.
+func (f *fleet) askFailed(k *ask) {
+	if k.over {
+		return
+	}
+	k.over = true
+	n := k.a.n
+	if _, waits := n.awaiting[k.a.id]; waits {
+		n.s.StopWaiting(k.a.id)
+		delete(n.awaiting, k.a.id)
+	}
+	if k.reservation != 0 {
+		if err := n.s.Release(k.reservation); err != nil {
+			f.fail(err)
+		}
+	}
+	k.a.course.Report(course.Failed)
+	f.follow(k.a)
 }
 
 // reserveWaiting reserves blocks for waiting grants while there are any.
@@ -150,51 +248,107 @@ func (n *node) reserveWaiting() {
 }
 
 // compute adds a granted job to the prefill node's scheduler.
-func (f *fleet) compute(r *Request, p *node) {
-	r.pushed = f.clock.now
-	p.line.Grant(r.ticket)
-	_, cached, err := p.add(r, scheduler.Request{Tokens: f.prompt(r)[:r.Prompt-1], ComputeOnly: true, Ticket: r.ticket})
+func (f *fleet) compute(k *ask) {
+	if k.removed {
+		return
+	}
+	p := k.p
+	k.pushed = f.clock.now
+	p.line.Grant(k.ticket)
+	id, cached, err := p.add(scheduler.Request{Tokens: f.prompt(k.a.r)[:k.a.tokens-1], ComputeOnly: true, Ticket: k.ticket})
 	if err != nil {
 		f.fail(err)
 		return
 	}
-	p.line.Cached(r.ticket, cached)
+	k.id = id
+	p.computing[id] = k
+	p.line.Cached(k.ticket, cached)
 	p.admit()
 	p.start()
 }
 
 // computed ends a job. Its KV has arrived when the last layer, which is sent when the step
 // ends, has arrived and all bytes have crossed the link.
-func (f *fleet) computed(p *node, r *Request) {
-	p.leave(r)
-	bytes := time.Duration(float64(r.Prompt-1-r.from) * f.o.KVBytes / f.o.Bandwidth * float64(time.Second))
-	end := max(f.clock.now+bytes/time.Duration(f.o.Layers), r.pushed+bytes) + f.o.RoundTrip/2
+func (f *fleet) computed(k *ask) {
+	p := k.p
+	p.leave(k)
+	p.pushing[k.ticket] = k
+	bytes := time.Duration(float64(k.a.tokens-1-k.from) * f.o.KVBytes / f.o.Bandwidth * float64(time.Second))
+	end := max(f.clock.now+bytes/time.Duration(f.o.Layers), k.pushed+bytes) + f.o.Setup + f.o.RoundTrip/2
 	f.clock.at(end, func() {
-		n := f.decode[r.decode]
-		if err := n.s.Arrived(r.reservation); err != nil {
+		if k.removed {
+			return
+		}
+		k.removed = true
+		delete(p.pushing, k.ticket)
+		if k.over {
+			return
+		}
+		k.over = true
+		if err := k.a.n.s.Arrived(k.reservation); err != nil {
 			f.fail(err)
 		}
-		r.course.Report(course.Delivered)
-		n.start()
+		k.a.course.Report(course.Delivered)
+		k.a.n.start()
 	})
+}
+
+// abort ends an attempt on its node, after its gateway has ended it.
+func (f *fleet) abort(a *attempt) {
+	if a.added {
+		a.n.remove(a)
+		a.n.start()
+	}
+}
+
+// remove removes an attempt from the node. Its prefill node learns of it by a message, and its
+// blocks that the network may write are free when that node has answered.
+func (n *node) remove(a *attempt) {
+	f := n.f
+	a.added = false
+	delete(n.attempts, a.id)
+	if k := a.ask; k != nil && !k.over {
+		k.over = true
+		if _, waits := n.awaiting[a.id]; waits {
+			n.s.StopWaiting(a.id)
+			delete(n.awaiting, a.id)
+		}
+		f.cleanUp(f.o.RoundTrip/2, func() { k.p.removeJob(k) })
+		if k.reservation != 0 && n.up {
+			epoch := n.epoch
+			f.cleanUp(f.o.RoundTrip, func() {
+				if n.epoch == epoch {
+					if err := n.s.Release(k.reservation); err != nil {
+						f.fail(err)
+					}
+					n.start()
+				}
+			})
+		}
+	}
+	if n.up {
+		if err := n.s.Abort(a.id); err != nil {
+			f.fail(err)
+		}
+	}
 }
 
 // emit counts a token of a request's answer.
 func (f *fleet) emit(r *Request) {
-	now := f.clock.now
-	if r.emitted == 0 {
-		r.First = now
-		f.gateway.started(r)
-	} else {
-		f.result.gaps.add(now - r.Last)
+	at := f.clock.now + f.o.Emit
+	f.progress = f.clock.now
+	switch {
+	case r.emitted == 0:
+		r.First = at
+	default:
+		f.result.gaps.add(at - r.Last)
+		if f.o.KeepGaps {
+			r.Gaps = append(r.Gaps, at-r.Last)
+		}
 	}
-	r.Last = now
+	r.g.started(r.a)
+	r.choice.Token()
+	r.Last = at
 	r.emitted++
 	f.result.Tokens++
-}
-
-// finished ends a request.
-func (f *fleet) finished(r *Request) {
-	f.gateway.release(r)
-	f.result.open--
 }

@@ -2,10 +2,13 @@ package fleet
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
+	"github.com/tandem-serving/tandem/gateway/exchange/choice"
 	"github.com/tandem-serving/tandem/prefill/line"
 )
 
@@ -22,77 +25,97 @@ type node struct {
 	f        *fleet
 	at       int // index in its role
 	computes bool
+	up       bool
+	draining bool
+	epoch    int // number of its deaths; events of an earlier epoch are ignored
+
 	s        *scheduler.Scheduler
-	requests map[scheduler.RequestID]*Request
 	lastID   scheduler.RequestID
 	batch    scheduler.Batch
 	stepping bool
 	began    time.Duration
-	busy     time.Duration
-	rate     float64 // prompt tokens per second
+	ends     time.Duration // of the running step
+	busy     time.Duration // with all of the running step
+	rate     float64       // prompt tokens per second
 	steps    int
 	results  []scheduler.Result
 	sampled  [][]int32 // one-token slices for results
+	past     counts    // of earlier epochs
 
-	line    *line.Line // prefill: jobs that are not computed yet
-	jobs    map[line.ID]*Request
-	tickets line.ID // tickets given so far
+	attempts map[scheduler.RequestID]*attempt // decode
+	awaiting map[scheduler.RequestID]func(scheduler.Reservation, error)
 
-	awaiting map[scheduler.RequestID]func(scheduler.Reservation, error) // decode: grants that wait for room
+	line      *line.Line // prefill: jobs that are not computed yet
+	jobs      map[line.ID]*ask
+	computing map[scheduler.RequestID]*ask
+	pushing   map[line.ID]*ask // computed, with KV under way
+	tickets   line.ID          // tickets given so far
 }
 
-// newNode makes the i-th node: decode nodes come first.
-func (f *fleet) newNode(i int) (*node, error) {
-	n := &node{
-		f: f, at: i, requests: map[scheduler.RequestID]*Request{}, line: line.New(f.o.RunAhead), jobs: map[line.ID]*Request{},
-		awaiting: map[scheduler.RequestID]func(scheduler.Reservation, error){},
-	}
-	if i >= f.o.Decode {
-		n.at, n.computes = i-f.o.Decode, true
-	}
+// counts are a node's counters.
+type counts struct{ preemptions, queries, hits uint64 }
+
+// counts returns the counters of all epochs.
+func (n *node) counts() counts {
+	st := n.s.Stats()
+	return counts{n.past.preemptions + st.Preemptions, n.past.queries + st.PrefixQueries, n.past.hits + st.PrefixHits}
+}
+
+// name returns the node's name in events and errors.
+func (n *node) name() string { return Target{Prefill: n.computes, Node: n.at}.String() }
+
+// newNode makes the i-th node of a role.
+func (f *fleet) newNode(i int, computes bool) (*node, error) {
+	n := &node{f: f, at: i, computes: computes}
+	return n, n.reset()
+}
+
+// reset gives the node an empty scheduler and line.
+func (n *node) reset() error {
+	o := &n.f.o
+	n.attempts, n.awaiting = map[scheduler.RequestID]*attempt{}, map[scheduler.RequestID]func(scheduler.Reservation, error){}
+	n.line, n.jobs, n.computing, n.pushing = line.New(o.RunAhead), map[line.ID]*ask{}, map[scheduler.RequestID]*ask{}, map[line.ID]*ask{}
 	var err error
 	n.s, err = scheduler.New(scheduler.Config{
-		Pool:             kvcache.Config{Blocks: f.o.Blocks, BlockTokens: f.o.BlockTokens, MaxEvents: maxEvents},
-		MaxBatchedTokens: f.o.BatchedTokens, MaxSeqs: f.o.MaxSeqs, MaxQueued: len(f.result.Requests) + 1<<20,
+		Pool:             kvcache.Config{Blocks: o.Blocks, BlockTokens: o.BlockTokens, MaxEvents: maxEvents},
+		MaxBatchedTokens: o.BatchedTokens, MaxSeqs: o.MaxSeqs, MaxQueued: len(n.f.result.Requests) + 1<<20, MaxModelLen: o.MaxModelLen,
 	})
-	if err != nil {
-		return nil, err
-	}
-	if n.computes {
+	if err == nil && n.computes {
 		n.s.OrderBy(func(work []scheduler.Work) {
 			n.line.Order(work)
 			n.admit()
 		})
 	}
-	n.sampled = make([][]int32, f.o.MaxSeqs)
-	for i := range n.sampled {
-		n.sampled[i] = make([]int32, 1)
-	}
-	return n, nil
+	return err
 }
 
 // add adds a request to the scheduler and returns its id and its cached tokens.
-func (n *node) add(r *Request, q scheduler.Request) (scheduler.RequestID, int, error) {
+func (n *node) add(q scheduler.Request) (scheduler.RequestID, int, error) {
 	n.lastID++
 	q.ID = n.lastID
 	cached, err := n.s.Add(q, n.f.clock.now)
-	if err == nil {
-		n.requests[q.ID] = r
-	}
 	return q.ID, cached, err
 }
 
 // start begins the next step, unless a step is running or there is nothing to compute.
 func (n *node) start() {
+	if !n.up {
+		return
+	}
 	n.reserveWaiting()
 	for !n.stepping {
 		n.batch = n.s.Schedule(n.f.clock.now)
 		if len(n.batch.Seqs) > 0 {
-			n.stepping, n.began = true, n.f.clock.now
 			took := n.f.o.Steps.Step(shape(&n.batch), n.f.o.Blocks*n.f.o.BlockTokens)
+			n.stepping, n.began, n.ends = true, n.f.clock.now, n.f.clock.now+took
 			n.busy += took
 			n.steps++
-			n.f.clock.at(n.f.clock.now+took, n.endStep)
+			epoch := n.epoch
+			n.f.clock.at(n.ends, func() {
+				if n.epoch == epoch {
+					n.endStep()
+				}
+			})
 			return
 		}
 		ended := n.s.Update(n.batch, nil)
@@ -116,11 +139,17 @@ func (n *node) endStep() {
 		if !q.Sample {
 			continue
 		}
-		r := n.requests[q.ID]
-		n.f.emit(r)
+		if len(n.results) == len(n.sampled) {
+			n.sampled = append(n.sampled, make([]int32, 1))
+		}
 		token := n.sampled[len(n.results)]
-		token[0] = 1<<30 | int32(q.ID&0xfffffff) // occurs in no prompt
-		n.results = append(n.results, scheduler.Result{Tokens: token, Finished: r.emitted >= r.Output})
+		token[0] = 0
+		finished := false
+		if a := n.attempts[q.ID]; a != nil && !a.over {
+			n.f.emit(a.r)
+			token[0], finished = a.r.answerToken(), a.r.emitted >= a.r.Output
+		}
+		n.results = append(n.results, scheduler.Result{Tokens: token, Finished: finished})
 	}
 	if chunk > 0 {
 		rate := float64(chunk) / (n.f.clock.now - n.began).Seconds()
@@ -137,21 +166,126 @@ func (n *node) endStep() {
 // end handles the requests that a step has ended.
 func (n *node) end(ids []scheduler.RequestID) {
 	for _, id := range ids {
-		r := n.requests[id]
-		delete(n.requests, id)
 		if n.computes {
-			n.f.computed(n, r)
-		} else {
-			n.f.finished(r)
+			k := n.computing[id]
+			delete(n.computing, id)
+			n.f.computed(k)
+			continue
+		}
+		a := n.attempts[id]
+		delete(n.attempts, id)
+		a.added = false
+		if !a.over {
+			n.f.finished(a)
 		}
 	}
 }
 
-// publish sends the node's block events to the gateway.
+// publish sends the node's block events to the gateways.
 func (n *node) publish() {
+	f := n.f
 	var gap bool
-	if n.f.events, gap = n.s.Events(n.f.events[:0]); gap {
-		n.f.fail(fmt.Errorf("node %d has more than %d block events in a step", n.at, maxEvents))
+	if f.events, gap = n.s.Events(f.events[:0]); gap {
+		f.fail(fmt.Errorf("%s has more than %d block events in a step", n.name(), maxEvents))
 	}
-	n.f.gateway.blocks(n, n.f.events)
+	if f.o.NoEvents || len(f.events) == 0 {
+		return
+	}
+	if f.o.ReportDelay == 0 {
+		f.changed(n, f.events)
+		return
+	}
+	events, epoch := slices.Clone(f.events), n.epoch
+	f.clock.at(f.clock.now+f.o.ReportDelay, func() {
+		if n.epoch == epoch {
+			f.changed(n, events)
+		}
+	})
+}
+
+// kill ends the node's process. Its gateways and peers notice when their connections break.
+func (n *node) kill() {
+	if !n.up {
+		return
+	}
+	f := n.f
+	f.check(n)
+	n.past = n.counts()
+	n.up, n.draining = false, false
+	n.epoch++
+	if n.stepping {
+		n.busy -= n.ends - f.clock.now
+		n.stepping = false
+	}
+	f.result.Killed++
+	f.afterMessage(func() { f.setUsable(n, false) })
+	n.dropAttempts(choice.Failure{Lost: true})
+	n.dropJobs()
+	n.rate = 0
+	if err := n.reset(); err != nil {
+		f.fail(err)
+	}
+}
+
+// dropAttempts ends all attempts of a decode node, which fail at their gateways.
+func (n *node) dropAttempts(why choice.Failure) {
+	for _, id := range slices.Sorted(maps.Keys(n.attempts)) {
+		a := n.attempts[id]
+		n.remove(a)
+		n.f.failLater(a, why)
+	}
+}
+
+// dropJobs ends all jobs of a prefill node. Their decode nodes ask the next one.
+func (n *node) dropJobs() {
+	for _, jobs := range []map[line.ID]*ask{n.jobs, n.pushing} {
+		for _, ticket := range slices.Sorted(maps.Keys(jobs)) {
+			k := jobs[ticket]
+			n.removeJob(k)
+			n.f.afterMessage(func() { n.f.askFailed(k) })
+		}
+	}
+}
+
+// launch makes the node ready after the time of a start, or ends its drain.
+func (n *node) launch() {
+	f := n.f
+	if n.up {
+		n.draining = false
+		f.setUsableLater(n)
+		return
+	}
+	epoch := n.epoch
+	f.clock.at(f.clock.now+f.o.Start, func() {
+		if n.up || n.epoch != epoch {
+			return
+		}
+		n.up = true
+		f.result.Started++
+		f.setUsableLater(n)
+		n.beat()
+	})
+}
+
+// drain makes the node take no new work. Streams that run after the timeout move to other nodes.
+func (n *node) drain(timeout time.Duration) {
+	if !n.up || n.draining {
+		return
+	}
+	f, epoch := n.f, n.epoch
+	n.draining = true
+	f.result.Drained++
+	f.afterMessage(func() {
+		if n.draining {
+			f.setUsable(n, false)
+		}
+	})
+	f.clock.at(f.clock.now+timeout, func() {
+		if n.epoch != epoch || !n.draining {
+			return
+		}
+		n.dropAttempts(choice.Failure{Refused: true, HandedOver: true, Untouched: true})
+		n.dropJobs()
+		n.start()
+	})
 }

@@ -1,49 +1,58 @@
 package fleet
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math"
 	"slices"
 	"time"
 
-	"github.com/tandem-serving/tandem/decode/course"
 	"github.com/tandem-serving/tandem/engine/kvcache"
-	"github.com/tandem-serving/tandem/engine/scheduler"
-	"github.com/tandem-serving/tandem/gateway/route"
-	"github.com/tandem-serving/tandem/prefill/line"
+	"github.com/tandem-serving/tandem/gateway/admit"
+	"github.com/tandem-serving/tandem/gateway/exchange/choice"
 )
 
 // Request is a request of the trace and what its client measured. Times are since the
 // start of the run.
 type Request struct {
 	At             time.Duration
-	First, Last    time.Duration // tokens of the answer
-	Prompt, Output int           // tokens
-	Refused        bool          // no node can hold it
+	First, Last    time.Duration   // tokens of the answer
+	Gaps           []time.Duration // between tokens, with Options.KeepGaps
+	Prompt, Output int             // tokens
+	Err            error           // nil: the answer is complete
 
-	ids         []kvcache.Hash
-	decode      int           // index of its node
-	prefill     []int         // indices of the candidate prefill nodes
-	course      course.Course // over them
-	claimed     int           // tokens counted in claimedOf
-	claimedOf   *route.Sent
-	id          scheduler.RequestID // on its decode node
-	reservation scheduler.ReservationID
-	from        int           // first token that is transferred
-	ticket      line.ID       // in its prefill node's line
-	pushed      time.Duration // when its transfer began
-	emitted     int
-	blocks      int // expected number of blocks on its node
+	ids                       []kvcache.Hash
+	idTokens                  int // tokens of each id
+	index                     int32
+	emitted                   int
+	arrived, admitted, closed bool
+	g                         *gateway
+	item                      *admit.Item // in its gateway's queue; nil: it has not waited
+	a                         *attempt    // nil: none runs
+	choice                    choice.Choice[int]
 }
+
+// Received returns the number of tokens that the client has received.
+func (r *Request) Received() int { return r.emitted }
+
+// answerToken returns the token of the request's answer. It occurs in no prompt.
+func (r *Request) answerToken() int32 { return 1<<30 | r.index&0xfffffff }
 
 // Result is the outcome of a run.
 type Result struct {
 	Requests       []Request
 	Span           time.Duration // until the last token
 	Tokens         int           // of answers
+	Failed         int           // requests
+	Cancelled      int           // of these, requests that their clients or deadlines ended
 	Waited         int           // requests that waited for room
 	Local          int           // prompts computed by decode nodes
+	Retried        int           // attempts after one without a token
+	Resumed        int           // attempts after one with tokens
+	Killed         int           // nodes
+	Started        int           // nodes, after the run's start
+	Drained        int           // nodes
 	Preemptions    uint64
 	GrantsDeferred int // grants that waited for room
 	GrantTimeouts  int
@@ -52,9 +61,33 @@ type Result struct {
 	PrefillBusy    float64       // share of the time
 	DecodeBusy     float64
 	Steps          int
+	Checks         int // schedulers and lines whose laws were verified
+	Samples        []Sample
 
 	open int
 	gaps histogram
+}
+
+// Sample is the state of the fleet at a time.
+type Sample struct {
+	At            time.Duration
+	Waiting       int // requests in the gateways' queues
+	WaitingTokens int // of their prompts
+	Prefill       Usage
+	Decode        Usage
+}
+
+// Usage is the state of the nodes of a role.
+type Usage struct {
+	Up      int     // nodes
+	Busy    float64 // share of the time since the last sample
+	Running int     // requests
+	Waiting int     // requests, those that wait for KV included
+	Queued  int     // prompt tokens to compute
+	KV      float64 // share of the blocks in use
+	MaxKV   float64 // of the fullest node
+
+	busy time.Duration // of all nodes until now
 }
 
 // Summary is the figures of a result with the load tester's definitions (bench/report).
@@ -62,7 +95,7 @@ type Summary struct {
 	TTFTMean, TTFTP50, TTFTP90, TTFTP99 time.Duration
 	ITLMean, ITLP50, ITLP90, ITLP99     time.Duration
 	TokensPerSecond                     float64
-	Refused                             int
+	Failed                              int
 	Goodput                             float64 // share of requests within the goals
 }
 
@@ -77,8 +110,8 @@ func (r *Result) Summarize(g Goals) Summary {
 	good, sum := 0, 0.0
 	for i := range r.Requests {
 		q := &r.Requests[i]
-		if q.Refused {
-			s.Refused++
+		if q.Err != nil {
+			s.Failed++
 			continue
 		}
 		first, perToken := q.First-q.At, time.Duration(0)
@@ -106,15 +139,23 @@ func (r *Result) Digest() uint64 {
 	h := fnv.New64a()
 	for i := range r.Requests {
 		q := &r.Requests[i]
-		fmt.Fprintln(h, q.At, q.First, q.Last, q.Refused)
+		fmt.Fprintln(h, q.At, q.First, q.Last, q.emitted, q.Err)
 	}
 	return h.Sum64()
 }
 
-// finish verifies every scheduler and adds up the nodes' counters.
+// check verifies a node's scheduler and line.
+func (f *fleet) check(n *node) {
+	if err := errors.Join(n.s.Check(), n.line.Check()); err != nil {
+		f.fail(fmt.Errorf("%s: %w", n.name(), err))
+	}
+	f.result.Checks++
+}
+
+// finish verifies every node and gateway and adds up the nodes' counters.
 func (f *fleet) finish() error {
 	r := &f.result
-	r.Span = max(1, f.clock.now)
+	r.Span = max(1, r.Span)
 	var queries, hits uint64
 	share := func(nodes []*node) (busy float64) {
 		for _, n := range nodes {
@@ -124,29 +165,92 @@ func (f *fleet) finish() error {
 	}
 	r.PrefillBusy, r.DecodeBusy = share(f.prefill), share(f.decode)
 	for _, n := range slices.Concat(f.decode, f.prefill) {
-		if err := n.s.Check(); err != nil {
-			return fmt.Errorf("fleet: node %d: %w", n.at, err)
-		}
+		f.check(n)
 		st := n.s.Stats()
-		if err := n.line.Check(); err != nil {
-			return fmt.Errorf("fleet: node %d: %w", n.at, err)
+		if len(n.attempts)+len(n.jobs)+len(n.computing)+len(n.awaiting) > 0 || st.Running+st.Waiting+st.Held+st.Reservations > 0 || n.line.Len() > 0 {
+			return fmt.Errorf("fleet: %s: %d attempts and %d jobs are left, %d in the line, %d wait for room, %+v", n.name(), len(n.attempts), len(n.jobs), n.line.Len(), len(n.awaiting), st)
 		}
-		if len(n.requests)+len(n.jobs)+len(n.awaiting) > 0 || st.Running+st.Waiting+st.Held > 0 || n.line.Len() > 0 {
-			return fmt.Errorf("fleet: node %d: %d requests are left, %d in the line, %d wait for room, %+v", n.at, len(n.requests), n.line.Len(), len(n.awaiting), st)
-		}
-		r.Preemptions += st.Preemptions
+		c := n.counts()
+		r.Preemptions += c.preemptions
 		r.Steps += n.steps
 		if n.computes || len(f.prefill) == 0 {
-			queries, hits = queries+st.PrefixQueries, hits+st.PrefixHits
+			queries, hits = queries+c.queries, hits+c.hits
 		}
 	}
 	r.Reuse = float64(hits) / float64(max(1, queries))
-	for _, sent := range slices.Concat(f.gateway.decode.sent, f.gateway.prefill.sent) {
-		if sent.Requests != 0 || sent.Queued != 0 {
-			return fmt.Errorf("fleet: the gateway still counts %+v", sent)
+	for _, g := range f.gateways {
+		for _, sent := range slices.Concat(g.decode.sent, g.prefill.sent) {
+			if sent.Requests != 0 || sent.Queued != 0 {
+				return fmt.Errorf("fleet: a gateway still counts %+v", sent)
+			}
+		}
+		if err := g.waiting.Check(); err != nil || g.waiting.Len() > 0 || g.room.running != 0 || g.room.sent != 0 || g.room.short != 0 {
+			return fmt.Errorf("fleet: a gateway still counts %+v, %d wait, %w", g.room, g.waiting.Len(), err)
 		}
 	}
-	return nil
+	return f.failed
+}
+
+// sample appends the state of the fleet, and again after the interval.
+func (f *fleet) sample() {
+	s := Sample{At: f.clock.now}
+	for _, g := range f.gateways {
+		s.Waiting += g.waiting.Len()
+		s.WaitingTokens += g.waiting.Tokens()
+	}
+	var last Sample
+	if n := len(f.result.Samples); n > 0 {
+		last = f.result.Samples[n-1]
+	}
+	s.Prefill, s.Decode = f.usage(f.prefill), f.usage(f.decode)
+	for _, u := range []struct{ now, last *Usage }{{&s.Prefill, &last.Prefill}, {&s.Decode, &last.Decode}} {
+		if d := s.At - last.At; d > 0 && u.now.Up > 0 {
+			u.now.Busy = min(1, (u.now.busy-u.last.busy).Seconds()/d.Seconds()/float64(u.now.Up))
+		}
+	}
+	if f.result.Samples = append(f.result.Samples, s); len(f.result.Samples) == maxSamples {
+		f.halveSamples()
+	}
+	f.clock.at(f.clock.now+f.o.SampleEvery, f.sample)
+}
+
+// maxSamples bounds the samples of a run.
+const maxSamples = 1024
+
+// halveSamples merges each two samples into one, and doubles the interval.
+func (f *fleet) halveSamples() {
+	all := f.result.Samples
+	for i := range len(all) / 2 {
+		a, b := all[2*i], all[2*i+1]
+		b.Prefill.Busy, b.Decode.Busy = (a.Prefill.Busy+b.Prefill.Busy)/2, (a.Decode.Busy+b.Decode.Busy)/2
+		b.Prefill.MaxKV, b.Decode.MaxKV = max(a.Prefill.MaxKV, b.Prefill.MaxKV), max(a.Decode.MaxKV, b.Decode.MaxKV)
+		all[i] = b
+	}
+	f.result.Samples = all[:len(all)/2]
+	f.o.SampleEvery *= 2
+}
+
+// usage returns the state of nodes.
+func (f *fleet) usage(nodes []*node) (u Usage) {
+	for _, n := range nodes {
+		u.busy += n.busy
+		if !n.up {
+			continue
+		}
+		if n.stepping {
+			u.busy -= n.ends - f.clock.now
+		}
+		st := n.s.Stats()
+		u.Up++
+		u.Running += st.Running
+		u.Waiting += st.Waiting + st.Held + n.line.Waiting()
+		u.Queued += st.Pending + n.line.WaitingTokens()
+		kv := 1 - float64(st.Blocks.Free+st.Blocks.Cached)/float64(st.Blocks.Blocks)
+		u.KV += kv
+		u.MaxKV = max(u.MaxKV, kv)
+	}
+	u.KV /= float64(max(1, u.Up))
+	return u
 }
 
 // histogram counts durations in classes that grow by 0.5 % from 1 µs on.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tandem-serving/tandem/bench/sim/profile"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
@@ -17,12 +18,7 @@ type StepTimes struct {
 }
 
 // Shape is the properties of a batch that determine its duration.
-type Shape struct {
-	Chunk      int     // prompt tokens
-	Attended   float64 // sum over the chunks' tokens of the tokens before each
-	Streams    int     // sequences that decode one token
-	ContextSum int     // tokens that these attend to
-}
+type Shape = profile.Shape
 
 // shape computes a batch's Shape.
 func shape(b *scheduler.Batch) (s Shape) {
@@ -77,7 +73,7 @@ func StepTimesOf(name string) (StepTimes, error) {
 	if i := slices.IndexFunc(stepTimes, func(t StepTimes) bool { return t.Name == name }); i >= 0 {
 		return stepTimes[i], nil
 	}
-	return StepTimes{}, fmt.Errorf("%w: step times %q, want one of %s", errOptions, name, StepTimesNames())
+	return StepTimes{}, fmt.Errorf("%w: step times %q, want one of %s", ErrOptions, name, StepTimesNames())
 }
 
 // StepTimesNames returns the names that StepTimesOf knows.

@@ -8,7 +8,6 @@
 package main
 
 import (
-	"compress/gzip"
 	"errors"
 	"flag"
 	"fmt"
@@ -99,7 +98,7 @@ func run(args []string, w io.Writer) error {
 // load reads the trace or draws the mix.
 func (o *options) load() ([]sim.Request, error) {
 	if o.mix == "" {
-		return read(o.trace)
+		return sim.LoadTrace(o.trace)
 	}
 	if o.requests < 1 || !(o.rate > 0) {
 		return nil, fmt.Errorf("%d requests at %g per second: both have to be positive", o.requests, o.rate)
@@ -109,21 +108,4 @@ func (o *options) load() ([]sim.Request, error) {
 		return nil, err
 	}
 	return sim.Mix(kinds, o.requests, o.rate, o.fleet.Seed), nil
-}
-
-// read reads a trace, compressed or not.
-func read(path string) ([]sim.Request, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	if !strings.HasSuffix(path, ".gz") {
-		return sim.ReadTrace(file)
-	}
-	z, err := gzip.NewReader(file)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return sim.ReadTrace(z)
 }

@@ -1,0 +1,153 @@
+package profile
+
+import (
+	"fmt"
+	"slices"
+	"sort"
+	"time"
+)
+
+// Shape is the properties of a batch that determine its duration.
+type Shape struct {
+	Chunk      int     // prompt tokens
+	Attended   float64 // sum over the chunks' tokens of the tokens before each
+	Streams    int     // sequences that decode one token
+	ContextSum int     // tokens that these attend to
+}
+
+// Uses counts the parts of steps by how their duration was found.
+type Uses struct {
+	Points       int // interpolated between points
+	Coefficients int // outside of them
+}
+
+// String returns the shares.
+func (u Uses) String() string {
+	switch n := u.Points + u.Coefficients; {
+	case n == 0:
+		return "none"
+	case u.Points == 0:
+		return "all by coefficients"
+	case u.Coefficients == 0:
+		return "all between points"
+	default:
+		return fmt.Sprintf("%.1f %% between points, the others by coefficients", 100*float64(u.Points)/float64(n))
+	}
+}
+
+// Times are the step times of a profile. They count uses, so that they belong to one run.
+type Times struct {
+	p               *Profile
+	decode, prefill grid
+	Decode, Prefill Uses
+}
+
+// Times returns the profile's step times.
+func (p *Profile) Times() *Times {
+	return &Times{p: p, decode: newGrid(p.Step.Decode.Points), prefill: newGrid(p.Step.Prefill.Points)}
+}
+
+// Step returns the duration of a step, with the time until the next one can start.
+func (t *Times) Step(s Shape) time.Duration {
+	seconds := t.p.Step.Overhead.Between
+	switch {
+	case s.Streams == 0:
+		seconds += t.chunk(s)
+	case s.Chunk == 0:
+		seconds += t.streams(s)
+	default:
+		a, b := t.chunk(s), t.streams(s)
+		seconds += max(a, b) + max(0, t.p.Step.Mixed.Gamma*min(a, b)-t.p.Step.Decode.Fixed)
+	}
+	return duration(finite(seconds))
+}
+
+// streams returns the seconds of decoding.
+func (t *Times) streams(s Shape) float64 {
+	d, seqs, ctx := &t.p.Step.Decode, float64(s.Streams), float64(s.ContextSum)
+	if seconds, ok := t.decode.at(seqs, ctx/seqs); ok {
+		t.Decode.Points++
+		return seconds
+	}
+	t.Decode.Coefficients++
+	return d.Fixed + d.PerSeq*seqs + d.PerCtx*ctx
+}
+
+// chunk returns the seconds of computing prompt tokens. Several chunks attend to fewer tokens than
+// one of their size, which the coefficient of attention accounts for.
+func (t *Times) chunk(s Shape) float64 {
+	r, tokens := &t.p.Step.Prefill, float64(s.Chunk)
+	start := max(0, s.Attended/tokens-tokens/2)
+	if seconds, ok := t.prefill.at(tokens, start); ok {
+		t.Prefill.Points++
+		return max(r.Floor, seconds+r.PerPair*min(0, s.Attended-tokens*(start+tokens/2)))
+	}
+	t.Prefill.Coefficients++
+	return max(r.Floor, r.Fixed+r.PerToken*tokens+r.PerPair*s.Attended)
+}
+
+// grid has points in rows of equal first coordinate.
+type grid []row
+
+type row struct {
+	x    float64
+	y, z []float64 // by y
+}
+
+// newGrid sorts points into rows. Where noise makes more work take less time, the longer time
+// counts.
+func newGrid(points [][]float64) (g grid) {
+	sorted := slices.Clone(points)
+	sort.Slice(sorted, func(i, j int) bool {
+		a, b := sorted[i], sorted[j]
+		return a[0] < b[0] || a[0] == b[0] && a[1] < b[1]
+	})
+	for _, p := range sorted {
+		if len(g) == 0 || g[len(g)-1].x != p[0] {
+			g = append(g, row{x: p[0]})
+		}
+		r := &g[len(g)-1]
+		z := p[2]
+		if n := len(r.z); n > 0 {
+			z = max(z, r.z[n-1])
+		}
+		if len(g) > 1 {
+			if below, ok := g[len(g)-2].at(p[1]); ok {
+				z = max(z, below)
+			}
+		}
+		r.y, r.z = append(r.y, p[1]), append(r.z, z)
+	}
+	return g
+}
+
+// at returns the value of a row, interpolated; false: y is outside.
+func (r *row) at(y float64) (float64, bool) {
+	n := len(r.y)
+	if y < r.y[0] || y > r.y[n-1] {
+		return 0, false
+	}
+	i := sort.SearchFloat64s(r.y, y)
+	if r.y[i] == y {
+		return r.z[i], true
+	}
+	return between(r.y[i-1], r.y[i], r.z[i-1], r.z[i], y), true
+}
+
+// at returns the value of a grid, interpolated between the two rows around x; false: the place is
+// outside of one of them.
+func (g grid) at(x, y float64) (float64, bool) {
+	if len(g) == 0 || x < g[0].x || x > g[len(g)-1].x {
+		return 0, false
+	}
+	i := sort.Search(len(g), func(i int) bool { return g[i].x >= x })
+	high, ok := g[i].at(y)
+	if !ok || g[i].x == x {
+		return high, ok
+	}
+	low, ok := g[i-1].at(y)
+	return between(g[i-1].x, g[i].x, low, high, x), ok
+}
+
+// between interpolates linearly: a step's duration is nearly linear in each coordinate.
+func between(x0, x1, z0, z1, x float64) float64 { return z0 + (z1-z0)*(x-x0)/(x1-x0) }
