@@ -78,6 +78,7 @@ var examples = map[string]example{
 	"POST " + messages.CountPath:         {messages.CountPath, `{"messages": [{"role": "user", "content": "How many tokens?"}]}`},
 	"POST " + responses.Path:             {responses.Path, `{"instructions": "Answer in one sentence.", "input": "What is prefill?", "stream": true}`},
 	"GET /v1/models/{model}":             {"/v1/models/tandem-builtin", ""},
+	"POST /v1/embeddings":                {"/v1/embeddings", `{"input": ["What is prefill?", "What is decode?"]}`},
 	"POST /tokenize":                     {"/tokenize", `{"prompt": "How many tokens?", "return_token_strs": true}`},
 	"POST /detokenize":                   {"/detokenize", `{"tokens": [72, 105]}`},
 	"POST /v1/chat/completions/render":   {"/v1/chat/completions/render", `{"messages": [{"role": "user", "content": "What is prefill?"}]}`},

@@ -56,6 +56,8 @@ var routes = []endpoint{
 		Answer: "TokenCount", Key: true, Errors: []int{429, 503}}, (*Gateway).countTokens, clients},
 	{openai.Operation{Method: "POST", Path: responses.Path, Summary: "Create a response: items in, items out; nothing is stored", Takes: "ResponseRequest",
 		Answer: "Response", Events: "ResponseEvent", Typed: true, Key: true, Errors: append([]int{404}, generateErrors...)}, (*Gateway).respond, clients},
+	{openai.Operation{Method: "POST", Path: openai.EmbeddingsPath, Summary: "The vectors of texts", Body: openai.Embeddings,
+		Answer: "EmbeddingList", Key: true, Errors: generateErrors}, func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), openai.Embeddings) }, clients},
 	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
 	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
 	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,

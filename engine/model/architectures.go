@@ -167,12 +167,17 @@ func (c *Config) network() network {
 	return newDecoder(c)
 }
 
-// name finds the architecture, by model_type where config.json has no architectures.
+// name finds the architecture, by model_type where config.json has no architectures. The model
+// without an output projection, such as Qwen3Model, is that of Qwen3ForCausalLM.
 func (r *rawConfig) name() error {
 	if len(r.Architectures) > 0 || r.ModelType == "" {
-		if len(r.Architectures) == 1 {
-			r.arch = architectures[r.Architectures[0]]
+		if len(r.Architectures) != 1 {
+			return nil
 		}
+		if base, ok := strings.CutSuffix(r.Architectures[0], "Model"); ok && architectures[base+"ForCausalLM"] != nil {
+			r.Architectures[0], r.Headless = base+"ForCausalLM", true
+		}
+		r.arch = architectures[r.Architectures[0]]
 		return nil
 	}
 	for name, a := range architectures {

@@ -51,6 +51,13 @@ type Config struct {
 	// then have another prefix.
 	Wrapped bool
 
+	// Headless reports whether the checkpoint has no output projection, so that it gives vectors and
+	// no tokens. The embedding then takes the projection's place, and the logits mean nothing.
+	Headless bool
+
+	whole      bool  // see Vectors
+	dimensions []int // likewise
+
 	shard Shard  // whose sizes these are
 	parts *parts // nil: they are of the whole model
 
@@ -82,7 +89,11 @@ type rawConfig struct {
 	Architectures []string `json:"architectures"`
 	ModelType     string   `json:"model_type"`
 	arch          *architecture
-	Wrapped       bool `json:"-"`
+	Wrapped       bool  `json:"-"`
+	Headless      bool  `json:"-"`
+	Causal        *bool `json:"is_causal"`
+	Matryoshka    *bool `json:"is_matryoshka"`
+	Dimensions    []int `json:"matryoshka_dimensions"`
 
 	VocabSize        int      `json:"vocab_size"`
 	HiddenSize       int      `json:"hidden_size"`
@@ -180,6 +191,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 		BOS:          -1,
 		EOS:          raw.EOS,
 		Wrapped:      raw.Wrapped,
+		Headless:     raw.Headless,
 	}
 	if raw.DType != "" {
 		c.DType = raw.DType
@@ -205,6 +217,10 @@ func parseConfig(text, generation []byte) (Config, error) {
 		if c.Rope, err = raw.rope(&c); err != nil {
 			return Config{}, err
 		}
+	}
+	c.TieEmbedding = c.TieEmbedding || raw.Headless
+	if err := raw.matryoshka(&c); err != nil {
+		return Config{}, err
 	}
 	if err := c.endTokens(generation); err != nil {
 		return Config{}, err
@@ -250,6 +266,9 @@ func (r *rawConfig) supported() error {
 		return refuse("architectures", name, "of multimodal models only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
 	} else if r.arch == nil {
 		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
+	}
+	if !or(r.Causal, true) {
+		return refuse("is_causal", false, "true, because each token attends to those before it alone")
 	}
 	oss := r.Architectures[0] == gptOSSName
 	if act := or(r.HiddenAct, "silu"); act != "silu" && !r.arch.gelu {

@@ -245,6 +245,8 @@ func (d *decoder) alloc(to memory) error {
 
 func (d *decoder) logits() backend.Buf { return d.scores }
 
+func (d *decoder) hidden() backend.Buf { return d.outputs.normed }
+
 func (d *decoder) forward(b backend.Backend) {
 	r := &d.tokens
 	b.Embed(r.x, d.Embed)

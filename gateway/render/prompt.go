@@ -58,9 +58,8 @@ type Prompt struct {
 // that this allocates besides the request, and returns its error.
 func (m *Model) Prompts(req *openai.Request, charge func(bytes int) *openai.Error) ([]Prompt, *openai.Error) {
 	out := make([]Prompt, 0, max(1, len(req.Prompts)))
-	param := "prompt"
+	param := openai.PromptParam(req.Endpoint)
 	if req.Endpoint == openai.Chat {
-		param = "messages"
 		p, fault := m.Chat(req, charge)
 		if fault != nil {
 			return nil, fault
@@ -174,6 +173,9 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 	keep, n := req.Truncate, len(p.Tokens)
 	if keep < 0 && m.MaxLen > 0 {
 		keep = max(1, m.MaxLen-max(1, req.MaxTokens))
+		if req.Endpoint == openai.Embeddings {
+			keep = m.MaxLen
+		}
 	}
 	if keep <= 0 || n <= keep {
 		return
@@ -201,6 +203,12 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 		return fault
 	}
 	room := most - nTokens
+	if req.Endpoint == openai.Embeddings {
+		if most > 0 && room < 0 {
+			return openai.ContextTooLong(param, most, "The input has %d tokens: shorten it, or set truncate_prompt_tokens", nTokens)
+		}
+		return nil
+	}
 	if most > 0 && room <= 0 {
 		return openai.ContextTooLong(param, most, "The prompt has %d tokens, which leaves no room for an answer: shorten it", nTokens)
 	}

@@ -42,7 +42,7 @@ func (o *Operation) errors(keys bool) []int {
 }
 
 // bodies has the names of the schemas of requests.
-var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest"}
+var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest", Embeddings: "EmbeddingRequest"}
 
 // Document returns an OpenAPI 3.1 document of the operations and the table of fields. keys reports
 // whether API keys are required.
@@ -155,8 +155,8 @@ func body(on Endpoint) schema {
 		properties[name] = f.describe()
 	}
 	var prompts []schema
-	for _, name := range []string{"prompt", "messages", "tokens"} {
-		if f := rows[on][name]; f != nil {
+	for _, name := range []string{"prompt", "messages", "tokens", "input"} {
+		if f := rows[on][name]; f != nil && f.class == Served {
 			prompts = append(prompts, schema{"required": []string{name}, "properties": schema{name: f.value.schema}})
 		}
 	}
@@ -279,6 +279,10 @@ var answers = map[string]string{
 				"function": {"type": "object", "required": ["arguments"], "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}}}}}}}`),
 	"Completion":      generated("text_completion", `, "usage"`, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"CompletionChunk": generated("text_completion", ``, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
+	"EmbeddingList": `{"type": "object", "required": ["id", "object", "created", "model", "data", "usage"], "properties": {"id": {"type": "string", "minLength": 1}, "object": {"const": "list"},
+		"created": {"type": "integer", "minimum": 0}, "model": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, "data": {"type": "array", "items": {"type": "object",
+		"required": ["index", "object", "embedding"], "properties": {"index": {"type": "integer", "minimum": 0}, "object": {"const": "embedding"},
+		"embedding": {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]}}}}}}`,
 	"Model": `{"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len"], "properties": {"id": {"type": "string"}, "object": {"const": "model"},
 		"created": {"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": ["string", "null"]}, "max_model_len": {"type": "integer", "minimum": 0}}}`,
 	"Models": `{"type": "object", "required": ["object", "data"], "properties": {"object": {"const": "list"},

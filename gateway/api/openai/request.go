@@ -31,18 +31,21 @@ const (
 	Completions
 	Tokenize
 	Detokenize
+	Embeddings
 
-	both = Chat | Completions
-	all  = both | Tokenize | Detokenize
+	both    = Chat | Completions
+	prompts = both | Embeddings // whose prompts nodes compute
+	all     = prompts | Tokenize | Detokenize
 )
 
-var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize}
+var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize, Embeddings}
 
 // Bounds of one request.
 const (
 	MaxN         = 128       // choices; each is a request of its own for a decode node
 	MaxPrompts   = 256       // prompts in one completions request; times n, at most MaxChoices
 	MaxChoices   = 1024      // answers to one request
+	MaxInputs    = 2048      // inputs of one embeddings request, as many as OpenAI takes
 	MaxStops     = 64        // stop strings or stop tokens; each token is compared with all
 	MaxStopChars = 1024      // characters of a stop string; as much text may be held back
 	MaxBadWords  = 256       // strings; each token is compared with all
@@ -127,6 +130,11 @@ type Request struct {
 	TopLogprobs    int     // most probable tokens of each, at most MaxLogprobs
 	LogprobTokens  []int32 // further tokens of each
 	PromptLogprobs *int    // most probable tokens of each prompt token; nil: not requested
+
+	// Of embeddings.
+	Dimensions int   // first numbers of each vector that the answer has; 0: all
+	Base64     bool  // vectors are little-endian float32 in base64, not lists
+	Normalize  *bool // divide vectors by their length; nil: as the model does
 
 	TokenIDs    bool // the answer has the ids of prompt and answers
 	TokensAsIDs bool // in log-probabilities, tokens are written as token_id:N
@@ -318,7 +326,7 @@ func (r *Request) check() *Error {
 		return BadRequest("stream_options", "stream_options needs stream: true")
 	case r.ContinueFinal && r.AddGenerationPrompt && r.addGenerationIn:
 		return BadRequest("continue_final_message", "continue_final_message and add_generation_prompt cannot both be true")
-	case len(r.Prompts)*r.N > MaxChoices:
+	case len(r.Prompts)*r.N > MaxChoices && r.Endpoint != Embeddings:
 		return BadRequest("n", "%d prompts with n = %d ask for more than %d answers", len(r.Prompts), r.N, MaxChoices)
 	case r.MaxTokens >= 0 && r.MinTokens > r.MaxTokens:
 		return BadRequest("min_tokens", "min_tokens is %d, above max_tokens, which is %d", r.MinTokens, r.MaxTokens)
@@ -358,6 +366,17 @@ func (r *Request) CheckLogprobs(most int) *Error {
 	return nil
 }
 
+// PromptParam returns the field of the prompt in requests of an endpoint.
+func PromptParam(on Endpoint) string {
+	switch on {
+	case Chat:
+		return "messages"
+	case Embeddings:
+		return "input"
+	}
+	return "prompt"
+}
+
 // required checks that the required fields are present.
 func (r *Request) required() *Error {
 	hasMessages, hasPrompt := r.Messages != nil, r.Prompts != nil
@@ -366,6 +385,8 @@ func (r *Request) required() *Error {
 		return BadRequest("messages", "messages is required: a list of objects with role and content")
 	case r.Endpoint == Completions && !hasPrompt:
 		return BadRequest("prompt", "prompt is required: a string, a list of strings, or token ids")
+	case r.Endpoint == Embeddings && !hasPrompt:
+		return BadRequest("input", "input is required: a string, a list of strings, or token ids")
 	case r.Endpoint == Tokenize && hasMessages == hasPrompt:
 		return BadRequest("prompt", "one of prompt, a string, and messages, a list, is required")
 	case r.Endpoint == Detokenize && !hasPrompt:

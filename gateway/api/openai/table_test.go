@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-var endpointNames = map[string]Endpoint{"chat": Chat, "completions": Completions, "tokenize": Tokenize, "detokenize": Detokenize}
+var endpointNames = map[string]Endpoint{"chat": Chat, "completions": Completions, "tokenize": Tokenize, "detokenize": Detokenize, "embeddings": Embeddings}
 
 // least is the smallest request of an endpoint, without its braces; fields may
 // follow.
-var least = map[Endpoint]string{Chat: hello, Completions: `"prompt":"a"`, Tokenize: hello, Detokenize: `"tokens":[1]`}
+var least = map[Endpoint]string{Chat: hello, Completions: `"prompt":"a"`, Tokenize: hello, Detokenize: `"tokens":[1]`, Embeddings: `"input":"a"`}
 
 // No field that clients know is missing, and none is made up.
 func TestEveryFieldHasARow(t *testing.T) {
@@ -148,6 +148,11 @@ var effects = map[string]string{
 	"max_tokens":                 "gateway TestWholeAnswers",
 	"max_completion_tokens":      "gateway TestServedFields",
 	"stop":                       "gateway TestWholeAnswers",
+	"input":                      "gateway TestEmbeddings",
+	"dimensions":                 "gateway TestEmbeddings",
+	"encoding_format":            "gateway TestEmbeddings",
+	"normalize":                  "gateway TestEmbeddings",
+	"use_activation":             "gateway TestEmbeddings",
 	"stop_token_ids":             "gateway TestWholeAnswers",
 	"ignore_eos":                 "gateway TestDefaultsOfSampling",
 	"include_stop_str_in_output": "gateway TestWholeAnswers",

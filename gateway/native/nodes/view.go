@@ -14,6 +14,7 @@ type Query struct {
 	Fingerprint uint64         // of the model; 0: any
 	Adapter     uint64         // digest of the adapter; 0: none
 	Grammar     uint32         // version of its grammars; 0: the request is not constrained
+	Vectors     uint32         // version of its vectors; 0: the request is for tokens
 	Avoid       []*Node        // decode nodes that are used only if no other is left
 	Class       string         // numerics class; other decode nodes are used only if none of it is usable; empty: any
 	Hashes      []kvcache.Hash // of the prompt's full blocks
@@ -143,7 +144,8 @@ func (n *Node) fits(q *Query) bool {
 }
 
 func (n *Node) takesFor(l *link, h *heartbeat, q *Query) bool {
-	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter) && (q.Grammar == 0 || l != nil && l.grammar == q.Grammar)
+	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter) && (q.Grammar == 0 || l != nil && l.grammar == q.Grammar) &&
+		(q.Vectors == 0 || l != nil && l.vectors == q.Vectors)
 }
 
 // serves reports whether the node takes requests of the model. The fingerprint in the node's Hello
@@ -193,6 +195,15 @@ func (s *Snapshot) Constrains(fingerprint uint64, version uint32) int {
 	return s.count(func(n *Node) bool {
 		l := n.link.Load()
 		return l != nil && l.grammar == version && n.usable(fingerprint)
+	})
+}
+
+// Pools returns the number of connected decode nodes that serve the model and compute vectors of
+// the version.
+func (s *Snapshot) Pools(fingerprint uint64, version uint32) int {
+	return s.count(func(n *Node) bool {
+		l := n.link.Load()
+		return l != nil && l.vectors == version && n.usable(fingerprint)
 	})
 }
 

@@ -21,7 +21,7 @@ import schemathesis
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
          "lora_name", "lora_path", "token_ids", "sampling_params", "input", "instructions", "max_output_tokens", "text", "truncation", "tools", "tool_choice", "output_format", "output_config", "chat_template",
-         "generate_response", "generate_responses", "prompt_tokens", "prompt_token_ids", "request_ids"}
+         "generate_response", "generate_responses", "prompt_tokens", "prompt_token_ids", "request_ids", "dimensions"}
 
 # Fields of which each constrains the answer: two of them exclude each other, and
 # what they hold may be no schema or grammar.
@@ -101,6 +101,12 @@ def before_call(context, case, kwargs):
             message["role"] = "user"
             if message.get("content") is None:
                 message["content"] = "Hello"
+    if case.operation.path == "/v1/embeddings":
+        body["input"] = tokens(body.get("input"))
+        if isinstance(body["input"], list) and 4 < len(body["input"]) <= 2048 and isinstance(body["input"][0], (str, list)):
+            body["input"] = body["input"][:4]
+        if whole(body.get("dimensions"), 1, 2**31 - 1):
+            body["dimensions"] = 1 + body["dimensions"] % 64
     for name in "prompt", "tokens", "token_ids", "allowed_token_ids":
         if name in body:
             body[name] = tokens(body[name])

@@ -1,0 +1,108 @@
+package model
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Vectors describes how the model turns a text into a vector: by modules.json, as
+// sentence-transformers saves it, or else by the normalised row of the last token.
+type Vectors struct {
+	Size       int    // numbers of a vector
+	Mean       bool   // the vector is the mean of all tokens' rows; else it is the last token's
+	Raw        bool   // it is not divided by its length
+	Only       bool   // the model gives vectors and no tokens
+	Whole      bool   // its first numbers alone are no vector
+	Dimensions []int  // of the first numbers that are one; nil: any
+	Refused    string // why there are no vectors; empty: there are
+}
+
+// maxModules bounds modules.json, and maxDimensions matryoshka_dimensions.
+const maxModules, maxDimensions = 16, 256
+
+// vectors reads modules.json and the configs of its modules. An absent file means the default.
+func (s *Source) vectors() (Vectors, error) {
+	v := Vectors{Size: s.Config.Hidden, Only: s.Config.Headless, Whole: s.Config.whole, Dimensions: s.Config.dimensions}
+	text, err := s.optional("modules.json")
+	if err != nil || text == nil {
+		return v, err
+	}
+	var modules []struct {
+		Path string `json:"path"`
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(text, &modules); err != nil {
+		return v, fmt.Errorf("%w: modules.json: %w", ErrConfig, err)
+	}
+	if len(modules) > maxModules {
+		return v, fmt.Errorf("%w: modules.json has %d modules, at most %d", ErrConfig, len(modules), maxModules)
+	}
+	v.Raw = true
+	for _, m := range modules {
+		switch kind := m.Type[strings.LastIndexByte(m.Type, '.')+1:]; kind {
+		case "Transformer":
+		case "Normalize":
+			v.Raw = false
+		case "Pooling":
+			if err := s.pooling(&v, m.Path); err != nil {
+				return v, err
+			}
+		default:
+			v.Refused = fmt.Sprintf("modules.json has the module %.100q, and only Transformer, Pooling and Normalize are computed", m.Type)
+		}
+	}
+	return v, nil
+}
+
+// pooling reads the config of the module Pooling in a folder.
+func (s *Source) pooling(v *Vectors, folder string) error {
+	name := path.Join(folder, "config.json")
+	text, err := s.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	var c map[string]json.RawMessage
+	if err := json.Unmarshal(text, &c); err != nil {
+		return fmt.Errorf("%w: %.100s: %w", ErrConfig, name, err)
+	}
+	var modes []string
+	for key, value := range c {
+		if mode, ok := strings.CutPrefix(key, "pooling_mode_"); ok && string(value) == "true" {
+			modes = append(modes, mode)
+		}
+	}
+	if value := c["pooling_mode"]; value != nil {
+		modes = append(modes, strings.Trim(string(value), `"`))
+	}
+	slices.Sort(modes)
+	switch strings.Join(modes, ", ") {
+	case "lasttoken":
+	case "mean_tokens", "mean":
+		v.Mean = true
+	default:
+		v.Refused = fmt.Sprintf("%.100s has the pooling modes %.200q, and one of lasttoken and mean_tokens is computed", name, modes)
+	}
+	if string(c["include_prompt"]) == "false" && v.Mean {
+		v.Refused = fmt.Sprintf("%.100s has include_prompt false, and only true is computed", name)
+	}
+	return nil
+}
+
+// matryoshka reads which first numbers of a vector are a vector as well. Without the keys the
+// request decides.
+func (r *rawConfig) matryoshka(c *Config) error {
+	c.whole = !or(r.Matryoshka, true)
+	c.dimensions = r.Dimensions
+	if len(c.dimensions) > maxDimensions {
+		return fmt.Errorf("%w: config.json: matryoshka_dimensions has %d numbers, at most %d", ErrConfig, len(c.dimensions), maxDimensions)
+	}
+	for _, n := range c.dimensions {
+		if n < 1 || n > c.Hidden {
+			return fmt.Errorf("%w: config.json: matryoshka_dimensions has %d, not between 1 and hidden_size %d", ErrConfig, n, c.Hidden)
+		}
+	}
+	return nil
+}

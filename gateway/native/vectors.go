@@ -1,0 +1,163 @@
+package native
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/exchange"
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/internal/obs/metrics"
+	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
+)
+
+const (
+	// maxVectorsAtOnce bounds the inputs of one request that nodes compute at once, so that a request
+	// of thousands of inputs leaves room for others.
+	maxVectorsAtOnce = 32
+	// maxVectorNumbers bounds the numbers of an answer. Each is up to 20 bytes of memory until the
+	// answer is sent.
+	maxVectorNumbers = 1 << 22
+)
+
+// pools reports whether the request is for vectors. Each of its choices is an input, whose attempts
+// end in a vector instead of tokens.
+func (x *request) pools() bool { return x.req.Endpoint == openai.Embeddings }
+
+// means reports whether each vector is a mean of rows that only the decode node can compute.
+func (x *request) means() bool {
+	return x.pools() && x.model.bundle.Vectors.GetKind() == nodepb.PoolingKind_POOLING_KIND_MEAN
+}
+
+// forVectors returns the model on nodes that compute vectors; for tokens: on any.
+func (m *Model) forVectors(on openai.Endpoint) *Model {
+	if on != openai.Embeddings {
+		return m
+	}
+	w := *m
+	w.vectors = nodes.VectorVersion
+	return &w
+}
+
+// checkVectors refuses what the model cannot answer: with vectors, or with tokens.
+func (x *request) checkVectors(m *Model) *openai.Error {
+	v, req := m.bundle.Vectors, x.req
+	if !x.pools() {
+		if v.GetOnly() {
+			return openai.BadRequest("model", "model %q gives vectors and no tokens, because its folder has no output projection: use %s", m.Name, openai.EmbeddingsPath)
+		}
+		return nil
+	}
+	size := int(v.GetSize())
+	switch {
+	case v == nil || x.fleet.Nodes.Now().Pools(m.Fingerprint, nodes.VectorVersion) == 0:
+		return openai.Unavailable(exchange.RetryAfter, "no decode node of model %q computes vectors of version %d: upgrade the nodes", openai.Clip(m.Name, 200), nodes.VectorVersion)
+	case v.Refused != "":
+		return openai.BadRequest("model", "model %q gives no vectors: %s", m.Name, v.Refused)
+	case req.Dimensions > size:
+		return openai.BadRequest("dimensions", "dimensions: must be at most %d, the size of the model's vectors, not %d", size, req.Dimensions)
+	case req.Dimensions > 0 && req.Dimensions < size && v.Whole:
+		return openai.BadRequest("dimensions", "Model %q does not support matryoshka representation, changing output dimensions will lead to poor results: leave dimensions out", m.Name)
+	case req.Dimensions > 0 && len(v.Dimensions) > 0 && !slices.Contains(v.Dimensions, uint32(req.Dimensions)):
+		return openai.BadRequest("dimensions", "Model %q only supports %v matryoshka dimensions, use other output dimensions will lead to poor results: send one of them, not %d", m.Name, v.Dimensions, req.Dimensions)
+	}
+	if req.Dimensions > 0 {
+		size = req.Dimensions
+	}
+	if n := len(req.Prompts) * size; n > maxVectorNumbers {
+		return openai.BadRequest("input", "%d inputs with vectors of %d numbers: one answer has at most %d numbers: send fewer inputs, or lower dimensions", len(req.Prompts), size, maxVectorNumbers)
+	}
+	return nil
+}
+
+// pooling returns how nodes make the vectors.
+func (x *request) pooling() *nodepb.Pooling {
+	return &nodepb.Pooling{Kind: x.model.bundle.Vectors.GetKind(), Version: nodes.VectorVersion}
+}
+
+// places returns the choices that run at once, which is what the request takes of its queue.
+func (x *request) places() int {
+	if x.pools() {
+		return min(len(x.choices), maxVectorsAtOnce)
+	}
+	return len(x.choices)
+}
+
+// startVectors starts the first inputs. The others follow as these end.
+func (x *request) startVectors() *openai.Error {
+	for x.started < x.places() {
+		if fault := x.startVector(); fault != nil {
+			return fault
+		}
+	}
+	return nil
+}
+
+// startVector starts the next input.
+func (x *request) startVector() *openai.Error {
+	x.started++
+	return x.attempt(&x.choices[x.started-1])
+}
+
+// vector ends a choice with the vector of its input, and starts the next input in its place.
+func (x *request) vector(c *choice, v []float32) *openai.Error {
+	if size := int(x.model.bundle.Vectors.GetSize()); len(v) != size || slices.ContainsFunc(v, func(f float32) bool { return f-f != 0 }) {
+		return &openai.Error{Status: 500, Type: openai.TypeInternal, Message: "the model's vector has numbers that are not finite, or not as many as the model has"}
+	}
+	c.state.Accepted()
+	m := x.S.Meters
+	m.Counter(metrics.PromptTokens).Add(float64(len(c.prompt.Tokens)))
+	m.Counter(metrics.PromptTokensCached).Add(float64(c.cached))
+	c.vector, c.delta.Finish.Reason = v, metrics.ReasonStop
+	x.leave(c)
+	c.state.Finish()
+	if x.live--; x.started < len(x.choices) {
+		return x.startVector()
+	}
+	x.Release()
+	return nil
+}
+
+// outputOf returns the number of a choice's tokens; negative: it has none to count.
+func (x *request) outputOf(c *choice) int {
+	if x.pools() {
+		return -1
+	}
+	return len(c.output)
+}
+
+// embeddings returns the answer of openai.EmbeddingsPath.
+func (x *request) embeddings() []byte {
+	normal := !x.model.bundle.Vectors.GetRaw()
+	if x.req.Normalize != nil {
+		normal = *x.req.Normalize
+	}
+	vectors := make([][]float32, len(x.choices))
+	for i := range x.choices {
+		v := x.choices[i].vector
+		if n := x.req.Dimensions; n > 0 {
+			v = v[:n]
+		}
+		if normal {
+			normalize(v)
+		}
+		vectors[i] = v
+	}
+	return openai.AppendEmbeddings(nil, x.answerID, time.Now().Unix(), x.model.Name, vectors, x.req.Base64, x.usage())
+}
+
+// normalize divides a vector by its length. A vector of zeros stays.
+func normalize(v []float32) {
+	sum := 0.0
+	for _, f := range v {
+		sum += float64(f) * float64(f)
+	}
+	if sum == 0 {
+		return
+	}
+	length := math.Sqrt(sum)
+	for i, f := range v {
+		v[i] = float32(float64(f) / length)
+	}
+}
