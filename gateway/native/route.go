@@ -93,7 +93,7 @@ func (x *request) kvRoom() (exchange.Room, *openai.Error) {
 	}
 	d := x.demand(largest)
 	if !x.fleet.Nodes.Now().Holds(x.model.Fingerprint, d) {
-		return exchange.Room{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
+		return exchange.Room{}, openai.BadRequest(openai.PromptParam(x.req.Endpoint), "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
 			len(largest.Tokens), d.Prompt, x.model.Name)
 	}
 	return exchange.Room{Blocks: total, On: func(pending int64, avoid any) (bool, any) {

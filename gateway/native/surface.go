@@ -71,7 +71,7 @@ func (x *request) beginAnswer(m *Model) {
 	id, now := x.req.RequestID, time.Now().Unix()
 	switch {
 	case x.pools():
-		x.answerID = "embd-" + id
+		x.answerID = vectorIDs[x.req.Endpoint] + id
 	case x.surface != nil:
 		x.answerID = x.surface.Begin(id, now, m.Name)
 	case x.Path == openai.TokensPath:

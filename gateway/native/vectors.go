@@ -21,9 +21,12 @@ const (
 	maxVectorNumbers = 1 << 22
 )
 
+// vectorIDs has the prefixes of the answers' ids.
+var vectorIDs = map[openai.Endpoint]string{openai.Embeddings: "embd-", openai.Scores: "score-", openai.Ranks: "score-"}
+
 // pools reports whether the request is for vectors. Each of its choices is an input, whose attempts
 // end in a vector instead of tokens.
-func (x *request) pools() bool { return x.req.Endpoint == openai.Embeddings }
+func (x *request) pools() bool { return x.req.Endpoint.Vectors() }
 
 // means reports whether each vector is a mean of rows that only the decode node can compute.
 func (x *request) means() bool {
@@ -32,7 +35,7 @@ func (x *request) means() bool {
 
 // forVectors returns the model on nodes that compute vectors; for tokens: on any.
 func (m *Model) forVectors(on openai.Endpoint) *Model {
-	if on != openai.Embeddings {
+	if !on.Vectors() {
 		return m
 	}
 	w := *m
@@ -66,7 +69,7 @@ func (x *request) checkVectors(m *Model) *openai.Error {
 		size = req.Dimensions
 	}
 	if n := len(req.Prompts) * size; n > maxVectorNumbers {
-		return openai.BadRequest("input", "%d inputs with vectors of %d numbers: one answer has at most %d numbers: send fewer inputs, or lower dimensions", len(req.Prompts), size, maxVectorNumbers)
+		return openai.BadRequest(openai.PromptParam(req.Endpoint), "%d inputs with vectors of %d numbers: one answer has at most %d numbers: send fewer inputs, or lower dimensions", len(req.Prompts), size, maxVectorNumbers)
 	}
 	return nil
 }
@@ -127,8 +130,42 @@ func (x *request) outputOf(c *choice) int {
 	return len(c.output)
 }
 
-// embeddings returns the answer of openai.EmbeddingsPath.
-func (x *request) embeddings() []byte {
+// vectorAnswer returns the whole answer.
+func (x *request) vectorAnswer() []byte {
+	now := time.Now().Unix()
+	switch x.req.Endpoint {
+	case openai.Scores:
+		return openai.AppendScores(nil, x.answerID, now, x.model.Name, x.pairScores(), x.usage())
+	case openai.Ranks:
+		return openai.AppendRanks(nil, x.answerID, x.model.Name, x.req.Second, x.pairScores(), x.req.TopN, x.usage())
+	}
+	return openai.AppendEmbeddings(nil, x.answerID, now, x.model.Name, x.embeddings(), x.req.Base64, x.usage())
+}
+
+// pairScores returns the cosine of the vectors of each pair.
+func (x *request) pairScores() []float32 {
+	first := x.choices[:len(x.req.First)]
+	scores := make([]float32, len(x.req.Second))
+	for i := range scores {
+		scores[i] = cosine(first[i%len(first)].vector, x.choices[len(first)+i].vector)
+	}
+	return scores
+}
+
+// cosine returns the cosine of the angle between two vectors; 0 if one has no length.
+func cosine(a, b []float32) float32 {
+	var ab, aa, bb float64
+	for i := range a {
+		ab, aa, bb = ab+float64(a[i])*float64(b[i]), aa+float64(a[i])*float64(a[i]), bb+float64(b[i])*float64(b[i])
+	}
+	if aa == 0 || bb == 0 {
+		return 0
+	}
+	return float32(ab / math.Sqrt(aa) / math.Sqrt(bb))
+}
+
+// embeddings returns the vectors of the inputs as the client requested them.
+func (x *request) embeddings() [][]float32 {
 	normal := !x.model.bundle.Vectors.GetRaw()
 	if x.req.Normalize != nil {
 		normal = *x.req.Normalize
@@ -144,7 +181,7 @@ func (x *request) embeddings() []byte {
 		}
 		vectors[i] = v
 	}
-	return openai.AppendEmbeddings(nil, x.answerID, time.Now().Unix(), x.model.Name, vectors, x.req.Base64, x.usage())
+	return vectors
 }
 
 // normalize divides a vector by its length. A vector of zeros stays.

@@ -173,7 +173,7 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 	keep, n := req.Truncate, len(p.Tokens)
 	if keep < 0 && m.MaxLen > 0 {
 		keep = max(1, m.MaxLen-max(1, req.MaxTokens))
-		if req.Endpoint == openai.Embeddings {
+		if req.Endpoint.Vectors() {
 			keep = m.MaxLen
 		}
 	}
@@ -203,7 +203,7 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 		return fault
 	}
 	room := most - nTokens
-	if req.Endpoint == openai.Embeddings {
+	if req.Endpoint.Vectors() {
 		if most > 0 && room < 0 {
 			return openai.ContextTooLong(param, most, "The input has %d tokens: shorten it, or set truncate_prompt_tokens", nTokens)
 		}

@@ -42,7 +42,7 @@ func (o *Operation) errors(keys bool) []int {
 }
 
 // bodies has the names of the schemas of requests.
-var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest", Embeddings: "EmbeddingRequest"}
+var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest", Embeddings: "EmbeddingRequest", Scores: "ScoreRequest", Ranks: "RankRequest"}
 
 // Document returns an OpenAPI 3.1 document of the operations and the table of fields. keys reports
 // whether API keys are required.
@@ -159,6 +159,17 @@ func body(on Endpoint) schema {
 		if f := rows[on][name]; f != nil && f.class == Served {
 			prompts = append(prompts, schema{"required": []string{name}, "properties": schema{name: f.value.schema}})
 		}
+	}
+	pair := func(a, b string) {
+		prompts = append(prompts, schema{"required": []string{a, b}, "properties": schema{a: rows[on][a].value.schema, b: rows[on][b].value.schema}})
+	}
+	switch on {
+	case Scores:
+		for _, names := range scorePairs {
+			pair(names[0], names[1])
+		}
+	case Ranks:
+		pair("query", "documents")
 	}
 	which := "allOf"
 	if len(prompts) > 1 {
@@ -279,6 +290,12 @@ var answers = map[string]string{
 				"function": {"type": "object", "required": ["arguments"], "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}}}}}}}`),
 	"Completion":      generated("text_completion", `, "usage"`, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"CompletionChunk": generated("text_completion", ``, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
+	"ScoreList": `{"type": "object", "required": ["id", "object", "created", "model", "data", "usage"], "properties": {"id": {"type": "string", "minLength": 1}, "object": {"const": "list"},
+		"created": {"type": "integer", "minimum": 0}, "model": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, "data": {"type": "array", "items": {"type": "object",
+		"required": ["index", "object", "score"], "properties": {"index": {"type": "integer", "minimum": 0}, "object": {"const": "score"}, "score": {"type": "number"}}}}}}`,
+	"RankList": `{"type": "object", "required": ["id", "model", "usage", "results"], "properties": {"id": {"type": "string", "minLength": 1}, "model": {"type": "string"},
+		"usage": {"$ref": "#/components/schemas/Usage"}, "results": {"type": "array", "items": {"type": "object", "required": ["index", "document", "relevance_score"], "properties": {
+		"index": {"type": "integer", "minimum": 0}, "relevance_score": {"type": "number"}, "document": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}, "multi_modal": {"type": "null"}}}}}}}}`,
 	"EmbeddingList": `{"type": "object", "required": ["id", "object", "created", "model", "data", "usage"], "properties": {"id": {"type": "string", "minLength": 1}, "object": {"const": "list"},
 		"created": {"type": "integer", "minimum": 0}, "model": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, "data": {"type": "array", "items": {"type": "object",
 		"required": ["index", "object", "embedding"], "properties": {"index": {"type": "integer", "minimum": 0}, "object": {"const": "embedding"},

@@ -23,7 +23,7 @@ import (
 )
 
 // Endpoint is a set of API endpoints that take a JSON body, as bits.
-type Endpoint uint8
+type Endpoint uint16
 
 // Endpoints.
 const (
@@ -32,13 +32,19 @@ const (
 	Tokenize
 	Detokenize
 	Embeddings
+	Scores // of pairs of texts
+	Ranks  // of documents for a query
 
 	both    = Chat | Completions
-	prompts = both | Embeddings // whose prompts nodes compute
+	vectors = Embeddings | Scores | Ranks
+	prompts = both | vectors // whose prompts nodes compute
 	all     = prompts | Tokenize | Detokenize
 )
 
-var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize, Embeddings}
+var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize, Embeddings, Scores, Ranks}
+
+// Vectors reports whether nodes answer with the vectors of prompts instead of tokens.
+func (e Endpoint) Vectors() bool { return e&vectors != 0 }
 
 // Bounds of one request.
 const (
@@ -135,6 +141,10 @@ type Request struct {
 	Dimensions int   // first numbers of each vector that the answer has; 0: all
 	Base64     bool  // vectors are little-endian float32 in base64, not lists
 	Normalize  *bool // divide vectors by their length; nil: as the model does
+
+	// Of scores and ranks.
+	First, Second []string // the texts of pairs, or the query and the documents: First has one, or as many as Second
+	TopN          int      // ranks in the answer, the best ones; 0: all
 
 	TokenIDs    bool // the answer has the ids of prompt and answers
 	TokensAsIDs bool // in log-probabilities, tokens are written as token_id:N
@@ -326,7 +336,7 @@ func (r *Request) check() *Error {
 		return BadRequest("stream_options", "stream_options needs stream: true")
 	case r.ContinueFinal && r.AddGenerationPrompt && r.addGenerationIn:
 		return BadRequest("continue_final_message", "continue_final_message and add_generation_prompt cannot both be true")
-	case len(r.Prompts)*r.N > MaxChoices && r.Endpoint != Embeddings:
+	case len(r.Prompts)*r.N > MaxChoices && !r.Endpoint.Vectors():
 		return BadRequest("n", "%d prompts with n = %d ask for more than %d answers", len(r.Prompts), r.N, MaxChoices)
 	case r.MaxTokens >= 0 && r.MinTokens > r.MaxTokens:
 		return BadRequest("min_tokens", "min_tokens is %d, above max_tokens, which is %d", r.MinTokens, r.MaxTokens)
@@ -334,6 +344,10 @@ func (r *Request) check() *Error {
 		return BadRequest("max_tokens", "max_tokens must be at least 1, not 0, unless echo gives the prompt back")
 	case r.MaxTokens == 0 && len(r.LogprobTokens) > 0:
 		return BadRequest("logprob_token_ids", "logprob_token_ids needs tokens of an answer, and max_tokens is 0")
+	case len(r.First) > 1 && len(r.First) != len(r.Second):
+		return BadRequest("", "Input lengths must be either 1:1, 1:N or N:N, not %d:%d", len(r.First), len(r.Second))
+	case len(r.First)+len(r.Second) > MaxInputs:
+		return BadRequest("", "there are %d texts, at most %d are scored: send fewer", len(r.First)+len(r.Second), MaxInputs)
 	case r.truncationSide && r.Truncate == 0:
 		return BadRequest("truncation_side", "truncation_side needs truncate_prompt_tokens")
 	case r.TopLogprobs > 0 && !r.Logprobs:
@@ -347,6 +361,9 @@ func (r *Request) check() *Error {
 	}
 	if r.ContinueFinal {
 		r.AddGenerationPrompt = false
+	}
+	for _, text := range slices.Concat(r.First, r.Second) {
+		r.Prompts = append(r.Prompts, Prompt{Text: text})
 	}
 	return nil
 }
@@ -373,6 +390,8 @@ func PromptParam(on Endpoint) string {
 		return "messages"
 	case Embeddings:
 		return "input"
+	case Scores, Ranks: // it may be each of two
+		return ""
 	}
 	return "prompt"
 }
@@ -387,6 +406,12 @@ func (r *Request) required() *Error {
 		return BadRequest("prompt", "prompt is required: a string, a list of strings, or token ids")
 	case r.Endpoint == Embeddings && !hasPrompt:
 		return BadRequest("input", "input is required: a string, a list of strings, or token ids")
+	case r.Endpoint == Scores && (r.First == nil || r.Second == nil):
+		return BadRequest("text_1", "text_1 and text_2 are required, or data_1 and data_2, or queries with documents or items: each a string or a list of strings")
+	case r.Endpoint == Ranks && r.First == nil:
+		return BadRequest("query", "query is required: a string")
+	case r.Endpoint == Ranks && r.Second == nil:
+		return BadRequest("documents", "documents is required: a list of strings")
 	case r.Endpoint == Tokenize && hasMessages == hasPrompt:
 		return BadRequest("prompt", "one of prompt, a string, and messages, a list, is required")
 	case r.Endpoint == Detokenize && !hasPrompt:

@@ -97,6 +97,19 @@ var table = []field{
 	{"padding", Embeddings, Refused, text(0, 64, nil), oneOf("do_not_pad"), ""},
 	{"messages", Embeddings, Refused, list, never, "send input"},
 
+	// Pairs of texts.
+	{"text_1", Scores, Served, firstTexts, never, ""},
+	{"text_2", Scores, Served, secondTexts, never, ""},
+	{"data_1", Scores, Served, firstTexts, never, "as text_1"},
+	{"data_2", Scores, Served, secondTexts, never, "as text_2"},
+	{"queries", Scores, Served, firstTexts, never, "as text_1"},
+	{"documents", Scores, Served, secondTexts, never, "as text_2"},
+	{"items", Scores, Served, secondTexts, never, "as text_2"},
+	{"query", Ranks, Served, text(0, math.MaxInt, func(r *Request, s string) { r.First = []string{s} }), never, ""},
+	{"documents", Ranks, Served, secondTexts, never, ""},
+	{"top_n", Ranks, Served, integer(0, math.MaxInt32, func(r *Request, n int64) { r.TopN = int(n) }), never, ""},
+	{"use_activation", Scores | Ranks, Refused, boolean(nil), yes, "a score is the cosine of two vectors"},
+
 	// From text to tokens and back.
 	{"add_special_tokens", prompts | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddSpecialTokens = &b }), never, ""},
 	{"skip_special_tokens", both, Served, boolean(func(r *Request, b bool) { r.SkipSpecial = b }), never, ""},

@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-var endpointNames = map[string]Endpoint{"chat": Chat, "completions": Completions, "tokenize": Tokenize, "detokenize": Detokenize, "embeddings": Embeddings}
+var endpointNames = map[string]Endpoint{"chat": Chat, "completions": Completions, "tokenize": Tokenize, "detokenize": Detokenize, "embeddings": Embeddings, "score": Scores, "rerank": Ranks}
 
 // least is the smallest request of an endpoint, without its braces; fields may
 // follow.
-var least = map[Endpoint]string{Chat: hello, Completions: `"prompt":"a"`, Tokenize: hello, Detokenize: `"tokens":[1]`, Embeddings: `"input":"a"`}
+var least = map[Endpoint]string{Chat: hello, Completions: `"prompt":"a"`, Tokenize: hello, Detokenize: `"tokens":[1]`, Embeddings: `"input":"a"`, Scores: `"text_1":"a","text_2":"b"`, Ranks: `"query":"a","documents":["b"]`}
 
 // No field that clients know is missing, and none is made up.
 func TestEveryFieldHasARow(t *testing.T) {
@@ -152,6 +152,14 @@ var effects = map[string]string{
 	"dimensions":                 "gateway TestEmbeddings",
 	"encoding_format":            "gateway TestEmbeddings",
 	"normalize":                  "gateway TestEmbeddings",
+	"text_1":                     "gateway TestScores",
+	"text_2":                     "gateway TestScores",
+	"data_1":                     "gateway TestScores",
+	"data_2":                     "gateway TestScores",
+	"queries":                    "gateway TestScores",
+	"items":                      "gateway TestScores",
+	"query":                      "gateway TestRanks",
+	"top_n":                      "gateway TestRanks",
 	"use_activation":             "gateway TestEmbeddings",
 	"stop_token_ids":             "gateway TestWholeAnswers",
 	"ignore_eos":                 "gateway TestDefaultsOfSampling",
