@@ -100,6 +100,7 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		Emit:     func(t engine.Token) { n.emit(a, t) },
 		OnFinish: func(l engine.RequestStats) { n.endSpan(a, l) },
 	}
+	r.PoolTokens = g.Pooling.GetTokens()
 	if r.Pool = poolOf(g.Pooling); r.Pool == engine.PoolMean {
 		r.Hold = false // the KV of a prefill node lacks the rows
 	}
@@ -129,6 +130,10 @@ func poolOf(p *nodepb.Pooling) engine.Pool {
 		return engine.PoolLast
 	case nodepb.PoolingKind_POOLING_KIND_MEAN:
 		return engine.PoolMean
+	case nodepb.PoolingKind_POOLING_KIND_SCORES:
+		return engine.PoolScores
+	case nodepb.PoolingKind_POOLING_KIND_LOGITS:
+		return engine.PoolLogits
 	}
 	return engine.PoolNone
 }

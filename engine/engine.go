@@ -81,6 +81,9 @@ type Options struct {
 	// the device can overlap steps. It is for comparison.
 	Synchronous bool
 
+	// Classifier is the matrix of PoolScores, [labels, hidden]; nil: the model has none.
+	Classifier []float32
+
 	// Drafter, if set, drafts up to Scheduler.MaxDrafts tokens.
 	Drafter Drafter
 

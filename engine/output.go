@@ -253,7 +253,14 @@ func (e *Engine) logprobsOf(r *run, row int) *LogProbs {
 func (e *Engine) needsLogits(b scheduler.Batch) bool {
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		if r := e.live[q.ID]; r != nil && r.pool() == PoolNone && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs && !e.deviceLogprobs(r) || e.o.Probe != nil)) {
+		r := e.live[q.ID]
+		switch {
+		case r == nil:
+		case r.pool() != PoolNone:
+			if r.pool() == PoolLogits && q.Sample {
+				return true
+			}
+		case q.ScoreFrom < q.ScoreTo, q.Sample && (r.req.LogProbs && !e.deviceLogprobs(r) || e.o.Probe != nil):
 			return true
 		}
 	}

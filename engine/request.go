@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -60,7 +61,8 @@ type Request struct {
 
 	// Pool, if set, asks for the vector of the prompt instead of tokens. It excludes Output, Grammar
 	// and log-probabilities, and PoolMean excludes Hold. MaxTokens is 1.
-	Pool Pool
+	Pool       Pool
+	PoolTokens []int32 // of PoolLogits, at most maxPoolTokens
 
 	// Adapter is the name of the adapter to compute with; empty: none. Root must
 	// differ between adapters. AdapterDigest, unless 0, must be the adapter's digest.
@@ -145,7 +147,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 	if err := e.checkGrammar(r); err != nil {
 		return 0, 0, err
 	}
-	if err := e.checkPool(r); err != nil {
+	if err := cmp.Or(e.checkPool(r), e.checkTokens(r.PoolTokens)); err != nil {
 		return 0, 0, err
 	}
 	r.Sampling.Controls = sample.NewControls(r.Rules, r.Prompt, r.Output)

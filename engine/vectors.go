@@ -13,10 +13,15 @@ type Pool uint8
 
 // Values of Pool.
 const (
-	PoolNone Pool = iota // no vector: the request is for tokens
-	PoolLast             // the row of the last token
-	PoolMean             // the mean of all rows, added in the order of tokens
+	PoolNone   Pool = iota // no vector: the request is for tokens
+	PoolLast               // the row of the last token
+	PoolMean               // the mean of all rows, added in the order of tokens
+	PoolScores             // the outputs of Options.Classifier for the row of the last token
+	PoolLogits             // the logits of Request.PoolTokens after the last token
 )
+
+// maxPoolTokens bounds Request.PoolTokens.
+const maxPoolTokens = 16
 
 // ErrPool refuses a request for a vector that this engine does not compute.
 var ErrPool = errors.New("engine: no vectors here")
@@ -39,8 +44,10 @@ func (e *Engine) VectorSize() int {
 func (e *Engine) checkPool(r *Request) error {
 	switch {
 	case r.Pool == PoolNone:
-	case r.Pool > PoolMean || e.hiddenModel == nil:
+	case r.Pool > PoolLogits || e.hiddenModel == nil || r.Pool == PoolScores && len(e.o.Classifier) == 0:
 		return fmt.Errorf("%w: of kind %d", ErrPool, r.Pool)
+	case (r.Pool == PoolLogits) != (len(r.PoolTokens) > 0) || len(r.PoolTokens) > maxPoolTokens:
+		return fmt.Errorf("%w: of kind %d with %d tokens", ErrPool, r.Pool, len(r.PoolTokens))
 	case len(r.Output) > 0 || r.Grammar != nil || r.LogProbs || r.EmitPrompt != nil || r.Pool == PoolMean && r.Hold:
 		return fmt.Errorf("%w: with output, a grammar or log-probabilities, or a mean with KV of another node", ErrPool)
 	}
@@ -93,14 +100,36 @@ func (e *Engine) addRows(r *run, row, n int) {
 	}
 }
 
+// classify returns the outputs of the classifier for a row. Each is summed in the row's order.
+func (e *Engine) classify(row []float32) []float32 {
+	out := make([]float32, len(e.o.Classifier)/len(row))
+	for i := range out {
+		sum := 0.0
+		for k, w := range e.o.Classifier[i*len(row) : (i+1)*len(row)] {
+			sum += float64(w) * float64(row[k])
+		}
+		out[i] = float32(sum)
+	}
+	return out
+}
+
 // emitVector emits the vector of a request, whose last token has this row.
 func (e *Engine) emitVector(r *run, row int) {
-	v := append([]float32(nil), e.hiddenOf(row)...)
-	if r.req.Pool == PoolMean {
+	var v []float32
+	switch r.req.Pool {
+	case PoolMean:
 		e.addRows(r, row, 1)
-		for k, sum := range r.rowSum {
-			v[k] = float32(sum / float64(r.prompt))
+		for _, sum := range r.rowSum {
+			v = append(v, float32(sum/float64(r.prompt)))
 		}
+	case PoolScores:
+		v = e.classify(e.hiddenOf(row))
+	case PoolLogits:
+		for _, id := range r.req.PoolTokens {
+			v = append(v, e.logitsOf(row)[id])
+		}
+	default:
+		v = append(v, e.hiddenOf(row)...)
 	}
 	r.stats.First, r.stats.Last, r.stats.Finish = e.emitted, e.emitted, FinishStop
 	e.countSource(&r.stats)

@@ -18,6 +18,8 @@ import (
 type vectorGolden struct {
 	Prompt     []int32
 	Last, Mean []float32
+	Scores     []float32 // of a classifier
+	Logits     []float32 // of tokens 5 and 9
 }
 
 func vectorGoldens(t *testing.T) map[string][]vectorGolden {
@@ -63,12 +65,15 @@ func vectorOf(t *testing.T, e *Engine, prompt []int32, pool Pool, root kvcache.H
 	t.Helper()
 	got := make(chan Token, 2)
 	r := &Request{Root: root, Prompt: prompt, MaxTokens: 1, Pool: pool, Emit: func(tk Token) { got <- tk }}
+	if pool == PoolLogits {
+		r.PoolTokens = []int32{5, 9}
+	}
 	if _, _, err := e.Add(r); err != nil {
 		t.Fatal(err)
 	}
 	return func() []float32 {
 		tk := <-got
-		if tk.Err != nil || tk.ID != -1 || tk.Finish != FinishStop || len(tk.Vector) != e.VectorSize() {
+		if tk.Err != nil || tk.ID != -1 || tk.Finish != FinishStop {
 			t.Fatalf("%+v", tk)
 		}
 		return tk.Vector
@@ -94,22 +99,26 @@ func TestVectors(t *testing.T) {
 				b := vectorBench(t, o)
 				for round := range 2 { // the second finds the prompts in the cache
 					var waits []func() []float32
+					var wants [][]float32
 					for _, c := range cases {
-						waits = append(waits, vectorOf(t, b.Engine, c.Prompt, PoolLast, 1), vectorOf(t, b.Engine, c.Prompt, PoolMean, 1))
+						for i, want := range [][]float32{c.Last, c.Mean, c.Scores, c.Logits} {
+							if want != nil {
+								waits, wants = append(waits, vectorOf(t, b.Engine, c.Prompt, PoolLast+Pool(i), 1)), append(wants, want)
+							}
+						}
 					}
 					var got [][]float32
 					for i, wait := range waits {
-						v, c := wait(), cases[i/2]
-						want := c.Last
-						if i%2 == 1 {
-							want = c.Mean
+						v, want := wait(), wants[i]
+						if len(v) != len(want) {
+							t.Fatalf("vector %d has %d numbers, want %d", i, len(v), len(want))
 						}
 						if similar := cosine(v, want); similar < 0.99999 {
-							t.Errorf("%d tokens, pool %d: cosine %.7f", len(c.Prompt), 1+i%2, similar)
+							t.Errorf("vector %d: cosine %.7f", i, similar)
 						}
 						for k := range v {
 							if math.Abs(float64(v[k]-want[k])) > 2e-4*(1+math.Abs(float64(want[k]))) {
-								t.Errorf("%d tokens, pool %d: number %d is %v, want %v", len(c.Prompt), 1+i%2, k, v[k], want[k])
+								t.Errorf("vector %d: number %d is %v, want %v", i, k, v[k], want[k])
 								break
 							}
 						}
@@ -188,7 +197,11 @@ func TestVectorsRefused(t *testing.T) {
 		r    Request
 		want error
 	}{
-		"unknown kind":    {Request{Pool: PoolMean + 1}, ErrPool},
+		"unknown kind":    {Request{Pool: PoolLogits + 1}, ErrPool},
+		"no classifier":   {Request{Pool: PoolScores}, ErrPool},
+		"no tokens":       {Request{Pool: PoolLogits}, ErrPool},
+		"many tokens":     {Request{Pool: PoolLogits, PoolTokens: tokens(17, 3)}, ErrPool},
+		"unknown token":   {Request{Pool: PoolLogits, PoolTokens: []int32{256}}, ErrToken},
 		"output":          {Request{Pool: PoolLast, Output: []int32{1}}, ErrPool},
 		"logprobs":        {Request{Pool: PoolLast, LogProbs: true}, ErrPool},
 		"prompt logprobs": {Request{Pool: PoolMean, EmitPrompt: func(int, []LogProbs) {}}, ErrPool},

@@ -142,3 +142,58 @@ func TestScoresRefused(t *testing.T) {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
 }
+
+// Models that score pairs get the two texts as one prompt: by a template with their roles, or one
+// behind the other.
+func TestScoresOfPairs(t *testing.T) {
+	const template = `{% for m in messages %}[{% if m.role == "query" %}Q{% elif m.role == "document" %}D{% endif %}:{{ m.content }}]{% endfor %}`
+	for name, c := range map[string]struct {
+		change   func(*nodepb.Vectors)
+		template string
+		kind     nodepb.PoolingKind
+		tokens   []int32
+		vector   []float32
+		prompt   string
+		logit    float64
+	}{
+		"two logits":   {func(v *nodepb.Vectors) { v.ScoreTokens, v.Refused = []int32{'y', 'n'}, "it scores" }, template, nodepb.PoolingKind_POOLING_KIND_LOGITS, []int32{'y', 'n'}, []float32{2.5, 1}, "[Q:ask][D:text]", 1.5},
+		"one logit":    {func(v *nodepb.Vectors) { v.ScoreTokens = []int32{'y'} }, template, nodepb.PoolingKind_POOLING_KIND_LOGITS, []int32{'y'}, []float32{-1}, "[Q:ask][D:text]", -1},
+		"a classifier": {func(v *nodepb.Vectors) { v.Labels, v.Only, v.Refused = 1, true, "it classifies" }, chatML, nodepb.PoolingKind_POOLING_KIND_SCORES, nil, []float32{3}, "asktext", 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := vectorNode("a", c.change)
+			o.Bundle.ChatTemplate = c.template
+			o.Vector = func(*nodepb.Generate) []float32 { return c.vector }
+			b := newBed(t, Options{}, map[string]nodestest.Options{"a": o})
+			for activation, want := range map[string]float64{"": 1 / (1 + math.Exp(-c.logit)), `,"use_activation":true`: 1 / (1 + math.Exp(-c.logit)), `,"use_activation":false`: c.logit} {
+				r := b.post("/score", `{"text_1":"ask","text_2":["text","text"]`+activation+`}`)
+				var a struct{ Data []struct{ Score float64 } }
+				if err := json.Unmarshal([]byte(r.body), &a); err != nil || len(a.Data) != 2 || math.Abs(a.Data[1].Score-want) > 1e-6 {
+					t.Errorf("%s: %d %s, want %v: %v", activation, r.StatusCode, r.body, want, err)
+				}
+			}
+			if r := b.post("/rerank", `{"query":"ask","documents":["text"]}`); r.StatusCode != 200 || !strings.Contains(r.body, `"text":"text"`) {
+				t.Errorf("%d %s", r.StatusCode, r.body)
+			}
+			for _, g := range b.nodes["a"].Requests() {
+				var prompt []byte
+				for _, id := range g.Prompt {
+					prompt = append(prompt, byte(id))
+				}
+				if string(prompt) != c.prompt || g.Pooling.Kind != c.kind || !slices.Equal(g.Pooling.Tokens, c.tokens) {
+					t.Fatalf("%q, %v", prompt, g.Pooling)
+				}
+			}
+			if r := b.post("/v1/embeddings", `{"input":"x"}`); c.kind == nodepb.PoolingKind_POOLING_KIND_SCORES && (r.StatusCode != 400 || !strings.Contains(r.body, "gives no vectors: it classifies")) {
+				t.Errorf("%d %s", r.StatusCode, r.body)
+			}
+		})
+	}
+	b := newBed(t, Options{}, map[string]nodestest.Options{"a": vectorNode("a", func(v *nodepb.Vectors) { v.Labels, v.Only = 3, true })})
+	if r := b.post("/score", `{"text_1":"x","text_2":"y"}`); r.StatusCode != 400 || !strings.Contains(r.body, "Score API is only enabled for num_labels == 1") {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+	if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 400 || !strings.Contains(r.body, "use /score or /rerank") {
+		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+}

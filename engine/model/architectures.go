@@ -167,15 +167,22 @@ func (c *Config) network() network {
 	return newDecoder(c)
 }
 
+// classifierSuffix ends the architectures that have a classifier instead of an output projection.
+const classifierSuffix = "ForSequenceClassification"
+
 // name finds the architecture, by model_type where config.json has no architectures. The model
-// without an output projection, such as Qwen3Model, is that of Qwen3ForCausalLM.
+// without an output projection, such as Qwen3Model or Qwen3ForSequenceClassification, is that of
+// Qwen3ForCausalLM.
 func (r *rawConfig) name() error {
 	if len(r.Architectures) > 0 || r.ModelType == "" {
 		if len(r.Architectures) != 1 {
 			return nil
 		}
-		if base, ok := strings.CutSuffix(r.Architectures[0], "Model"); ok && architectures[base+"ForCausalLM"] != nil {
-			r.Architectures[0], r.Headless = base+"ForCausalLM", true
+		for _, suffix := range []string{"Model", classifierSuffix} {
+			if base, ok := strings.CutSuffix(r.Architectures[0], suffix); ok && architectures[base+"ForCausalLM"] != nil {
+				r.Architectures[0], r.Headless, r.Classifies = base+"ForCausalLM", true, suffix == classifierSuffix
+				break
+			}
 		}
 		r.arch = architectures[r.Architectures[0]]
 		return nil

@@ -2,6 +2,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -55,6 +56,7 @@ type Config struct {
 	// no tokens. The embedding then takes the projection's place, and the logits mean nothing.
 	Headless bool
 
+	labels     int   // of the classifier; 0: there is none
 	whole      bool  // see Vectors
 	dimensions []int // likewise
 
@@ -89,11 +91,14 @@ type rawConfig struct {
 	Architectures []string `json:"architectures"`
 	ModelType     string   `json:"model_type"`
 	arch          *architecture
-	Wrapped       bool  `json:"-"`
-	Headless      bool  `json:"-"`
-	Causal        *bool `json:"is_causal"`
-	Matryoshka    *bool `json:"is_matryoshka"`
-	Dimensions    []int `json:"matryoshka_dimensions"`
+	Wrapped       bool                       `json:"-"`
+	Headless      bool                       `json:"-"`
+	Causal        *bool                      `json:"is_causal"`
+	Classifies    bool                       `json:"-"`
+	NumLabels     *int                       `json:"num_labels"`
+	LabelNames    map[string]json.RawMessage `json:"id2label"`
+	Matryoshka    *bool                      `json:"is_matryoshka"`
+	Dimensions    []int                      `json:"matryoshka_dimensions"`
 
 	VocabSize        int      `json:"vocab_size"`
 	HiddenSize       int      `json:"hidden_size"`
@@ -219,7 +224,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 		}
 	}
 	c.TieEmbedding = c.TieEmbedding || raw.Headless
-	if err := raw.matryoshka(&c); err != nil {
+	if err := cmp.Or(raw.matryoshka(&c), raw.classifier(&c)); err != nil {
 		return Config{}, err
 	}
 	if err := c.endTokens(generation); err != nil {

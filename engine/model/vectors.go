@@ -11,13 +11,20 @@ import (
 // Vectors describes how the model turns a text into a vector: by modules.json, as
 // sentence-transformers saves it, or else by the normalised row of the last token.
 type Vectors struct {
-	Size       int    // numbers of a vector
-	Mean       bool   // the vector is the mean of all tokens' rows; else it is the last token's
-	Raw        bool   // it is not divided by its length
-	Only       bool   // the model gives vectors and no tokens
-	Whole      bool   // its first numbers alone are no vector
-	Dimensions []int  // of the first numbers that are one; nil: any
-	Refused    string // why there are no vectors; empty: there are
+	Size       int   // numbers of a vector
+	Mean       bool  // the vector is the mean of all tokens' rows; else it is the last token's
+	Raw        bool  // it is not divided by its length
+	Only       bool  // the model gives vectors and no tokens
+	Whole      bool  // its first numbers alone are no vector
+	Dimensions []int // of the first numbers that are one; nil: any
+
+	// Labels is the number of outputs of the model's classifier. The logits of ScoreTokens score a
+	// pair of texts: the first token is for it, the second, if there is one, against it. A model with
+	// one of them gives scores and no vectors.
+	Labels      int
+	ScoreTokens []int32
+
+	Refused string // why there are no vectors; empty: there are
 }
 
 // maxModules bounds modules.json, and maxDimensions matryoshka_dimensions.
@@ -25,7 +32,11 @@ const maxModules, maxDimensions = 16, 256
 
 // vectors reads modules.json and the configs of its modules. An absent file means the default.
 func (s *Source) vectors() (Vectors, error) {
-	v := Vectors{Size: s.Config.Hidden, Only: s.Config.Headless, Whole: s.Config.whole, Dimensions: s.Config.dimensions}
+	v := Vectors{Size: s.Config.Hidden, Only: s.Config.Headless, Whole: s.Config.whole, Dimensions: s.Config.dimensions, Labels: s.Config.labels}
+	if v.Labels > 0 {
+		v.Refused = "it has a classifier, which scores pairs of texts"
+		return v, nil
+	}
 	text, err := s.optional("modules.json")
 	if err != nil || text == nil {
 		return v, err
@@ -48,6 +59,10 @@ func (s *Source) vectors() (Vectors, error) {
 			v.Raw = false
 		case "Pooling":
 			if err := s.pooling(&v, m.Path); err != nil {
+				return v, err
+			}
+		case "LogitScore":
+			if err := s.logitScore(&v, m.Path); err != nil {
 				return v, err
 			}
 		default:
@@ -87,6 +102,74 @@ func (s *Source) pooling(v *Vectors, folder string) error {
 	}
 	if string(c["include_prompt"]) == "false" && v.Mean {
 		v.Refused = fmt.Sprintf("%.100s has include_prompt false, and only true is computed", name)
+	}
+	return nil
+}
+
+// logitScore reads the config of the module LogitScore in a folder.
+func (s *Source) logitScore(v *Vectors, folder string) error {
+	name := path.Join(folder, "config.json")
+	text, err := s.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	var c struct {
+		For     *int32 `json:"true_token_id"`
+		Against *int32 `json:"false_token_id"`
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return fmt.Errorf("%w: %.100s: %w", ErrConfig, name, err)
+	}
+	for _, id := range []*int32{c.For, c.Against} {
+		if id == nil {
+			continue
+		}
+		if *id < 0 || int(*id) >= s.Config.Vocab {
+			return fmt.Errorf("%w: %.100s: token id %d is outside the vocabulary of %d", ErrConfig, name, *id, s.Config.Vocab)
+		}
+		v.ScoreTokens = append(v.ScoreTokens, *id)
+	}
+	if c.For == nil {
+		return fmt.Errorf("%w: %.100s has no true_token_id", ErrConfig, name)
+	}
+	v.Refused = "its module LogitScore scores pairs of texts"
+	return nil
+}
+
+// classifierName is the name of a classifier's matrix, [labels, hidden]. maxLabels bounds labels.
+const classifierName, maxLabels = "score.weight", 1 << 12
+
+// Classifier returns the matrix of the model's classifier, [labels, hidden]; nil: there is none.
+func (s *Source) Classifier() ([]float32, error) {
+	n := s.Config.labels
+	if n == 0 {
+		return nil, nil
+	}
+	c, err := s.weights()
+	if err != nil {
+		return nil, err
+	}
+	t, ok := c.Tensor(classifierName)
+	if !ok || !slices.Equal(t.Shape, []int{n, s.Config.Hidden}) {
+		return nil, fmt.Errorf("%w: %s: want shape %v, got %v", ErrWeights, classifierName, []int{n, s.Config.Hidden}, t.Shape)
+	}
+	return floats(&t)
+}
+
+// classifier reads the number of labels as transformers does.
+func (r *rawConfig) classifier(c *Config) error {
+	if !r.Classifies {
+		return nil
+	}
+	c.labels = 2
+	switch {
+	case r.NumLabels != nil:
+		c.labels = *r.NumLabels
+	case r.LabelNames != nil:
+		c.labels = len(r.LabelNames)
+	}
+	if c.labels < 1 || c.labels > maxLabels {
+		return fmt.Errorf("%w: config.json: num_labels is %d, not between 1 and %d", ErrConfig, c.labels, maxLabels)
 	}
 	return nil
 }

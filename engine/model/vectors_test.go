@@ -78,9 +78,23 @@ func TestVectorsOfFolders(t *testing.T) {
 		"many":                {files: map[string]string{"modules.json": "[" + strings.Repeat("{},", 16) + "{}]"}, fails: ErrConfig, says: "17 modules"},
 		"no config":           {files: map[string]string{"modules.json": lastModules + "]"}, says: "1_Pooling/config.json"},
 		"no object":           {files: modules("", "[]"), fails: ErrConfig, says: "1_Pooling/config.json"},
-		"another folder":      {files: map[string]string{"modules.json": `[{"path": "../x", "type": "Pooling"}]`}, says: "x/config.json"},
-		"sees all":            {keys: map[string]any{"is_causal": false}, fails: ErrUnsupported, says: "is_causal is false"},
-		"an encoder":          {keys: map[string]any{"architectures": []string{"BertModel"}}, fails: ErrUnsupported, says: "architectures is BertModel"},
+		"scores by logits": {
+			files: map[string]string{"modules.json": `[{"type": "a.Transformer"}, {"path": "1_LogitScore", "type": "a.logit_score.LogitScore"}]`, "1_LogitScore/config.json": `{"true_token_id": 7, "false_token_id": 3}`},
+			want:  Vectors{Size: 40, Only: true, Raw: true, ScoreTokens: []int32{7, 3}, Refused: "its module LogitScore scores pairs of texts"},
+		},
+		"scores by one logit": {
+			files: map[string]string{"modules.json": `[{"path": "l", "type": "LogitScore"}]`, "l/config.json": `{"true_token_id": 7, "false_token_id": null}`},
+			want:  Vectors{Size: 40, Only: true, Raw: true, ScoreTokens: []int32{7}, Refused: "its module LogitScore scores pairs of texts"},
+		},
+		"scores by nothing":  {files: map[string]string{"modules.json": `[{"path": "l", "type": "LogitScore"}]`, "l/config.json": `{}`}, fails: ErrConfig, says: "no true_token_id"},
+		"scores by no token": {files: map[string]string{"modules.json": `[{"path": "l", "type": "LogitScore"}]`, "l/config.json": `{"true_token_id": 96}`}, fails: ErrConfig, says: "96 is outside the vocabulary of 96"},
+		"a classifier":       {keys: map[string]any{"architectures": []string{"Qwen3ForSequenceClassification"}, "num_labels": 5}, want: Vectors{Size: 40, Only: true, Labels: 5, Refused: "it has a classifier, which scores pairs of texts"}},
+		"names of labels":    {keys: map[string]any{"architectures": []string{"Qwen3ForSequenceClassification"}, "id2label": map[string]any{"0": "A"}}, want: Vectors{Size: 40, Only: true, Labels: 1, Refused: "it has a classifier, which scores pairs of texts"}},
+		"labels by default":  {keys: map[string]any{"architectures": []string{"Qwen3ForSequenceClassification"}}, want: Vectors{Size: 40, Only: true, Labels: 2, Refused: "it has a classifier, which scores pairs of texts"}},
+		"no labels":          {keys: map[string]any{"architectures": []string{"Qwen3ForSequenceClassification"}, "num_labels": 0}, fails: ErrConfig, says: "num_labels is 0"},
+		"another folder":     {files: map[string]string{"modules.json": `[{"path": "../x", "type": "Pooling"}]`}, says: "x/config.json"},
+		"sees all":           {keys: map[string]any{"is_causal": false}, fails: ErrUnsupported, says: "is_causal is false"},
+		"an encoder":         {keys: map[string]any{"architectures": []string{"BertModel"}}, fails: ErrUnsupported, says: "architectures is BertModel"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := vectorFolder(t, c.keys, c.files)

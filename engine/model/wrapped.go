@@ -74,7 +74,7 @@ func (c *Config) renamed(names []string) func(file string) (string, bool) {
 		return c.weightName
 	}
 	return func(file string) (string, bool) {
-		if strings.HasPrefix(file, "lm_head.") {
+		if strings.HasPrefix(file, "lm_head.") || file == classifierName {
 			return file, true
 		}
 		return "model." + file, true

@@ -231,7 +231,8 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 		LogprobTokenIds: x.req.LogprobTokens,
 	}
 	if x.pools() { // a node that does not know the field refuses 0
-		m.Pooling, m.MaxTokens = x.pooling(), 0
+		m.Pooling, _ = x.pooling()
+		m.MaxTokens = 0
 	}
 	if x.req.Grammar != nil { // likewise
 		m.Grammar, m.MaxTokens = x.grammarOf(m.MaxTokens), 0

@@ -89,6 +89,9 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 	if fault := cmp.Or(m.CheckTools(req, fl.o.NoToolCalls), x.checkVectors(m)); fault != nil {
 		return nil, nil, fault
 	}
+	if fault := x.joinPairs(m, charge); fault != nil {
+		return nil, nil, fault
+	}
 	if prompts, fault = m.Prompts(req, charge); fault != nil {
 		if x.Path == openai.BatchPath {
 			fault = fault.InConversation(0)

@@ -3,6 +3,7 @@ package native
 import (
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -30,7 +31,14 @@ func (x *request) pools() bool { return x.req.Endpoint.Vectors() }
 
 // means reports whether each vector is a mean of rows that only the decode node can compute.
 func (x *request) means() bool {
-	return x.pools() && x.model.bundle.Vectors.GetKind() == nodepb.PoolingKind_POOLING_KIND_MEAN
+	return x.pools() && !x.crosses(x.model) && x.model.bundle.Vectors.GetKind() == nodepb.PoolingKind_POOLING_KIND_MEAN
+}
+
+// crosses reports whether the model scores pairs of texts that are one prompt. Other models score
+// them by the vectors of two prompts.
+func (x *request) crosses(m *Model) bool {
+	v := m.bundle.Vectors
+	return x.req.Endpoint&(openai.Scores|openai.Ranks) != 0 && (v.GetLabels() > 0 || len(v.GetScoreTokens()) > 0)
 }
 
 // forVectors returns the model on nodes that compute vectors; for tokens: on any.
@@ -48,14 +56,24 @@ func (x *request) checkVectors(m *Model) *openai.Error {
 	v, req := m.bundle.Vectors, x.req
 	if !x.pools() {
 		if v.GetOnly() {
-			return openai.BadRequest("model", "model %q gives vectors and no tokens, because its folder has no output projection: use %s", m.Name, openai.EmbeddingsPath)
+			use := openai.EmbeddingsPath
+			if v.Labels > 0 {
+				use = "/score or /rerank"
+			}
+			return openai.BadRequest("model", "model %q gives vectors and no tokens, because its folder has no output projection: use %s", m.Name, use)
 		}
 		return nil
 	}
-	size := int(v.GetSize())
+	size, crosses := int(v.GetSize()), x.crosses(m)
 	switch {
 	case v == nil || x.fleet.Nodes.Now().Pools(m.Fingerprint, nodes.VectorVersion) == 0:
 		return openai.Unavailable(exchange.RetryAfter, "no decode node of model %q computes vectors of version %d: upgrade the nodes", openai.Clip(m.Name, 200), nodes.VectorVersion)
+	case crosses && v.Labels > 1:
+		return openai.BadRequest("model", "Score API is only enabled for num_labels == 1: model %q has %d", m.Name, v.Labels)
+	case crosses:
+		return nil
+	case req.Endpoint != openai.Embeddings && req.Normalize != nil && !*req.Normalize:
+		return openai.BadRequest("use_activation", "use_activation: must be true, because a score of model %q is the cosine of two vectors: leave it out", m.Name)
 	case v.Refused != "":
 		return openai.BadRequest("model", "model %q gives no vectors: %s", m.Name, v.Refused)
 	case req.Dimensions > size:
@@ -74,9 +92,47 @@ func (x *request) checkVectors(m *Model) *openai.Error {
 	return nil
 }
 
-// pooling returns how nodes make the vectors.
-func (x *request) pooling() *nodepb.Pooling {
-	return &nodepb.Pooling{Kind: x.model.bundle.Vectors.GetKind(), Version: nodes.VectorVersion}
+// joinPairs makes one prompt of each pair of texts, if the model scores these: by its chat template
+// if that has the roles query and document, else the texts behind each other.
+func (x *request) joinPairs(m *Model, charge func(bytes int) *openai.Error) *openai.Error {
+	if !x.crosses(m) {
+		return nil
+	}
+	req := x.req
+	req.Prompts = nil
+	rendered := m.Text != nil && strings.Contains(m.Text.Template(), "query") && strings.Contains(m.Text.Template(), "document")
+	for i, document := range req.Second {
+		query := req.First[i%len(req.First)]
+		if fault := charge(len(query) + len(document)); fault != nil {
+			return fault
+		}
+		if !rendered {
+			req.Prompts = append(req.Prompts, openai.Prompt{Text: query + document})
+			continue
+		}
+		chat := &openai.Request{Endpoint: openai.Chat, Messages: openai.PairMessages(query, document), AddGenerationPrompt: true, AddSpecialTokens: req.AddSpecialTokens}
+		p, fault := m.Chat(chat, charge)
+		if fault != nil {
+			fault.Param = ""
+			return fault
+		}
+		req.Prompts = append(req.Prompts, openai.Prompt{Tokens: p.Tokens})
+	}
+	return nil
+}
+
+// pooling returns how nodes make the vectors, and how many numbers each has.
+func (x *request) pooling() (p *nodepb.Pooling, size int) {
+	v := x.model.bundle.Vectors
+	p, size = &nodepb.Pooling{Kind: v.GetKind(), Version: nodes.VectorVersion}, int(v.GetSize())
+	switch {
+	case !x.crosses(x.model):
+	case len(v.ScoreTokens) > 0:
+		p.Kind, p.Tokens, size = nodepb.PoolingKind_POOLING_KIND_LOGITS, v.ScoreTokens, len(v.ScoreTokens)
+	default:
+		p.Kind, size = nodepb.PoolingKind_POOLING_KIND_SCORES, int(v.Labels)
+	}
+	return p, size
 }
 
 // places returns the choices that run at once, which is what the request takes of its queue.
@@ -105,7 +161,7 @@ func (x *request) startVector() *openai.Error {
 
 // vector ends a choice with the vector of its input, and starts the next input in its place.
 func (x *request) vector(c *choice, v []float32) *openai.Error {
-	if size := int(x.model.bundle.Vectors.GetSize()); len(v) != size || slices.ContainsFunc(v, func(f float32) bool { return f-f != 0 }) {
+	if _, size := x.pooling(); len(v) != size || slices.ContainsFunc(v, func(f float32) bool { return f-f != 0 }) {
 		return &openai.Error{Status: 500, Type: openai.TypeInternal, Message: "the model's vector has numbers that are not finite, or not as many as the model has"}
 	}
 	c.state.Accepted()
@@ -142,14 +198,34 @@ func (x *request) vectorAnswer() []byte {
 	return openai.AppendEmbeddings(nil, x.answerID, now, x.model.Name, x.embeddings(), x.req.Base64, x.usage())
 }
 
-// pairScores returns the cosine of the vectors of each pair.
+// pairScores returns the score of each pair: of the model, or the cosine of two vectors.
 func (x *request) pairScores() []float32 {
-	first := x.choices[:len(x.req.First)]
 	scores := make([]float32, len(x.req.Second))
+	if x.crosses(x.model) {
+		raw := x.req.Normalize != nil && !*x.req.Normalize
+		for i := range scores {
+			scores[i] = score(x.choices[i].vector, raw)
+		}
+		return scores
+	}
+	first := x.choices[:len(x.req.First)]
 	for i := range scores {
 		scores[i] = cosine(first[i%len(first)].vector, x.choices[len(first)+i].vector)
 	}
 	return scores
+}
+
+// score returns the score of the numbers for and, if there are two, against a pair: between 0 and 1
+// unless raw is set.
+func score(v []float32, raw bool) float32 {
+	x := float64(v[0])
+	if len(v) > 1 {
+		x -= float64(v[1])
+	}
+	if raw {
+		return float32(x)
+	}
+	return float32(1 / (1 + math.Exp(-x)))
 }
 
 // cosine returns the cosine of the angle between two vectors; 0 if one has no length.

@@ -429,7 +429,8 @@ func (n *node) vectorsOf() *nodepb.Vectors {
 		return nil
 	}
 	v := &n.Bundle.Vectors
-	m := &nodepb.Vectors{Size: uint32(v.Size), Kind: nodepb.PoolingKind_POOLING_KIND_LAST, Raw: v.Raw, Only: v.Only, Whole: v.Whole, Refused: v.Refused}
+	m := &nodepb.Vectors{Size: uint32(v.Size), Kind: nodepb.PoolingKind_POOLING_KIND_LAST, Raw: v.Raw, Only: v.Only, Whole: v.Whole, Refused: v.Refused,
+		Labels: uint32(v.Labels), ScoreTokens: v.ScoreTokens}
 	if v.Mean {
 		m.Kind = nodepb.PoolingKind_POOLING_KIND_MEAN
 	}

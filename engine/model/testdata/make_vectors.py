@@ -1,11 +1,13 @@
 """Makes vectors/last and vectors/mean, tiny random models that give vectors, and
 vectors/goldens.json.gz: for these and some checkpoints of make_goldens.py, the row of the last
 token and the mean of all rows behind the last norm, as Hugging Face transformers computes them in
-float32. Run it here:
+float32. vectors/scores has a classifier of three labels, with what it makes of the last token. For
+models with an output projection, logits are those of the tokens 5 and 9 after the last one. Run it
+here:
 
     python make_vectors.py
 
-The two folders are saved as sentence-transformers has them: the model without its output
+The folders are saved as sentence-transformers has them: the model without its output
 projection, modules.json, and the config of the module Pooling.
 """
 
@@ -16,7 +18,7 @@ import shutil
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from make_goldens import COMMON, fill
 
@@ -36,6 +38,7 @@ FOLDERS = {
         config=dict(SHAPE, model_type="mistral", sliding_window=37, tie_word_embeddings=False, rope_parameters=ROPE),
     ),
 }
+CLASSIFIER = dict(SHAPE, model_type="qwen3", head_dim=14, tie_word_embeddings=False, use_sliding_window=False, num_labels=3, pad_token_id=0, rope_parameters=ROPE)
 OTHERS = ["qwen3", "gemma4-ple", "olmo2", "deepseek-v2", "granite"]
 PROMPTS = [1, 2, 16, 17, 33, 130]
 LONG = 600
@@ -58,15 +61,33 @@ def make(name, spec):
     (folder / "1_Pooling/config.json").write_text(json.dumps(dict(word_embedding_dimension=SHAPE["hidden_size"], include_prompt=True) | spec["pooling"], indent=2) + "\n")
 
 
+def make_classifier(folder):
+    shutil.rmtree(folder, ignore_errors=True)
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model(**(COMMON | CLASSIFIER)))
+    model.float().eval()
+    fill(model, 903, 1.0)
+    model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def rounded(values):
+    return [float(f"{v:.9g}") for v in values.tolist()]
+
+
 def vectors(name, lengths):
     model = AutoModel.from_pretrained(ROOT / name, dtype=torch.float32, attn_implementation="eager").eval()
+    kind = AutoModelForSequenceClassification if name == "vectors/scores" else AutoModelForCausalLM
+    head = None if name in FOLDERS else kind.from_pretrained(ROOT / name, dtype=torch.float32, attn_implementation="eager").eval()
     rng = torch.Generator().manual_seed(7)
     cases = []
     for n in lengths:
         prompt = torch.randint(3, model.config.vocab_size, (n,), generator=rng).tolist()
         with torch.no_grad():
             rows = model(torch.tensor([prompt]), use_cache=False).last_hidden_state[0]
-        cases.append(dict(prompt=prompt, last=[float(f"{v:.9g}") for v in rows[-1].tolist()], mean=[float(f"{v:.9g}") for v in rows.double().mean(0).tolist()]))
+            case = dict(prompt=prompt, last=rounded(rows[-1]), mean=rounded(rows.double().mean(0)))
+            if head is not None:
+                out = head(torch.tensor([prompt]), use_cache=False).logits[0]
+                case |= dict(scores=rounded(out)) if name == "vectors/scores" else dict(logits=rounded(out[-1][[5, 9]]))
+        cases.append(case)
     return cases
 
 
@@ -74,11 +95,12 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for name, spec in FOLDERS.items():
         make(name, spec)
-    all = {name: vectors(name, PROMPTS + [LONG]) for name in FOLDERS} | {name: vectors(name, PROMPTS) for name in OTHERS}
+    make_classifier(ROOT / "vectors/scores")
+    all = {name: vectors(name, PROMPTS + [LONG]) for name in FOLDERS} | {name: vectors(name, PROMPTS) for name in OTHERS + ["vectors/scores"]}
     text = json.dumps(dict(transformers=transformers.__version__, torch=torch.__version__, models=all), separators=(",", ":"))
     with open(ROOT / "vectors/goldens.json.gz", "wb") as f:
         with gzip.GzipFile(fileobj=f, mode="wb", mtime=0, filename="") as z:
             z.write(text.encode())
-    for name in FOLDERS:
+    for name in [*FOLDERS, "vectors/scores"]:
         for path in [p for p in (ROOT / name).rglob("*") if p.is_file()]:
             path.chmod(0o644)

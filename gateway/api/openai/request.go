@@ -140,7 +140,7 @@ type Request struct {
 	// Of embeddings.
 	Dimensions int   // first numbers of each vector that the answer has; 0: all
 	Base64     bool  // vectors are little-endian float32 in base64, not lists
-	Normalize  *bool // divide vectors by their length; nil: as the model does
+	Normalize  *bool // divide vectors by their length, or map scores to 0 to 1; nil: as the model does
 
 	// Of scores and ranks.
 	First, Second []string // the texts of pairs, or the query and the documents: First has one, or as many as Second

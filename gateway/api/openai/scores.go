@@ -50,6 +50,13 @@ func textsOf(at func(*Request) *[]string) value {
 // scorePairs has the names of fields of which a request for scores has one pair.
 var scorePairs = [][2]string{{"text_1", "text_2"}, {"data_1", "data_2"}, {"queries", "documents"}, {"queries", "items"}}
 
+// PairMessages returns a query and a document as the messages of a chat, with roles of their names.
+func PairMessages(query, document string) []byte {
+	b := AppendString([]byte(`[{"role":"query","content":`), query)
+	b = AppendString(append(b, `},{"role":"document","content":`...), document)
+	return append(b, "}]"...)
+}
+
 // AppendScores appends the answer of /score. created is in seconds since 1970.
 func AppendScores(dst []byte, id string, created int64, model string, scores []float32, u Usage) []byte {
 	dst = AppendString(append(dst, `{"id":`...), id)

@@ -108,7 +108,7 @@ var table = []field{
 	{"query", Ranks, Served, text(0, math.MaxInt, func(r *Request, s string) { r.First = []string{s} }), never, ""},
 	{"documents", Ranks, Served, secondTexts, never, ""},
 	{"top_n", Ranks, Served, integer(0, math.MaxInt32, func(r *Request, n int64) { r.TopN = int(n) }), never, ""},
-	{"use_activation", Scores | Ranks, Refused, boolean(nil), yes, "a score is the cosine of two vectors"},
+	{"use_activation", Scores | Ranks, Served, boolean(func(r *Request, b bool) { r.Normalize = &b }), never, "of models that score pairs: false gives the model's own numbers, not between 0 and 1"},
 
 	// From text to tokens and back.
 	{"add_special_tokens", prompts | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddSpecialTokens = &b }), never, ""},

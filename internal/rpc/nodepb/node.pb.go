@@ -42,6 +42,8 @@ const (
 	PoolingKind_POOLING_KIND_UNSPECIFIED PoolingKind = 0
 	PoolingKind_POOLING_KIND_LAST        PoolingKind = 1 // the row of the last token
 	PoolingKind_POOLING_KIND_MEAN        PoolingKind = 2 // the mean of all rows
+	PoolingKind_POOLING_KIND_SCORES      PoolingKind = 3 // what the model's classifier makes of the last token's row
+	PoolingKind_POOLING_KIND_LOGITS      PoolingKind = 4 // the logits of tokens after the last one
 )
 
 // Enum value maps for PoolingKind.
@@ -50,11 +52,15 @@ var (
 		0: "POOLING_KIND_UNSPECIFIED",
 		1: "POOLING_KIND_LAST",
 		2: "POOLING_KIND_MEAN",
+		3: "POOLING_KIND_SCORES",
+		4: "POOLING_KIND_LOGITS",
 	}
 	PoolingKind_value = map[string]int32{
 		"POOLING_KIND_UNSPECIFIED": 0,
 		"POOLING_KIND_LAST":        1,
 		"POOLING_KIND_MEAN":        2,
+		"POOLING_KIND_SCORES":      3,
+		"POOLING_KIND_LOGITS":      4,
 	}
 )
 
@@ -859,7 +865,8 @@ func (x *Generate) GetPooling() *Pooling {
 type Pooling struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Kind          PoolingKind            `protobuf:"varint,1,opt,name=kind,proto3,enum=tandem.node.v1.PoolingKind" json:"kind,omitempty"`
-	Version       uint32                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"` // of the gateway's vectors
+	Version       uint32                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`      // of the gateway's vectors
+	Tokens        []int32                `protobuf:"varint,3,rep,packed,name=tokens,proto3" json:"tokens,omitempty"` // of POOLING_KIND_LOGITS
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -906,6 +913,13 @@ func (x *Pooling) GetVersion() uint32 {
 		return x.Version
 	}
 	return 0
+}
+
+func (x *Pooling) GetTokens() []int32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
 }
 
 // Vector ends a Generate with pooling that succeeded, on its stream.
@@ -2478,11 +2492,13 @@ type Vectors struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Size          uint32                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"` // numbers of a vector
 	Kind          PoolingKind            `protobuf:"varint,2,opt,name=kind,proto3,enum=tandem.node.v1.PoolingKind" json:"kind,omitempty"`
-	Raw           bool                   `protobuf:"varint,3,opt,name=raw,proto3" json:"raw,omitempty"`                      // the vector is not divided by its length
-	Only          bool                   `protobuf:"varint,4,opt,name=only,proto3" json:"only,omitempty"`                    // the model has no output projection: it gives no tokens
-	Whole         bool                   `protobuf:"varint,5,opt,name=whole,proto3" json:"whole,omitempty"`                  // the first numbers of a vector alone are none
-	Dimensions    []uint32               `protobuf:"varint,6,rep,packed,name=dimensions,proto3" json:"dimensions,omitempty"` // that the first numbers may have; empty: any
-	Refused       string                 `protobuf:"bytes,7,opt,name=refused,proto3" json:"refused,omitempty"`               // why the model gives no vectors; empty: it does
+	Raw           bool                   `protobuf:"varint,3,opt,name=raw,proto3" json:"raw,omitempty"`                                           // the vector is not divided by its length
+	Only          bool                   `protobuf:"varint,4,opt,name=only,proto3" json:"only,omitempty"`                                         // the model has no output projection: it gives no tokens
+	Whole         bool                   `protobuf:"varint,5,opt,name=whole,proto3" json:"whole,omitempty"`                                       // the first numbers of a vector alone are none
+	Dimensions    []uint32               `protobuf:"varint,6,rep,packed,name=dimensions,proto3" json:"dimensions,omitempty"`                      // that the first numbers may have; empty: any
+	Refused       string                 `protobuf:"bytes,7,opt,name=refused,proto3" json:"refused,omitempty"`                                    // why the model gives no vectors; empty: it does
+	Labels        uint32                 `protobuf:"varint,8,opt,name=labels,proto3" json:"labels,omitempty"`                                     // of the model's classifier; 0: it has none
+	ScoreTokens   []int32                `protobuf:"varint,9,rep,packed,name=score_tokens,json=scoreTokens,proto3" json:"score_tokens,omitempty"` // whose logits score a pair: for and, if there are two, against; empty: none do
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2564,6 +2580,20 @@ func (x *Vectors) GetRefused() string {
 		return x.Refused
 	}
 	return ""
+}
+
+func (x *Vectors) GetLabels() uint32 {
+	if x != nil {
+		return x.Labels
+	}
+	return 0
+}
+
+func (x *Vectors) GetScoreTokens() []int32 {
+	if x != nil {
+		return x.ScoreTokens
+	}
+	return nil
 }
 
 // CacheGroup is a group of layers with a block table of its own.
@@ -2804,10 +2834,11 @@ const file_node_proto_rawDesc = "" +
 	"\rprefix_digest\x18\x16 \x01(\fR\fprefixDigest\x121\n" +
 	"\agrammar\x18\x17 \x01(\v2\x17.tandem.node.v1.GrammarR\agrammar\x121\n" +
 	"\apooling\x18\x18 \x01(\v2\x17.tandem.node.v1.PoolingR\apoolingB\x12\n" +
-	"\x10_prompt_logprobs\"T\n" +
+	"\x10_prompt_logprobs\"p\n" +
 	"\aPooling\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.tandem.node.v1.PoolingKindR\x04kind\x12\x18\n" +
-	"\aversion\x18\x02 \x01(\rR\aversion\">\n" +
+	"\aversion\x18\x02 \x01(\rR\aversion\x12\x1a\n" +
+	"\x06tokens\x18\x03 \x03(\x05B\x02\x10\x01R\x06tokens\">\n" +
 	"\x06Vector\x12\x18\n" +
 	"\aattempt\x18\x01 \x01(\rR\aattempt\x12\x1a\n" +
 	"\x06values\x18\x02 \x03(\x02B\x02\x10\x01R\x06values\"\x8a\x02\n" +
@@ -2942,7 +2973,7 @@ const file_node_proto_rawDesc = "" +
 	"\fblock_tokens\x18\v \x01(\rR\vblockTokens\x12>\n" +
 	"\bdefaults\x18\f \x01(\v2\".tandem.node.v1.GenerationDefaultsR\bdefaults\x122\n" +
 	"\x06groups\x18\r \x03(\v2\x1a.tandem.node.v1.CacheGroupR\x06groups\x121\n" +
-	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\"\xc8\x01\n" +
+	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\"\x87\x02\n" +
 	"\aVectors\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\rR\x04size\x12/\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1b.tandem.node.v1.PoolingKindR\x04kind\x12\x10\n" +
@@ -2952,7 +2983,9 @@ const file_node_proto_rawDesc = "" +
 	"\n" +
 	"dimensions\x18\x06 \x03(\rB\x02\x10\x01R\n" +
 	"dimensions\x12\x18\n" +
-	"\arefused\x18\a \x01(\tR\arefused\"G\n" +
+	"\arefused\x18\a \x01(\tR\arefused\x12\x16\n" +
+	"\x06labels\x18\b \x01(\rR\x06labels\x12%\n" +
+	"\fscore_tokens\x18\t \x03(\x05B\x02\x10\x01R\vscoreTokens\"G\n" +
 	"\n" +
 	"CacheGroup\x12!\n" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x16\n" +
@@ -2967,11 +3000,13 @@ const file_node_proto_rawDesc = "" +
 	"\x05Drain\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\x04R\ttimeoutMs\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel*Y\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel*\x8b\x01\n" +
 	"\vPoolingKind\x12\x1c\n" +
 	"\x18POOLING_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11POOLING_KIND_LAST\x10\x01\x12\x15\n" +
-	"\x11POOLING_KIND_MEAN\x10\x02*\xe7\x01\n" +
+	"\x11POOLING_KIND_MEAN\x10\x02\x12\x17\n" +
+	"\x13POOLING_KIND_SCORES\x10\x03\x12\x17\n" +
+	"\x13POOLING_KIND_LOGITS\x10\x04*\xe7\x01\n" +
 	"\vGrammarKind\x12\x1c\n" +
 	"\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x1c\n" +
