@@ -79,6 +79,8 @@ var examples = map[string]example{
 	"POST " + responses.Path:             {responses.Path, `{"instructions": "Answer in one sentence.", "input": "What is prefill?", "stream": true}`},
 	"GET /v1/models/{model}":             {"/v1/models/tandem-builtin", ""},
 	"POST /v1/embeddings":                {"/v1/embeddings", `{"input": ["What is prefill?", "What is decode?"]}`},
+	"POST /pooling":                      {"/pooling", `{"input": ["What is prefill?"]}`},
+	"POST /v2/embed":                     {"/v2/embed", `{"texts": ["What is prefill?"], "embedding_types": ["float"]}`},
 	"POST /score":                        {"/score", `{"text_1": "What is prefill?", "text_2": ["Prefill computes a prompt.", "A dog barks."]}`},
 	"POST /v1/score":                     {"/v1/score", `{"text_1": "What is prefill?", "text_2": ["Prefill computes a prompt.", "A dog barks."]}`},
 	"POST /rerank":                       {"/rerank", `{"query": "What is prefill?", "documents": ["A dog barks.", "Prefill computes a prompt."]}`},

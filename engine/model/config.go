@@ -56,9 +56,10 @@ type Config struct {
 	// no tokens. The embedding then takes the projection's place, and the logits mean nothing.
 	Headless bool
 
-	labels     int   // of the classifier; 0: there is none
-	whole      bool  // see Vectors
-	dimensions []int // likewise
+	labels       int               // of the classifier; 0: there is none
+	whole        bool              // see Vectors
+	dimensions   []int             // likewise
+	instructions map[string]string // prefixes of texts; nil: config.json has none
 
 	shard Shard  // whose sizes these are
 	parts *parts // nil: they are of the whole model
@@ -99,6 +100,7 @@ type rawConfig struct {
 	LabelNames    map[string]json.RawMessage `json:"id2label"`
 	Matryoshka    *bool                      `json:"is_matryoshka"`
 	Dimensions    []int                      `json:"matryoshka_dimensions"`
+	Instructions  map[string]string          `json:"task_instructions"`
 
 	VocabSize        int      `json:"vocab_size"`
 	HiddenSize       int      `json:"hidden_size"`

@@ -202,8 +202,8 @@ func (d *decoder) weights() []binding {
 }
 
 // ignore reports whether a tensor is of no use here: rotation tables of old checkpoints, the second
-// copy of a tied embedding, a classifier, which the engine computes, and layers behind the last one,
-// which guess the token after next.
+// copy of a tied embedding, a classifier, which the engine computes, and layers behind the last
+// one, which guess the token after next.
 func (d *decoder) ignore(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "model.layers."); ok {
 		number, _, _ := strings.Cut(rest, ".")

@@ -25,7 +25,39 @@ type Vectors struct {
 	ScoreTokens []int32
 
 	Refused string // why there are no vectors; empty: there are
+
+	Prompts map[string]string // prefixes of texts by the names of their kinds, such as query
 }
+
+// prompts reads the prefixes of texts: task_instructions of config.json, or else the prompts of
+// config_sentence_transformers.json.
+func (s *Source) prompts() (map[string]string, error) {
+	const name = "config_sentence_transformers.json"
+	var c struct {
+		Prompts map[string]string `json:"prompts"`
+	}
+	text, err := s.optional(name)
+	if err == nil && text != nil {
+		if err = json.Unmarshal(text, &c); err != nil {
+			err = fmt.Errorf("%w: %s: %w", ErrConfig, name, err)
+		}
+	}
+	if s.Config.instructions != nil {
+		c.Prompts = s.Config.instructions
+	}
+	if len(c.Prompts) > maxPrompts {
+		return nil, fmt.Errorf("%w: %s: %d prompts, at most %d", ErrConfig, name, len(c.Prompts), maxPrompts)
+	}
+	for key, prefix := range c.Prompts {
+		if len(key)+len(prefix) > maxPrompt {
+			return nil, fmt.Errorf("%w: %s: the prompt %.100q has %d bytes, at most %d", ErrConfig, name, key, len(prefix), maxPrompt)
+		}
+	}
+	return c.Prompts, err
+}
+
+// Bounds of the prefixes of texts: their number, and the bytes of one.
+const maxPrompts, maxPrompt = 256, 4096
 
 // maxModules bounds modules.json, and maxDimensions matryoshka_dimensions.
 const maxModules, maxDimensions = 16, 256
@@ -36,6 +68,10 @@ func (s *Source) vectors() (Vectors, error) {
 	if v.Labels > 0 {
 		v.Refused = "it has a classifier, which scores pairs of texts"
 		return v, nil
+	}
+	var err error
+	if v.Prompts, err = s.prompts(); err != nil {
+		return v, err
 	}
 	text, err := s.optional("modules.json")
 	if err != nil || text == nil {
@@ -178,7 +214,7 @@ func (r *rawConfig) classifier(c *Config) error {
 // request decides.
 func (r *rawConfig) matryoshka(c *Config) error {
 	c.whole = !or(r.Matryoshka, true)
-	c.dimensions = r.Dimensions
+	c.dimensions, c.instructions = r.Dimensions, r.Instructions
 	if len(c.dimensions) > maxDimensions {
 		return fmt.Errorf("%w: config.json: matryoshka_dimensions has %d numbers, at most %d", ErrConfig, len(c.dimensions), maxDimensions)
 	}

@@ -1,6 +1,7 @@
 package native
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -23,7 +25,7 @@ const (
 )
 
 // vectorIDs has the prefixes of the answers' ids.
-var vectorIDs = map[openai.Endpoint]string{openai.Embeddings: "embd-", openai.Scores: "score-", openai.Ranks: "score-"}
+var vectorIDs = map[openai.Endpoint]string{openai.Embeddings: "embd-", openai.Pooling: "pooling-", openai.Embed: "embd-", openai.Scores: "score-", openai.Ranks: "score-"}
 
 // pools reports whether the request is for vectors. Each of its choices is an input, whose attempts
 // end in a vector instead of tokens.
@@ -64,7 +66,10 @@ func (x *request) checkVectors(m *Model) *openai.Error {
 		}
 		return nil
 	}
-	size, crosses := int(v.GetSize()), x.crosses(m)
+	size, crosses, dimensions := int(v.GetSize()), x.crosses(m), "dimensions"
+	if req.Endpoint == openai.Embed {
+		dimensions = "output_dimension"
+	}
 	switch {
 	case v == nil || x.fleet.Nodes.Now().Pools(m.Fingerprint, nodes.VectorVersion) == 0:
 		return openai.Unavailable(exchange.RetryAfter, "no decode node of model %q computes vectors of version %d: upgrade the nodes", openai.Clip(m.Name, 200), nodes.VectorVersion)
@@ -72,22 +77,50 @@ func (x *request) checkVectors(m *Model) *openai.Error {
 		return openai.BadRequest("model", "Score API is only enabled for num_labels == 1: model %q has %d", m.Name, v.Labels)
 	case crosses:
 		return nil
-	case req.Endpoint != openai.Embeddings && req.Normalize != nil && !*req.Normalize:
+	case req.Endpoint&(openai.Scores|openai.Ranks) != 0 && req.Normalize != nil && !*req.Normalize:
 		return openai.BadRequest("use_activation", "use_activation: must be true, because a score of model %q is the cosine of two vectors: leave it out", m.Name)
 	case v.Refused != "":
 		return openai.BadRequest("model", "model %q gives no vectors: %s", m.Name, v.Refused)
 	case req.Dimensions > size:
-		return openai.BadRequest("dimensions", "dimensions: must be at most %d, the size of the model's vectors, not %d", size, req.Dimensions)
+		return openai.BadRequest(dimensions, dimensions+": must be at most %d, the size of the model's vectors, not %d", size, req.Dimensions)
 	case req.Dimensions > 0 && req.Dimensions < size && v.Whole:
-		return openai.BadRequest("dimensions", "Model %q does not support matryoshka representation, changing output dimensions will lead to poor results: leave dimensions out", m.Name)
+		return openai.BadRequest(dimensions, "Model %q does not support matryoshka representation, changing output dimensions will lead to poor results: leave %s out", m.Name, dimensions)
 	case req.Dimensions > 0 && len(v.Dimensions) > 0 && !slices.Contains(v.Dimensions, uint32(req.Dimensions)):
-		return openai.BadRequest("dimensions", "Model %q only supports %v matryoshka dimensions, use other output dimensions will lead to poor results: send one of them, not %d", m.Name, v.Dimensions, req.Dimensions)
+		return openai.BadRequest(dimensions, "Model %q only supports %v matryoshka dimensions, use other output dimensions will lead to poor results: send one of them, not %d", m.Name, v.Dimensions, req.Dimensions)
 	}
 	if req.Dimensions > 0 {
 		size = req.Dimensions
 	}
 	if n := len(req.Prompts) * size; n > maxVectorNumbers {
 		return openai.BadRequest(openai.PromptParam(req.Endpoint), "%d inputs with vectors of %d numbers: one answer has at most %d numbers: send fewer inputs, or lower dimensions", len(req.Prompts), size, maxVectorNumbers)
+	}
+	return req.CheckTypes(size)
+}
+
+// addPrefix puts the prefix of the request's kind of texts before each.
+func (x *request) addPrefix(m *Model) *openai.Error {
+	kind, prompts := x.req.InputType, m.bundle.Vectors.GetPrompts()
+	prefix, known := prompts[kind]
+	switch {
+	case kind == "":
+		return nil
+	case len(prompts) == 0:
+		return openai.BadRequest("input_type", "Unsupported input_type %q. This model does not define any input_type task instructions.", openai.Clip(kind, 100))
+	case !known:
+		return openai.BadRequest("input_type", "Unsupported input_type %q. Supported values: %s", openai.Clip(kind, 100), strings.Join(slices.Sorted(maps.Keys(prompts)), ", "))
+	}
+	for i := range x.req.Prompts {
+		x.req.Prompts[i].Text = prefix + x.req.Prompts[i].Text
+	}
+	return nil
+}
+
+// checkLengths refuses texts of more tokens than the request allows and does not truncate.
+func (x *request) checkLengths(prompts []render.Prompt) *openai.Error {
+	for i := range prompts {
+		if n, most := len(prompts[i].Tokens), x.req.MaxInput; most > 0 && n > most {
+			return openai.BadRequest("texts", "Input of %d tokens exceeds max_tokens=%d with truncate=NONE. Set truncate to END or START to allow truncation.", n, most)
+		}
 	}
 	return nil
 }
@@ -195,7 +228,10 @@ func (x *request) vectorAnswer() []byte {
 	case openai.Ranks:
 		return openai.AppendRanks(nil, x.answerID, x.model.Name, x.req.Second, x.pairScores(), x.req.TopN, x.usage())
 	}
-	return openai.AppendEmbeddings(nil, x.answerID, now, x.model.Name, x.embeddings(), x.req.Base64, x.usage())
+	if x.req.Endpoint == openai.Embed {
+		return openai.AppendTypedEmbeddings(nil, x.answerID, x.req.Second, x.embeddings(), x.req.Types, x.usage())
+	}
+	return openai.AppendEmbeddings(nil, x.req.Endpoint, x.answerID, now, x.model.Name, x.embeddings(), x.req.Base64, x.usage())
 }
 
 // pairScores returns the score of each pair: of the model, or the cosine of two vectors.

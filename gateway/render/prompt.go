@@ -2,6 +2,7 @@ package render
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -180,9 +181,12 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 	if keep <= 0 || n <= keep {
 		return
 	}
-	if req.TruncateEnd {
+	switch suffix := m.suffix(p, req); {
+	case req.TruncateEnd && len(suffix) < keep:
+		p.Tokens = append(p.Tokens[:keep-len(suffix):keep-len(suffix)], suffix...)
+	case req.TruncateEnd:
 		p.Tokens = p.Tokens[:keep]
-	} else {
+	default:
 		p.Tokens = p.Tokens[n-keep:]
 	}
 	if m.Text != nil && (req.Echo || req.PromptText) { // the answer shows the kept tokens
@@ -191,6 +195,21 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 			p.Echo = p.Text
 		}
 	}
+}
+
+// suffix returns the special tokens behind the text of an input, which truncation keeps: the vector
+// of many models is that of their last token.
+func (m *Model) suffix(p *Prompt, req *openai.Request) []int32 {
+	if !req.Endpoint.Vectors() || p.Text == "" || req.AddSpecialTokens != nil && !*req.AddSpecialTokens {
+		return nil
+	}
+	bare, with := m.Text.Tokens("a", false), m.Text.Tokens("a", true)
+	for i := range len(with) - len(bare) + 1 {
+		if slices.Equal(with[i:i+len(bare)], bare) {
+			return with[i+len(bare):]
+		}
+	}
+	return nil
 }
 
 // fit checks the prompt against the vocabulary and the context, and sets MaxTokens.

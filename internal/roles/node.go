@@ -430,7 +430,7 @@ func (n *node) vectorsOf() *nodepb.Vectors {
 	}
 	v := &n.Bundle.Vectors
 	m := &nodepb.Vectors{Size: uint32(v.Size), Kind: nodepb.PoolingKind_POOLING_KIND_LAST, Raw: v.Raw, Only: v.Only, Whole: v.Whole, Refused: v.Refused,
-		Labels: uint32(v.Labels), ScoreTokens: v.ScoreTokens}
+		Labels: uint32(v.Labels), ScoreTokens: v.ScoreTokens, Prompts: v.Prompts}
 	if v.Mean {
 		m.Kind = nodepb.PoolingKind_POOLING_KIND_MEAN
 	}

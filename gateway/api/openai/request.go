@@ -32,16 +32,19 @@ const (
 	Tokenize
 	Detokenize
 	Embeddings
-	Scores // of pairs of texts
-	Ranks  // of documents for a query
+	Pooling // vLLM's form of Embeddings
+	Embed   // Cohere's
+	Scores  // of pairs of texts
+	Ranks   // of documents for a query
 
 	both    = Chat | Completions
-	vectors = Embeddings | Scores | Ranks
+	forms   = Embeddings | Pooling | Embed
+	vectors = forms | Scores | Ranks
 	prompts = both | vectors // whose prompts nodes compute
 	all     = prompts | Tokenize | Detokenize
 )
 
-var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize, Embeddings, Scores, Ranks}
+var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize, Embeddings, Pooling, Embed, Scores, Ranks}
 
 // Vectors reports whether nodes answer with the vectors of prompts instead of tokens.
 func (e Endpoint) Vectors() bool { return e&vectors != 0 }
@@ -142,6 +145,11 @@ type Request struct {
 	Base64     bool  // vectors are little-endian float32 in base64, not lists
 	Normalize  *bool // divide vectors by their length, or map scores to 0 to 1; nil: as the model does
 
+	// Of Embed, with its texts in Second.
+	InputType string   // whose prefix each text gets; empty: none
+	Types     []string // of vectors in the answer; nil: float
+	MaxInput  int      // tokens of a text; 0: as many as the context has
+
 	// Of scores and ranks.
 	First, Second []string // the texts of pairs, or the query and the documents: First has one, or as many as Second
 	TopN          int      // ranks in the answer, the best ones; 0: all
@@ -161,6 +169,7 @@ type Request struct {
 	hasOptions      bool
 	addGenerationIn bool
 	truncationSide  bool
+	truncates       bool // truncate is given
 	beamSearch      bool
 }
 
@@ -362,6 +371,12 @@ func (r *Request) check() *Error {
 	if r.ContinueFinal {
 		r.AddGenerationPrompt = false
 	}
+	if r.Endpoint == Embed && !r.truncates {
+		r.Truncate, r.TruncateEnd = -1, true
+	}
+	if r.Truncate < 0 && r.MaxInput > 0 {
+		r.Truncate = r.MaxInput
+	}
 	for _, text := range slices.Concat(r.First, r.Second) {
 		r.Prompts = append(r.Prompts, Prompt{Text: text})
 	}
@@ -388,8 +403,10 @@ func PromptParam(on Endpoint) string {
 	switch on {
 	case Chat:
 		return "messages"
-	case Embeddings:
+	case Embeddings, Pooling:
 		return "input"
+	case Embed:
+		return "texts"
 	case Scores, Ranks: // it may be each of two
 		return ""
 	}
@@ -404,8 +421,10 @@ func (r *Request) required() *Error {
 		return BadRequest("messages", "messages is required: a list of objects with role and content")
 	case r.Endpoint == Completions && !hasPrompt:
 		return BadRequest("prompt", "prompt is required: a string, a list of strings, or token ids")
-	case r.Endpoint == Embeddings && !hasPrompt:
+	case r.Endpoint&(Embeddings|Pooling) != 0 && !hasPrompt:
 		return BadRequest("input", "input is required: a string, a list of strings, or token ids")
+	case r.Endpoint == Embed && r.Second == nil:
+		return BadRequest("texts", "texts is required: a list of strings")
 	case r.Endpoint == Scores && (r.First == nil || r.Second == nil):
 		return BadRequest("text_1", "text_1 and text_2 are required, or data_1 and data_2, or queries with documents or items: each a string or a list of strings")
 	case r.Endpoint == Ranks && r.First == nil:

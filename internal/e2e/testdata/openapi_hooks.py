@@ -21,7 +21,7 @@ import schemathesis
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
          "lora_name", "lora_path", "token_ids", "sampling_params", "input", "instructions", "max_output_tokens", "text", "truncation", "tools", "tool_choice", "output_format", "output_config", "chat_template",
-         "generate_response", "generate_responses", "prompt_tokens", "prompt_token_ids", "request_ids", "dimensions"}
+         "generate_response", "generate_responses", "prompt_tokens", "prompt_token_ids", "request_ids", "dimensions", "texts", "input_type", "embedding_types", "output_dimension"}
 PAIRS = ["text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items"]  # of texts, whose lengths have to fit
 RULES |= set(PAIRS)
 
@@ -103,7 +103,9 @@ def before_call(context, case, kwargs):
             message["role"] = "user"
             if message.get("content") is None:
                 message["content"] = "Hello"
-    if case.operation.path == "/v1/embeddings":
+    if isinstance(body.get("texts"), list) and 4 < len(body["texts"]) <= 2048:
+        body["texts"] = body["texts"][:4]
+    if case.operation.path in ("/v1/embeddings", "/pooling"):
         body["input"] = tokens(body.get("input"))
         if isinstance(body["input"], list) and 4 < len(body["input"]) <= 2048 and isinstance(body["input"][0], (str, list)):
             body["input"] = body["input"][:4]

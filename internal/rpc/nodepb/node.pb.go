@@ -2492,13 +2492,14 @@ type Vectors struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Size          uint32                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"` // numbers of a vector
 	Kind          PoolingKind            `protobuf:"varint,2,opt,name=kind,proto3,enum=tandem.node.v1.PoolingKind" json:"kind,omitempty"`
-	Raw           bool                   `protobuf:"varint,3,opt,name=raw,proto3" json:"raw,omitempty"`                                           // the vector is not divided by its length
-	Only          bool                   `protobuf:"varint,4,opt,name=only,proto3" json:"only,omitempty"`                                         // the model has no output projection: it gives no tokens
-	Whole         bool                   `protobuf:"varint,5,opt,name=whole,proto3" json:"whole,omitempty"`                                       // the first numbers of a vector alone are none
-	Dimensions    []uint32               `protobuf:"varint,6,rep,packed,name=dimensions,proto3" json:"dimensions,omitempty"`                      // that the first numbers may have; empty: any
-	Refused       string                 `protobuf:"bytes,7,opt,name=refused,proto3" json:"refused,omitempty"`                                    // why the model gives no vectors; empty: it does
-	Labels        uint32                 `protobuf:"varint,8,opt,name=labels,proto3" json:"labels,omitempty"`                                     // of the model's classifier; 0: it has none
-	ScoreTokens   []int32                `protobuf:"varint,9,rep,packed,name=score_tokens,json=scoreTokens,proto3" json:"score_tokens,omitempty"` // whose logits score a pair: for and, if there are two, against; empty: none do
+	Raw           bool                   `protobuf:"varint,3,opt,name=raw,proto3" json:"raw,omitempty"`                                                                                   // the vector is not divided by its length
+	Only          bool                   `protobuf:"varint,4,opt,name=only,proto3" json:"only,omitempty"`                                                                                 // the model has no output projection: it gives no tokens
+	Whole         bool                   `protobuf:"varint,5,opt,name=whole,proto3" json:"whole,omitempty"`                                                                               // the first numbers of a vector alone are none
+	Dimensions    []uint32               `protobuf:"varint,6,rep,packed,name=dimensions,proto3" json:"dimensions,omitempty"`                                                              // that the first numbers may have; empty: any
+	Refused       string                 `protobuf:"bytes,7,opt,name=refused,proto3" json:"refused,omitempty"`                                                                            // why the model gives no vectors; empty: it does
+	Labels        uint32                 `protobuf:"varint,8,opt,name=labels,proto3" json:"labels,omitempty"`                                                                             // of the model's classifier; 0: it has none
+	Prompts       map[string]string      `protobuf:"bytes,10,rep,name=prompts,proto3" json:"prompts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // prefixes of texts by the names of their kinds
+	ScoreTokens   []int32                `protobuf:"varint,9,rep,packed,name=score_tokens,json=scoreTokens,proto3" json:"score_tokens,omitempty"`                                         // whose logits score a pair: for and, if there are two, against; empty: none do
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2587,6 +2588,13 @@ func (x *Vectors) GetLabels() uint32 {
 		return x.Labels
 	}
 	return 0
+}
+
+func (x *Vectors) GetPrompts() map[string]string {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
 }
 
 func (x *Vectors) GetScoreTokens() []int32 {
@@ -2973,7 +2981,7 @@ const file_node_proto_rawDesc = "" +
 	"\fblock_tokens\x18\v \x01(\rR\vblockTokens\x12>\n" +
 	"\bdefaults\x18\f \x01(\v2\".tandem.node.v1.GenerationDefaultsR\bdefaults\x122\n" +
 	"\x06groups\x18\r \x03(\v2\x1a.tandem.node.v1.CacheGroupR\x06groups\x121\n" +
-	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\"\x87\x02\n" +
+	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\"\x83\x03\n" +
 	"\aVectors\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\rR\x04size\x12/\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1b.tandem.node.v1.PoolingKindR\x04kind\x12\x10\n" +
@@ -2984,8 +2992,13 @@ const file_node_proto_rawDesc = "" +
 	"dimensions\x18\x06 \x03(\rB\x02\x10\x01R\n" +
 	"dimensions\x12\x18\n" +
 	"\arefused\x18\a \x01(\tR\arefused\x12\x16\n" +
-	"\x06labels\x18\b \x01(\rR\x06labels\x12%\n" +
-	"\fscore_tokens\x18\t \x03(\x05B\x02\x10\x01R\vscoreTokens\"G\n" +
+	"\x06labels\x18\b \x01(\rR\x06labels\x12>\n" +
+	"\aprompts\x18\n" +
+	" \x03(\v2$.tandem.node.v1.Vectors.PromptsEntryR\aprompts\x12%\n" +
+	"\fscore_tokens\x18\t \x03(\x05B\x02\x10\x01R\vscoreTokens\x1a:\n" +
+	"\fPromptsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
 	"\n" +
 	"CacheGroup\x12!\n" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x16\n" +
@@ -3046,7 +3059,7 @@ func file_node_proto_rawDescGZIP() []byte {
 }
 
 var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_node_proto_goTypes = []any{
 	(PoolingKind)(0),           // 0: tandem.node.v1.PoolingKind
 	(GrammarKind)(0),           // 1: tandem.node.v1.GrammarKind
@@ -3083,6 +3096,7 @@ var file_node_proto_goTypes = []any{
 	(*CacheGroup)(nil),         // 32: tandem.node.v1.CacheGroup
 	(*GenerationDefaults)(nil), // 33: tandem.node.v1.GenerationDefaults
 	(*Drain)(nil),              // 34: tandem.node.v1.Drain
+	nil,                        // 35: tandem.node.v1.Vectors.PromptsEntry
 }
 var file_node_proto_depIdxs = []int32{
 	6,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
@@ -3106,11 +3120,12 @@ var file_node_proto_depIdxs = []int32{
 	32, // 18: tandem.node.v1.Bundle.groups:type_name -> tandem.node.v1.CacheGroup
 	31, // 19: tandem.node.v1.Bundle.vectors:type_name -> tandem.node.v1.Vectors
 	0,  // 20: tandem.node.v1.Vectors.kind:type_name -> tandem.node.v1.PoolingKind
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	35, // 21: tandem.node.v1.Vectors.prompts:type_name -> tandem.node.v1.Vectors.PromptsEntry
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -3127,7 +3142,7 @@ func file_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
