@@ -34,16 +34,18 @@ type Query struct {
 func (s *Snapshot) Look(v *route.View, q Query) {
 	v.Decode = slices.Grow(v.Decode[:0], len(s.Decode))[:len(s.Decode)]
 	v.Prefill = slices.Grow(v.Prefill[:0], len(s.Prefill))[:len(s.Prefill)]
+	prompt := q // prefill nodes know nothing of what follows it
+	prompt.Grammar, prompt.Vectors = 0, 0
 	if s.blocks == nil || len(q.Hashes) == 0 {
 		fill(s.Decode, v.Decode, nil, nil, &q)
-		fill(s.Prefill, v.Prefill, nil, nil, &q)
+		fill(s.Prefill, v.Prefill, nil, nil, &prompt)
 		s.keepClass(v.Decode, q.Class)
 		return
 	}
 	s.blocks.mu.RLock()
 	held := s.blocks.look(q.Hashes, q.BlockTokens, q.Groups)
 	fill(s.Decode, v.Decode, s.blocks, *held, &q)
-	fill(s.Prefill, v.Prefill, s.blocks, *held, &q)
+	fill(s.Prefill, v.Prefill, s.blocks, *held, &prompt)
 	s.blocks.match.Put(held)
 	s.blocks.mu.RUnlock()
 	s.keepClass(v.Decode, q.Class)
