@@ -21,7 +21,7 @@ import schemathesis
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
          "lora_name", "lora_path", "token_ids", "sampling_params", "input", "instructions", "max_output_tokens", "text", "truncation", "tools", "tool_choice", "output_format", "output_config", "chat_template",
-         "generate_response", "generate_responses", "prompt_tokens", "prompt_token_ids", "request_ids", "dimensions", "texts", "input_type", "embedding_types", "output_dimension"}
+         "generate_response", "generate_responses", "prompt_tokens", "prompt_token_ids", "request_ids", "dimensions", "texts", "input_type", "embedding_types", "output_dimension", "use_activation"}
 PAIRS = ["text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items"]  # of texts, whose lengths have to fit
 RULES |= set(PAIRS)
 
@@ -113,8 +113,10 @@ def before_call(context, case, kwargs):
             body["dimensions"] = 1 + body["dimensions"] % 64
     if case.operation.path.endswith(("/score", "/rerank")):
         for name in PAIRS:
-            if isinstance(body.get(name), list) and 4 < len(body[name]) <= 2048:
-                body[name] = body[name][:4]
+            if isinstance(body.get(name), list) and 0 < len(body[name]) <= 2048:
+                body[name] = [text or "text" for text in body[name][:4]]
+            elif body.get(name) == "":
+                body[name] = "text"
     for name in "prompt", "tokens", "token_ids", "allowed_token_ids":
         if name in body:
             body[name] = tokens(body[name])
