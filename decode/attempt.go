@@ -100,6 +100,10 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		Emit:     func(t engine.Token) { n.emit(a, t) },
 		OnFinish: func(l engine.RequestStats) { n.endSpan(a, l) },
 	}
+	r.PoolTokens = g.Pooling.GetTokens()
+	if r.Pool = poolOf(g.Pooling); r.Pool == engine.PoolMean {
+		r.Hold = false // the KV of a prefill node lacks the rows
+	}
 	if g.PromptLogprobs != nil {
 		r.Hold = false // the KV of a prefill node lacks the logits
 		r.TopPromptLogProbs = int(g.GetPromptLogprobs())
@@ -110,10 +114,28 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 
 // maxTokens returns the limit of the output of a Generate.
 func maxTokens(g *nodepb.Generate) int {
-	if g.Grammar != nil {
+	switch {
+	case g.Pooling != nil: // the engine's step samples a token, which is dropped
+		return 1
+	case g.Grammar != nil:
 		return int(g.Grammar.MaxTokens)
 	}
 	return int(g.MaxTokens)
+}
+
+// poolOf returns the engine's form of a pooling; PoolNone: there is none, or of no known kind.
+func poolOf(p *nodepb.Pooling) engine.Pool {
+	switch p.GetKind() {
+	case nodepb.PoolingKind_POOLING_KIND_LAST:
+		return engine.PoolLast
+	case nodepb.PoolingKind_POOLING_KIND_MEAN:
+		return engine.PoolMean
+	case nodepb.PoolingKind_POOLING_KIND_SCORES:
+		return engine.PoolScores
+	case nodepb.PoolingKind_POOLING_KIND_LOGITS:
+		return engine.PoolLogits
+	}
+	return engine.PoolNone
 }
 
 // grammarOf returns the engine's form of a grammar; nil: there is none.
@@ -156,6 +178,13 @@ func (n *Node) emit(a *attempt, t engine.Token) {
 	defer n.mu.Unlock()
 	gw := n.gateways[a.key.conn]
 	if a.ended || gw == nil {
+		return
+	}
+	if t.Vector != nil {
+		gw.vectors = append(gw.vectors, vector{a, &nodepb.Vector{Attempt: a.number, Values: t.Vector}})
+		n.markDirty(gw)
+		n.count.FinishedStop++
+		n.remove(a, nil)
 		return
 	}
 	gw.tokens = append(gw.tokens, rpc.Token{
@@ -227,6 +256,7 @@ func (n *Node) Flush() {
 	for i, gw := range n.dirty {
 		n.flushEnds(gw)
 		n.sendPrompts(gw)
+		n.sendVectors(gw)
 		tokens, probs := gw.tokens, gw.logProbs
 		gw.tokens, gw.logProbs, gw.dirty = gw.tokens[:0], nil, false
 		n.dirty[i] = nil
@@ -256,6 +286,18 @@ func (n *Node) sendPrompts(gw *gateway) {
 		err := gw.conn.Send(rpc.FramePromptProbs, p.a.key.stream, p.m)
 		if err != nil && !errors.Is(err, rpc.ErrClosed) {
 			n.dropStreams(gw, []rpc.Token{{Stream: p.a.key.stream, Attempt: p.a.number}}, fmt.Errorf("log-probabilities of a prompt could not be queued for the gateway: %w", err))
+		}
+	}
+}
+
+// sendVectors sends the step's vectors. The caller holds n.mu.
+func (n *Node) sendVectors(gw *gateway) {
+	vectors := gw.vectors
+	gw.vectors = nil
+	for _, v := range vectors {
+		err := gw.conn.Send(rpc.FrameVector, v.a.key.stream, v.m)
+		if err != nil && !errors.Is(err, rpc.ErrClosed) {
+			n.dropStreams(gw, []rpc.Token{{Stream: v.a.key.stream, Attempt: v.a.number}}, fmt.Errorf("a vector could not be queued for the gateway: %w", err))
 		}
 	}
 }

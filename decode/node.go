@@ -127,6 +127,7 @@ type gateway struct {
 	// logProbs belong to those tokens, if requested.
 	logProbs    []*nodepb.TokenLogProbs
 	prompts     []promptProbs // of the running step
+	vectors     []vector      // likewise
 	dirty       bool          // is in Node.dirty
 	pendingEnds []pendingEnd  // Ends that did not fit into the full outbox, oldest first
 }
@@ -135,6 +136,12 @@ type gateway struct {
 type promptProbs struct {
 	a *attempt
 	m *nodepb.PromptLogProbs
+}
+
+// vector is what ends an attempt with pooling.
+type vector struct {
+	a *attempt
+	m *nodepb.Vector
 }
 
 // pendingEnd is the End of one stream.
@@ -279,11 +286,20 @@ func (n *Node) register(c *rpc.Conn) {
 
 // validate checks what the engine does not.
 func (n *Node) validate(g *nodepb.Generate) (nodepb.Code, string) {
-	total, limit := len(g.Prompt)+len(g.Output), maxTokens(g)
+	total, limit, longest := len(g.Prompt)+len(g.Output), maxTokens(g), n.o.MaxModelLen-1
 	_, digest := kvcache.ParseRootDigest(g.PrefixDigest)
+	if g.Pooling != nil {
+		longest++
+	}
 	switch {
 	case len(g.Prompt) == 0:
 		return nodepb.Code_CODE_INVALID, "the prompt is empty"
+	case g.Pooling != nil && (g.Pooling.Version != rpc.VectorVersion || n.o.Engine.VectorSize() == 0):
+		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("the node has no vectors of version %d", g.Pooling.Version)
+	case g.Pooling != nil && (poolOf(g.Pooling) == engine.PoolNone || g.MaxTokens != 0 || g.Grammar != nil || g.Logprobs || g.PromptLogprobs != nil):
+		return nodepb.Code_CODE_INVALID, fmt.Sprintf("pooling of kind %d, max_tokens %d, or with fields for tokens", g.Pooling.Kind, g.MaxTokens)
+	case g.Pooling == nil && n.o.Bundle.GetVectors().GetOnly():
+		return nodepb.Code_CODE_INVALID, "the model has no output projection: it gives vectors and no tokens"
 	case limit == 0, g.Grammar != nil && g.MaxTokens != 0:
 		return nodepb.Code_CODE_INVALID, "max_tokens is 0"
 	case g.Grammar != nil && (g.Grammar.Version != engine.GrammarVersion || !n.o.Engine.Constrains()):
@@ -292,7 +308,7 @@ func (n *Node) validate(g *nodepb.Generate) (nodepb.Code, string) {
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("prefix_digest has %d bytes, want 16 or none", len(g.PrefixDigest))
 	case len(g.Output) >= limit:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens are out already, max_tokens is %d", len(g.Output), limit)
-	case total >= n.o.MaxModelLen:
+	case total > longest:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens leave no room in a context of %d", total, n.o.MaxModelLen)
 	case g.Model != "" && g.Model != n.o.Identity.Model:
 		return nodepb.Code_CODE_NOT_FOUND, fmt.Sprintf("model %q is not served here, %q is", g.Model, n.o.Identity.Model)

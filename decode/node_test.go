@@ -45,7 +45,10 @@ func TestRefusals(t *testing.T) {
 			"vocabulary":  {func(g *nodepb.Generate) { g.Prompt[3] = vocab }, nodepb.Code_CODE_INVALID, "vocabulary"},
 			"digest":      {func(g *nodepb.Generate) { g.PrefixDigest = make([]byte, 8) }, nodepb.Code_CODE_INVALID, "8 bytes"},
 			"grammar":     {func(g *nodepb.Generate) { g.MaxTokens, g.Grammar = 0, &nodepb.Grammar{Version: 1 << 30, MaxTokens: 4} }, nodepb.Code_CODE_MISMATCH, "grammar"},
-			"negative":    {func(g *nodepb.Generate) { g.Output = []int32{-1} }, nodepb.Code_CODE_INVALID, "vocabulary"},
+			"pooling": {func(g *nodepb.Generate) {
+				g.MaxTokens, g.Pooling = 0, &nodepb.Pooling{Kind: nodepb.PoolingKind_POOLING_KIND_LAST, Version: rpc.VectorVersion}
+			}, nodepb.Code_CODE_MISMATCH, "no vectors of version 1"},
+			"negative": {func(g *nodepb.Generate) { g.Output = []int32{-1} }, nodepb.Code_CODE_INVALID, "vocabulary"},
 		} {
 			g := generate(8, 1, 4)
 			c.change(g)
@@ -56,7 +59,7 @@ func TestRefusals(t *testing.T) {
 			}
 		}
 		b.want(b.gw.ask(generate(maxLen-1, 1, 100)), 1, length)
-		if c := b.n.Counters(); c.Refused != 8 || c.Accepted != 3 || c.FinishedError != 2 {
+		if c := b.n.Counters(); c.Refused != 9 || c.Accepted != 3 || c.FinishedError != 2 {
 			t.Errorf("%+v", c)
 		}
 	})

@@ -37,7 +37,7 @@ func (o *Options) startsAhead() starter {
 // is so if no receiver needs its layers or logits and the device applies all rules
 // of its requests.
 func (e *Engine) canOverlap(b scheduler.Batch) bool {
-	if e.starter == nil || e.needsLogits(b) {
+	if e.starter == nil || e.needsLogits(b) || e.needsHidden(b) {
 		return false
 	}
 	for i := range b.Seqs {
@@ -53,7 +53,7 @@ func (e *Engine) canOverlap(b scheduler.Batch) bool {
 func (e *Engine) lookAhead(id scheduler.RequestID) scheduler.Next {
 	r := e.live[id]
 	switch {
-	case r == nil || r.job != nil || r.guide != nil || r.req.LogProbs && !e.deviceLogprobs(r) || !e.deviceRules(r.req) || e.o.Probe != nil:
+	case r == nil || r.job != nil || r.guide != nil || r.req.Pool != PoolNone || r.req.LogProbs && !e.deviceLogprobs(r) || !e.deviceRules(r.req) || e.o.Probe != nil:
 		return scheduler.Waits
 	case r.output+1 >= r.req.MaxTokens:
 		return scheduler.Ends

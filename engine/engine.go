@@ -81,6 +81,9 @@ type Options struct {
 	// the device can overlap steps. It is for comparison.
 	Synchronous bool
 
+	// Classifier is the matrix of PoolScores, [labels, hidden]; nil: the model has none.
+	Classifier []float32
+
 	// Drafter, if set, drafts up to Scheduler.MaxDrafts tokens.
 	Drafter Drafter
 
@@ -143,6 +146,8 @@ type Engine struct {
 	outputLogprobs []*LogProbs       // [outputs of the step], nil if not requested
 	pace           scorePace
 	stepPace       stepPace
+	hiddenModel    hiddenModel                              // nil: there are no vectors
+	hidden         []float32                                // [outputs × hidden] of the step, if a request has Pool
 	ruler          backend.Ruler                            // nil: the host applies the rules of requests
 	mirror         backend.Mirror                           // nil: KVRegion is the device's own memory
 	direct         backend.Direct                           // nil: the network cannot reach the device's memory
@@ -176,6 +181,7 @@ type run struct {
 	fetched   [][]kvcache.BlockID // of a job: the block last copied to the mirror for each place
 	stats     RequestStats
 	guide     *masks.Guide // nil: not constrained
+	rowSum    []float64    // [hidden] of the rows so far, with PoolMean
 }
 
 // New checks the options and returns an engine. Run starts it.
@@ -220,6 +226,7 @@ func New(o Options) (*Engine, error) {
 		e.kernels = e.rows.Kernels()
 	}
 	e.ruler, _ = o.Backend.(backend.Ruler)
+	e.hiddenModel, _ = o.Model.(hiddenModel)
 	e.publishAdapters()
 	for _, m := range o.Modules {
 		a, err := model.OpenAdapter(m.Path)

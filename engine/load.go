@@ -143,6 +143,8 @@ type Loaded struct {
 	Adapters     Adapters
 	Synchronous  bool // as LoadOptions has it
 
+	classifier []float32 // see Options
+
 	Draft   *Loaded // the draft model; nil: none
 	Drafter Drafter
 
@@ -397,7 +399,7 @@ func (o *LoadOptions) check() error {
 func (l *Loaded) Options() Options {
 	o := Options{
 		Model: l.Model, Backend: l.Backend, KV: l.KV, Scheduler: l.Scheduler, Synchronous: l.Synchronous, Workers: l.Workers(),
-		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, AdapterRoot: l.Adapters.Root, Modules: l.Adapters.Modules, Drafter: l.Drafter,
+		Adapters: l.Model, AdapterPlaces: l.Adapters.Places, AdapterRoot: l.Adapters.Root, Modules: l.Adapters.Modules, Drafter: l.Drafter, Classifier: l.classifier,
 	}
 	if l.workers != nil {
 		o.WorkerLost = l.workers.Lost()
@@ -512,6 +514,9 @@ func (l *Loaded) load(o LoadOptions) error {
 		return err
 	}
 	if l.Bundle, err = l.Source.Bundle(); err != nil {
+		return refuse(o.Model, err)
+	}
+	if l.classifier, err = l.Source.Classifier(); err != nil {
 		return refuse(o.Model, err)
 	}
 	l.Bundle.MaxModelLen = l.Scheduler.MaxModelLen

@@ -48,6 +48,9 @@ func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	if e.needsLogits(b) {
 		e.readLogits()
 	}
+	if e.needsHidden(b) {
+		e.readHidden()
+	}
 	e.emitted = e.now()
 	e.sampledLogprobs(b, sampled)
 	row, at, scoring, others := 0, len(e.results), false, false
@@ -76,7 +79,11 @@ func (e *Engine) emit(b scheduler.Batch, sampled []int32) {
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
 		r, scoreRows := e.live[q.ID], q.ScoreTo-q.ScoreFrom
-		if r != nil && scoreRows > 0 {
+		switch {
+		case r == nil || scoreRows == 0:
+		case r.req.Pool != PoolNone:
+			e.addRows(r, row, scoreRows)
+		default:
 			e.emitPromptLogprobs(r.req, q, row)
 		}
 		row += scoreRows
@@ -173,6 +180,11 @@ func (e *Engine) emitPromptLogprobs(req *Request, q *scheduler.Seq, row int) {
 // the same logits as without drafts. r is nil if the request has been aborted.
 func (e *Engine) emitSampled(r *run, q *scheduler.Seq, sampled []int32, row int) scheduler.Result {
 	start := len(e.sampled)
+	if r != nil && r.req.Pool != PoolNone {
+		e.emitVector(r, row)
+		e.sampled = append(e.sampled, sampled[row])
+		return scheduler.Result{Tokens: e.sampled[start:], Finished: true}
+	}
 	first := len(q.Tokens) - q.Drafts
 	for n := first; ; n++ {
 		token := sampled[row]
@@ -241,7 +253,14 @@ func (e *Engine) logprobsOf(r *run, row int) *LogProbs {
 func (e *Engine) needsLogits(b scheduler.Batch) bool {
 	for i := range b.Seqs {
 		q := &b.Seqs[i]
-		if r := e.live[q.ID]; r != nil && (q.ScoreFrom < q.ScoreTo || q.Sample && (r.req.LogProbs && !e.deviceLogprobs(r) || e.o.Probe != nil)) {
+		r := e.live[q.ID]
+		switch {
+		case r == nil:
+		case r.pool() != PoolNone:
+			if r.pool() == PoolLogits && q.Sample {
+				return true
+			}
+		case q.ScoreFrom < q.ScoreTo, q.Sample && (r.req.LogProbs && !e.deviceLogprobs(r) || e.o.Probe != nil):
 			return true
 		}
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -30,6 +31,7 @@ type Token struct {
 	Finish   Finish
 	Err      error     // with FinishError
 	LogProbs *LogProbs // if the request wants them; owned by the receiver
+	Vector   []float32 // [hidden] of a request with Pool, whose only Token this is; owned by the receiver
 }
 
 // LogProbs describes a token under the model's own distribution, before
@@ -56,6 +58,11 @@ type Request struct {
 	Stop          []int32  // token ids that end the output
 	Priority      int
 	Hold          bool // KV is expected from another node: see Reserve
+
+	// Pool, if set, asks for the vector of the prompt instead of tokens. It excludes Output, Grammar
+	// and log-probabilities, and PoolMean excludes Hold. MaxTokens is 1.
+	Pool       Pool
+	PoolTokens []int32 // of PoolLogits, at most maxPoolTokens
 
 	// Adapter is the name of the adapter to compute with; empty: none. Root must
 	// differ between adapters. AdapterDigest, unless 0, must be the adapter's digest.
@@ -140,10 +147,13 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 	if err := e.checkGrammar(r); err != nil {
 		return 0, 0, err
 	}
+	if err := cmp.Or(e.checkPool(r), e.checkTokens(r.PoolTokens)); err != nil {
+		return 0, 0, err
+	}
 	r.Sampling.Controls = sample.NewControls(r.Rules, r.Prompt, r.Output)
 	id = scheduler.RequestID(e.next.Add(1))
 	score := 0
-	if r.EmitPrompt != nil {
+	if r.EmitPrompt != nil || r.Pool == PoolMean {
 		score = max(0, len(r.Prompt)-1)
 	}
 	came := e.now() // a request that comes during a step waits for its end
@@ -154,7 +164,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 		}
 		cached, err = e.sched.Add(scheduler.Request{
 			ID: id, Root: r.Root, RootDigest: r.RootDigest, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
-			MaxNew: r.MaxTokens - len(r.Output), Score: score, Guided: r.Grammar != nil,
+			MaxNew: r.MaxTokens - len(r.Output), Score: score, Guided: r.Grammar != nil, Once: r.Pool != PoolNone,
 		}, e.now())
 		if err == nil {
 			run := &run{req: r, prompt: len(tokens), output: len(r.Output), stats: RequestStats{Prompt: len(tokens), MaxTokens: r.MaxTokens, Added: came}}

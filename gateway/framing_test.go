@@ -203,7 +203,7 @@ func TestRelayedPaths(t *testing.T) {
 	defer c.Close()
 	for path, want := range map[string]string{ // empty: 404
 		"/v1/x%2fy": "/v1/x%2fy", "/v1/x%2Fy": "/v1/x%2Fy", "/v1/x/y": "/v1/x/y", "/v1/x%2fy?q=%2f": "/v1/x%2fy?q=%2f", "/v1/x/": "/v1/x/", "/v1/x%2f": "/v1/x%2f",
-		"/v1/%65mbeddings": "/v1/%65mbeddings", "/v1/chat/completions/": "/v1/chat/completions", "/v1/chat%2fcompletions": "/v1/chat%2fcompletions", "/score/": "/score/",
+		"/v1/%65mbeddings": "/v1/%65mbeddings", "/v1/chat/completions/": "/v1/chat/completions", "/v1/chat%2fcompletions": "/v1/chat%2fcompletions", "/score/": "/score", "/classify/": "/classify/",
 		"/v1/a/../b": "/v1/b", "//v1//x": "/v1/x", "/v1/a/..%2fb": "/v1/b", "/v1/../admin": "", "/v1/..%2fadmin": "", "/v1/x%252fy": "", "/v1/%zz": "",
 		"/v1/models/x%2f..%2fy": "", "/v1/models/x%2fy": "/v1/models/x%2fy", "/v1/load_lora_adapter/": "", "/v1/load_lora_adapter%2f": "",
 	} {

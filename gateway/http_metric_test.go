@@ -29,7 +29,7 @@ func TestHTTPMetricHasEveryRoute(t *testing.T) {
 	if got := slices.Sorted(slices.Values(metrics.HTTPRoutes)); !slices.Equal(got, slices.Compact(want)) {
 		t.Errorf("metrics.HTTPRoutes are\n%q, the table of routes has\n%q", got, slices.Compact(want))
 	}
-	if got := routeLabel("/v1/embeddings"); got != "other" {
+	if got := routeLabel("/v1/moderations"); got != "other" {
 		t.Errorf("a path without a route counts as %s", got)
 	}
 }

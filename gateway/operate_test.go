@@ -76,7 +76,7 @@ func TestDocs(t *testing.T) {
 
 // Every route has an example on the page that the gateway answers.
 func TestDocsExamples(t *testing.T) {
-	b := newBed(t, Options{TokenizerInfo: true}, one(nodestest.Options{}))
+	b := newBed(t, Options{TokenizerInfo: true}, one(vectorNode("d1", nil)))
 	used := 0
 	for i := range routes {
 		key, e, want := routes[i].Method+" "+routes[i].Path, exampleOf(&routes[i]), 200

@@ -56,6 +56,22 @@ var routes = []endpoint{
 		Answer: "TokenCount", Key: true, Errors: []int{429, 503}}, (*Gateway).countTokens, clients},
 	{openai.Operation{Method: "POST", Path: responses.Path, Summary: "Create a response: items in, items out; nothing is stored", Takes: "ResponseRequest",
 		Answer: "Response", Events: "ResponseEvent", Typed: true, Key: true, Errors: append([]int{404}, generateErrors...)}, (*Gateway).respond, clients},
+	{openai.Operation{Method: "POST", Path: openai.EmbeddingsPath, Summary: "The vectors of texts", Body: openai.Embeddings,
+		Answer: "EmbeddingList", Key: true, Errors: generateErrors}, nodesAnswer(openai.Embeddings), clients},
+	{openai.Operation{Method: "POST", Path: "/pooling", Summary: "The vectors of texts, as vLLM has them", Body: openai.Pooling,
+		Answer: "PoolingList", Key: true, Errors: generateErrors}, nodesAnswer(openai.Pooling), clients},
+	{openai.Operation{Method: "POST", Path: "/v2/embed", Summary: "The vectors of texts, as Cohere has them", Body: openai.Embed,
+		Answer: "EmbedByType", Key: true, Errors: generateErrors}, nodesAnswer(openai.Embed), clients},
+	{openai.Operation{Method: "POST", Path: "/score", Summary: "How similar pairs of texts are, as vLLM has it", Body: openai.Scores,
+		Answer: "ScoreList", Key: true, Errors: generateErrors}, nodesAnswer(openai.Scores), clients},
+	{openai.Operation{Method: "POST", Path: "/v1/score", Summary: "How similar pairs of texts are, as vLLM has it", Body: openai.Scores,
+		Answer: "ScoreList", Key: true, Errors: generateErrors}, nodesAnswer(openai.Scores), clients},
+	{openai.Operation{Method: "POST", Path: "/rerank", Summary: "Documents by their similarity to a query, as vLLM has it", Body: openai.Ranks,
+		Answer: "RankList", Key: true, Errors: generateErrors}, nodesAnswer(openai.Ranks), clients},
+	{openai.Operation{Method: "POST", Path: "/v1/rerank", Summary: "Documents by their similarity to a query, as vLLM has it", Body: openai.Ranks,
+		Answer: "RankList", Key: true, Errors: generateErrors}, nodesAnswer(openai.Ranks), clients},
+	{openai.Operation{Method: "POST", Path: "/v2/rerank", Summary: "Documents by their similarity to a query, as vLLM has it", Body: openai.Ranks,
+		Answer: "RankList", Key: true, Errors: generateErrors}, nodesAnswer(openai.Ranks), clients},
 	{openai.Operation{Method: "GET", Path: "/v1/models", Summary: "The models served here", Answer: "Models", Key: true}, (*Gateway).models, clients},
 	{openai.Operation{Method: "GET", Path: modelsPath + "{model}", Summary: "One model", Answer: "Model", Key: true, Errors: []int{503}}, (*Gateway).oneModel, clients},
 	{openai.Operation{Method: "POST", Path: "/tokenize", Summary: "The tokens of a prompt or a chat", Body: openai.Tokenize,
@@ -106,6 +122,11 @@ var routes = []endpoint{
 	{openai.Operation{Method: "GET", Path: docsPath, Key: true, Page: true, Summary: "This document as a page"}, (*Gateway).docs, clients},
 	{openai.Operation{Method: "GET", Path: "/debug/nodes", Summary: "The fleet as this gateway sees it", Answer: "Object", Key: true, Errors: []int{401, 403}}, (*Gateway).nodes, overseers},
 	{openai.Operation{Method: "GET", Path: "/debug/route", Summary: "Where a prompt (?prompt=TEXT) would go, and why", Answer: "Object", Key: true, Errors: []int{400, 401, 403, 404, 503}}, (*Gateway).explain, overseers},
+}
+
+// nodesAnswer returns a handler that lets decode nodes answer.
+func nodesAnswer(on openai.Endpoint) func(*Gateway, *fasthttp.RequestCtx) {
+	return func(g *Gateway, ctx *fasthttp.RequestCtx) { g.native.Serve(ctx, pathOf(ctx), on) }
 }
 
 var generateErrors = []int{429, 500, 503, 504}

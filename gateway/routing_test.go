@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
@@ -146,5 +147,35 @@ func TestRouteIsExplained(t *testing.T) {
 	}
 	if r := b.do("GET", "/debug/route", "", "Authorization: Bearer k"); r.StatusCode != 400 {
 		t.Errorf("without a prompt: %d", r.StatusCode)
+	}
+}
+
+// Prefill nodes compute the prompts of constrained requests and of vectors too: they know nothing of
+// what follows a prompt. A mean needs the rows of all tokens, which only the decode node has.
+func TestPrefillForGrammarsAndVectors(t *testing.T) {
+	member := func(at, role string) nodes.Member {
+		return nodes.Member{ID: at, Role: role, RPC: at, Fingerprint: 7, Class: "test", Ready: true}
+	}
+	for kind, byPrefill := range map[nodepb.PoolingKind]bool{nodepb.PoolingKind_POOLING_KIND_LAST: true, nodepb.PoolingKind_POOLING_KIND_MEAN: false} {
+		d := vectorNode("d1", func(v *nodepb.Vectors) { v.Kind = kind })
+		d.Hello.Grammar = grammar.Version
+		b := newBed(t, Options{MinRemotePrefillTokens: 32, Members: []nodes.Member{member("d1", "decode"), member("p1", "prefill")}}, map[string]nodestest.Options{"d1": d})
+		b.node("p1", nodestest.Options{Hello: &nodepb.Hello{NodeId: "p1", Role: "prefill"}})
+		text := strings.Repeat("a long prompt ", 100)
+		last := func(path, body string) *nodepb.Generate {
+			t.Helper()
+			if r := b.post(path, body); r.StatusCode != 200 {
+				t.Fatalf("%d %s", r.StatusCode, r.body)
+			}
+			all := b.nodes["d1"].Requests()
+			return all[len(all)-1]
+		}
+		b.until(func() bool { return len(last("/v1/completions", `{"prompt":"`+text+`","max_tokens":1}`).Prefill) == 1 })
+		if g := last("/v1/completions", `{"prompt":"`+text+`","max_tokens":1,"guided_regex":"x"}`); len(g.Prefill) != 1 || g.Grammar == nil {
+			t.Errorf("constrained: prefill nodes %v", g.Prefill)
+		}
+		if g := last("/v1/embeddings", `{"input":"`+text+`"}`); len(g.Prefill) == 1 != byPrefill || g.Pooling == nil {
+			t.Errorf("vector %v: prefill nodes %v", kind, g.Prefill)
+		}
 	}
 }

@@ -167,12 +167,24 @@ func (c *Config) network() network {
 	return newDecoder(c)
 }
 
-// name finds the architecture, by model_type where config.json has no architectures.
+// classifierSuffix ends the architectures that have a classifier instead of an output projection.
+const classifierSuffix = "ForSequenceClassification"
+
+// name finds the architecture, by model_type where config.json has no architectures. The model
+// without an output projection, such as Qwen3Model or Qwen3ForSequenceClassification, is that of
+// Qwen3ForCausalLM.
 func (r *rawConfig) name() error {
 	if len(r.Architectures) > 0 || r.ModelType == "" {
-		if len(r.Architectures) == 1 {
-			r.arch = architectures[r.Architectures[0]]
+		if len(r.Architectures) != 1 {
+			return nil
 		}
+		for _, suffix := range []string{"Model", classifierSuffix} {
+			if base, ok := strings.CutSuffix(r.Architectures[0], suffix); ok && architectures[base+"ForCausalLM"] != nil {
+				r.Architectures[0], r.Headless, r.Classifies = base+"ForCausalLM", true, suffix == classifierSuffix
+				break
+			}
+		}
+		r.arch = architectures[r.Architectures[0]]
 		return nil
 	}
 	for name, a := range architectures {

@@ -21,6 +21,7 @@ type Bundle struct {
 	MaxModelLen   int // tokens, prompt and output
 	VocabSize     int
 	Defaults      Defaults
+	Vectors       Vectors
 }
 
 // Defaults are the sampling values of generation_config.json for requests that
@@ -51,6 +52,9 @@ func (s *Source) Bundle() (*Bundle, error) {
 		}
 	}
 	if err := b.Defaults.check(); err != nil {
+		return nil, err
+	}
+	if b.Vectors, err = s.vectors(); err != nil {
 		return nil, err
 	}
 	return b, nil

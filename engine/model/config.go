@@ -2,6 +2,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -51,6 +52,15 @@ type Config struct {
 	// then have another prefix.
 	Wrapped bool
 
+	// Headless reports whether the checkpoint has no output projection, so that it gives vectors and
+	// no tokens. The embedding then takes the projection's place, and the logits mean nothing.
+	Headless bool
+
+	labels       int               // of the classifier; 0: there is none
+	whole        bool              // see Vectors
+	dimensions   []int             // likewise
+	instructions map[string]string // prefixes of texts; nil: config.json has none
+
 	shard Shard  // whose sizes these are
 	parts *parts // nil: they are of the whole model
 
@@ -82,7 +92,15 @@ type rawConfig struct {
 	Architectures []string `json:"architectures"`
 	ModelType     string   `json:"model_type"`
 	arch          *architecture
-	Wrapped       bool `json:"-"`
+	Wrapped       bool                       `json:"-"`
+	Headless      bool                       `json:"-"`
+	Causal        *bool                      `json:"is_causal"`
+	Classifies    bool                       `json:"-"`
+	NumLabels     *int                       `json:"num_labels"`
+	LabelNames    map[string]json.RawMessage `json:"id2label"`
+	Matryoshka    *bool                      `json:"is_matryoshka"`
+	Dimensions    []int                      `json:"matryoshka_dimensions"`
+	Instructions  map[string]string          `json:"task_instructions"`
 
 	VocabSize        int      `json:"vocab_size"`
 	HiddenSize       int      `json:"hidden_size"`
@@ -180,6 +198,7 @@ func parseConfig(text, generation []byte) (Config, error) {
 		BOS:          -1,
 		EOS:          raw.EOS,
 		Wrapped:      raw.Wrapped,
+		Headless:     raw.Headless,
 	}
 	if raw.DType != "" {
 		c.DType = raw.DType
@@ -205,6 +224,10 @@ func parseConfig(text, generation []byte) (Config, error) {
 		if c.Rope, err = raw.rope(&c); err != nil {
 			return Config{}, err
 		}
+	}
+	c.TieEmbedding = c.TieEmbedding || raw.Headless
+	if err := cmp.Or(raw.matryoshka(&c), raw.classifier(&c)); err != nil {
+		return Config{}, err
 	}
 	if err := c.endTokens(generation); err != nil {
 		return Config{}, err
@@ -250,6 +273,9 @@ func (r *rawConfig) supported() error {
 		return refuse("architectures", name, "of multimodal models only the text part of "+strings.Join(slices.Sorted(maps.Keys(wrappers)), ", "))
 	} else if r.arch == nil {
 		return refuse("architectures", name, strings.Join(slices.Sorted(maps.Keys(architectures)), ", "))
+	}
+	if !or(r.Causal, true) {
+		return refuse("is_causal", false, "true, because each token attends to those before it alone")
 	}
 	oss := r.Architectures[0] == gptOSSName
 	if act := or(r.HiddenAct, "silu"); act != "silu" && !r.arch.gelu {

@@ -341,7 +341,7 @@ func TestBundle(t *testing.T) {
 		}, Bundle{ChatTemplate: "J", EosToken: "a", BosToken: "c"}},
 	} {
 		got, err := open(c.files)
-		c.want.ModelName, c.want.MaxModelLen, c.want.VocabSize = "tiny", 2048, 100
+		c.want.ModelName, c.want.MaxModelLen, c.want.VocabSize, c.want.Vectors = "tiny", 2048, 100, Vectors{Size: 32}
 		if err != nil || !reflect.DeepEqual(*got, c.want) {
 			t.Errorf("%s: %+v, %v\nwant %+v", name, got, err, c.want)
 		}

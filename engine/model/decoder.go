@@ -201,8 +201,9 @@ func (d *decoder) weights() []binding {
 	return d.arch.place(all)
 }
 
-// ignore reports whether a tensor is of no use: rotation tables of old checkpoints, the second
-// copy of a tied embedding, and layers behind the last one, which guess the token after next.
+// ignore reports whether a tensor is of no use here: rotation tables of old checkpoints, the second
+// copy of a tied embedding, a classifier, which the engine computes, and layers behind the last
+// one, which guess the token after next.
 func (d *decoder) ignore(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "model.layers."); ok {
 		number, _, _ := strings.Cut(rest, ".")
@@ -210,7 +211,7 @@ func (d *decoder) ignore(name string) bool {
 			return true
 		}
 	}
-	return strings.HasSuffix(name, ".rotary_emb.inv_freq") || d.cfg.TieEmbedding && name == "lm_head.weight"
+	return d.cfg.labels > 0 && name == classifierName || strings.HasSuffix(name, ".rotary_emb.inv_freq") || d.cfg.TieEmbedding && name == "lm_head.weight"
 }
 
 func (d *decoder) alloc(to memory) error {
@@ -244,6 +245,8 @@ func (d *decoder) alloc(to memory) error {
 }
 
 func (d *decoder) logits() backend.Buf { return d.scores }
+
+func (d *decoder) hidden() backend.Buf { return d.outputs.normed }
 
 func (d *decoder) forward(b backend.Backend) {
 	r := &d.tokens

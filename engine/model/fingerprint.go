@@ -70,6 +70,9 @@ func settings(c Config) string {
 	if !c.Features.zero() {
 		b.WriteString(text(c.Features) + "\n")
 	}
+	if c.Headless {
+		b.WriteString("headless\n")
+	}
 	if c.Paired {
 		b.WriteString("paired\n")
 	}

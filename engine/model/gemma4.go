@@ -230,6 +230,8 @@ func (m *gemma4) alloc(to memory) error {
 
 func (m *gemma4) logits() backend.Buf { return m.scores }
 
+func (m *gemma4) hidden() backend.Buf { return m.outputs.normed }
+
 func (m *gemma4) forward(b backend.Backend) {
 	c, r := m.cfg, &m.tokens
 	b.Embed(r.x, m.Embed)

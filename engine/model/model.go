@@ -15,6 +15,7 @@ type network interface {
 	alloc(memory) error
 	forward(backend.Backend)
 	logits() backend.Buf
+	hidden() backend.Buf // what the output projection reads, [outputs, hidden]
 }
 
 // memory is the part of a backend that allocates a step's buffers.
@@ -196,6 +197,13 @@ func (m *Model) Capture(seqs int, progress func(done, of int)) (graphs int, err 
 
 // Logits returns the buffer [outputs, vocab] of the last step.
 func (m *Model) Logits() backend.Buf { return m.net.logits() }
+
+// Hidden returns the buffer [outputs, HiddenSize] with the last step's rows behind the last norm.
+// The output projection reads it.
+func (m *Model) Hidden() backend.Buf { return m.net.hidden() }
+
+// HiddenSize returns the number of columns of Hidden.
+func (m *Model) HiddenSize() int { return m.config.Hidden }
 
 // VocabSize returns the number of token ids; all tokens of a step are below it.
 func (m *Model) VocabSize() int { return m.config.Vocab }

@@ -64,10 +64,22 @@ limit exchange no KV.
 `+"`tokenizer.model`"+` alone, of the class LlamaTokenizer. Unigram and WordPiece vocabularies and
 `+"`tiktoken.model`"+` are refused.
 
+## Vectors
+
+Every model gives vectors (`+"`/v1/embeddings`"+`), also one without its output projection. An
+architecture that ends in `+"`Model`"+`, such as `+"`Qwen3Model`"+`, is the one of the table without it.
+
+`+"`modules.json`"+` and the config of its module Pooling choose the vector: the last token's row
+(`+"`lasttoken`"+`, the default) or the mean of all rows (`+"`mean_tokens`"+`), and whether it is normalised.
+
+Models with the module `+"`"+`LogitScore`+"`"+`, and those of an architecture that ends in
+`+"`"+`ForSequenceClassification`+"`"+`, score pairs of texts instead (`+"`"+`/score`+"`"+`, `+"`"+`/rerank`+"`"+`).
+
 ## Not served
 
-bitsandbytes and NVFP4 weights; encoders, embedding and reward models; Mamba and
-linear-attention layers (Granite 4 hybrids, Qwen3-Next); Llama 4; experts of Qwen3-VL-MoE.
+bitsandbytes and NVFP4 weights; encoders and models with `+"`"+`is_causal: false`+"`"+`; reward models and
+classifiers with several labels; vectors by other modules of sentence-transformers, such as Dense;
+Mamba and linear-attention layers (Granite 4 hybrids, Qwen3-Next); Llama 4; experts of Qwen3-VL-MoE.
 `, ropeTypes)
 	if *update {
 		if err := os.WriteFile(modelsPage, []byte(b.String()), 0o644); err != nil {

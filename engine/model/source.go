@@ -85,7 +85,7 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 		c, err := open()
 		if err == nil {
 			s.close = c.Close
-			c.Rename(s.Config.weightName)
+			c.Rename(s.Config.renamed(c.Names()))
 		}
 		return c, err
 	})

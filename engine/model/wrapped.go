@@ -65,6 +65,22 @@ var textPrefixes = [][2]string{
 	{"lm_head.", "lm_head."}, {"model.layers.", "model.layers."}, {"model.embed_tokens.", "model.embed_tokens."}, {"model.norm.", "model.norm."},
 }
 
+// renamed returns the function that names the tensors of a file here; false: the tensor is not the
+// text model's. Where the names begin with embed_tokens and layers, as those of a model that was
+// saved without its output projection, they get the prefix that the others have.
+func (c *Config) renamed(names []string) func(file string) (string, bool) {
+	const embedding = "embed_tokens.weight"
+	if c.Wrapped || !slices.Contains(names, embedding) || slices.Contains(names, "model."+embedding) {
+		return c.weightName
+	}
+	return func(file string) (string, bool) {
+		if strings.HasPrefix(file, "lm_head.") || file == classifierName {
+			return file, true
+		}
+		return "model." + file, true
+	}
+}
+
 // weightName returns the name of a file's tensor here; false: it is not the text model's.
 func (c *Config) weightName(file string) (string, bool) {
 	if !c.Wrapped {

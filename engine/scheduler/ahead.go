@@ -56,7 +56,7 @@ func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
 		switch n := next(r.id); {
 		case n == Waits:
 			return Batch{}, false
-		case n == Ends || len(r.tokens)+1 >= s.cfg.MaxModelLen:
+		case n == Ends || r.once || len(r.tokens)+1 >= s.cfg.MaxModelLen:
 			continue
 		}
 		inStep = append(inStep, r)

@@ -35,6 +35,7 @@ type request struct {
 	computeOnly bool
 	noCacheRead bool
 	guided      bool
+	once        bool // ends with its first sample
 	sitsOut     bool // computes all tokens but the last
 	ticket      uint64
 	rank        rank
@@ -92,6 +93,7 @@ func (s *Scheduler) newRequest(q Request) *request {
 		noCacheRead: q.NoCacheRead,
 		ticket:      q.Ticket,
 		guided:      q.Guided,
+		once:        q.Once,
 		score:       q.Score,
 		credit:      1,
 	}

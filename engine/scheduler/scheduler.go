@@ -105,6 +105,9 @@ type Request struct {
 	Guided      bool               // Config.Guide drafts for it
 	MaxNew      int                // tokens that it may still sample; only a hint that sizes buffers, 0 is valid
 
+	// Once ends the request with its first sample, so that it may fill MaxModelLen and has no drafts.
+	Once bool
+
 	// Score is the number of leading tokens, fewer than all, whose following
 	// logits are wanted. These tokens are computed in order, each row once,
 	// whatever the cache holds. It excludes Hold and ComputeOnly.
@@ -301,7 +304,7 @@ func setDefault[T int | float64 | time.Duration](v *T, d T) {
 func (s *Scheduler) Add(q Request, now time.Duration) (cached int, err error) {
 	n := len(q.Tokens)
 	longest := s.cfg.MaxModelLen
-	if !q.ComputeOnly {
+	if !q.ComputeOnly && !q.Once {
 		longest-- // room for at least one token of output
 	}
 	switch {

@@ -347,7 +347,7 @@ func (m *sim) add() error {
 		}
 		m.n["refused-duplicate"]++
 		return nil
-	case n > m.cfg.MaxModelLen || n == m.cfg.MaxModelLen && !q.ComputeOnly:
+	case n > m.cfg.MaxModelLen || n == m.cfg.MaxModelLen && !q.ComputeOnly && !q.Once:
 		if !errors.Is(err, ErrTooLong) {
 			return fmt.Errorf("%d tokens of at most %d: %v", n, m.cfg.MaxModelLen, err)
 		}
@@ -470,6 +470,9 @@ func (m *sim) newRequest() *simRequest {
 		q.ComputeOnly, q.Hold, q.Score = true, false, 0
 	}
 	q.maxNew = 1 + m.rng.IntN(24)
+	if m.rng.IntN(6) == 0 {
+		q.Once, q.maxNew = true, 1
+	}
 	q.MaxNew = m.rng.IntN(2) * q.maxNew
 	return q
 }
@@ -478,7 +481,7 @@ func (m *sim) count(q *simRequest) {
 	m.n["add"]++
 	for name, is := range map[string]bool{
 		"add-resume": q.resumed, "add-compute-only": q.ComputeOnly, "add-hold": q.Hold,
-		"add-no-cache-read": q.NoCacheRead, "add-priority": q.Priority != 0,
+		"add-no-cache-read": q.NoCacheRead, "add-priority": q.Priority != 0, "add-once": q.Once && !q.ComputeOnly,
 	} {
 		if is {
 			m.n[name]++

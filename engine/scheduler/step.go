@@ -212,7 +212,7 @@ func (s *Scheduler) draft() {
 		s.draftAll()
 	case s.cfg.Draft != nil:
 		for _, r := range s.placed {
-			if r.guided {
+			if r.guided || r.once {
 				continue
 			}
 			if most := s.maxDrafts(r, s.cfg.MaxDrafts); r.inStep && r.samples && most > 0 {
@@ -244,7 +244,7 @@ func (s *Scheduler) draftGuided() {
 func (s *Scheduler) draftAll() {
 	s.draftRequests, s.drafting = s.draftRequests[:0], s.drafting[:0]
 	for _, r := range s.placed {
-		if r.inStep && r.samples && r.scheduled == 1 && !r.guided {
+		if r.inStep && r.samples && r.scheduled == 1 && !r.guided && !r.once {
 			s.drafting = append(s.drafting, r)
 		}
 	}
@@ -458,7 +458,7 @@ func (s *Scheduler) Update(b Batch, results []Result) (done []RequestID) {
 			if r.state != stateGone {
 				s.learn(r, drafted, result.Tokens)
 				s.extend(r, drafts, result.Tokens)
-				finished = result.Finished || len(r.tokens) >= s.cfg.MaxModelLen
+				finished = result.Finished || r.once || len(r.tokens) >= s.cfg.MaxModelLen
 			} else if ahead {
 				s.extend(r, drafts, result.Tokens) // the step ahead computes it
 			}

@@ -735,6 +735,29 @@ func TestUnknownReservation(t *testing.T) {
 }
 
 // A request without tokens is refused, and nothing of it is cached.
+// A request that samples once may fill the context, ends with its sample whatever that is, and is
+// never guessed for.
+func TestOnce(t *testing.T) {
+	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 8, BlockTokens: 4}, MaxModelLen: 16, MaxBatchedTokens: 64, MaxSeqs: 8, MaxOutputs: 32, MaxDrafts: 4,
+		Draft: func(tokens []int32, n int) []int32 { return append(tokens, make([]int32, n)...) }})
+	if _, err := s.Add(Request{ID: 1, Root: root, Tokens: text(1, 16)}, 0); !errors.Is(err, ErrTooLong) {
+		t.Errorf("a request with output: %v", err)
+	}
+	if _, err := s.Add(Request{ID: 1, Root: root, Tokens: text(1, 17), Once: true}, 0); !errors.Is(err, ErrTooLong) {
+		t.Errorf("one token more than the context: %v", err)
+	}
+	add(t, s, Request{ID: 1, Tokens: text(1, 16), Once: true, Score: 15}, 0)
+	add(t, s, Request{ID: 2, Tokens: text(2, 5), Once: true}, 0)
+	b, done := step(t, s, 0)
+	want(t, b, "1:0+16!", "2:0+5!")
+	if !slices.Equal(done, []RequestID{1, 2}) || b.Seqs[0].Drafts+b.Seqs[1].Drafts != 0 {
+		t.Errorf("%v left, %+v", done, b)
+	}
+	if u := s.Stats().Blocks; u.Used != 0 || u.Cached != 5 {
+		t.Errorf("%+v", u)
+	}
+}
+
 func TestEmptyRequest(t *testing.T) {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 4}})
 	if cached, err := s.Add(Request{ID: 1, Root: root}, 0); !errors.Is(err, ErrEmpty) || cached != 0 {

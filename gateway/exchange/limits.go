@@ -37,19 +37,11 @@ func (s *Service) CheckPrompt(on openai.Endpoint, n int) *openai.Error {
 	if s.PromptFits(n) {
 		return nil
 	}
-	return openai.BadRequest(PromptParam(on), "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, s.Limits().MaxPromptTokens)
+	return openai.BadRequest(openai.PromptParam(on), "the prompt has %d tokens: this gateway takes at most %d (--max-prompt-tokens)", n, s.Limits().MaxPromptTokens)
 }
 
 // PromptFits reports whether a prompt may have n tokens.
 func (s *Service) PromptFits(n int) bool {
 	most := s.Limits().MaxPromptTokens
 	return most <= 0 || n <= most
-}
-
-// PromptParam returns the field of the prompt in requests of an endpoint.
-func PromptParam(on openai.Endpoint) string {
-	if on == openai.Chat {
-		return "messages"
-	}
-	return "prompt"
 }

@@ -23,8 +23,11 @@ func (s *Service) startSpan(ctx *fasthttp.RequestCtx, on openai.Endpoint, start 
 		return span{}
 	}
 	operation := "text_completion"
-	if on == openai.Chat {
+	switch {
+	case on == openai.Chat:
 		operation = "chat"
+	case on.Vectors():
+		operation = "embeddings"
 	}
 	started := s.Tracer.Start(trace.Incoming(string(parent), string(ctx.Request.Header.Peek("Tracestate"))), operation, trace.Server, start)
 	if started.On() {

@@ -34,6 +34,7 @@ type request struct {
 	prompts  []render.Prompt
 	choices  []choice
 	live     int // choices that have not finished
+	started  int // with pools: choices that have an attempt, the first ones
 	in       *nodes.Inbox
 	events   []nodes.Event // buffer of Drain
 	timer    *time.Timer   // wakes at timerAt, the next bound of the request
@@ -59,6 +60,7 @@ type choice struct {
 	sent    int           // tokens of output in events sent before
 	cached  int           // tokens of the prompt in the cache of the node that sent the first token
 	textEnd int           // bytes of token texts so far, for offsets
+	vector  []float32     // of the prompt, as the node sent it; nil: not yet, or tokens are requested
 	state   fsm.Choice[*nodes.Node]
 
 	stream        *nodes.Stream     // of the current attempt
@@ -85,6 +87,9 @@ func (x *request) startAll() *openai.Error {
 	wake := x.in.Wake
 	x.timer, x.timerAt = time.AfterFunc(time.Until(x.Deadline), wake), x.Deadline
 	x.uncut = context.AfterFunc(x.S.Cut, wake)
+	if x.pools() {
+		return x.startVectors()
+	}
 	for i := range x.choices {
 		if x.choices[i].number > 0 {
 			continue
@@ -158,8 +163,8 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 	view := fleet.View()
 	defer view.Release()
 	remote := max(1, x.fleet.o.MinRemotePrefillTokens)
-	if _, scores := x.scores(c); scores {
-		remote = math.MaxInt // transferred KV lacks the logits
+	if _, scores := x.scores(c); scores || x.means() {
+		remote = math.MaxInt // transferred KV lacks the logits, and the rows behind the last norm
 	}
 	demand := route.Demand{} // a stream resumes even where memory is short
 	if !c.state.Started() {
@@ -221,7 +226,11 @@ func (x *request) message(c *choice, d route.Decision, fleet *nodes.Snapshot) *n
 
 		LogprobTokenIds: x.req.LogprobTokens,
 	}
-	if x.req.Grammar != nil { // a node that does not know the field refuses 0
+	if x.pools() { // a node that does not know the field refuses 0
+		m.Pooling, _ = x.pooling()
+		m.MaxTokens = 0
+	}
+	if x.req.Grammar != nil { // likewise
 		m.Grammar, m.MaxTokens = x.grammarOf(m.MaxTokens), 0
 	}
 	if n, scores := x.scores(c); scores {
@@ -280,7 +289,7 @@ func (x *request) wait() *openai.Error {
 // log-probabilities of a prompt may not be complete, so that requests for them end with an error,
 // as those of a Surface do, whose API has no such reason for the end of an answer.
 func (x *request) abort() *openai.Error {
-	if x.surface != nil || x.req.PromptLogprobs != nil || x.echoProbs() {
+	if x.surface != nil || x.req.PromptLogprobs != nil || x.echoProbs() || x.pools() {
 		return x.CutOff(exchange.CauseAborted)
 	}
 	for i := range x.choices {
@@ -364,6 +373,8 @@ func (x *request) handle(e *nodes.Event, at time.Time) *openai.Error {
 		p.TopTokens, p.TopLogprobs = append(p.TopTokens, m.TopTokens...), append(p.TopLogprobs, m.TopLogprobs...)
 	case nodes.Token:
 		return x.token(c, e, at)
+	case nodes.Vector:
+		return x.vector(c, e.Vector.Values)
 	case nodes.Failed:
 		return x.retry(c, e.Err)
 	case nodes.Overflow:

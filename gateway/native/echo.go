@@ -122,6 +122,9 @@ func (x *request) emit(c *choice, piece string) {
 
 // response returns the whole answer.
 func (x *request) response() []byte {
+	if x.pools() {
+		return x.vectorAnswer()
+	}
 	out := make([]openai.Delta, len(x.choices))
 	for i := range x.choices {
 		c := &x.choices[i]

@@ -361,6 +361,7 @@ type Model struct {
 	adapter *nodepb.Adapter // nil: none
 	parent  string          // of a model with an adapter: the model without
 	grammar uint32          // version that its nodes must have; 0: any
+	vectors uint32          // likewise
 }
 
 // NewModel returns the model of a bundle. servedName and template replace the bundle's unless they

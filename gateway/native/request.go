@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"strings"
 
@@ -46,7 +47,9 @@ func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) *open
 		return fault
 	}
 	req.Priority = x.Priority(req.Priority)
-	x.makeChoices(m, prompts)
+	if x.makeChoices(m, prompts); x.pools() {
+		return nil
+	}
 	meters.Histogram(metrics.RequestParamsN).Observe(float64(req.N))
 	if req.MaxTokens > 0 {
 		meters.Histogram(metrics.RequestParamsMaxTokens).Observe(float64(req.MaxTokens))
@@ -83,10 +86,16 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 	if m, fault = fl.Find(req.Model); fault != nil {
 		return nil, nil, fault
 	}
-	if fault := m.CheckTools(req, fl.o.NoToolCalls); fault != nil {
+	if fault := cmp.Or(m.CheckTools(req, fl.o.NoToolCalls), x.checkVectors(m)); fault != nil {
 		return nil, nil, fault
 	}
-	if prompts, fault = m.Prompts(req, charge); fault != nil {
+	if fault := cmp.Or(x.joinPairs(m, charge), x.addPrefix(m)); fault != nil {
+		return nil, nil, fault
+	}
+	if prompts, fault = m.Prompts(req, charge); fault == nil {
+		fault = x.checkLengths(prompts)
+	}
+	if fault != nil {
 		if x.Path == openai.BatchPath {
 			fault = fault.InConversation(0)
 		}
@@ -137,7 +146,7 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 // makeChoices sets what the answer needs: a seed, an encoder, and the choices of each prompt.
 func (x *request) makeChoices(m *Model, prompts []render.Prompt) {
 	req := x.req
-	x.model, x.prompts, x.seed = m.forGrammar(req.Grammar), prompts, rand.Uint64()
+	x.model, x.prompts, x.seed = m.forVectors(req.Endpoint).forGrammar(req.Grammar), prompts, rand.Uint64()
 	if req.Seed != nil {
 		x.seed = uint64(*req.Seed)
 	}
@@ -148,7 +157,7 @@ func (x *request) makeChoices(m *Model, prompts []render.Prompt) {
 		c := &x.choices[i]
 		c.number, c.prompt = i%req.N, &x.prompts[i/req.N]
 		c.delta = openai.Delta{Index: i, Begin: true, Finish: openai.NotFinished}
-		if m.Text != nil {
+		if m.Text != nil && !x.pools() {
 			c.text = m.Text.Output(req)
 		}
 		if newParser != nil {

@@ -59,9 +59,10 @@ func (m *Model) kvBlocks(tokens int) int {
 	return kvcache.Peak(m.groups, tokens, stepTokens)
 }
 
-// demand returns the KV blocks that a prompt and its n answers are expected to take.
+// demand returns the KV blocks that a prompt and its n answers are expected to take. A vector is an
+// answer of 0 tokens.
 func (m *Model) demand(nPrompt, maxTokens, n int) route.Demand {
-	d := route.Demand{Prompt: m.kvBlocks(nPrompt + 1)}
+	d := route.Demand{Prompt: m.kvBlocks(nPrompt + min(1, maxTokens))}
 	d.Answer = n * max(0, m.kvBlocks(nPrompt+m.queue.Expect(maxTokens))-d.Prompt)
 	return d
 }
@@ -70,7 +71,7 @@ func (m *Model) demand(nPrompt, maxTokens, n int) route.Demand {
 // are computed.
 func (m *Model) query(p *render.Prompt, n int) nodes.Query {
 	return nodes.Query{
-		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Grammar: m.grammar, Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
+		Fingerprint: m.Fingerprint, Adapter: m.adapter.GetDigest(), Grammar: m.grammar, Vectors: m.vectors, Hashes: p.Hashes, BlockTokens: m.BlockTokens, Groups: m.groups, Tokens: n,
 		Answer: m.kvBlocks(m.queue.Expect(math.MaxInt)),
 	}
 }
@@ -98,7 +99,7 @@ func (x *request) kvRoom() (exchange.Room, *openai.Error) {
 	}
 	d := x.demand(largest)
 	if !x.fleet.Nodes.Now().Holds(x.model.Fingerprint, d) {
-		return exchange.Room{}, openai.BadRequest("prompt", "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
+		return exchange.Room{}, openai.BadRequest(openai.PromptParam(x.req.Endpoint), "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
 			len(largest.Tokens), d.Prompt, x.model.Name)
 	}
 	return exchange.Room{Blocks: total, On: func(pending int64, avoid any) (bool, any) {
@@ -129,7 +130,7 @@ func (x *request) Claim() (exchange.Claim, *openai.Error) {
 		fault.Param = "messages" // of the chat
 		fault = x.surface.Fault(fault)
 	}
-	c := exchange.Claim{Queue: x.model.queue, Priority: x.req.Priority, Choices: int64(len(x.choices)), Tokens: int64(x.nPrompt), Room: kv}
+	c := exchange.Claim{Queue: x.model.queue, Priority: x.req.Priority, Choices: int64(x.places()), Tokens: int64(x.nPrompt), Room: kv}
 	if x.fleet.o.KeepModels {
 		absent := func() bool { return x.fleet.Nodes.Now().Usable(x.model.Fingerprint) == 0 }
 		if absent() {

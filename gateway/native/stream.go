@@ -67,13 +67,13 @@ func (x *request) Stop() {
 		most = max(most, len(c.output))
 		switch {
 		case c.done():
-			x.CountAnswer(&c.times, len(c.prompt.Tokens), len(c.output))
+			x.CountAnswer(&c.times, len(c.prompt.Tokens), x.outputOf(c))
 			x.CountFinished(c.countedReason(), 1)
 		case x.Admitted:
 			x.CountFinished(x.Broken(), 1)
 		}
 	}
-	if len(x.choices) > 0 && x.live == 0 {
+	if len(x.choices) > 0 && x.live == 0 && !x.pools() {
 		x.S.Meters.Histogram(metrics.RequestMaxNumGenerationTokens).Observe(float64(most))
 	}
 	if x.timer != nil {

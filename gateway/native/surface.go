@@ -82,6 +82,8 @@ func (x *request) body(charge func(bytes int) *openai.Error) (body []byte, fault
 func (x *request) beginAnswer(m *Model) {
 	id, now := x.req.RequestID, time.Now().Unix()
 	switch {
+	case x.pools():
+		x.answerID = vectorIDs[x.req.Endpoint] + id
 	case x.surface != nil:
 		x.answerID = x.surface.Begin(id, now, m.Name)
 	case x.Path == openai.TokensPath:

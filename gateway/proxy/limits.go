@@ -33,7 +33,7 @@ func (r *relay) checkLimits() *openai.Error {
 	if exact || r.S.PromptFits(n) {
 		return r.S.CheckPrompt(r.On, n)
 	}
-	return openai.BadRequest(exchange.PromptParam(r.On), "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
+	return openai.BadRequest(openai.PromptParam(r.On), "the prompt's text is longer than %d tokens of %d bytes: this gateway takes at most so many (--max-prompt-tokens)", l.MaxPromptTokens, upstream.BytesPerToken)
 }
 
 // ownName returns the servers' name of a model.

@@ -86,7 +86,7 @@ var relays = sync.Pool{New: func() any { return new(relay) }}
 // Relays reports whether upstreams answer POST requests for a path.
 func Relays(path string) bool {
 	switch path {
-	case "/tokenize", "/detokenize", openai.TokensPath, openai.InvocationsPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/classify":
+	case "/tokenize", "/detokenize", openai.TokensPath, openai.InvocationsPath, "/score", "/rerank", "/v2/rerank", "/pooling", "/v2/embed", "/classify":
 		return true
 	case openai.LoadAdapterPath, openai.UnloadAdapterPath: // it would reach only one of several servers
 		return false

@@ -2,6 +2,7 @@ package render
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -58,9 +59,8 @@ type Prompt struct {
 // that this allocates besides the request, and returns its error.
 func (m *Model) Prompts(req *openai.Request, charge func(bytes int) *openai.Error) ([]Prompt, *openai.Error) {
 	out := make([]Prompt, 0, max(1, len(req.Prompts)))
-	param := "prompt"
+	param := openai.PromptParam(req.Endpoint)
 	if req.Endpoint == openai.Chat {
-		param = "messages"
 		p, fault := m.Chat(req, charge)
 		if fault != nil {
 			return nil, fault
@@ -174,13 +174,19 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 	keep, n := req.Truncate, len(p.Tokens)
 	if keep < 0 && m.MaxLen > 0 {
 		keep = max(1, m.MaxLen-max(1, req.MaxTokens))
+		if req.Endpoint.Vectors() {
+			keep = m.MaxLen
+		}
 	}
 	if keep <= 0 || n <= keep {
 		return
 	}
-	if req.TruncateEnd {
+	switch suffix := m.suffix(p, req); {
+	case req.TruncateEnd && len(suffix) < keep:
+		p.Tokens = append(p.Tokens[:keep-len(suffix):keep-len(suffix)], suffix...)
+	case req.TruncateEnd:
 		p.Tokens = p.Tokens[:keep]
-	} else {
+	default:
 		p.Tokens = p.Tokens[n-keep:]
 	}
 	if m.Text != nil && (req.Echo || req.PromptText) { // the answer shows the kept tokens
@@ -189,6 +195,21 @@ func (m *Model) truncate(p *Prompt, req *openai.Request) {
 			p.Echo = p.Text
 		}
 	}
+}
+
+// suffix returns the special tokens behind the text of an input, which truncation keeps: the vector
+// of many models is that of their last token.
+func (m *Model) suffix(p *Prompt, req *openai.Request) []int32 {
+	if !req.Endpoint.Vectors() || p.Text == "" || req.AddSpecialTokens != nil && !*req.AddSpecialTokens {
+		return nil
+	}
+	bare, with := m.Text.Tokens("a", false), m.Text.Tokens("a", true)
+	for i := range len(with) - len(bare) + 1 {
+		if slices.Equal(with[i:i+len(bare)], bare) {
+			return with[i+len(bare):]
+		}
+	}
+	return nil
 }
 
 // fit checks the prompt against the vocabulary and the context, and sets MaxTokens.
@@ -201,6 +222,12 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 		return fault
 	}
 	room := most - nTokens
+	if req.Endpoint.Vectors() {
+		if most > 0 && room < 0 {
+			return openai.ContextTooLong(param, most, "The input has %d tokens: shorten it, or set truncate_prompt_tokens", nTokens)
+		}
+		return nil
+	}
 	if most > 0 && room <= 0 {
 		return openai.ContextTooLong(param, most, "The prompt has %d tokens, which leaves no room for an answer: shorten it", nTokens)
 	}

@@ -12,6 +12,7 @@ import (
 var wallClock = map[string]string{
 	"gateway/native/surface.go":     "the created field of answers",
 	"gateway/native/render.go":      "the same",
+	"gateway/native/vectors.go":     "the same",
 	"gateway/native/models.go":      "the created field of a model",
 	"deploy/release/binary.go":      "the commit's time, for the manual page",
 	"deploy/release/image.go":       "the commit's time, for the files of an image",

@@ -199,7 +199,7 @@ func Code(err error) nodepb.Code {
 		return nodepb.Code_CODE_OVERLOADED
 	case errors.Is(err, engine.ErrToken), errors.Is(err, scheduler.ErrTooLong), errors.Is(err, engine.ErrConstraint):
 		return nodepb.Code_CODE_INVALID
-	case errors.Is(err, engine.ErrAdapter), errors.Is(err, engine.ErrGrammar): // other nodes may have it
+	case errors.Is(err, engine.ErrAdapter), errors.Is(err, engine.ErrGrammar), errors.Is(err, engine.ErrPool): // other nodes may have it
 		return nodepb.Code_CODE_MISMATCH
 	}
 	return nodepb.Code_CODE_INTERNAL

@@ -143,9 +143,12 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 			return
 		}
 		prompt.Observe(float64(l.Prompt))
+		total.Observe((l.Ended - l.Added).Seconds())
+		if l.Output == 0 { // a vector
+			return
+		}
 		output.Observe(float64(l.Output))
 		most.Observe(float64(l.MaxTokens))
-		total.Observe((l.Ended - l.Added).Seconds())
 		decoding.Observe((l.Last - l.First).Seconds())
 		if l.Output > 1 {
 			perToken.Observe((l.Last - l.First).Seconds() / float64(l.Output-1))

@@ -137,8 +137,16 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 func (n *node) hello() *nodepb.Hello {
 	return &nodepb.Hello{
 		NodeId: n.id, Role: n.role, Build: version, Model: n.Bundle.ModelName,
-		Fingerprint: n.Fingerprint, NumericsClass: n.Class, Grammar: n.grammars(),
+		Fingerprint: n.Fingerprint, NumericsClass: n.Class, Grammar: n.grammars(), Vectors: n.vectors(),
 	}
+}
+
+// vectors returns the version of the vectors that the node computes; 0: it computes none.
+func (n *node) vectors() uint32 {
+	if n.role == "prefill" || n.eng.VectorSize() == 0 {
+		return 0
+	}
+	return rpc.VectorVersion
 }
 
 // grammars returns the version of the grammars that the node constrains outputs by; 0: it does not.
@@ -407,12 +415,29 @@ func (n *node) bundle() *nodepb.Bundle {
 		groups = append(groups, &nodepb.CacheGroup{BlockTokens: uint32(g.BlockTokens), Window: uint32(g.Window)})
 	}
 	return &nodepb.Bundle{
-		Groups: groups,
-		Model:  b.ModelName, Fingerprint: n.Fingerprint, NumericsClass: n.Class, TokenizerJson: b.TokenizerJSON,
+		Groups: groups, Vectors: n.vectorsOf(),
+		Model: b.ModelName, Fingerprint: n.Fingerprint, NumericsClass: n.Class, TokenizerJson: b.TokenizerJSON,
 		ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken, EosTokenIds: b.EOSTokenIDs,
 		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.Scheduler.Pool.BlockTokens),
 		Defaults: &nodepb.GenerationDefaults{Temperature: b.Defaults.Temperature, TopP: b.Defaults.TopP, TopK: b.Defaults.TopK},
 	}
+}
+
+// vectorsOf returns how the node's model makes a text a vector; nil: the node computes none.
+func (n *node) vectorsOf() *nodepb.Vectors {
+	if n.vectors() == 0 {
+		return nil
+	}
+	v := &n.Bundle.Vectors
+	m := &nodepb.Vectors{Size: uint32(v.Size), Kind: nodepb.PoolingKind_POOLING_KIND_LAST, Raw: v.Raw, Only: v.Only, Whole: v.Whole, Refused: v.Refused,
+		Labels: uint32(v.Labels), ScoreTokens: v.ScoreTokens, Prompts: v.Prompts}
+	if v.Mean {
+		m.Kind = nodepb.PoolingKind_POOLING_KIND_MEAN
+	}
+	for _, d := range v.Dimensions {
+		m.Dimensions = append(m.Dimensions, uint32(d))
+	}
+	return m
 }
 
 // runServe runs a gateway and a decode node in one process, connected in memory. The engine

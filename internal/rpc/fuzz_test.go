@@ -27,6 +27,7 @@ var samples = map[Type]proto.Message{
 	FrameStats:         &nodepb.Stats{Steps: 1, Running: 2, PrefillTokensPerS: 1.5, Draining: true},
 	FrameBundleRequest: &nodepb.BundleRequest{},
 	FrameBundle:        &nodepb.Bundle{Model: "m", TokenizerJson: []byte("{}"), EosTokenIds: []int32{2}, Defaults: &nodepb.GenerationDefaults{TopP: proto.Float32(0.9)}, Groups: []*nodepb.CacheGroup{{BlockTokens: 16, Window: 128}}},
+	FrameVector:        &nodepb.Vector{Attempt: 1, Values: []float32{-0.5, 2}},
 	FrameDrain:         &nodepb.Drain{TimeoutMs: 30000},
 	FrameLogProbs:      &nodepb.LogProbs{Tokens: []*nodepb.TokenLogProbs{{Stream: 1, Attempt: 1, Position: 9, Logprob: -0.5, Rank: 1, TopTokens: []int32{3}, TopLogprobs: []float32{-0.5}}}},
 	FrameLoadAdapter:   &nodepb.LoadAdapter{Name: "a", Path: "/a", Replace: true},
@@ -75,7 +76,7 @@ func TestEveryMessageHasItsTypeAndASample(t *testing.T) {
 	msgs := nodepb.File_node_proto.Messages()
 	for i := range msgs.Len() {
 		name := string(msgs.Get(i).Name())
-		if parts := map[string]bool{"Sampling": true, "GenerationDefaults": true, "LogitBias": true, "TokenSequence": true, "TokenLogProbs": true, "TraceContext": true, "Adapter": true, "CacheGroup": true, "Grammar": true}; !seen[name] && !parts[name] {
+		if parts := map[string]bool{"Sampling": true, "GenerationDefaults": true, "LogitBias": true, "TokenSequence": true, "TokenLogProbs": true, "TraceContext": true, "Adapter": true, "CacheGroup": true, "Grammar": true, "Pooling": true, "Vectors": true}; !seen[name] && !parts[name] {
 			t.Errorf("message %s has no frame type", name)
 		}
 	}

@@ -73,6 +73,10 @@ const (
 	DefaultMaxConns = 4096
 )
 
+// VectorVersion identifies how nodes of this build make a vector of a prompt. Nodes of another
+// version, or of none, get no Generate with pooling from its gateways.
+const VectorVersion = 1
+
 // Errors that callers see wrap one of these or the network's own error.
 var (
 	ErrClosed       = errors.New("rpc: connection closed by this side")
@@ -118,6 +122,7 @@ const (
 	FrameLoadAdapter   Type = 20
 	FrameUnloadAdapter Type = 21
 	FrameAdapterDone   Type = 22
+	FrameVector        Type = 23
 )
 
 // MaxFrame is the largest payload of any frame, in bytes: a Bundle, which
@@ -161,6 +166,7 @@ var frameTypes = [...]struct {
 	FrameLoadAdapter:   {"LoadAdapter", gatewayOnly, maxSmall, func() proto.Message { return new(nodepb.LoadAdapter) }},
 	FrameUnloadAdapter: {"UnloadAdapter", gatewayOnly, maxSmall, func() proto.Message { return new(nodepb.UnloadAdapter) }},
 	FrameAdapterDone:   {"AdapterDone", anyNode, maxSmall, func() proto.Message { return new(nodepb.AdapterDone) }},
+	FrameVector:        {"Vector", anyNode, maxGrant, func() proto.Message { return new(nodepb.Vector) }},
 }
 
 func (t Type) known() bool { return int(t) < len(frameTypes) && frameTypes[t].max > 0 }

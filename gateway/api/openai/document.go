@@ -42,7 +42,7 @@ func (o *Operation) errors(keys bool) []int {
 }
 
 // bodies has the names of the schemas of requests.
-var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest"}
+var bodies = map[Endpoint]string{Chat: "ChatRequest", Completions: "CompletionRequest", Tokenize: "TokenizeRequest", Detokenize: "DetokenizeRequest", Embeddings: "EmbeddingRequest", Pooling: "PoolingRequest", Embed: "EmbedRequest", Scores: "ScoreRequest", Ranks: "RankRequest"}
 
 // Document returns an OpenAPI 3.1 document of the operations and the table of fields. keys reports
 // whether API keys are required.
@@ -155,10 +155,21 @@ func body(on Endpoint) schema {
 		properties[name] = f.describe()
 	}
 	var prompts []schema
-	for _, name := range []string{"prompt", "messages", "tokens"} {
-		if f := rows[on][name]; f != nil {
+	for _, name := range []string{"prompt", "messages", "tokens", "input", "texts"} {
+		if f := rows[on][name]; f != nil && f.class == Served {
 			prompts = append(prompts, schema{"required": []string{name}, "properties": schema{name: f.value.schema}})
 		}
+	}
+	pair := func(a, b string) {
+		prompts = append(prompts, schema{"required": []string{a, b}, "properties": schema{a: rows[on][a].value.schema, b: rows[on][b].value.schema}})
+	}
+	switch on {
+	case Scores:
+		for _, names := range scorePairs {
+			pair(names[0], names[1])
+		}
+	case Ranks:
+		pair("query", "documents")
 	}
 	which := "allOf"
 	if len(prompts) > 1 {
@@ -300,6 +311,24 @@ var answers = map[string]string{
 				"function": {"type": "object", "required": ["arguments"], "properties": {"name": {"type": "string"}, "arguments": {"type": "string"}}}}}}}}`),
 	"Completion":      generated("text_completion", `, "usage"`, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
 	"CompletionChunk": generated("text_completion", ``, textLogprobs, `"text"], "properties": {"index": {"type": "integer", "minimum": 0}, "text": {"type": "string"}`),
+	"ScoreList": `{"type": "object", "required": ["id", "object", "created", "model", "data", "usage"], "properties": {"id": {"type": "string", "minLength": 1}, "object": {"const": "list"},
+		"created": {"type": "integer", "minimum": 0}, "model": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, "data": {"type": "array", "items": {"type": "object",
+		"required": ["index", "object", "score"], "properties": {"index": {"type": "integer", "minimum": 0}, "object": {"const": "score"}, "score": {"type": "number"}}}}}}`,
+	"RankList": `{"type": "object", "required": ["id", "model", "usage", "results"], "properties": {"id": {"type": "string", "minLength": 1}, "model": {"type": "string"},
+		"usage": {"$ref": "#/components/schemas/Usage"}, "results": {"type": "array", "items": {"type": "object", "required": ["index", "document", "relevance_score"], "properties": {
+		"index": {"type": "integer", "minimum": 0}, "relevance_score": {"type": "number"}, "document": {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}, "multi_modal": {"type": "null"}}}}}}}}`,
+	"PoolingList": `{"type": "object", "required": ["id", "object", "created", "model", "data", "usage"], "properties": {"id": {"type": "string", "minLength": 1}, "object": {"const": "list"},
+		"created": {"type": "integer", "minimum": 0}, "model": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, "data": {"type": "array", "items": {"type": "object",
+		"required": ["index", "object", "data"], "properties": {"index": {"type": "integer", "minimum": 0}, "object": {"const": "pooling"},
+		"data": {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]}}}}}}`,
+	"EmbedByType": `{"type": "object", "required": ["id", "embeddings", "texts", "meta", "response_type"], "properties": {"id": {"type": "string", "minLength": 1},
+		"embeddings": {"type": "object", "properties": {"float": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}, "base64": {"type": "array", "items": {"type": "string"}},
+			"binary": {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": -128, "maximum": 127}}}, "ubinary": {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 255}}}}},
+		"texts": {"type": "array", "items": {"type": "string"}}, "meta": {"type": "object"}, "response_type": {"const": "embeddings_by_type"}}}`,
+	"EmbeddingList": `{"type": "object", "required": ["id", "object", "created", "model", "data", "usage"], "properties": {"id": {"type": "string", "minLength": 1}, "object": {"const": "list"},
+		"created": {"type": "integer", "minimum": 0}, "model": {"type": "string"}, "usage": {"$ref": "#/components/schemas/Usage"}, "data": {"type": "array", "items": {"type": "object",
+		"required": ["index", "object", "embedding"], "properties": {"index": {"type": "integer", "minimum": 0}, "object": {"const": "embedding"},
+		"embedding": {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "contentEncoding": "base64"}]}}}}}}`,
 	"Model": `{"type": "object", "required": ["id", "object", "created", "owned_by", "max_model_len"], "properties": {"id": {"type": "string"}, "object": {"const": "model"},
 		"created": {"type": "integer"}, "owned_by": {"type": "string"}, "root": {"type": "string"}, "parent": {"type": ["string", "null"]}, "max_model_len": {"type": "integer", "minimum": 0}}}`,
 	"Models": `{"type": "object", "required": ["object", "data"], "properties": {"object": {"const": "list"},

@@ -195,11 +195,23 @@ func setEffort(r *Request, v []byte) error {
 	return nil
 }
 
-var promptSchema = schema{"anyOf": []schema{
-	{"type": "string"},
-	listSchema(tokenSchema, 1, 0),
-	listSchema(schema{"anyOf": []schema{{"type": "string"}, listSchema(tokenSchema, 1, 0)}}, 1, MaxPrompts),
-}}
+// promptsOf takes a prompt, or a list of at most so many.
+func promptsOf(most int) value {
+	return value{texts: most, check: setPrompt, schema: schema{"anyOf": []schema{
+		{"type": "string"},
+		listSchema(tokenSchema, 1, 0),
+		listSchema(schema{"anyOf": []schema{{"type": "string"}, listSchema(tokenSchema, 1, 0)}}, 1, most),
+	}}}
+}
+
+var encodingSchema = oneOf("float", "base64").schema
+
+func setEncoding(r *Request, v []byte) error {
+	if r.Base64 = string(v) == `"base64"`; !r.Base64 && string(v) != `"float"` {
+		return errKind(`"float" or "base64"`, v)
+	}
+	return nil
+}
 
 // setText takes a string of any length.
 func setText(r *Request, v []byte) error {

@@ -23,7 +23,7 @@ import (
 )
 
 // Endpoint is a set of API endpoints that take a JSON body, as bits.
-type Endpoint uint8
+type Endpoint uint16
 
 // Endpoints.
 const (
@@ -31,18 +31,30 @@ const (
 	Completions
 	Tokenize
 	Detokenize
+	Embeddings
+	Pooling // vLLM's form of Embeddings
+	Embed   // Cohere's
+	Scores  // of pairs of texts
+	Ranks   // of documents for a query
 
-	both = Chat | Completions
-	all  = both | Tokenize | Detokenize
+	both    = Chat | Completions
+	forms   = Embeddings | Pooling | Embed
+	vectors = forms | Scores | Ranks
+	prompts = both | vectors // whose prompts nodes compute
+	all     = prompts | Tokenize | Detokenize
 )
 
-var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize}
+var endpoints = [...]Endpoint{Chat, Completions, Tokenize, Detokenize, Embeddings, Pooling, Embed, Scores, Ranks}
+
+// Vectors reports whether nodes answer with the vectors of prompts instead of tokens.
+func (e Endpoint) Vectors() bool { return e&vectors != 0 }
 
 // Bounds of one request.
 const (
 	MaxN         = 128       // choices; each is a request of its own for a decode node
 	MaxPrompts   = 256       // prompts in one completions request; times n, at most MaxChoices
 	MaxChoices   = 1024      // answers to one request
+	MaxInputs    = 2048      // inputs of one embeddings request, as many as OpenAI takes
 	MaxStops     = 64        // stop strings or stop tokens; each token is compared with all
 	MaxStopChars = 1024      // characters of a stop string; as much text may be held back
 	MaxBadWords  = 256       // strings; each token is compared with all
@@ -128,6 +140,20 @@ type Request struct {
 	LogprobTokens  []int32 // further tokens of each
 	PromptLogprobs *int    // most probable tokens of each prompt token; nil: not requested
 
+	// Of embeddings.
+	Dimensions int   // first numbers of each vector that the answer has; 0: all
+	Base64     bool  // vectors are little-endian float32 in base64, not lists
+	Normalize  *bool // divide vectors by their length, or map scores to 0 to 1; nil: as the model does
+
+	// Of Embed, with its texts in Second.
+	InputType string   // whose prefix each text gets; empty: none
+	Types     []string // of vectors in the answer; nil: float
+	MaxInput  int      // tokens of a text; 0: as many as the context has
+
+	// Of scores and ranks.
+	First, Second []string // the texts of pairs, or the query and the documents: First has one, or as many as Second
+	TopN          int      // ranks in the answer, the best ones; 0: all
+
 	TokenIDs    bool // the answer has the ids of prompt and answers
 	TokensAsIDs bool // in log-probabilities, tokens are written as token_id:N
 	PromptText  bool // the answer has the text that the template rendered
@@ -143,6 +169,7 @@ type Request struct {
 	hasOptions      bool
 	addGenerationIn bool
 	truncationSide  bool
+	truncates       bool // truncate is given
 	beamSearch      bool
 }
 
@@ -318,7 +345,7 @@ func (r *Request) check() *Error {
 		return BadRequest("stream_options", "stream_options needs stream: true")
 	case r.ContinueFinal && r.AddGenerationPrompt && r.addGenerationIn:
 		return BadRequest("continue_final_message", "continue_final_message and add_generation_prompt cannot both be true")
-	case len(r.Prompts)*r.N > MaxChoices:
+	case len(r.Prompts)*r.N > MaxChoices && !r.Endpoint.Vectors():
 		return BadRequest("n", "%d prompts with n = %d ask for more than %d answers", len(r.Prompts), r.N, MaxChoices)
 	case r.MaxTokens >= 0 && r.MinTokens > r.MaxTokens:
 		return BadRequest("min_tokens", "min_tokens is %d, above max_tokens, which is %d", r.MinTokens, r.MaxTokens)
@@ -326,6 +353,10 @@ func (r *Request) check() *Error {
 		return BadRequest("max_tokens", "max_tokens must be at least 1, not 0, unless echo gives the prompt back")
 	case r.MaxTokens == 0 && len(r.LogprobTokens) > 0:
 		return BadRequest("logprob_token_ids", "logprob_token_ids needs tokens of an answer, and max_tokens is 0")
+	case len(r.First) > 1 && len(r.First) != len(r.Second):
+		return BadRequest("", "Input lengths must be either 1:1, 1:N or N:N, not %d:%d", len(r.First), len(r.Second))
+	case len(r.First)+len(r.Second) > MaxInputs:
+		return BadRequest("", "there are %d texts, at most %d are scored: send fewer", len(r.First)+len(r.Second), MaxInputs)
 	case r.truncationSide && r.Truncate == 0:
 		return BadRequest("truncation_side", "truncation_side needs truncate_prompt_tokens")
 	case r.TopLogprobs > 0 && !r.Logprobs:
@@ -339,6 +370,15 @@ func (r *Request) check() *Error {
 	}
 	if r.ContinueFinal {
 		r.AddGenerationPrompt = false
+	}
+	if r.Endpoint == Embed && !r.truncates {
+		r.Truncate, r.TruncateEnd = -1, true
+	}
+	if r.Truncate < 0 && r.MaxInput > 0 {
+		r.Truncate = r.MaxInput
+	}
+	for _, text := range slices.Concat(r.First, r.Second) {
+		r.Prompts = append(r.Prompts, Prompt{Text: text})
 	}
 	return nil
 }
@@ -358,6 +398,21 @@ func (r *Request) CheckLogprobs(most int) *Error {
 	return nil
 }
 
+// PromptParam returns the field of the prompt in requests of an endpoint.
+func PromptParam(on Endpoint) string {
+	switch on {
+	case Chat:
+		return "messages"
+	case Embeddings, Pooling:
+		return "input"
+	case Embed:
+		return "texts"
+	case Scores, Ranks: // it may be each of two
+		return ""
+	}
+	return "prompt"
+}
+
 // required checks that the required fields are present.
 func (r *Request) required() *Error {
 	hasMessages, hasPrompt := r.Messages != nil, r.Prompts != nil
@@ -366,6 +421,16 @@ func (r *Request) required() *Error {
 		return BadRequest("messages", "messages is required: a list of objects with role and content")
 	case r.Endpoint == Completions && !hasPrompt:
 		return BadRequest("prompt", "prompt is required: a string, a list of strings, or token ids")
+	case r.Endpoint&(Embeddings|Pooling) != 0 && !hasPrompt:
+		return BadRequest("input", "input is required: a string, a list of strings, or token ids")
+	case r.Endpoint == Embed && r.Second == nil:
+		return BadRequest("texts", "texts is required: a list of strings")
+	case r.Endpoint == Scores && (r.First == nil || r.Second == nil):
+		return BadRequest("text_1", "text_1 and text_2 are required, or data_1 and data_2, or queries with documents or items: each a string or a list of strings")
+	case r.Endpoint == Ranks && r.First == nil:
+		return BadRequest("query", "query is required: a string")
+	case r.Endpoint == Ranks && r.Second == nil:
+		return BadRequest("documents", "documents is required: a list of strings")
 	case r.Endpoint == Tokenize && hasMessages == hasPrompt:
 		return BadRequest("prompt", "one of prompt, a string, and messages, a list, is required")
 	case r.Endpoint == Detokenize && !hasPrompt:

@@ -32,7 +32,8 @@ type field struct {
 var table = []field{
 	{"model", all, Served, text(0, 1024, func(r *Request, s string) { r.Model = s }), never, ""},
 	{"messages", Chat | Tokenize, Served, value{schema: messagesSchema, check: setMessages, most: tree}, never, ""},
-	{"prompt", Completions, Served, value{schema: promptSchema, check: setPrompt, promptBounds: true}, never, ""},
+	{"prompt", Completions, Served, promptsOf(MaxPrompts), never, ""},
+	{"input", Embeddings | Pooling, Served, promptsOf(MaxInputs), never, ""},
 	{"prompt", Tokenize, Served, value{schema: textSchema(0, math.MaxInt), check: setText}, never, ""},
 	{"tokens", Detokenize, Served, tokens(0, MaxIDs, func(r *Request, ids []int32) { r.Prompts = []Prompt{{Tokens: ids}} }), never, ""},
 
@@ -82,16 +83,52 @@ var table = []field{
 	{"stream_options", both, Served, value{schema: streamSchema, check: setStreamOptions}, never, ""},
 	{"stream_interval", both, Served, integer(1, MaxInterval, func(r *Request, n int64) { r.StreamInterval = int(n) }), never, ""},
 	{"echo", both, Served, boolean(func(r *Request, b bool) { r.Echo = b }), never, ""},
-	{"request_id", both, Served, value{schema: idSchema, check: setRequestID}, never, ""},
-	{"priority", both, Served, integer(math.MinInt32, math.MaxInt32, func(r *Request, n int64) { r.Priority = int32(n) }), never, ""},
-	{"cache_salt", both, Served, text(1, MaxSalt, func(r *Request, s string) { r.CacheSalt = s }), never, ""},
+	{"request_id", prompts &^ Embed, Served, value{schema: idSchema, check: setRequestID}, never, ""},
+	{"priority", prompts, Served, integer(math.MinInt32, math.MaxInt32, func(r *Request, n int64) { r.Priority = int32(n) }), never, ""},
+	{"cache_salt", prompts &^ Embed, Served, text(1, MaxSalt, func(r *Request, s string) { r.CacheSalt = s }), never, ""},
+
+	// The form of vectors.
+	{"dimensions", Embeddings, Served, integer(1, math.MaxInt32, func(r *Request, n int64) { r.Dimensions = int(n) }), never, ""},
+	{"encoding_format", Embeddings | Pooling, Served, value{schema: encodingSchema, check: setEncoding}, never, ""},
+	{"normalize", Embeddings | Pooling, Served, boolean(func(r *Request, b bool) { r.Normalize = &b }), never, ""},
+	{"use_activation", Embeddings | Pooling, Served, boolean(func(r *Request, b bool) { r.Normalize = &b }), never, "as normalize"},
+	{"embed_dtype", Embeddings | Pooling, Refused, text(0, 64, nil), oneOf("float32"), "base64 has float32"},
+	{"endianness", Embeddings | Pooling, Refused, text(0, 64, nil), oneOf("native", "little"), "base64 is little-endian"},
+	{"padding", Embeddings | Pooling, Refused, text(0, 64, nil), oneOf("do_not_pad"), ""},
+	{"messages", Embeddings | Pooling, Refused, list, never, "send input"},
+
+	{"dimensions", Pooling, Refused, integer(1, math.MaxInt32, nil), never, "use /v1/embeddings"},
+	{"task", Pooling, Refused, text(0, 64, nil), oneOf("embed"), "each input has one vector"},
+
+	// Cohere's form.
+	{"texts", Embed, Served, secondTexts, never, ""},
+	{"input_type", Embed, Served, text(0, 256, func(r *Request, s string) { r.InputType = s }), never, "a name of the model's prompts"},
+	{"output_dimension", Embed, Served, integer(1, math.MaxInt32, func(r *Request, n int64) { r.Dimensions = int(n) }), never, ""},
+	{"embedding_types", Embed, Served, value{schema: listSchema(schema{"enum": embeddingTypes}, 0, len(embeddingTypes)), check: setTypes}, never, ""},
+	{"truncate", Embed, Served, value{schema: schema{"enum": []string{"NONE", "START", "END"}}, check: setCut}, never, ""},
+	{"max_tokens", Embed, Served, integer(1, math.MaxInt32, func(r *Request, n int64) { r.MaxInput = int(n) }), never, ""},
+	{"images", Embed, Refused, list, never, "only text is served"},
+	{"inputs", Embed, Refused, list, never, "send texts"},
+
+	// Pairs of texts.
+	{"text_1", Scores, Served, firstTexts, never, ""},
+	{"text_2", Scores, Served, secondTexts, never, ""},
+	{"data_1", Scores, Served, firstTexts, never, "as text_1"},
+	{"data_2", Scores, Served, secondTexts, never, "as text_2"},
+	{"queries", Scores, Served, firstTexts, never, "as text_1"},
+	{"documents", Scores, Served, secondTexts, never, "as text_2"},
+	{"items", Scores, Served, secondTexts, never, "as text_2"},
+	{"query", Ranks, Served, text(0, math.MaxInt, func(r *Request, s string) { r.First = []string{s} }), never, ""},
+	{"documents", Ranks, Served, secondTexts, never, ""},
+	{"top_n", Ranks, Served, integer(0, math.MaxInt32, func(r *Request, n int64) { r.TopN = int(n) }), never, ""},
+	{"use_activation", Scores | Ranks, Served, boolean(func(r *Request, b bool) { r.Normalize = &b }), never, "of models that score pairs: false gives the model's own numbers, not between 0 and 1"},
 
 	// From text to tokens and back.
-	{"add_special_tokens", both | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddSpecialTokens = &b }), never, ""},
+	{"add_special_tokens", prompts&^Embed | Tokenize, Served, boolean(func(r *Request, b bool) { r.AddSpecialTokens = &b }), never, ""},
 	{"skip_special_tokens", both, Served, boolean(func(r *Request, b bool) { r.SkipSpecial = b }), never, ""},
 	{"spaces_between_special_tokens", both, Refused, boolean(nil), yes, ""},
-	{"truncate_prompt_tokens", both, Served, value{schema: truncateSchema, check: setTruncate}, never, ""},
-	{"truncation_side", both, Served, value{schema: sideSchema, check: setSide}, never, ""},
+	{"truncate_prompt_tokens", prompts &^ Embed, Served, value{schema: truncateSchema, check: setTruncate}, never, ""},
+	{"truncation_side", prompts &^ Embed, Served, value{schema: sideSchema, check: setSide}, never, ""},
 	{"prompt_embeds", Completions, Refused, anything, never, "send text or token ids"},
 	{"suffix", Completions, Refused, text(0, math.MaxInt, nil), emptyText, ""},
 
@@ -128,7 +165,7 @@ var table = []field{
 	{"session_id", both, Refused, text(0, 1024, nil), never, "requests are routed by their prompt's prefix"},
 
 	// OpenAI's own service.
-	{"user", both, Accepted, text(0, math.MaxInt, nil), never, "it names the end user and changes no answer"},
+	{"user", prompts &^ Embed, Accepted, text(0, math.MaxInt, nil), never, "it names the end user and changes no answer"},
 	{"safety_identifier", Chat, Accepted, text(0, math.MaxInt, nil), never, "it names the end user and changes no answer"},
 	{"prompt_cache_key", Chat, Accepted, text(0, math.MaxInt, nil), never, "prompts are routed by their own prefix"},
 	{"metadata", Chat, Accepted, object, never, "it labels stored answers, and none is stored"},

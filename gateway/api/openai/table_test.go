@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-var endpointNames = map[string]Endpoint{"chat": Chat, "completions": Completions, "tokenize": Tokenize, "detokenize": Detokenize}
+var endpointNames = map[string]Endpoint{"chat": Chat, "completions": Completions, "tokenize": Tokenize, "detokenize": Detokenize, "embeddings": Embeddings, "pooling": Pooling, "embed": Embed, "score": Scores, "rerank": Ranks}
 
 // least is the smallest request of an endpoint, without its braces; fields may
 // follow.
-var least = map[Endpoint]string{Chat: hello, Completions: `"prompt":"a"`, Tokenize: hello, Detokenize: `"tokens":[1]`}
+var least = map[Endpoint]string{Chat: hello, Completions: `"prompt":"a"`, Tokenize: hello, Detokenize: `"tokens":[1]`, Embeddings: `"input":"a"`, Pooling: `"input":"a"`, Embed: `"texts":["a"]`, Scores: `"text_1":"a","text_2":"b"`, Ranks: `"query":"a","documents":["b"]`}
 
 // No field that clients know is missing, and none is made up.
 func TestEveryFieldHasARow(t *testing.T) {
@@ -148,6 +148,24 @@ var effects = map[string]string{
 	"max_tokens":                 "gateway TestWholeAnswers",
 	"max_completion_tokens":      "gateway TestServedFields",
 	"stop":                       "gateway TestWholeAnswers",
+	"input":                      "gateway TestEmbeddings",
+	"dimensions":                 "gateway TestEmbeddings",
+	"encoding_format":            "gateway TestEmbeddings",
+	"normalize":                  "gateway TestEmbeddings",
+	"texts":                      "gateway TestEmbed",
+	"input_type":                 "gateway TestEmbed",
+	"output_dimension":           "gateway TestEmbed",
+	"embedding_types":            "gateway TestEmbed",
+	"truncate":                   "gateway TestEmbed",
+	"text_1":                     "gateway TestScores",
+	"text_2":                     "gateway TestScores",
+	"data_1":                     "gateway TestScores",
+	"data_2":                     "gateway TestScores",
+	"queries":                    "gateway TestScores",
+	"items":                      "gateway TestScores",
+	"query":                      "gateway TestRanks",
+	"top_n":                      "gateway TestRanks",
+	"use_activation":             "gateway TestEmbeddings",
 	"stop_token_ids":             "gateway TestWholeAnswers",
 	"ignore_eos":                 "gateway TestDefaultsOfSampling",
 	"include_stop_str_in_output": "gateway TestWholeAnswers",

@@ -19,10 +19,10 @@ import (
 // value describes what a field may hold: a JSON Schema for /openapi.json, and the same rule in
 // code. Both are made from one range.
 type value struct {
-	schema       schema
-	check        func(r *Request, v []byte) error // stores a good value; v is checked JSON and not null
-	most         jsonscan.Bounds                  // bounds of v
-	promptBounds bool                             // most depends on the kind of the elements
+	schema schema
+	check  func(r *Request, v []byte) error // stores a good value; v is checked JSON and not null
+	most   jsonscan.Bounds                  // bounds of v
+	texts  int                              // prompts that a list of texts may have; 0: v is no list of prompts
 }
 
 // tree bounds the values that go to a chat template.
@@ -35,12 +35,12 @@ const smallValues = 256
 // by default, because nothing of their value is kept.
 func (v *value) bounds(c Class, b []byte) jsonscan.Bounds {
 	switch {
-	case v.promptBounds:
+	case v.texts > 0:
 		i := jsonscan.Space(b, min(1, len(b)))
 		if i < len(b) && isDigit(b[i]) {
 			return jsonscan.Bounds{Elements: MaxIDs}
 		}
-		return jsonscan.Bounds{Elements: MaxPrompts, Values: MaxIDs}
+		return jsonscan.Bounds{Elements: v.texts, Values: MaxIDs}
 	case v.most != jsonscan.Bounds{}:
 		return v.most
 	case c == Served:

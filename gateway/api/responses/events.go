@@ -107,7 +107,7 @@ func (r *Response) AppendEnd(dst []byte, usage *openai.Usage) []byte {
 	return r.appendState(dst, "response.completed", completed, nil, usage)
 }
 
-// AppendFault implements native.Surface. A stream whose head was sent early may fail before its
+// AppendFault appends the events that end a failed stream. A stream whose head was sent early may fail before its
 // first Delta.
 func (r *Response) AppendFault(dst []byte, fault *openai.Error) []byte {
 	if r.sequence == 0 {

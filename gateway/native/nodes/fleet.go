@@ -358,7 +358,7 @@ func (f *Fleet) linkOf(c *rpc.Conn) *link {
 	default:
 	}
 	l = newLink(c, f.o.Meters.Counter(metrics.GatewayStaleTokens))
-	l.model, l.grammar = c.Peer().GetFingerprint(), c.Peer().GetGrammar()
+	l.model, l.grammar, l.vectors = c.Peer().GetFingerprint(), c.Peer().GetGrammar(), c.Peer().GetVectors()
 	if role := c.Peer().GetRole(); f.o.NodeSilence > 0 && (role == "decode" || role == "serve") {
 		c.SetSilence(max(rpc.StreamSilence, 2*f.o.NodeSilence))
 	}

@@ -10,13 +10,14 @@ import (
 // Kind is the kind of an Event.
 type Kind uint8
 
-// Kinds of events. Failed and Overflow end their stream, and so does a Token with a Finish.
+// Kinds of events. Failed, Overflow and Vector end their stream, and so does a Token with a Finish.
 const (
 	Accepted Kind = iota + 1 // the node has queued the attempt
 	Token                    // the next token, the end, or both
 	Failed                   // the attempt ended without a finish, because of Err
 	Scored                   // log-probabilities of the prompt's next tokens
 	Overflow                 // the reader was too slow and the attempt was cancelled
+	Vector                   // the prompt's vector
 )
 
 // Event is an event of one choice's attempt.
@@ -24,6 +25,7 @@ type Event struct {
 	Err     error                  // Failed
 	Probs   *nodepb.TokenLogProbs  // Token: if requested
 	Prompt  *nodepb.PromptLogProbs // Scored
+	Vector  *nodepb.Vector         // Vector
 	Choice  int32                  // as given to Generate
 	Token   int32                  // Token: the id, -1 for an end without one
 	Cached  uint32                 // Accepted: tokens of the prompt found in the node's cache

@@ -52,6 +52,7 @@ type link struct {
 	conn    *rpc.Conn
 	model   uint64 // fingerprint in the node's Hello; 0: none
 	grammar uint32 // version of the grammars in the node's Hello; 0: the node constrains no outputs
+	vectors uint32 // version of the vectors in the node's Hello; 0: the node computes none
 	stale   *metrics.Value
 	token   func(rpc.Token) // l.take, made once because a method value allocates
 	reports
@@ -89,6 +90,9 @@ func (l *link) reply(stream uint64, m proto.Message) {
 	}
 }
 
+// VectorVersion is the version of vectors that this build's gateways ask for.
+const VectorVersion = rpc.VectorVersion
+
 // Stream is one attempt of one choice on a node. The fleet delivers its events to its Inbox until
 // one ends it.
 type Stream struct {
@@ -107,6 +111,7 @@ type Stream struct {
 	// next heartbeat includes it. Guarded by l.mu.
 	blocks   int
 	accepted bool
+	pools    bool // a Vector ends it, and it has no tokens
 }
 
 // open registers the stream before the node can answer, then sends the request.
@@ -114,7 +119,10 @@ func (l *link) open(req *nodepb.Generate, in *Inbox, choice int32) (*Stream, err
 	if g := req.Grammar; g != nil && g.Version != l.grammar { // another process has taken the node's address
 		return nil, fmt.Errorf("%w: %s has grammars of version %d, not %d", ErrNode, l.conn.RemoteAddr(), l.grammar, g.Version)
 	}
-	s := &Stream{l: l, in: in, id: l.conn.NewStream(), choice: choice, attempt: req.Attempt,
+	if p := req.Pooling; p != nil && p.Version != l.vectors {
+		return nil, fmt.Errorf("%w: %s has vectors of version %d, not %d", ErrNode, l.conn.RemoteAddr(), l.vectors, p.Version)
+	}
+	s := &Stream{l: l, in: in, id: l.conn.NewStream(), choice: choice, attempt: req.Attempt, pools: req.Pooling != nil,
 		next: uint32(len(req.Prompt) + len(req.Output)), prompt: uint32(len(req.Prompt)), scored: uint32(len(req.Prompt))}
 	if req.PromptLogprobs != nil {
 		s.scored = min(1, s.prompt)
@@ -174,6 +182,10 @@ func (l *link) take(t rpc.Token) {
 		l.stale.Inc()
 		return
 	}
+	if s.pools {
+		l.disorder(s, fmt.Errorf("%w: a token for a request for a vector, from %s", ErrPosition, l.conn.RemoteAddr()))
+		return
+	}
 	if t.ID >= 0 {
 		if t.Position != s.next || s.scored != s.prompt {
 			l.disorder(s, fmt.Errorf("%w: position %d, expected %d (of the prompt %d of %d), from %s",
@@ -210,6 +222,15 @@ func (l *link) score(s *Stream, m *nodepb.PromptLogProbs) {
 	}
 	s.scored += uint32(n)
 	s.in.push(Event{Kind: Scored, Choice: s.choice, Attempt: s.attempt, Prompt: m})
+}
+
+// vectorEvent returns the event of a vector, with which a node ends the stream.
+func (s *Stream) vectorEvent(m *nodepb.Vector) Event {
+	e := Event{Kind: Vector, Choice: s.choice, Attempt: s.attempt, Vector: m}
+	if !s.pools {
+		e.Kind, e.Err = Failed, fmt.Errorf("%w: a vector for a request for tokens, from %s", ErrPosition, s.l.conn.RemoteAddr())
+	}
+	return e
 }
 
 // maxProbs bounds the log-probabilities that wait for their tokens: those of one step, which has a
@@ -249,7 +270,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 		return rpc.DecodeTokens(payload, l.token)
 	}
 	switch t {
-	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs, rpc.FramePromptProbs, rpc.FrameAdapterDone:
+	case rpc.FrameAccepted, rpc.FrameEnd, rpc.FrameStats, rpc.FrameBundle, rpc.FrameLogProbs, rpc.FramePromptProbs, rpc.FrameAdapterDone, rpc.FrameVector:
 	default:
 		return nil // not for gateways
 	}
@@ -281,6 +302,11 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 	case *nodepb.PromptLogProbs:
 		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
 			l.score(s, m)
+		}
+	case *nodepb.Vector:
+		if s := l.streams[stream]; s != nil && m.Attempt == s.attempt {
+			l.forget(s)
+			s.in.push(s.vectorEvent(m))
 		}
 	case *nodepb.Stats:
 		l.reported()

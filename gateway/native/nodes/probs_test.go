@@ -63,3 +63,33 @@ func TestLogProbsJoinTheirToken(t *testing.T) {
 		t.Errorf("%d wait, the bound is %d", n, maxProbs)
 	}
 }
+
+// A vector ends its stream, once; one of another attempt reaches nobody.
+func TestVectorEndsItsStream(t *testing.T) {
+	in := NewInbox(1)
+	l := &link{stale: new(metrics.Value), streams: map[uint64]*Stream{}}
+	l.streams[5] = &Stream{l: l, in: in, id: 5, choice: 3, attempt: 2, pools: true}
+	frame := func(stream uint64, attempt uint32) []Event {
+		t.Helper()
+		b, err := proto.Marshal(&nodepb.Vector{Attempt: attempt, Values: []float32{1, -2}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.frame(rpc.FrameVector, stream, b); err != nil {
+			t.Fatal(err)
+		}
+		return in.Drain(nil)
+	}
+	if got := append(frame(5, 1), frame(6, 2)...); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+	if got := frame(5, 2); len(got) != 1 || got[0].Kind != Vector || got[0].Choice != 3 || len(got[0].Vector.Values) != 2 || l.count() != 0 {
+		t.Errorf("%+v, %d streams", got, l.count())
+	}
+	if got := frame(5, 2); len(got) != 0 {
+		t.Errorf("again: %+v", got)
+	}
+	if err := l.frame(rpc.FrameVector, 5, []byte{0xff}); err == nil {
+		t.Error("no error of a payload that is no message")
+	}
+}

@@ -14,6 +14,7 @@ type Query struct {
 	Fingerprint uint64         // of the model; 0: any
 	Adapter     uint64         // digest of the adapter; 0: none
 	Grammar     uint32         // version of its grammars; 0: the request is not constrained
+	Vectors     uint32         // version of its vectors; 0: the request is for tokens
 	Avoid       []*Node        // decode nodes that are used only if no other is left
 	Class       string         // numerics class; other decode nodes are used only if none of it is usable; empty: any
 	Hashes      []kvcache.Hash // of the prompt's full blocks
@@ -24,7 +25,7 @@ type Query struct {
 }
 
 // RouteView is a view of a snapshot's nodes for one decision after another. It keeps the nodes'
-// states from one to the next, and reads only the nodes that have changed. It has 104 bytes for
+// states from one to the next, and reads only the nodes that have changed. It has 112 bytes for
 // each node, and is not safe for concurrent use.
 type RouteView struct {
 	route.View
@@ -44,6 +45,7 @@ type RouteView struct {
 type facts struct {
 	fingerprint uint64 // 0: any
 	grammar     uint32
+	vectors     uint32
 	running     int32
 	waiting     int32
 	memory      route.Memory // without the answers of running and waiting requests
@@ -53,7 +55,7 @@ type facts struct {
 // key is the part of a Query that many requests have in common.
 type key struct {
 	fingerprint, adapter uint64
-	grammar              uint32
+	grammar, vectors     uint32
 	answer               int
 	set                  bool
 }
@@ -73,7 +75,7 @@ func newRouteView(s *Snapshot) *RouteView {
 // leaves a request without candidates. If a decode node of q.Class makes progress and has an open
 // connection, those of other classes are not usable.
 func (v *RouteView) Look(q Query) {
-	k := key{q.Fingerprint, q.Adapter, q.Grammar, q.Answer, true}
+	k := key{q.Fingerprint, q.Adapter, q.Grammar, q.Vectors, q.Answer, true}
 	var all bool
 	v.stale, v.seen, all = v.s.changes.take(v.s, v.seen, v.stale[:0])
 	switch same := k == v.key; {
@@ -97,7 +99,9 @@ func (v *RouteView) Look(q Query) {
 		}
 	}
 	v.fall(v.s.Decode, v.Decode, &q)
-	v.fall(v.s.Prefill, v.Prefill, &q)
+	prompt := q // prefill nodes know nothing of what follows it
+	prompt.Grammar, prompt.Vectors = 0, 0
+	v.fall(v.s.Prefill, v.Prefill, &prompt)
 	v.keepClass(q.Class)
 }
 
@@ -130,16 +134,18 @@ func (v *RouteView) read(place int, n *Node) {
 		ready: l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && !h.draining && m.Ready && !m.Draining,
 	}
 	if l != nil {
-		f.grammar = l.grammar
+		f.grammar, f.vectors = l.grammar, l.vectors
 	}
 	v.adapt(place)
 }
 
-// adapt computes the parts of a node's state that depend on the key.
+// adapt computes the parts of a node's state that depend on the key. Prefill nodes know nothing of
+// what follows the prompt.
 func (v *RouteView) adapt(place int) {
 	s, f, k := v.state(place), &v.facts[place], &v.key
 	s.Usable = f.ready && (k.fingerprint == 0 || f.fingerprint == 0 || f.fingerprint == k.fingerprint) &&
-		(k.grammar == 0 || f.grammar == k.grammar) && (k.adapter == 0 || v.s.node(place).adapts(k.adapter))
+		(k.grammar == 0 || f.grammar == k.grammar || place >= len(v.Decode)) &&
+		(k.vectors == 0 || f.vectors == k.vectors || place >= len(v.Decode)) && (k.adapter == 0 || v.s.node(place).adapts(k.adapter))
 	s.Memory = f.memory
 	s.Memory.Reserve(0, int(f.running), int(f.waiting), k.answer)
 }
@@ -271,7 +277,8 @@ func (n *Node) fits(q *Query) bool {
 }
 
 func (n *Node) takesFor(l *link, h *heartbeat, q *Query) bool {
-	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter) && (q.Grammar == 0 || l != nil && l.grammar == q.Grammar)
+	return !h.draining && n.servesBy(l, q.Fingerprint) && n.adapts(q.Adapter) && (q.Grammar == 0 || l != nil && l.grammar == q.Grammar) &&
+		(q.Vectors == 0 || l != nil && l.vectors == q.Vectors)
 }
 
 // serves reports whether the node takes requests of the model. The fingerprint in the node's Hello
@@ -321,6 +328,15 @@ func (s *Snapshot) Constrains(fingerprint uint64, version uint32) int {
 	return s.count(func(n *Node) bool {
 		l := n.link.Load()
 		return l != nil && l.grammar == version && n.usable(fingerprint)
+	})
+}
+
+// Pools returns the number of connected decode nodes that serve the model and compute vectors of
+// the version.
+func (s *Snapshot) Pools(fingerprint uint64, version uint32) int {
+	return s.count(func(n *Node) bool {
+		l := n.link.Load()
+		return l != nil && l.vectors == version && n.usable(fingerprint)
 	})
 }
 

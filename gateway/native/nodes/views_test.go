@@ -36,7 +36,9 @@ func plainLook(s *Snapshot, q Query) (v route.View) {
 		held = s.blocks.look(nil, q.Hashes, q.BlockTokens, q.Groups)
 	}
 	plainFill(s, s.Decode, v.Decode, held, &q)
-	plainFill(s, s.Prefill, v.Prefill, held, &q)
+	prompt := q
+	prompt.Grammar, prompt.Vectors = 0, 0
+	plainFill(s, s.Prefill, v.Prefill, held, &prompt)
 	of := func(n *Node) bool { return n.Class() == "" || n.Class() == q.Class }
 	for i, n := range s.Decode {
 		if q.Class != "" && v.Decode[i].Usable && of(n) && n.connected() {
@@ -108,7 +110,7 @@ func newChanging(t *testing.T, seed uint64) *changing {
 			if role == 1 && i == 0 {
 				continue
 			}
-			hello := &nodepb.Hello{NodeId: name, Fingerprint: c.Uint64N(3), Grammar: c.Uint32N(3)}
+			hello := &nodepb.Hello{NodeId: name, Fingerprint: c.Uint64N(3), Grammar: c.Uint32N(3), Vectors: c.Uint32N(3)}
 			peer, err := nodestest.Start(c.net, name, nodestest.Options{Hello: hello, Bundle: &nodepb.Bundle{}})
 			if err != nil {
 				t.Fatal(err)
@@ -242,7 +244,7 @@ func (c *changing) query() Query {
 	if c.IntN(3) > 0 {
 		q.Hashes = c.prompt
 	}
-	switch c.IntN(6) {
+	switch c.IntN(7) {
 	case 0:
 		q.Grammar = c.Uint32N(3)
 	case 1:
@@ -253,6 +255,8 @@ func (c *changing) query() Query {
 		}
 	case 3:
 		q.Class = "a"
+	case 4:
+		q.Vectors = c.Uint32N(3)
 	}
 	return q
 }
@@ -430,7 +434,7 @@ func TestLogIsBounded(t *testing.T) {
 // The comments of State and RouteView have these sizes.
 func TestBytesForEachNode(t *testing.T) {
 	state, rest := unsafe.Sizeof(route.State{}), unsafe.Sizeof(facts{})+4+4 // slots and found
-	if state != 56 || state+rest != 104 {
+	if state != 56 || state+rest != 112 {
 		t.Errorf("a state has %d bytes, and a view %d for each node", state, state+rest)
 	}
 }

@@ -174,6 +174,18 @@ const claims = {
     }
   },
 
+  async embeddings() {
+    const input = ["The fox is quick.", "A dog."];
+    const packed = await client.embeddings.create({ model: "", input }); // the client asks for base64
+    const lists = await client.embeddings.create({ model: "", input, encoding_format: "float", dimensions: 8 });
+    assert.deepEqual(packed.data.map((d) => d.index), [0, 1]);
+    for (const { embedding } of [...packed.data, ...lists.data]) {
+      assert.ok(Math.abs(embedding.reduce((sum, x) => sum + x * x, 0) - 1) < 1e-5, embedding.join());
+    }
+    assert.equal(lists.data[1].embedding.length, 8);
+    assert.ok(packed.usage.total_tokens > 0 && packed.usage.total_tokens === packed.usage.prompt_tokens);
+  },
+
   async headers() {
     const { data, request_id } = await chat({ max_tokens: 2 }).withResponse();
     assert.ok(request_id, "no x-request-id");

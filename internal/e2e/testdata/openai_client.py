@@ -160,6 +160,20 @@ def bad_key(client, base):
     assert connect(base, api_key="sk-another").models.list().data
 
 
+def embeddings(client, base):
+    text = "The fox is quick."
+    r = client.embeddings.create(model="", input=text)  # the client asks for base64
+    lists = client.embeddings.create(model="", input=[text, "A dog."], encoding_format="float")
+    vector = r.data[0].embedding
+    assert r.object == "list" and r.data[0].object == "embedding" and abs(sum(x * x for x in vector) - 1) < 1e-5, r
+    assert [d.index for d in lists.data] == [0, 1] and len(lists.data[1].embedding) == len(vector), lists
+    assert all(abs(a - b) < 1e-6 for a, b in zip(vector, lists.data[0].embedding)), (vector, lists)
+    assert r.usage.prompt_tokens == r.usage.total_tokens > 0, r.usage
+    short = client.embeddings.create(model="", input=[1, 2, 3], dimensions=8).data[0].embedding
+    assert len(short) == 8 and abs(sum(x * x for x in short) - 1) < 1e-5, short
+    refused(openai.BadRequestError, 400, lambda: client.embeddings.create(model="", input=text, dimensions=10**6), "dimensions")
+
+
 def headers(client, base):
     r = client.chat.completions.with_raw_response.create(model="", messages=QUESTION, max_tokens=2)
     assert r.headers.get("x-request-id"), r.headers
@@ -167,7 +181,7 @@ def headers(client, base):
 
 
 CLAIMS = [models, chat, chat_stream, conversation, completion, token_ids, several, seeds, stops, concurrent, hang_up,
-          unknown_model, bad_parameters, bad_key, headers]
+          unknown_model, bad_parameters, bad_key, embeddings, headers]
 
 
 def abort(client, base):

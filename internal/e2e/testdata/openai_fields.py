@@ -137,7 +137,7 @@ def errors(client):
     refused(400, "max_tokens", lambda: client.completions.create(model="", prompt="a", max_tokens=10**6), "context")
     refused(404, "model", chat(model="gpt-5"), "gpt-5")
     refused(415, None, chat(extra_headers={"Content-Type": "text/plain"}), "application/json")
-    refused(404, None, lambda: client.embeddings.create(model="", input="a"), "/v1/embeddings")
+    refused(404, None, lambda: client.moderations.create(model="", input="a"), "/v1/moderations")
     for stream in False, True:
         refused(400, "temperature", chat(temperature=-2, stream=stream), "-2")
 

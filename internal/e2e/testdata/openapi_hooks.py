@@ -21,7 +21,9 @@ import schemathesis
 RULES = {"messages", "prompt", "tokens", "max_tokens", "min_tokens", "stream_options", "continue_final_message", "n", "chat_template_kwargs",
          "logprobs", "top_logprobs", "prompt_logprobs", "truncation_side", "logprob_token_ids", "allowed_token_ids", "logit_bias", "bad_words",
          "lora_name", "lora_path", "token_ids", "sampling_params", "input", "instructions", "max_output_tokens", "text", "truncation", "tools", "tool_choice", "output_format", "output_config", "chat_template",
-         "generate_response", "generate_responses", "generate_chunk", "stream_state", "prompt_tokens", "prompt_token_ids", "request_ids"}
+         "generate_response", "generate_responses", "generate_chunk", "stream_state", "prompt_tokens", "prompt_token_ids", "request_ids", "dimensions", "texts", "input_type", "embedding_types", "output_dimension", "use_activation"}
+PAIRS = ["text_1", "text_2", "data_1", "data_2", "queries", "query", "documents", "items"]  # of texts, whose lengths have to fit
+RULES |= set(PAIRS)
 
 # Fields of which each constrains the answer: two of them exclude each other, and
 # what they hold may be no schema or grammar.
@@ -101,6 +103,20 @@ def before_call(context, case, kwargs):
             message["role"] = "user"
             if message.get("content") is None:
                 message["content"] = "Hello"
+    if isinstance(body.get("texts"), list) and 4 < len(body["texts"]) <= 2048:
+        body["texts"] = body["texts"][:4]
+    if case.operation.path in ("/v1/embeddings", "/pooling"):
+        body["input"] = tokens(body.get("input"))
+        if isinstance(body["input"], list) and 4 < len(body["input"]) <= 2048 and isinstance(body["input"][0], (str, list)):
+            body["input"] = body["input"][:4]
+        if whole(body.get("dimensions"), 1, 2**31 - 1):
+            body["dimensions"] = 1 + body["dimensions"] % 64
+    if case.operation.path.endswith(("/score", "/rerank")):
+        for name in PAIRS:
+            if isinstance(body.get(name), list) and 0 < len(body[name]) <= 2048:
+                body[name] = [text or "text" for text in body[name][:4]]
+            elif body.get(name) == "":
+                body[name] = "text"
     for name in "prompt", "tokens", "token_ids", "allowed_token_ids":
         if name in body:
             body[name] = tokens(body[name])
@@ -134,7 +150,7 @@ def tandem_answers(ctx, response, case):
         assert e["message"], e
         if good and status == 400:
             param = re.match("[a-z_]*", e["message"])[0] if messages else (e["param"] or "").split("[")[0].split(".")[0]
-            assert param in RULES or messages and "maximum context length" in e["message"] or "cannot continue under its grammar" in e["message"], f"a request that fits the schema was refused: {e}"
+            assert param in RULES or not param and case.operation.path.endswith(("/score", "/rerank")) or messages and "maximum context length" in e["message"] or "cannot continue under its grammar" in e["message"], f"a request that fits the schema was refused: {e}"
     if status == 200 and kind.startswith("text/event-stream") and "messages" in case.operation.path:
         message(response.text, case.operation.schema.raw_schema)
     elif status == 200 and kind.startswith("text/event-stream") and "responses" in case.operation.path:

@@ -35,6 +35,62 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// PoolingKind is how the rows behind the model's last norm become one vector.
+type PoolingKind int32
+
+const (
+	PoolingKind_POOLING_KIND_UNSPECIFIED PoolingKind = 0
+	PoolingKind_POOLING_KIND_LAST        PoolingKind = 1 // the row of the last token
+	PoolingKind_POOLING_KIND_MEAN        PoolingKind = 2 // the mean of all rows
+	PoolingKind_POOLING_KIND_SCORES      PoolingKind = 3 // what the model's classifier makes of the last token's row
+	PoolingKind_POOLING_KIND_LOGITS      PoolingKind = 4 // the logits of tokens after the last one
+)
+
+// Enum value maps for PoolingKind.
+var (
+	PoolingKind_name = map[int32]string{
+		0: "POOLING_KIND_UNSPECIFIED",
+		1: "POOLING_KIND_LAST",
+		2: "POOLING_KIND_MEAN",
+		3: "POOLING_KIND_SCORES",
+		4: "POOLING_KIND_LOGITS",
+	}
+	PoolingKind_value = map[string]int32{
+		"POOLING_KIND_UNSPECIFIED": 0,
+		"POOLING_KIND_LAST":        1,
+		"POOLING_KIND_MEAN":        2,
+		"POOLING_KIND_SCORES":      3,
+		"POOLING_KIND_LOGITS":      4,
+	}
+)
+
+func (x PoolingKind) Enum() *PoolingKind {
+	p := new(PoolingKind)
+	*p = x
+	return p
+}
+
+func (x PoolingKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PoolingKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_node_proto_enumTypes[0].Descriptor()
+}
+
+func (PoolingKind) Type() protoreflect.EnumType {
+	return &file_node_proto_enumTypes[0]
+}
+
+func (x PoolingKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PoolingKind.Descriptor instead.
+func (PoolingKind) EnumDescriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{0}
+}
+
 // GrammarKind is the language of a grammar.
 type GrammarKind int32
 
@@ -84,11 +140,11 @@ func (x GrammarKind) String() string {
 }
 
 func (GrammarKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_node_proto_enumTypes[0].Descriptor()
+	return file_node_proto_enumTypes[1].Descriptor()
 }
 
 func (GrammarKind) Type() protoreflect.EnumType {
-	return &file_node_proto_enumTypes[0]
+	return &file_node_proto_enumTypes[1]
 }
 
 func (x GrammarKind) Number() protoreflect.EnumNumber {
@@ -97,7 +153,7 @@ func (x GrammarKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GrammarKind.Descriptor instead.
 func (GrammarKind) EnumDescriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{0}
+	return file_node_proto_rawDescGZIP(), []int{1}
 }
 
 // FinishReason is why a stream of tokens ended.
@@ -137,11 +193,11 @@ func (x FinishReason) String() string {
 }
 
 func (FinishReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_node_proto_enumTypes[1].Descriptor()
+	return file_node_proto_enumTypes[2].Descriptor()
 }
 
 func (FinishReason) Type() protoreflect.EnumType {
-	return &file_node_proto_enumTypes[1]
+	return &file_node_proto_enumTypes[2]
 }
 
 func (x FinishReason) Number() protoreflect.EnumNumber {
@@ -150,7 +206,7 @@ func (x FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishReason.Descriptor instead.
 func (FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{1}
+	return file_node_proto_rawDescGZIP(), []int{2}
 }
 
 // Code is the reason of a failure, with the HTTP status that gateways answer where there is one.
@@ -208,11 +264,11 @@ func (x Code) String() string {
 }
 
 func (Code) Descriptor() protoreflect.EnumDescriptor {
-	return file_node_proto_enumTypes[2].Descriptor()
+	return file_node_proto_enumTypes[3].Descriptor()
 }
 
 func (Code) Type() protoreflect.EnumType {
-	return &file_node_proto_enumTypes[2]
+	return &file_node_proto_enumTypes[3]
 }
 
 func (x Code) Number() protoreflect.EnumNumber {
@@ -221,7 +277,7 @@ func (x Code) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Code.Descriptor instead.
 func (Code) EnumDescriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{2}
+	return file_node_proto_rawDescGZIP(), []int{3}
 }
 
 // Hello is the first frame in both directions. Nodes without a common protocol
@@ -237,6 +293,7 @@ type Hello struct {
 	Fingerprint   uint64                 `protobuf:"varint,7,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`                         // of weights and config; 0 at a gateway
 	NumericsClass string                 `protobuf:"bytes,8,opt,name=numerics_class,json=numericsClass,proto3" json:"numerics_class,omitempty"` // equal strings give equal bits
 	Grammar       uint32                 `protobuf:"varint,9,opt,name=grammar,proto3" json:"grammar,omitempty"`                                 // of a decode node: version of the grammars that it constrains outputs by; 0: none
+	Vectors       uint32                 `protobuf:"varint,10,opt,name=vectors,proto3" json:"vectors,omitempty"`                                // of a decode node: version of the vectors that it computes; 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -330,6 +387,13 @@ func (x *Hello) GetNumericsClass() string {
 func (x *Hello) GetGrammar() uint32 {
 	if x != nil {
 		return x.Grammar
+	}
+	return 0
+}
+
+func (x *Hello) GetVectors() uint32 {
+	if x != nil {
+		return x.Vectors
 	}
 	return 0
 }
@@ -582,7 +646,7 @@ type Generate struct {
 	Prompt          []int32                `protobuf:"varint,3,rep,packed,name=prompt,proto3" json:"prompt,omitempty"`
 	Output          []int32                `protobuf:"varint,4,rep,packed,name=output,proto3" json:"output,omitempty"` // tokens of earlier attempts
 	Sampling        *Sampling              `protobuf:"bytes,5,opt,name=sampling,proto3" json:"sampling,omitempty"`
-	MaxTokens       uint32                 `protobuf:"varint,6,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"` // of the whole request, output included; 0 if grammar has it
+	MaxTokens       uint32                 `protobuf:"varint,6,opt,name=max_tokens,json=maxTokens,proto3" json:"max_tokens,omitempty"` // of the whole request, output included; 0 if grammar has it, and with pooling
 	StopTokenIds    []int32                `protobuf:"varint,7,rep,packed,name=stop_token_ids,json=stopTokenIds,proto3" json:"stop_token_ids,omitempty"`
 	IgnoreEos       bool                   `protobuf:"varint,8,opt,name=ignore_eos,json=ignoreEos,proto3" json:"ignore_eos,omitempty"`
 	PrefixRoot      uint64                 `protobuf:"varint,9,opt,name=prefix_root,json=prefixRoot,proto3" json:"prefix_root,omitempty"`  // kvcache root: model, adapter, cache salt
@@ -599,6 +663,7 @@ type Generate struct {
 	Adapter         *Adapter               `protobuf:"bytes,21,opt,name=adapter,proto3" json:"adapter,omitempty"`                                                  // that computes it; unset: none
 	PrefixDigest    []byte                 `protobuf:"bytes,22,opt,name=prefix_digest,json=prefixDigest,proto3" json:"prefix_digest,omitempty"`                    // 16 bytes of SHA-256 of the fields that prefix_root hashes; empty: of an older gateway
 	Grammar         *Grammar               `protobuf:"bytes,23,opt,name=grammar,proto3" json:"grammar,omitempty"`                                                  // that the output has to match; unset: none
+	Pooling         *Pooling               `protobuf:"bytes,24,opt,name=pooling,proto3" json:"pooling,omitempty"`                                                  // asks for the prompt's vector instead of tokens; unset: for tokens
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -787,6 +852,129 @@ func (x *Generate) GetGrammar() *Grammar {
 	return nil
 }
 
+func (x *Generate) GetPooling() *Pooling {
+	if x != nil {
+		return x.Pooling
+	}
+	return nil
+}
+
+// Pooling asks for the vector of a prompt. It travels only to nodes whose Hello has the
+// gateway's version. A Generate with it has no max_tokens, so that a node which does not
+// know the field refuses it and never answers with tokens.
+type Pooling struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          PoolingKind            `protobuf:"varint,1,opt,name=kind,proto3,enum=tandem.node.v1.PoolingKind" json:"kind,omitempty"`
+	Version       uint32                 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`      // of the gateway's vectors
+	Tokens        []int32                `protobuf:"varint,3,rep,packed,name=tokens,proto3" json:"tokens,omitempty"` // of POOLING_KIND_LOGITS
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Pooling) Reset() {
+	*x = Pooling{}
+	mi := &file_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pooling) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pooling) ProtoMessage() {}
+
+func (x *Pooling) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pooling.ProtoReflect.Descriptor instead.
+func (*Pooling) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Pooling) GetKind() PoolingKind {
+	if x != nil {
+		return x.Kind
+	}
+	return PoolingKind_POOLING_KIND_UNSPECIFIED
+}
+
+func (x *Pooling) GetVersion() uint32 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Pooling) GetTokens() []int32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return nil
+}
+
+// Vector ends a Generate with pooling that succeeded, on its stream.
+type Vector struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attempt       uint32                 `protobuf:"varint,1,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	Values        []float32              `protobuf:"fixed32,2,rep,packed,name=values,proto3" json:"values,omitempty"` // as the model computes them: not normalised
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Vector) Reset() {
+	*x = Vector{}
+	mi := &file_node_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Vector) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Vector) ProtoMessage() {}
+
+func (x *Vector) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Vector.ProtoReflect.Descriptor instead.
+func (*Vector) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Vector) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *Vector) GetValues() []float32 {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
 // Grammar is what an output has to match. It travels only to nodes whose Hello has
 // the gateway's version. A Generate with one has no max_tokens of its own, so that
 // a node which does not know the field refuses it and never answers without it.
@@ -807,7 +995,7 @@ type Grammar struct {
 
 func (x *Grammar) Reset() {
 	*x = Grammar{}
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -819,7 +1007,7 @@ func (x *Grammar) String() string {
 func (*Grammar) ProtoMessage() {}
 
 func (x *Grammar) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[5]
+	mi := &file_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -832,7 +1020,7 @@ func (x *Grammar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grammar.ProtoReflect.Descriptor instead.
 func (*Grammar) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{5}
+	return file_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Grammar) GetKind() GrammarKind {
@@ -910,7 +1098,7 @@ type Adapter struct {
 
 func (x *Adapter) Reset() {
 	*x = Adapter{}
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1110,7 @@ func (x *Adapter) String() string {
 func (*Adapter) ProtoMessage() {}
 
 func (x *Adapter) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[6]
+	mi := &file_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1123,7 @@ func (x *Adapter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Adapter.ProtoReflect.Descriptor instead.
 func (*Adapter) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{6}
+	return file_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Adapter) GetName() string {
@@ -971,7 +1159,7 @@ type LoadAdapter struct {
 
 func (x *LoadAdapter) Reset() {
 	*x = LoadAdapter{}
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -983,7 +1171,7 @@ func (x *LoadAdapter) String() string {
 func (*LoadAdapter) ProtoMessage() {}
 
 func (x *LoadAdapter) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[7]
+	mi := &file_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -996,7 +1184,7 @@ func (x *LoadAdapter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadAdapter.ProtoReflect.Descriptor instead.
 func (*LoadAdapter) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{7}
+	return file_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *LoadAdapter) GetName() string {
@@ -1030,7 +1218,7 @@ type UnloadAdapter struct {
 
 func (x *UnloadAdapter) Reset() {
 	*x = UnloadAdapter{}
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1230,7 @@ func (x *UnloadAdapter) String() string {
 func (*UnloadAdapter) ProtoMessage() {}
 
 func (x *UnloadAdapter) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[8]
+	mi := &file_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1243,7 @@ func (x *UnloadAdapter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnloadAdapter.ProtoReflect.Descriptor instead.
 func (*UnloadAdapter) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{8}
+	return file_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *UnloadAdapter) GetName() string {
@@ -1077,7 +1265,7 @@ type AdapterDone struct {
 
 func (x *AdapterDone) Reset() {
 	*x = AdapterDone{}
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1089,7 +1277,7 @@ func (x *AdapterDone) String() string {
 func (*AdapterDone) ProtoMessage() {}
 
 func (x *AdapterDone) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[9]
+	mi := &file_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1102,7 +1290,7 @@ func (x *AdapterDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdapterDone.ProtoReflect.Descriptor instead.
 func (*AdapterDone) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{9}
+	return file_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AdapterDone) GetCode() Code {
@@ -1137,7 +1325,7 @@ type TraceContext struct {
 
 func (x *TraceContext) Reset() {
 	*x = TraceContext{}
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1149,7 +1337,7 @@ func (x *TraceContext) String() string {
 func (*TraceContext) ProtoMessage() {}
 
 func (x *TraceContext) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[10]
+	mi := &file_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1162,7 +1350,7 @@ func (x *TraceContext) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceContext.ProtoReflect.Descriptor instead.
 func (*TraceContext) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{10}
+	return file_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TraceContext) GetTraceparent() string {
@@ -1196,7 +1384,7 @@ type PromptLogProbs struct {
 
 func (x *PromptLogProbs) Reset() {
 	*x = PromptLogProbs{}
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1396,7 @@ func (x *PromptLogProbs) String() string {
 func (*PromptLogProbs) ProtoMessage() {}
 
 func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[11]
+	mi := &file_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1409,7 @@ func (x *PromptLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptLogProbs.ProtoReflect.Descriptor instead.
 func (*PromptLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{11}
+	return file_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PromptLogProbs) GetAttempt() uint32 {
@@ -1276,7 +1464,7 @@ type LogProbs struct {
 
 func (x *LogProbs) Reset() {
 	*x = LogProbs{}
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1476,7 @@ func (x *LogProbs) String() string {
 func (*LogProbs) ProtoMessage() {}
 
 func (x *LogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[12]
+	mi := &file_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1489,7 @@ func (x *LogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogProbs.ProtoReflect.Descriptor instead.
 func (*LogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{12}
+	return file_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LogProbs) GetTokens() []*TokenLogProbs {
@@ -1328,7 +1516,7 @@ type TokenLogProbs struct {
 
 func (x *TokenLogProbs) Reset() {
 	*x = TokenLogProbs{}
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +1528,7 @@ func (x *TokenLogProbs) String() string {
 func (*TokenLogProbs) ProtoMessage() {}
 
 func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[13]
+	mi := &file_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1541,7 @@ func (x *TokenLogProbs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenLogProbs.ProtoReflect.Descriptor instead.
 func (*TokenLogProbs) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{13}
+	return file_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *TokenLogProbs) GetStream() uint64 {
@@ -1418,7 +1606,7 @@ type End struct {
 
 func (x *End) Reset() {
 	*x = End{}
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1618,7 @@ func (x *End) String() string {
 func (*End) ProtoMessage() {}
 
 func (x *End) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[14]
+	mi := &file_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1443,7 +1631,7 @@ func (x *End) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use End.ProtoReflect.Descriptor instead.
 func (*End) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{14}
+	return file_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *End) GetCode() Code {
@@ -1479,7 +1667,7 @@ type Accepted struct {
 
 func (x *Accepted) Reset() {
 	*x = Accepted{}
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1491,7 +1679,7 @@ func (x *Accepted) String() string {
 func (*Accepted) ProtoMessage() {}
 
 func (x *Accepted) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[15]
+	mi := &file_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1504,7 +1692,7 @@ func (x *Accepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accepted.ProtoReflect.Descriptor instead.
 func (*Accepted) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{15}
+	return file_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Accepted) GetAttempt() uint32 {
@@ -1531,7 +1719,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1731,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[16]
+	mi := &file_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1744,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{16}
+	return file_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Cancel) GetReason() string {
@@ -1590,7 +1778,7 @@ type Prefill struct {
 
 func (x *Prefill) Reset() {
 	*x = Prefill{}
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1602,7 +1790,7 @@ func (x *Prefill) String() string {
 func (*Prefill) ProtoMessage() {}
 
 func (x *Prefill) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[17]
+	mi := &file_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1615,7 +1803,7 @@ func (x *Prefill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Prefill.ProtoReflect.Descriptor instead.
 func (*Prefill) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{17}
+	return file_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Prefill) GetRequestId() string {
@@ -1727,7 +1915,7 @@ type Queued struct {
 
 func (x *Queued) Reset() {
 	*x = Queued{}
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1927,7 @@ func (x *Queued) String() string {
 func (*Queued) ProtoMessage() {}
 
 func (x *Queued) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[18]
+	mi := &file_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1752,7 +1940,7 @@ func (x *Queued) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queued.ProtoReflect.Descriptor instead.
 func (*Queued) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{18}
+	return file_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Queued) GetPosition() uint32 {
@@ -1771,7 +1959,7 @@ type GrantRequest struct {
 
 func (x *GrantRequest) Reset() {
 	*x = GrantRequest{}
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1971,7 @@ func (x *GrantRequest) String() string {
 func (*GrantRequest) ProtoMessage() {}
 
 func (x *GrantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[19]
+	mi := &file_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1984,7 @@ func (x *GrantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantRequest.ProtoReflect.Descriptor instead.
 func (*GrantRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{19}
+	return file_node_proto_rawDescGZIP(), []int{21}
 }
 
 // Grant answers GrantRequest: opaque bytes made by kvtransfer with address, epoch,
@@ -1814,7 +2002,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1826,7 +2014,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[20]
+	mi := &file_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1839,7 +2027,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{20}
+	return file_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Grant) GetGrant() []byte {
@@ -1889,7 +2077,7 @@ type PrefillDone struct {
 
 func (x *PrefillDone) Reset() {
 	*x = PrefillDone{}
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2089,7 @@ func (x *PrefillDone) String() string {
 func (*PrefillDone) ProtoMessage() {}
 
 func (x *PrefillDone) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[21]
+	mi := &file_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2102,7 @@ func (x *PrefillDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefillDone.ProtoReflect.Descriptor instead.
 func (*PrefillDone) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{21}
+	return file_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PrefillDone) GetComputedTokens() uint32 {
@@ -1965,7 +2153,7 @@ type Stats struct {
 
 func (x *Stats) Reset() {
 	*x = Stats{}
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2165,7 @@ func (x *Stats) String() string {
 func (*Stats) ProtoMessage() {}
 
 func (x *Stats) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[22]
+	mi := &file_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2178,7 @@ func (x *Stats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stats.ProtoReflect.Descriptor instead.
 func (*Stats) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{22}
+	return file_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Stats) GetSteps() uint64 {
@@ -2121,7 +2309,7 @@ type BundleRequest struct {
 
 func (x *BundleRequest) Reset() {
 	*x = BundleRequest{}
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2321,7 @@ func (x *BundleRequest) String() string {
 func (*BundleRequest) ProtoMessage() {}
 
 func (x *BundleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[23]
+	mi := &file_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2334,7 @@ func (x *BundleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BundleRequest.ProtoReflect.Descriptor instead.
 func (*BundleRequest) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{23}
+	return file_node_proto_rawDescGZIP(), []int{25}
 }
 
 // Bundle is what a gateway needs to serve the node's model, so that gateways need no
@@ -2165,14 +2353,15 @@ type Bundle struct {
 	VocabSize     uint32                 `protobuf:"varint,10,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
 	BlockTokens   uint32                 `protobuf:"varint,11,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	Defaults      *GenerationDefaults    `protobuf:"bytes,12,opt,name=defaults,proto3" json:"defaults,omitempty"`
-	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"` // of KV layers, that with the largest window first; empty: one group
+	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`   // of KV layers, that with the largest window first; empty: one group
+	Vectors       *Vectors               `protobuf:"bytes,14,opt,name=vectors,proto3" json:"vectors,omitempty"` // of texts; unset: the node computes none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Bundle) Reset() {
 	*x = Bundle{}
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +2373,7 @@ func (x *Bundle) String() string {
 func (*Bundle) ProtoMessage() {}
 
 func (x *Bundle) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[24]
+	mi := &file_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +2386,7 @@ func (x *Bundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Bundle.ProtoReflect.Descriptor instead.
 func (*Bundle) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{24}
+	return file_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Bundle) GetModel() string {
@@ -2291,6 +2480,130 @@ func (x *Bundle) GetGroups() []*CacheGroup {
 	return nil
 }
 
+func (x *Bundle) GetVectors() *Vectors {
+	if x != nil {
+		return x.Vectors
+	}
+	return nil
+}
+
+// Vectors is how the model's folder makes a text a vector.
+type Vectors struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Size          uint32                 `protobuf:"varint,1,opt,name=size,proto3" json:"size,omitempty"` // numbers of a vector
+	Kind          PoolingKind            `protobuf:"varint,2,opt,name=kind,proto3,enum=tandem.node.v1.PoolingKind" json:"kind,omitempty"`
+	Raw           bool                   `protobuf:"varint,3,opt,name=raw,proto3" json:"raw,omitempty"`                                                                                   // the vector is not divided by its length
+	Only          bool                   `protobuf:"varint,4,opt,name=only,proto3" json:"only,omitempty"`                                                                                 // the model has no output projection: it gives no tokens
+	Whole         bool                   `protobuf:"varint,5,opt,name=whole,proto3" json:"whole,omitempty"`                                                                               // the first numbers of a vector alone are none
+	Dimensions    []uint32               `protobuf:"varint,6,rep,packed,name=dimensions,proto3" json:"dimensions,omitempty"`                                                              // that the first numbers may have; empty: any
+	Refused       string                 `protobuf:"bytes,7,opt,name=refused,proto3" json:"refused,omitempty"`                                                                            // why the model gives no vectors; empty: it does
+	Labels        uint32                 `protobuf:"varint,8,opt,name=labels,proto3" json:"labels,omitempty"`                                                                             // of the model's classifier; 0: it has none
+	Prompts       map[string]string      `protobuf:"bytes,10,rep,name=prompts,proto3" json:"prompts,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // prefixes of texts by the names of their kinds
+	ScoreTokens   []int32                `protobuf:"varint,9,rep,packed,name=score_tokens,json=scoreTokens,proto3" json:"score_tokens,omitempty"`                                         // whose logits score a pair: for and, if there are two, against; empty: none do
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Vectors) Reset() {
+	*x = Vectors{}
+	mi := &file_node_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Vectors) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Vectors) ProtoMessage() {}
+
+func (x *Vectors) ProtoReflect() protoreflect.Message {
+	mi := &file_node_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Vectors.ProtoReflect.Descriptor instead.
+func (*Vectors) Descriptor() ([]byte, []int) {
+	return file_node_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Vectors) GetSize() uint32 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Vectors) GetKind() PoolingKind {
+	if x != nil {
+		return x.Kind
+	}
+	return PoolingKind_POOLING_KIND_UNSPECIFIED
+}
+
+func (x *Vectors) GetRaw() bool {
+	if x != nil {
+		return x.Raw
+	}
+	return false
+}
+
+func (x *Vectors) GetOnly() bool {
+	if x != nil {
+		return x.Only
+	}
+	return false
+}
+
+func (x *Vectors) GetWhole() bool {
+	if x != nil {
+		return x.Whole
+	}
+	return false
+}
+
+func (x *Vectors) GetDimensions() []uint32 {
+	if x != nil {
+		return x.Dimensions
+	}
+	return nil
+}
+
+func (x *Vectors) GetRefused() string {
+	if x != nil {
+		return x.Refused
+	}
+	return ""
+}
+
+func (x *Vectors) GetLabels() uint32 {
+	if x != nil {
+		return x.Labels
+	}
+	return 0
+}
+
+func (x *Vectors) GetPrompts() map[string]string {
+	if x != nil {
+		return x.Prompts
+	}
+	return nil
+}
+
+func (x *Vectors) GetScoreTokens() []int32 {
+	if x != nil {
+		return x.ScoreTokens
+	}
+	return nil
+}
+
 // CacheGroup is a group of layers with a block table of its own.
 type CacheGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2302,7 +2615,7 @@ type CacheGroup struct {
 
 func (x *CacheGroup) Reset() {
 	*x = CacheGroup{}
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2314,7 +2627,7 @@ func (x *CacheGroup) String() string {
 func (*CacheGroup) ProtoMessage() {}
 
 func (x *CacheGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[25]
+	mi := &file_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2327,7 +2640,7 @@ func (x *CacheGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheGroup.ProtoReflect.Descriptor instead.
 func (*CacheGroup) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{25}
+	return file_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CacheGroup) GetBlockTokens() uint32 {
@@ -2356,7 +2669,7 @@ type GenerationDefaults struct {
 
 func (x *GenerationDefaults) Reset() {
 	*x = GenerationDefaults{}
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2368,7 +2681,7 @@ func (x *GenerationDefaults) String() string {
 func (*GenerationDefaults) ProtoMessage() {}
 
 func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[26]
+	mi := &file_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2381,7 +2694,7 @@ func (x *GenerationDefaults) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerationDefaults.ProtoReflect.Descriptor instead.
 func (*GenerationDefaults) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{26}
+	return file_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GenerationDefaults) GetTemperature() float32 {
@@ -2417,7 +2730,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2742,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_node_proto_msgTypes[27]
+	mi := &file_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2755,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_node_proto_rawDescGZIP(), []int{27}
+	return file_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Drain) GetTimeoutMs() uint64 {
@@ -2464,7 +2777,7 @@ var File_node_proto protoreflect.FileDescriptor
 const file_node_proto_rawDesc = "" +
 	"\n" +
 	"\n" +
-	"node.proto\x12\x0etandem.node.v1\"\x82\x02\n" +
+	"node.proto\x12\x0etandem.node.v1\"\x9c\x02\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12!\n" +
 	"\fprotocol_min\x18\x02 \x01(\rR\vprotocolMin\x12\x17\n" +
@@ -2474,7 +2787,9 @@ const file_node_proto_rawDesc = "" +
 	"\x05model\x18\x06 \x01(\tR\x05model\x12 \n" +
 	"\vfingerprint\x18\a \x01(\x04R\vfingerprint\x12%\n" +
 	"\x0enumerics_class\x18\b \x01(\tR\rnumericsClass\x12\x18\n" +
-	"\agrammar\x18\t \x01(\rR\agrammar\"\xe3\x03\n" +
+	"\agrammar\x18\t \x01(\rR\agrammar\x12\x18\n" +
+	"\avectors\x18\n" +
+	" \x01(\rR\avectors\"\xe3\x03\n" +
 	"\bSampling\x12\x12\n" +
 	"\x04seed\x18\x01 \x01(\x04R\x04seed\x12\x16\n" +
 	"\x06choice\x18\x02 \x01(\rR\x06choice\x12 \n" +
@@ -2496,7 +2811,7 @@ const file_node_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\x05R\x05token\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x02R\x05value\"+\n" +
 	"\rTokenSequence\x12\x1a\n" +
-	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\xbf\x06\n" +
+	"\x06tokens\x18\x01 \x03(\x05B\x02\x10\x01R\x06tokens\"\xf2\x06\n" +
 	"\bGenerate\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x18\n" +
@@ -2525,8 +2840,16 @@ const file_node_proto_rawDesc = "" +
 	"\x05trace\x18\x14 \x01(\v2\x1c.tandem.node.v1.TraceContextR\x05trace\x121\n" +
 	"\aadapter\x18\x15 \x01(\v2\x17.tandem.node.v1.AdapterR\aadapter\x12#\n" +
 	"\rprefix_digest\x18\x16 \x01(\fR\fprefixDigest\x121\n" +
-	"\agrammar\x18\x17 \x01(\v2\x17.tandem.node.v1.GrammarR\agrammarB\x12\n" +
-	"\x10_prompt_logprobs\"\x8a\x02\n" +
+	"\agrammar\x18\x17 \x01(\v2\x17.tandem.node.v1.GrammarR\agrammar\x121\n" +
+	"\apooling\x18\x18 \x01(\v2\x17.tandem.node.v1.PoolingR\apoolingB\x12\n" +
+	"\x10_prompt_logprobs\"p\n" +
+	"\aPooling\x12/\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x1b.tandem.node.v1.PoolingKindR\x04kind\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\rR\aversion\x12\x1a\n" +
+	"\x06tokens\x18\x03 \x03(\x05B\x02\x10\x01R\x06tokens\">\n" +
+	"\x06Vector\x12\x18\n" +
+	"\aattempt\x18\x01 \x01(\rR\aattempt\x12\x1a\n" +
+	"\x06values\x18\x02 \x03(\x02B\x02\x10\x01R\x06values\"\x8a\x02\n" +
 	"\aGrammar\x12/\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x1b.tandem.node.v1.GrammarKindR\x04kind\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\fR\x04text\x12\x18\n" +
@@ -2641,7 +2964,7 @@ const file_node_proto_rawDesc = "" +
 	"\x13output_tokens_per_s\x18\x11 \x01(\x01R\x10outputTokensPerSB\x10\n" +
 	"\x0e_blocks_cachedB\x12\n" +
 	"\x10_blocks_reserved\"\x0f\n" +
-	"\rBundleRequest\"\xef\x03\n" +
+	"\rBundleRequest\"\xa2\x04\n" +
 	"\x06Bundle\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
 	"\vfingerprint\x18\x02 \x01(\x04R\vfingerprint\x12%\n" +
@@ -2657,7 +2980,25 @@ const file_node_proto_rawDesc = "" +
 	" \x01(\rR\tvocabSize\x12!\n" +
 	"\fblock_tokens\x18\v \x01(\rR\vblockTokens\x12>\n" +
 	"\bdefaults\x18\f \x01(\v2\".tandem.node.v1.GenerationDefaultsR\bdefaults\x122\n" +
-	"\x06groups\x18\r \x03(\v2\x1a.tandem.node.v1.CacheGroupR\x06groups\"G\n" +
+	"\x06groups\x18\r \x03(\v2\x1a.tandem.node.v1.CacheGroupR\x06groups\x121\n" +
+	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\"\x83\x03\n" +
+	"\aVectors\x12\x12\n" +
+	"\x04size\x18\x01 \x01(\rR\x04size\x12/\n" +
+	"\x04kind\x18\x02 \x01(\x0e2\x1b.tandem.node.v1.PoolingKindR\x04kind\x12\x10\n" +
+	"\x03raw\x18\x03 \x01(\bR\x03raw\x12\x12\n" +
+	"\x04only\x18\x04 \x01(\bR\x04only\x12\x14\n" +
+	"\x05whole\x18\x05 \x01(\bR\x05whole\x12\"\n" +
+	"\n" +
+	"dimensions\x18\x06 \x03(\rB\x02\x10\x01R\n" +
+	"dimensions\x12\x18\n" +
+	"\arefused\x18\a \x01(\tR\arefused\x12\x16\n" +
+	"\x06labels\x18\b \x01(\rR\x06labels\x12>\n" +
+	"\aprompts\x18\n" +
+	" \x03(\v2$.tandem.node.v1.Vectors.PromptsEntryR\aprompts\x12%\n" +
+	"\fscore_tokens\x18\t \x03(\x05B\x02\x10\x01R\vscoreTokens\x1a:\n" +
+	"\fPromptsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
 	"\n" +
 	"CacheGroup\x12!\n" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x16\n" +
@@ -2672,7 +3013,13 @@ const file_node_proto_rawDesc = "" +
 	"\x05Drain\x12\x1d\n" +
 	"\n" +
 	"timeout_ms\x18\x01 \x01(\x04R\ttimeoutMs\x12\x16\n" +
-	"\x06cancel\x18\x02 \x01(\bR\x06cancel*\xe7\x01\n" +
+	"\x06cancel\x18\x02 \x01(\bR\x06cancel*\x8b\x01\n" +
+	"\vPoolingKind\x12\x1c\n" +
+	"\x18POOLING_KIND_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11POOLING_KIND_LAST\x10\x01\x12\x15\n" +
+	"\x11POOLING_KIND_MEAN\x10\x02\x12\x17\n" +
+	"\x13POOLING_KIND_SCORES\x10\x03\x12\x17\n" +
+	"\x13POOLING_KIND_LOGITS\x10\x04*\xe7\x01\n" +
 	"\vGrammarKind\x12\x1c\n" +
 	"\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n" +
 	"\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x1c\n" +
@@ -2711,64 +3058,74 @@ func file_node_proto_rawDescGZIP() []byte {
 	return file_node_proto_rawDescData
 }
 
-var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_node_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_node_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_node_proto_goTypes = []any{
-	(GrammarKind)(0),           // 0: tandem.node.v1.GrammarKind
-	(FinishReason)(0),          // 1: tandem.node.v1.FinishReason
-	(Code)(0),                  // 2: tandem.node.v1.Code
-	(*Hello)(nil),              // 3: tandem.node.v1.Hello
-	(*Sampling)(nil),           // 4: tandem.node.v1.Sampling
-	(*LogitBias)(nil),          // 5: tandem.node.v1.LogitBias
-	(*TokenSequence)(nil),      // 6: tandem.node.v1.TokenSequence
-	(*Generate)(nil),           // 7: tandem.node.v1.Generate
-	(*Grammar)(nil),            // 8: tandem.node.v1.Grammar
-	(*Adapter)(nil),            // 9: tandem.node.v1.Adapter
-	(*LoadAdapter)(nil),        // 10: tandem.node.v1.LoadAdapter
-	(*UnloadAdapter)(nil),      // 11: tandem.node.v1.UnloadAdapter
-	(*AdapterDone)(nil),        // 12: tandem.node.v1.AdapterDone
-	(*TraceContext)(nil),       // 13: tandem.node.v1.TraceContext
-	(*PromptLogProbs)(nil),     // 14: tandem.node.v1.PromptLogProbs
-	(*LogProbs)(nil),           // 15: tandem.node.v1.LogProbs
-	(*TokenLogProbs)(nil),      // 16: tandem.node.v1.TokenLogProbs
-	(*End)(nil),                // 17: tandem.node.v1.End
-	(*Accepted)(nil),           // 18: tandem.node.v1.Accepted
-	(*Cancel)(nil),             // 19: tandem.node.v1.Cancel
-	(*Prefill)(nil),            // 20: tandem.node.v1.Prefill
-	(*Queued)(nil),             // 21: tandem.node.v1.Queued
-	(*GrantRequest)(nil),       // 22: tandem.node.v1.GrantRequest
-	(*Grant)(nil),              // 23: tandem.node.v1.Grant
-	(*PrefillDone)(nil),        // 24: tandem.node.v1.PrefillDone
-	(*Stats)(nil),              // 25: tandem.node.v1.Stats
-	(*BundleRequest)(nil),      // 26: tandem.node.v1.BundleRequest
-	(*Bundle)(nil),             // 27: tandem.node.v1.Bundle
-	(*CacheGroup)(nil),         // 28: tandem.node.v1.CacheGroup
-	(*GenerationDefaults)(nil), // 29: tandem.node.v1.GenerationDefaults
-	(*Drain)(nil),              // 30: tandem.node.v1.Drain
+	(PoolingKind)(0),           // 0: tandem.node.v1.PoolingKind
+	(GrammarKind)(0),           // 1: tandem.node.v1.GrammarKind
+	(FinishReason)(0),          // 2: tandem.node.v1.FinishReason
+	(Code)(0),                  // 3: tandem.node.v1.Code
+	(*Hello)(nil),              // 4: tandem.node.v1.Hello
+	(*Sampling)(nil),           // 5: tandem.node.v1.Sampling
+	(*LogitBias)(nil),          // 6: tandem.node.v1.LogitBias
+	(*TokenSequence)(nil),      // 7: tandem.node.v1.TokenSequence
+	(*Generate)(nil),           // 8: tandem.node.v1.Generate
+	(*Pooling)(nil),            // 9: tandem.node.v1.Pooling
+	(*Vector)(nil),             // 10: tandem.node.v1.Vector
+	(*Grammar)(nil),            // 11: tandem.node.v1.Grammar
+	(*Adapter)(nil),            // 12: tandem.node.v1.Adapter
+	(*LoadAdapter)(nil),        // 13: tandem.node.v1.LoadAdapter
+	(*UnloadAdapter)(nil),      // 14: tandem.node.v1.UnloadAdapter
+	(*AdapterDone)(nil),        // 15: tandem.node.v1.AdapterDone
+	(*TraceContext)(nil),       // 16: tandem.node.v1.TraceContext
+	(*PromptLogProbs)(nil),     // 17: tandem.node.v1.PromptLogProbs
+	(*LogProbs)(nil),           // 18: tandem.node.v1.LogProbs
+	(*TokenLogProbs)(nil),      // 19: tandem.node.v1.TokenLogProbs
+	(*End)(nil),                // 20: tandem.node.v1.End
+	(*Accepted)(nil),           // 21: tandem.node.v1.Accepted
+	(*Cancel)(nil),             // 22: tandem.node.v1.Cancel
+	(*Prefill)(nil),            // 23: tandem.node.v1.Prefill
+	(*Queued)(nil),             // 24: tandem.node.v1.Queued
+	(*GrantRequest)(nil),       // 25: tandem.node.v1.GrantRequest
+	(*Grant)(nil),              // 26: tandem.node.v1.Grant
+	(*PrefillDone)(nil),        // 27: tandem.node.v1.PrefillDone
+	(*Stats)(nil),              // 28: tandem.node.v1.Stats
+	(*BundleRequest)(nil),      // 29: tandem.node.v1.BundleRequest
+	(*Bundle)(nil),             // 30: tandem.node.v1.Bundle
+	(*Vectors)(nil),            // 31: tandem.node.v1.Vectors
+	(*CacheGroup)(nil),         // 32: tandem.node.v1.CacheGroup
+	(*GenerationDefaults)(nil), // 33: tandem.node.v1.GenerationDefaults
+	(*Drain)(nil),              // 34: tandem.node.v1.Drain
+	nil,                        // 35: tandem.node.v1.Vectors.PromptsEntry
 }
 var file_node_proto_depIdxs = []int32{
-	5,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
-	6,  // 1: tandem.node.v1.Sampling.bad_words:type_name -> tandem.node.v1.TokenSequence
-	4,  // 2: tandem.node.v1.Generate.sampling:type_name -> tandem.node.v1.Sampling
-	13, // 3: tandem.node.v1.Generate.trace:type_name -> tandem.node.v1.TraceContext
-	9,  // 4: tandem.node.v1.Generate.adapter:type_name -> tandem.node.v1.Adapter
-	8,  // 5: tandem.node.v1.Generate.grammar:type_name -> tandem.node.v1.Grammar
-	0,  // 6: tandem.node.v1.Grammar.kind:type_name -> tandem.node.v1.GrammarKind
-	2,  // 7: tandem.node.v1.AdapterDone.code:type_name -> tandem.node.v1.Code
-	9,  // 8: tandem.node.v1.AdapterDone.adapter:type_name -> tandem.node.v1.Adapter
-	16, // 9: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
-	2,  // 10: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
-	13, // 11: tandem.node.v1.Prefill.trace:type_name -> tandem.node.v1.TraceContext
-	9,  // 12: tandem.node.v1.Prefill.adapter:type_name -> tandem.node.v1.Adapter
-	2,  // 13: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
-	9,  // 14: tandem.node.v1.Stats.adapters:type_name -> tandem.node.v1.Adapter
-	29, // 15: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
-	28, // 16: tandem.node.v1.Bundle.groups:type_name -> tandem.node.v1.CacheGroup
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	6,  // 0: tandem.node.v1.Sampling.logit_bias:type_name -> tandem.node.v1.LogitBias
+	7,  // 1: tandem.node.v1.Sampling.bad_words:type_name -> tandem.node.v1.TokenSequence
+	5,  // 2: tandem.node.v1.Generate.sampling:type_name -> tandem.node.v1.Sampling
+	16, // 3: tandem.node.v1.Generate.trace:type_name -> tandem.node.v1.TraceContext
+	12, // 4: tandem.node.v1.Generate.adapter:type_name -> tandem.node.v1.Adapter
+	11, // 5: tandem.node.v1.Generate.grammar:type_name -> tandem.node.v1.Grammar
+	9,  // 6: tandem.node.v1.Generate.pooling:type_name -> tandem.node.v1.Pooling
+	0,  // 7: tandem.node.v1.Pooling.kind:type_name -> tandem.node.v1.PoolingKind
+	1,  // 8: tandem.node.v1.Grammar.kind:type_name -> tandem.node.v1.GrammarKind
+	3,  // 9: tandem.node.v1.AdapterDone.code:type_name -> tandem.node.v1.Code
+	12, // 10: tandem.node.v1.AdapterDone.adapter:type_name -> tandem.node.v1.Adapter
+	19, // 11: tandem.node.v1.LogProbs.tokens:type_name -> tandem.node.v1.TokenLogProbs
+	3,  // 12: tandem.node.v1.End.code:type_name -> tandem.node.v1.Code
+	16, // 13: tandem.node.v1.Prefill.trace:type_name -> tandem.node.v1.TraceContext
+	12, // 14: tandem.node.v1.Prefill.adapter:type_name -> tandem.node.v1.Adapter
+	3,  // 15: tandem.node.v1.Grant.refused:type_name -> tandem.node.v1.Code
+	12, // 16: tandem.node.v1.Stats.adapters:type_name -> tandem.node.v1.Adapter
+	33, // 17: tandem.node.v1.Bundle.defaults:type_name -> tandem.node.v1.GenerationDefaults
+	32, // 18: tandem.node.v1.Bundle.groups:type_name -> tandem.node.v1.CacheGroup
+	31, // 19: tandem.node.v1.Bundle.vectors:type_name -> tandem.node.v1.Vectors
+	0,  // 20: tandem.node.v1.Vectors.kind:type_name -> tandem.node.v1.PoolingKind
+	35, // 21: tandem.node.v1.Vectors.prompts:type_name -> tandem.node.v1.Vectors.PromptsEntry
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_node_proto_init() }
@@ -2777,15 +3134,15 @@ func file_node_proto_init() {
 		return
 	}
 	file_node_proto_msgTypes[4].OneofWrappers = []any{}
-	file_node_proto_msgTypes[22].OneofWrappers = []any{}
-	file_node_proto_msgTypes[26].OneofWrappers = []any{}
+	file_node_proto_msgTypes[24].OneofWrappers = []any{}
+	file_node_proto_msgTypes[29].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_proto_rawDesc), len(file_node_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   28,
+			NumEnums:      4,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

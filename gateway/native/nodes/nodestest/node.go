@@ -48,7 +48,10 @@ type Options struct {
 	// Garble may change a frame's token before it is sent; nil: unchanged.
 	Garble func(t rpc.Token) rpc.Token
 	// Score may change the log-probabilities of a prompt, or drop them; nil: unchanged.
-	Score  func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs
+	Score func(*nodepb.PromptLogProbs) *nodepb.PromptLogProbs
+	// Vector returns the vector of a prompt; nil: the node answers Pooling as one of a version that
+	// does not know it.
+	Vector func(r *nodepb.Generate) []float32
 	Cached uint32 // of Accepted
 	// Adapter answers LoadAdapter and UnloadAdapter; nil: they get no answer.
 	Adapter func(m proto.Message) *nodepb.AdapterDone
@@ -262,7 +265,7 @@ func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 			return
 		}
 	}
-	if n.limit(r) == 0 {
+	if n.limit(r) == 0 && !n.pools(r) {
 		_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: nodepb.Code_CODE_INVALID, Message: "max_tokens is 0", Attempt: r.Attempt})
 		return
 	}
@@ -281,6 +284,9 @@ func (n *Node) accept(c *rpc.Conn, stream uint64, r *nodepb.Generate) {
 	})
 }
 
+// pools reports whether the answer is a vector.
+func (n *Node) pools(r *nodepb.Generate) bool { return r.Pooling != nil && n.o.Vector != nil }
+
 // limit returns the most tokens of an answer. A node without grammars does not know the field.
 func (n *Node) limit(r *nodepb.Generate) int {
 	if r.Grammar != nil && n.o.Hello.Grammar != 0 {
@@ -298,6 +304,17 @@ func (n *Node) generate(ctx context.Context, c *rpc.Conn, stream uint64, r *node
 			_ = c.Send(rpc.FrameEnd, stream, &nodepb.End{Code: code, Message: "left", Attempt: r.Attempt})
 			return
 		}
+	}
+	if n.pools(r) {
+		if n.o.Gate != nil {
+			select {
+			case <-n.o.Gate:
+			case <-ctx.Done():
+				return
+			}
+		}
+		_ = c.Send(rpc.FrameVector, stream, &nodepb.Vector{Attempt: r.Attempt, Values: n.o.Vector(r)})
+		return
 	}
 	for made := len(r.Output); ; made++ {
 		if n.o.Gate != nil {
