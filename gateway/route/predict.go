@@ -131,7 +131,6 @@ func transfer(n int, rate float64) float64 {
 type remotes struct {
 	n    int
 	best [4]remote // more classes at once do not occur in a working upgrade
-	rest remote    // of the others
 }
 
 // remote has the usable prefill nodes of a class.
@@ -144,62 +143,41 @@ type remote struct {
 
 // predict surveys the prefill nodes of each class in one pass.
 func (f *remotes) predict(s *side, r *Request) {
-	best := &f.rest
-	best.class = -1
-	for i := s.skipPrefill(0, r, best); i < len(s.states); i = s.skipPrefill(i, r, best) {
-		if class := s.ring.class[i]; class != best.class {
-			best = f.find(class)
-			continue
-		}
-		if c := s.compute(r, i); c+transferSetup < best.seconds {
-			best.seconds, best.secondsLimit = c+transferSetup, c*(1+slack)
-		}
-		if n := &s.states[i]; !n.Full {
-			best.usable, best.load = best.usable+1, best.load+max(0, int(n.Load))
-			best.consider(s, i, s.price(r, i))
-		}
-		i++
-	}
-}
-
-// skipPrefill returns the first node from i on that is of another class than best, or that may be
-// better. It adds the nodes before that node to best. It calls nothing, so that its variables stay
-// in registers.
-func (s *side) skipPrefill(i int, r *Request, best *remote) int {
-	states, uncached, assumed := s.states, r.Uncached, s.assumed
-	classes, class := s.ring.class[:len(states)], best.class
-	usable, load := 0, 0
-	for ; i < len(states); i++ {
+	none := &remote{class: -1}
+	best, states, uncached := none, s.states, r.Uncached // local variables make the loop faster
+	classes := s.ring.class[:len(states)]
+	for i := range states {
 		n := &states[i]
 		if !n.Usable {
 			continue
 		}
+		if classes[i] != best.class {
+			if best = f.find(classes[i]); best == nil {
+				best = none
+				continue
+			}
+		}
 		rate := n.Rate
 		if !(rate > 0) {
-			rate = assumed
+			rate = s.rate(i)
 		}
 		queued, need := max(0, int(n.Queued)), max(0, uncached-int(n.Held))
-		ahead := queued
-		if n.ShortFirst {
-			ahead = 0 // at least
-		}
-		if classes[i] != class || rate == 0 || !(float64(ahead+need) > best.secondsLimit*rate) {
-			break
+		if !(float64(n.leastAhead()+need) > best.secondsLimit*rate) {
+			if c := s.compute(r, i); c+transferSetup < best.seconds {
+				best.seconds, best.secondsLimit = c+transferSetup, c*(1+slack)
+			}
 		}
 		if n.Full {
 			continue
 		}
+		best.usable, best.load = best.usable+1, best.load+max(0, int(n.Load))
 		if !(float64(queued+recompute*need) > best.limit*rate) {
-			break
+			best.consider(s, i, s.price(r, i))
 		}
-		usable, load = usable+1, load+max(0, int(n.Load))
 	}
-	best.usable, best.load = best.usable+usable, best.load+load
-	return i
 }
 
-// find returns the prefill nodes of a class, which it adds. If there are too many classes, it
-// returns rest, in which no node is the best.
+// find returns the prefill nodes of a class, which it adds; nil: there are too many classes.
 func (f *remotes) find(class int32) *remote {
 	for i := range f.n {
 		if f.best[i].class == class {
@@ -207,8 +185,7 @@ func (f *remotes) find(class int32) *remote {
 		}
 	}
 	if f.n == len(f.best) {
-		f.rest = remote{class: class, seconds: math.Inf(-1), secondsLimit: math.Inf(-1), survey: survey{best: -1, least: math.Inf(-1), limit: math.Inf(-1)}}
-		return &f.rest
+		return nil
 	}
 	f.best[f.n] = remote{class: class, seconds: math.Inf(1), secondsLimit: math.Inf(1), survey: newSurvey()}
 	f.n++
@@ -218,6 +195,14 @@ func (f *remotes) find(class int32) *remote {
 // slack is the relative error that comparisons with products instead of quotients allow for. The
 // error of the few operations is below 1e-15.
 const slack = 1e-12
+
+// leastAhead returns a lower bound of what ahead returns.
+func (s *State) leastAhead() int {
+	if s.ShortFirst {
+		return 0
+	}
+	return max(0, int(s.Queued))
+}
 
 // survey has the nodes that fit: their number, their load, and the one with the least cost. Of
 // nodes with equal costs it is the first by name.
@@ -242,72 +227,38 @@ func (x *survey) consider(s *side, i int, cost float64) {
 // out: its time is at least that of the work before the first token, at the node's rate, or that of
 // the prefill node.
 func (s *side) surveyDecode(r *Request) {
-	s.survey = newSurvey()
-	like := alike{class: -1}
-	for i := s.skipDecode(0, r, &like); i < len(s.states); i = s.skipDecode(i, r, &like) {
-		n := &s.states[i]
-		if n.Full = n.Memory.Total != 0 && !n.HasRoom(r); n.Full || !n.Usable {
-			i++
-			continue
-		}
-		if class, need := s.ring.class[i], r.Uncached-int(n.Held); class != like.class || need != like.need {
-			like = alike{class: class, need: need, remote: s.far.of(class), weight: 1}
-			if math.IsInf(like.remote, 1) {
-				like.weight = recompute
-			}
-			like.room = loadRoom(r, need, like.remote, s.limit)
-			continue
-		}
-		s.usable, s.load = s.usable+1, s.load+max(0, int(n.Load))
-		s.consider(s, i, s.first(r, i, s.far))
-		like.room = loadRoom(r, like.need, like.remote, s.limit)
-		i++
-	}
-	s.setBound()
-}
-
-// alike has what nodes of one class that lack equally many tokens have in common.
-type alike struct {
-	class  int32
-	need   int
-	remote float64 // time of the best prefill node
-	weight int     // of a token of need, in the work of a node
-	room   int     // of loadRoom
-}
-
-// skipDecode returns the first node from i on that is not alike, may be the best one, or may have
-// no room. It adds the nodes before that node to the survey. It calls nothing, so that its
-// variables stay in registers.
-func (s *side) skipDecode(i int, r *Request, like *alike) int {
-	states, uncached, assumed, limit := s.states, r.Uncached, s.assumed, s.limit*mostSlow
-	prompt, blocks := r.Demand.Prompt, r.Demand.Prompt+r.Demand.Answer
-	classes, class, need, weight, room := s.ring.class[:len(states)], like.class, like.need, like.weight, like.room
-	usable, load := 0, 0
-	for ; i < len(states); i++ {
+	x := newSurvey()
+	class, remote, weight := int32(-1), 0.0, 1
+	need, room := -1, 0 // of the node before; how much load a remote prefill leaves room for
+	states, uncached := s.states, r.Uncached
+	classes := s.ring.class[:len(states)]
+	for i := range states { // a decode side is of any class
 		n := &states[i]
-		if !n.Memory.surelyFits(prompt, blocks) {
-			break
-		}
-		n.Full = false
-		if !n.Usable {
+		if n.Full = n.Memory.Total != 0 && !n.HasRoom(r); n.Full || !n.Usable {
 			continue
 		}
+		load := max(0, int(n.Load))
+		x.usable, x.load = x.usable+1, x.load+load
 		rate, missing := n.Rate, uncached-int(n.Held)
 		if !(rate > 0) {
-			rate = assumed
+			rate = s.rate(i)
 		}
-		streams := max(0, int(n.Load))
-		work := weight * max(0, missing)
-		if !n.ShortFirst { // else at least
-			work += max(0, int(n.Queued))
+		if c := classes[i]; c != class || missing != need {
+			class, need, remote = c, missing, s.far.of(c)
+			room = loadRoom(r, need, remote, x.limit)
+			if weight = 1; math.IsInf(remote, 1) {
+				weight = recompute
+			}
 		}
-		if missing != need || classes[i] != class || streams <= room || rate == 0 || !(float64(work*(mostSlow+min(mostSlow, streams))) > limit*rate) {
-			break
+		work := (n.leastAhead() + weight*max(0, missing)) * (mostSlow + min(mostSlow, load))
+		if float64(work) > x.limit*mostSlow*rate && load > room {
+			continue
 		}
-		usable, load = usable+1, load+streams
+		x.consider(s, i, s.first(r, i, s.far))
+		room = loadRoom(r, need, remote, x.limit)
 	}
-	s.usable, s.load = s.usable+usable, s.load+load
-	return i
+	s.survey = x
+	s.setBound()
 }
 
 // mostSlow is the number of streams from which slowed does not grow.
@@ -326,7 +277,7 @@ func loadRoom(r *Request, need int, remote, limit float64) int {
 // surveyPrefill surveys the prefill nodes of side.class, of which predict has done most.
 func (s *side) surveyPrefill(r *Request, far *remotes) {
 	s.survey = newSurvey()
-	if of := far.find(s.class); of != &far.rest && (s.class != anyClass || far.n == 1) {
+	if of := far.find(s.class); of != nil && (s.class != anyClass || far.n == 1) {
 		s.survey = of.survey
 	} else {
 		for i := range s.states {

@@ -70,13 +70,13 @@ func full(states []State, r *Request) {
 
 // HasRoom reports whether the node has KV memory for the request.
 func (s *State) HasRoom(r *Request) bool {
-	return s.Memory.surelyFits(r.Demand.Prompt, r.Demand.Prompt+r.Demand.Answer) || s.Memory.Fits(r.Demand, s.heldBlocks(r))
-}
-
-// surelyFits reports whether the pool has room for a prompt, and with its answer for so many
-// blocks, without cached blocks and with a thirty-second left, which is more than roomMargin.
-func (m *Memory) surelyFits(prompt, blocks int) bool {
-	return m.Total == 0 || prompt <= int(m.Total) && blocks <= m.available()-int(m.Total)/32
+	m, d := &s.Memory, &r.Demand
+	// Most nodes have room for the whole request, without cached blocks and beyond the margin. A
+	// thirty-second is more than roomMargin.
+	if m.Total == 0 || d.Prompt <= int(m.Total) && d.Prompt+d.Answer <= m.available()-int(m.Total)/32 {
+		return true
+	}
+	return m.Fits(*d, s.heldBlocks(r))
 }
 
 // Roomiest returns the usable node that lacks the fewest blocks for the request, which will
