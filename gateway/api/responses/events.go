@@ -107,8 +107,8 @@ func (r *Response) AppendEnd(dst []byte, usage *openai.Usage) []byte {
 	return r.appendState(dst, "response.completed", completed, nil, usage)
 }
 
-// AppendFault appends the events that end a failed stream. A stream whose head was sent early may fail before its
-// first Delta.
+// AppendFault appends the events that end a failed stream. A stream whose head was sent early may
+// fail before its first Delta.
 func (r *Response) AppendFault(dst []byte, fault *openai.Error) []byte {
 	if r.sequence == 0 {
 		dst = r.begin(dst)
