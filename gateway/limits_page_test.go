@@ -159,3 +159,17 @@ func TestIdleConnectionsGiveWay(t *testing.T) {
 	}
 	waiting(4)
 }
+
+// The table of routes in docs/commands.md has every route.
+func TestRoutesPage(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "docs", "commands.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "\n## API\n")
+	for _, o := range operations() {
+		if path, _, _ := strings.Cut(o.Path, "/{"); !strings.Contains(table, "`"+path) {
+			t.Errorf("docs/commands.md lacks %s", o.Path)
+		}
+	}
+}

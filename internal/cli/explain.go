@@ -26,9 +26,12 @@ const maxLog = 1 << 30
 func explainLog(v *Invocation) error {
 	page := v.String("html", "", "file to write the result to as one HTML page")
 	summary := v.Bool("summary", false, "leave the explanation of each line out")
-	args, err := v.Parse(1)
+	args, err := v.Parse(len(v.Arguments))
 	if err != nil {
 		return err
+	}
+	if len(args) > 1 {
+		return fmt.Errorf("%w: %d files are given: `cat FILE … | tandem explain-log -` explains several as one log", config.ErrValue, len(args))
 	}
 	if len(args) == 0 {
 		return fmt.Errorf("%w: give the log's file, or - for standard input, such as in `tandem explain-log vllm.log`", config.ErrValue)

@@ -30,7 +30,7 @@ func TestExplainLog(t *testing.T) {
 	if _, out, _ := run(nil, "explain-log", log, "--summary"); strings.Contains(out, "Line by line") {
 		t.Errorf("--summary has lines: %q", out)
 	}
-	for args, want := range map[string]string{"": "give the log's file", dir + "/none": "no such file", dir: "is a directory", log + " --html " + dir: "--html"} {
+	for args, want := range map[string]string{"": "give the log's file", log + " " + log: "2 files are given: `cat FILE", dir + "/none": "no such file", dir: "is a directory", log + " --html " + dir: "--html"} {
 		if status, _, errOut := run(nil, append([]string{"explain-log"}, strings.Fields(args)...)...); status != 2 || !strings.Contains(errOut, want) {
 			t.Errorf("%q: status %d, %q", args, status, errOut)
 		}
