@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -237,6 +238,22 @@ func TestEmbeddingsByVersion(t *testing.T) {
 	}
 	if len(b.nodes["old"].Requests()) > 0 {
 		t.Error("the older node got a request")
+	}
+}
+
+// A model whose bundle came from a node of an older build has vectors once a newer node serves it.
+func TestEmbeddingsAfterUpgrade(t *testing.T) {
+	b := newBed(t, Options{}, map[string]nodestest.Options{"old": {}})
+	if r := b.post("/v1/embeddings", `{"input":"x"}`); r.StatusCode != 503 {
+		t.Fatalf("%d %s", r.StatusCode, r.body)
+	}
+	b.node("new", vectorNode("new", nil))
+	for _, members := range [][]nodes.Member{{decodeMember("old"), decodeMember("new")}, {decodeMember("new")}} {
+		b.g.SetMembers(members)
+		b.until(func() bool { return b.post("/v1/embeddings", `{"input":"x"}`).StatusCode == 200 })
+		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 200 {
+			t.Errorf("%d %s", r.StatusCode, r.body)
+		}
 	}
 }
 
