@@ -326,11 +326,19 @@ func TestEmbeddingsAborted(t *testing.T) {
 	c = b.dial()
 	c.send("POST", "/v1/embeddings", `{"input":"x","request_id":"vectors-1"}`)
 	b.until(func() bool { return n.Running() == 1 })
-	if a := b.abort(`{"request_ids":["vectors-1"]}`); a.Aborted != 1 {
+	if a := b.abort(`{"request_ids":["embd-vectors-1"]}`); a.Aborted != 1 {
 		t.Errorf("%+v", a)
 	}
 	if r := c.receive(); r.StatusCode == 200 {
 		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+	c.Close()
+	b.until(func() bool { return n.Running() == 0 && b.g.InFlight.Load() == 0 })
+	c = b.dial()
+	c.send("POST", "/pooling", `{"input":"x","request_id":"vectors-2"}`)
+	b.until(func() bool { return n.Running() == 1 })
+	if a := b.abort(`{"request_ids":["pooling-vectors-2"]}`); a.Aborted != 1 {
+		t.Errorf("%+v", a)
 	}
 	c.Close()
 	b.until(func() bool { return n.Running() == 0 && b.g.InFlight.Load() == 0 })
