@@ -63,7 +63,8 @@ func (r *relay) learnEvents(b []byte, begun, inside bool) {
 
 var eventEnd = regexp.MustCompile(`\n\r?\n`)
 
-// tailBytes is how much of the end of a large answer, or of a large event, is searched for its usage.
+// tailBytes is how much of the end of a large answer, or of a large event, is searched for its
+// usage.
 const tailBytes = 4 << 10
 
 // learnPart reads a part of an answer, or of an event, that is too large to hold. last reports that
