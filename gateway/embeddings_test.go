@@ -260,7 +260,7 @@ func TestEmbeddingsAfterUpgrade(t *testing.T) {
 // At most a bounded number of a request's inputs run at once, and each is answered once, also where
 // nodes fail.
 func TestEmbeddingsOfManyInputs(t *testing.T) {
-	var most, running, failures atomic.Int64
+	var most, running, failures, lost atomic.Int64
 	o := vectorNode("a", nil)
 	o.Vector = func(r *nodepb.Generate) []float32 {
 		for n := running.Add(1); ; {
@@ -278,6 +278,7 @@ func TestEmbeddingsOfManyInputs(t *testing.T) {
 		}
 		return 0
 	}
+	o.Vanish = func(r *nodepb.Generate) bool { return lost.Add(1) == 60 }
 	b := newBed(t, Options{}, map[string]nodestest.Options{"a": o, "b": vectorNode("b", nil)})
 	const inputs = 300
 	var body strings.Builder
