@@ -189,6 +189,25 @@ func TestVectorsAmongTokens(t *testing.T) {
 	}
 }
 
+// Ranks that share a model give its vectors.
+func TestVectorsTensorParallel(t *testing.T) {
+	all := vectorGoldens(t)
+	for _, name := range []string{"vectors/scores", "vectors/mean", "qwen3"} {
+		b := vectorBench(t, LoadOptions{Model: name, MaxSeqs: 4, MaxBatchedTokens: 24, TensorParallel: rankCommand(2)})
+		for _, c := range all[name] {
+			for i, want := range [][]float32{c.Last, c.Mean, c.Scores, c.Logits} {
+				if want == nil {
+					continue
+				}
+				v := vectorOf(t, b.Engine, c.Prompt, PoolLast+Pool(i), 1)()
+				if !slices.EqualFunc(v, want, func(a, b float32) bool { return math.Abs(float64(a-b)) <= 2e-4*(1+math.Abs(float64(b))) }) {
+					t.Errorf("%s, kind %d: %v, want %v", name, i, v, want)
+				}
+			}
+		}
+	}
+}
+
 // What a request for a vector excludes is refused, and so are prompts longer than the context.
 func TestVectorsRefused(t *testing.T) {
 	b := vectorBench(t, LoadOptions{Model: "qwen3", MaxSeqs: 2, MaxBatchedTokens: 64, MaxModelLen: 64})

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/native/nodes/nodestest"
 	"github.com/tandem-serving/tandem/internal/rpc"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
@@ -240,10 +241,26 @@ func TestEmbeddingsByVersion(t *testing.T) {
 	}
 }
 
+// A model whose bundle came from a node of an older build has vectors once a newer node serves it.
+func TestEmbeddingsAfterUpgrade(t *testing.T) {
+	b := newBed(t, Options{}, map[string]nodestest.Options{"old": {}})
+	if r := b.post("/v1/embeddings", `{"input":"x"}`); r.StatusCode != 503 {
+		t.Fatalf("%d %s", r.StatusCode, r.body)
+	}
+	b.node("new", vectorNode("new", nil))
+	for _, members := range [][]nodes.Member{{decodeMember("old"), decodeMember("new")}, {decodeMember("new")}} {
+		b.g.SetMembers(members)
+		b.until(func() bool { return b.post("/v1/embeddings", `{"input":"x"}`).StatusCode == 200 })
+		if r := b.post("/v1/completions", `{"prompt":"x"}`); r.StatusCode != 200 {
+			t.Errorf("%d %s", r.StatusCode, r.body)
+		}
+	}
+}
+
 // At most a bounded number of a request's inputs run at once, and each is answered once, also where
 // nodes fail.
 func TestEmbeddingsOfManyInputs(t *testing.T) {
-	var most, running, failures atomic.Int64
+	var most, running, failures, lost atomic.Int64
 	o := vectorNode("a", nil)
 	o.Vector = func(r *nodepb.Generate) []float32 {
 		for n := running.Add(1); ; {
@@ -261,6 +278,7 @@ func TestEmbeddingsOfManyInputs(t *testing.T) {
 		}
 		return 0
 	}
+	o.Vanish = func(r *nodepb.Generate) bool { return lost.Add(1) == 60 }
 	b := newBed(t, Options{}, map[string]nodestest.Options{"a": o, "b": vectorNode("b", nil)})
 	const inputs = 300
 	var body strings.Builder
@@ -309,11 +327,19 @@ func TestEmbeddingsAborted(t *testing.T) {
 	c = b.dial()
 	c.send("POST", "/v1/embeddings", `{"input":"x","request_id":"vectors-1"}`)
 	b.until(func() bool { return n.Running() == 1 })
-	if a := b.abort(`{"request_ids":["vectors-1"]}`); a.Aborted != 1 {
+	if a := b.abort(`{"request_ids":["embd-vectors-1"]}`); a.Aborted != 1 {
 		t.Errorf("%+v", a)
 	}
 	if r := c.receive(); r.StatusCode == 200 {
 		t.Errorf("%d %s", r.StatusCode, r.body)
+	}
+	c.Close()
+	b.until(func() bool { return n.Running() == 0 && b.g.InFlight.Load() == 0 })
+	c = b.dial()
+	c.send("POST", "/pooling", `{"input":"x","request_id":"vectors-2"}`)
+	b.until(func() bool { return n.Running() == 1 })
+	if a := b.abort(`{"request_ids":["pooling-vectors-2"]}`); a.Aborted != 1 {
+		t.Errorf("%+v", a)
 	}
 	c.Close()
 	b.until(func() bool { return n.Running() == 0 && b.g.InFlight.Load() == 0 })

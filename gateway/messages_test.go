@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -354,6 +355,31 @@ func TestUsageOfUpstreamsAPIs(t *testing.T) {
 		// A burst of ten seconds of tokens is used up.
 		if r := b.post(c.path, body, "x-api-key: k"); r.StatusCode != 429 {
 			t.Errorf("%.60s: %d %s", c.answer, r.StatusCode, r.body)
+		}
+	}
+	// So are those of answers and events that are too large to hold.
+	large := strings.Repeat("\\\"usage\\\": ", 20<<10)
+	for _, c := range []struct{ path, answer, finish string }{
+		{"/v1/messages", `{"type":"message","content":[{"type":"text","text":"` + large + `"}],"stop_reason":"max_tokens","usage":{"input_tokens":13,"cache_read_input_tokens":7,"output_tokens":500}}`, "length"},
+		{"/v1/responses", `{"id":"resp_1","output":["` + large + `"],"status":"incomplete"` + made[len(`{"id":"resp_1","status":"incomplete"`):], "length"},
+		{"/v1/responses", item + "event: response.output_item.done\ndata: {\"type\":\"response.output_item.done\",\"item\":{\"status\":\"completed\",\"text\":\"" + large + "\"}}\n\n" +
+			"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"id\":\"resp_1\",\"output\":[\"" + large + "\"],\"status\":\"completed\"" + made[len(`{"id":"resp_1","status":"incomplete"`):] + "}\n\n", "stop"},
+		{"/v1/chat/completions", `{"choices":[{"index":0,"message":{"content":"` + large + `"},"finish_reason":"length"}],"usage":{"prompt_tokens":20,"completion_tokens":500,"prompt_tokens_details":{"cached_tokens":7}}}`, "length"},
+	} {
+		stream := strings.HasPrefix(c.answer, "event:")
+		b := newRelayed(t, Options{LogRequests: true}, "s1")
+		b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", map[bool]string{true: "text/event-stream", false: "application/json"}[stream])
+			for piece := range slices.Chunk([]byte(c.answer), 50_000) {
+				event(w, string(piece))
+			}
+		})
+		if r := b.post(c.path, fmt.Sprintf(`{"model":"m","max_tokens":500,"messages":[],"stream":%t}`, stream)); r.StatusCode != 200 || r.body != c.answer || r.err != nil {
+			t.Fatalf("%s: %d %v, %d bytes", c.path, r.StatusCode, r.err, len(r.body))
+		}
+		b.until(func() bool { return b.g.InFlight.Load() == 0 })
+		if log := b.log.String(); !strings.Contains(log, "finish="+c.finish+" prompt_tokens=20 cached_tokens=7 output_tokens=500") {
+			t.Errorf("%.60s: %s", c.answer, log)
 		}
 	}
 	// The answer of a server that reports no usage counts by its deltas.

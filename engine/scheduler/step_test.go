@@ -734,7 +734,6 @@ func TestUnknownReservation(t *testing.T) {
 	}
 }
 
-// A request without tokens is refused, and nothing of it is cached.
 // A request that samples once may fill the context, ends with its sample whatever that is, and is
 // never guessed for.
 func TestOnce(t *testing.T) {
@@ -758,6 +757,7 @@ func TestOnce(t *testing.T) {
 	}
 }
 
+// A request without tokens is refused, and nothing of it is cached.
 func TestEmptyRequest(t *testing.T) {
 	s := newScheduler(t, Config{Pool: kvcache.Config{Blocks: 4}})
 	if cached, err := s.Add(Request{ID: 1, Root: root}, 0); !errors.Is(err, ErrEmpty) || cached != 0 {

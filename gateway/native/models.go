@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/tandem-serving/tandem/engine/grammar"
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -70,6 +71,7 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 			next = fl.rename(fleet, append(spare(fleet, next), m))
 		}
 	}
+	fl.learnVectors(ctx, fleet, next)
 	if len(next) > 0 {
 		err = nil
 	} else if len(was) > 0 { // its nodes may come back
@@ -85,6 +87,25 @@ func (fl *Fleet) refresh(ctx context.Context) error {
 	}
 	fl.subscribe(fleet, next)
 	return err
+}
+
+// learnVectors replaces the models whose bundles are of older nodes, which have no vectors, once a
+// newer node serves them.
+func (fl *Fleet) learnVectors(ctx context.Context, fleet *nodes.Snapshot, models []*Model) {
+	for i, m := range models {
+		at := slices.IndexFunc(fleet.Decode, func(n *nodes.Node) bool { return n.Pools(m.Fingerprint, nodes.VectorVersion) })
+		if m.bundle.Vectors != nil || at < 0 || time.Since(fl.failedModels[m.Fingerprint]) < failedPause {
+			continue
+		}
+		b, err := fleet.Decode[at].Bundle(ctx)
+		if err != nil || b.Vectors == nil || b.Fingerprint != m.Fingerprint {
+			fl.failedModels[m.Fingerprint] = time.Now()
+			continue
+		}
+		w := *m
+		w.bundle = proto.CloneOf(m.bundle)
+		w.bundle.Vectors, models[i] = b.Vectors, &w
+	}
 }
 
 // absent reports whether no decode node serves the model.

@@ -251,6 +251,7 @@ func (b *relayBody) write(c *httpserver.Conn) bool {
 
 // release sets how many bytes of buf may be sent. err is the error after them.
 func (b *relayBody) release(err error) {
+	wasInside := b.inside
 	switch {
 	case b.r.events && len(b.buf) >= maxEvent && err == nil:
 		b.whole, b.inside = wholeEvents(b.buf), false
@@ -274,12 +275,15 @@ func (b *relayBody) release(err error) {
 			b.r.nEvents += n
 			b.r.CountTokens(&b.r.times, n, b.wrote)
 		}
-		b.r.learn(b.buf[:b.whole])
+		b.r.learnEvents(b.buf[:b.whole], wasInside, b.inside && err == nil)
 		if b.last = endsDone(b.buf[:b.whole]); b.last {
 			// Only the end of the body is missing, for which the client need not wait.
 			b.r.untilDeadline = true
 			_ = b.r.call.SetDeadline(time.Now().Add(doneTimeout)) // the next read returns an error
 		}
+	}
+	if !b.r.events {
+		b.r.learnPart(b.buf[:b.whole], err == io.EOF)
 	}
 	if b.r.renames() && b.whole > 0 && (b.r.events || err != nil) {
 		named := b.r.rename(b.buf[:b.whole:b.whole])

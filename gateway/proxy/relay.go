@@ -72,6 +72,7 @@ type relay struct {
 	times   exchange.Timing   // of streams
 	nEvents int               // of the answer
 	outcome outcome
+	tail    []byte // end of an answer, or of an event, that is sent in parts
 
 	mu            sync.Mutex // guards what follows, and whether prefill is set
 	cur           *upstream.Call

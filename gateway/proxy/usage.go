@@ -3,6 +3,8 @@ package proxy
 import (
 	"bytes"
 	"cmp"
+	"regexp"
+	"slices"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
@@ -46,10 +48,67 @@ func (r *relay) learn(b []byte) {
 	}
 }
 
+// learnEvents is learn for events that may be parts of ones too large to hold. begun reports that b
+// begins inside an event, inside that b ends there.
+func (r *relay) learnEvents(b []byte, begun, inside bool) {
+	if n := len(b); (begun || inside) && !r.completes() {
+		if blank := eventEnd.FindIndex(b); !inside && blank != nil {
+			n = blank[1]
+		}
+		r.learnPart(b[:n], !inside)
+		b = b[n:]
+	}
+	r.learn(b)
+}
+
+var eventEnd = regexp.MustCompile(`\n\r?\n`)
+
+// tailBytes is how much of the end of a large answer, or of a large event, is searched for its
+// usage.
+const tailBytes = 4 << 10
+
+// learnPart reads a part of an answer, or of an event, that is too large to hold. last reports that
+// b ends it. Only the end is searched: for the usage, and for why the answer ended.
+func (r *relay) learnPart(b []byte, last bool) {
+	t := slices.Concat(r.tail, b[max(0, len(b)-tailBytes):])
+	if r.tail = t[max(0, len(t)-tailBytes):]; !last {
+		return
+	}
+	t, r.tail = r.tail, nil
+	at := bytes.LastIndex(t, usageMember)
+	switch path := r.path(); {
+	case path != messagesPath && path != responsesPath:
+		r.outcome.learn(t)
+	case at >= 0 && member(t[at:], `"output_tokens":`) > 0:
+		r.outcome.ended(cmp.Or(lastText(t, `"stop_reason":`), lastText(t, `"status":`)))
+		r.outcome.learnUsage(t[at:])
+	}
+}
+
+// lastText returns the text of the last member of that name; empty: it is missing or no string.
+func lastText(b []byte, name string) string {
+	i := bytes.LastIndex(b, []byte(name))
+	if i < 0 {
+		return ""
+	}
+	text, ok := bytes.CutPrefix(bytes.TrimLeft(b[i+len(name):], " "), []byte{'"'})
+	if !ok {
+		return ""
+	}
+	text, _, _ = bytes.Cut(text, []byte{'"'})
+	return string(text)
+}
+
 // learnObject reads a message or a response, or an event of Messages with its end. The number of
 // tokens of an answer counts from the end on.
 func (o *outcome) learnObject(object []byte) {
-	switch cmp.Or(upstream.TextMember(object, "stop_reason"), upstream.TextMember(upstream.Member(object, "delta"), "stop_reason"), upstream.TextMember(object, "status")) {
+	o.ended(cmp.Or(upstream.TextMember(object, "stop_reason"), upstream.TextMember(upstream.Member(object, "delta"), "stop_reason"), upstream.TextMember(object, "status")))
+	o.learnUsage(upstream.Member(object, "usage"))
+}
+
+// ended counts the end of a message or of a response for a reason.
+func (o *outcome) ended(reason string) {
+	switch reason {
 	case "", "in_progress", "queued":
 	case "max_tokens", "model_context_window_exceeded", "incomplete":
 		o.lengths++
@@ -60,7 +119,10 @@ func (o *outcome) learnObject(object []byte) {
 	default:
 		o.stops++
 	}
-	u := upstream.Member(object, "usage")
+}
+
+// learnUsage reads the usage of a message or of a response.
+func (o *outcome) learnUsage(u []byte) {
 	cached := member(u, `"cache_read_input_tokens":`) // which Anthropic's input_tokens leaves out
 	if n := member(u, `"input_tokens":`) + cached + member(u, `"cache_creation_input_tokens":`); n > 0 {
 		o.usage.Prompt, o.usage.Cached = n, max(cached, member(u, `"cached_tokens":`))

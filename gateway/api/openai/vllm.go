@@ -146,7 +146,7 @@ func asError(err error) *Error {
 const MaxAborts = 4096
 
 // answerIDs are the prefixes of a request's id in the ids of its answers.
-var answerIDs = []string{"chatcmpl-", "cmpl-", "resp_", "msg_", "embd-", "score-"}
+var answerIDs = []string{"chatcmpl-", "cmpl-", "resp_", "msg_", "embd-", "pooling-", "score-"}
 
 // ParseAbort returns the ids in a body of AbortPath, also without the prefixes that answers add.
 // Without ids, all requests are meant. charge is as in ParseWithin.

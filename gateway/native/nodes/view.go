@@ -334,10 +334,14 @@ func (s *Snapshot) Constrains(fingerprint uint64, version uint32) int {
 // Pools returns the number of connected decode nodes that serve the model and compute vectors of
 // the version.
 func (s *Snapshot) Pools(fingerprint uint64, version uint32) int {
-	return s.count(func(n *Node) bool {
-		l := n.link.Load()
-		return l != nil && l.vectors == version && n.usable(fingerprint)
-	})
+	return s.count(func(n *Node) bool { return n.Pools(fingerprint, version) })
+}
+
+// Pools reports whether the node is connected, serves the model and computes vectors of the
+// version.
+func (n *Node) Pools(fingerprint uint64, version uint32) bool {
+	l := n.link.Load()
+	return l != nil && l.vectors == version && n.usable(fingerprint)
 }
 
 // count returns the number of decode nodes for which is holds.
