@@ -44,6 +44,7 @@ const (
 	maxTokens   = 4 << 20       // of a prompt or an answer
 	maxTime     = 1e9           // seconds of a timestamp
 	maxRequests = 10_000_000    // of a trace
+	maxBlocks   = 256 << 20     // of all prompts, 8 bytes each
 	azureHeader = "TIMESTAMP,"  // begins the first line of an Azure trace
 	gzipMagic   = "\x1f\x8b"    // begins a gzip file
 	azureTime   = time.DateTime // fractions of a second are accepted, too
@@ -78,7 +79,7 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
 	read := mooncakeLine
-	first := time.Duration(0)
+	first, blocks := time.Duration(0), 0
 	for n := 1; lines.Scan(); n++ {
 		line := bytes.TrimSpace(lines.Bytes())
 		if n == 1 && bytes.HasPrefix(line, []byte(azureHeader)) {
@@ -105,6 +106,9 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 		}
 		if len(q.Blocks) == 0 {
 			q.Blocks = own(uint64(len(trace)), q.Tokens, BlockTokens)
+		}
+		if blocks += len(q.Blocks); blocks > maxBlocks {
+			return nil, fmt.Errorf("%w: line %d: the prompts so far have more than %d blocks: cut the trace", ErrTrace, n, maxBlocks)
 		}
 		trace = append(trace, q)
 	}
