@@ -261,6 +261,23 @@ func TestServerRefuses(t *testing.T) {
 	}
 }
 
+// A Retry-After beyond what a time.Duration holds is the longest pause, and not none.
+func TestLongRetryAfter(t *testing.T) {
+	for _, after := range []string{"10000000000", "99999999999999999999"} {
+		var calls atomic.Int64
+		b := newBed(t, line("a", "/v1/completions", `{}`), func(w http.ResponseWriter, r *http.Request) {
+			calls.Add(1)
+			w.Header().Set("Retry-After", after)
+			w.WriteHeader(429)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		if _, err := b.run(ctx); !errors.Is(err, context.DeadlineExceeded) || calls.Load() != 1 {
+			t.Errorf("%s: %v after %d calls", after, err, calls.Load())
+		}
+		cancel()
+	}
+}
+
 // Files that are no batch are refused before anything is sent, with the line.
 func TestBadFiles(t *testing.T) {
 	for in, want := range map[string]string{
