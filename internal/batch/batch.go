@@ -49,7 +49,7 @@ const (
 // nothing at the server, because the requests carry the operator's key.
 var paths = []string{
 	"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/inference/v1/generate", "/tokenize", "/detokenize",
-	"/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/classify", "/pooling", // of upstreams
+	"/v1/embeddings", "/v2/embed", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/pooling", "/classify",
 }
 
 // Options of a run.
