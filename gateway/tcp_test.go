@@ -11,6 +11,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,8 +41,9 @@ func TestPlainHTTPToTLS(t *testing.T) {
 	}
 	b := newBed(t, Options{Listener: l, TLS: &tls.Config{Certificates: []tls.Certificate{selfSigned(t)}}}, nil)
 	for sent, want := range map[string]string{
-		"GET / HTTP/1.1\r\nHost: x\r\n\r\n":                                                "write https:// instead of http://",
-		"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{\"a\": 42}": `"type":"BadRequestError"`,
+		"GET / HTTP/1.1\r\nHost: x\r\n\r\n":                                                        "write https:// instead of http://",
+		"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{\"a\": 42}":         `"type":"BadRequestError"`,
+		"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n" + strings.Repeat(" ", 4e6): `"type":"BadRequestError"`,
 		"nonsense\r\n\r\n":     "",
 		"\x00\x01\x02\x03\x04": "",
 	} {
@@ -54,7 +56,7 @@ func TestPlainHTTPToTLS(t *testing.T) {
 		}
 		got, _ := io.ReadAll(nc) // a reset may end it
 		if want == "" && bytes.Contains(got, []byte("HTTP")) || !bytes.Contains(got, []byte(want)) || want != "" && !bytes.HasPrefix(got, []byte("HTTP/1.1 400 Bad Request\r\n")) {
-			t.Errorf("%q: %q, want %q", sent, got, want)
+			t.Errorf("%.100q: %q, want %q", sent, got, want)
 		}
 		nc.Close()
 	}

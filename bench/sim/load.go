@@ -153,12 +153,17 @@ func (l Load) Trace(seed uint64) ([]Request, error) {
 		return nil, fmt.Errorf("%w: %w", ErrLoad, err)
 	}
 	draw := rand.New(rand.NewPCG(seed, 0x6c6f6164))
-	trace := make([]Request, l.N)
+	trace, prefixes, blocks := make([]Request, l.N), make([]int, l.N), 0
 	for i := range trace {
-		q := &trace[i]
-		*q = Request{At: at[i] - at[0], Tokens: l.In.draw(draw), Output: l.Out.draw(draw), Block: loadBlock}
+		trace[i] = Request{At: at[i] - at[0], Tokens: l.In.draw(draw), Output: l.Out.draw(draw), Block: loadBlock}
+		prefixes[i] = draw.IntN(l.Prefixes)
+		if blocks += trace[i].Tokens/loadBlock + 1; blocks > maxBlocks {
+			return nil, fmt.Errorf("%w: %d of %d prompts have more than %d tokens together: draw fewer, with n=", ErrLoad, i+1, l.N, maxBlocks*loadBlock)
+		}
+	}
+	for i := range trace {
+		q, prefix := &trace[i], prefixes[i]
 		q.Blocks = own(uint64(i), q.Tokens, loadBlock)
-		prefix := draw.IntN(l.Prefixes)
 		for b := range int(l.Prefix * float64(q.Tokens) / loadBlock) {
 			q.Blocks[b] = kvcache.Hash(mix(1<<63 | uint64(prefix)<<24 | uint64(b)))
 		}

@@ -106,6 +106,7 @@ func TestWrongTraces(t *testing.T) {
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n":                                 "there is no request",
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1":            "2 fields",
 		"TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1":                    "write such as 2023",
+		"TIMESTAMP,ContextTokens,GeneratedTokens\n2555-01-01 00:00:00,1,1\n":        "write such as 2023", // nanoseconds overflow
 		"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97996,-1,1\n": "-1 prompt",
 	} {
 		if _, err := ReadTrace(strings.NewReader(text)); !errors.Is(err, ErrTrace) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {

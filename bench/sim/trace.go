@@ -43,7 +43,9 @@ const (
 	maxLine     = 1 << 20       // bytes
 	maxTokens   = 4 << 20       // of a prompt or an answer
 	maxTime     = 1e9           // seconds of a timestamp
+	maxYear     = 2261          // of a timestamp, whose nanoseconds since 1970 an int64 holds
 	maxRequests = 10_000_000    // of a trace
+	maxBlocks   = 256 << 20     // of all prompts, 8 bytes each
 	azureHeader = "TIMESTAMP,"  // begins the first line of an Azure trace
 	gzipMagic   = "\x1f\x8b"    // begins a gzip file
 	azureTime   = time.DateTime // fractions of a second are accepted, too
@@ -78,7 +80,7 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
 	read := mooncakeLine
-	first := time.Duration(0)
+	first, blocks := time.Duration(0), 0
 	for n := 1; lines.Scan(); n++ {
 		line := bytes.TrimSpace(lines.Bytes())
 		if n == 1 && bytes.HasPrefix(line, []byte(azureHeader)) {
@@ -105,6 +107,9 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 		}
 		if len(q.Blocks) == 0 {
 			q.Blocks = own(uint64(len(trace)), q.Tokens, BlockTokens)
+		}
+		if blocks += len(q.Blocks); blocks > maxBlocks {
+			return nil, fmt.Errorf("%w: line %d: the prompts so far have more than %d blocks: cut the trace", ErrTrace, n, maxBlocks)
 		}
 		trace = append(trace, q)
 	}
@@ -158,7 +163,7 @@ func azureLine(line []byte) (q Request, err error) {
 	at, errTime := time.Parse(azureTime, string(fields[0]))
 	tokens, errIn := strconv.Atoi(string(fields[1]))
 	output, errOut := strconv.Atoi(string(fields[2]))
-	if err := errors.Join(errTime, errIn, errOut); err != nil {
+	if err := errors.Join(errTime, errIn, errOut); err != nil || at.Year() < 1970 || at.Year() > maxYear {
 		return q, fmt.Errorf("%q: write such as 2023-11-16 18:17:03.9799600,4808,10", line)
 	}
 	return Request{At: time.Duration(at.UnixNano()), Tokens: tokens, Output: output}, nil

@@ -54,6 +54,11 @@ func (o *object) String() string { return o.Kind + " " + o.Name }
 
 // render returns the objects of the chart with values, and their text.
 func render(values map[string]any) (objects []object, text string, err error) {
+	return renderAs(release, namespace, values)
+}
+
+// renderAs is render for a release of that name in a namespace.
+func renderAs(release, namespace string, values map[string]any) (objects []object, text string, err error) {
 	chart, err := loader.Load(chartDir)
 	if err != nil {
 		return nil, "", err
@@ -376,6 +381,54 @@ monitoring: {podMonitor: {enabled: true}}`, "set gateway.adminPort"},
 		_, _, err := render(parse(t, c.values))
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want %q", c.values, err, c.want)
+		}
+	}
+}
+
+// Names and values that YAML would take for another type, or for a comment, stay what they are.
+func TestQuotedValues(t *testing.T) {
+	for _, c := range []struct{ release, values, want string }{
+		{"true", `pools: {"on": {role: decode}, "null": {role: prefill}}`, `app.kubernetes.io/instance: "true"`},
+		{"a", `{nameOverride: "123", fullnameOverride: "true", clusterDomain: "123"}`, "name: \"true\"\n"},
+		{"a", `gateway: {upstreams: ["http://a/#x: y #z", "k8s:456/svc:80"], clientTLS: {existingSecret: "1"}, apiKeys: {existingSecret: "0x1", key: "1"}, runtimeClassName: "on", priorityClassName: "1", spread: {topologyKey: "1"}, serviceAccount: {create: false, name: "12"}}`,
+			`- "--upstream=http://a/#x: y #z"`},
+		{"a", `{nodes: {model: "on", near: {topologyKey: "1"}, shm: "8"}, models: {"on": {hostPath: {path: "/a: b #c"}, path: "/x #y", servedModelName: "a: b #c"}}}`, `- "--served-model-name=a: b #c"`},
+		{"a", `{nodes: {model: "1"}, models: {"1": {hub: {repository: "a: b", revision: "1 #2", claimName: "12"}}}}`, `- "--revision=1 #2"`},
+		{"a", `{nodes: {model: p}, models: {p: {pvc: {claimName: "12"}, path: a}}}`, `- "--model=/model/a"`},
+		{"a", `{certificates: {mode: secret, existingSecrets: {gateway: "12", nodes: "1e3"}}}`, `secretName: "1e3"`},
+		{"a", `{certificates: {mode: certManager, certManager: {gossipSecret: "12"}}, monitoring: {podMonitor: {enabled: true}}, nodes: {autoscaling: {type: keda, serverAddress: "a: b #"}}, networkPolicy: {enabled: true}}`,
+			`serverAddress: "a: b #"`},
+	} {
+		objects, text, err := renderAs(c.release, "123", parse(t, c.values))
+		if err != nil {
+			t.Errorf("%s: %v", c.values, err)
+			continue
+		}
+		for i := range objects {
+			if err := decode(&objects[i]); err != nil {
+				t.Errorf("%s: %s: %v", c.values, &objects[i], err)
+			}
+		}
+		if !strings.Contains(text, c.want) {
+			t.Errorf("%s: no %s", c.values, c.want)
+		}
+	}
+}
+
+// Releases of one name in two namespaces have no object in common where their upstreams are.
+func TestUpstreamsOfTwoReleases(t *testing.T) {
+	seen := map[string]string{}
+	for _, namespace := range []string{"a", "b"} {
+		objects, _, err := renderAs(release, namespace, parse(t, `gateway: {upstreams: ["k8s:models/svc:80", "k8s:svc:80"]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objects {
+			at := o.Namespace + " " + o.String()
+			if other := seen[at]; other != "" {
+				t.Errorf("%s is of the releases in %s and %s", at, other, namespace)
+			}
+			seen[at] = namespace
 		}
 	}
 }

@@ -191,8 +191,10 @@ func (m *Masks) open(k key) *entry {
 // more than CacheBytes. It reports whether e has to drop its cache, because no other is idle. The
 // caller holds mu.
 func (m *Masks) settle(e *entry, bytes int) (drop bool) {
-	m.bytes += bytes - e.bytes
-	e.bytes = bytes
+	if m.entries[e.key] == e { // it may have been dropped since its bytes were counted
+		m.bytes += bytes - e.bytes
+		e.bytes = bytes
+	}
 	for m.bytes > m.o.CacheBytes || len(m.entries) > maxGrammars {
 		var oldest *entry
 		for _, x := range m.entries {

@@ -288,3 +288,18 @@ func TestCacheBytes(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// An entry that was dropped while its worker counted its memory no longer counts.
+func TestSettleDropped(t *testing.T) {
+	m := newMasks(t, func(o *Options) { o.CacheBytes = 10 })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e := m.open(keyOf(&sources[0]))
+	if !m.settle(e, 100) {
+		t.Error("the only entry, in use, keeps its cache")
+	}
+	m.release(&Guide{entry: e})
+	if m.settle(e, 20); m.bytes != 0 || len(m.entries) != 0 {
+		t.Errorf("%d bytes of %d grammars", m.bytes, len(m.entries))
+	}
+}

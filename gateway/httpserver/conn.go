@@ -279,8 +279,11 @@ func (c *Conn) refusePlain(err error) {
 	}
 	body := c.l.errorBody(400, "this port has a certificate: write https:// instead of http://")
 	// The socket's buffer takes the answer at once. Errors do not matter: the connection is closed.
-	_ = plain.Conn.SetWriteDeadline(time.Now().Add(lingerTime))
+	_ = plain.Conn.SetDeadline(time.Now().Add(lingerTime))
 	_, _ = fmt.Fprintf(plain.Conn, "HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+	if half, ok := plain.Conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		_, _ = io.CopyN(io.Discard, plain.Conn, lingerBytes)
+	}
 }
 
 // methodStart reports whether a line of HTTP may begin so: with a method.

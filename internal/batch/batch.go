@@ -49,7 +49,7 @@ const (
 // nothing at the server, because the requests carry the operator's key.
 var paths = []string{
 	"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/inference/v1/generate", "/tokenize", "/detokenize",
-	"/v1/embeddings", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/pooling",
+	"/v1/embeddings", "/v2/embed", "/v1/score", "/score", "/v1/rerank", "/v2/rerank", "/rerank", "/pooling",
 	"/classify", // of upstreams
 }
 
@@ -374,7 +374,7 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 			wait, err = time.Second, fmt.Errorf("%w: %s: %w", ErrServer, r.URL, err)
 		case resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode == http.StatusServiceUnavailable:
 			seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")) // 0: the server names no time
-			wait, err = time.Duration(max(1, seconds))*time.Second, fmt.Errorf("%w: %s: %s: %.300s", ErrServer, r.URL, resp.Status, body)
+			wait, err = time.Duration(min(max(1, seconds), int(maxPause/time.Second)))*time.Second, fmt.Errorf("%w: %s: %s: %.300s", ErrServer, r.URL, resp.Status, body)
 		case resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden:
 			return nil, fmt.Errorf("%w: %s: %.300s; give the key with --api-key", ErrRefused, resp.Status, body)
 		default:
@@ -385,7 +385,7 @@ func (r *run) ask(ctx context.Context, q *request) (*output, error) {
 			return nil, err
 		}
 		select {
-		case <-time.After(min(wait, maxPause)):
+		case <-time.After(wait):
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}

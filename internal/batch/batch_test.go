@@ -224,6 +224,23 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
+// Routes of vectors and scores are sent, and routes that change something are not.
+func TestRoutes(t *testing.T) {
+	in, want := "", map[string]int{"/v1/embeddings": 200, "/v2/embed": 200, "/pooling": 200, "/rerank": 200, "/classify": 200, "/abort_requests": 400, "/v1/load_lora_adapter": 400}
+	for path := range want {
+		in += line(path, path, `{}`)
+	}
+	b := newBed(t, in, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) })
+	if _, err := b.run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for path, o := range b.outputs() {
+		if o.Response.Status != want[path] {
+			t.Errorf("%s: status %d, want %d", path, o.Response.Status, want[path])
+		}
+	}
+}
+
 // After a write that failed nothing is written, because the output may end with a part of a line.
 func TestBrokenOutput(t *testing.T) {
 	b := newBed(t, line("a", "/v1/completions", `{}`), func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{}`) })
@@ -258,6 +275,23 @@ func TestServerRefuses(t *testing.T) {
 		if _, err := b.run(t.Context()); !errors.Is(err, want) || len(b.outputs()) != 0 {
 			t.Errorf("%d: %v", status, err)
 		}
+	}
+}
+
+// A Retry-After beyond what a time.Duration holds is the longest pause, and not none.
+func TestLongRetryAfter(t *testing.T) {
+	for _, after := range []string{"10000000000", "99999999999999999999"} {
+		var calls atomic.Int64
+		b := newBed(t, line("a", "/v1/completions", `{}`), func(w http.ResponseWriter, r *http.Request) {
+			calls.Add(1)
+			w.Header().Set("Retry-After", after)
+			w.WriteHeader(429)
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		if _, err := b.run(ctx); !errors.Is(err, context.DeadlineExceeded) || calls.Load() != 1 {
+			t.Errorf("%s: %v after %d calls", after, err, calls.Load())
+		}
+		cancel()
 	}
 }
 

@@ -10,12 +10,10 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/signal"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -67,9 +65,9 @@ func examine(v *Invocation) error {
 	if len(*dirs) == 0 {
 		*dirs = folders
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signalled, _, stop := process.Signals()
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, doctorTimeout)
+	ctx, cancel := context.WithTimeout(signalled, doctorTimeout)
 	defer cancel()
 	system := os.DirFS("/")
 	client := &http.Client{Timeout: 10 * time.Second}
@@ -77,6 +75,9 @@ func examine(v *Invocation) error {
 		System: system, Now: time.Now(), Kernels: cpu.Variants(), Descriptors: descriptors, MemoryLimit: process.MemoryLimit(system),
 		Ports: ports, PortsNeeded: needed, TLSDirs: *dirs, Fabric: fabrics, GPU: firstGPU, URL: *gateway, Key: *key, HTTP: client,
 	})
+	if signalled.Err() != nil { // checks that it cut short are no problems
+		return context.Cause(signalled)
+	}
 	for i := range lines {
 		lines[i].Figure = logs.WithoutPackages(lines[i].Figure)
 	}

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -148,6 +150,20 @@ func TestDoctorFindsTakenPorts(t *testing.T) {
 	}
 	if !strings.Contains(errOut, "1 of the checks found problems") {
 		t.Errorf("%q", errOut)
+	}
+}
+
+// A signal ends the checks with its status, and the cut ones are not reported.
+func TestDoctorSignal(t *testing.T) {
+	var once sync.Once
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		once.Do(func() { _ = syscall.Kill(os.Getpid(), syscall.SIGINT) })
+		<-r.Context().Done()
+	}))
+	defer server.Close()
+	status, out, errOut := diagnose(t, []string{"TANDEM_PORT=0"}, "--url", server.URL)
+	if status != 130 || out != "" || errOut != "tandem doctor: stopped: interrupt\n" {
+		t.Errorf("status %d: %q %q", status, out, errOut)
 	}
 }
 

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,14 +9,13 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/kubernetes"
+	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 )
 
@@ -70,9 +70,9 @@ func secretCertificates(v *Invocation, api kubernetes.Options, secret string, na
 		return fmt.Errorf("%w: %w", config.ErrValue, err)
 	}
 	defer client.Close()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signalled, _, stop := process.Signals()
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, secretTime)
+	ctx, cancel := context.WithTimeout(signalled, secretTime)
 	defer cancel()
 	path := "/api/v1/namespaces/" + namespace + "/secrets/" + name
 	for try := 0; ; try++ {
@@ -99,7 +99,7 @@ func secretCertificates(v *Invocation, api kubernetes.Options, secret string, na
 			continue // another process has changed it since it was read
 		}
 		if err != nil {
-			return fmt.Errorf("secret %s: %w", secret, err)
+			return cmp.Or(context.Cause(signalled), fmt.Errorf("secret %s: %w", secret, err))
 		}
 		for _, n := range issued {
 			fmt.Fprintln(v.Out, n)

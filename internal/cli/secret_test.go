@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/tandem-serving/tandem/internal/tlsconf"
@@ -44,6 +45,22 @@ func (a *secretAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var o secretObject
 	o.Metadata.ResourceVersion, o.Data = strconv.Itoa(a.version), a.data
 	_ = json.NewEncoder(w).Encode(o)
+}
+
+// A signal ends the work on a Secret with its status.
+func TestSecretSignal(t *testing.T) {
+	release := make(chan struct{})
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+		<-release
+	}))
+	defer server.Close()
+	defer close(release)
+	var errOut bytes.Buffer
+	args := []string{"ca", "--kubernetes-api", server.URL, "--kubernetes-secret", "llm/tandem-certs", "node/node"}
+	if got := Tools().Main("1", args, nil, io.Discard, &errOut); got != 128+int(syscall.SIGTERM) || errOut.String() != "tandem ca: stopped: terminated\n" {
+		t.Errorf("status %d: %s", got, &errOut)
+	}
 }
 
 // A Secret gets what it lacks, keeps what is valid, and its files are those of a node.

@@ -30,6 +30,8 @@ const (
 	account = "/var/run/secrets/kubernetes.io/serviceaccount" // where a pod's service account is mounted
 	maxFile = 1 << 20                                         // bytes of a file of the account
 	timeout = 30 * time.Second                                // until the head of an answer
+
+	maxRedirects = 5 // of one request
 )
 
 // ErrNoCluster reports that the process is no pod and has no API.
@@ -98,11 +100,19 @@ func New(o Options) (*Client, error) {
 		}
 		transport.TLSClientConfig = &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 	}
-	c := &Client{api: api, tokenFile: o.TokenFile, http: &http.Client{Transport: transport}}
+	c := &Client{api: api, tokenFile: o.TokenFile, http: &http.Client{Transport: transport, CheckRedirect: redirect}}
 	if o.Transport != nil {
 		c.http.Transport = o.Transport
 	}
 	return c, nil
+}
+
+// redirect follows a redirect of a read. A patch would become a read, whose success means nothing.
+func redirect(_ *http.Request, via []*http.Request) error {
+	if via[0].Method != http.MethodGet || len(via) > maxRedirects {
+		return http.ErrUseLastResponse
+	}
+	return nil
 }
 
 // Close closes idle connections.
@@ -152,5 +162,8 @@ func (c *Client) do(ctx context.Context, method, path string, body []byte) (*htt
 	defer resp.Body.Close()
 	var status struct{ Message string }
 	_ = json.NewDecoder(io.LimitReader(resp.Body, 64<<10)).Decode(&status) // the message is optional
+	if at := resp.Header.Get("Location"); at != "" && status.Message == "" {
+		status.Message = "it redirects to " + at
+	}
 	return nil, &StatusError{Code: resp.StatusCode, Message: status.Message}
 }

@@ -62,6 +62,36 @@ func TestClient(t *testing.T) {
 	}
 }
 
+// A redirect of a patch is an error: net/http would send a GET, which succeeds.
+func TestRedirect(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/old":
+			w.Header().Set("Location", "/new")
+			w.WriteHeader(http.StatusMovedPermanently)
+		case "/round":
+			http.Redirect(w, r, "/round", http.StatusFound)
+		}
+	}))
+	defer server.Close()
+	c, err := New(Options{API: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	resp, err := c.Get(t.Context(), "/old", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if err := c.MergePatch(t.Context(), "/old", []byte(`{}`)); err == nil || err.Error() != "kubernetes: the API answers 301: it redirects to /new" {
+		t.Errorf("a patch: %v", err)
+	}
+	if _, err := c.Get(t.Context(), "/round", nil); err == nil || !strings.Contains(err.Error(), "answers 302: it redirects to /round") {
+		t.Errorf("a circle: %v", err)
+	}
+}
+
 // A client without an API is an error, and so are files that cannot be used.
 func TestBadOptions(t *testing.T) {
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")

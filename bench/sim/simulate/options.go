@@ -71,6 +71,9 @@ const maxTokens = 500_000_000
 // do not have it.
 const heartbeat = 100 * time.Millisecond
 
+// minHeartbeat bounds the reports of a run.
+const minHeartbeat = time.Millisecond
+
 // fleetSize matches the size of a fleet.
 var fleetSize = regexp.MustCompile(`^(?:(\d{1,6})[Pp])?(\d{1,6})[Dd]?$`)
 
@@ -156,16 +159,19 @@ const (
 	maxKnown  = 2_000_000
 )
 
-// checkSize returns an error for fleets that do not fit in memory, and for objectives that no
-// request could meet.
+// checkSize returns an error for fleets that do not fit in memory, for reports that would take
+// forever, and for objectives that no request could meet.
 func (r *run) checkSize() error {
 	nodes, each := r.nodes(), r.profile.Memory.Blocks
 	if total := float64(nodes) * float64(each); total > maxBlocks {
 		larger := r.profile.Memory.BlockTokens * int(math.Ceil(total/maxBlocks))
 		return fmt.Errorf("%w: %d nodes of %d KV blocks are too many to simulate: give larger blocks, such as --block-size %d", ErrOption, nodes, each, larger)
 	}
-	if gateways := max(1, r.Gateways); gateways*nodes > maxKnown {
+	if gateways := max(1, r.Gateways); gateways > maxKnown/nodes {
 		return fmt.Errorf("%w: --gateways %d with %d nodes is too large to simulate: give at most %d", ErrOption, gateways, nodes, max(1, maxKnown/nodes))
+	}
+	if h := r.fleet.Heartbeat; h < minHeartbeat {
+		return fmt.Errorf("%w: nodes report every %v, at least %v are simulated: give --heartbeat, or correct gateway.heartbeat of the profile", ErrOption, h, minHeartbeat)
 	}
 	times := r.profile.Times()
 	for _, g := range []struct {

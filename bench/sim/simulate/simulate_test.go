@@ -178,6 +178,9 @@ func TestWrongOptions(t *testing.T) {
 		{func(o *Options) { o.HTML = filepath.Join(empty, "x.html") }, "--html"},
 		{func(o *Options) { o.Fleet = "3000P7000D" }, "give larger blocks, such as --block-size 144"},
 		{func(o *Options) { o.Gateways = 10_000_000 }, "give at most 500000"},
+		{func(o *Options) { o.Gateways = 1 << 62 }, "give at most 500000"}, // times the nodes: 0
+		{func(o *Options) { o.Load = "rps=1,n=1000000,in=4194304,out=1" }, "draw fewer, with n="},
+		{func(o *Options) { o.Heartbeat = 1 }, "nodes report every 1ns, at least 1ms"},
 		{func(o *Options) { o.Goodput = []string{"ttft:5"} }, "--goodput ttft:5: the shortest step of h200:llama-8b takes 6.2 ms"},
 		{func(o *Options) { o.Goodput = []string{"tpot:4"} }, "the shortest step"},
 		{func(o *Options) { o.Speedup = 1e-9 }, "give --num-prompts or --speedup"},

@@ -103,7 +103,8 @@ var errDown = errors.New("upstream: down")
 
 // probe requests the health path. A server without such a path is up if it lists models, so that
 // another server at a reused address does not count as an upstream. A server that refuses the
-// gateway's credentials is up, because clients' own may be forwarded.
+// gateway's credentials is up, because clients' own may be forwarded. So is a server that limits
+// the rate of requests, because clients get its answer.
 func (s *Server) probe(ctx context.Context) error {
 	status, _, err := s.get(ctx, s.p.o.HealthPath, 64<<10)
 	switch {
@@ -129,8 +130,8 @@ func (s *Server) probe(ctx context.Context) error {
 	return nil
 }
 
-// refused reports whether a status asks for other credentials.
-func refused(status int) bool { return status == 401 || status == 403 }
+// refused reports whether a status asks for other credentials, or for fewer requests.
+func refused(status int) bool { return status == 401 || status == 403 || status == 429 }
 
 // list requests the server's models. If that fails, the list stays as it was.
 func (s *Server) list(ctx context.Context) {

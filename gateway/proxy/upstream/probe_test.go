@@ -21,6 +21,8 @@ func TestProbe(t *testing.T) {
 		{401, 401, "", ""}, // clients' credentials may be forwarded
 		{404, 200, list, ""},
 		{404, 403, "", ""},
+		{404, 429, "", ""}, // a limit of the rate
+		{429, 404, "", ""},
 		{404, 404, "", "no OpenAI-compatible server: /health answers 404, /v1/models answers 404"},
 		{404, 200, "<html>", "/health answers 404, upstream: models: invalid character"},
 		{302, 200, `{"data": []}`, "no model in it"},

@@ -20,7 +20,7 @@
 {{- $autoscaled := and (not $gateway) $s.autoscaling.type -}}
 {{- $rootUser := and (not $gateway) $s.rdma.ipcLock -}}
 {{- $selector := printf "%s\napp.kubernetes.io/component: %s" (include "tandem.selector" $root) $role -}}
-{{- if not $gateway }}{{- $selector = printf "%s\ntandem/pool: %s" $selector .name -}}{{- end -}}
+{{- if not $gateway }}{{- $selector = printf "%s\ntandem/pool: %q" $selector .name -}}{{- end -}}
 {{- $config := toYaml $s.config -}}
 apiVersion: v1
 kind: ConfigMap
@@ -74,7 +74,7 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
     spec:
-      serviceAccountName: {{ include "tandem.serviceAccount" (dict "root" $root "s" $s "suffix" (ternary "gateway" "nodes" $gateway)) }}
+      serviceAccountName: {{ include "tandem.serviceAccount" (dict "root" $root "s" $s "suffix" (ternary "gateway" "nodes" $gateway)) | quote }}
       automountServiceAccountToken: {{ and $gateway (eq (include "tandem.discovers" $root) "true") }}
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ include "tandem.grace" (dict "s" $s "path" .path) }}
@@ -85,10 +85,10 @@ spec:
         {{- toYaml . | nindent 8 }}
       {{- end }}
       {{- with $s.priorityClassName }}
-      priorityClassName: {{ . }}
+      priorityClassName: {{ . | quote }}
       {{- end }}
       {{- with $s.runtimeClassName }}
-      runtimeClassName: {{ . }}
+      runtimeClassName: {{ . | quote }}
       {{- end }}
       {{- with $s.nodeSelector }}
       nodeSelector:
@@ -107,7 +107,7 @@ spec:
           preferredDuringSchedulingIgnoredDuringExecution:
             - weight: {{ int $s.near.weight }}
               podAffinityTerm:
-                topologyKey: {{ $s.near.topologyKey }}
+                topologyKey: {{ $s.near.topologyKey | quote }}
                 labelSelector:
                   matchLabels:
                     {{- include "tandem.selector" $root | nindent 20 }}
@@ -115,7 +115,7 @@ spec:
       {{- end }}
       {{- if $s.spread.topologyKey }}
       topologySpreadConstraints:
-        - topologyKey: {{ $s.spread.topologyKey }}
+        - topologyKey: {{ $s.spread.topologyKey | quote }}
           maxSkew: {{ int $s.spread.maxSkew }}
           whenUnsatisfiable: {{ $s.spread.whenUnsatisfiable }}
           labelSelector:
@@ -130,7 +130,7 @@ spec:
       {{- if $model.hub }}
       initContainers:
         - name: pull
-          image: {{ include "tandem.image" (dict "root" $root "image" $s.image) }}
+          image: {{ include "tandem.image" (dict "root" $root "image" $s.image) | quote }}
           imagePullPolicy: {{ default $root.Values.image.pullPolicy $s.image.pullPolicy }}
           args: [pull, {{ printf "%s:%s" $model.hub.repository (default "main" $model.hub.revision) | quote }}]
           env:
@@ -147,7 +147,7 @@ spec:
       {{- end }}
       containers:
         - name: tandem
-          image: {{ include "tandem.image" (dict "root" $root "image" $s.image) }}
+          image: {{ include "tandem.image" (dict "root" $root "image" $s.image) | quote }}
           imagePullPolicy: {{ default $root.Values.image.pullPolicy $s.image.pullPolicy }}
           args:
             - {{ $role }}
@@ -155,7 +155,7 @@ spec:
             - --node-name=$(POD_NAME)
             - --shutdown-timeout={{ int $s.shutdownSeconds }}s
             {{- if $gateway }}
-            - --host={{ $s.listen }}
+            - {{ printf "--host=%s" $s.listen | quote }}
             {{- if $https }}
             - --ssl-certfile=/etc/tandem/clients/tls.crt
             - --ssl-keyfile=/etc/tandem/clients/tls.key
@@ -166,18 +166,18 @@ spec:
             {{- if $s.apiKeys.existingSecret }}
             - --api-key-file=/etc/tandem/keys/keys
             {{- end }}
-            - --allowed-hosts={{ include "tandem.hosts" $root }}
+            - {{ printf "--allowed-hosts=%s" (include "tandem.hosts" $root) | quote }}
             {{- if $admin }}
-            - --admin-listen={{ if contains ":" $s.listen }}[{{ $s.listen }}]{{ else }}{{ $s.listen }}{{ end }}:{{ int $s.adminPort }}
+            - "--admin-listen={{ if contains ":" $s.listen }}[{{ $s.listen }}]{{ else }}{{ $s.listen }}{{ end }}:{{ int $s.adminPort }}"
             {{- end }}
             {{- range $s.upstreams }}
-            - --upstream={{ . }}
+            - {{ printf "--upstream=%s" . | quote }}
             {{- end }}
             {{- range $s.prefillUpstreams }}
-            - --upstream-prefill={{ . }}
+            - {{ printf "--upstream-prefill=%s" . | quote }}
             {{- end }}
             {{- range $s.decodeUpstreams }}
-            - --upstream-decode={{ . }}
+            - {{ printf "--upstream-decode=%s" . | quote }}
             {{- end }}
             {{- if $cluster }}
             - --advertise=$(POD_IP)
@@ -187,18 +187,18 @@ spec:
             {{- end }}
             {{- if $cluster }}
             - --tls-dir=/etc/tandem/tls
-            - --join={{ include "tandem.gossip" $root }}
+            - {{ printf "--join=%s" (include "tandem.gossip" $root) | quote }}
             {{- end }}
             {{- if $model.hub }}
-            - --model={{ $model.hub.repository }}
+            - {{ printf "--model=%s" $model.hub.repository | quote }}
             {{- with $model.hub.revision }}
-            - --revision={{ . }}
+            - {{ printf "--revision=%s" . | quote }}
             {{- end }}
             {{- else if $model }}
-            - --model=/model{{ with $model.path }}/{{ trimPrefix "/" . }}{{ end }}
+            - {{ printf "--model=/model%s" (ternary (printf "/%s" (trimPrefix "/" (default "" $model.path))) "" (not (empty $model.path))) | quote }}
             {{- end }}
             {{- if $model }}
-            - --served-model-name={{ default $s.model $model.servedModelName }}
+            - {{ printf "--served-model-name=%s" (default $s.model $model.servedModelName) | quote }}
             {{- end }}
             {{- range $s.extraArgs }}
             - {{ . | quote }}
@@ -294,14 +294,14 @@ spec:
         {{- end }}
         {{- if $https }}
         - name: clients
-          secret: {secretName: {{ $s.clientTLS.existingSecret }}, defaultMode: 0440}
+          secret: {secretName: {{ $s.clientTLS.existingSecret | quote }}, defaultMode: 0440}
         {{- end }}
         {{- if and $gateway $s.apiKeys.existingSecret }}
         - name: keys
           secret:
-            secretName: {{ $s.apiKeys.existingSecret }}
+            secretName: {{ $s.apiKeys.existingSecret | quote }}
             defaultMode: 0440
-            items: [{key: {{ $s.apiKeys.key }}, path: keys}]
+            items: [{key: {{ $s.apiKeys.key | quote }}, path: keys}]
         {{- end }}
         {{- if $model }}
         - name: model
@@ -309,7 +309,7 @@ spec:
         {{- end }}
         {{- if and (not $gateway) $s.shm }}
         - name: shm
-          emptyDir: {medium: Memory, sizeLimit: {{ $s.shm }}}
+          emptyDir: {medium: Memory, sizeLimit: {{ $s.shm | quote }}}
         {{- end }}
         {{- with $s.extraVolumes }}
         {{- toYaml . | nindent 8 }}
@@ -393,17 +393,17 @@ resources:
 
 {{- define "tandem.modelVolume" -}}
 {{- if .pvc -}}
-persistentVolumeClaim: {claimName: {{ .pvc.claimName }}, readOnly: {{ .pvc.readOnly | default false }}}
+persistentVolumeClaim: {claimName: {{ .pvc.claimName | quote }}, readOnly: {{ .pvc.readOnly | default false }}}
 {{- else if .hostPath -}}
-hostPath: {path: {{ .hostPath.path }}, type: Directory}
+hostPath: {path: {{ .hostPath.path | quote }}, type: Directory}
 {{- else if .image -}}
 image:
-  reference: {{ .image.reference }}
+  reference: {{ .image.reference | quote }}
   pullPolicy: {{ default "IfNotPresent" .image.pullPolicy }}
 {{- else if .hub.claimName -}}
-persistentVolumeClaim: {claimName: {{ .hub.claimName }}}
+persistentVolumeClaim: {claimName: {{ .hub.claimName | quote }}}
 {{- else -}}
-emptyDir: {{ if .hub.sizeLimit }}{sizeLimit: {{ .hub.sizeLimit }}}{{ else }}{}{{ end }}
+emptyDir: {{ if .hub.sizeLimit }}{sizeLimit: {{ .hub.sizeLimit | quote }}}{{ else }}{}{{ end }}
 {{- end -}}
 {{- end -}}
 
@@ -414,6 +414,6 @@ emptyDir: {{ if .hub.sizeLimit }}{sizeLimit: {{ .hub.sizeLimit }}}{{ else }}{}{{
 {{- end }}
 {{- with .tokenSecret }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ default "token" .key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ default "token" .key | quote }}}}
 {{- end }}
 {{- end -}}

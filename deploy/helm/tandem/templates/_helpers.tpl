@@ -14,8 +14,8 @@
 
 {{/* tandem.selector is the part of the labels that never changes. */}}
 {{- define "tandem.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "tandem.labels" -}}
@@ -30,8 +30,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* tandem.metadata has the name with a suffix, and the labels: root, suffix, component. */}}
 {{- define "tandem.metadata" -}}
-name: {{ include "tandem.fullname" .root }}{{ with .suffix }}-{{ . }}{{ end }}
-namespace: {{ .root.Release.Namespace }}
+name: "{{ include "tandem.fullname" .root }}{{ with .suffix }}-{{ . }}{{ end }}"
+namespace: {{ .root.Release.Namespace | quote }}
 labels:
   {{- include "tandem.labels" .root | nindent 2 }}
   {{- with .component }}
@@ -140,12 +140,12 @@ capabilities: {drop: [ALL]}
             - {key: tls.crt, path: node.crt}
             - {key: tls.key, path: node.key}
       - secret:
-          name: {{ default (printf "%s-gossip" $name) $c.certManager.gossipSecret }}
+          name: {{ default (printf "%s-gossip" $name) $c.certManager.gossipSecret | quote }}
           items:
             - {key: gossip.secret, path: gossip.secret}
   {{- else }}
   secret:
-    secretName: {{ ternary $c.existingSecrets.gateway $c.existingSecrets.nodes (eq .role "gateway") }}
+    secretName: {{ ternary $c.existingSecrets.gateway $c.existingSecrets.nodes (eq .role "gateway") | quote }}
     defaultMode: 0440
   {{- end }}
 {{- end -}}
