@@ -311,7 +311,7 @@ func TestGrammarVersions(t *testing.T) {
 		want                string
 	}{
 		{engine.GrammarVersion, 0, 3, ""},
-		{engine.GrammarVersion + 1, 0, 3, "CODE_MISMATCH: the node has no grammars of version 3"},
+		{engine.GrammarVersion + 1, 0, 3, fmt.Sprint("CODE_MISMATCH: the node has no grammars of version ", engine.GrammarVersion+1)},
 		{0, 0, 3, "CODE_MISMATCH: the node has no grammars of version 0"},
 		{engine.GrammarVersion, 3, 3, "CODE_INVALID: max_tokens"},
 		{engine.GrammarVersion, 0, 0, "CODE_INVALID: max_tokens"},
