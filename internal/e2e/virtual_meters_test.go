@@ -196,10 +196,23 @@ func unlike(i, n int) string { return (fmt.Sprintf("%03d", i) + strings.Repeat("
 
 // crowd sends n prompts at once and returns what comes of them.
 func (m *meterBed) crowd(n, promptTokens, tokens int) (answers func() []told) {
+	return m.crowdApart(0, n, promptTokens, tokens)
+}
+
+// inTurn is crowd with requests that are routed one after the other, so that each is routed by the
+// load of those before it.
+func (m *meterBed) inTurn(n, promptTokens, tokens int) (answers func() []told) {
+	return m.crowdApart(time.Microsecond, n, promptTokens, tokens)
+}
+
+func (m *meterBed) crowdApart(apart time.Duration, n, promptTokens, tokens int) (answers func() []told) {
 	all := make([]told, n)
 	var wg sync.WaitGroup
 	for i := range n {
-		wg.Go(func() { all[i] = m.say(unlike(i, promptTokens), tokens, "", "") })
+		wg.Go(func() {
+			time.Sleep(time.Duration(i) * apart)
+			all[i] = m.say(unlike(i, promptTokens), tokens, "", "")
+		})
 	}
 	return func() []told { wg.Wait(); return all }
 }

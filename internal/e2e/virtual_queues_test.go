@@ -272,7 +272,7 @@ func meteredOutboxes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 	metered(t, ds, seen, "decode nodes' outboxes", func(m *meterBed, o *gateway.Options) {
 		m.outbox, m.net.Buffer, o.StallTimeout, m.measured.heartbeat, o.NodeSilence = 1<<10, 256, -1, beat, -1
 	}, func(m *meterBed) {
-		answers := m.crowd(4, 20, 150) // as many as the nodes have KV memory for
+		answers := m.inTurn(4, 20, 150) // as many as the nodes have KV memory for
 		for m.value('G', "vllm:generation_tokens_total", "") < 12 {
 			time.Sleep(time.Millisecond)
 		}

@@ -138,7 +138,7 @@ func meteredTurns(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		}
 	}, func(m *meterBed) {
 		m.ask("POST", "/admin/drain/"+m.nodes[3].addr+"?timeout=1s")
-		m.well(m.crowd(n, prompt, 2)()...) // it is connected to both decode nodes
+		m.well(m.inTurn(n, prompt, 2)()...) // it is connected to both decode nodes
 		for _, d := range m.nodes[:2] {
 			if d.decode.Counters().RemotePrefills == 0 {
 				m.errorf("%s has asked for no prompt", d.addr)
