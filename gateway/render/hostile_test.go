@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -162,11 +163,22 @@ func TestHostileTools(t *testing.T) {
 	}
 	runs := map[string]*hostileRun{}
 	followed, refused := 0, 0
+	soak := os.Getenv("TANDEM_SOAK") != ""
 	for i, s := range all {
-		for k, format := range hostileFormats {
-			if large := len(s.text) > 20_000; large && testing.Short() {
+		for k, format := range hostileFormats { // a few for each schema, all for the fixed ones of a soak
+			large := len(s.text) > 20_000
+			most := len(hostileFormats)
+			switch {
+			case large && testing.Short():
 				continue
-			} else if most := map[bool]int{true: 2, false: 4}[large || testing.Short()]; (i >= fixed || large || testing.Short()) && (i+k)%len(hostileFormats) >= most {
+			case !soak && large:
+				most = 1
+			case large || !soak:
+				most = 2
+			case i >= fixed:
+				most = 4
+			}
+			if (i+k)%len(hostileFormats) >= most {
 				continue
 			}
 			byID := (i+k)%2 == 0

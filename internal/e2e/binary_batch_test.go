@@ -137,13 +137,13 @@ func TestBinaryRunBatch(t *testing.T) {
 	}
 	write(`{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"Hello","max_tokens":3}}
 {"custom_id":"b","method":"POST","url":"/tokenize","body":{"prompt":"Hello"}}
-{"custom_id":"c","method":"POST","url":"/v1/embeddings","body":{"input":"Hello"}}
+{"custom_id":"c","method":"POST","url":"/classify","body":{"input":"Hello"}}
 {"custom_id":"d","method":"POST","url":"/v1/load_lora_adapter","body":{"lora_name":"x","lora_path":"/"}}
 `)
 	if stdout, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", out, "--url", c.url(""), "--api-key", c.key); err != nil || !strings.Contains(stdout, "4 requests: 4 answered in") || !strings.Contains(stdout, "2 of them with an error") {
 		t.Fatal(stdout, stderr, err)
 	}
-	if l := batchLines(t, out); l["a"].Response.Body.Object != "text_completion" || l["b"].Response.Body.Count == 0 || l["c"].Response.Status != 404 || !strings.Contains(string(l["c"].Error), "nothing at /v1/embeddings") || l["d"].Response.Status != 400 {
+	if l := batchLines(t, out); l["a"].Response.Body.Object != "text_completion" || l["b"].Response.Body.Count == 0 || l["c"].Response.Status != 404 || !strings.Contains(string(l["c"].Error), "nothing at /classify") || l["d"].Response.Status != 400 {
 		t.Errorf("%+v", l)
 	}
 	if _, stderr, err := tandem(t, nil, "run-batch", "-i", in, "-o", filepath.Join(dir, "none"), "--url", c.url(""), "--api-key", "wrong"); err == nil || !strings.Contains(stderr, "give the key with --api-key") {
