@@ -18,10 +18,10 @@ import (
 // logged, and that no view has taken since, is not logged again. So a single view never lags by
 // more entries than there are nodes.
 //
-// mu is held for a few instructions for each change, and for each entry that a view takes. Nodes are
-// read and views are searched without it, each view by one goroutine. BenchmarkLookAndPickParallel
-// shows what it costs. The view that was used last is reused first, so that there are as many views
-// as decisions that run at once, and each change is read by so many.
+// mu is held for a few instructions for each change, and for each entry that a view takes. Nodes
+// are read and views are searched without it, each view by one goroutine; see
+// BenchmarkLookAndPickParallel. The view that was used last is reused first, so that there are as
+// many views as decisions that run at once, and each change is read by so many.
 type changes struct {
 	mu    sync.Mutex
 	s     *Snapshot    // whose nodes are logged; others are read in full
