@@ -282,10 +282,11 @@ gotest = $(GO) tool gotestsum --format pkgname --format-icons text --format-hide
 
 MODULE   := github.com/tandem-serving/tandem
 PACKAGES  = $(shell $(GO) list ./...)
-# Packages whose tests do not run under the race detector: one goroutine each, and simulations that take
-# 5 to 14 times as long, schemas by the hundred among them. What is parallel below engine/model runs in engine/backend/cpu and engine, and
-# sanitize-cuda covers the C++ below engine/backend/cuda.
-WITHOUT_RACE := bench/sim/fleet engine/backend/cuda engine/grammar engine/kvcache engine/model engine/scheduler gateway/render/parse internal/explainlog
+# Packages whose tests do not run under the race detector: one goroutine each, and a second or more of
+# CPU time, which the detector multiplies by 3 to 14. What is parallel below engine/model runs in
+# engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda.
+WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/simulate engine/backend/cuda engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
+	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
 # Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
 # schedules on each class of numerics, and counts of allocations, to which the race detector adds.
 ALSO_PLAIN   := engine/tokenizer internal/e2e internal/rpc
