@@ -140,19 +140,7 @@ type Request struct {
 	LogprobTokens  []int32 // further tokens of each
 	PromptLogprobs *int    // most probable tokens of each prompt token; nil: not requested
 
-	// Of embeddings.
-	Dimensions int   // first numbers of each vector that the answer has; 0: all
-	Base64     bool  // vectors are little-endian float32 in base64, not lists
-	Normalize  *bool // divide vectors by their length, or map scores to 0 to 1; nil: as the model does
-
-	// Of Embed, with its texts in Second.
-	InputType string   // whose prefix each text gets; empty: none
-	Types     []string // of vectors in the answer; nil: float
-	MaxInput  int      // tokens of a text; 0: as many as the context has
-
-	// Of scores and ranks.
-	First, Second []string // the texts of pairs, or the query and the documents: First has one, or as many as Second
-	TopN          int      // ranks in the answer, the best ones; 0: all
+	*VectorOptions // nil unless Endpoint.Vectors()
 
 	TokenIDs    bool // the answer has the ids of prompt and answers
 	TokensAsIDs bool // in log-probabilities, tokens are written as token_id:N
@@ -171,6 +159,23 @@ type Request struct {
 	truncationSide  bool
 	truncates       bool // truncate is given
 	beamSearch      bool
+}
+
+// VectorOptions are the fields of requests for vectors, scores and ranks. They are apart because
+// the other requests, which are most, need no memory for them.
+type VectorOptions struct {
+	Dimensions int   // first numbers of each vector that the answer has; 0: all
+	Base64     bool  // vectors are little-endian float32 in base64, not lists
+	Normalize  *bool // divide vectors by their length, or map scores to 0 to 1; nil: as the model does
+
+	// Of Embed, with its texts in Second.
+	InputType string   // whose prefix each text gets; empty: none
+	Types     []string // of vectors in the answer; nil: float
+	MaxInput  int      // tokens of a text; 0: as many as the context has
+
+	// Of scores and ranks.
+	First, Second []string // the texts of pairs, or the query and the documents: First has one, or as many as Second
+	TopN          int      // ranks in the answer, the best ones; 0: all
 }
 
 // Parse parses a request's JSON body. The error names the field.
@@ -236,6 +241,9 @@ type member struct {
 // order. unknown reports whether names without a row are collected.
 func parse(on Endpoint, body []byte, charge func(int) *Error, unknown bool, wanted func(*field) bool, take func(*field, *Request, []byte) *Error) (*Request, *Error) {
 	r := &Request{Endpoint: on, N: 1, MaxTokens: -1, maxCompletion: -1, AddGenerationPrompt: true, SkipSpecial: true, StreamInterval: 1}
+	if on.Vectors() {
+		r.VectorOptions = &VectorOptions{}
+	}
 	var room [16]member
 	members, extra := room[:0], 0
 	fault := Scan(body, func(s *jsonscan.Scanner) *Error {
@@ -353,10 +361,6 @@ func (r *Request) check() *Error {
 		return BadRequest("max_tokens", "max_tokens must be at least 1, not 0, unless echo gives the prompt back")
 	case r.MaxTokens == 0 && len(r.LogprobTokens) > 0:
 		return BadRequest("logprob_token_ids", "logprob_token_ids needs tokens of an answer, and max_tokens is 0")
-	case len(r.First) > 1 && len(r.First) != len(r.Second):
-		return BadRequest("", "Input lengths must be either 1:1, 1:N or N:N, not %d:%d", len(r.First), len(r.Second))
-	case len(r.First)+len(r.Second) > MaxInputs:
-		return BadRequest("", "there are %d texts, at most %d are scored: send fewer", len(r.First)+len(r.Second), MaxInputs)
 	case r.truncationSide && r.Truncate == 0:
 		return BadRequest("truncation_side", "truncation_side needs truncate_prompt_tokens")
 	case r.TopLogprobs > 0 && !r.Logprobs:
@@ -370,6 +374,20 @@ func (r *Request) check() *Error {
 	}
 	if r.ContinueFinal {
 		r.AddGenerationPrompt = false
+	}
+	if r.Endpoint.Vectors() {
+		return r.checkVectors()
+	}
+	return nil
+}
+
+// checkVectors checks the texts of pairs, and makes them the prompts.
+func (r *Request) checkVectors() *Error {
+	switch {
+	case len(r.First) > 1 && len(r.First) != len(r.Second):
+		return BadRequest("", "Input lengths must be either 1:1, 1:N or N:N, not %d:%d", len(r.First), len(r.Second))
+	case len(r.First)+len(r.Second) > MaxInputs:
+		return BadRequest("", "there are %d texts, at most %d are scored: send fewer", len(r.First)+len(r.Second), MaxInputs)
 	}
 	if r.Endpoint == Embed && !r.truncates {
 		r.Truncate, r.TruncateEnd = -1, true
