@@ -48,8 +48,14 @@ func TestEarlyHeadOfNodes(t *testing.T) {
 			c := b.dialAny(t, tcp, nil)
 			defer c.Close()
 			for range 2 {
-				time.AfterFunc(4*quiet, func() { feed(gate, 3) })
 				c.send("POST", "/v1/completions", `{"prompt":"x","max_tokens":3,"stream":true,"stream_options":{"include_usage":true}}`)
+				var got []byte
+				for err := error(nil); bytes.Count(got, []byte(exchange.KeepAlive)) < 2; {
+					if got, err = c.r.Peek(len(got) + 1); err != nil {
+						t.Fatalf("%v after %q", err, got)
+					}
+				}
+				go feed(gate, 3)
 				r := wantEarly(t, c.receive(), false)
 				if s := r.events(t); !s.done || s.text[0] != "Hel" || s.last.Usage.Completion != 3 {
 					t.Errorf("%+v", s)

@@ -89,10 +89,12 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 	if fault := cmp.Or(m.CheckTools(req, fl.o.NoToolCalls), x.checkVectors(m)); fault != nil {
 		return nil, nil, fault
 	}
-	if fault := cmp.Or(x.joinPairs(m, charge), x.addPrefix(m)); fault != nil {
-		return nil, nil, fault
+	if x.pools() {
+		if fault := cmp.Or(x.joinPairs(m, charge), x.addPrefix(m)); fault != nil {
+			return nil, nil, fault
+		}
 	}
-	if prompts, fault = m.Prompts(req, charge); fault == nil {
+	if prompts, fault = m.Prompts(req, charge); fault == nil && x.pools() {
 		fault = x.checkLengths(prompts)
 	}
 	if fault != nil {

@@ -840,9 +840,9 @@ func TestPullStorageCloses(t *testing.T) {
 // A server that stops sending, or that sends too slowly, does not hold a pull.
 func TestPullStalls(t *testing.T) {
 	for name, c := range map[string]struct{ path, want string }{
-		"API":    {"/tree/", "no answer within 50ms"},
-		"head":   {"/config.json", "no byte within 50ms"},
-		"middle": {"/blob/model.safetensors", "no byte within 50ms"},
+		"API":    {"/tree/", "no answer within 300ms"},
+		"head":   {"/config.json", "no byte within 300ms"},
+		"middle": {"/blob/model.safetensors", "no byte within 300ms"},
 		"slow":   {"/tokenizer.json", "slower than 65536 bytes per second"},
 	} {
 		b := newBed(t)
@@ -865,7 +865,7 @@ func TestPullStalls(t *testing.T) {
 			return true
 		}
 		o := b.options()
-		o.answer, o.stall = 50*time.Millisecond, 50*time.Millisecond
+		o.answer, o.stall = 300*time.Millisecond, 300*time.Millisecond
 		if _, err := b.pull(o); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
