@@ -9,7 +9,8 @@
 // silence is complete, so that nodes which rarely send heartbeats do not count as stopped.
 //
 // Invariant: within Window at most half of the connected nodes lose their streams, and none do
-// while all nodes are silent.
+// while all nodes are silent. After such a silence each node has the whole bound again, because
+// the nodes' bytes arrive one after the other when a network comes back.
 //
 // The package does not read bytes, close connections or choose where streams move.
 package liveness
@@ -58,6 +59,7 @@ type Decider struct {
 	silence time.Duration
 	last    time.Time     // of the last observation; zero: none yet
 	clock   time.Duration // counted time
+	mute    time.Duration // clock when all nodes were last silent
 	nodes   map[string]state
 	spare   map[string]state // empty; swapped with nodes at each observation
 	moved   []move           // nodes that were Lost within Window, oldest first, each name once
@@ -82,7 +84,8 @@ type move struct {
 // New returns a Decider that reports nodes as Lost after silence, or after MinSilence if that is
 // longer.
 func New(silence time.Duration) *Decider {
-	return &Decider{silence: max(silence, MinSilence), nodes: map[string]state{}, spare: map[string]state{}, next: Interval}
+	silence = max(silence, MinSilence)
+	return &Decider{silence: silence, mute: -silence, nodes: map[string]state{}, spare: map[string]state{}, next: Interval}
 }
 
 // askAfter is the silence after which a node is asked, and asked again.
@@ -128,7 +131,10 @@ func (d *Decider) Observe(now time.Time, nodes []Node) []Verdict {
 	}
 	d.nodes, d.spare = d.spare, d.nodes
 	clear(d.spare)
-	if anySpeaks && len(d.silent) > 0 {
+	switch {
+	case len(nodes) > 0 && !anySpeaks:
+		d.mute = d.clock
+	case len(d.silent) > 0 && d.clock-d.mute >= d.silence:
 		d.move(nodes)
 	}
 	return d.verdicts

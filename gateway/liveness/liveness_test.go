@@ -390,16 +390,19 @@ func TestLongestSilenceMovesFirst(t *testing.T) {
 	for _, order := range [][]string{{"a", "b", "c"}, {"c", "b", "a"}, {"b", "c", "a"}} {
 		d := New(silence)
 		var verdicts []Verdict
-		const end = silence + 3*Interval
+		const speaks = silence + 3*Interval     // until then none moves, because no node is heard
+		const end = speaks - Interval + silence // until then none moves, because all were silent
 		for at := time.Duration(0); at <= end; at += Interval {
 			var nodes []Node
 			for _, name := range order {
 				nodes = append(nodes, Node{Name: name, ReadAt: start.Add(min(at, heard[name]))})
 			}
-			if at == end { // none moves before, because no other node is heard
+			if at >= speaks {
 				nodes = append(nodes, Node{Name: "speaker", ReadAt: start.Add(at), Unread: true})
 			}
-			verdicts = d.Observe(start.Add(at), nodes)
+			if verdicts = d.Observe(start.Add(at), nodes); at < end && slices.Contains(verdicts, Lost) {
+				t.Errorf("lost after %v", at)
+			}
 		}
 		var lost []string
 		for i, name := range order {
@@ -410,6 +413,33 @@ func TestLongestSilenceMovesFirst(t *testing.T) {
 		if !slices.Equal(lost, []string{"b", "c"}) && !slices.Equal(lost, []string{"c", "b"}) {
 			t.Errorf("nodes in the order %v: %v are lost, want b and c, which are silent for longest", order, lost)
 		}
+	}
+}
+
+// When a network comes back the nodes are heard one after the other, and none of them is lost. A
+// node that is not heard within the bound is.
+func TestNetworkReturns(t *testing.T) {
+	start := time.Unix(1000, 0)
+	const back = silence + 5*Interval
+	returns := map[string]time.Duration{"a": back, "b": back + Interval, "c": back + silence - 2*Interval, "gone": time.Hour}
+	d, lost := New(silence), map[string]time.Duration{}
+	for at := time.Duration(0); at <= back+3*silence; at += Interval {
+		var nodes []Node
+		for name, after := range returns {
+			n := Node{Name: name, ReadAt: start}
+			if at >= after {
+				n.ReadAt = start.Add(at)
+			}
+			nodes = append(nodes, n)
+		}
+		for i, v := range d.Observe(start.Add(at), nodes) {
+			if name := nodes[i].Name; v == Lost && lost[name] == 0 {
+				lost[name] = at
+			}
+		}
+	}
+	if len(lost) != 1 || lost["gone"] > back+silence {
+		t.Errorf("lost %v, want gone alone, after at most %v", lost, back+silence)
 	}
 }
 
