@@ -71,7 +71,7 @@ type Config struct {
 }
 
 // Formats are the formats of stored matrices, as vLLM's --quantization names them.
-var Formats = []string{"fp8", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4"}
+var Formats = []string{"fp8", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", modelOpt, modelOptFP4}
 
 // StoredIn reports whether format is the one of Formats in which the checkpoint stores its
 // matrices.
@@ -81,6 +81,10 @@ func (c *Config) StoredIn(format string) bool {
 		return c.MXFP4
 	case "fp8", "compressed-tensors":
 		return c.FP8 != nil
+	case modelOpt:
+		return c.FP8 != nil || c.Integers != nil && c.Integers.Method == modelOpt
+	case modelOptFP4:
+		return c.Integers != nil && c.Integers.Method == modelOpt
 	}
 	return false
 }
@@ -168,6 +172,12 @@ func (t *tokenIDs) UnmarshalJSON(text []byte) error {
 // generation_config.json where that has them. Absent keys have transformers'
 // defaults.
 func parseConfig(text, generation []byte) (Config, error) {
+	return parseConfigs(text, generation, nil)
+}
+
+// parseConfigs is parseConfig with hf_quant_config.json; nil: the folder has none. It counts where
+// config.json has no quantization_config.
+func parseConfigs(text, generation, quantization []byte) (Config, error) {
 	text, wrapped, err := unwrap(text)
 	if err != nil {
 		return Config{}, err
@@ -177,6 +187,11 @@ func parseConfig(text, generation []byte) (Config, error) {
 		return Config{}, fmt.Errorf("%w: config.json: %w", ErrConfig, err)
 	}
 	raw.text, raw.Wrapped = text, wrapped
+	if quantization != nil && len(raw.Quantization) == 0 {
+		if raw.Quantization, err = fromModelOpt(quantization); err != nil {
+			return Config{}, err
+		}
+	}
 	if err := raw.name(); err != nil {
 		return Config{}, err
 	}
@@ -283,10 +298,10 @@ func (r *rawConfig) supported() error {
 	}
 	if len(r.Quantization) > 0 && !bytes.Equal(r.Quantization, []byte("null")) {
 		method := r.quantMethod()
-		if method == "mxfp4" && oss || !oss && slices.Contains([]string{"fp8", "compressed-tensors", "gptq", "awq"}, method) {
+		if method == "mxfp4" && oss || !oss && slices.Contains([]string{"fp8", "compressed-tensors", "gptq", "awq", modelOpt, modelOptFP4}, method) {
 			return nil
 		}
-		return refuse("quantization_config", method, "none, fp8, gptq, awq, and compressed-tensors with floats of 8 bits or integers; weights in float32, bfloat16 or float16")
+		return refuse("quantization_config", method, "none, fp8, gptq, awq, modelopt, and compressed-tensors with floats or integers; weights in float32, bfloat16 or float16")
 	}
 	return nil
 }

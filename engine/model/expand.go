@@ -42,12 +42,14 @@ func (c *fp8Config) kept(name string) bool {
 }
 
 // quantized reads quantization_config: quant_method fp8 as DeepSeek and Qwen have it, gptq, awq,
-// and compressed-tensors with floats of 8 bits or integers. Scales of activations are of no use
-// here, where activations are float32.
+// modelopt with FP8 or NVFP4, and compressed-tensors with floats of 8 or 4 bits or integers. Scales
+// of activations are of no use here, where activations are float32.
 func (r *rawConfig) quantized(c *Config) (err error) {
 	switch method := r.quantMethod(); method {
 	case "gptq", "awq":
 		c.Integers, err = r.integersOf(method)
+	case modelOpt, modelOptFP4:
+		c.FP8, c.Integers, err = r.modelOptOf()
 	default:
 		c.FP8, c.Integers, err = r.fp8Of()
 	}
@@ -110,9 +112,17 @@ func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 			ints = i
 			continue
 		}
+		if w.Bits == 4 && w.Type == "float" && w.Strategy == "tensor_group" && or(w.Symmetric, true) && or(w.Group, fp4Group) == fp4Group {
+			i := &integerConfig{Method: nvFP4, Bits: 4, Group: fp4Group}
+			if ints != nil && *ints != *i {
+				return nil, nil, refuse("quantization_config", "compressed-tensors with numbers of several kinds", "one kind of integers or of floats of 4 bits")
+			}
+			ints = i
+			continue
+		}
 		floats = true
 		if w.Bits != 8 || w.Type != "float" || !or(w.Symmetric, true) || !slices.Contains([]string{"channel", "tensor", "block"}, w.Strategy) {
-			return nil, nil, refuse("quantization_config", fmt.Sprintf("compressed-tensors with %s of %d bits per %s", w.Type, w.Bits, w.Strategy), "float of 8 bits per channel, tensor or block, int of 4 or 8 bits per group or channel")
+			return nil, nil, refuse("quantization_config", fmt.Sprintf("compressed-tensors with %s of %d bits per %s", w.Type, w.Bits, w.Strategy), "float of 8 bits per channel, tensor or block, float of 4 bits per tensor_group of 16, int of 4 or 8 bits per group or channel")
 		}
 		if w.Strategy == "block" {
 			b, err := blocks(w.Block)
@@ -123,7 +133,7 @@ func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 		}
 	}
 	if len(q.Groups) == 0 {
-		return nil, nil, refuse("quantization_config", "compressed-tensors without config_groups", "float of 8 bits, int of 4 or 8 bits")
+		return nil, nil, refuse("quantization_config", "compressed-tensors without config_groups", "float and int of 4 or 8 bits")
 	}
 	if !floats {
 		c = nil
@@ -207,7 +217,7 @@ func scaleOf(name string, expected map[string]bool) bool {
 			return true
 		}
 	}
-	for _, end := range append([]string{"input_scale", "input_zero_point"}, integerParts...) {
+	for _, end := range slices.Concat([]string{"input_scale", "input_zero_point"}, integerParts, fp4Parts) {
 		if of, ok := strings.CutSuffix(name, "."+end); ok && expected[of+".weight"] {
 			return true
 		}

@@ -14,8 +14,9 @@ import (
 
 // integerConfig is the layout of a checkpoint's matrices of integers: GPTQ, AWQ or
 // compressed-tensors. A weight is (q - zero)·scale. Each group of inputs has a scale and a zero.
+// Matrices of NVFP4 have floats of 4 bits instead: see fp4.go.
 type integerConfig struct {
-	Method    string // quant_method
+	Method    string // quant_method, or nvFP4 for compressed-tensors with that
 	Bits      int    // 4 or 8
 	Group     int    // inputs of a group; 0: all
 	V2        bool   // GPTQ stores zeros unchanged, instead of less 1
@@ -220,6 +221,9 @@ func findIntegers(c *safetensors.Checkpoint, name string, q *integerConfig) (s s
 		return s, "", false
 	}
 	f := finder{c: c, module: module, q: q}
+	if q.Method == nvFP4 || q.Method == modelOpt {
+		return f.fp4(name)
+	}
 	var m *integers
 	switch _, signed := c.Tensor(name); {
 	case q.Method != "compressed-tensors":

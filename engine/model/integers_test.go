@@ -54,7 +54,13 @@ func checkExpanded(t *testing.T, name string, src *Source) {
 			t.Error(fault)
 			continue
 		}
-		whole := s.whole()
+		var whole backend.Tensor
+		if s.DType == "F8_E4M3" { // one scale
+			wide := backend.Tensor{DType: backend.FP8, Shape: s.Shape, Data: s.Data, Scales: &backend.Scales{Rows: s.block[0], Cols: s.block[1], Values: []float32{s.scale(0, 0)}}}
+			whole = wide.Expand(backend.F32)
+		} else {
+			whole = s.whole()
+		}
 		sum := sha256.New()
 		size := whole.DType.Size()
 		for i := range len(whole.Data) / size {
@@ -67,11 +73,11 @@ func checkExpanded(t *testing.T, name string, src *Source) {
 	}
 }
 
-// Matrices of GPTQ, AWQ and compressed-tensors expand to the bits of the formats' own libraries,
+// Matrices of GPTQ, AWQ, compressed-tensors and the Model Optimizer expand to the bits of the formats' own libraries,
 // and logits are those of transformers over these weights: on every kernel, on several ranks, with
 // weights that are quantized again, and with the memory that WeightBytes names.
 func TestIntegers(t *testing.T) {
-	for _, name := range []string{"gptq-4", "gptq-4-zeros-8", "gptq-4-act-order", "gptq-8", "awq", "w4a16", "w4a16-act-order", "w8a8"} {
+	for _, name := range []string{"gptq-4", "gptq-4-zeros-8", "gptq-4-act-order", "gptq-8", "awq", "w4a16", "w4a16-act-order", "w8a8", "nvfp4", "modelopt-nvfp4", "modelopt-fp8"} {
 		t.Run(name, func(t *testing.T) {
 			name := "quantized/" + name
 			src, g := openCheckpoint(t, name), readGoldensOf(t, name)
@@ -83,6 +89,45 @@ func TestIntegers(t *testing.T) {
 			familyQuantized(t, src, g)
 			familyBytes(t, src)
 		})
+	}
+}
+
+// Older checkpoints of the Model Optimizer name their format in a file of its own.
+func TestModelOptFile(t *testing.T) {
+	config := func(name, own string) (Config, error) {
+		text, err := os.ReadFile(filepath.Join("testdata/quantized", name, "config.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var keys map[string]any
+		if err := json.Unmarshal(text, &keys); err != nil {
+			t.Fatal(err)
+		}
+		delete(keys, "quantization_config")
+		if text, err = json.Marshal(keys); err != nil {
+			t.Fatal(err)
+		}
+		dir := t.TempDir()
+		for name, data := range map[string][]byte{"config.json": text, modelOptFile: []byte(own)} {
+			if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return OpenConfig(dir)
+	}
+	fp4, err := config("modelopt-nvfp4", `{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}}`)
+	if err != nil || fp4.Integers == nil || !fp4.StoredIn(modelOpt) || !fp4.StoredIn(modelOptFP4) {
+		t.Errorf("%+v, %v", fp4.Integers, err)
+	}
+	fp8, err := config("modelopt-fp8", `{"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head", "model.vision*"]}}`)
+	if err != nil || fp8.FP8 == nil || !fp8.FP8.kept("model.vision.0.weight") || !fp8.FP8.kept("lm_head.weight") || fp8.FP8.kept("model.layers.0.mlp.up_proj.weight") || !fp8.StoredIn(modelOpt) {
+		t.Errorf("%+v, %v", fp8.FP8, err)
+	}
+	if plain, err := config("modelopt-fp8", `{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}`); err != nil || plain.FP8 != nil || plain.Integers != nil {
+		t.Errorf("%+v, %v", plain, err)
+	}
+	if _, err := config("modelopt-fp8", `[]`); err == nil || !strings.Contains(err.Error(), modelOptFile) {
+		t.Errorf("err = %v", err)
 	}
 }
 
@@ -132,6 +177,18 @@ func TestIntegersRefuses(t *testing.T) {
 		"shape of a word":  {"w4a16", nil, set("weight_shape", "I64", append(make([]byte, 8), 0, 0, 0, 0, 0, 0, 0, 0x80), 2), m + "weight_packed: 8 words of 8 weights in a row"},
 		"2 bits":           {"w4a16", map[string]any{"quantization_config": map[string]any{"quant_method": "compressed-tensors", "config_groups": map[string]any{"g": map[string]any{"weights": map[string]any{"num_bits": 2, "type": "int", "strategy": "group"}}}}}, nil, "int of 2 bits per group"},
 		"zeros in bytes":   {"w4a16", nil, set("weight_zero_point", "I8", make([]byte, 96*2), 96, 2), m + "weight_zero_point: dtype I8"},
+		"INT4 of modelopt": {"modelopt-fp8", map[string]any{"quantization_config": map[string]any{"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}}, nil, `quantization_config.quant_algo is "W4A16_AWQ"; supported: FP8, NVFP4`},
+		"groups of 32":     {"modelopt-nvfp4", map[string]any{"quantization_config": map[string]any{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}}, nil, "group_size is 32; supported: 16"},
+		"two kinds": {"nvfp4", map[string]any{"quantization_config": map[string]any{"quant_method": "compressed-tensors", "config_groups": map[string]any{
+			"a": map[string]any{"weights": map[string]any{"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}},
+			"b": map[string]any{"weights": map[string]any{"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}}}}, nil, "of several kinds"},
+		"no global scale":  {"nvfp4", nil, drop("weight_global_scale"), m + "weight_global_scale is missing"},
+		"global scale 0":   {"nvfp4", nil, set("weight_global_scale", "F32", make([]byte, 4), 1), m + "weight_global_scale is 0, want a positive number"},
+		"global scales":    {"modelopt-nvfp4", nil, set("weight_scale_2", "F32", make([]byte, 8), 2), m + "weight_scale_2: F32 [2], want one number in F32"},
+		"scales of 32":     {"nvfp4", nil, set("weight_scale", "F8_E4M3", make([]byte, 96*2), 96, 2), m + "weight_scale: want shape [96 4], got [96 2]"},
+		"a scale of NaN":   {"nvfp4", nil, set("weight_scale", "F8_E4M3", append(make([]byte, 96*4-1), 0x7f), 96, 4), m + "weight_scale has a value that is not a number"},
+		"rows of 8":        {"nvfp4", nil, set("weight_packed", "U8", make([]byte, 96*4), 96, 4), m + "weight_packed: rows of 8 weights, want a multiple of 16"},
+		"no bytes":         {"nvfp4", nil, set("weight_packed", "I32", make([]byte, 96*32), 96, 8), m + "weight is missing"},
 		"scales of a wide": {"w8a8", nil, set("weight_scale", "F64", make([]byte, 96*8), 96, 1), m + "weight_scale: dtype F64; supported: F16, BF16, F32"},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -24,8 +24,8 @@ where that is absent. Anything else is refused by its name when the model is loa
 made from the table in the code: ` + "`go test ./engine/model -run TestModelsPage -update`" + `.
 
 Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, from integers of
-GPTQ, AWQ and compressed-tensors, in int8 and int4 made at load, with LoRA adapters of attention and
-dense MLP matrices, with tensor parallelism, and with its KV cache shipped between nodes, unless the
+GPTQ, AWQ and compressed-tensors, from NVFP4, in int8 and int4 made at load, with LoRA adapters of
+attention and dense MLP matrices, with tensor parallelism, and with its KV cache shipped between nodes, unless the
 last column names an exception. GGUF files of llama, qwen2, qwen3 and qwen3moe are read as the
 folders that they were made from.
 

@@ -103,7 +103,11 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 	if err != nil {
 		return nil, err
 	}
-	s.Config, err = parseConfig(text, generation)
+	quantization, err := s.optional(modelOptFile)
+	if err != nil {
+		return nil, err
+	}
+	s.Config, err = parseConfigs(text, generation, quantization)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -131,7 +135,13 @@ func OpenConfig(path string) (Config, error) {
 	if err != nil {
 		return Config{}, fmt.Errorf("%w: %w", ErrSource, err)
 	}
-	return parseConfig(text, nil)
+	var quantization []byte
+	if folder != "" {
+		if quantization, err = s.optional(modelOptFile); err != nil {
+			return Config{}, fmt.Errorf("%w: %w", ErrSource, err)
+		}
+	}
+	return parseConfigs(text, nil, quantization)
 }
 
 // ReadFile returns the content of a file in the folder. The error of an absent file is an

@@ -1,4 +1,5 @@
-"""Makes the tiny checkpoints below quantized/: GPTQ, AWQ and compressed-tensors. Run it here,
+"""Makes the tiny checkpoints below quantized/: GPTQ, AWQ, compressed-tensors, and the NVFP4 and FP8
+of NVIDIA's Model Optimizer. Run it here,
 with gptqmodel, autoawq and compressed-tensors installed next to torch and transformers (gptqmodel 7.7.0,
 autoawq 0.2.9, compressed-tensors 0.20.0; the sources of the first two are enough):
 
@@ -126,6 +127,54 @@ def compressed(w, spec, name):
     return parts, dequantize(codes, **wide)
 
 
+def nvfp4(w, spec, name):
+    """Codes by compressed-tensors. The Model Optimizer stores the same with the inverse of the global scale."""
+    from compressed_tensors.compressors.nvfp4.helpers import quantize_and_pack_fp4, unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+    args = QuantizationArgs(**fp4_args())
+    w = w.to(torch.bfloat16)
+    most = w.float().unflatten(1, (-1, 16)).abs().amax(2)
+    whole = (448 * 6 / most.amax()).reshape(1)
+    scales = (most / 6 * whole).clamp(2**-9, 448).to(torch.float8_e4m3fn)
+    packed = quantize_and_pack_fp4(w, scales.to(torch.bfloat16), global_scale=whole, group_size=16)
+    codes = unpack_fp4_from_uint8(packed, *w.shape)
+    if spec["method"] == "modelopt":  # NVFP4QTensor.dequantize
+        inverse = (1 / whole).reshape(())
+        wide = codes.float() * (scales.float() * inverse).repeat_interleave(16, 1)
+        return {"weight": packed, "weight_scale": scales, "weight_scale_2": inverse, "input_scale": torch.tensor(1.0)}, wide.to(torch.bfloat16)
+    wide = dequantize(codes, scales.to(torch.bfloat16), args=args, global_scale=whole, dtype=torch.bfloat16)
+    return {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": whole, "input_global_scale": torch.ones(1)}, wide
+
+
+def fp8(w, spec, name):
+    scale = w.abs().amax() / 448
+    codes = (w / scale).to(torch.float8_e4m3fn)
+    parts = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(1.0)}
+    if name.endswith(("k_proj.weight", "v_proj.weight")):
+        parts[name[-13:-12] + "_scale"] = torch.tensor(1.0)
+    return parts, codes.float() * scale
+
+
+def fp4_args():
+    return dict(num_bits=4, type="float", symmetric=True, strategy="tensor_group", group_size=16, dynamic=False)
+
+
+def fp4_config(spec):
+    if spec["method"] == "modelopt":
+        return modelopt_config(spec)
+    group = dict(targets=["Linear"], weights=fp4_args(), input_activations=dict(fp4_args(), dynamic="local"))
+    return dict(quant_method="compressed-tensors", format="nvfp4-pack-quantized", ignore=["lm_head"], config_groups=dict(group_0=group), kv_cache_scheme=None)
+
+
+def modelopt_config(spec):
+    return dict(
+        quant_method="modelopt", quant_algo=spec["algorithm"], producer=dict(name="modelopt", version="0.43.0"), ignore=["lm_head"],
+        kv_cache_scheme=dict(dynamic=False, num_bits=8, type="float"),
+    )
+
+
 def weights_args(spec):
     group = spec["group"] != -1
     args = dict(num_bits=spec["bits"], type="int", symmetric=spec["sym"], strategy="group" if group else "channel", dynamic=False)
@@ -164,6 +213,9 @@ MODELS = {
     "w4a16": dict(kind=compressed, config=compressed_config, bits=4, group=32, sym=True, dtype=torch.bfloat16, format="pack-quantized"),
     "w4a16-act-order": dict(kind=compressed, config=compressed_config, bits=4, group=32, sym=False, dtype=torch.float16, format="pack-quantized", act_order=True),
     "w8a8": dict(kind=compressed, config=compressed_config, bits=8, group=-1, sym=False, dtype=torch.bfloat16, format="int-quantized"),
+    "nvfp4": dict(kind=nvfp4, config=fp4_config, method="compressed-tensors"),
+    "modelopt-nvfp4": dict(kind=nvfp4, config=fp4_config, method="modelopt", algorithm="NVFP4"),
+    "modelopt-fp8": dict(kind=fp8, config=modelopt_config, algorithm="FP8"),
 }
 
 
