@@ -25,9 +25,9 @@ made from the table in the code: ` + "`go test ./engine/model -run TestModelsPag
 
 Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, from integers of
 GPTQ, AWQ and compressed-tensors, from NVFP4, in int8 and int4 made at load, with LoRA adapters of
-attention and dense MLP matrices, with tensor parallelism, and with its KV cache shipped between nodes, unless the
-last column names an exception. GGUF files of llama, qwen2, qwen3 and qwen3moe are read as the
-folders that they were made from.
+attention and dense MLP matrices, with tensor parallelism, and with its KV cache shipped between
+nodes, unless the last column names an exception. GGUF files of llama, qwen2, qwen3 and qwen3moe are
+read as the folders that they were made from.
 
 | architecture | ` + "`model_type`" + ` | models | beyond Llama |
 |---|---|---|---|
