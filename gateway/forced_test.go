@@ -28,9 +28,9 @@ func obeys(t *testing.T, b *nodepb.Bundle) func(*nodepb.Generate, int) int32 {
 		mu.Lock()
 		defer mu.Unlock()
 		g := r.Grammar
-		key := fmt.Sprintf("%d %d %s", r.Sampling.Seed, r.Sampling.Choice, g.GetText())
+		key := fmt.Sprintf("%d %d %s %q", r.Sampling.Seed, r.Sampling.Choice, g.GetText(), g.GetChoices())
 		if known[key] == nil {
-			c, err := grammar.Compile(grammar.Source{Kind: grammar.Kind(g.Kind - 1), Text: g.Text, Special: g.Special, After: g.After}, grammar.DefaultLimits())
+			c, err := grammar.Compile(grammar.Source{Kind: grammar.Kind(g.Kind - 1), Text: g.Text, Choices: g.Choices, Special: g.Special, After: g.After}, grammar.DefaultLimits())
 			if err != nil {
 				t.Error(err)
 				return eosID
@@ -266,8 +266,10 @@ func TestForcedCallsRefused(t *testing.T) {
 	}
 }
 
-// Forced calls whose node is lost in the middle are what they are on a node that lives.
-func TestForcedCallsResume(t *testing.T) {
+// Constrained answers whose node is lost after any of their tokens are what they are on a node that
+// lives: forced calls, JSON with and without tools, expressions and choices, behind reasoning and
+// without.
+func TestConstrainedAnswersResume(t *testing.T) {
 	bu := toolBundle(hermesMarkers...)
 	token := obeys(t, bu)
 	node := func(addr string, cut int) nodestest.Options {
@@ -275,11 +277,44 @@ func TestForcedCallsResume(t *testing.T) {
 		n.Bundle, n.Token, n.CutAfter = bu, token, cut
 		return n
 	}
-	body := `{` + hi + `,` + strictTools + `,"tool_choice":"required","seed":4,"max_tokens":5000}`
-	want, _ := messagesOf(t, newBed(t, Options{}, one(node("d1", 0))).post(chatPath, body))
-	got, _ := messagesOf(t, newBed(t, Options{}, map[string]nodestest.Options{"d1": node("d1", 20), "d2": node("d2", 0)}).post(chatPath, body))
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("got  %v\nwant %v", got, want)
+	for _, fields := range []string{
+		`,` + strictTools + `,"tool_choice":"required"`, `,` + strictTools + `,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":` + people + `}}` + thinking,
+		`,"guided_json":` + people, `,"guided_regex":"([a-f][0-9]){9,20}"` + thinking, `,"guided_choice":["yes, certainly","yes, perhaps"]`,
+	} {
+		body := `{` + hi + fields + `,"seed":4,"max_tokens":5000,"stream":true}`
+		want, first, length := message{}, "", 1
+		virtually(t, func(t *testing.T) {
+			b := newBed(t, Options{}, map[string]nodestest.Options{"d1": node("d1", 0), "d2": node("d2", 0)})
+			got, _ := messagesOf(t, b.post(chatPath, body))
+			want = got[0]
+			for addr, n := range b.nodes { // equal requests begin on the same node
+				for _, r := range n.Requests() {
+					for first = addr; token(r, len(r.Prompt)+length-1) != eosID; {
+						length++
+					}
+				}
+			}
+		})
+		if length < 8 || length > 150 {
+			t.Errorf("%s: %d tokens: %v", fields, length, want)
+		}
+		step := 1
+		if testing.Short() {
+			step = 7
+		}
+		second := map[string]string{"d1": "d2", "d2": "d1"}[first]
+		for cut := 1; cut < length; cut += step {
+			virtually(t, func(t *testing.T) {
+				b := newBed(t, Options{}, map[string]nodestest.Options{first: node(first, cut), second: node(second, 0)})
+				got, _ := messagesOf(t, b.post(chatPath, body))
+				if fmt.Sprint(got) != fmt.Sprint([]message{want}) {
+					t.Errorf("%s, lost after %d tokens:\ngot  %v\nwant %v", fields, cut, got, want)
+				}
+				if r := b.nodes[second].Requests(); len(r) != 1 || len(r[0].Output) > cut {
+					t.Errorf("%s, lost after %d tokens: the other node got %d requests", fields, cut, len(r))
+				}
+			})
+		}
 	}
 }
 
