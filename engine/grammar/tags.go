@@ -314,7 +314,15 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 		}
 		return parsePattern(s, "regex", pointer(v)+"/pattern", true, &t.c.limits)
 	case "grammar":
-		return t.grammar(v)
+		return t.grammar(v, gbnf)
+	case "lark":
+		return t.grammar(v, larkNotation)
+	case "choice":
+		values, err := t.strings(v, "values")
+		if err != nil {
+			return nil, err
+		}
+		return compileChoice(values, &t.c.limits)
 	case "any_text":
 		return t.anyText(v, nil)
 	case formatAnything:
@@ -371,13 +379,13 @@ func (t *tagCompiler) elements(v *value, kind string) (*expr, error) {
 	return seq(out...), nil
 }
 
-// grammar adds the rules of a grammar in GBNF.
-func (t *tagCompiler) grammar(v *value) (*expr, error) {
+// grammar adds the rules of a grammar in a notation.
+func (t *tagCompiler) grammar(v *value, n notation) (*expr, error) {
 	s, err := t.text(v, "grammar")
 	if err != nil {
 		return nil, err
 	}
-	rules, start, err := compileEBNF([]byte(s), gbnf, &t.c.limits)
+	rules, start, err := compileEBNF([]byte(s), n, &t.c.limits)
 	if err != nil {
 		return nil, err
 	}

@@ -70,7 +70,7 @@ func (h *hostileRun) run(t *testing.T, name, fields string, r *rand.Rand) *opena
 	if fault != nil {
 		return fault
 	}
-	fault = h.m.ConstrainCalls(req, false)
+	fault = h.m.ConstrainCalls(req, parse.AtBeginning)
 	within("the grammar's text")
 	if fault != nil {
 		return fault
