@@ -85,6 +85,9 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 		p, err = linkLead(p, rules, start, src.Lead, &limits)
 	}
 	if err != nil {
+		if c != nil {
+			err = c.largest(err)
+		}
 		return nil, named(src.Kind, err)
 	}
 	for _, s := range src.Special {

@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -67,8 +68,32 @@ func (t *tagCompiler) rules(v *value) error {
 		}
 		t.named[name] = int32(len(t.c.rules))
 		t.c.rules = append(t.c.rules, e)
+		t.c.named = append(t.c.named, namedRules{name, len(t.c.rules)})
 	}
 	return nil
+}
+
+// largest returns err, of rules that together exceed a limit, as an error of the schema in the
+// format with a name that has the most positions so far. Other errors stay as they are.
+func (c *schemaCompiler) largest(err error) error {
+	var e *Error
+	if !errors.As(err, &e) || e.sizes == nil {
+		return err
+	}
+	name, most, at := "", int32(0), 0
+	for _, n := range c.named {
+		size := int32(0)
+		for ; at < n.end && at < len(e.sizes); at++ {
+			size += e.sizes[at]
+		}
+		if size > most {
+			name, most = n.name, size
+		}
+	}
+	if most == 0 {
+		return err
+	}
+	return &Error{Keyword: "json_schema", Pointer: "#/rules/" + escapePointer(name) + "/json_schema", Reason: e.Reason + " in all parts of the answer, and many of them here", Err: e.Err}
 }
 
 // number notes where each value is.

@@ -2,6 +2,7 @@ package render
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/big"
@@ -668,6 +669,39 @@ func TestOpenParameters(t *testing.T) {
 				t.Errorf("%s, %s: calls have parameters: %v", name, schema, some)
 			}
 		}
+	}
+}
+
+// Schemas of tools that together have too many positions are refused by the name of the largest.
+func TestPositionsOfTools(t *testing.T) {
+	f, err := parse.NewFormat("hermes", "", newWalkedVocabulary(true).added)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := func(bytes int) []byte {
+		rnd := rand.New(rand.NewPCG(uint64(bytes), 3))
+		text := []byte(`{"type":"object","required":["x"],"properties":{"x":{"enum":["a"`)
+		for range bytes / 100 {
+			text = append(text, ',', '"')
+			for range 98 {
+				text = append(text, 'a'+byte(rnd.IntN(26)))
+			}
+			text = append(text, '"')
+		}
+		return append(text, "]}}}"...)
+	}
+	r := &openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "small", Parameters: listed(1000)}, {Name: "large", Parameters: listed(350_000)}, {Name: "medium", Parameters: listed(200_000)}}}
+	if fault := (&Model{Text: &TextModel{format: f}}).ConstrainCalls(r, parse.AtBeginning); fault != nil {
+		t.Fatal(fault)
+	}
+	_, err = grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+	if err == nil {
+		t.Fatal("it compiles")
+	}
+	fault := openai.GrammarError(r.Grammar, err)
+	const want = "tools[1].function.parameters: json_schema at #: more than 400000 positions"
+	if !strings.HasPrefix(fault.Message, want) || fault.Param != "tools[1].function.parameters" || !errors.Is(err, grammar.ErrBudget) {
+		t.Errorf("%v: %+v", err, fault)
 	}
 }
 
