@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -28,9 +29,9 @@ func obeys(t *testing.T, b *nodepb.Bundle) func(*nodepb.Generate, int) int32 {
 		mu.Lock()
 		defer mu.Unlock()
 		g := r.Grammar
-		key := fmt.Sprintf("%d %d %s", r.Sampling.Seed, r.Sampling.Choice, g.GetText())
+		key := fmt.Sprintf("%d %d %s %q", r.Sampling.Seed, r.Sampling.Choice, g.GetText(), g.GetChoices())
 		if known[key] == nil {
-			c, err := grammar.Compile(grammar.Source{Kind: grammar.Kind(g.Kind - 1), Text: g.Text, Special: g.Special, After: g.After}, grammar.DefaultLimits())
+			c, err := grammar.Compile(grammar.Source{Kind: grammar.Kind(g.Kind - 1), Text: g.Text, Choices: g.Choices, Special: g.Special, After: g.After}, grammar.DefaultLimits())
 			if err != nil {
 				t.Error(err)
 				return eosID
@@ -222,6 +223,84 @@ func TestJSONOnChannels(t *testing.T) {
 	}
 }
 
+// The content of an answer is constrained, by JSON, an expression, a choice and a grammar alike,
+// behind the model's reasoning and within the tags or on the channel that the model writes.
+func TestConstrainedContent(t *testing.T) {
+	cohere := []string{"<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_ACTION|>", "<|END_ACTION|>"}
+	harmony := []string{"<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"}
+	const turn = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+	for name, f := range map[string]struct {
+		tools, reasoning, template string
+		markers                    []string
+		thinks                     bool
+		framed                     string // the beginning of what the node gets as the tag around the content
+	}{
+		"qwen3":                {"hermes", "qwen3", hermes, hermesMarkers, true, ""},
+		"cohere":               {"cohere_command3", "cohere_command3", turn + "bot: ", cohere, true, "<|START_RESPONSE|>"},
+		"cohere, opened":       {"cohere_command3", "cohere_command3", turn + "bot: <|START_RESPONSE|>", cohere, false, "<|END_RESPONSE|>"},
+		"cohere, has reasoned": {"cohere_command3", "cohere_command3", turn + "bot: <|START_THINKING|><|END_THINKING|>", cohere, false, "<|START_RESPONSE|>"},
+		"cohere, reasons":      {"cohere_command3", "cohere_command3", turn + "bot: <|START_THINKING|>", cohere, true, "<|START_RESPONSE|>"},
+		"hunyuan":              {"jamba", "hunyuan_a13b", turn + "bot: ", []string{"<think>", "</think>"}, true, "<answer>"},
+		"gpt-oss":              {"openai", "openai_gptoss", turn + "<|start|>assistant", harmony, true, "<|channel|>final"},
+		"text alone":           {"hermes", "none", turn, hermesMarkers, false, ""},
+	} {
+		node := constraining("d1", grammar.Version)
+		node.Bundle = toolBundle(f.markers...)
+		node.Bundle.ChatTemplate = f.template
+		node.Token = obeys(t, node.Bundle)
+		b := newBed(t, Options{ToolCallParser: f.tools, ReasoningParser: f.reasoning}, one(node))
+		thought := 0
+		for fields, valid := range map[string]func(string) bool{
+			`"response_format":{"type":"json_object"}`:                                     func(s string) bool { return json.Valid([]byte(s)) && s[0] == '{' },
+			`"guided_json":{"enum":["a<answer>b</answer>"]}`:                               func(s string) bool { return s == `"a<answer>b</answer>"` },
+			`"guided_regex":"\n?[a-c]{3} (<answer>|</answer>)"`:                            regexp.MustCompile("^\n?[a-c]{3} (<answer>|</answer>)$").MatchString,
+			`"guided_choice":["yes"," no "]`:                                               func(s string) bool { return s == "yes" || s == " no " },
+			`"structured_outputs":{"grammar":"root ::= \"(\" root \")\" | \"x\""}`:         regexp.MustCompile(`^\(*x\)*$`).MatchString,
+			`"guided_grammar":"start: \"[\" start \"]\" | \"y\"","tool_choice":"none"`:     regexp.MustCompile(`^\[*y\]*$`).MatchString,
+			strictTools + `,"tool_choice":"none","response_format":{"type":"json_object"}`: func(s string) bool { return json.Valid([]byte(s)) && s[0] == '{' },
+		} {
+			for seed := range 4 {
+				whole := ""
+				for _, body := range withStream(fmt.Sprintf(`{%s,%s,"seed":%d,"max_tokens":5000}`, hi, fields, seed)) {
+					got, _ := messagesOf(t, b.post(chatPath, body))
+					m := got[0]
+					if m.Content == nil || !valid(*m.Content) || len(m.Calls) > 0 || m.finish != "stop" || m.Reasoning != "" && !f.thinks {
+						t.Errorf("%s: %s: %v", name, body, m)
+						continue
+					}
+					if m.Reasoning != "" {
+						thought++
+					}
+					if text := m.String(); whole == "" {
+						whole = text
+					} else if text != whole {
+						t.Errorf("%s: %s:\nwhole    %s\nstreamed %s", name, body, whole, text)
+					}
+				}
+			}
+		}
+		if f.thinks && thought == 0 {
+			t.Errorf("%s: no answer has reasoning", name)
+		}
+		for _, r := range b.nodes["d1"].Requests() {
+			if !strings.Contains(string(r.Grammar.GetText()), f.framed) {
+				t.Errorf("%s: %v", name, r.Grammar)
+			}
+		}
+		for fields, want := range map[string]string{
+			`"guided_regex":"(?=a)"`:                                 "guided_regex: regex: ",
+			`"guided_choice":["` + strings.Repeat("a", 1<<20) + `"]`: "guided_choice",
+			`"guided_grammar":"root ::= root"`:                       "guided_grammar: ebnf",
+			`"guided_json":"{}}"`:                                    "guided_json: json",
+			`"guided_json":{"items":{"contains":{}}}`:                "guided_json: contains at #/items/contains: ",
+		} {
+			if r := b.post(chatPath, `{`+hi+`,`+fields+`}`); r.StatusCode != 400 || !strings.Contains(r.body, want) || strings.Contains(r.body, "structural_tag") {
+				t.Errorf("%s: %.60s: %d %.300s", name, fields, r.StatusCode, r.body)
+			}
+		}
+	}
+}
+
 // What cannot be forced is refused by name.
 func TestForcedCallsRefused(t *testing.T) {
 	tool := func(parameters string) string {
@@ -266,8 +345,10 @@ func TestForcedCallsRefused(t *testing.T) {
 	}
 }
 
-// Forced calls whose node is lost in the middle are what they are on a node that lives.
-func TestForcedCallsResume(t *testing.T) {
+// Constrained answers whose node is lost after any of their tokens are what they are on a node that
+// lives: forced calls, JSON with and without tools, expressions and choices, behind reasoning and
+// without.
+func TestConstrainedAnswersResume(t *testing.T) {
 	bu := toolBundle(hermesMarkers...)
 	token := obeys(t, bu)
 	node := func(addr string, cut int) nodestest.Options {
@@ -275,11 +356,44 @@ func TestForcedCallsResume(t *testing.T) {
 		n.Bundle, n.Token, n.CutAfter = bu, token, cut
 		return n
 	}
-	body := `{` + hi + `,` + strictTools + `,"tool_choice":"required","seed":4,"max_tokens":5000}`
-	want, _ := messagesOf(t, newBed(t, Options{}, one(node("d1", 0))).post(chatPath, body))
-	got, _ := messagesOf(t, newBed(t, Options{}, map[string]nodestest.Options{"d1": node("d1", 20), "d2": node("d2", 0)}).post(chatPath, body))
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("got  %v\nwant %v", got, want)
+	for _, fields := range []string{
+		`,` + strictTools + `,"tool_choice":"required"`, `,` + strictTools + `,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":` + people + `}}` + thinking,
+		`,"guided_json":` + people, `,"guided_regex":"([a-f][0-9]){9,20}"` + thinking, `,"guided_choice":["yes, certainly","yes, perhaps"]`,
+	} {
+		body := `{` + hi + fields + `,"seed":4,"max_tokens":5000,"stream":true}`
+		want, first, length := message{}, "", 1
+		virtually(t, func(t *testing.T) {
+			b := newBed(t, Options{}, map[string]nodestest.Options{"d1": node("d1", 0), "d2": node("d2", 0)})
+			got, _ := messagesOf(t, b.post(chatPath, body))
+			want = got[0]
+			for addr, n := range b.nodes { // equal requests begin on the same node
+				for _, r := range n.Requests() {
+					for first = addr; token(r, len(r.Prompt)+length-1) != eosID; {
+						length++
+					}
+				}
+			}
+		})
+		if length < 8 || length > 150 {
+			t.Errorf("%s: %d tokens: %v", fields, length, want)
+		}
+		step := 1
+		if testing.Short() {
+			step = 7
+		}
+		second := map[string]string{"d1": "d2", "d2": "d1"}[first]
+		for cut := 1; cut < length; cut += step {
+			virtually(t, func(t *testing.T) {
+				b := newBed(t, Options{}, map[string]nodestest.Options{first: node(first, cut), second: node(second, 0)})
+				got, _ := messagesOf(t, b.post(chatPath, body))
+				if fmt.Sprint(got) != fmt.Sprint([]message{want}) {
+					t.Errorf("%s, lost after %d tokens:\ngot  %v\nwant %v", fields, cut, got, want)
+				}
+				if r := b.nodes[second].Requests(); len(r) != 1 || len(r[0].Output) > cut {
+					t.Errorf("%s, lost after %d tokens: the other node got %d requests", fields, cut, len(r))
+				}
+			})
+		}
 	}
 }
 
@@ -288,7 +402,7 @@ func TestForcedCallsResume(t *testing.T) {
 func TestThinkingBudget(t *testing.T) {
 	b := obedient(t, Options{}, hermesMarkers...)
 	thought := 0
-	for _, fields := range []string{``, thinking, thinking + `,"response_format":{"type":"json_object"}`, thinking + `,"guided_regex":"[a-c]{3}"`, `,` + strictTools + `,"tool_choice":"required"`, thinking + `,` + strictTools} {
+	for _, fields := range []string{``, thinking, thinking + `,"response_format":{"type":"json_object"}`, thinking + `,"guided_regex":"[a-c]{3}"`, `,"guided_regex":"[a-c]{3}"`, thinking + `,"guided_choice":["a","b"]`, `,` + strictTools + `,"tool_choice":"required"`, thinking + `,` + strictTools} {
 		for seed := range 4 {
 			for _, budget := range []int{0, 1, 7} {
 				body := fmt.Sprintf(`{%s%s,"seed":%d,"max_tokens":5000,"thinking_token_budget":%d}`, hi, fields, seed, budget)
@@ -323,7 +437,7 @@ func TestThinkingBudget(t *testing.T) {
 		b            *bed
 		fields, says string
 	}{
-		{b, `"ignore_eos":true`, "ignore_eos exclude"}, {b, `"guided_choice":["a"],"chat_template_kwargs":{"enable_thinking":true}`, "guided_choice exclude"},
+		{b, `"ignore_eos":true`, "ignore_eos exclude"}, {b, `"structured_outputs":{"structural_tag":{"format":{"type":"any_text"}}},"chat_template_kwargs":{"enable_thinking":true}`, "structured_outputs.structural_tag exclude"},
 		{obedient(t, Options{}), `"n":1`, "needs reasoning that a token"}, {toolBed(t, Options{}, calls, hermesMarkers...), `"n":1`, "grammars of version"},
 	} {
 		if r := c.b.post(chatPath, `{`+hi+`,`+c.fields+`,"thinking_token_budget":5}`); r.StatusCode < 400 || !strings.Contains(r.body, c.says) {

@@ -36,8 +36,9 @@
 //
 // Formats next to those of xgrammar: rule, one of the formats in rules by its name; excludes_first
 // of any_text; object of json_schema, which allows objects only; commit of const_string, behind
-// which no other alternative continues; and parameters, an object schema in a model's own notation
-// of tool calls (parameterCompiler). Next to format, thinking bounds the tokens of reasoning, and
+// which no other alternative continues; parameters, an object schema in a model's own notation of
+// tool calls (parameterCompiler); choice, one of several texts; and lark, a grammar in Lark's
+// notation. Next to format, thinking bounds the tokens of reasoning, and
 // the format anything allows all tokens.
 //
 // # Ownership

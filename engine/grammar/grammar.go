@@ -21,7 +21,7 @@ const (
 
 // Version identifies what grammars accept. A release that changes the masks of any grammar raises
 // it, so that a request does not continue under other masks on a node of another release.
-const Version = 3
+const Version = 4
 
 // A Source is a grammar before it is compiled.
 type Source struct {
@@ -85,6 +85,9 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 		p, err = linkLead(p, rules, start, src.Lead, &limits)
 	}
 	if err != nil {
+		if c != nil {
+			err = c.largest(err)
+		}
 		return nil, named(src.Kind, err)
 	}
 	for _, s := range src.Special {

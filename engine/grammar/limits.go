@@ -64,6 +64,8 @@ type Error struct {
 	Pointer string // JSON pointer into the schema, or the offset in a grammar text
 	Reason  string
 	Err     error // ErrBudget where a limit was exceeded, ErrEmpty of a grammar without a text; otherwise nil
+
+	sizes []int32 // positions of the rules so far, where all of them together exceed a limit
 }
 
 func (e *Error) Error() string {

@@ -100,7 +100,7 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 	}
 	b.p.pos = append(b.p.pos, position{op: opReturn}) // position 0
 	b.starts = make([]int32, len(rules))
-	used := reachable(rules, start)
+	used, sizes := reachable(rules, start), make([]int32, len(rules))
 	for _, i := range used {
 		b.starts[i] = b.add(position{op: opSplit})
 	}
@@ -108,9 +108,14 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 		if b.heights[i] >= infinite {
 			continue
 		}
+		before := len(b.p.pos)
 		body := b.build(rules[i], 0)
 		b.alias(b.starts[i], []int32{body})
 		b.p.pos[b.starts[i]].height = b.p.pos[body].height
+		sizes[i] = int32(len(b.p.pos) - before)
+		if e, ok := b.err.(*Error); ok && e.Err == ErrBudget {
+			e.sizes = sizes
+		}
 		if b.err != nil {
 			return nil, b.err
 		}

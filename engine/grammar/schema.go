@@ -30,6 +30,13 @@ type schemaCompiler struct {
 	exprs     map[string]*expr
 	depth     int // of emptiness checks
 	schemas   []rootSchema
+	named     []namedRules // of a structural tag, in the order of their rules
+}
+
+// namedRules are the rules of a format that has a name.
+type namedRules struct {
+	name string
+	end  int // behind the last of them
 }
 
 type job struct {

@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -67,8 +68,32 @@ func (t *tagCompiler) rules(v *value) error {
 		}
 		t.named[name] = int32(len(t.c.rules))
 		t.c.rules = append(t.c.rules, e)
+		t.c.named = append(t.c.named, namedRules{name, len(t.c.rules)})
 	}
 	return nil
+}
+
+// largest returns err, of rules that together exceed a limit, as an error of the schema in the
+// format with a name that has the most positions so far. Other errors stay as they are.
+func (c *schemaCompiler) largest(err error) error {
+	var e *Error
+	if !errors.As(err, &e) || e.sizes == nil {
+		return err
+	}
+	name, most, at := "", int32(0), 0
+	for _, n := range c.named {
+		size := int32(0)
+		for ; at < n.end && at < len(e.sizes); at++ {
+			size += e.sizes[at]
+		}
+		if size > most {
+			name, most = n.name, size
+		}
+	}
+	if most == 0 {
+		return err
+	}
+	return &Error{Keyword: "json_schema", Pointer: "#/rules/" + escapePointer(name) + "/json_schema", Reason: e.Reason + " in all parts of the answer, and many of them here", Err: e.Err}
 }
 
 // number notes where each value is.
@@ -314,7 +339,15 @@ func (t *tagCompiler) format(v *value) (*expr, error) {
 		}
 		return parsePattern(s, "regex", pointer(v)+"/pattern", true, &t.c.limits)
 	case "grammar":
-		return t.grammar(v)
+		return t.grammar(v, gbnf)
+	case "lark":
+		return t.grammar(v, larkNotation)
+	case "choice":
+		values, err := t.strings(v, "values")
+		if err != nil {
+			return nil, err
+		}
+		return compileChoice(values, &t.c.limits)
 	case "any_text":
 		return t.anyText(v, nil)
 	case formatAnything:
@@ -371,13 +404,13 @@ func (t *tagCompiler) elements(v *value, kind string) (*expr, error) {
 	return seq(out...), nil
 }
 
-// grammar adds the rules of a grammar in GBNF.
-func (t *tagCompiler) grammar(v *value) (*expr, error) {
+// grammar adds the rules of a grammar in a notation.
+func (t *tagCompiler) grammar(v *value, n notation) (*expr, error) {
 	s, err := t.text(v, "grammar")
 	if err != nil {
 		return nil, err
 	}
-	rules, start, err := compileEBNF([]byte(s), gbnf, &t.c.limits)
+	rules, start, err := compileEBNF([]byte(s), n, &t.c.limits)
 	if err != nil {
 		return nil, err
 	}

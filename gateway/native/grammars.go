@@ -50,10 +50,10 @@ func newGrammars(compiles int) *grammars {
 	return &grammars{slots: make(chan struct{}, max(1, compiles)), known: map[[sha256.Size]byte]*list.Element{}}
 }
 
-// check returns the error of compiling src, and where the outcome came from, as a value of
-// metrics.GatewayGrammars.
-func (g *grammars) check(ctx context.Context, src *grammar.Source, l *exchange.Limits) (result string, err error) {
-	if size := sizeOf(src); size > l.MaxGrammarBytes {
+// check returns the error of compiling src, of which size bytes are the client's, and where the
+// outcome came from, as a value of metrics.GatewayGrammars.
+func (g *grammars) check(ctx context.Context, src *grammar.Source, size int, l *exchange.Limits) (result string, err error) {
+	if size > l.MaxGrammarBytes {
 		return "limit", fmt.Errorf("%w: %d bytes, at most %d are compiled (--max-grammar-bytes)", grammar.ErrBudget, size, l.MaxGrammarBytes)
 	}
 	key := sha256.Sum256(fmt.Appendf(nil, "%d %t %q %q %q %q", src.Kind, src.Compact, src.After, src.Text, src.Choices, src.Special))
@@ -94,15 +94,6 @@ func (g *grammars) check(ctx context.Context, src *grammar.Source, l *exchange.L
 		return "invalid", err
 	}
 	return "compiled", nil
-}
-
-// sizeOf returns the bytes of a grammar's text.
-func sizeOf(src *grammar.Source) int {
-	n := len(src.Text)
-	for _, c := range src.Choices {
-		n += len(c)
-	}
-	return n
 }
 
 // keep remembers an outcome, and forgets those that were not used for longest beyond most bytes.
@@ -149,7 +140,11 @@ func (x *request) checkGrammar(m *Model) *openai.Error {
 	l := x.fleet.Limits()
 	ctx, cancel := context.WithDeadline(context.Background(), x.Deadline)
 	defer cancel()
-	result, err := x.fleet.grammars.check(ctx, &g.Source, l)
+	size, own := g.Bytes(), g.Own
+	if own != nil && own.Param == g.Param { // without the calls of tools
+		size = own.Bytes()
+	}
+	result, err := x.fleet.grammars.check(ctx, &g.Source, size, l)
 	x.S.Meters.Counter(metrics.GatewayGrammars, result).Inc()
 	switch {
 	case errors.Is(err, errCompiles):
@@ -157,6 +152,12 @@ func (x *request) checkGrammar(m *Model) *openai.Error {
 		return openai.TooMany(exchange.RetryAfter, "%d requests wait for the compilation of their grammars, as many as may (--max-queued-grammars): send this one again later", l.MaxQueuedGrammars)
 	case errors.Is(err, context.DeadlineExceeded):
 		return x.CutOff(exchange.CauseDeadline)
+	case err != nil && own != nil:
+		own.Compact = g.Compact
+		if _, e := x.fleet.grammars.check(ctx, &own.Source, own.Bytes(), l); e != nil && !errors.Is(e, errCompiles) && ctx.Err() == nil {
+			return openai.GrammarError(own, e)
+		}
+		fallthrough
 	case err != nil:
 		return openai.GrammarError(g, err)
 	}

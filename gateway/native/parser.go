@@ -13,15 +13,20 @@ func (x *request) parsers(m *Model) func(*render.Prompt) *parse.Parser {
 	if x.On != openai.Chat || m.Text == nil || m.Text.Format() == nil {
 		return nil
 	}
-	f, o := m.Text.Format(), parse.Options{NoTools: x.req.Calls.None || x.req.Functions == nil, OneContent: x.req.Grammar.IsJSON()}
-	if f.Reasoning() == "" && o.NoTools {
+	f, g := m.Text.Format(), x.req.Grammar
+	o := parse.Options{NoTools: x.req.Calls.None || x.req.Functions == nil, OneContent: g.IsJSON()}
+	if f.Reasoning() == "" && o.NoTools && !f.Wraps() {
 		return nil
 	}
+	if o.NoTools && !f.Channels() {
+		o.OneContent = g.IsContent()
+	}
+	o.Wrapped = o.OneContent && g.Whole
 	if !o.NoTools {
 		o.Tools = render.ArgumentTypes(x.req.Functions)
 	}
 	return func(p *render.Prompt) *parse.Parser {
-		o.Reasoning = p.Reasoning
+		o.Reasoning, o.Start = p.Start == parse.InReasoning, p.Start
 		return f.NewParser(o)
 	}
 }

@@ -32,7 +32,9 @@ func (fl *Fleet) Render(ctx *fasthttp.RequestCtx, on openai.Endpoint) ([]byte, *
 	if fault != nil {
 		return nil, fault
 	}
-	if g := x.req.Grammar; g != nil && (g.After != "" || len(g.Special) > 0) {
+	if g := x.req.Grammar; g != nil && g.Lead {
+		x.req.Grammar = g.Own
+	} else if g != nil && (g.After != "" || len(g.Special) > 0) {
 		return nil, openai.BadRequest(g.Param, "%s: a grammar behind reasoning, or of tool calls, cannot be rendered: leave it out, or send the request as it is", g.Param)
 	}
 	x.model = m

@@ -10,6 +10,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
@@ -110,18 +111,18 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 		}
 		prompts = append(prompts, more...)
 	}
-	if fault := m.ConstrainCalls(req, prompts[0].Reasoning); fault != nil {
+	if fault := m.ConstrainCalls(req, prompts[0].Start); fault != nil {
 		return nil, nil, fault
 	}
-	if fault := m.BoundThinking(req, prompts[0].Reasoning); fault != nil {
+	if fault := m.BoundThinking(req, prompts[0].Start); fault != nil {
 		return nil, nil, fault
 	}
 	for i := range prompts {
-		if req.Grammar != nil && prompts[i].Reasoning != prompts[0].Reasoning {
+		if req.Grammar != nil && prompts[i].Start != prompts[0].Start {
 			return nil, nil, openai.BadRequest(req.Grammar.Param, "%s: some conversations continue reasoning and others do not: send them in batches of their own", req.Grammar.Param)
 		}
 	}
-	if req.Grammar != nil && !req.Grammar.Whole && prompts[0].Reasoning { // the grammar constrains what follows the reasoning
+	if req.Grammar != nil && !req.Grammar.Whole && prompts[0].Start == parse.InReasoning { // the grammar constrains what follows the reasoning
 		req.Grammar.After = m.Text.Format().ReasoningEnd()
 	}
 	if fault := x.checkGrammar(m); fault != nil {

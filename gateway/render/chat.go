@@ -133,9 +133,9 @@ func (t *TextModel) Decode(ids []int32, skipSpecial bool) string {
 	return t.tok.Decode(ids, skipSpecial)
 }
 
-// render applies the chat template to a request's messages. reasons reports whether the answer
-// begins within reasoning.
-func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault *openai.Error) {
+// render applies the chat template to a request's messages. start is where in an answer the text
+// ends.
+func (t *TextModel) render(r *openai.Request) (text string, start parse.Start, fault *openai.Error) {
 	in := jinja.Input{
 		AddGenerationPrompt:  r.AddGenerationPrompt,
 		ContinueFinalMessage: r.ContinueFinal,
@@ -153,12 +153,12 @@ func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault 
 	}
 	messages, err := fromJSON(raw)
 	if err != nil {
-		return "", false, t.templateFault(err)
+		return "", 0, t.templateFault(err)
 	}
 	in.Messages = messages.(jinja.List) // Parse has checked that it is a list
 	if t.RejectSpecial {
 		if fault := t.checkSpecial(in.Messages); fault != nil {
-			return "", false, fault
+			return "", 0, fault
 		}
 	}
 	for i, m := range in.Messages {
@@ -167,17 +167,17 @@ func (t *TextModel) render(r *openai.Request) (text string, reasons bool, fault 
 	if r.Tools != nil {
 		tools, err := fromJSON(r.Tools)
 		if err != nil {
-			return "", false, t.templateFault(err)
+			return "", 0, t.templateFault(err)
 		}
 		in.Tools = tools.(jinja.List) // Parse has checked that it is a list
 	}
 	if fault := t.setVariables(in.Kwargs, r); fault != nil {
-		return "", false, fault
+		return "", 0, fault
 	}
 	if text, err = t.chat.Render(in); err != nil {
-		return "", false, t.templateFault(err)
+		return "", 0, t.templateFault(err)
 	}
-	return text, t.reasons(r, in, text), nil
+	return text, t.starts(r, in, text), nil
 }
 
 // setVariables sets the variables that a request gives its template by name. chat_template_kwargs

@@ -1,6 +1,7 @@
 package render
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -68,13 +69,28 @@ func probe(template *jinja.Template) string {
 // maxGeneration bounds, in bytes, what a template adds to a prompt for the answer.
 const maxGeneration = 512
 
+// starts returns where in an answer a rendered prompt ends.
+func (t *TextModel) starts(r *openai.Request, in jinja.Input, prompt string) parse.Start {
+	switch {
+	case t.format == nil:
+		return parse.AtBeginning
+	case t.reasons(r, in, prompt):
+		return parse.InReasoning
+	case r.ContinueFinal && t.format.Wraps():
+		return parse.InContent
+	case !r.AddGenerationPrompt:
+		return parse.AtBeginning
+	}
+	return t.format.StartOf(prompt[max(0, len(prompt)-maxGeneration):])
+}
+
 // reasons reports whether the answer to a rendered prompt begins within reasoning. Only the part of
 // the prompt counts that the template added for the answer, because messages may contain markers.
 // It is found by a second rendering, which only prompts need that end with a marker.
 func (t *TextModel) reasons(r *openai.Request, in jinja.Input, prompt string) bool {
 	f := t.format
 	switch {
-	case f == nil || f.Reasoning() == "":
+	case f.Reasoning() == "":
 		return false
 	case r.ContinueFinal:
 		return f.StartsInReasoning(openai.LastContent(r.Messages, "assistant"))
@@ -113,15 +129,15 @@ func (m *Model) CheckTools(r *openai.Request, off bool) *openai.Error {
 // them while it is built. The compilation accepts no more.
 var maxSchemas = grammar.DefaultLimits().SourceBytes
 
-// ConstrainCalls sets the request's grammar to one of calls in the model's format, if calls depend
-// on a grammar. reasoning is set if the prompt ends within reasoning. JSON that the request demands
-// of its answer is then one of an answer without calls, and has no effect if calls are forced. JSON
-// without calls becomes such a grammar too, if the model's answers are messages on channels.
-func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error {
+// ConstrainCalls sets the request's grammar to one of answers in the model's format, if calls
+// depend on a grammar, or if the model writes more than the content that the client's grammar has:
+// reasoning before it, tags around it, or messages on channels. start is that of the prompts. JSON
+// that the request demands of its answer is one of an answer without calls, and has no effect if
+// calls are forced.
+func (m *Model) ConstrainCalls(r *openai.Request, start parse.Start) *openai.Error {
 	functions := r.Functions
 	if !r.Constrained() {
-		channels := m.Text != nil && m.Text.format != nil && m.Text.format.Channels()
-		if !channels || r.Endpoint != openai.Chat || !r.AddGenerationPrompt || !r.Grammar.IsJSON() {
+		if !m.surrounds(r, start) {
 			return nil
 		}
 		functions = nil
@@ -138,19 +154,21 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 	case !r.HasStrict():
 		param = r.Grammar.Param
 	}
-	c := parse.Constraint{Text: !forced, One: r.Calls.One || r.Calls.Name != "", Reasoning: reasoning, Types: ArgumentTypes(r.Functions)}
-	if g := r.Grammar; g != nil {
-		switch {
-		case g.Kind != grammar.JSONSchema && g.Kind != grammar.JSONObject:
-			return openai.BadRequest(param, "%s and %s both constrain the answer: send one of them", param, g.Param)
-		case forced: // an answer of calls has no text that could be JSON
-		case g.Kind == grammar.JSONObject:
-			c.Content = []byte(`{"type":"object"}`)
-		default:
-			c.Content = g.Text
+	c := parse.Constraint{Text: !forced, One: r.Calls.One || r.Calls.Name != "", Start: start, Types: ArgumentTypes(r.Functions)}
+	size := 0
+	switch g := r.Grammar; {
+	case g == nil:
+	case functions != nil && !g.IsJSON():
+		return openai.BadRequest(param, "%s and %s both constrain the answer: send one of them", param, g.Param)
+	case forced: // an answer of calls has no text that could be JSON
+	default:
+		if size = g.Bytes(); size <= maxSchemas {
+			c.Content = contentFormat(&g.Source)
+		}
+		if c.Content == nil && (functions == nil || size <= maxSchemas) { // its compilation is refused
+			return nil
 		}
 	}
-	size := len(c.Content)
 	for i, f := range functions {
 		if r.Calls.Name != "" && r.Calls.Name != f.Name {
 			continue
@@ -171,17 +189,65 @@ func (m *Model) ConstrainCalls(r *openai.Request, reasoning bool) *openai.Error 
 	if err != nil {
 		return openai.BadRequest(param, "%s: %s", param, err)
 	}
-	g := &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, Param: param, Whole: true}
-	if r.Grammar != nil {
-		g.Compact, g.Of, g.JSON = r.Grammar.Compact, r.Grammar.Param, r.Grammar.IsJSON()
+	g := &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: text, Special: special}, Param: param, Whole: true, Own: r.Grammar}
+	if g.Own != nil {
+		g.Compact, g.Lead = g.Own.Compact, functions == nil && !m.Text.format.Channels() && !m.Text.format.Wraps()
+		if g.Lead && len(text) > maxSchemas { // only as a part it is too long
+			return nil
+		}
 	}
 	r.Grammar = g
 	return nil
 }
 
+// surrounds reports whether the model writes more than the content that the grammar of a chat has.
+// Reasoning may precede the content if tokens mark it, which no content can have.
+func (m *Model) surrounds(r *openai.Request, start parse.Start) bool {
+	if m.Text == nil || m.Text.format == nil || r.Endpoint != openai.Chat || !r.AddGenerationPrompt || r.Grammar == nil || r.Grammar.Kind == grammar.StructuralTag {
+		return false
+	}
+	f := m.Text.format
+	return f.Channels() || f.Wraps() || start == parse.AtBeginning && f.Thinks() && !m.Text.dropsSpaces()
+}
+
+// dropsSpaces reports whether the decoder drops spaces at the beginning of an answer. Nodes find
+// such spaces at the beginning of the client's grammar only.
+func (t *TextModel) dropsSpaces() bool { return t.tok != nil && t.tok.LeadingSpaces() > 0 }
+
+// contentFormat returns a grammar as a format of a structural tag; nil: it is no JSON where it has
+// to be, or a structural tag.
+func contentFormat(src *grammar.Source) []byte {
+	quoted := func(head string, s []byte) []byte { return append(args.AppendQuoted([]byte(head), s), '}') }
+	switch src.Kind {
+	case grammar.JSONSchema:
+		if !json.Valid(src.Text) {
+			return nil
+		}
+		return append(append([]byte(`{"type":"json_schema","json_schema":`), src.Text...), '}')
+	case grammar.JSONObject:
+		return []byte(`{"type":"json_schema","json_schema":{"type":"object"}}`)
+	case grammar.Regex:
+		return quoted(`{"type":"regex","pattern":`, src.Text)
+	case grammar.EBNF:
+		return quoted(`{"type":"grammar","grammar":`, src.Text)
+	case grammar.Lark:
+		return quoted(`{"type":"lark","grammar":`, src.Text)
+	case grammar.Choice:
+		out := []byte(`{"type":"choice","values":[`)
+		for i, s := range src.Choices {
+			if i > 0 {
+				out = append(out, ',')
+			}
+			out = args.AppendQuoted(out, []byte(s))
+		}
+		return append(out, "]}"...)
+	}
+	return nil
+}
+
 // BoundThinking sets the request's grammar to one that bounds the tokens of reasoning, if the
-// request has a bound. reasoning is as in ConstrainCalls, which precedes.
-func (m *Model) BoundThinking(r *openai.Request, reasoning bool) *openai.Error {
+// request has a bound. start is as in ConstrainCalls, which precedes.
+func (m *Model) BoundThinking(r *openai.Request, start parse.Start) *openai.Error {
 	const param = "thinking_token_budget"
 	if r.ThinkingBudget == nil {
 		return nil
@@ -197,33 +263,32 @@ func (m *Model) BoundThinking(r *openai.Request, reasoning bool) *openai.Error {
 		return openai.BadRequest(param, "%s and ignore_eos exclude each other", param)
 	}
 	quoted := func(s string) string { return string(args.AppendQuoted(nil, []byte(s))) }
-	head := fmt.Sprintf(`{"thinking":{"begin":%s,"end":%s,"tokens":%d,"open":%t},`, quoted(begin), quoted(end), *r.ThinkingBudget, reasoning)
+	head := fmt.Sprintf(`{"thinking":{"begin":%s,"end":%s,"tokens":%d,"open":%t},`, quoted(begin), quoted(end), *r.ThinkingBudget, start == parse.InReasoning)
 	if r.Grammar == nil {
 		r.Grammar = &openai.Grammar{Source: grammar.Source{Kind: grammar.StructuralTag, Text: []byte(head + `"format":{"type":"anything"}}`)}, Param: param, Whole: true}
 		return nil
 	}
-	content, g := "", r.Grammar
+	g := r.Grammar
 	switch {
-	case len(g.Text) > maxSchemas: // its compilation is refused
+	case g.Bytes() > maxSchemas: // its compilation is refused
 		return nil
 	case g.Whole:
-		g.Text = append([]byte(head), g.Text[1:]...)
+		g.Text, g.Lead = append([]byte(head), g.Text[1:]...), false
 		return nil
-	case !reasoning: // the grammar has no reasoning
+	case start != parse.InReasoning: // the grammar has no reasoning
 		return nil
-	case g.Kind == grammar.JSONSchema:
-		content = `{"type":"json_schema","json_schema":` + string(g.Text) + `}`
-	case g.Kind == grammar.JSONObject:
-		content = `{"type":"json_schema","json_schema":{"type":"object"}}`
-	case g.Kind == grammar.Regex:
-		content = `{"type":"regex","pattern":` + quoted(string(g.Text)) + `}`
-	default:
+	case g.Kind == grammar.StructuralTag:
 		return openai.BadRequest(param, "%s and %s exclude each other", param, g.Param)
 	}
-	g.JSON = g.IsJSON()
-	g.Kind, g.Whole, g.Of, g.Special = grammar.StructuralTag, true, g.Param, []string{end}
-	g.Text = fmt.Appendf(nil, `%s"rules":{"content":%s},"format":{"type":"sequence","elements":[{"type":"any_text","excludes":[%s]},{"type":"const_string","value":%s},{"type":"rule","name":"content"}]}}`,
+	content := contentFormat(&g.Source)
+	if content == nil { // its compilation is refused
+		return nil
+	}
+	whole := &openai.Grammar{Param: g.Param, Whole: true, Own: g}
+	whole.Kind, whole.Compact, whole.Special = grammar.StructuralTag, g.Compact, []string{end}
+	whole.Text = fmt.Appendf(nil, `%s"rules":{"content":%s},"format":{"type":"sequence","elements":[{"type":"any_text","excludes":[%s]},{"type":"const_string","value":%s},{"type":"rule","name":"content"}]}}`,
 		head, content, quoted(end), quoted(end))
+	r.Grammar = whole
 	return nil
 }
 

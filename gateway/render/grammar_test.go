@@ -2,6 +2,7 @@ package render
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/big"
@@ -296,7 +297,10 @@ func TestCallGrammars(t *testing.T) {
 			if f.Tools() != name { // an alias
 				continue
 			}
-			c := parse.Constraint{Text: mode&6 == 0, One: mode&2 != 0, Reasoning: mode&4 != 0 && f.ReasoningEnd() != "", Types: ArgumentTypes(grammarTools)}
+			c := parse.Constraint{Text: mode&6 == 0, One: mode&2 != 0, Types: ArgumentTypes(grammarTools)}
+			if mode&4 != 0 && f.ReasoningEnd() != "" {
+				c.Start = parse.InReasoning
+			}
 			for i, tool := range grammarTools {
 				c.Tools = append(c.Tools, parse.Tool{Index: i, Name: tool.Name, Parameters: tool.Parameters, Strict: tool.Strict == nil})
 			}
@@ -315,7 +319,7 @@ func TestCallGrammars(t *testing.T) {
 					continue
 				}
 				done++
-				content, calls := v.parsed(f, parse.Options{Tools: c.Types, Reasoning: c.Reasoning}, ids)
+				content, calls := v.parsed(f, parse.Options{Tools: c.Types, Reasoning: c.Start == parse.InReasoning}, ids)
 				where := fmt.Sprintf("%s, mode %d, seed %d: %q", name, mode, seed, v.text(ids))
 				if f.Reasoning() == "minimax_m2_append_think" {
 					_, content, _ = strings.Cut(content, "</think>")
@@ -385,11 +389,16 @@ func TestContentGrammars(t *testing.T) {
 			if fault != nil {
 				t.Fatal(fault)
 			}
-			within := mode&2 != 0 && f.ReasoningEnd() != ""
-			if fault := m.ConstrainCalls(r, within); fault != nil {
+			start := parse.AtBeginning
+			if mode&2 != 0 && f.ReasoningEnd() != "" {
+				start = parse.InReasoning
+			} else if mode&2 != 0 && f.Wraps() {
+				start = parse.InContent
+			}
+			if fault := m.ConstrainCalls(r, start); fault != nil {
 				t.Fatal(fault)
 			}
-			if !r.Grammar.Whole && within {
+			if !r.Grammar.Whole && start == parse.InReasoning {
 				r.Grammar.After = f.ReasoningEnd()
 			}
 			g, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
@@ -401,7 +410,7 @@ func TestContentGrammars(t *testing.T) {
 				if ids == nil {
 					continue
 				}
-				content, got := v.parsed(f, parse.Options{Tools: ArgumentTypes(r.Functions), NoTools: r.Functions == nil, Reasoning: within, OneContent: r.Grammar.IsJSON()}, ids)
+				content, got := v.parsed(f, parse.Options{Tools: ArgumentTypes(r.Functions), NoTools: r.Functions == nil, Reasoning: start == parse.InReasoning, OneContent: r.Grammar.IsJSON(), Wrapped: r.Grammar.Whole, Start: start}, ids)
 				text := v.text(ids)
 				where := fmt.Sprintf("%s, mode %d, seed %d: %q", name, mode, seed, text)
 				if f.Reasoning() == "minimax_m2_append_think" && r.Functions != nil {
@@ -434,6 +443,79 @@ func TestContentGrammars(t *testing.T) {
 	t.Logf("%v contents, %v calls", contents, calls)
 }
 
+// The content of an answer is what the request's grammar has, byte for byte, of each kind: behind
+// reasoning, which the prompt or the answer begins, within the tags that a model writes around its
+// content, on its channel, and where the prompt has begun the content.
+func TestContentOfEveryKind(t *testing.T) {
+	own := map[string]string{
+		"json":    `"response_format":{"type":"json_object"}`,
+		"regex":   `"guided_regex":"[ \n]{0,2}(<answer>)?[a-c<>/n\n]{2,9}(</answer>)?[ \n]{0,2}"`,
+		"choice":  `"guided_choice":["<answer>\n yes","no\n</answer>"," <think>a</think>","\n"]`,
+		"grammar": `"guided_grammar":"root ::= \" \"? ( \"a\" root \"b\" | \"</answer>\" | \"<answer>\" )"`,
+		"lark":    `"structured_outputs":{"grammar":"start: \"(\" start \")\" | \"\\n\" | \"x\""}`,
+	}
+	done := map[string]int{}
+	for _, names := range [][2]string{{"hermes", "qwen3"}, {"hermes", ""}, {"jamba", "hunyuan_a13b"}, {"", "hunyuan_a13b"}, {"cohere_command3", "cohere_command3"}, {"openai", "openai_gptoss"}, {"gemma4", "gemma4"}, {"", "deepseek_r1"}, {"granite", "granite"}} {
+		for kind, fields := range own {
+			for mode := range 10 {
+				v := newWalkedVocabulary(mode&1 != 0)
+				f, err := parse.NewFormat(names[0], names[1], v.added)
+				if err != nil {
+					t.Fatal(err)
+				}
+				start := parse.Start(mode / 2 % 4)
+				tools := mode >= 8
+				if start == parse.InReasoning && f.ReasoningEnd() == "" || start == parse.InContent && !f.Wraps() || start != parse.AtBeginning && f.Channels() ||
+					tools && (kind != "json" || names[0] == "") || !v.byID && f.Channels() && kind != "json" {
+					continue
+				}
+				if tools {
+					fields += `,"tools":[{"type":"function","function":{"name":"now"}}]`
+				}
+				r, fault := openai.Parse(openai.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],`+fields+`}`))
+				if fault != nil {
+					t.Fatal(fault)
+				}
+				client, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+				if err != nil {
+					t.Fatalf("%s: %v", kind, err)
+				}
+				if fault := (&Model{Text: &TextModel{format: f}}).ConstrainCalls(r, start); fault != nil {
+					t.Fatal(fault)
+				}
+				if !r.Grammar.Whole && start == parse.InReasoning {
+					r.Grammar.After = f.ReasoningEnd()
+				}
+				g, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+				if err != nil {
+					t.Fatalf("%v %s: %v\n%s", names, kind, err, r.Grammar.Text)
+				}
+				o := parse.Options{NoTools: !tools, Reasoning: start == parse.InReasoning, OneContent: r.Grammar.IsJSON() || r.Grammar.IsContent() && !f.Channels(), Start: start}
+				o.Wrapped = o.OneContent && r.Grammar.Whole
+				for seed := range uint64(8) {
+					ids := walkCalls(t, g, v, seed)
+					if ids == nil {
+						continue
+					}
+					content, calls := v.parsed(f, o, ids)
+					if len(calls) > 0 {
+						continue
+					}
+					if done[fmt.Sprint(names)]++; !accepted(t, client, content) && (kind != "json" || !accepted(t, client, strings.TrimSpace(content))) {
+						t.Errorf("%v, %s, mode %d, seed %d: %q has the content %q", names, kind, mode, seed, v.text(ids), content)
+					}
+				}
+			}
+		}
+	}
+	for names, n := range done {
+		if n < 30 {
+			t.Errorf("%s: only %d answers", names, n)
+		}
+	}
+	t.Logf("%v", done)
+}
+
 // Calls without a marker have one spelling, which content does not have. What begins so follows the
 // tool's schema.
 func TestContentLikeCalls(t *testing.T) {
@@ -459,7 +541,7 @@ func TestContentLikeCalls(t *testing.T) {
 		}
 		r, fault := openai.Parse(openai.Chat, []byte(`{"messages":[{"role":"user","content":"x"}],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":`+c.schema+`}},`+tools+`}`))
 		if fault == nil {
-			fault = (&Model{Text: &TextModel{format: f}}).ConstrainCalls(r, false)
+			fault = (&Model{Text: &TextModel{format: f}}).ConstrainCalls(r, parse.AtBeginning)
 		}
 		if fault != nil {
 			t.Fatal(fault)
@@ -556,7 +638,7 @@ func TestOpenParameters(t *testing.T) {
 			}
 			m := &Model{Text: &TextModel{format: f}}
 			r := &openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "f", Parameters: []byte(schema)}}}
-			if fault := m.ConstrainCalls(r, false); fault != nil {
+			if fault := m.ConstrainCalls(r, parse.AtBeginning); fault != nil {
 				t.Fatal(fault)
 			}
 			g, err := grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
@@ -590,6 +672,39 @@ func TestOpenParameters(t *testing.T) {
 	}
 }
 
+// Schemas of tools that together have too many positions are refused by the name of the largest.
+func TestPositionsOfTools(t *testing.T) {
+	f, err := parse.NewFormat("hermes", "", newWalkedVocabulary(true).added)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := func(bytes int) []byte {
+		rnd := rand.New(rand.NewPCG(uint64(bytes), 3))
+		text := []byte(`{"type":"object","required":["x"],"properties":{"x":{"enum":["a"`)
+		for range bytes / 100 {
+			text = append(text, ',', '"')
+			for range 98 {
+				text = append(text, 'a'+byte(rnd.IntN(26)))
+			}
+			text = append(text, '"')
+		}
+		return append(text, "]}}}"...)
+	}
+	r := &openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "small", Parameters: listed(1000)}, {Name: "large", Parameters: listed(350_000)}, {Name: "medium", Parameters: listed(200_000)}}}
+	if fault := (&Model{Text: &TextModel{format: f}}).ConstrainCalls(r, parse.AtBeginning); fault != nil {
+		t.Fatal(fault)
+	}
+	_, err = grammar.Compile(r.Grammar.Source, grammar.DefaultLimits())
+	if err == nil {
+		t.Fatal("it compiles")
+	}
+	fault := openai.GrammarError(r.Grammar, err)
+	const want = "tools[1].function.parameters: json_schema at #: more than 400000 positions"
+	if !strings.HasPrefix(fault.Message, want) || fault.Param != "tools[1].function.parameters" || !errors.Is(err, grammar.ErrBudget) {
+		t.Errorf("%v: %+v", err, fault)
+	}
+}
+
 // Schemas that are too large to be compiled are refused before they are copied.
 func TestSchemasTooLarge(t *testing.T) {
 	f, err := parse.NewFormat("hermes", "qwen3", newWalkedVocabulary(true).added)
@@ -604,9 +719,9 @@ func TestSchemasTooLarge(t *testing.T) {
 		call func(*openai.Request) *openai.Error
 		want string
 	}{
-		"tools":   {openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "f", Parameters: large}}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, false) }, "tool_choice"},
-		"content": {openai.Request{Functions: []openai.Function{{Name: "f"}}, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}, Param: "response_format"}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, false) }, "response_format"},
-		"bounded": {openai.Request{ThinkingBudget: &budget, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}}}, func(r *openai.Request) *openai.Error { return m.BoundThinking(r, true) }, ""},
+		"tools":   {openai.Request{Calls: openai.CallRule{Required: true}, Functions: []openai.Function{{Name: "f", Parameters: large}}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, parse.AtBeginning) }, "tool_choice"},
+		"content": {openai.Request{Functions: []openai.Function{{Name: "f"}}, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}, Param: "response_format"}}, func(r *openai.Request) *openai.Error { return m.ConstrainCalls(r, parse.AtBeginning) }, "response_format"},
+		"bounded": {openai.Request{ThinkingBudget: &budget, Grammar: &openai.Grammar{Source: grammar.Source{Kind: grammar.JSONSchema, Text: large}}}, func(r *openai.Request) *openai.Error { return m.BoundThinking(r, parse.InReasoning) }, ""},
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

@@ -9,6 +9,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
+	"github.com/tandem-serving/tandem/gateway/render/parse"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
@@ -48,7 +49,7 @@ type Prompt struct {
 	Text      string // the tokenized text; of a prompt sent as tokens only if the answer shows it
 	Echo      string // the beginning of the answer, with echo
 	Tokens    []int32
-	Reasoning bool                  // the answer begins within reasoning
+	Start     parse.Start           // of the answer, where the prompt ends
 	Probs     openai.PromptLogprobs // the log-probabilities received so far; empty: not requested
 	MaxTokens int                   // of each choice
 	Key       kvcache.Hash
@@ -149,7 +150,7 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 			return Prompt{}, fault
 		}
 	}
-	text, reasons, fault := t.render(req)
+	text, start, fault := t.render(req)
 	if fault != nil {
 		return Prompt{}, fault
 	}
@@ -159,7 +160,7 @@ func (m *Model) Chat(req *openai.Request, charge func(bytes int) *openai.Error) 
 	if fault := charge(len(text)); fault != nil {
 		return Prompt{}, fault
 	}
-	p := Prompt{Text: text, Reasoning: reasons}
+	p := Prompt{Text: text, Start: start}
 	if p.Tokens, fault = m.Text.TokensWithin(text, req.AddSpecialTokens != nil && *req.AddSpecialTokens, charge); fault != nil {
 		return Prompt{}, fault
 	}

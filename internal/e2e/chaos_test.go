@@ -321,7 +321,7 @@ func chaos(t *testing.T, seed uint64, ds []*engine.Loaded, gs []*nodepb.Generate
 		n.kill()
 	}
 	for i, g := range gs {
-		for pos, h := range c.probes.by[g.Sampling.Seed] {
+		for pos, h := range c.probes.by[probeKey(g.Sampling.Seed, g.Sampling.Choice)] {
 			if h != want[i].logits[pos] {
 				c.errorf("request %s: logits differ at position %d", g.RequestId, pos)
 			}

@@ -45,7 +45,7 @@ func hashLogits(l []float32) uint64 {
 	return h.Sum64()
 }
 
-// probes collects logit hashes by request seed, which tests make unique.
+// probes collects logit hashes by probeKey, which tests make unique.
 type probes struct {
 	mu sync.Mutex
 	by map[uint64]map[int]uint64
@@ -53,13 +53,17 @@ type probes struct {
 	gaps map[uint64]map[int]float32
 }
 
+// probeKey returns the key of a request's choice. Seeds have at most 60 bits.
+func probeKey(seed uint64, choice uint32) uint64 { return seed ^ uint64(choice)<<60 }
+
 func (p *probes) see(r *engine.Request, position int, logits []float32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.by[r.Sampling.Seed] == nil {
-		p.by[r.Sampling.Seed] = make(map[int]uint64)
+	key := probeKey(r.Sampling.Seed, r.Sampling.Choice)
+	if p.by[key] == nil {
+		p.by[key] = make(map[int]uint64)
 	}
-	p.by[r.Sampling.Seed][position] = hashLogits(logits)
+	p.by[key][position] = hashLogits(logits)
 	if p.gaps != nil {
 		if p.gaps[r.Sampling.Seed] == nil {
 			p.gaps[r.Sampling.Seed] = make(map[int]float32)

@@ -127,7 +127,7 @@ func (f *fleet) wait(t testing.TB, s *stream, g *nodepb.Generate) trace {
 	}
 	f.probes.mu.Lock()
 	defer f.probes.mu.Unlock()
-	return trace{tokens: s.tokens, logits: f.probes.by[g.Sampling.Seed], prompt: &s.prompt, err: cannot}
+	return trace{tokens: s.tokens, logits: f.probes.by[probeKey(g.Sampling.Seed, g.Sampling.Choice)], prompt: &s.prompt, err: cannot}
 }
 
 // schedule makes a seed's requests: prompts that share prefixes, some of them

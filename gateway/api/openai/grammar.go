@@ -17,15 +17,30 @@ import (
 // Grammar is what every answer has to match.
 type Grammar struct {
 	grammar.Source
-	Param string // the field that has it, for errors
-	Whole bool   // it is a structural tag of the whole answer; the rules of tools have their indexes as names
-	Of    string // with Whole: the field with the schema of the rule named content
-	JSON  bool   // with Whole: answers without calls are JSON
+	Param string   // the field that has it, for errors
+	Whole bool     // it is a structural tag of the whole answer; the rules of tools have their indexes as names
+	Own   *Grammar // with Whole: the client's, which the rule named content has; nil: there is none
+	Lead  bool     // with Own: an answer that Own has is one of this grammar, too
 }
 
 // IsJSON reports whether answers are JSON, or calls where those may be.
 func (g *Grammar) IsJSON() bool {
-	return g != nil && (g.JSON || g.Kind == grammar.JSONSchema || g.Kind == grammar.JSONObject)
+	return g != nil && (g.Kind == grammar.JSONSchema || g.Kind == grammar.JSONObject || g.Own.IsJSON())
+}
+
+// Bytes returns the bytes of the grammar's text.
+func (g *Grammar) Bytes() int {
+	n := len(g.Text)
+	for _, c := range g.Choices {
+		n += len(c)
+	}
+	return n
+}
+
+// IsContent reports whether the content of an answer is what the client's grammar has. Structural
+// tags may have more than the content.
+func (g *Grammar) IsContent() bool {
+	return g != nil && (g.Kind != grammar.StructuralTag || g.Own.IsContent())
 }
 
 // MaxChoiceValues bounds the values of a choice.
@@ -297,7 +312,7 @@ func GrammarError(g *Grammar, err error) *Error {
 		_, at, isSchema := strings.Cut("/"+rest, "/json_schema")
 		param := "tools[" + name + "].function.parameters"
 		if name == "content" {
-			param = g.Of
+			param = g.Own.Param
 		}
 		switch {
 		case !isRule || !isSchema:

@@ -39,6 +39,15 @@ type Format struct {
 	header   set
 	body     set
 	echoEnd  set // of reasoning that is content
+
+	wrappers []wrapper // of which an answer has one
+}
+
+// wrapper is a pair of tags around the content.
+type wrapper struct {
+	open, close string // without newlines
+	gap         string // between each and the content
+	byID        bool   // close is a token
 }
 
 // special is a token that is a marker.
@@ -117,6 +126,15 @@ func (f *Format) Channels() bool { return f.row.args == argsHarmony }
 // IDs returns how the model's template expects the ids of calls.
 func (f *Format) IDs() IDStyle { return f.row.ids }
 
+// Wraps reports whether answers have tags around the content.
+func (f *Format) Wraps() bool { return len(f.wrappers) > 0 }
+
+// Thinks reports whether tokens of the vocabulary, and no other text, begin and end reasoning.
+func (f *Format) Thinks() bool {
+	begin, end := f.ThinkingTokens()
+	return end != "" && f.isToken(begin)
+}
+
 // ReasoningEnd returns the marker that ends reasoning; empty: the format has none.
 func (f *Format) ReasoningEnd() string {
 	if len(f.thought.close) == 0 {
@@ -128,14 +146,16 @@ func (f *Format) ReasoningEnd() string {
 // ThinkingTokens returns the tokens of the vocabulary that begin and end reasoning; empty: the
 // format has none.
 func (f *Format) ThinkingTokens() (begin, end string) {
-	isToken := func(s string) bool {
-		return slices.ContainsFunc(f.special, func(x special) bool { return x.text == s })
-	}
 	t := &f.thought
-	if len(t.close) != 1 || !isToken(t.close[0]) {
+	if len(t.close) != 1 || !f.isToken(t.close[0]) {
 		return "", ""
 	}
 	return t.open[0], t.close[0]
+}
+
+// isToken reports whether a marker is a token.
+func (f *Format) isToken(s string) bool {
+	return slices.ContainsFunc(f.special, func(x special) bool { return x.text == s })
 }
 
 // compile builds the sets of markers.
@@ -220,6 +240,22 @@ func (f *Format) compile(v Vocabulary) {
 	add(&f.inside, thinkOpen, t.open...)
 	add(&f.quote, quote, r.quote)
 
+	for _, tags := range [][]string{r.tags, t.tags} {
+		for i := 0; i+1 < len(tags); i += 2 {
+			w := wrapper{open: tags[i], close: tags[i+1], byID: isSpecial(tags[i]) && isSpecial(tags[i+1])}
+			if t.lines {
+				w.gap = "\n"
+			}
+			f.wrappers = append(f.wrappers, w)
+		}
+	}
+	// The vocabulary has the tags of its models, unless these write them by other tokens.
+	known := slices.DeleteFunc(slices.Clone(f.wrappers), func(w wrapper) bool { return !w.byID })
+	f.wrappers = f.wrappers[:min(1, len(f.wrappers))]
+	if len(known) > 0 {
+		f.wrappers = known
+	}
+
 	if r.args == argsHarmony {
 		for _, s := range []*set{&f.header, &f.body, &f.gap, &f.inside, &f.after} {
 			add(s, headerStart, "<|start|>")
@@ -262,6 +298,33 @@ func (f *Format) StartsInReasoning(generation string) bool {
 		end = max(end, strings.LastIndex(generation, s))
 	}
 	return open > end
+}
+
+// A Start is the part of an answer in which a prompt ends.
+type Start uint8
+
+const (
+	AtBeginning     Start = iota // no part has begun
+	InReasoning                  // behind the marker of reasoning
+	BehindReasoning              // behind the marker of its end
+	InContent                    // behind a tag that precedes the content
+)
+
+// StartOf returns the Start of a prompt that ends with the part for the answer. It is InReasoning
+// by StartsInReasoning only.
+func (f *Format) StartOf(prompt string) Start {
+	prompt = strings.TrimRight(prompt, " \n")
+	for i := range f.wrappers {
+		if strings.HasSuffix(prompt, f.wrappers[i].open) {
+			return InContent
+		}
+	}
+	for _, s := range f.thought.close {
+		if strings.HasSuffix(prompt, s) {
+			return BehindReasoning
+		}
+	}
+	return AtBeginning
 }
 
 // AppendID appends an id for a call whose Delta has none. Equal seeds give equal ids, so that the

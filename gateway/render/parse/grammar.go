@@ -11,15 +11,15 @@ import (
 
 // Constraint is what an answer must be.
 type Constraint struct {
-	Tools []Tool // whose functions may be called; none only with Content of a format with channels
+	Tools []Tool // whose functions may be called; none only with Content
 	// Types are those by which the answer's parser reads arguments.
 	Types *args.Tools
 	Text  bool // the answer may be text, with calls in it; otherwise it is calls
 	One   bool // at most one call
-	// Reasoning is set if the prompt ends within reasoning. An answer may begin with reasoning in any
-	// case.
-	Reasoning bool
-	// Content is the JSON schema of the text, which then has no calls in it; nil: any text.
+	// Start is where the prompt ends. An answer may begin with reasoning, unless that has ended.
+	Start Start
+	// Content is the format of the text, as structural tags have it, with no calls in the text; nil:
+	// any text. It is within the tags that the model writes around its content.
 	Content []byte
 }
 
@@ -40,7 +40,9 @@ type Tool struct {
 // calls, and whatever precedes the arguments, are spelled as templates spell them.
 func (f *Format) Grammar(c Constraint) (tag []byte, special []string, err error) {
 	for i := range f.special {
-		special = append(special, f.special[i].text)
+		if s := f.special[i].text; len(c.Tools) > 0 || f.Channels() || f.frames(s) {
+			special = append(special, s)
+		}
 	}
 	if slices.Sort(special); special == nil {
 		special = []string{"\x00"} // no token: without a list, any part could be one
@@ -53,21 +55,29 @@ func (f *Format) Grammar(c Constraint) (tag []byte, special []string, err error)
 		}
 		b.define(fmt.Sprint(t.Index), b.call(t))
 	}
-	if f.row.args == argsNone {
+	if f.row.args == argsNone && len(c.Tools) > 0 {
 		return nil, nil, fmt.Errorf("the format of the model's tool calls is not known")
 	}
 	names := make([]node, len(c.Tools))
 	for i := range c.Tools {
 		names[i] = ruleOf(fmt.Sprint(c.Tools[i].Index))
 	}
-	b.define("call", either(names...))
+	if len(names) > 0 {
+		b.define("call", either(names...))
+	}
 	if c.Content != nil {
-		b.define("content", format("json_schema").with("json_schema", c.Content).end())
+		b.define("content", c.Content)
 	}
 	answer := b.answer()
 	out := append([]byte(`{"type":"structural_tag","rules":{`), b.rules...)
 	out = append(append(append(out, `},"format":`...), answer...), '}')
 	return out, special, nil
+}
+
+// frames reports whether a marker is one of reasoning or a tag around the content.
+func (f *Format) frames(s string) bool {
+	return slices.Contains(f.thought.open, s) || slices.Contains(f.thought.close, s) ||
+		slices.ContainsFunc(f.wrappers, func(w wrapper) bool { return s == w.open || s == w.close })
 }
 
 // node is a format of a structural tag, as JSON.
@@ -356,7 +366,7 @@ func (b *grammarBuilder) thought(within bool) node {
 		return nil
 	}
 	words := append(slices.Clone(end), open...)
-	if t.calls || t.echo != "" { // the parser finds calls there
+	if len(b.c.Tools) > 0 && (t.calls || t.echo != "") { // the parser finds calls there
 		words = append(words, b.triggers()...)
 	}
 	begin := anyOf(open)
@@ -380,19 +390,27 @@ func (b *grammarBuilder) answer() node {
 	if b.r.args == argsHarmony {
 		return b.harmony()
 	}
-	lead := exactly("")
+	lead, led := exactly(""), false
 	switch {
-	case b.c.Reasoning, b.f.thought.echo != "":
-		lead = b.thought(true)
-	case b.thought(false) != nil:
-		lead = optional(b.thought(false))
+	case b.c.Start == InReasoning, b.f.thought.echo != "":
+		lead, led = b.thought(true), true
+	case b.c.Start == AtBeginning && b.thought(false) != nil && (len(b.c.Tools) > 0 || b.f.Thinks() || b.f.Wraps()):
+		lead, led = optional(b.thought(false)), true
+	}
+	switch {
+	case b.c.Content != nil && b.c.Start == InContent:
+		return b.content()
+	case len(b.c.Tools) == 0 && led && b.f.Wraps():
+		return sequence(lead, gap(), b.content())
+	case len(b.c.Tools) == 0:
+		return sequence(lead, b.content())
 	}
 	calls := sequence(gap(), b.calls(false))
 	switch {
 	case !b.c.Text:
 		return sequence(lead, calls)
 	case b.c.Content != nil:
-		return sequence(lead, either(calls, sequence(gap(), ruleOf("content"))))
+		return sequence(lead, either(calls, sequence(gap(), b.content())))
 	}
 	// The parser takes these for markers wherever they come.
 	words := slices.Concat(b.triggers(), b.f.thought.open, b.f.thought.close, present(b.r.callEnd, b.r.sectionEnd))
@@ -403,12 +421,16 @@ func (b *grammarBuilder) answer() node {
 	if b.r.bare != 0 {
 		free = free.list("excludes_first", []string{string(b.r.bare)})
 	}
-	b.define("text", free.end())
-	text := ruleOf("text")
+	text := free.end()
+	if tags := b.tags(); tags != nil {
+		text = sequence(text, star(sequence(anyOf(tags), text)))
+	}
+	b.define("text", text)
+	text = ruleOf("text")
 	if b.f.thought.echo == "" && b.thought(false) != nil {
 		text = sequence(text, star(sequence(b.thought(false), text)))
 	}
-	if !b.c.Reasoning {
+	if b.c.Start != InReasoning {
 		lead = exactly("")
 	}
 	if b.r.bare != 0 && len(b.r.call) == 0 {
@@ -425,6 +447,33 @@ func (b *grammarBuilder) answer() node {
 	return sequence(lead, answer)
 }
 
+// content returns the content within the tags that precede and follow it.
+func (b *grammarBuilder) content() node {
+	var all []node
+	for i := range b.f.wrappers {
+		w := &b.f.wrappers[i]
+		n := sequence(ruleOf("content"), exactly(w.gap, w.close))
+		if b.c.Start != InContent {
+			n = sequence(exactly(w.open, w.gap), n)
+		}
+		all = append(all, n)
+	}
+	if all == nil {
+		return ruleOf("content")
+	}
+	return either(all...)
+}
+
+// tags returns the tags of content that are tokens, which text cannot spell.
+func (b *grammarBuilder) tags() (out []string) {
+	for i := range b.f.wrappers {
+		if w := &b.f.wrappers[i]; w.byID {
+			out = append(out, w.open, w.close)
+		}
+	}
+	return out
+}
+
 // harmony returns an answer of gpt-oss: messages, the last of which is a call or, with Text, may be
 // any message.
 func (b *grammarBuilder) harmony() node {
@@ -435,6 +484,9 @@ func (b *grammarBuilder) harmony() node {
 		message = sequence(exactly("<|channel|>"), either(exactly("analysis"), exactly("commentary"), exactly("final")), exactly("<|message|>"), ruleOf("text"))
 	}
 	call, next := ruleOf("call"), exactly("<|start|>assistant")
+	if len(b.c.Tools) == 0 {
+		call = either()
+	}
 	before := star(sequence(message, exactly("<|end|>"), next))
 	last := sequence(call, optional(exactly("<|call|>")))
 	if b.c.Text && b.c.Content == nil {

@@ -74,6 +74,7 @@ type Parser struct {
 	tools *args.Tools
 	plain int  // 1: the request has no tools
 	one   bool // Options.OneContent
+	wraps bool // Options.Wrapped
 
 	// The text that is not read yet, and the deltas that are.
 	buf     []byte // from at on
@@ -88,14 +89,16 @@ type Parser struct {
 
 	// Content and reasoning.
 	state    state
-	tail     bool   // the end of a call may still come
-	wrote    bool   // content that is not white space was passed on
-	prev     byte   // the last byte of the content
-	edge     bool   // white space that comes next may precede a call
-	fresh    bool   // newlines that come next belong to a marker of reasoning
-	space    []byte // white space that is held back
-	prefix   int    // bytes of the reasoning's prefix that have come
-	thinking int    // tokens of reasoning
+	tail     bool     // the end of a call may still come
+	wrote    bool     // content that is not white space was passed on
+	prev     byte     // the last byte of the content
+	edge     bool     // white space that comes next may precede a call
+	fresh    bool     // newlines that come next belong to a marker of reasoning
+	space    []byte   // white space that is held back
+	prefix   int      // bytes of the reasoning's prefix that have come
+	thinking int      // tokens of reasoning
+	wrapped  *wrapper // the tags around the content, which has begun; nil: there are none
+	gapNext  bool     // the wrapper's gap comes next
 
 	// Calls. What is read of one before it starts is recorded, because it may be content after all.
 	recording bool
@@ -142,20 +145,29 @@ type Options struct {
 	// Reasoning is set if the prompt ends within reasoning (Format.StartsInReasoning).
 	Reasoning bool
 	// OneContent is set if a grammar makes the answer: what follows the reasoning is calls, or else one
-	// content in which markers are text. Without tools and reasoning the whole answer is that content.
+	// content in which markers are text. Without tools, reasoning and tags the whole answer is that
+	// content.
 	OneContent bool
+	// Wrapped is set with OneContent if the grammar has the format's reasoning and the tags around
+	// its content (Constraint.Content). Start is that of the prompt, if it is InContent.
+	Wrapped bool
+	Start   Start
 }
 
 // NewParser returns a parser at the beginning of an answer.
 func (f *Format) NewParser(o Options) *Parser {
-	p := &Parser{f: f, tools: o.Tools, edge: !o.NoTools, one: o.OneContent}
+	p := &Parser{f: f, tools: o.Tools, edge: !o.NoTools, one: o.OneContent, wraps: o.OneContent && o.Wrapped}
 	if o.NoTools {
 		p.plain = 1
 	}
 	switch {
 	case f.row.args == argsHarmony:
 		p.enterHeader(false)
-	case o.OneContent && o.NoTools && !o.Reasoning:
+	case p.wraps && o.Start == InContent && f.Wraps():
+		p.enterContent(&f.wrappers[0], false)
+	case p.wraps && f.Wraps() && !o.Reasoning:
+		p.edge = true // white space that precedes the tag does not belong to the content
+	case o.OneContent && o.NoTools && !o.Reasoning && !o.Wrapped:
 		p.state = inContent
 	case o.Reasoning:
 		p.state = inThink
@@ -192,6 +204,7 @@ func (p *Parser) Push(dst []Delta, id int32, text string) []Delta {
 			text = text[:n]
 		}
 		p.read(text)
+		p.unwrap(m)
 		p.last = true
 		p.run()
 		p.special = true
@@ -215,7 +228,7 @@ func (p *Parser) passes(text string) bool {
 		return false
 	}
 	switch {
-	case p.state == inContent && p.f.row.args != argsHarmony:
+	case p.state == inContent && p.f.row.args != argsHarmony && (p.wrapped == nil || p.wrapped.byID && p.wrapped.gap == ""):
 	case p.state != inText || p.tail || p.f.row.bare != 0 && p.plain == 0:
 		return false
 	default:
@@ -237,6 +250,7 @@ func (p *Parser) Finish(dst []Delta) []Delta {
 		return dst
 	}
 	p.begin(dst)
+	p.unwrap("")
 	p.last = true
 	p.run()
 	p.end()

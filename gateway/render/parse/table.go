@@ -34,7 +34,7 @@ type row struct {
 	quote            string // around a string of argsGemma
 
 	noise     []string // between calls, and between a call's parts
-	tags      []string // around the content
+	tags      []string // around the content, in pairs
 	separator byte     // between calls that have no markers
 	bare      byte     // begins calls that have no marker, at the beginning of the answer
 	ids       IDStyle
@@ -213,10 +213,11 @@ type thinking struct {
 	open    []string // before reasoning; the prompt may end with it
 	close   []string // behind reasoning
 	prefix  string   // of the reasoning, dropped
-	tags    []string // around the content
+	tags    []string // around the content, in pairs
 	echo    string   // begins the content, which contains the reasoning
 	calls   bool     // a tool call ends the reasoning
 	newline bool     // newlines at the beginning of the content belong to it
+	lines   bool     // tags and content have a newline between them
 }
 
 // echoClose ends reasoning that is content.
@@ -242,7 +243,7 @@ var thoughts = []thinking{
 	},
 	{
 		name: "hunyuan_a13b", open: []string{"<think>"}, close: []string{"</think>"},
-		tags: []string{"<answer>", "</answer>"},
+		tags: []string{"<answer>", "</answer>"}, lines: true,
 	},
 	{name: "step3p5", open: []string{"<think>"}, close: []string{"</think>"}, newline: true},
 	{name: "minimax_m2_append_think", echo: "<think>"},

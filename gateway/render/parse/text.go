@@ -2,6 +2,7 @@ package parse
 
 import (
 	"bytes"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/tandem-serving/tandem/gateway/render/parse/args"
@@ -144,6 +145,10 @@ func (p *Parser) stepFirst(b []byte) bool {
 	switch {
 	case n == 0 && m == nil:
 		return false
+	case p.wraps && m != nil && n == 0 && p.f.opens(m.text) != nil:
+		p.at += len(m.text)
+		p.space = p.space[:0]
+		p.enterContent(p.f.opens(m.text), true)
 	case n > 0 || m.role == tag || m.role == thinkClose:
 		if p.state = inContent; !p.special && p.f.row.bare == b[0] && p.plain == 0 {
 			p.openCall(nil)
@@ -170,10 +175,79 @@ func (p *Parser) stepEcho(b []byte) bool {
 	return n > 0
 }
 
+// opens returns the wrapper that a tag opens; nil: none.
+func (f *Format) opens(tag string) *wrapper {
+	for i := range f.wrappers {
+		if f.wrappers[i].open == tag {
+			return &f.wrappers[i]
+		}
+	}
+	return nil
+}
+
+// enterContent begins the content within w, whose gap comes first if lead is set.
+func (p *Parser) enterContent(w *wrapper, lead bool) {
+	p.state, p.wrapped, p.gapNext, p.edge = inContent, w, lead && w.gap != "", false
+}
+
+// held returns the bytes at the end of b that may be the beginning of what follows the content
+// within the wrapper.
+func (w *wrapper) held(b []byte) int {
+	end := w.gap
+	if !w.byID {
+		end += w.close
+	}
+	for n := min(len(end), len(b)); n > 0; n-- {
+		if end[:n] == string(b[len(b)-n:]) {
+			return n
+		}
+	}
+	return 0
+}
+
+// unwrap drops what is held back of the content if that ends with the wrapper: at its closing tag,
+// or where the answer ends behind the text of the tag.
+func (p *Parser) unwrap(token string) {
+	w := p.wrapped
+	if w == nil || p.state != inContent {
+		return
+	}
+	end := w.gap
+	if !w.byID {
+		end += w.close
+	}
+	switch {
+	case w.byID && !p.f.closes(token), !w.byID && token != "":
+	case string(p.buf[p.at:]) == end:
+		p.at = len(p.buf)
+	}
+}
+
+// closes reports whether a text is the closing tag of a wrapper.
+func (f *Format) closes(text string) bool {
+	return slices.ContainsFunc(f.wrappers, func(w wrapper) bool { return w.close == text })
+}
+
 // stepContent passes on a content in which markers are text. In gpt-oss's format a message ends
 // behind it.
 func (p *Parser) stepContent(b []byte) bool {
 	n := len(b)
+	if p.gapNext {
+		if p.gapNext = false; b[0] == p.wrapped.gap[0] {
+			p.at++
+			return true
+		}
+	}
+	if w := p.wrapped; w != nil {
+		switch {
+		case p.special && w.byID && p.f.closes(string(b)):
+			p.at += n
+			p.wrapped = nil
+			return true
+		case !p.special && !p.last:
+			n -= w.held(b)
+		}
+	}
 	if p.f.row.args == argsHarmony {
 		n = p.js.Feed(b)
 		if p.js.Done {
@@ -232,6 +306,9 @@ func (p *Parser) stepThink(b []byte) bool {
 		p.flushPrefix()
 		p.space = p.space[:0]
 		p.state, p.edge, p.fresh = inText, true, !p.f.thought.newline
+		if p.one && p.plain == 1 && !(p.wraps && p.f.Wraps()) { // the content begins here
+			p.state, p.edge, p.fresh = inContent, false, false
+		}
 	default: // a call
 		p.endThink()
 		p.openCall(m)
