@@ -503,7 +503,7 @@ func (e *Engine) recordPace(b scheduler.Batch, took time.Duration) {
 func (e *Engine) countStep(b scheduler.Batch, prompts uint64, took time.Duration) {
 	e.count.Steps++
 	e.count.ratePrompts(prompts, b.Tokens, took)
-	e.o.Watch.step(b.Tokens, took)
+	e.o.Watch.step(&b, took)
 	e.progress.Add(1)
 	if len(b.Seqs) > 1 {
 		e.count.BatchedSteps++

@@ -34,15 +34,15 @@ func (s Source) Total() uint64 { return s.Computed + s.Cached + s.Arrived }
 // Watch receives what the engine measures, on the step goroutine. Its functions
 // must not block; each may be nil.
 type Watch struct {
-	Step     func(nTokens int, d time.Duration) // a step of nTokens tokens took d on the device
-	First    func(d time.Duration)              // from a request's Add to its first token
-	Next     func(d time.Duration)              // between two tokens of a request
-	OnFinish func(s RequestStats)               // a request or job has ended, for any reason
+	Step     func(s scheduler.Shape, d time.Duration) // a step took d on the device; its tokens are emitted next
+	First    func(d time.Duration)                    // from a request's Add to its first token
+	Next     func(d time.Duration)                    // between two tokens of a request
+	OnFinish func(s RequestStats)                     // a request or job has ended, for any reason
 }
 
-func (w *Watch) step(nTokens int, d time.Duration) {
+func (w *Watch) step(b *scheduler.Batch, d time.Duration) {
 	if w.Step != nil {
-		w.Step(nTokens, d)
+		w.Step(b.Shape(), d)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/bench/load"
@@ -42,6 +43,32 @@ func Listen(ctx context.Context, o Options) error {
 			fmt.Fprintf(o.Out, "%v: %v\n", conn.RemoteAddr(), err)
 		}
 	}
+}
+
+// Loopback measures between two halves of this process, over the loopback interface.
+func Loopback(ctx context.Context, o Options) (*Report, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	var served sync.WaitGroup
+	served.Go(func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return // Measure has failed before it connected
+		}
+		defer conn.Close()
+		defer context.AfterFunc(ctx, func() { conn.Close() })()
+		_ = o.serve(newLines(conn)) // Measure returns the error, too
+	})
+	o.Peer = l.Addr().String()
+	r, err := Measure(ctx, o)
+	cancel()
+	l.Close()
+	served.Wait()
+	return r, err
 }
 
 // side is the listener's half of one peer's measurement.

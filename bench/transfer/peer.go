@@ -23,17 +23,26 @@ type pusher struct {
 
 // Push measures against the listener at o.Peer and writes the report.
 func Push(ctx context.Context, o Options) error {
-	s, err := o.setup()
+	r, err := Measure(ctx, o)
 	if err != nil {
 		return err
 	}
+	return r.write(o)
+}
+
+// Measure measures against the listener at o.Peer.
+func Measure(ctx context.Context, o Options) (r *Report, err error) {
+	s, err := o.setup()
+	if err != nil {
+		return nil, err
+	}
 	transport, err := kvtransfer.ParseTransport(o.Transport)
 	if err != nil {
-		return fmt.Errorf("%w: --transport: %w", ErrOption, err)
+		return nil, fmt.Errorf("%w: --transport: %w", ErrOption, err)
 	}
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", o.Peer)
 	if err != nil {
-		return fmt.Errorf("%w: --peer %s: %w", ErrOption, o.Peer, err)
+		return nil, fmt.Errorf("%w: --peer %s: %w", ErrOption, o.Peer, err)
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
@@ -47,31 +56,30 @@ func Push(ctx context.Context, o Options) error {
 	p := &pusher{setup: s, l: newLines(conn)}
 	a, err := p.l.ask(request{Setup: &s})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	m, err := newMemory(&p.setup, transport == kvtransfer.Auto || transport == kvtransfer.OverShared)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() { err = errors.Join(err, m.free()) }()
 	m.fill()
 	wo := kvtransfer.WriterOptions{Node: "writer", Layout: s.layout(), Memory: m, Shared: m.shared, Transport: transport, TLS: o.ClientTLS, Unchecked: o.NoChecksum, Connections: o.Streams}
 	if transport == kvtransfer.OverRDMA {
 		if wo.Fabric, err = o.fabric(o.Provider, conn.LocalAddr()); err != nil {
-			return err
+			return nil, err
 		}
 		defer wo.Fabric.Close()
 	}
 	if p.writer, err = kvtransfer.NewWriter(wo); err != nil {
-		return err
+		return nil, err
 	}
 	defer p.writer.Close()
-	r, err := p.measure(ctx, o)
-	if err != nil {
-		return err
+	if r, err = p.measure(ctx, o); err != nil {
+		return nil, err
 	}
 	r.Machines = [2]string{report.Machine(), a.Machine}
-	return r.write(o)
+	return r, nil
 }
 
 // measure runs a warm-up, the rounds and the small transfers.

@@ -40,6 +40,29 @@ type Batch struct {
 	Admitted  []Admission // requests that run for the first time, Completed ones included
 }
 
+// Shape is the work of a batch, which determines how long its step takes.
+type Shape struct {
+	Chunk      int     // tokens of prompts, and of requests with drafts
+	Attended   float64 // sum over these tokens of the tokens before each
+	Streams    int     // requests that decode one token
+	ContextSum int     // tokens that these attend to
+}
+
+// Shape returns the batch's shape.
+func (b *Batch) Shape() (s Shape) {
+	for i := range b.Seqs {
+		q := &b.Seqs[i]
+		if n := len(q.Tokens); n == 1 && q.Sample {
+			s.Streams++
+			s.ContextSum += q.Start + 1
+		} else {
+			s.Chunk += n
+			s.Attended += float64(n) * (float64(q.Start) + float64(n)/2)
+		}
+	}
+	return s
+}
+
 // Admission is a request's first step: the tokens that it did not have to compute.
 type Admission struct {
 	ID      RequestID

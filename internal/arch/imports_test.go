@@ -73,12 +73,13 @@ var mayImport = map[string][]string{
 	"bench/gateway":          {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},
 	"bench/links":            {"bench/report", "internal/netlab", "kvtransfer"},
 	"bench/load":             {},
+	"bench/profiler":         {"bench/report", "bench/sim/profile", "engine", "engine/kvcache", "engine/scheduler"},
 	"bench/report":           {"bench/load"},
 	"bench/native":           {"bench/load", "internal/rpc", "internal/rpc/nodepb"},
 	"bench/offline":          {"bench/dataset", "bench/report", "engine", "engine/kvcache", "engine/tokenizer"},
 	"bench/sim":              {"bench/load", "gateway/route", "engine/kvcache", "internal/regular"},
 	"bench/sim/fleet":        {"bench/sim", "bench/sim/profile", "gateway/admit", "gateway/exchange/choice", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler", "internal/limits"},
-	"bench/sim/profile":      {"internal/regular"},
+	"bench/sim/profile":      {"engine/scheduler", "internal/regular"},
 	"bench/sim/simulate":     {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/limits"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
 	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
@@ -116,7 +117,7 @@ var mayImport = map[string][]string{
 	"internal/batch":           {},                                 // files of requests
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
-	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/kubernetes", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/profiler", "bench/sim/profile", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/kubernetes", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"docs":                     {}, // pages that the program reads
 	"internal/doctor":          {"internal/console", "internal/tlsconf"},
 	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory

@@ -43,6 +43,8 @@ func Tools() Table {
 			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
 		{"plan", "memory CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.",
 			"tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192", plan},
+		{"profile", "[MODEL] [flags]", "Measures the step times of a node with this machine and model, and writes them to a profile, which tandem sim reads.",
+			"tandem profile ./Llama-3.2-1B-Instruct --out node.yaml", profileNode},
 		{"ca", "[renew|list] DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME; renews or lists them.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
 		{"doctor", "[flags]", "Checks this machine and, with --url, a fleet: each line has a state, a figure and what to do.",

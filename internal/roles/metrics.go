@@ -116,7 +116,10 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	prefills, preempted := set.Histogram(metrics.RequestPrefillTime), set.Histogram(metrics.RequestNumPreemptions)
 	computed := set.Histogram(metrics.RequestPrefillKVComputed)
 	w := engine.Watch{
-		Step: func(nTokens int, d time.Duration) { tokens.Observe(float64(nTokens)); steps.Observe(d.Seconds()) },
+		Step: func(s scheduler.Shape, d time.Duration) {
+			tokens.Observe(float64(s.Chunk + s.Streams))
+			steps.Observe(d.Seconds())
+		},
 		OnFinish: func(l engine.RequestStats) {
 			if l.First == 0 || l.Finish == engine.FinishError || !l.Job && l.Finish == 0 {
 				return // the times of a failed request show the failure, not the service

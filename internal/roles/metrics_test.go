@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/decode"
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/scheduler"
 	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 	"github.com/tandem-serving/tandem/internal/rpc"
@@ -336,7 +337,7 @@ func TestMetersOfALife(t *testing.T) {
 			}
 		}
 		if len(want) > 0 { // what is told while it runs
-			w.Step(77, 250*time.Millisecond)
+			w.Step(scheduler.Shape{Chunk: 70, Streams: 7}, 250*time.Millisecond)
 			if w.First != nil {
 				w.First(5 * time.Second)
 				w.Next(400 * time.Millisecond)

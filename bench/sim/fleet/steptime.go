@@ -21,19 +21,7 @@ type StepTimes struct {
 type Shape = profile.Shape
 
 // shape computes a batch's Shape.
-func shape(b *scheduler.Batch) (s Shape) {
-	for i := range b.Seqs {
-		q := &b.Seqs[i]
-		if n := len(q.Tokens); n == 1 && q.Sample {
-			s.Streams++
-			s.ContextSum += q.Start + 1
-		} else {
-			s.Chunk += n
-			s.Attended += float64(n) * (float64(q.Start) + float64(n)/2)
-		}
-	}
-	return s
-}
+func shape(b *scheduler.Batch) Shape { return b.Shape() }
 
 // stepTimes are the step times of StepTimesOf.
 var stepTimes = []StepTimes{

@@ -116,6 +116,7 @@ type Transfer struct {
 	BytesPerSecond float64 `yaml:"bytes_per_second"`
 	PerLayer       bool    `yaml:"per_layer"` // each layer leaves while the next one computes
 	Checksum       bool    `yaml:"checksum"`
+	Over           string  `yaml:"over,omitempty"` // what was measured, such as loopback
 }
 
 // Gateway has the durations of the gateway's part.
@@ -124,6 +125,11 @@ type Gateway struct {
 	PerToken    float64 `yaml:"per_token"`
 	Heartbeat   float64 `yaml:"heartbeat"`    // between two reports of a node
 	ReportDelay float64 `yaml:"report_delay"` // of block events and heartbeats
+}
+
+// DefaultGateway returns the durations of a gateway that was not measured.
+func DefaultGateway() Gateway {
+	return Gateway{PerRequest: 180e-6, PerToken: 20e-6, Heartbeat: 0.1, ReportDelay: 0.02}
 }
 
 // Start has the durations until a new node is ready.

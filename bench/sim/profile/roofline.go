@@ -156,7 +156,7 @@ func roofline(name string, g *gpu, m *llm, tp int) (*Profile, error) {
 			Overhead: Overhead{Between: 120e-6, Emit: 60e-6},
 		},
 		Transfer: Transfer{Setup: 2e-3, BytesPerSecond: 11.8e9, PerLayer: true, Checksum: true},
-		Gateway:  Gateway{PerRequest: 180e-6, PerToken: 20e-6, Heartbeat: 0.1, ReportDelay: 0.02},
+		Gateway:  DefaultGateway(),
 		Start:    Start{Process: 0.4, Load: 2 + weights/1e9, Warm: 6},
 	}
 	if m.experts > 0 {

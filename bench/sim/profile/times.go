@@ -5,15 +5,12 @@ import (
 	"slices"
 	"sort"
 	"time"
+
+	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// Shape is the properties of a batch that determine its duration.
-type Shape struct {
-	Chunk      int     // prompt tokens
-	Attended   float64 // sum over the chunks' tokens of the tokens before each
-	Streams    int     // sequences that decode one token
-	ContextSum int     // tokens that these attend to
-}
+// Shape is the work of a batch, which determines its duration.
+type Shape = scheduler.Shape
 
 // Uses counts the parts of steps by how their duration was found.
 type Uses struct {
