@@ -193,7 +193,7 @@ typedef struct {
   int32_t n, k;          // columns of dst, of a
   int32_t heads, kv_heads, dim;
   int32_t window, group, block_tokens;
-  int32_t type;          // of w, or of KV
+  int32_t type;          // of w, or of KV. KV of TD_FP8 has scales [kv_heads]: of keys in w, of values in bias
   int32_t act, from;
   int32_t slots;         // for experts: slots per row; 0: 1
   int32_t top_k, experts, normalize;

@@ -157,6 +157,12 @@ func TestEngineOnTheTwin(t *testing.T) {
 			t.Errorf("eager %v: logged %s", o.EnforceEager, said)
 		}
 	}
+	o.KVDType, o.EnforceEager = "fp8", false
+	got, _, _, _ := answers(t, o)
+	o.Device, o.CUDALibrary, o.SharedKV = "cpu", "", false
+	if want, _, _, _ := answers(t, o); !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("with KV in fp8 tokens are %v, on the CPU %v", got, want)
+	}
 }
 
 // twinWords is a vocabulary of printable ASCII, other pairs of letters, and a token that ends.

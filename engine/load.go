@@ -68,7 +68,7 @@ type LoadOptions struct {
 	KVMemory    int64
 	MemoryLimit int64  // that the process may take, in bytes; 0: not known
 	DType       string // "auto", or the type that the weights are stored in
-	KVDType     string // "auto" (as the weights), "float32" or "bfloat16"
+	KVDType     string // "auto" (as the weights), "float32", "bfloat16" or "fp8"
 	BlockTokens int    // 0: 16
 
 	// KVFile holds the KV blocks; nil: the device's own memory does. Close unmaps only the latter.
@@ -507,6 +507,11 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.Backend.AllocKV(l.KV); err != nil {
 		return err
 	}
+	if l.KV.DType == backend.FP8 {
+		if err := l.Model.ScaleKV(l.Source); err != nil {
+			return refuse(o.Model, err)
+		}
+	}
 	if err := l.readyWorkers(&o); err != nil {
 		return err
 	}
@@ -627,13 +632,17 @@ func kvDType(flag, weights string) (backend.DType, error) {
 		return backend.F32, nil
 	case "bfloat16", "bf16":
 		return backend.BF16, nil
+	case "fp8", "fp8_e4m3":
+		return backend.FP8, nil
+	case "fp8_e5m2", "fp8_inc", "fp8_ds_mla":
+		return 0, fmt.Errorf("%w: --kv-cache-dtype %q: of the forms of fp8 only E4M3 is stored; use fp8 or fp8_e4m3", ErrOption, flag)
 	case "auto", "":
 		if strings.HasPrefix(weights, "float32") {
 			return backend.F32, nil
 		}
 		return backend.BF16, nil
 	}
-	return 0, fmt.Errorf("%w: --kv-cache-dtype %q; use auto, float32 or bfloat16", ErrOption, flag)
+	return 0, fmt.Errorf("%w: --kv-cache-dtype %q; use auto, float32, bfloat16 or fp8", ErrOption, flag)
 }
 
 // LayoutHash names the meaning of a page's bytes: nodes whose hashes are equal

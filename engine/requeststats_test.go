@@ -260,7 +260,7 @@ func TestLoadRefusals(t *testing.T) {
 	for _, o := range []LoadOptions{
 		{Model: dir, MaxSeqs: -1}, {Model: dir, MaxBatchedTokens: -1}, {Model: dir, BlockTokens: -16}, {Model: dir, KVMemory: -1},
 		{Model: dir, MaxQueued: -1}, {Model: dir, MaxModelLen: -1}, {Model: dir, Threads: -1}, {Model: dir, Device: "abacus"},
-		{Model: dir, KVDType: "fp4"}, {Model: dir, MaxModelLen: 1 << 30},
+		{Model: dir, KVDType: "fp4"}, {Model: dir, KVDType: "fp8_e5m2"}, {Model: dir, MaxModelLen: 1 << 30},
 	} {
 		if l, err := Load(o); !errors.Is(err, ErrOption) {
 			t.Errorf("%+v: %v", o, err)

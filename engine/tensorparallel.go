@@ -205,7 +205,7 @@ func ServeWorker() error {
 		return m.Reply(err)
 	}
 	src.SetContext(setup.Context)
-	r := &worker{Worker: m}
+	r := &worker{Worker: m, source: src}
 	if r.model, err = r.load(src, &setup); err == nil {
 		err = r.run()
 	} else {
@@ -221,6 +221,7 @@ func ServeWorker() error {
 type worker struct {
 	*workers.Worker
 	device    backend.Backend
+	source    *model.Source
 	model     *model.Model
 	kv        workerKV
 	joinGroup func(*cuda.CUDA) error
@@ -272,6 +273,9 @@ func (r *worker) run() error {
 		return err
 	}
 	err := r.device.AllocKV(r.kv.Spec)
+	if err == nil && r.kv.Spec.DType == backend.FP8 {
+		err = r.model.ScaleKV(r.source)
+	}
 	if gpu, ok := r.device.(*cuda.CUDA); ok && err == nil {
 		err = r.joinGroup(gpu)
 	}

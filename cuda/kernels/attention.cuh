@@ -26,6 +26,17 @@ TD_DEVICE const char *page_of(const td_op &o, const Context &c, int position) {
   return at<const char>(o.kv) + int64_t(c.table[position / o.block_tokens]) * o.page_bytes;
 }
 
+// kv_number returns element i of keys or values, of FP8 without its scale.
+TD_DEVICE float kv_number(int type, const char *page, int64_t i) {
+  if (type == TD_BF16) return bf16_float(reinterpret_cast<const uint16_t *>(page)[i]);
+  if (type == TD_FP8) {
+    float v[4];
+    fp8_four(static_cast<unsigned char>(page[i]), v);
+    return v[0];
+  }
+  return reinterpret_cast<const float *>(page)[i];
+}
+
 constexpr int kPlainThreads = 128;
 
 // attend_plain supports every type and size: one block for each head of a row, one thread for
@@ -40,6 +51,8 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
   int64_t kv_head = head / (o.heads / o.kv_heads);
   const float *from = at<const float>(o.a) + (int64_t(row) * o.heads + head) * o.dim;
   for (int d = tid; d < o.dim; d += kPlainThreads) q[d] = from[d];
+  bool scaled = o.type == TD_FP8;
+  float scale = o.scale * (scaled ? at<const float>(o.w)[kv_head] : 1);
   float sink = o.extra ? at<const float>(o.extra)[head] : 0;
   float most = o.extra ? sink : -INFINITY, total = o.extra ? 1 : 0, out[4] = {};
   sync();
@@ -51,8 +64,8 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
       int64_t k = (kv_head * o.block_tokens + t % o.block_tokens) * o.dim;
       float sum = 0;
       for (int d = 0; d < o.dim; d++)
-        sum = fuse(q[d], o.type == TD_BF16 ? bf16_float(reinterpret_cast<const uint16_t *>(page)[k + d]) : reinterpret_cast<const float *>(page)[k + d], sum);
-      score = sum * o.scale;
+        sum = fuse(q[d], kv_number(o.type, page, k + d), sum);
+      score = sum * scale;
       if (o.cap > 0) score = o.cap * tanhf(score / o.cap);
     }
     float best = warp_max(score);
@@ -73,7 +86,7 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
       for (int i = lo; i < hi; i++) {
         const char *page = page_of(o, c, tile + i) + o.v_at;
         int64_t v = (kv_head * o.block_tokens + (tile + i) % o.block_tokens) * o.dim + d;
-        sum = fuse(p[i], o.type == TD_BF16 ? bf16_float(reinterpret_cast<const uint16_t *>(page)[v]) : reinterpret_cast<const float *>(page)[v], sum);
+        sum = fuse(p[i], kv_number(o.type, page, v), sum);
       }
       out[j] = out[j] * keep + sum;
     }
@@ -82,6 +95,6 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     int d = tid + j * kPlainThreads;
-    if (d < o.k) at<float>(o.dst)[int64_t(row) * o.n + head * o.k + d] = out[j] / total;
+    if (d < o.k) at<float>(o.dst)[int64_t(row) * o.n + head * o.k + d] = out[j] / total * (scaled ? at<const float>(o.bias)[kv_head] : 1);
   }
 }

@@ -72,8 +72,23 @@ TD_KERNEL(kRowThreads) rope(td_op o, Step s) {
     turn(at<float>(o.dst) + int64_t(row) * o.n + (i / half + 1) * o.k - o.dim, angle, i % half, half);
 }
 
-TD_DEVICE void put_pair(char *page, int type, int64_t to, float a, float b) {
-  if (type == TD_BF16) {
+// e4m3 returns the byte of the value nearest to f, of two the even one, within +-448.
+TD_DEVICE uint8_t e4m3(float f) {
+  uint32_t u = float_bits(f), sign = u >> 24 & 0x80, most = 0x43e00000;  // 448
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return uint8_t(sign | 0x7f);
+  if (u > most) u = most;
+  // Below 2^-6 the steps are 2^-9, as those of a float from 2^14 on.
+  if (u < 0x3c800000) return uint8_t(sign | (float_bits(bits_float(u) + 16384.0f) - 0x46800000));
+  u += 0x7ffff + (u >> 20 & 1);
+  return uint8_t(sign | ((u >> 20) - (120 << 3)));
+}
+
+TD_DEVICE void put_pair(char *page, int type, int64_t to, float a, float b, float scale) {
+  if (type == TD_FP8) {
+    page[to] = char(e4m3(a / scale));
+    page[to + 1] = char(e4m3(b / scale));
+  } else if (type == TD_BF16) {
     reinterpret_cast<uint32_t *>(page)[to / 2] = bf16_pack(a, b);
   } else {
     reinterpret_cast<float *>(page)[to] = a;
@@ -90,15 +105,17 @@ TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) {
   int slot = s.slots[o.group * s.tokens + row];
   char *page = at<char>(o.kv) + int64_t(slot / o.block_tokens) * o.page_bytes;
   const float *k = at<const float>(o.a), *v = at<const float>(o.b);
+  const float *k_scales = at<const float>(o.w), *v_scales = at<const float>(o.bias);  // of TD_FP8
   for (int i = thread_id() * 2; i < o.n; i += kRowThreads * 2) {
     int64_t to = (int64_t(i / o.dim) * o.block_tokens + slot % o.block_tokens) * o.dim + i % o.dim;
     if (o.v_at == 0) {
       const float *from = i < o.k ? k + int64_t(row) * o.k + i : v + int64_t(row) * (o.n - o.k) + i - o.k;
-      put_pair(page, o.type, to, from[0], from[1]);
+      put_pair(page, o.type, to, from[0], from[1], k_scales ? k_scales[0] : 1);
     } else {
       int64_t from = int64_t(row) * o.n + i;
-      put_pair(page, o.type, to, k[from], k[from + 1]);
-      put_pair(page + o.v_at, o.type, to, v[from], v[from + 1]);
+      int head = i / o.dim;
+      put_pair(page, o.type, to, k[from], k[from + 1], k_scales ? k_scales[head] : 1);
+      put_pair(page + o.v_at, o.type, to, v[from], v[from + 1], v_scales ? v_scales[head] : 1);
     }
   }
 }

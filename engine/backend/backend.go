@@ -33,7 +33,8 @@ const (
 	// integers with a scale for each group of 32 inputs.
 	INT8
 	INT4
-	// FP8 is a type of matrices: one E4M3 byte each, multiplied by Tensor.Scales.
+	// FP8 is a type of matrices, one E4M3 byte each, multiplied by Tensor.Scales. It is also a
+	// type of KV.
 	FP8
 )
 
@@ -295,6 +296,9 @@ type Backend interface {
 	Alloc(rows Rows, cols int) (Buf, error)
 	Load(t Tensor) (Weight, error)
 	AllocKV(spec KVSpec) error
+	// ScaleKV sets the scales of a KV layer's keys and values, one for each head or one for all.
+	// It is called after AllocKV with a spec of FP8 and before any step; without it they are 1.
+	ScaleKV(layer int, k, v []float32) error
 	// KVRegion returns the memory of one region's pages, [Blocks][PageBytes] bytes,
 	// which kvtransfer registers. The layout of pages is private to the backend.
 	KVRegion(region int) []byte

@@ -43,6 +43,23 @@ var E4M3 = func() (t [256]float32) {
 	return t
 }()
 
+// ToE4M3 returns the FP8 byte of the value nearest to f, of two the even one. Values beyond ±448
+// become that, and a NaN stays one.
+func ToE4M3(f float32) byte {
+	u := math.Float32bits(f)
+	sign := byte(u >> 24 & 0x80)
+	u = min(u&0x7fffffff, math.Float32bits(float32(math.Inf(1)))+1)
+	switch {
+	case u > 0x7f800000:
+		return sign | 0x7f
+	case u < 0x3c800000: // below 2^-6 in steps of 2^-9, as is a float from 2^14 on
+		return sign | byte(math.Float32bits(math.Float32frombits(u)+0x1p14)-0x46800000)
+	}
+	u = min(u, 0x43e00000) // 448
+	u += 0x7ffff + u>>20&1
+	return sign | byte(u>>20-120<<3)
+}
+
 // Finite reports whether an FP8 matrix and its scales hold only finite numbers.
 // Backends compute with nothing else.
 func (t *Tensor) Finite() bool {

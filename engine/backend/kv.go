@@ -1,6 +1,9 @@
 package backend
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // KVSpec is the shape of the paged KV store. Layers of one attention kind and one
 // shape form a group, and all groups share one pool of equal blocks. A block is one
@@ -70,9 +73,41 @@ func UniformKV(layers, blocks, blockTokens, kvHeads, headDim int, dtype DType) K
 	return s
 }
 
+// KV reports whether KV is stored in the type. Of FP8, a byte is a key or value divided by the
+// scale of its layer and head (Backend.ScaleKV), as E4M3.
+func (d DType) KV() bool { return d == F32 || d == BF16 || d == FP8 }
+
+// KVScales checks the scales of a layer's keys and values, one for each head or one for all, and
+// returns one for each head.
+func (s KVSpec) KVScales(layer int, k, v []float32) (perHeadK, perHeadV []float32, err error) {
+	if s.DType != FP8 || layer < 0 || layer >= len(s.Layers) {
+		return nil, nil, fmt.Errorf("%w: scales of KV layer %d of %d in %v", ErrShape, layer, len(s.Layers), s.DType)
+	}
+	heads := s.Groups[s.Layers[layer].Group].KVHeads
+	spread := func(scales []float32) ([]float32, error) {
+		all := make([]float32, heads)
+		for i := range all {
+			if len(scales) != heads && len(scales) != 1 {
+				return nil, fmt.Errorf("%w: %d scales of KV layer %d with %d heads", ErrShape, len(scales), layer, heads)
+			}
+			if all[i] = scales[i%len(scales)]; !(all[i] >= leastKVScale && all[i] <= 1/float32(leastKVScale)) {
+				return nil, fmt.Errorf("%w: KV layer %d has the scale %v", ErrShape, layer, all[i])
+			}
+		}
+		return all, nil
+	}
+	if perHeadK, err = spread(k); err == nil {
+		perHeadV, err = spread(v)
+	}
+	return perHeadK, perHeadV, err
+}
+
+// leastKVScale and its inverse bound the scales of KV, so that no product with one overflows.
+const leastKVScale = 1.0 / (1 << 40)
+
 // Valid reports whether the numbers of a spec fit together.
 func (s KVSpec) Valid() bool {
-	if s.Blocks < 1 || s.Regions < 1 || s.PageBytes < 1 || len(s.Layers) < 1 || s.DType != F32 && s.DType != BF16 {
+	if s.Blocks < 1 || s.Regions < 1 || s.PageBytes < 1 || len(s.Layers) < 1 || !s.DType.KV() {
 		return false
 	}
 	for _, g := range s.Groups {

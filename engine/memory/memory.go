@@ -54,7 +54,7 @@ type Plan struct {
 
 func (n *Need) check() error {
 	bad := len(n.Layers) < 1 || n.Budget < 0 || n.Weights < 0 || n.Step < 0 || n.BlockTokens < 1 || n.BlockTokens > maxBlockTokens ||
-		n.MaxModelLen < 1 || n.Context < 0 || n.MaxBatchedTokens < 1 || n.MaxBlocks < 0 || n.DType != backend.F32 && n.DType != backend.BF16
+		n.MaxModelLen < 1 || n.Context < 0 || n.MaxBatchedTokens < 1 || n.MaxBlocks < 0 || !n.DType.KV()
 	for _, l := range n.Layers {
 		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1 || l.Latent < 0 || l.Latent > l.HeadDim
 	}

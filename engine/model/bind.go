@@ -126,7 +126,7 @@ func match(all []binding, stacked []stack, c *safetensors.Checkpoint, config *Co
 	}
 	quantized, gptq := config.FP8 != nil || config.Integers != nil, config.Integers != nil && config.Integers.Method == "gptq"
 	for _, name := range c.Names() {
-		if !expected[name] && !ignore(name) && !(quantized && scaleOf(name, expected)) && !(gptq && unusedBias(c, name)) {
+		if !expected[name] && !ignore(name) && !scaleOfKV(name) && !(quantized && scaleOf(name, expected)) && !(gptq && unusedBias(c, name)) {
 			faults = append(faults, fmt.Sprintf("%s is unexpected", name))
 		}
 	}

@@ -70,8 +70,8 @@ func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 	if err := json.Unmarshal(r.Quantization, &q); err != nil {
 		return nil, nil, fmt.Errorf("%w: config.json: quantization_config: %w", ErrConfig, err)
 	}
-	if q.KV != nil && string(q.KV) != "null" {
-		return nil, nil, refuse("quantization_config.kv_cache_scheme", string(q.KV), "null")
+	if !staticFP8(q.KV) {
+		return nil, nil, refuse("quantization_config.kv_cache_scheme", string(q.KV), "null, or float of 8 bits per tensor or attn_head, symmetric and not dynamic")
 	}
 	switch {
 	case q.Method == "fp8" && !slices.Contains([]string{"", "e4m3", "float8_e4m3fn"}, q.Format):
@@ -139,6 +139,23 @@ func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 		c = nil
 	}
 	return c, ints, nil
+}
+
+// staticFP8 reports whether a scheme of KV is FP8 with the scales of the checkpoint, or none.
+// --kv-cache-dtype decides whether it is used.
+func staticFP8(scheme json.RawMessage) bool {
+	if scheme == nil || string(scheme) == "null" {
+		return true
+	}
+	var kv struct {
+		Bits      int    `json:"num_bits"`
+		Type      string `json:"type"`
+		Strategy  string `json:"strategy"`
+		Symmetric *bool  `json:"symmetric"`
+		Dynamic   any    `json:"dynamic"`
+	}
+	return json.Unmarshal(scheme, &kv) == nil && kv.Bits == 8 && kv.Type == "float" && slices.Contains([]string{"", "tensor", "attn_head"}, kv.Strategy) &&
+		or(kv.Symmetric, true) && (kv.Dynamic == nil || kv.Dynamic == false)
 }
 
 func blocks(size []int) (*fp8Config, error) {

@@ -58,6 +58,15 @@ For longrope and dynamic the frequencies are those of the longest
 sequence that is served: give `+"`--max-model-len`"+` for the short ones. Nodes on both sides of that
 limit exchange no KV.
 
+## KV in FP8
+
+`+"`--kv-cache-dtype fp8`"+` stores keys and values as E4M3: half the memory, and half the bytes
+between prefill and decode nodes, of bfloat16. Scales of a layer, or of each head, are read from
+the checkpoint as compressed-tensors, ModelOpt and Quark write them
+(`+"`self_attn.k_scale`"+`, `+"`v_scale`"+`); without them they are 1. Answers change: compare them
+before you use it. It is never the default, also where the checkpoint has scales. GPUs read KV in
+FP8 without tensor cores, so that long contexts are slower than with bfloat16.
+
 ## Tokenizers
 
 `+"`tokenizer.json`"+` with BPE, over bytes or over characters with byte fallback; `+"`tekken.json`"+` alone;

@@ -63,8 +63,8 @@ const RequestIDHeader = "X-Request-Id"
 // RetryAfter is the Retry-After of 503 answers, in seconds.
 const RetryAfter = 1
 
-// Charge returns a function that counts bytes for the request within the memory of large bodies
-// until its body is dropped. Beyond the bound it returns a 429.
+// Charge returns a function that counts bytes for the request within the memory of large bodies,
+// until its body is dropped or else its answer is sent. Beyond the bound it returns a 429.
 func (s *Service) Charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error {
 	return func(n int) *openai.Error {
 		if ctx == nil || httpserver.Charge(ctx, n) {
@@ -77,7 +77,7 @@ func (s *Service) Charge(ctx *fasthttp.RequestCtx) func(bytes int) *openai.Error
 // NoMemory counts the refusal of a request for lack of body memory, and returns its answer.
 func (s *Service) NoMemory() *openai.Error {
 	s.Refused("body_memory")
-	return openai.TooMany(RetryAfter, "large requests take as many bytes of memory as they may (--max-body-memory %d): send this one again later", s.Limits().MaxBodyMemory)
+	return openai.TooMany(RetryAfter, "large requests and answers take as many bytes of memory as they may (--max-body-memory %d): send this one again later", s.Limits().MaxBodyMemory)
 }
 
 // maxWarned bounds the names of unknown fields that are remembered.

@@ -30,7 +30,7 @@ const maxReadAhead = 16 << 10
 type listener struct {
 	net.Listener
 	limits    atomic.Pointer[limits.Limits]
-	held      atomic.Int64  // bytes of large bodies that arrive or are being answered
+	held      atomic.Int64  // bytes that are reserved for large bodies and for answers
 	limiting  atomic.Bool   // limitGarbage runs
 	ended     chan struct{} // closed by End
 	most      int           // connections; 0: any number

@@ -10,10 +10,11 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// MaxBodyMemory bounds the large bodies and the memory of their parse (Charge). While more than
-// limitFrom is reserved, the garbage collector runs more often, and Go's memory limit keeps
-// reserved memory, garbage and fragmentation together within the bound and limitSlack. Bodies hold
-// no pointers, so that this costs little. Afterwards the memory is returned to the system.
+// MaxBodyMemory bounds the large bodies, the memory of their parse and that of answers (Charge).
+// While more than limitFrom is reserved, the garbage collector runs more often, and Go's memory
+// limit keeps reserved memory, garbage and fragmentation together within the bound and limitSlack.
+// Bodies hold no pointers, so that this costs little. Afterwards the memory is returned to the
+// system.
 const (
 	limitFrom  = 4 << 20
 	limitPause = 100 * time.Millisecond
@@ -40,8 +41,8 @@ func bodyConn(ctx *fasthttp.RequestCtx) *Conn {
 	return c
 }
 
-// Charge reserves n bytes for the request within MaxBodyMemory, until its body is dropped. It
-// returns false if they do not fit. Up to HeadBytes are not counted.
+// Charge reserves n bytes for the request within MaxBodyMemory, until its body is dropped or else
+// its answer is sent. It returns false if they do not fit. Up to HeadBytes are not counted.
 func Charge(ctx *fasthttp.RequestCtx, n int) bool {
 	c := bodyConn(ctx)
 	return c == nil || n <= HeadBytes || c.reserve(n)
@@ -54,7 +55,7 @@ func Refund(ctx *fasthttp.RequestCtx, n int) {
 	}
 }
 
-// Held returns the bytes of large bodies that arrive or are being answered.
+// Held returns the bytes that are reserved for large bodies and for answers.
 func (l *listener) Held() int64 { return l.held.Load() }
 
 // maxHeld returns the bound of large bodies in bytes; 0: any number.

@@ -16,6 +16,9 @@ import (
 // Run implements exchange.Backend. It waits for the first event of a stream, or for the whole
 // answer.
 func (x *request) Run() *openai.Error {
+	if fault := x.chargeAnswer(); fault != nil {
+		return fault
+	}
 	if x.req.Stream {
 		x.buf = (*buffers.Get().(*[]byte))[:0]
 		x.countBuffer()

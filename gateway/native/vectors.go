@@ -20,7 +20,7 @@ const (
 	// of thousands of inputs leaves room for others.
 	maxVectorsAtOnce = 32
 	// maxVectorNumbers bounds the numbers of an answer. Each is up to 20 bytes of memory until the
-	// answer is sent.
+	// answer is sent, which chargeAnswer counts.
 	maxVectorNumbers = 1 << 22
 )
 

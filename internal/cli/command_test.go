@@ -139,7 +139,7 @@ func TestCompletion(t *testing.T) {
 			"tandem plan me":                   {"memory"},
 			"tandem serve --quant":             {"--quantization"},
 			"tandem serve --quantization int":  {"int4", "int8"},
-			`tandem serve --kv-cache-dtype ""`: {"auto", "bfloat16", "float32"},
+			`tandem serve --kv-cache-dtype ""`: {"auto", "bfloat16", "float32", "fp8"},
 			"tandem status --js":               {"--json"},
 			"tandem version --max-num-s":       nil,
 			"tandem ca re":                     {"renew"},

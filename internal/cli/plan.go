@@ -14,7 +14,7 @@ func plan(v *Invocation) error {
 	memory := config.Bytes(0)
 	v.Var(&memory, "kv-memory", "memory for KV, such as 8.9924GiB")
 	o := engine.PlanOptions{}
-	v.StringVar(&o.KVDType, "kv-cache-dtype", "auto", "type that KV is stored in: auto, float32 or bfloat16")
+	v.StringVar(&o.KVDType, "kv-cache-dtype", "auto", "type that KV is stored in: auto, float32, bfloat16 or fp8")
 	v.StringVar(&o.Quantization, "quantization", "none", "quantization of weights while they are loaded: none, int8 or int4")
 	v.IntVar(&o.BlockTokens, "block-size", 16, "tokens per KV block")
 	v.AutoVar(&o.MaxModelLen, "max-model-len", "tokens per sequence, such as 4096 or 32k; 0, auto or -1: the model's own limit")

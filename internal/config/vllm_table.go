@@ -126,7 +126,7 @@ var VLLM = []VLLMGroup{
 	)},
 	{"cache", nodes, flags(
 		supported("block-size gpu-memory-utilization kv-cache-memory-bytes"),
-		partly("kv-cache-dtype", "`auto`, `float32`, `bfloat16`", "KV is not quantized; leave it out, and give it memory by --kv-cache-memory-bytes or --gpu-memory-utilization"),
+		partly("kv-cache-dtype", "`auto`, `float32`, `bfloat16`, `fp8`, `fp8_e4m3`", "KV is stored in one of these types; use fp8 or leave it out"),
 		noEffect("device-memory-utilization", "--kv-cache-memory-bytes sets the memory of KV blocks"),
 		refused("num-gpu-blocks-override", "--kv-cache-memory-bytes sets the memory of KV blocks"),
 		noEffect("enable-prefix-caching?:true", "prefixes are always cached, which never changes a token; leave it out; a request's \"cache_salt\" separates it from others"),

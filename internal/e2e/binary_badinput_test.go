@@ -211,7 +211,8 @@ func TestBinaryBadFlags(t *testing.T) {
 	}{
 		"too little KV memory":    {"serve --port 0 --kv-cache-memory-bytes 1KiB", []string{"--kv-cache-memory-bytes 1024", "needs 128 blocks", "give more memory"}},
 		"more than the context":   {"serve --port 0 --max-model-len 100000000", []string{"--max-model-len 100000000", "made for"}},
-		"KV type":                 {"serve --port 0 --kv-cache-dtype fp8", []string{`"fp8"`, "bfloat16"}},
+		"KV type":                 {"serve --port 0 --kv-cache-dtype nvfp4", []string{`"nvfp4"`, "bfloat16"}},
+		"another fp8 of KV":       {"serve --port 0 --kv-cache-dtype fp8_e5m2", []string{`"fp8_e5m2"`, "E4M3"}},
 		"device":                  {"serve --port 0 --device tpu", []string{`--device "tpu"`, "cpu"}},
 		"a GPU that is not there": {"serve --port 0 --device cuda:99", []string{"--device cuda:99", "not available"}},
 		"kernels":                 {"serve --port 0 --cpu-kernels sse", []string{"--cpu-kernels sse", "portable"}},

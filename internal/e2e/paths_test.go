@@ -71,13 +71,14 @@ var adapterNames = []string{"all", "attention", "mlp"}
 
 func newAlone(t *testing.T, c campaigned) *alone {
 	dir := c.dir()
-	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir)}, nil)
+	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, KVDType: c.kv, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir)}, nil)
 	return &alone{f: f, salt: 1 << 60, tls: nodesTLS(t)}
 }
 
 // campaigned is what the schedules of a campaign are computed with. A draft model,
-// where there is one beside the model itself, has its vocabulary.
-type campaigned struct{ checkpoint, quantization, kernels, draft string }
+// where there is one beside the model itself, has its vocabulary. kv is the type of KV,
+// by default the checkpoint's.
+type campaigned struct{ checkpoint, quantization, kernels, draft, kv string }
 
 func (c campaigned) dir() string { return filepath.Join(checkpoints, c.checkpoint) }
 
@@ -88,8 +89,8 @@ var everyArchitecture = []campaigned{
 	{checkpoint: "qwen3-moe", draft: "mistral-window"}, {checkpoint: "gpt-oss-mxfp4", draft: "gemma4-ple"}, {checkpoint: "gemma4-moe", draft: "gpt-oss-mxfp4"},
 	{checkpoint: "gemma4-ple", draft: "gemma4-moe"}, {checkpoint: "deepseek", draft: "deepseek-plain"}, {checkpoint: "deepseek-fp8", draft: "deepseek"},
 	{checkpoint: "gemma2", draft: "olmo2"}, {checkpoint: "glm4-moe"},
-	{checkpoint: "mistral-window", quantization: "int8"}, {checkpoint: "deepseek", quantization: "int8"},
-	{checkpoint: "qwen3-moe", quantization: "int4"}, {checkpoint: "gemma4-moe", quantization: "int4"},
+	{checkpoint: "mistral-window", quantization: "int8", kv: "fp8"}, {checkpoint: "deepseek", quantization: "int8", kv: "fp8"},
+	{checkpoint: "qwen3-moe", quantization: "int4"}, {checkpoint: "gemma4-moe", quantization: "int4", kv: "fp8"},
 }
 
 func (a *alone) run(t *testing.T, g *nodepb.Generate) trace {
@@ -214,7 +215,7 @@ func campaign(t *testing.T, c campaigned, first uint64, n int, fault bool, count
 func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab int, with campaigned, fault bool, count *paths) error {
 	remote := rng.IntN(2) == 0
 	o := engine.LoadOptions{
-		Model: with.dir(), Kernels: with.kernels, Quantization: with.quantization, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
+		Model: with.dir(), Kernels: with.kernels, Quantization: with.quantization, KVDType: with.kv, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
 		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault, Adapters: adaptersOf(with.dir()),
 	}
 	if rng.IntN(2) == 0 {

@@ -32,6 +32,8 @@ func TestUnlikeEndsPrefillForThemselves(t *testing.T) {
 		"smaller blocks": {same, func(o *engine.LoadOptions) { o.BlockTokens = 32 }, 0},
 		"narrower KV":    {func(o *engine.LoadOptions) { o.KVDType = "bfloat16" }, same, 0},
 		"wider KV":       {same, func(o *engine.LoadOptions) { o.KVDType = "bfloat16" }, 0},
+		"fp8 KV":         {func(o *engine.LoadOptions) { o.KVDType = "fp8" }, same, 0},
+		"both fp8":       {func(o *engine.LoadOptions) { o.KVDType = "fp8" }, func(o *engine.LoadOptions) { o.KVDType = "fp8_e4m3" }, 1},
 		"memory size":    {func(o *engine.LoadOptions) { o.KVMemory = 4 << 20 }, same, 1}, // which may differ
 	} {
 		for way, network := range ways {
@@ -58,5 +60,21 @@ func TestUnlikeEndsPrefillForThemselves(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A prompt's KV in fp8 takes half the bytes of bfloat16 on the way to the decode node.
+func TestFP8HalvesTransfers(t *testing.T) {
+	sent := map[string]uint64{}
+	for _, kv := range []string{"bfloat16", "fp8"} {
+		o := engine.LoadOptions{Model: filepath.Join(checkpoints, "gqa-tied"), Kernels: native(), Threads: 1, KVMemory: 4 << 20, MaxSeqs: 4, MaxBatchedTokens: 64, MaxModelLen: 192, KVDType: kv}
+		f := newFleetOver(t, nil, o, &o)
+		f.run(t, &nodepb.Generate{RequestId: "r", Attempt: 1, Prompt: randomTokens(rand.New(rand.NewPCG(5, 1)), 100, f.loaded[0].Model.VocabSize()), MaxTokens: 2, IgnoreEos: true,
+			Sampling: &nodepb.Sampling{Seed: 3}, Prefill: []string{"prefill"}})
+		sent[kv] = f.reader.Stats().PayloadBytes
+		f.close()
+	}
+	if sent["fp8"] == 0 || 2*sent["fp8"] != sent["bfloat16"] {
+		t.Errorf("%v bytes were sent", sent)
 	}
 }

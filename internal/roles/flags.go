@@ -176,7 +176,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.Section("Limits of requests and clients")
 	s.CountVar(&l.MaxAttempts, "max-attempts", l.MaxAttempts, 1, "nodes on which a request is tried without receiving a token")
 	s.SizeVar(&l.MaxBodyBytes, "max-request-body", false, "largest request body")
-	s.SizeVar(&l.MaxBodyMemory, "max-body-memory", true, "memory of all large request bodies and of parsing them; further requests get 429; 0: no limit")
+	s.SizeVar(&l.MaxBodyMemory, "max-body-memory", true, "memory of all large request bodies, of parsing them, and of answers with vectors or log-probabilities of prompts; further requests get 429; 0: no limit")
 	s.SecondsVar(&l.HeaderTimeout, "header-timeout", false, "how long the head of a request may take to arrive")
 	s.SizeVar(&l.MinBodyRate, "min-body-rate", true, "bytes per second of a request that must arrive, on average since its start, after --header-timeout; 0: no minimum")
 	s.CountVar(&l.MaxN, "max-n", l.MaxN, 1, "most choices (n) of a request; at most 128")

@@ -29,19 +29,23 @@ func (p *plainBits) fill(data []float32) {
 // those written here; so AVX2, AVX-512 and NEON do, on whichever machine each
 // is tested.
 func TestSameBits(t *testing.T) {
-	const want = 0xf50c4f6d6f8a375a // changes only with KernelVersion
+	// They change only with KernelVersion.
+	const want, wantFP8 = 0xf50c4f6d6f8a375a, 0xa7447f6e8f8300f4
 	for _, kernels := range Variants() {
 		if kernels == Portable || kernels == Generic {
 			continue
 		}
-		if got := bitsOf(t, kernels); got != want {
+		if got := bitsOf(t, kernels, backend.BF16); got != want {
 			t.Errorf("%s: the results hash to %#x, want %#x", kernels, got, uint64(want))
+		}
+		if got := bitsOf(t, kernels, backend.FP8); got != wantFP8 {
+			t.Errorf("%s: with KV in fp8 the results hash to %#x, want %#x", kernels, got, uint64(wantFP8))
 		}
 	}
 }
 
 // bitsOf hashes results of the operations in which something is summed.
-func bitsOf(t *testing.T, kernels string) uint64 {
+func bitsOf(t *testing.T, kernels string, kv backend.DType) uint64 {
 	const rows, in, out, heads, kvHeads, dim, bt = 37, 1100, 150, 6, 2, 40, 8
 	p := plainBits(1)
 	b := newRig(t, kernels, rows, rand.New(rand.NewPCG(1, 1)))
@@ -70,7 +74,7 @@ func bitsOf(t *testing.T, kernels string) uint64 {
 		}
 		return w
 	}
-	if err := b.AllocKV(backend.UniformKV(1, 8, bt, kvHeads, dim, backend.BF16)); err != nil {
+	if err := b.AllocKV(backend.UniformKV(1, 8, bt, kvHeads, dim, kv)); err != nil {
 		t.Fatal(err)
 	}
 	x, xs := buf(in)

@@ -145,7 +145,13 @@ type kvStore struct {
 	spec    backend.KVSpec
 	regions [][]byte  // [Regions] of [Blocks, PageBytes], mapped
 	groups  []kvGroup // [Groups]
+
+	scales []kvScales // [layers]; nil unless the type is FP8
 }
+
+// kvScales are 256 times the scales of a KV layer, for each head. Kernels read E4M3 as a 256th of
+// its value.
+type kvScales struct{ k256, v256 []float32 } // [KVHeads]; mapped
 
 // kvGroup is a group with the step's slots and tables.
 type kvGroup struct {
@@ -356,7 +362,33 @@ func (c *CPU) AllocKV(spec backend.KVSpec) error {
 		}
 		kv.regions = append(kv.regions, b)
 	}
+	if spec.DType == backend.FP8 {
+		for _, place := range spec.Layers {
+			n := spec.Groups[place.Group].KVHeads
+			both, err := c.mem.floats(2 * n)
+			if err != nil {
+				return fmt.Errorf("KV scales: %w", err)
+			}
+			for i := range both {
+				both[i] = 256
+			}
+			kv.scales = append(kv.scales, kvScales{both[:n], both[n:]})
+		}
+	}
 	c.kv = kv
+	return nil
+}
+
+// ScaleKV sets a layer's scales; see backend.Backend.
+func (c *CPU) ScaleKV(layer int, k, v []float32) error {
+	k, v, err := c.kv.spec.KVScales(layer, k, v)
+	if err != nil {
+		return err
+	}
+	s := c.kv.scales[layer]
+	for i := range k {
+		s.k256[i], s.v256[i] = 256*k[i], 256*v[i]
+	}
 	return nil
 }
 

@@ -83,7 +83,7 @@ func TestLatentAttention(t *testing.T) {
 			case 1:
 				n = 300 // more than a segment
 			}
-			dtype := backend.DType(1 + rng.IntN(2))
+			dtype := []backend.DType{backend.F32, backend.BF16, backend.FP8}[rng.IntN(3)]
 			dim, blocks := latent+rest, (n+bt-1)/bt
 			b, err := New(Options{Kernels: kernels, Threads: 2, Limits: backend.Limits{Tokens: n, Outputs: 1, Seqs: 1, Blocks: blocks}})
 			if err != nil {
@@ -93,6 +93,12 @@ func TestLatentAttention(t *testing.T) {
 			if err := b.AllocKV(backend.KVSpec{Blocks: blocks, Regions: 1, PageBytes: bt * g.TokenBytes(dtype), Groups: []backend.KVGroup{g},
 				Layers: []backend.KVPlace{{}}, DType: dtype}); err != nil {
 				t.Fatal(err)
+			}
+			const keyScale = 1.0 / 64
+			if dtype == backend.FP8 {
+				if err := b.ScaleKV(0, []float32{keyScale}, []float32{7}); err != nil { // of the values is not read
+					t.Fatal(err)
+				}
 			}
 			r := &rig{CPU: b, t: t, rng: rng, rows: n}
 			c, cs := r.buf(backend.TokenRows, latent, 1)
@@ -109,8 +115,11 @@ func TestLatentAttention(t *testing.T) {
 				if d >= latent {
 					f = ks[t*rest+d-latent]
 				}
-				if dtype == backend.BF16 {
+				switch dtype {
+				case backend.BF16:
 					f = fromBF16(toBF16(f))
+				case backend.FP8:
+					f = backend.E4M3[backend.ToE4M3(f/keyScale)] * keyScale
 				}
 				return float64(f)
 			}

@@ -183,7 +183,7 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 // compile writes the plan as an array that C reads.
 func (n *native) compile(c *CPU, p *plan) (unsafe.Pointer, error) {
 	if spec := c.kv.spec; c.kv.regions != nil {
-		n.step.kv_bf16 = elem(spec.DType)
+		n.step.kv_elem = elem(spec.DType)
 		n.step.page_bytes = C.int64_t(spec.PageBytes)
 	}
 	if len(p.ops) == 0 {
@@ -250,6 +250,12 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 		to.kv = (*C.uint8_t)(&c.kv.memory(o.layer)[0])
 		to.block_tokens, to.v_at = C.int32_t(g.BlockTokens), C.int64_t(g.half)
 		to.slots_kv, to.tables = ints(g.slots), ints(g.tables)
+		if s := c.kv.scales; s != nil {
+			to.k_scales, to.v_scales = floats(s[o.layer].k256), floats(s[o.layer].v256)
+			if g.Latent > 0 { // whose values are a part of its keys
+				to.v_scales = to.k_scales
+			}
+		}
 	}
 	if o.route != nil {
 		return lowerMoE(c, o, to)

@@ -42,7 +42,7 @@ func randomShape(rng *rand.Rand) shape {
 		s.setContext(600) // more than one attention segment
 	}
 	s.dtype = []backend.DType{backend.F32, backend.BF16, backend.INT8, backend.INT4, backend.FP8}[rng.IntN(5)]
-	s.kvType = backend.DType(1 + rng.IntN(2))
+	s.kvType = []backend.DType{backend.F32, backend.BF16, backend.FP8}[rng.IntN(3)]
 	return s
 }
 

@@ -324,10 +324,21 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 	}
 	defer c.Close()
 	b := &rig{CPU: c, t: t, rng: rng, rows: rows}
-	dt := backend.DType(1 + rng.IntN(2))
+	dt := []backend.DType{backend.F32, backend.BF16, backend.FP8}[rng.IntN(3)]
 	spec := backend.UniformKV(2, blocks+2, a.bt, a.kvHeads, a.dim, dt)
 	if err := c.AllocKV(spec); err != nil {
 		t.Fatal(err)
+	}
+	var scales [2][]float32 // of K and V
+	for i := range scales {
+		for range a.kvHeads {
+			scales[i] = append(scales[i], float32(math.Exp(4*rng.Float64()-5)))
+		}
+	}
+	if dt == backend.FP8 {
+		if err := c.ScaleKV(1, scales[0], scales[1]); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for i := range c.KVRegion(1) {
 		c.KVRegion(1)[i] = 0xff // stale pages hold NaN: nothing unwritten may be used
@@ -362,9 +373,13 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 	}, nil); err != nil {
 		t.Fatal(err)
 	}
-	round := func(f float32) float64 {
-		if dt == backend.BF16 {
+	round := func(which, head int, f float32) float64 {
+		switch dt {
+		case backend.BF16:
 			f = fromBF16(toBF16(f))
+		case backend.FP8:
+			s := scales[which][head]
+			return float64(backend.E4M3[backend.ToE4M3(f/s)]) * float64(s)
 		}
 		return float64(f)
 	}
@@ -386,7 +401,7 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 // naiveHead is softmax(q·K)·V of head h of token i of the sequence whose first
 // row is first, with a bound on the error of a sound float32 computation.
 func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, scale float64,
-	round func(float32) float64) (out []float64, bound float64) {
+	round func(which, head int, f float32) float64) (out []float64, bound float64) {
 	kh := h / (a.heads / a.kvHeads)
 	scores, most, from := make([]float64, i+1), math.Inf(-1), 0
 	if a.window > 0 {
@@ -394,7 +409,7 @@ func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, sc
 	}
 	for t := from; t <= i; t++ {
 		for d := range a.dim {
-			scores[t] += float64(qs[((first+i)*a.heads+h)*a.dim+d]) * round(ks[((first+t)*a.kvHeads+kh)*a.dim+d]) * scale
+			scores[t] += float64(qs[((first+i)*a.heads+h)*a.dim+d]) * round(0, kh, ks[((first+t)*a.kvHeads+kh)*a.dim+d]) * scale
 		}
 		if a.softcap > 0 {
 			scores[t] = a.softcap * math.Tanh(scores[t]/a.softcap)
@@ -410,7 +425,7 @@ func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, sc
 		e := math.Exp(scores[t] - most)
 		total += e
 		for d := range out {
-			out[d] += e * round(vs[((first+t)*a.kvHeads+kh)*a.dim+d])
+			out[d] += e * round(1, kh, vs[((first+t)*a.kvHeads+kh)*a.dim+d])
 		}
 	}
 	for d := range out {
@@ -438,6 +453,101 @@ func TestKVRounding(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKVRoundingFP8: KV of E4M3 rounds the quotient by the scale to nearest even, within ±448, the
+// same in every variant. Of -0, NaN and infinities only the bytes are compared.
+func TestKVRoundingFP8(t *testing.T) {
+	var values []float32
+	for b := range 0x7f { // each value, the middle to the next, and the floats beside both
+		at, next := backend.E4M3[b], backend.E4M3[min(b+1, 0x7e)]
+		for _, f := range []float32{at, (at + next) / 2} {
+			for _, g := range []float32{f, math.Nextafter32(f, -1), math.Nextafter32(f, 1000)} {
+				values = append(values, g, -g)
+			}
+		}
+	}
+	want := make([]byte, len(values))
+	for i, f := range values {
+		want[i] = nearestE4M3(f)
+	}
+	inf := float32(math.Inf(1))
+	values = append(values, 464, 465, 1e30, inf, -inf, float32(math.NaN()), 1e-40)
+	want = append(want, 0x7e, 0x7e, 0x7e, 0x7e, 0xfe, 0x7f, 0)
+	for i, f := range values {
+		if got := backend.ToE4M3(f); got != want[i] {
+			t.Errorf("%g becomes %02x, want %02x", f, got, want[i])
+		}
+	}
+	const width = 16
+	for len(values)%width != 0 {
+		values, want = append(values, 0), append(want, 0)
+	}
+	eachVariant(t, 1, func(t *testing.T, kernels string, _ uint64, rng *rand.Rand) {
+		for _, scale := range []float32{1, 0.125, 4} {
+			b := newRig(t, kernels, 1, rng)
+			if err := b.AllocKV(backend.UniformKV(1, 1, 1, len(values)/width, width, backend.FP8)); err != nil {
+				t.Fatal(err)
+			}
+			if scale != 1 {
+				if err := b.ScaleKV(0, []float32{scale}, []float32{scale}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			k, ks := b.buf(backend.TokenRows, len(values), 1)
+			for i, f := range values {
+				ks[i] = f * scale
+			}
+			b.once(&backend.Step{Spans: []backend.Span{{Tokens: 1, Tables: [][]int32{{0}}}}}, func() { b.StoreKV(0, k, k) })
+			for i, got := range b.KVRegion(0) {
+				if w := want[i%len(want)]; got != w {
+					t.Errorf("%g by %g is stored as %02x, want %02x", ks[i%len(want)], scale, got, w)
+				}
+			}
+			b.Close()
+		}
+	})
+}
+
+// nearestE4M3 returns the byte of the nearest value, of two the even one.
+func nearestE4M3(f float32) byte {
+	best, least := 0, math.Inf(1)
+	for b := range 0x7f {
+		d := math.Abs(math.Abs(float64(f)) - float64(backend.E4M3[b]))
+		if d < least || d == least && b%2 == 0 {
+			best, least = b, d
+		}
+	}
+	if math.Signbit(float64(f)) {
+		best |= 0x80
+	}
+	return byte(best)
+}
+
+// TestScaleKVRefuses: scales that fit no layer, or are not positive and finite.
+func TestScaleKVRefuses(t *testing.T) {
+	one := []float32{1}
+	for _, dt := range []backend.DType{backend.BF16, backend.FP8} {
+		b := newRig(t, Portable, 1, rand.New(rand.NewPCG(1, 1)))
+		defer b.Close()
+		if err := b.AllocKV(backend.UniformKV(1, 1, 1, 2, 8, dt)); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.ScaleKV(0, []float32{1, 2}, one); (err == nil) != (dt == backend.FP8) {
+			t.Error(dt, err)
+		}
+		for _, bad := range [][]float32{nil, {1, 1, 1}, {0}, {-1}, {float32(math.NaN())}, {1, float32(math.Inf(1))}, {1e-30}} {
+			if err := b.ScaleKV(0, one, bad); !errors.Is(err, backend.ErrShape) {
+				t.Errorf("%v: %v", bad, err)
+			}
+			if err := b.ScaleKV(0, bad, one); !errors.Is(err, backend.ErrShape) {
+				t.Errorf("%v: %v", bad, err)
+			}
+		}
+		if err := b.ScaleKV(1, one, one); !errors.Is(err, backend.ErrShape) {
+			t.Error(err)
+		}
+	}
 }
 
 // TestLoadRefuses: tensors whose data does not match their shape.

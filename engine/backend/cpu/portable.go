@@ -324,13 +324,14 @@ func (p *portable) storeKV(row int) {
 	off := slot % g.BlockTokens
 	kp, vp := p.c.kv.page(o.layer, int32(slot/g.BlockTokens))
 	k, v := o.a.row(row), o.b.row(row)
+	scaleK, scaleV := p.c.kv.scalesOf(o.layer)
 	if o.latent > 0 {
 		for d := range g.HeadDim {
 			f := k[min(d, o.latent-1)]
 			if d >= o.latent {
 				f = v[d-o.latent]
 			}
-			put(kp, off*g.HeadDim+d, f, dtype)
+			put(kp, off*g.HeadDim+d, f, dtype, scaleK(0))
 		}
 		return
 	}
@@ -338,23 +339,46 @@ func (p *portable) storeKV(row int) {
 		for d := range g.HeadDim {
 			ki := (h*g.HeadDim+d)*g.BlockTokens + off
 			vi := (h*g.BlockTokens+off)*g.HeadDim + d
-			put(kp, ki, k[h*g.HeadDim+d], dtype)
-			put(vp, vi, v[h*g.HeadDim+d], dtype)
+			put(kp, ki, k[h*g.HeadDim+d], dtype, scaleK(h))
+			put(vp, vi, v[h*g.HeadDim+d], dtype, scaleV(h))
 		}
 	}
 }
 
-func put(dst []byte, i int, f float32, dt backend.DType) {
-	if dt == backend.BF16 {
+// scalesOf returns the scales of a layer's keys and values by head: 1 unless the type is FP8. The
+// values of a latent are a part of its keys.
+func (kv *kvStore) scalesOf(layer int) (k, v func(head int) float32) {
+	if kv.scales == nil {
+		one := func(int) float32 { return 1 }
+		return one, one
+	}
+	s := kv.scales[layer]
+	k = func(head int) float32 { return s.k256[head] / 256 }
+	if kv.group(layer).Latent > 0 {
+		return k, k
+	}
+	return k, func(head int) float32 { return s.v256[head] / 256 }
+}
+
+// put stores a number of KV, of FP8 divided by its scale.
+func put(dst []byte, i int, f float32, dt backend.DType, scale float32) {
+	switch dt {
+	case backend.BF16:
 		u16view(dst)[i] = toBF16(f)
-	} else {
+	case backend.FP8:
+		dst[i] = backend.ToE4M3(f / scale)
+	default:
 		f32view(dst)[i] = f
 	}
 }
 
+// get returns a number of KV, of FP8 without its scale.
 func get(src []byte, i int, dt backend.DType) float64 {
-	if dt == backend.BF16 {
+	switch dt {
+	case backend.BF16:
 		return float64(fromBF16(u16view(src)[i]))
+	case backend.FP8:
+		return float64(backend.E4M3[src[i]])
 	}
 	return float64(f32view(src)[i])
 }
@@ -378,6 +402,8 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		key = value // the rows of a latent hold both
 	}
 
+	scaleK, scaleV := p.c.kv.scalesOf(o.layer)
+	factor := float64(o.scale * scaleK(h))
 	scores, most := s.scores[:n], math.Inf(-1)
 	for t := first; t < n; t++ {
 		k, _ := p.c.kv.page(o.layer, table[t/bt])
@@ -385,7 +411,7 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 		for d, qd := range q {
 			sum += float64(qd) * get(k, key(t, d), dtype)
 		}
-		if scores[t] = sum * float64(o.scale); o.cap > 0 {
+		if scores[t] = sum * factor; o.cap > 0 {
 			scores[t] = float64(o.cap) * math.Tanh(scores[t]/float64(o.cap))
 		}
 		most = max(most, scores[t])
@@ -407,6 +433,6 @@ func (p *portable) attention(s *portableScratch, row, head int) {
 	}
 	dst := o.dst.row(row)[head*wide : (head+1)*wide]
 	for d := range dst {
-		dst[d] = float32(out[d] / total)
+		dst[d] = float32(out[d] / total * float64(scaleV(h)))
 	}
 }

@@ -153,7 +153,12 @@ type kvStore struct {
 	digests [][]uint32 // [Regions] of [Blocks], if there is a mirror
 	pieces  []piece    // scratch
 	copies  uint32     // calls of copy
+
+	scales []kvScales // [layers]; nil unless the type is FP8
 }
+
+// kvScales are the scales of a KV layer's keys and values, [KVHeads] each.
+type kvScales struct{ k, v address }
 
 // group returns the group of a KV layer.
 func (kv *kvStore) group(layer int) *backend.KVGroup {
@@ -460,7 +465,28 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 		}
 	}
 	c.kv.spec = spec
+	if spec.DType != backend.FP8 {
+		return nil
+	}
+	c.kv.scales = make([]kvScales, len(spec.Layers))
+	for i := range spec.Layers {
+		if err := c.ScaleKV(i, []float32{1}, []float32{1}); err != nil {
+			return err
+		}
+	}
 	return nil
+}
+
+// ScaleKV sets a layer's scales; see backend.Backend.
+func (c *CUDA) ScaleKV(layer int, k, v []float32) (err error) {
+	if k, v, err = c.kv.spec.KVScales(layer, k, v); err != nil {
+		return err
+	}
+	s := &c.kv.scales[layer]
+	if s.k, err = c.put(float32Bytes(k), "scales of keys"); err == nil {
+		s.v, err = c.put(float32Bytes(v), "scales of values")
+	}
+	return err
 }
 
 // Download copies the live rows of the last step into dst, which it grows when it

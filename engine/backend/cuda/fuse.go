@@ -65,7 +65,7 @@ func fusePlace(ops, _ []op) (op, int) {
 		return op{}, 0
 	}
 	q, k, o := ops[n], ops[n+1], ops[n+2]
-	if q.kind != opRope || k.kind != opRope || o.kind != opStoreKV || o.vAt == 0 || q.b != k.b || q.dim != k.dim || q.k != o.dim || k.k != o.dim ||
+	if q.kind != opRope || k.kind != opRope || o.kind != opStoreKV || o.dtype == typeFP8 || o.vAt == 0 || q.b != k.b || q.dim != k.dim || q.k != o.dim || k.k != o.dim ||
 		k.dst != o.a || k.n != o.n || q.dst == k.dst || o.b == k.dst || o.b == q.dst {
 		return op{}, 0
 	}

@@ -304,6 +304,7 @@ func attentionCases() (all []kernelCase) {
 		{3, 1, 256, 0, 16, 0, backend.BF16, true, 0}, {2, 1, 512, 0, 8, 0, backend.BF16, false, 0}, {4, 1, 80, 64, 16, 0, backend.BF16, false, 0},
 		{6, 2, 40, 0, 16, 20, backend.BF16, false, 0}, {3, 1, 128, 0, 32, 0, backend.BF16, false, 0},
 		{4, 2, 256, 0, 16, 30, backend.BF16, false, 1.5}, {2, 1, 24, 0, 16, 0, backend.F32, false, 0.7},
+		{6, 2, 64, 0, 16, 20, backend.FP8, true, 1.5}, {4, 1, 80, 64, 16, 0, backend.FP8, false, 0},
 	} {
 		name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
 		spec := func(*rand.Rand) backend.KVSpec {
@@ -323,13 +324,16 @@ func attentionCases() (all []kernelCase) {
 				w := b.weight(backend.F32, 2, c.heads)
 				a.Sinks = &w
 			}
+			if c.dt == backend.FP8 {
+				b.must(b.ScaleKV(0, []float32{0.02, 0.01}[:c.kvHeads], []float32{1. / 64, 0.5}[:c.kvHeads]))
+			}
 			return func() {
 				b.StoreKV(0, k, v)
 				b.Attention(y, q, a)
 			}
 		}})
 	}
-	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
+	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), placeCase(backend.FP8, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
 }
 
 // placeCase norms and turns queries and keys, stores these with values and reads them.

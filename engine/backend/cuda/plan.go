@@ -159,8 +159,14 @@ func (c *CUDA) kvOp(kind opKind, layer int) (op, *backend.KVGroup) {
 	if g.Latent == 0 {
 		o.vAt = int64(g.BlockTokens * g.TokenBytes(s.DType) / 2)
 	}
-	if s.DType == backend.BF16 {
+	switch s.DType {
+	case backend.BF16:
 		o.dtype = typeBF16
+	case backend.FP8:
+		o.dtype, o.w, o.bias = typeFP8, c.kv.scales[layer].k, c.kv.scales[layer].v
+		if g.Latent > 0 { // whose values are a part of its keys
+			o.bias = o.w
+		}
 	}
 	return o, g
 }

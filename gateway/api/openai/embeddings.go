@@ -47,6 +47,39 @@ func setCut(r *Request, v []byte) error {
 	return nil
 }
 
+// VectorBytes returns how many bytes a vector of size numbers takes in the request's answer, at
+// most.
+func (r *Request) VectorBytes(size int) (n int) {
+	if r.Types == nil {
+		return typedBytes(listOr64(r.Base64), size)
+	}
+	for _, name := range r.Types {
+		n += typedBytes(name, size)
+	}
+	return n
+}
+
+// listOr64 returns the type of vectors in OpenAI's form.
+func listOr64(inBase64 bool) string {
+	if inBase64 {
+		return "base64"
+	}
+	return "float"
+}
+
+// typedBytes returns how many bytes a vector of size numbers takes in a type of embeddingTypes, at
+// most, with its object.
+func typedBytes(name string, size int) int {
+	const object = 64 // around the vector, with its index
+	switch name {
+	case "base64":
+		return object + base64.StdEncoding.EncodedLen(4*size)
+	case "binary", "ubinary":
+		return object + size/8*len(",-128")
+	}
+	return object + size*len(",-1.1754944e-38")
+}
+
 // AppendEmbeddings appends the answer of Embeddings or Pooling. created is in seconds since 1970.
 // Each vector is a list or, with inBase64, its little-endian float32 in base64.
 func AppendEmbeddings(dst []byte, on Endpoint, id string, created int64, model string, vectors [][]float32, inBase64 bool, u Usage) []byte {
@@ -54,6 +87,7 @@ func AppendEmbeddings(dst []byte, on Endpoint, id string, created int64, model s
 	if on == Pooling {
 		head = `,"object":"pooling","data":`
 	}
+	dst = growFor(dst, vectors, listOr64(inBase64))
 	dst = AppendString(append(dst, `{"id":`...), id)
 	dst = strconv.AppendInt(append(dst, `,"object":"list","created":`...), created, 10)
 	dst = append(AppendString(append(dst, `,"model":`...), model), `,"data":[`...)
@@ -70,6 +104,18 @@ func AppendEmbeddings(dst []byte, on Endpoint, id string, created int64, model s
 		dst = append(dst, '}')
 	}
 	return append(u.Append(append(dst, `],"usage":`...)), '}')
+}
+
+// growFor returns dst with room for the vectors in each type, so that a large answer is not copied
+// while it is encoded.
+func growFor(dst []byte, vectors [][]float32, types ...string) []byte {
+	n := 0
+	for _, name := range types {
+		for _, v := range vectors {
+			n += typedBytes(name, len(v))
+		}
+	}
+	return slices.Grow(dst, n+512)
 }
 
 // AppendTypedEmbeddings appends the answer of Embed: the vectors in each type.

@@ -56,7 +56,7 @@ const (
 	QueueConnections   = "connections"     // of clients
 	QueueWaiting       = "waiting"         // requests that wait in a gateway for the fleet
 	QueueWaitingTokens = "waiting_tokens"  // prompt tokens of these
-	QueueBodies        = "body_bytes"      // of large requests, in a gateway
+	QueueBodies        = "body_bytes"      // of large requests and answers, in a gateway
 	QueueEngine        = "engine_waiting"  // requests and jobs that wait for the engine or for KV
 	QueueRunning       = "engine_running"  // in the engine's steps
 	QueueArriving      = "arriving_blocks" // KV blocks that other nodes may write

@@ -149,7 +149,7 @@ var (
 	GatewayNodesLost = counter("tandem:gateway_nodes_lost_total", Gateway,
 		"Decode nodes whose streams moved although the connection was open: no heartbeats for --node-silence, or no step for --stall-timeout.", label("reason", "silence", "stall"))
 	GatewayRefused = counter("tandem:gateway_refused_total", Gateway,
-		"Requests refused with 429 by limit: the queue was full, the wait would have been or was too long, a request of higher priority took the place, the limits of the API key or of the client's address, the memory for large bodies, or the grammars that wait to be compiled; and with 503: all --max-connections were busy.", label("limit", "queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory", "grammars"))
+		"Requests refused with 429 by limit: the queue was full, the wait would have been or was too long, a request of higher priority took the place, the limits of the API key or of the client's address, the memory for large bodies and answers, or the grammars that wait to be compiled; and with 503: all --max-connections were busy.", label("limit", "queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory", "grammars"))
 	GatewayEvictedConns = counter("tandem:gateway_evicted_connections_total", Gateway,
 		"Idle client connections that were closed for new ones, the longest idle first: at --max-connections, or without free file descriptors.")
 	GatewayKeyFileBad = gauge("tandem:gateway_key_file_bad", Gateway,

@@ -5,6 +5,10 @@
 // into segments of whole blocks counted from position 0. Each segment gets its own
 // maximum, sum and output, and they are merged in order. A query reads only its own
 // positions, whichever queries share a pass.
+//
+// KV of ELEM_FP8 is stored divided by the scale of its head. Its bytes are read as a 256th of
+// their values, and op->k_scales and op->v_scales, 256 times the scales, are factors of scores
+// and outputs. The NaN of E4M3 is read as 480.
 
 FN uint16_t to_bf16(float f) {
 	uint32_t u;
@@ -13,6 +17,42 @@ FN uint16_t to_bf16(float f) {
 		return (uint16_t)(u >> 16 | 0x40);
 	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
+
+// f as E4M3, rounded to nearest even, within ±448.
+FN uint8_t to_fp8(float f) {
+	uint32_t u;
+	memcpy(&u, &f, 4);
+	uint32_t sign = u >> 24 & 0x80, most = 0x43e00000; // 448
+	u &= 0x7fffffff;
+	if (u > 0x7f800000)
+		return (uint8_t)(sign | 0x7f);
+	if (u > most)
+		u = most;
+	if (u < 0x3c800000) { // below 2^-6 in steps of 2^-9, as is a float from 2^14 on
+		float small;
+		memcpy(&small, &u, 4);
+		small += 0x1p14f;
+		memcpy(&u, &small, 4);
+		return (uint8_t)(sign | (u - 0x46800000));
+	}
+	u += 0x7ffff + (u >> 20 & 1);
+	return (uint8_t)(sign | ((u >> 20) - (120 << 3)));
+}
+
+// The bytes of an element of KV.
+FN int kv_size(int elem) { return elem == ELEM_FP8 ? 1 : elem == ELEM_BF16 ? 2 : 4; }
+
+FN void put_kv(int elem, uint8_t *p, size_t i, float f, float scale) {
+	if (elem == ELEM_FP8)
+		p[i] = to_fp8(f / scale);
+	else if (elem == ELEM_BF16)
+		((uint16_t *)p)[i] = to_bf16(f);
+	else
+		((float *)p)[i] = f;
+}
+
+// The scale of a head's keys or values, from 256 times the scales.
+FN float kv_scale(const float *scales, int head) { return scales ? scales[head] * 0x1p-8f : 1; }
 
 static TARGET void storekv(const tandem_op *op, const tandem_step *st, int row) {
 	int bt = op->block_tokens, dim = op->dim, off = op->slots_kv[row] % bt;
@@ -23,24 +63,17 @@ static TARGET void storekv(const tandem_op *op, const tandem_step *st, int row) 
 		v = op->b + (size_t)row * rest;
 		for (int d = 0; d < dim; d++) {
 			float f = d < op->latent ? k[d] : v[d - op->latent];
-			if (st->kv_bf16)
-				((uint16_t *)page)[(size_t)off * dim + d] = to_bf16(f);
-			else
-				((float *)page)[(size_t)off * dim + d] = f;
+			put_kv(st->kv_elem, page, (size_t)off * dim + d, f, kv_scale(op->k_scales, 0));
 		}
 		return;
 	}
-	for (int h = 0; h < op->kv_heads; h++)
+	for (int h = 0; h < op->kv_heads; h++) {
+		float k_scale = kv_scale(op->k_scales, h), v_scale = kv_scale(op->v_scales, h);
 		for (int d = 0; d < dim; d++, k++, v++) {
-			size_t ki = (size_t)(h * dim + d) * bt + off, vi = (size_t)(h * bt + off) * dim + d;
-			if (st->kv_bf16) {
-				((uint16_t *)page)[ki] = to_bf16(*k);
-				((uint16_t *)(page + op->v_at))[vi] = to_bf16(*v);
-			} else {
-				((float *)page)[ki] = *k;
-				((float *)(page + op->v_at))[vi] = *v;
-			}
+			put_kv(st->kv_elem, page, (size_t)(h * dim + d) * bt + off, *k, k_scale);
+			put_kv(st->kv_elem, page + op->v_at, (size_t)(h * bt + off) * dim + d, *v, v_scale);
 		}
+	}
 }
 
 // Queries that share a pass: of one sequence and one KV head, positions ascending.
@@ -54,13 +87,18 @@ typedef struct {
 	float sink[QUERIES]; // a score in addition to those of the keys, if there are sinks
 	const int32_t *table; // the sequence's blocks
 	size_t k_at, v_at;    // of the KV head in a page, bytes
+	float k_factor, v_factor; // of its scores, and of its outputs
 } pass;
 
-FN V load_kv(int bf16, const uint8_t *p) { return bf16 ? vload_bf16(p) : vload((const float *)p); }
+FN V load_kv(int elem, const uint8_t *p) {
+	return elem == ELEM_FP8 ? vload_fp8(p) : elem == ELEM_BF16 ? vload_bf16(p) : vload((const float *)p);
+}
 
-FN float kv_at(int bf16, const uint8_t *p, int i) {
+FN float kv_at(int elem, const uint8_t *p, int i) {
 	float f;
-	if (bf16) {
+	if (elem == ELEM_FP8) {
+		f = fp8_at(p[i]);
+	} else if (elem == ELEM_BF16) {
 		uint32_t u = (uint32_t)((const uint16_t *)p)[i] << 16;
 		memcpy(&f, &u, 4);
 	} else {
@@ -71,7 +109,7 @@ FN float kv_at(int bf16, const uint8_t *p, int i) {
 
 // Scores of nq queries against ng groups of 16 positions. A group's K begins at k[g], and
 // its dimensions are stride bytes apart.
-FN void score_block(const int bf16, const int nq, const int ng, int dim, const float *const *q,
+FN void score_block(const int elem, const int nq, const int ng, int dim, const float *const *q,
                     const uint8_t *const *k, size_t stride, float *out, size_t ld) {
 	V acc[SCORE_NQ][SCORE_NG * VPT];
 	UNROLL for (int i = 0; i < nq; i++)
@@ -80,7 +118,7 @@ FN void score_block(const int bf16, const int nq, const int ng, int dim, const f
 	for (int d = 0; d < dim; d++) {
 		V kv[SCORE_NG * VPT];
 		UNROLL for (int g = 0; g < ng * VPT; g++)
-			kv[g] = load_kv(bf16, k[g / VPT] + d * stride + g % VPT * (VL * (bf16 ? 2 : 4)));
+			kv[g] = load_kv(elem, k[g / VPT] + d * stride + g % VPT * (VL * kv_size(elem)));
 		UNROLL for (int i = 0; i < nq; i++) {
 			V qv = vset1(q[i][d]);
 			UNROLL for (int g = 0; g < ng * VPT; g++)
@@ -92,37 +130,36 @@ FN void score_block(const int bf16, const int nq, const int ng, int dim, const f
 			vstore(out + i * ld + g * VL, acc[i][g]);
 }
 
-#define SCORE_CASE(bf, nq, ng) score_block(bf, nq, ng, dim, q, k, stride, out, SEGMENT + TILE)
+// score_block with constants at each call.
+#define SCORE_CASE(nq, ng) \
+	do { \
+		if (elem == ELEM_FP8) \
+			score_block(ELEM_FP8, nq, ng, dim, q, k, stride, out, SEGMENT + TILE); \
+		else if (elem == ELEM_BF16) \
+			score_block(ELEM_BF16, nq, ng, dim, q, k, stride, out, SEGMENT + TILE); \
+		else \
+			score_block(ELEM_F32, nq, ng, dim, q, k, stride, out, SEGMENT + TILE); \
+	} while (0)
 
-static TARGET void score_groups(int bf16, int nq, int ng, int dim, const float *const *q, const uint8_t *const *k,
+static TARGET void score_groups(int elem, int nq, int ng, int dim, const float *const *q, const uint8_t *const *k,
                                 size_t stride, float *out) {
 	int whole = nq == SCORE_NQ;
 	if (ng == SCORE_NG) {
-		if (whole && bf16)
-			SCORE_CASE(1, SCORE_NQ, SCORE_NG);
-		else if (whole)
-			SCORE_CASE(0, SCORE_NQ, SCORE_NG);
+		if (whole)
+			SCORE_CASE(SCORE_NQ, SCORE_NG);
 		else
 			for (; nq; nq--, q++, out += SEGMENT + TILE)
-				if (bf16)
-					SCORE_CASE(1, 1, SCORE_NG);
-				else
-					SCORE_CASE(0, 1, SCORE_NG);
+				SCORE_CASE(1, SCORE_NG);
 		return;
 	}
 	for (; ng; ng--, k++, out += TILE) {
 		const float *const *q0 = q;
 		float *out0 = out;
-		if (whole && bf16)
-			SCORE_CASE(1, SCORE_NQ, 1);
-		else if (whole)
-			SCORE_CASE(0, SCORE_NQ, 1);
+		if (whole)
+			SCORE_CASE(SCORE_NQ, 1);
 		else
 			for (int i = 0; i < nq; i++, q++, out += SEGMENT + TILE)
-				if (bf16)
-					SCORE_CASE(1, 1, 1);
-				else
-					SCORE_CASE(0, 1, 1);
+				SCORE_CASE(1, 1);
 		q = q0, out = out0;
 	}
 }
@@ -130,18 +167,18 @@ static TARGET void score_groups(int bf16, int nq, int ng, int dim, const float *
 // Scores over a latent, whose keys are stored in rows. 16 of them are transposed at a time.
 static TARGET void latent_scores(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from,
                                  int keys, tandem_scratch *s) {
-	int bt = op->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
+	int bt = op->block_tokens, dim = op->dim, elem = st->kv_elem;
 	int begin = p->first[i0] > from ? (p->first[i0] - from) / TILE * TILE : 0;
 	for (int t = begin; t < keys; t += TILE) {
 		const uint8_t *k = (const uint8_t *)s->tile;
 		for (int i = 0; i < TILE; i++) {
 			int at = from + min_int(t + i, keys - 1);
-			const uint8_t *row = op->kv + (size_t)p->table[at / bt] * st->page_bytes + (size_t)(at % bt) * dim * (bf16 ? 2 : 4);
+			const uint8_t *row = op->kv + (size_t)p->table[at / bt] * st->page_bytes + (size_t)(at % bt) * dim * kv_size(elem);
 			for (int d = 0; d < dim; d++)
-				s->tile[d][i] = kv_at(bf16, row, d);
+				s->tile[d][i] = kv_at(elem, row, d);
 		}
 		for (int i = i0; i < i1; i += SCORE_NQ)
-			score_groups(0, min_int(SCORE_NQ, i1 - i), 1, dim, p->q + i, &k, TILE * sizeof(float), s->scores[i] + t);
+			score_groups(ELEM_F32, min_int(SCORE_NQ, i1 - i), 1, dim, p->q + i, &k, TILE * sizeof(float), s->scores[i] + t);
 	}
 }
 
@@ -153,11 +190,11 @@ static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass
 		latent_scores(op, st, p, i0, i1, from, keys, s);
 		return;
 	}
-	int bt = op->block_tokens, size = st->kv_bf16 ? 2 : 4;
+	int bt = op->block_tokens, size = kv_size(st->kv_elem);
 	int begin = p->first[i0] > from ? (p->first[i0] - from) / bt * bt : 0;
 	for (int t = begin; t < keys;) {
 		const uint8_t *k[SCORE_NG];
-		int ng = 0, first = t, bf16 = st->kv_bf16;
+		int ng = 0, first = t, elem = st->kv_elem;
 		size_t stride = (size_t)bt * size;
 		while (ng < SCORE_NG && t < keys) {
 			int off = (from + t) % bt, left = bt - off;
@@ -172,15 +209,15 @@ static TARGET void scores(const tandem_op *op, const tandem_step *st, const pass
 				break; // whole groups first, with their own stride
 			for (int d = 0; d < op->dim; d++)
 				for (int i = 0; i < left; i++)
-					s->tile[d][i] = kv_at(bf16, at + d * stride, i);
+					s->tile[d][i] = kv_at(elem, at + d * stride, i);
 			k[ng++] = (const uint8_t *)s->tile;
 			stride = TILE * sizeof(float);
-			bf16 = 0;
+			elem = ELEM_F32;
 			t += left;
 			break;
 		}
 		for (int i = i0; i < i1; i += SCORE_NQ)
-			score_groups(bf16, min_int(SCORE_NQ, i1 - i), ng, op->dim, p->q + i, k, stride, s->scores[i] + first);
+			score_groups(elem, min_int(SCORE_NQ, i1 - i), ng, op->dim, p->q + i, k, stride, s->scores[i] + first);
 	}
 }
 
@@ -223,10 +260,10 @@ FN float softmax(float *w, int lo, int keys, float scale, float cap, float *sum)
 
 // out += weights [t0, t1) times V for nq queries and nv registers of
 // dimensions from d.
-FN void mix_block(const int bf16, const int nq, const int nv, int t0, int t1, const uint8_t *const *v, int d,
+FN void mix_block(const int elem, const int nq, const int nv, int t0, int t1, const uint8_t *const *v, int d,
                   const float *w, float *out) {
 	const size_t ldw = SEGMENT + TILE, ldo = MAX_HEAD_DIM;
-	const size_t at = (size_t)d * (bf16 ? 2 : 4), step = VL * (bf16 ? 2 : 4);
+	const size_t at = (size_t)d * kv_size(elem), step = VL * kv_size(elem);
 	V acc[MIX_NQ][MIX_NV];
 	UNROLL for (int i = 0; i < nq; i++)
 		UNROLL for (int j = 0; j < nv; j++)
@@ -234,7 +271,7 @@ FN void mix_block(const int bf16, const int nq, const int nv, int t0, int t1, co
 	for (int t = t0; t < t1; t++) {
 		V vv[MIX_NV];
 		UNROLL for (int j = 0; j < nv; j++)
-			vv[j] = load_kv(bf16, v[t] + at + j * step);
+			vv[j] = load_kv(elem, v[t] + at + j * step);
 		UNROLL for (int i = 0; i < nq; i++) {
 			V wv = vset1(w[i * ldw + t]);
 			UNROLL for (int j = 0; j < nv; j++)
@@ -247,12 +284,12 @@ FN void mix_block(const int bf16, const int nq, const int nv, int t0, int t1, co
 }
 
 // out += weights [t0, t1) times V for nq queries, all dimensions.
-FN void mix(const int bf16, const int nq, int dim, int t0, int t1, const uint8_t *const *v, const float *w, float *out) {
+FN void mix(const int elem, const int nq, int dim, int t0, int t1, const uint8_t *const *v, const float *w, float *out) {
 	int d = 0;
 	for (; d + MIX_NV * VL <= dim; d += MIX_NV * VL)
-		mix_block(bf16, nq, MIX_NV, t0, t1, v, d, w, out);
+		mix_block(elem, nq, MIX_NV, t0, t1, v, d, w, out);
 	for (; d + VL <= dim; d += VL)
-		mix_block(bf16, nq, 1, t0, t1, v, d, w, out);
+		mix_block(elem, nq, 1, t0, t1, v, d, w, out);
 	if (d == dim)
 		return;
 	for (int i = 0; i < nq; i++) {
@@ -261,7 +298,7 @@ FN void mix(const int bf16, const int nq, int dim, int t0, int t1, const uint8_t
 		V acc = vload(o);
 		for (int t = t0; t < t1; t++) {
 			for (int j = 0; j < dim - d; j++)
-				row[j] = kv_at(bf16, v[t], d + j);
+				row[j] = kv_at(elem, v[t], d + j);
 			acc = vfma(vload(row), vset1(w[i * (SEGMENT + TILE) + t]), acc);
 		}
 		vstore(o, acc);
@@ -275,21 +312,26 @@ FN int value_dim(const tandem_op *op) { return op->latent ? op->latent : op->dim
 static TARGET void mix_keys(const tandem_op *op, const tandem_step *st, int i, int nq, int t0, int t1, tandem_scratch *s) {
 	if (t0 >= t1)
 		return;
-	if (nq == 1 && st->kv_bf16)
-		mix(1, 1, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
+	const int elem = st->kv_elem;
+	if (nq == 1 && elem == ELEM_FP8)
+		mix(ELEM_FP8, 1, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
+	else if (nq == 1 && elem == ELEM_BF16)
+		mix(ELEM_BF16, 1, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 	else if (nq == 1)
-		mix(0, 1, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
-	else if (st->kv_bf16)
-		mix(1, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
+		mix(ELEM_F32, 1, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
+	else if (elem == ELEM_FP8)
+		mix(ELEM_FP8, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
+	else if (elem == ELEM_BF16)
+		mix(ELEM_BF16, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 	else
-		mix(0, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
+		mix(ELEM_F32, MIX_NQ, value_dim(op), t0, t1, s->v, s->scores[i], s->part[i]);
 }
 
 // Outputs of queries [i0, i1) over the segment, each over its own keys only and in their
 // order.
 static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const pass *p, int i0, int i1, int from,
                                int keys, tandem_scratch *s) {
-	int bt = op->block_tokens, dim = op->dim, bf16 = st->kv_bf16;
+	int bt = op->block_tokens, dim = op->dim, elem = st->kv_elem;
 	int lo[QUERIES], hi[QUERIES];
 	if (i0 >= i1)
 		return;
@@ -300,7 +342,7 @@ static TARGET void mix_segment(const tandem_op *op, const tandem_step *st, const
 	}
 	for (int t = lo[i0]; t < keys; t++)
 		s->v[t] = op->kv + (size_t)p->table[(from + t) / bt] * st->page_bytes + p->v_at +
-		          (size_t)((from + t) % bt) * dim * (bf16 ? 2 : 4);
+		          (size_t)((from + t) % bt) * dim * kv_size(elem);
 	for (int i = i0; i < i1;) {
 		int nq = i1 - i >= MIX_NQ ? MIX_NQ : 1, last = i + nq - 1;
 		if (nq == 1 || lo[last] >= hi[i]) { // no key that all of them read
@@ -348,7 +390,7 @@ static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, t
 		float most[QUERIES], sum[QUERIES];
 		for (int i = i0; i < i1; i++) {
 			int lo = p->first[i] > from ? p->first[i] - from : 0;
-			most[i] = softmax(s->scores[i], lo, min_int(keys, p->keys[i] - from), op->scale, op->cap, &sum[i]);
+			most[i] = softmax(s->scores[i], lo, min_int(keys, p->keys[i] - from), op->scale * p->k_factor, op->cap, &sum[i]);
 		}
 		mix_segment(op, st, p, i0, i1, from, keys, s);
 		for (int i = i0; i < i1; i++)
@@ -362,7 +404,7 @@ static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, t
 			v16_store(down, v16_exp(v16_load(down)));
 			whole = down[0] / (p->sum[i] * down[0] + down[1]);
 		}
-		const v16 inv = v16_set1(whole);
+		const v16 inv = v16_set1(whole * p->v_factor);
 		for (int d = 0; d < dim; d += TILE)
 			v16_storen(p->dst[i] + d, v16_mul(v16_load(s->out[i] + d), inv), min_int(TILE, dim - d));
 	}
@@ -372,10 +414,12 @@ static TARGET void attend(const tandem_op *op, const tandem_step *st, pass *p, t
 static TARGET void attention(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int item,
                              tandem_scratch *s) {
 	int head = item % op->kv_heads, r0 = item / op->kv_heads * sp->chunk, r1 = min_int(r0 + sp->chunk, sp->rows);
-	int group = op->heads / op->kv_heads, size = st->kv_bf16 ? 2 : 4;
+	int group = op->heads / op->kv_heads, size = kv_size(st->kv_elem);
 	pass p = {
 	    .k_at = (size_t)head * op->dim * op->block_tokens * size,
 	    .v_at = op->v_at + (size_t)head * op->dim * op->block_tokens * size,
+	    .k_factor = op->k_scales ? op->k_scales[head] : 1,
+	    .v_factor = op->v_scales ? op->v_scales[head] : 1,
 	};
 	for (int r = r0, span = -1; r < r1; r++) {
 		for (int h = 0; h < group; h++) {

@@ -88,6 +88,7 @@ typedef struct {
 	int64_t v_at;            // offset of V in a page, bytes
 	const int32_t *slots_kv; // [tokens] slot for each row's KV
 	const int32_t *tables;   // [spans, table_stride]
+	const float *k_scales, *v_scales; // [kv_heads] of ELEM_FP8: 256 times the scales; else null
 	const float *cs;   // [tokens, dim] cosines, then sines
 } tandem_op;
 
@@ -97,7 +98,7 @@ typedef struct {
 	const int32_t *ids, *positions, *row_span; // [tokens]
 	const int32_t *output_rows;                // [outputs]
 	int32_t table_stride;
-	int32_t kv_bf16;
+	int32_t kv_elem; // element type of KV
 	int64_t page_bytes;
 	int32_t fault_batch_order;
 } tandem_step;

@@ -33,6 +33,17 @@
 
 #define FN static inline __attribute__((always_inline, unused)) TARGET
 
+// A 256th of the value of an E4M3 byte.
+FN float fp8_at(uint32_t b) {
+	uint32_t e = b >> 3 & 15, u;
+	float f = (float)((b & 7) | (e ? 8 : 0)) * 0x1p-17f; // of an exponent of 1
+	memcpy(&u, &f, 4);
+	u += f != 0 && e ? (e - 1) << 23 : 0;
+	u |= (b & 128) << 24;
+	memcpy(&f, &u, 4);
+	return f;
+}
+
 #if KERNEL_ISA == 512 || KERNEL_ISA == 2
 // The even or the odd bytes, E4M3, as half precision of a 256th.
 FN __m256i vhalves(__m256i v, int odd) {
@@ -59,6 +70,9 @@ FN V veven(VI v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 FN V vodd(VI v) { return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000))); }
 FN V vload_bf16(const void *p) {
 	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
+}
+FN V vload_fp8(const void *p) {
+	return _mm512_cvtph_ps(vhalves(_mm256_cvtepu8_epi16(_mm_loadu_si128(p)), 0));
 }
 
 FN V vmul(V a, V b) { return _mm512_mul_ps(a, b); }
@@ -152,6 +166,10 @@ FN V veven(VI v) { return _mm256_castsi256_ps(_mm256_slli_epi32(v, 16)); }
 FN V vodd(VI v) { return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000))); }
 FN V vload_bf16(const void *p) {
 	return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
+}
+FN V vload_fp8(const void *p) {
+	__m128i v = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64(p)), 8);
+	return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(v, 1), _mm_set1_epi16((short)0xbf80)));
 }
 
 FN V vmul(V a, V b) { return _mm256_mul_ps(a, b); }
@@ -261,6 +279,13 @@ FN V veven(VI v) { return vreinterpretq_f32_u32(vshlq_n_u32(v, 16)); }
 FN V vodd(VI v) { return vreinterpretq_f32_u32(vandq_u32(v, vdupq_n_u32(0xffff0000))); }
 FN V vload_bf16(const void *p) {
 	return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+}
+FN V vload_fp8(const void *p) {
+	uint32_t u;
+	memcpy(&u, p, sizeof u);
+	int16x4_t v = vreinterpret_s16_u16(vget_low_u16(vmovl_u8(vcreate_u8(u))));
+	v = vand_s16(vshr_n_s16(vshl_n_s16(v, 8), 1), vdup_n_s16((int16_t)0xbf80));
+	return vcvt_f32_f16(vreinterpret_f16_s16(v));
 }
 
 FN V vmul(V a, V b) { return vmulq_f32(a, b); }
@@ -424,16 +449,14 @@ FN void v16_store(float *p, v16 v) { memcpy(p, &v, sizeof v); }
 FN v16 v16_zero(void) { return (v16){0}; }
 FN v16 v16_fp8(const void *p, int odd) {
 	v16 v;
-	for (int i = 0; i < 16; i++) {
-		uint32_t b = ((const uint8_t *)p)[2 * i + odd], e = b >> 3 & 15;
-		float f = (float)((b & 7) | (e ? 8 : 0)) * 0x1p-17f; // of an exponent of 1
-		uint32_t u;
-		memcpy(&u, &f, 4);
-		u += f != 0 && e ? (e - 1) << 23 : 0;
-		u |= (b & 128) << 24;
-		memcpy(&f, &u, 4);
-		v[i] = f;
-	}
+	for (int i = 0; i < 16; i++)
+		v[i] = fp8_at(((const uint8_t *)p)[2 * i + odd]);
+	return v;
+}
+FN V vload_fp8(const void *p) {
+	V v;
+	for (int i = 0; i < VL; i++)
+		v[i] = fp8_at(((const uint8_t *)p)[i]);
 	return v;
 }
 FN v16 v16_set1(float f) { return f - (v16){0}; }
@@ -483,7 +506,7 @@ enum { VPT = 16 / VL }; // registers per tile
 
 // v16_fp8 reads every other one of 32 bytes as E4M3 and returns exactly a 256th of their
 // values: their bits in half precision, whose exponent is one bit longer. v16_fp8_four
-// takes 64 bytes.
+// takes 64 bytes. vload_fp8 reads VL bytes, one after the other.
 #if !V16_FP8_FOUR
 FN void v16_fp8_four(const void *p, v16 v[4]) {
 	UNROLL for (int i = 0; i < 4; i++)
