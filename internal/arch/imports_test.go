@@ -19,7 +19,7 @@ import (
 var mayImport = map[string][]string{
 	".": {"internal/roles"},
 	"internal/roles": { // the subcommands, which know every role
-		"bench", "bench/dataset", "bench/load", "bench/report", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate",
+		"bench", "bench/dataset", "bench/load", "bench/report", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner/pools",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
 		"internal/batch", "internal/cluster", "internal/cli", "internal/config", "internal/console", "internal/kubernetes", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
@@ -81,6 +81,8 @@ var mayImport = map[string][]string{
 	"bench/sim/fleet":        {"bench/sim", "bench/sim/profile", "gateway/admit", "gateway/exchange/choice", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler", "internal/limits"},
 	"bench/sim/profile":      {"engine/scheduler", "internal/regular"},
 	"bench/sim/simulate":     {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/limits"},
+	"deploy/planner":         {},
+	"deploy/planner/pools":   {"bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner", "engine/kvcache", "internal/cost", "internal/limits"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
 	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":            {"bench", "bench/load", "bench/report", "engine/builtin"},
@@ -117,6 +119,7 @@ var mayImport = map[string][]string{
 	"internal/batch":           {},                                 // files of requests
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
+	"internal/cost":            {},                                 // prices of tokens
 	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/profiler", "bench/sim/profile", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/kubernetes", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"docs":                     {}, // pages that the program reads
 	"internal/doctor":          {"internal/console", "internal/tlsconf"},
@@ -157,7 +160,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "gateway/render/parse", "gateway/render/parse/args", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"deploy/planner", "internal/cost", "internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "gateway/render/parse", "gateway/render/parse/args", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.
@@ -235,7 +238,7 @@ func badTable(table map[string][]string) []string {
 				say("%s may import %s, which only internal/roles knows", p, to)
 			case to == "internal/hub" && p != "internal/cli":
 				say("%s may import %s: only commands download", p, to)
-			case slices.Contains(roles, roleOf(to)) && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo") && slices.Contains(pure, to)): // which run the real deciders
+			case slices.Contains(roles, roleOf(to)) && roleOf(p) != roleOf(to) && !((strings.HasPrefix(p, "bench/sim") || p == "bench/demo" || p == "deploy/planner/pools") && slices.Contains(pure, to)): // which run the real deciders
 				say("%s may import %s, which belongs to a role", p, to)
 			case roleOf(to) == "kvtransfer" && !slices.Contains([]string{"prefill", "decode", "kvtransfer"}, roleOf(p)) && !slices.Contains([]string{"bench/transfer", "bench/links", "internal/cli"}, p): // which measure it
 				say("%s may import %s: only nodes move KV", p, to)

@@ -70,12 +70,7 @@ func benchmark(v *Invocation) error {
 
 // listBenchmarks returns the help of `tandem bench`.
 func listBenchmarks() string {
-	var b strings.Builder
-	b.WriteString("Measures a server, an engine or a network. `tandem bench NAME --help` has the flags of each; below are those of serve.\n\nBenchmarks:")
-	for _, k := range benchmarks {
-		fmt.Fprintf(&b, "\n  %-11s %s", strings.TrimPrefix(k.Name, "bench "), k.Summary)
-	}
-	return b.String()
+	return "Measures a server, an engine or a network. `tandem bench NAME --help` has the flags of each; below are those of serve.\n\nBenchmarks:" + benchmarks.listed()
 }
 
 func benchServe(v *Invocation) error {

@@ -130,11 +130,7 @@ func (t Table) Main(version string, args, environ []string, out, errOut io.Write
 		fmt.Fprintf(errOut, "tandem: there is no command %q: %s\n", args[0], instead)
 		return 2
 	}
-	names := []string{help}
-	for _, c := range t {
-		names = append(names, c.Name)
-	}
-	if near := config.Nearest(args[0], names); near != "" {
+	if near := config.Nearest(args[0], t.names()); near != "" {
 		fmt.Fprintf(errOut, "tandem: unknown command %q (did you mean %s?); `tandem help` lists them\n", args[0], near)
 		return 2
 	}
@@ -156,6 +152,46 @@ var elsewhere = map[string]string{
 	"download": "`tandem pull ORG/NAME` downloads a model of the Hugging Face hub",
 	"drain":    "POST /admin/drain/NODE at a gateway drains a node, as in `curl -X POST http://127.0.0.1:8000/admin/drain/NODE`",
 	"logs":     "each process writes its log to standard error; `tandem explain-log FILE` explains one",
+}
+
+// first returns the commands that are one word.
+func (t Table) first() (first Table) {
+	for _, c := range t {
+		if !strings.Contains(c.Name, " ") {
+			first = append(first, c)
+		}
+	}
+	return first
+}
+
+// kinds returns the commands that are the name of another command and one more word.
+func (t Table) kinds(name string) (kinds Table) {
+	for _, c := range t {
+		if strings.HasPrefix(c.Name, name+" ") {
+			kinds = append(kinds, c)
+		}
+	}
+	return kinds
+}
+
+// last returns the last word of the command's name.
+func (c *Command) last() string { return c.Name[strings.LastIndexByte(c.Name, ' ')+1:] }
+
+// listed returns the last words of the names with the summaries, a line for each.
+func (t Table) listed() string {
+	var b strings.Builder
+	for i := range t {
+		fmt.Fprintf(&b, "\n  %-11s %s", t[i].last(), t[i].Summary)
+	}
+	return b.String()
+}
+
+// lasts returns the last words of the names.
+func (t Table) lasts() (words []string) {
+	for i := range t {
+		words = append(words, t[i].last())
+	}
+	return words
 }
 
 // Find returns the command of that name and panics if there is none.
@@ -219,7 +255,7 @@ func explain(err error) (text string, status int) {
 
 func (t Table) usage(w io.Writer) {
 	fmt.Fprint(w, "tandem serves large language models on a fleet.\n\nCommands:\n")
-	for _, c := range t {
+	for _, c := range t.first() {
 		fmt.Fprintf(w, "  %-11s %s\n", c.Name, c.Summary)
 	}
 	fmt.Fprint(w, "\n`tandem COMMAND --help` shows flags and an example. Start with: tandem up\n")

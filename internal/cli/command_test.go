@@ -77,6 +77,8 @@ func TestStatusesAndWords(t *testing.T) {
 		{"ca " + t.TempDir() + " gateway/g node/d", nil, 0, ""},
 		{"ca " + t.TempDir() + " d1", nil, 0, "warning: the certificate of d1 has no role: `tandem ca DIR gateway/NAME`"},
 		{"plan", nil, 2, "name the kind of plan"},
+		{"plan --kv-memory 1GiB pools", nil, 2, "name the kind of plan first"},
+		{"plan pool", nil, 2, "name the kind of plan first"},
 		{"plan memory ./none --kv-memory 1GiB", nil, 2, "no such file"},
 		{"plan memory ../../engine/model/testdata/gqa-tied", nil, 2, "--kv-memory 0: give the bytes left"},
 		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1GiB --block-size -1", nil, 2, "--block-size -1, want"},

@@ -45,16 +45,14 @@ func (c *Command) visible(t Table, f func(*pflag.Flag)) {
 
 // words returns the words that a command takes as its first argument, or nil, and whether it also
 // takes a file there.
-func (c *Command) words() (words []string, orFile bool) {
+func (c *Command) words(t Table) (words []string, orFile bool) {
 	switch c.Name {
 	case "bench":
-		for _, b := range benchmarks {
-			words = append(words, strings.TrimPrefix(b.Name, "bench "))
-		}
+		words = benchmarks.lasts()
 	case "ca":
 		words, orFile = []string{"renew", "list"}, true
 	case "plan":
-		words = []string{"memory"}
+		words = t.kinds(c.Name).lasts()
 	case "completion":
 		words = []string{"bash", "zsh", "fish"}
 	}
@@ -87,8 +85,8 @@ func (t Table) calls() (calls []call, values map[string][]string) {
 	}
 	for i := range t {
 		c := &t[i]
-		words, orFile := c.words()
-		add(c.Declared(t), []string{c.Name}, words, orFile)
+		words, orFile := c.words(t)
+		add(c.Declared(t), strings.Fields(c.Name), words, orFile)
 		if c.Name == "bench" {
 			for _, name := range words {
 				add(c.Declared(t, name), []string{c.Name, name}, nil, false)
@@ -164,7 +162,7 @@ func (t Table) zsh() string {
 	calls, values := t.calls()
 	var b strings.Builder
 	b.WriteString("#compdef tandem\n# zsh completion for tandem\n_tandem() {\n    local -a commands flags following\n    local files=\n    local prev=\"$words[CURRENT-1]\"\n    commands=(\n")
-	for _, c := range t {
+	for _, c := range t.first() {
 		fmt.Fprintf(&b, "        %s\n", quote(c.Name+":"+c.Summary))
 	}
 	fmt.Fprintf(&b, "        %s\n    )\n    if (( CURRENT == 2 )); then\n        _describe command commands\n        return\n    fi\n", quote(help+":Lists the commands."))
@@ -220,7 +218,7 @@ function __tandem_next
     __tandem_after $argv; and test (count (commandline -opc)) -eq (math (count $argv) + 1)
 end
 `)
-	for _, c := range t {
+	for _, c := range t.first() {
 		fmt.Fprintf(&b, "complete -c tandem -f -n __tandem_next -a %s -d %s\n", c.Name, quote(c.Summary))
 	}
 	for i := range calls {
@@ -249,7 +247,7 @@ end
 // names returns the words that may follow tandem.
 func (t Table) names() []string {
 	names := make([]string, 0, len(t)+1)
-	for _, c := range t {
+	for _, c := range t.first() {
 		names = append(names, c.Name)
 	}
 	return append(names, help)
@@ -257,3 +255,14 @@ func (t Table) names() []string {
 
 // quote returns s as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// Quoted returns arguments as a shell reads them.
+func Quoted(args []string) string {
+	list := make([]string, len(args))
+	for i, a := range args {
+		if list[i] = a; a == "" || strings.ContainsAny(a, " \t\n'\"\\$`(){}[]*?&|;<>#~!%") {
+			list[i] = quote(a)
+		}
+	}
+	return strings.Join(list, " ")
+}

@@ -18,7 +18,10 @@ func table() cli.Table {
 	tools := cli.Tools()
 	last := len(tools) - 1 // version
 	tools = slices.Insert(tools, last, cli.New("sim", "[flags]", "Simulates a fleet in virtual time: a trace or a load on the real router and scheduler, with the step times of a profile.",
-		`tandem sim --fleet 6P2D --profile h200:llama-8b --load "rps=20,in=lognormal(8,0.9),out=343,prefix=0.3"`, runSim))
+		`tandem sim --fleet 6P2D --profile h200:llama-8b --load "rps=20,in=lognormal(8,0.9),out=343,prefix=0.3"`, runSim),
+		cli.New("plan pools", "--profile PROFILE --trace FILE|--load SPEC [flags]",
+			"Chooses the numbers of prefill and decode nodes for a load: simulates fleets, prints the cheapest one that meets the objectives, its neighbours, the load at which it fails, and its cost.",
+			`tandem plan pools --profile h100:llama-8b --load "rps=10,in=lognormal(8,0.9),out=343,prefix=0.3" --ttft p90=2s --tpot p90=50ms`, runPlanPools))
 	return append(cli.Table{
 		cli.New("up", "[flags]", "Starts a cluster on this machine: a gateway, prefill nodes and decode nodes, each a process.",
 			"tandem up --prefill 1 --decode 2 --model ./Llama-3.2-1B-Instruct", runUp),

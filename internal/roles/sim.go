@@ -27,7 +27,7 @@ func runSim(v *cli.Invocation) error {
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
-	o.Command = "tandem sim " + quoted(v.Arguments)
+	o.Command = "tandem sim " + cli.Quoted(v.Arguments)
 	var err error
 	if *printProfile {
 		err = simulate.PrintProfile(&o, v.Out)
@@ -42,17 +42,6 @@ func runSim(v *cli.Invocation) error {
 
 // simGrantTimeout is the time that decode nodes give a grant (decode.Options).
 const simGrantTimeout = 2 * time.Second
-
-// quoted returns arguments as a shell reads them.
-func quoted(args []string) string {
-	list := make([]string, len(args))
-	for i, a := range args {
-		if list[i] = a; a == "" || strings.ContainsAny(a, " \t\n'\"\\$`(){}[]*?&|;<>#~!%") {
-			list[i] = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(list, " ")
-}
 
 // simFlags declares the flags of tandem sim.
 func simFlags(s *config.Set, o *simulate.Options) (printProfile *bool) {

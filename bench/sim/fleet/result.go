@@ -134,6 +134,9 @@ func (r *Result) Summarize(g Goals) Summary {
 	return s
 }
 
+// ITL returns a quantile, from 0 to 1, of the times between tokens of all requests.
+func (r *Result) ITL(quantile float64) time.Duration { return r.gaps.quantile(quantile) }
+
 // Digest hashes the times of every request. Equal runs have equal digests.
 func (r *Result) Digest() uint64 {
 	h := fnv.New64a()

@@ -12,6 +12,7 @@
 package simulate
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -256,34 +257,39 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 func (r *run) setFleet() {
 	p, f := r.profile, &r.fleet
 	r.times = p.Times()
+	of := FleetOptions(p, r.times, r.RoundTrip)
+	of.Prefill, of.Decode, of.Policy, of.Events = f.Prefill, f.Decode, f.Policy, f.Events
+	*f = of
 	f.Gateways, f.MinRemote, f.Seed, f.NoEvents, f.Speedup = r.Gateways, max(1, r.MinRemote), r.Seed, r.NoEvents, r.Speedup
-	f.Blocks, f.BlockTokens, f.BatchedTokens, f.MaxSeqs = p.Memory.Blocks, p.Memory.BlockTokens, r.BatchedTokens, r.MaxSeqs
-	if p.Model.MaxLen > 0 {
-		f.MaxModelLen = min(p.Model.MaxLen, p.Memory.Blocks*p.Memory.BlockTokens)
-	}
-	f.Steps = fleet.StepTimes{Name: r.Profile, Source: p.Basis(), Step: func(s fleet.Shape, _ int) time.Duration { return r.times.Step(s) }}
+	f.BatchedTokens, f.MaxSeqs = r.BatchedTokens, r.MaxSeqs
+	f.Steps.Name = r.Profile
 	f.Limits = &r.Limits
-	f.Heartbeat, f.ReportDelay = r.Heartbeat, r.ReportDelay
-	if f.Heartbeat == 0 {
-		f.Heartbeat = seconds(p.Gateway.Heartbeat)
-	}
-	if f.Heartbeat == 0 {
-		f.Heartbeat = heartbeat
-	}
-	if f.ReportDelay == 0 {
-		f.ReportDelay = seconds(p.Gateway.ReportDelay)
-	}
-	f.GrantTimeout, f.RoundTrip = r.GrantTimeout, r.RoundTrip
-	if f.Start = r.Starts; f.Start == 0 {
-		f.Start = p.Start.Total()
-	}
-	f.Bandwidth, f.Setup, f.KVBytes = p.Transfer.BytesPerSecond, seconds(p.Transfer.Setup), p.Model.KVBytes
-	if f.Layers = p.Model.Layers; !p.Transfer.PerLayer {
-		f.Layers = 1
-	}
-	f.Dispatch = seconds(p.Gateway.PerRequest) + r.RoundTrip/2
-	f.Emit = seconds(p.Step.Overhead.Emit+p.Gateway.PerToken) + r.RoundTrip/2
+	f.Heartbeat, f.ReportDelay = cmp.Or(r.Heartbeat, f.Heartbeat), cmp.Or(r.ReportDelay, f.ReportDelay)
+	f.Start = cmp.Or(r.Starts, f.Start)
+	f.GrantTimeout = r.GrantTimeout
 	f.KeepGaps = true
 	span := float64(r.trace[len(r.trace)-1].At) / r.Speedup
 	f.SampleEvery = max(100*time.Millisecond, time.Duration(span/300))
+}
+
+// FleetOptions returns the options of a fleet that a profile determines. times are the profile's
+// step times, of this fleet alone, and roundTrip is the time of a message between two processes and
+// back.
+func FleetOptions(p *profile.Profile, times *profile.Times, roundTrip time.Duration) fleet.Options {
+	o := fleet.Options{
+		Blocks: p.Memory.Blocks, BlockTokens: p.Memory.BlockTokens,
+		Steps:     fleet.StepTimes{Name: p.Node.Name, Source: p.Basis(), Step: func(s fleet.Shape, _ int) time.Duration { return times.Step(s) }},
+		Heartbeat: cmp.Or(seconds(p.Gateway.Heartbeat), heartbeat), ReportDelay: seconds(p.Gateway.ReportDelay), RoundTrip: roundTrip,
+		Bandwidth: p.Transfer.BytesPerSecond, Setup: seconds(p.Transfer.Setup), KVBytes: p.Model.KVBytes, Layers: p.Model.Layers,
+		Dispatch: seconds(p.Gateway.PerRequest) + roundTrip/2,
+		Emit:     seconds(p.Step.Overhead.Emit+p.Gateway.PerToken) + roundTrip/2,
+		Start:    p.Start.Total(),
+	}
+	if !p.Transfer.PerLayer {
+		o.Layers = 1
+	}
+	if p.Model.MaxLen > 0 {
+		o.MaxModelLen = min(p.Model.MaxLen, p.Memory.Blocks*p.Memory.BlockTokens)
+	}
+	return o
 }

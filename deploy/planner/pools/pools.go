@@ -1,0 +1,260 @@
+package pools
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/sim"
+	"github.com/tandem-serving/tandem/bench/sim/fleet"
+	"github.com/tandem-serving/tandem/bench/sim/profile"
+	"github.com/tandem-serving/tandem/bench/sim/simulate"
+	"github.com/tandem-serving/tandem/deploy/planner"
+	"github.com/tandem-serving/tandem/internal/limits"
+)
+
+// Shares of the budget of one simulation, and of the requests of the part.
+const (
+	wholeShare = 30
+	partShare  = 8
+	minPart    = 500
+	windowsOf  = 8 // windows of a part of the load
+)
+
+// grantTimeout is the time that decode nodes give a grant (decode.Options).
+const grantTimeout = 2 * time.Second
+
+// run is the making of one plan.
+type run struct {
+	*Options
+	profiles    []*profile.Profile
+	trace       []sim.Request // all
+	whole, part []sim.Request // that are simulated
+	tenants     []tenant
+	dropped     int // requests that are too long
+	block       int // tokens of a simulated KV block
+	problem     planner.Problem
+	plan        *planner.Plan
+}
+
+// Run makes a plan and writes it to out.
+func Run(o *Options, out io.Writer) error {
+	r := &run{Options: o}
+	if err := r.prepare(); err != nil {
+		return err
+	}
+	plan, err := planner.Make(r.problem)
+	if err != nil {
+		if errors.Is(err, planner.ErrProblem) || errors.Is(err, fleet.ErrOptions) || errors.Is(err, fleet.ErrStuck) {
+			return wrap(err)
+		}
+		return err
+	}
+	r.plan = plan
+	b := bufio.NewWriter(out)
+	r.print(b)
+	return b.Flush()
+}
+
+// prepare checks the options, reads the files and states the problem.
+func (r *run) prepare() (err error) {
+	if err := r.check(); err != nil {
+		return err
+	}
+	goals, err := r.objectives()
+	if err != nil {
+		return err
+	}
+	if r.profiles, err = r.readProfiles(); err != nil {
+		return err
+	}
+	if err := r.readLoad(); err != nil {
+		return err
+	}
+	r.whole = windows(r.trace, max(minPart, r.Budget/wholeShare), windowsOf)
+	r.part = windows(r.whole, max(minPart, len(r.whole)/partShare), windowsOf)
+	p := &r.problem
+	*p = planner.Problem{
+		Requests: requests(r.whole), Objectives: goals, Goodput: r.Goodput, Settings: r.settings(),
+		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: r.MaxNodes, Spare: r.Spare,
+		Budget: r.Budget, Whole: len(r.whole), PartOf: len(r.part), Simulate: r.simulate,
+	}
+	for _, q := range r.profiles {
+		p.Nodes = append(p.Nodes, node(q))
+	}
+	return nil
+}
+
+// settings returns the settings that are tried: each number of tokens of a step, then each number
+// of tokens from which on prompts are computed by prefill nodes.
+func (r *run) settings() (list []planner.Settings) {
+	first := planner.Settings{BatchedTokens: r.BatchedTokens[0], MaxSeqs: r.MaxSeqs, MinRemote: r.MinRemote[0]}
+	list = append(list, first)
+	for _, n := range r.BatchedTokens[1:] {
+		s := first
+		s.BatchedTokens = n
+		list = append(list, s)
+	}
+	for _, n := range r.MinRemote[1:] {
+		s := first
+		s.MinRemote = n
+		list = append(list, s)
+	}
+	return list
+}
+
+// node returns a profile as the planner's formulas need it.
+func node(p *profile.Profile) planner.Node {
+	times := p.Times()
+	between := p.Step.Overhead.Between
+	n := planner.Node{
+		Name: p.Node.Name, GPUs: p.Node.TP, Price: p.Node.Price, KVTokens: p.Memory.Blocks * p.Memory.BlockTokens,
+		Fixed: p.Step.Decode.Fixed + between, PerSeq: p.Step.Decode.PerSeq, PerCtx: p.Step.Decode.PerCtx,
+		Latency: p.Gateway.PerRequest + p.Gateway.PerToken + p.Step.Overhead.Emit + fleet.DefaultRoundTrip.Seconds(),
+		Chunk: func(tokens, start int) float64 {
+			return times.Step(profile.Shape{Chunk: tokens, Attended: float64(tokens) * (float64(start) + float64(tokens)/2)}).Seconds()
+		},
+	}
+	if p.Step.Source == profile.Estimate {
+		n.Error = p.Step.Error
+	}
+	return n
+}
+
+// Bounds of a simulated KV block in tokens: blocks as large as a sixteenth of a request simulate
+// several times as fast as small ones.
+const (
+	maxBlock    = 512
+	blocksOfOne = 16
+)
+
+// blockTokens returns the tokens of a simulated KV block.
+func (r *run) blockTokens() int {
+	tokens := 0
+	for i := range r.trace {
+		tokens += r.trace[i].Tokens + r.trace[i].Output
+	}
+	block := r.profiles[0].Memory.BlockTokens
+	for 2*block <= min(maxBlock, tokens/len(r.trace)/blocksOfOne) {
+		block *= 2
+	}
+	return block
+}
+
+// simulate runs cases, several at once.
+func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
+	outcomes, errs := make([]planner.Outcome, len(cases)), make([]error, len(cases))
+	turn := make(chan struct{}, max(1, r.Workers))
+	var wg sync.WaitGroup
+	for i := range cases {
+		turn <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-turn }()
+			outcomes[i], errs[i] = r.one(cases[i])
+		})
+	}
+	wg.Wait()
+	return outcomes, errors.Join(errs...)
+}
+
+// one simulates a case.
+func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
+	p, trace := r.profiles[c.Node], r.whole
+	if c.Part {
+		trace = r.part
+	}
+	times := p.Times()
+	f := simulate.FleetOptions(p, times, fleet.DefaultRoundTrip)
+	step := f.Steps.Step
+	f.Steps.Step = func(s fleet.Shape, pool int) time.Duration { return time.Duration(c.Slow * float64(step(s, pool))) }
+	all := limits.Default()
+	f.Prefill, f.Decode, f.Gateways, f.Limits = c.Prefill, c.Decode, r.Gateways, &all
+	f.BatchedTokens, f.MaxSeqs, f.MinRemote = c.BatchedTokens, c.MaxSeqs, max(1, c.MinRemote)
+	f.Blocks, f.BlockTokens = max(2, p.Memory.Blocks*p.Memory.BlockTokens/r.block), r.block
+	if f.MaxModelLen > 0 {
+		f.MaxModelLen = min(f.MaxModelLen, f.Blocks*f.BlockTokens)
+	}
+	f.Seed, f.Speedup, f.GrantTimeout = r.Seed, c.Load, grantTimeout
+	span := time.Duration(float64(trace[len(trace)-1].At) / c.Load)
+	f.SampleEvery = max(100*time.Millisecond, span/300)
+	if c.Loss != planner.NoLoss {
+		target, at := fleet.Target{Prefill: c.Loss == planner.LosePrefill}, span*2/5
+		f.Events = []fleet.Event{{At: at, Action: fleet.Kill, Target: target}, {At: at + time.Millisecond, Action: fleet.Start, Target: target}}
+	}
+	result, err := fleet.Run(trace, f)
+	if err != nil {
+		return o, err
+	}
+	r.measure(&o, result)
+	for _, u := range []profile.Uses{times.Decode, times.Prefill} {
+		o.Points, o.Coefficients = o.Points+u.Points, o.Coefficients+u.Coefficients
+	}
+	return o, nil
+}
+
+// measure computes an outcome. Requests that failed are the slowest ones in every percentile.
+func (r *run) measure(o *planner.Outcome, result *fleet.Result) {
+	n := len(result.Requests)
+	by := map[planner.Metric][]time.Duration{}
+	for _, m := range []planner.Metric{planner.TTFT, planner.TPOT, planner.E2EL} {
+		by[m] = make([]time.Duration, n)
+	}
+	limit := func(m planner.Metric) time.Duration { // 0: none
+		for _, g := range r.problem.Objectives {
+			if g.Metric == m || g.Metric == planner.ITL && m == planner.TPOT {
+				return g.Limit
+			}
+		}
+		return 0
+	}
+	most := map[planner.Metric]time.Duration{planner.TTFT: limit(planner.TTFT), planner.TPOT: limit(planner.TPOT), planner.E2EL: limit(planner.E2EL)}
+	good, input, output := 0, 0, 0
+	for i := range result.Requests {
+		q := &result.Requests[i]
+		ttft, tpot, e2el := planner.Failing, planner.Failing, planner.Failing
+		if q.Err == nil {
+			ttft, tpot, e2el = q.First-q.At, 0, q.Last-q.At
+			if q.Output > 1 {
+				tpot = (q.Last - q.First) / time.Duration(q.Output-1)
+			}
+			input, output = input+q.Prompt, output+q.Received()
+		} else {
+			o.Failed++
+		}
+		by[planner.TTFT][i], by[planner.TPOT][i], by[planner.E2EL][i] = ttft, tpot, e2el
+		met := q.Err == nil
+		for m, d := range most {
+			met = met && (d == 0 || by[m][i] <= d)
+		}
+		if met {
+			good++
+		}
+	}
+	for _, list := range by {
+		slices.Sort(list)
+	}
+	at := func(m planner.Metric, percentile float64) time.Duration {
+		if m == planner.ITL {
+			return result.ITL(min(percentile/100, 1-1e-9))
+		}
+		return by[m][min(n-1, int(percentile/100*float64(n)))]
+	}
+	three := func(m planner.Metric) planner.Quantiles {
+		return planner.Quantiles{P50: at(m, 50), P90: at(m, 90), P99: at(m, 99)}
+	}
+	o.TTFT, o.TPOT, o.ITL = three(planner.TTFT), three(planner.TPOT), three(planner.ITL)
+	for _, g := range r.problem.Objectives {
+		o.Values = append(o.Values, at(g.Metric, g.Percentile))
+	}
+	o.Goodput = float64(good) / float64(n)
+	o.PrefillBusy, o.DecodeBusy, o.Cached, o.Local = result.PrefillBusy, result.DecodeBusy, result.Reuse, float64(result.Local)/float64(n)
+	o.Waited, o.Resumed, o.Preempted = result.Waited, result.Resumed, int(result.Preemptions)
+	seconds := result.Span.Seconds()
+	o.Input, o.Output, o.RequestRate = float64(input)/seconds, float64(output)/seconds, float64(n-o.Failed)/seconds
+	for i := range result.Samples {
+		o.DecodeKV = max(o.DecodeKV, result.Samples[i].Decode.MaxKV)
+	}
+}

@@ -1,0 +1,254 @@
+package pools
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/sim"
+	"github.com/tandem-serving/tandem/bench/sim/fleet"
+	"github.com/tandem-serving/tandem/bench/sim/profile"
+	"github.com/tandem-serving/tandem/deploy/planner"
+	"github.com/tandem-serving/tandem/internal/cost"
+)
+
+// options returns those of the command's defaults with a small load.
+func options() Options {
+	return Options{
+		Profiles: []string{"h100:llama-8b"}, Loads: []string{"rps=25,n=300,in=lognormal(7.5,0.9),out=20-120,prefix=0.3"}, Growth: 1, Seed: 3,
+		TTFT: "p90=1s", TPOT: "p90=40ms", Shape: "auto", MaxNodes: 16, Budget: 30_000, BatchedTokens: []int{2048}, MaxSeqs: 256, MinRemote: []int{16}, Gateways: 1, Workers: 2,
+		Machine: cost.Machine{Years: 4, Availability: .95, PUE: 1.3, PerKWh: .12},
+	}
+}
+
+// planned returns the text of a plan.
+func planned(t *testing.T, o Options) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Run(&o, &out); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// The report begins with the choice in words, and has every part. Equal options give equal text.
+func TestReport(t *testing.T) {
+	o := options()
+	o.APIInput, o.APIOutput, o.Command = .05, .4, "tandem plan pools --x"
+	text := planned(t, o)
+	if !strings.HasPrefix(text, "Plan: ") {
+		t.Error(text)
+	}
+	at := 0
+	for _, want := range []string{
+		"of h100:llama-8b (NVIDIA H100 SXM, 1 GPU each)", " an hour.\n", "It meets every objective for ", "TTFT p90 ", "(limit 1.00 s)", "of the requests are within every limit (goodput).",
+		"The load may", "the fleet fails: ", "one node fewer", "All figures rest on an estimate of the step times, which may be wrong by 25 %", "Measure such a node before you buy.",
+		"Settings of its nodes", "--max-num-batched-tokens 2048, --max-num-seqs 256", "→ chosen", "meets every objective; estimate ±25 %", "Other kinds of fleets", "If the load grows", "times this pace on: ",
+		"If a node dies after two fifths of the load, and is ready again 24s later", "a node dies", "If steps take longer", "1.25",
+		"Cost", "at $2.95 an hour: $", "a million tokens: $", "a million cached prompt tokens: $", "next to an API at $0.0500 and $0.400", "What the figures rest on", "Step times of h100:llama-8b: estimate ±25 %; $2.95 an hour", "To repeat: tandem plan pools --x",
+	} {
+		i := strings.Index(text[at:], want)
+		if i < 0 {
+			t.Fatalf("no %q after byte %d of\n%s", want, at, text)
+		}
+		at += i
+	}
+	for _, never := range []string{"NaN", "Inf", "-9223", "%!"} {
+		if strings.Contains(text, never) {
+			t.Errorf("the text has %q:\n%s", never, text)
+		}
+	}
+	o.Workers = 1
+	if again := planned(t, o); again != text {
+		t.Errorf("equal options gave another text:\n%s", again)
+	}
+}
+
+// With pools each has a price; without a price, one sentence has the remedy. Tenants have shares.
+func TestPools(t *testing.T) {
+	o := options()
+	o.Shape, o.Prices = "pools", []float64{2.99}
+	o.Loads = []string{"chat: rps=15,n=200,in=lognormal(7,0.9),out=20-120,prefix=0.3", "batch: rps=5,n=70,in=4000,out=40"}
+	o.Spare = 1
+	text := planned(t, o)
+	for _, want := range []string{"prefill node", "by pool: $", "chat: $", "batch: $", "would be enough; each pool has 1 node to spare", "2 nodes to spare: $5.98 an hour", "a prefill node dies", "--min-remote-prefill-tokens 16", "at $2.99 an hour"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	o.Prices = []float64{0}
+	text = planned(t, o)
+	if !strings.Contains(text, "No price is known: give --price-per-hour, the US dollars for an hour of one node (h100:llama-8b).") || strings.Contains(text, "$0") {
+		t.Error(text)
+	}
+}
+
+// Bought nodes have the price of their purchase, power and place.
+func TestBoughtNodes(t *testing.T) {
+	o := options()
+	o.Machine = cost.Machine{Capex: 33_288, Years: 4, Availability: .95, PUE: 1.3, PerKWh: .12, Ops: .1, Watts: 1000}
+	list, err := o.readProfiles()
+	if err != nil || fmt.Sprintf("%.3f", list[0].Node.Price) != "1.256" { // 1 + .156 + .1
+		t.Errorf("%g, %v", list[0].Node.Price, err)
+	}
+}
+
+// written writes a file and returns its name.
+func written(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// measured returns the file of a profile that was measured.
+func measured(t *testing.T, name string) string {
+	p, _, err := profile.Named(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Step.Source, p.Step.Error, p.Node.Name = profile.Measured, 0, "measured"
+	var b bytes.Buffer
+	if err := p.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	return written(t, b.String())
+}
+
+// Each wrong input is refused with one sentence that has the value and the remedy.
+func TestWrongInput(t *testing.T) {
+	line := func(at, in, out int) string {
+		return fmt.Sprintf(`{"timestamp": %d, "input_length": %d, "output_length": %d}`+"\n", at, in, out)
+	}
+	trace := func(change func(o *Options, name string), lines ...string) func(*Options) {
+		return func(o *Options) {
+			for i := range 30 {
+				lines = append(lines, line(1000*(i+1), 100, 10))
+			}
+			o.Loads, o.Trace = nil, written(t, strings.Join(lines, ""))
+			if change != nil {
+				change(o, o.Trace)
+			}
+		}
+	}
+	for _, c := range []struct {
+		change func(*Options)
+		want   string
+	}{
+		{trace(nil, line(90_000, 100, 10)), "line 2: the request arrives before the one above it: sort the lines by time"},
+		{func(o *Options) { o.Loads, o.Trace = nil, written(t, "") }, "there is no request"},
+		{func(o *Options) { o.Loads, o.Trace = nil, "nothing.jsonl" }, "nothing.jsonl"},
+		{func(o *Options) { o.Loads = nil }, "either --trace FILE or --load SPEC"},
+		{func(o *Options) { o.Loads = []string{"rps=1"} }, "has no in"},
+		{func(o *Options) { o.Loads = []string{"rps=10,n=5,in=10,out=10"} }, "the load has 5 requests, too few for percentiles: give at least 20"},
+		{func(o *Options) { o.Loads = []string{"rps=10,in=200000,out=10"} }, "1000 of 1000 requests have more than the 131072 tokens that a node of h100:llama-8b can serve, the longest 200010: add --drop-too-long"},
+		{func(o *Options) { o.Loads, o.DropTooLong = []string{"rps=10,in=200000,out=10"}, true }, "without the requests of more than 131072 tokens 0 are left"},
+		{func(o *Options) { o.TTFT = "p90=20ms" }, "TTFT p90 cannot be at most 20ms on h100:llama-8b: "},
+		{func(o *Options) { o.TPOT = "p90=2ms" }, "TPOT p90 cannot be at most 2ms on h100:llama-8b: a request alone on a node takes"},
+		{func(o *Options) { o.Loads, o.Goodput = []string{"rps=2,n=300,in=lognormal(9,0.9),out=50"}, .999 }, "goodput cannot be 0.999 on h100:llama-8b"},
+		{func(o *Options) { o.Goodput = 2 }, "--goodput-share 2: want 0 to 1"},
+		{func(o *Options) { o.TTFT, o.TPOT = "", "" }, "there is no objective: give at least one, such as --ttft p90=2s"},
+		{func(o *Options) { o.TTFT = "p101=2s" }, "--ttft p101=2s: write a percentile and a time"},
+		{func(o *Options) { o.TTFT = "2" }, "--ttft 2: write a percentile and a time"},
+		{func(o *Options) { o.Profiles = nil }, "--profile is missing: give a file, or an estimate by name such as h200:llama-8b"},
+		{func(o *Options) { o.Profiles = []string{"h300:llama-8b"} }, "no GPU is called"},
+		{func(o *Options) { o.Profiles = []string{"h100:llama-8b", "h100:qwen3-8b"} }, "profile h100:llama-8b is of model llama-8b with 32 layers, and h100:qwen3-8b of qwen3-8b with 36 layers: give profiles of one model"},
+		{func(o *Options) { o.Profiles = []string{measured(t, "h100:llama-8b"), "h200:llama-8b"} }, "profile measured is measured, and h200:llama-8b is estimate ±25 %: measure both, or add --compare-estimates"},
+		{func(o *Options) { o.Profiles, o.GPUs = []string{measured(t, "h100:llama-8b")}, []int{1, 2} }, "which has one number of GPUs: give a profile for each number"},
+		{func(o *Options) { o.Profiles, o.GPUs = []string{"h100:llama-70b"}, []int{1} }, "leave no KV memory"},
+		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices and --profile 1 profiles"},
+		{func(o *Options) { o.Prices = []float64{-1} }, "--price-per-hour -1"},
+		{func(o *Options) { o.Growth = 0 }, "--growth 0: want 0.001 to 1000"},
+		{func(o *Options) { o.Shape = "best" }, "--shape best: want one of auto, pools, colocated"},
+		{func(o *Options) { o.MaxNodes = 1; o.Loads = []string{"rps=400,n=1000,in=2000,out=100"} }, "nodes are needed, and at most 1 are allowed"},
+		{func(o *Options) { o.Budget = 100 }, "a budget of 100 simulated requests is less than one simulation"},
+		{func(o *Options) { o.BatchedTokens = []int{8} }, "--max-num-batched-tokens 8: want at least the 256 of --max-num-seqs"},
+		{trace(func(o *Options, _ string) { o.Requests = 1 }), "the load has 1 requests"},
+	} {
+		o := options()
+		c.change(&o)
+		err := Run(&o, new(bytes.Buffer))
+		text := fmt.Sprint(err)
+		if !errors.Is(err, ErrOption) || !strings.Contains(text, c.want) || strings.Contains(text, "\n") {
+			t.Errorf("want %q: %v", c.want, err)
+		}
+		for _, name := range []string{"planner:", "profile:", "sim:", "fleet:"} {
+			if strings.Contains(text, name) {
+				t.Errorf("%q names a package: %s", c.want, text)
+			}
+		}
+	}
+}
+
+// Requests that are too long are left out on demand, and counted.
+func TestDropTooLong(t *testing.T) {
+	o := options()
+	o.Loads, o.DropTooLong, o.Shape = []string{"rps=5,n=150,in=lognormal(7,0.5),out=50", "rps=.1,n=1,in=200000,out=5"}, true, "colocated"
+	if text := planned(t, o); !strings.Contains(text, "Left out: 1 request of more tokens than a node can serve") {
+		t.Error(text)
+	}
+}
+
+// A smaller part of a load has its pace, and consecutive requests.
+func TestWindows(t *testing.T) {
+	var trace []sim.Request
+	for i := range 1000 {
+		trace = append(trace, sim.Request{At: time.Duration(i) * time.Second, Tokens: i + 1})
+	}
+	for n := 20; n < 1000; n += 7 {
+		part := windows(trace, n, 8)
+		if len(part) != n || part[0].At != 0 || part[n-1].At != time.Duration(n-1)*time.Second {
+			t.Fatalf("%d requests of %d, the last at %v", len(part), n, part[len(part)-1].At)
+		}
+		for i := range part[1:] {
+			if part[i+1].Tokens <= part[i].Tokens || part[i+1].At < part[i].At {
+				t.Fatalf("%d: request %d is %+v after %+v", n, i+1, part[i+1], part[i])
+			}
+		}
+	}
+	if len(windows(trace, 5000, 8)) != 1000 || trace[500].At != 500*time.Second {
+		t.Error("the whole trace is not what it was")
+	}
+}
+
+// Figures of Mooncake's conversation trace at three times its pace, as worked out with other tools:
+// the work of its prompts, and the requests that no number of H100s serves in time.
+func TestMooncakeFigures(t *testing.T) {
+	trace, err := sim.LoadTrace("../../../bench/sim/testdata/mooncake_conversation.jsonl.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	steps, err := fleet.StepTimesOf("h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := planner.Node{Name: "h100", Chunk: func(tokens, start int) float64 {
+		return steps.Step(fleet.Shape{Chunk: tokens, Attended: float64(tokens) * (float64(start) + float64(tokens)/2)}, 0).Seconds()
+	}}
+	list := requests(trace)
+	for i := range list {
+		list[i].At = time.Duration(float64(list[i].At) / 3)
+		list[i].Cached = 0
+	}
+	d := planner.Describe(&n, list, 8192)
+	floor := planner.FloorOf(&n, list, &d, 8192, 2*time.Second, 90)
+	one := planner.FloorOf(&n, list, &d, 8192, time.Second, 90)
+	for _, c := range []struct {
+		what      string
+		got, want float64
+	}{
+		{"requests per second", d.Rate, 10.20}, {"seconds of a prompt", d.Service, .412}, {"variation", d.Variation, 4.10}, {"work", d.Work, 4.21},
+		{"context", d.Context, 13_126}, {"share above 2 s", floor.Infeasible, .0347}, {"share above 1 s", one.Infeasible, .0808},
+	} {
+		if c.got < c.want*.99 || c.got > c.want*1.01 {
+			t.Errorf("%s: %.4g, want %.4g", c.what, c.got, c.want)
+		}
+	}
+}
