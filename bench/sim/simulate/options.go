@@ -261,7 +261,7 @@ func (r *run) setFleet() {
 	if p.Model.MaxLen > 0 {
 		f.MaxModelLen = min(p.Model.MaxLen, p.Memory.Blocks*p.Memory.BlockTokens)
 	}
-	f.Steps = fleet.StepTimes{Name: r.Profile, Source: p.Basis(), Step: func(s fleet.Shape, _ int) time.Duration { return r.times.Step(s) }}
+	f.Steps = fleet.StepTimes{Name: r.Profile, Source: p.Basis(), Step: func(s fleet.Shape, _ int) time.Duration { return r.times.Of(s) }, Count: r.times.Count}
 	f.Limits = &r.Limits
 	f.Heartbeat, f.ReportDelay = r.Heartbeat, r.ReportDelay
 	if f.Heartbeat == 0 {
