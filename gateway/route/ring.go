@@ -23,6 +23,9 @@ type ring struct {
 	class  []int32 // numerics class of each node, as numbered by classes
 	points []point // sorted by hash, then by the node's name
 	sorted []int32 // indices of nodes, sorted by name
+	rank   []int32 // index into sorted, by node
+	all    []int32 // indices of nodes
+	kinds  int     // number of classes
 }
 
 // classes numbers numerics classes from 1. The empty class is anyClass. A decision compares the
@@ -58,11 +61,16 @@ func newRing(nodes []Node, known classes) ring {
 		r.sorted[i] = int32(i)
 	}
 	slices.SortFunc(r.sorted, func(a, b int32) int { return strings.Compare(nodes[a].Name, nodes[b].Name) })
+	r.all, r.rank = slices.Clone(r.sorted), make([]int32, len(nodes))
+	slices.Sort(r.all)
+	for at, i := range r.sorted {
+		r.rank[i] = int32(at)
+	}
+	kinds := slices.Clone(r.class)
+	slices.Sort(kinds)
+	r.kinds = len(slices.Compact(kinds))
 	slices.SortFunc(r.points, func(a, b point) int {
-		if c := cmp.Compare(a.hash, b.hash); c != 0 {
-			return c
-		}
-		return strings.Compare(nodes[a.node].Name, nodes[b.node].Name)
+		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(r.rank[a.node], r.rank[b.node]))
 	})
 	return r
 }

@@ -81,6 +81,7 @@ var mayImport = map[string][]string{
 	"bench/sim/profile":      {"internal/regular"},
 	"bench/sim/simulate":     {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/limits"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
+	"bench/sim/speed":        {"bench/sim", "bench/sim/fleet", "engine/kvcache"},
 	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":            {"bench", "bench/load", "bench/report", "engine/builtin"},
 

@@ -162,6 +162,7 @@ func (g *gateway) fill() {
 		return
 	}
 	if g.mayGo(g.waiting.Next().Tokens) { // it waits for KV memory
+		g.view.Fill()
 		g.reservedNode = route.Roomiest(g.view.Decode, &g.lastRequest)
 		for i := g.waiting.NextElsewhere(routes); i != nil; i = g.waiting.NextElsewhere(routes) {
 			g.waiting.PassElsewhere(g.f.at(), i)

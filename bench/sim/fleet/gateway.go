@@ -41,14 +41,15 @@ type known struct {
 	states  []route.State // of the gateway's view, kept from one decision to the next
 	changed []int32       // nodes whose state is to be computed again
 	isIn    []bool        // changed, by node
-	holders []int32       // nodes of which Held is not 0
 	levels  []route.Level // reused
 	answer  int           // of the states
+	logged  func(int)     // of the view's outline
 }
 
 // change makes the next look compute the state of a node.
 func (k *known) change(i int) {
 	if !k.isIn[i] {
+		k.logged(i)
 		k.isIn[i] = true
 		k.changed = append(k.changed, int32(i))
 	}
@@ -57,7 +58,12 @@ func (k *known) change(i int) {
 func newGateway(f *fleet, i int) *gateway {
 	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, uint64(1+i))), turn: uint64(f.o.Placing + i), decode: newKnown(f.decode, f.decodeBlocks), prefill: newKnown(f.prefill, f.prefillBlocks),
 		waiting: admit.New(admit.Limits{Requests: bound(f.limits.MaxQueuedRequests), Tokens: bound(f.limits.MaxQueuedTokens)}), flow: admit.NewFlow(1)}
-	g.view = route.View{Decode: g.decode.states, Prefill: g.prefill.states}
+	g.view = route.View{
+		Decode: g.decode.states, DecodeHeld: g.decode.holdings(&f.o), Prefill: g.prefill.states, PrefillHeld: g.prefill.holdings(&f.o), Outline: f.table.Outline(),
+	}
+	g.decode.logged, g.prefill.logged = g.view.Outline.ChangedDecode, g.view.Outline.ChangedPrefill
+	g.decode.changeAll()
+	g.prefill.changeAll()
 	g.room.stale = true
 	return g
 }
@@ -78,9 +84,23 @@ func newKnown(nodes []*node, index *route.Index) known {
 	k := known{nodes: nodes, index: index, usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n), states: make([]route.State, n), isIn: make([]bool, n)}
 	for i := range nodes {
 		k.usable[i] = nodes[i].up
-		k.change(i)
 	}
 	return k
+}
+
+// holdings returns holdings of a node's blocks by its place.
+func (k *known) holdings(o *Options) route.Holdings {
+	h := route.Holdings{Blocks: make([]int32, len(k.nodes)), BlockTokens: o.BlockTokens}
+	for i := range k.nodes {
+		h.Slots = append(h.Slots, int32(i+1))
+	}
+	return h
+}
+
+func (k *known) changeAll() {
+	for i := range k.states {
+		k.change(i)
+	}
 }
 
 func (g *gateway) knownNodes(n *node) *known {
@@ -155,39 +175,49 @@ func (f *fleet) rateChanged(n *node) {
 	}
 }
 
-// look brings the states up to date for a prompt of so many tokens. answer is the expected number of
-// KV blocks of an answer.
-func (k *known) look(tokens int, hashes []kvcache.Hash, o *Options, answer int) {
+// look brings the states up to date. answer is the expected number of KV blocks of an answer.
+func (k *known) look(o *Options, answer int) {
 	if answer != k.answer {
 		k.answer = answer
-		for i := range k.states {
-			k.change(i)
-		}
+		k.changeAll()
 	}
 	for _, i := range k.changed {
 		k.isIn[i] = false
 		if o.Heartbeat == 0 {
 			k.reports[i].Rate = k.nodes[i].rate
 		}
-		k.states[i] = route.State{Usable: k.usable[i], Held: k.states[i].Held}
+		k.states[i] = route.State{Usable: k.usable[i], Full: k.states[i].Full}
 		k.states[i].Merge(&k.reports[i], k.sent[i], answer)
 	}
 	k.changed = k.changed[:0]
-	for _, i := range k.holders {
-		k.states[i].Held = 0
+}
+
+// mostHolders is the largest number of nodes that are compared one by one because they hold more of
+// a prompt than others.
+const mostHolders = 256
+
+// hold sets how much each node holds of a prompt of so many tokens.
+func (k *known) hold(h *route.Holdings, tokens int, hashes []kvcache.Hash) {
+	if len(k.levels) > 0 {
+		clear(h.Blocks)
 	}
-	k.holders = k.holders[:0]
+	h.Tokens, h.Most, h.Least = tokens-1, h.Most[:0], 0
 	k.levels = k.index.Levels(hashes, k.levels[:0])
 	for i := range k.levels {
 		l := &k.levels[i]
-		start := len(k.holders)
-		k.holders = l.Slots(k.holders)
-		for _, at := range k.holders[start:] {
-			k.states[at].Held = int32(min(int(l.Blocks)*o.BlockTokens, tokens-1))
+		h.Most = l.Slots(h.Most[:0])
+		for _, at := range h.Most {
+			h.Blocks[at] = l.Blocks
 		}
-		if start > 0 { // they are among those of the first level
-			k.holders = k.holders[:start]
+	}
+	h.Most = h.Most[:0]
+	for i := range k.levels {
+		l := &k.levels[i]
+		if l.N <= mostHolders { // which has the nodes of all later levels
+			h.Most = l.Slots(h.Most)
+			break
 		}
+		h.Least = min(int(l.Blocks)*h.BlockTokens, h.Tokens)
 	}
 }
 
@@ -198,8 +228,10 @@ func (g *gateway) pick(r *Request, demand bool) route.Decision {
 	tokens := r.Prompt + r.emitted
 	g.hashes = f.hashes(g.hashes[:0], r, tokens)
 	answer := g.expect(maxAnswer)
-	g.decode.look(tokens, g.hashes, &f.o, f.blocks(answer))
-	g.prefill.look(tokens, g.hashes, &f.o, 0)
+	g.decode.look(&f.o, f.blocks(answer))
+	g.prefill.look(&f.o, 0)
+	g.decode.hold(&g.view.DecodeHeld, tokens, g.hashes)
+	g.prefill.hold(&g.view.PrefillHeld, tokens, g.hashes)
 	q := route.Request{
 		Policy: f.o.Policy, Key: f.key(g.hashes, r, tokens), Uncached: tokens - 1, MinRemote: f.o.MinRemote,
 		Turn: g.turn + 1, Draw: g.draw.Uint64(), Shared: len(f.gateways) > 1,
