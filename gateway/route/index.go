@@ -142,6 +142,16 @@ type Level struct {
 	list   []uint16 // of several nodes; else nil
 }
 
+// Write writes the number of blocks to dst, by slot.
+func (l *Level) Write(dst []int32) {
+	if l.list == nil {
+		dst[l.one] = l.Blocks
+	}
+	for _, slot := range l.list {
+		dst[slot] = l.Blocks
+	}
+}
+
 // Slots appends the slots of the level's nodes to dst.
 func (l *Level) Slots(dst []int32) []int32 {
 	if l.list == nil {
@@ -153,17 +163,26 @@ func (l *Level) Slots(dst []int32) []int32 {
 	return dst
 }
 
+// mostHolders is the largest number of nodes that are compared one by one because they hold more of
+// a prompt than others.
+const mostHolders = 512
+
+// Most returns the lowest of the levels with so few nodes that a decision compares them one by one,
+// nil: none, and the number of blocks that no other node exceeds.
+func Most(levels []Level) (most *Level, least int32) {
+	for i := range levels {
+		if levels[i].N <= mostHolders {
+			return &levels[i], least
+		}
+		least = levels[i].Blocks
+	}
+	return nil, least
+}
+
 // Match writes to dst, by slot, how many leading blocks of a prompt each node holds. Slots without
 // any are left as they are.
 func (x *Index) Match(hashes []kvcache.Hash, dst []int32) {
-	x.levels(hashes, func(l Level) {
-		if l.list == nil {
-			dst[l.one] = l.Blocks
-		}
-		for _, slot := range l.list {
-			dst[slot] = l.Blocks
-		}
-	})
+	x.levels(hashes, func(l Level) { l.Write(dst) })
 }
 
 // Levels appends to dst the numbers of leading blocks of a prompt that nodes hold, from the lowest

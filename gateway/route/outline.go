@@ -87,9 +87,6 @@ func (o *Outline) ChangedAll() {
 
 // unmarked records that nodes may have been marked Full without the outline.
 func (o *Outline) unmarked() {
-	if o == nil {
-		return
-	}
 	for g := range o.decode.groups {
 		o.decode.groups[g].full = true
 	}
@@ -215,11 +212,9 @@ func (h *Holdings) of(i int) int32 {
 	return 0
 }
 
-// Fill sets Held of all states, where Pick has set it for some nodes only.
+// Fill sets Held of all states from DecodeHeld and PrefillHeld. Pick has set it for some nodes only
+// if there is an Outline, and does not set it without.
 func (v *View) Fill() {
-	if v.Outline == nil {
-		return
-	}
 	for i := range v.Decode {
 		v.Decode[i].Held = v.DecodeHeld.of(i)
 	}

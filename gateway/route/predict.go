@@ -164,9 +164,7 @@ func (f *remotes) predict(s *side, r *Request) {
 		return
 	}
 	s.refresh()
-	for _, i := range s.held.Most {
-		f.survey(s, r, []int32{i}, false)
-	}
+	f.survey(s, r, s.held.Most, false)
 	need := float64(max(0, r.Uncached-s.held.Least))
 	o, first, fastest := s.outline, -1, -1
 	for at := range o.groups {
@@ -317,9 +315,7 @@ func (s *side) surveyDecode(r *Request) {
 		return
 	}
 	s.refresh()
-	for _, i := range s.held.Most {
-		s.scan(r, []int32{i}, false)
-	}
+	s.scan(r, s.held.Most, false)
 	o, first := s.outline, -1
 	for at := range o.groups {
 		g, b := &o.groups[at], &o.bounds[at]

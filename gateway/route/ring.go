@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -80,9 +81,24 @@ func (r *ring) search(key kvcache.Hash) int {
 	// The key is hashed again because block hashes and node names use the same hash function.
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(key))
-	at, _ := slices.BinarySearchFunc(r.points, xxhash.Sum64(b[:]), func(p point, key uint64) int { return cmp.Compare(p.hash, key) })
-	return at
+	hash := xxhash.Sum64(b[:])
+	// The points are spread evenly, so that the place is near the key's share of them. That saves the
+	// search most of its reads of memory that is not in the processor's caches.
+	n := len(r.points)
+	guess, _ := bits.Mul64(hash, uint64(n))
+	low, high := int(guess), int(guess)
+	for step := nearPoints; low > 0 && r.points[low-1].hash >= hash; step *= 4 {
+		high, low = low, max(0, low-step)
+	}
+	for step := nearPoints; high < n && r.points[high].hash < hash; step *= 4 {
+		low, high = high, min(n, high+step)
+	}
+	at, _ := slices.BinarySearchFunc(r.points[low:high], hash, func(p point, hash uint64) int { return cmp.Compare(p.hash, hash) })
+	return low + at
 }
+
+// nearPoints is the number of points next to a guess in which search looks first.
+const nearPoints = 64
 
 // point returns the i-th point, modulo their number; i is below twice that.
 func (r *ring) point(i int) point {

@@ -172,10 +172,12 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	var far remotes
 	decode := side{ring: &t.decode, states: v.Decode, most: -1, far: &far}
 	prefill := side{ring: &t.prefill, states: v.Prefill, most: -1}
-	if r.Policy != Prefix || t.prefill.kinds > len(far.best) {
+	switch o := v.Outline; {
+	case o == nil:
+	case r.Policy != Prefix || t.prefill.kinds > len(far.best):
 		v.Fill()
-		v.Outline.unmarked()
-	} else if o := v.Outline; o != nil {
+		o.unmarked()
+	default:
 		decode.outline, decode.held, prefill.outline, prefill.held = &o.decode, &v.DecodeHeld, &o.prefill, &v.PrefillHeld
 	}
 	if r.Policy == Prefix {

@@ -192,10 +192,6 @@ func (k *known) look(o *Options, answer int) {
 	k.changed = k.changed[:0]
 }
 
-// mostHolders is the largest number of nodes that are compared one by one because they hold more of
-// a prompt than others.
-const mostHolders = 256
-
 // hold sets how much each node holds of a prompt of so many tokens.
 func (k *known) hold(h *route.Holdings, tokens int, hashes []kvcache.Hash) {
 	if len(k.levels) > 0 {
@@ -204,21 +200,14 @@ func (k *known) hold(h *route.Holdings, tokens int, hashes []kvcache.Hash) {
 	h.Tokens, h.Most, h.Least = tokens-1, h.Most[:0], 0
 	k.levels = k.index.Levels(hashes, k.levels[:0])
 	for i := range k.levels {
-		l := &k.levels[i]
-		h.Most = l.Slots(h.Most[:0])
-		for _, at := range h.Most {
-			h.Blocks[at] = l.Blocks
-		}
+		k.levels[i].Write(h.Blocks)
 	}
 	h.Most = h.Most[:0]
-	for i := range k.levels {
-		l := &k.levels[i]
-		if l.N <= mostHolders { // which has the nodes of all later levels
-			h.Most = l.Slots(h.Most)
-			break
-		}
-		h.Least = min(int(l.Blocks)*h.BlockTokens, h.Tokens)
+	most, least := route.Most(k.levels)
+	if most != nil {
+		h.Most = most.Slots(h.Most)
 	}
+	h.Least = min(int(least)*h.BlockTokens, h.Tokens)
 }
 
 // pick routes a request's prompt and answer so far. With demand, a node without KV memory for them

@@ -66,7 +66,7 @@ func main() {
 	flag.StringVar(&o.peer, "peer", "", "the other simulator; empty: none")
 	flag.StringVar(&o.dir, "dir", os.TempDir(), "where the resampled traces are written")
 	flag.StringVar(&o.only, "only", "", "workloads to run, with commas; empty: all")
-	flag.IntVar(&o.requests, "requests", 0, "of each workload; 0: its own number")
+	flag.IntVar(&o.requests, "requests", 0, "the first ones of each workload; 0: all")
 	flag.IntVar(&o.rounds, "rounds", 1, "runs of each program, in turns")
 	flag.BoolVar(&o.stepwise, "stepwise", false, "plan no step ahead")
 	flag.StringVar(&o.play, "play", "", "play the trace of this file in this process, with the workload of -only")
@@ -175,9 +175,9 @@ func (o *options) write(path string, l *workload) error {
 	if err != nil {
 		return err
 	}
-	n := l.requests
+	all := resample(trace, l.requests)
 	if o.requests > 0 {
-		n = o.requests
+		all = all[:min(o.requests, len(all))]
 	}
 	f, err := os.Create(path)
 	if err != nil {
@@ -185,7 +185,7 @@ func (o *options) write(path string, l *workload) error {
 	}
 	b := bufio.NewWriter(f)
 	ids := map[kvcache.Hash]int{}
-	for _, q := range resample(trace, n) {
+	for _, q := range all {
 		fmt.Fprintf(b, `{"timestamp": %.3f, "input_length": %d, "output_length": %d, "hash_ids": [`, q.At.Seconds()*1e3, q.Tokens, max(1, q.Output))
 		for i, h := range q.Blocks {
 			id, ok := ids[h]
