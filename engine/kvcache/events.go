@@ -17,16 +17,26 @@ type Event struct {
 	Hash, Parent Hash
 }
 
-// eventRing keeps the newest events until they are drained.
+// eventRing keeps the newest events until they are drained. It grows as far as it is used.
 type eventRing struct {
-	buf  []Event // [MaxEvents]
-	head int     // index of the oldest
-	n    int     // events in buf
-	gap  bool    // older ones were dropped since the last drain
+	buf  []Event
+	most int  // length of buf
+	head int  // index of the oldest
+	n    int  // events in buf
+	gap  bool // older ones were dropped since the last drain
 }
 
+// firstEvents is the number of events that a ring has room for when it gets the first one.
+const firstEvents = 64
+
 func (r *eventRing) push(e Event) {
-	if r.n == len(r.buf) {
+	switch {
+	case r.n < len(r.buf):
+	case r.n < r.most:
+		buf := make([]Event, min(max(firstEvents, 2*r.n), r.most))
+		copy(buf[copy(buf, r.buf[r.head:]):], r.buf[:r.head])
+		r.buf, r.head = buf, 0
+	default:
 		r.head = (r.head + 1) % len(r.buf)
 		r.n--
 		r.gap = true

@@ -78,6 +78,27 @@ func chain(parent Hash, tokens []int32) Hash {
 	return Hash(d.Sum64())
 }
 
+// AppendNamed appends the hashes of the links that Chain.Name adds.
+func AppendNamed(dst []Hash, root Hash, names ...Hash) []Hash {
+	for _, name := range names {
+		root = root.named(name)
+		dst = append(dst, root)
+	}
+	return dst
+}
+
+// named chains the name of a unit onto its parent.
+func (h Hash) named(name Hash) Hash { return Hash(spread(uint64(h)*0xd1342543de82ef95 + uint64(name))) }
+
+// spread spreads the bits of a number (the finalizer of SplitMix64).
+func spread(x uint64) uint64 {
+	x ^= x >> 30
+	x *= 0xbf58476d1ce4e5b9
+	x ^= x >> 27
+	x *= 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
 // In returns the hash of a block of a group for use outside of the node, where all
 // groups share one namespace. Hashes of group 0 are unchanged.
 func (h Hash) In(group int) Hash { return h + Hash(group)*0x9e3779b97f4a7c15 }

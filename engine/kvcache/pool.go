@@ -171,7 +171,7 @@ func NewPool(cfg Config) (*Pool, error) {
 		align:       align,
 		blocks:      make([]block, cfg.Blocks),
 		buckets:     make([]BlockID, nBuckets),
-		events:      eventRing{buf: make([]Event, cfg.MaxEvents)},
+		events:      eventRing{most: cfg.MaxEvents},
 		hash:        cfg.Hash,
 		maxHot:      int(cfg.HotFraction * float64(cfg.Blocks)),
 	}

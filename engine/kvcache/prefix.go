@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"slices"
 )
 
 // digest identifies every token from the root to the end of a block: chained SHA-256,
@@ -49,6 +50,25 @@ func (p *Pool) Extend(c *Chain, tokens []int32) {
 	for at := len(c.links) * p.blockTokens; at+p.blockTokens <= len(tokens); at += p.blockTokens {
 		content := tokens[at : at+p.blockTokens]
 		last = link{hash: p.hash(last.hash, content), digest: last.digest.next(content)}
+		c.links = append(c.links, last)
+	}
+}
+
+// Name adds links for the next units of the sequence, which names identify in place of their tokens.
+// Extend adds no link for a unit that has one. Simulations name units, so that they need no tokens.
+// Names must not come from clients, because two sequences of names with one digest can be found.
+func (c *Chain) Name(names ...Hash) {
+	c.links = slices.Grow(c.links, len(names))
+	last := link{hash: c.root}
+	if n := len(c.links); n > 0 {
+		last = c.links[n-1]
+	}
+	for _, name := range names {
+		d := &last.digest
+		low, high := binary.LittleEndian.Uint64(d[:8]), binary.LittleEndian.Uint64(d[8:])
+		binary.LittleEndian.PutUint64(d[:8], spread(low+uint64(name)))
+		binary.LittleEndian.PutUint64(d[8:], spread(high^uint64(name)*0x9e3779b97f4a7c15+1))
+		last.hash = last.hash.named(name)
 		c.links = append(c.links, last)
 	}
 }

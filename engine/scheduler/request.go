@@ -35,6 +35,7 @@ type request struct {
 	computeOnly bool
 	noCacheRead bool
 	guided      bool
+	named       bool // has a Request.Chain
 	once        bool // ends with its first sample
 	sitsOut     bool // computes all tokens but the last
 	ticket      uint64
@@ -86,9 +87,7 @@ func (s *Scheduler) newRequest(q Request) *request {
 	room := min(n+min(max(q.MaxNew, 0), maxHint), s.cfg.MaxModelLen)
 	r := &request{
 		id:          q.ID,
-		tokens:      append(make([]int32, 0, room), q.Tokens...),
 		tables:      make([]table, len(s.groups)),
-		chain:       s.pool.NewChain(q.Root, room),
 		computeOnly: q.ComputeOnly,
 		noCacheRead: q.NoCacheRead,
 		ticket:      q.Ticket,
@@ -97,7 +96,12 @@ func (s *Scheduler) newRequest(q Request) *request {
 		score:       q.Score,
 		credit:      1,
 	}
-	r.chain.StartAt(q.RootDigest)
+	if q.Chain != nil {
+		r.tokens, r.chain, r.named = q.Tokens, *q.Chain, true
+	} else {
+		r.tokens, r.chain = append(make([]int32, 0, room), q.Tokens...), s.pool.NewChain(q.Root, room)
+		r.chain.StartAt(q.RootDigest)
+	}
 	for g := range r.tables {
 		r.tables[g].blocks = make([]kvcache.BlockID, 0, s.groups[g].End(room))
 	}

@@ -105,6 +105,10 @@ type Request struct {
 	Guided      bool               // Config.Guide drafts for it
 	MaxNew      int                // tokens that it may still sample; only a hint that sizes buffers, 0 is valid
 
+	// Chain, if not nil, identifies the tokens, whose values then do not count. It has a link for each
+	// unit that the request can fill. Tokens is not copied, and its capacity may be written.
+	Chain *kvcache.Chain
+
 	// Once ends the request with its first sample, so that it may fill MaxModelLen and has no drafts.
 	Once bool
 

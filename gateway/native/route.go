@@ -44,6 +44,7 @@ func (fl *Fleet) Explain(m *Model, text string, how *exchange.RouteHints) (rende
 	view := fleet.View() // is not released, because the caller keeps it
 	minRemote := max(1, fl.o.MinRemotePrefillTokens)
 	d := fl.route(fleet, view, m, &p, how, m.demand(len(p.Tokens), math.MaxInt32, 1), 0, minRemote, nil, "")
+	view.Fill()
 	return p, d, &view.View, fleet
 }
 

@@ -134,11 +134,69 @@ func (x *Index) holders(h kvcache.Hash) (n int, one uint32, list []uint16) {
 // report every second, third, … hash.
 const maxStride = 16
 
+// Level is the nodes that hold a number of leading blocks of a prompt.
+type Level struct {
+	Blocks int32 // leading blocks
+	N      int   // nodes that hold at least so many
+	one    uint32
+	list   []uint16 // of several nodes; else nil
+}
+
+// Write writes the number of blocks to dst, by slot.
+func (l *Level) Write(dst []int32) {
+	if l.list == nil {
+		dst[l.one] = l.Blocks
+	}
+	for _, slot := range l.list {
+		dst[slot] = l.Blocks
+	}
+}
+
+// Slots appends the slots of the level's nodes to dst.
+func (l *Level) Slots(dst []int32) []int32 {
+	if l.list == nil {
+		return append(dst, int32(l.one))
+	}
+	for _, slot := range l.list {
+		dst = append(dst, int32(slot))
+	}
+	return dst
+}
+
+// mostHolders is the largest number of nodes that are compared one by one because they hold more of
+// a prompt than others.
+const mostHolders = 512
+
+// Most returns the lowest of the levels with so few nodes that a decision compares them one by one,
+// nil: none, and the number of blocks that no other node exceeds.
+func Most(levels []Level) (most *Level, least int32) {
+	for i := range levels {
+		if levels[i].N <= mostHolders {
+			return &levels[i], least
+		}
+		least = levels[i].Blocks
+	}
+	return nil, least
+}
+
 // Match writes to dst, by slot, how many leading blocks of a prompt each node holds. Slots without
-// any are left as they are. A cache has a block only with all blocks before it, so that the number
-// of holders never grows along the prompt. Match searches only for where it falls, and takes equal
-// numbers of holders for equal holders.
+// any are left as they are.
 func (x *Index) Match(hashes []kvcache.Hash, dst []int32) {
+	x.levels(hashes, func(l Level) { l.Write(dst) })
+}
+
+// Levels appends to dst the numbers of leading blocks of a prompt that nodes hold, from the lowest
+// on. The nodes of each level are among those of the levels before. The levels are valid until the
+// index changes.
+func (x *Index) Levels(hashes []kvcache.Hash, dst []Level) []Level {
+	x.levels(hashes, func(l Level) { dst = append(dst, l) })
+	return dst
+}
+
+// levels calls each for the levels of a prompt. A cache has a block only with all blocks before it,
+// so that the number of holders never grows along the prompt. levels searches only for where it
+// falls, and takes equal numbers of holders for equal holders.
+func (x *Index) levels(hashes []kvcache.Hash, each func(Level)) {
 	stride := 1
 	for ; ; stride++ {
 		if stride > min(maxStride, len(hashes)) {
@@ -173,13 +231,7 @@ func (x *Index) Match(hashes []kvcache.Hash, dst []int32) {
 				hi = mid
 			}
 		}
-		held := int32((lo + 1) * stride)
-		if list == nil {
-			dst[one] = held
-		}
-		for _, slot := range list {
-			dst[slot] = held
-		}
+		each(Level{Blocks: int32((lo + 1) * stride), N: n, one: one, list: list})
 		at = lo + 1
 	}
 }

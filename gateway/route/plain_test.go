@@ -123,7 +123,7 @@ func (s *plainSide) rate(i int) float64 {
 			}
 		}
 		if s.assumed = unknownRate; n > 0 {
-			s.assumed = sum / float64(n)
+			s.assumed = max(1, math.Round(sum/float64(n)))
 		}
 	}
 	return s.assumed

@@ -1,6 +1,7 @@
 package route
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -100,7 +101,7 @@ func TestUnknownRateIsTheAssumedOne(t *testing.T) {
 			}
 			assumed := unknownRate
 			if n > 0 {
-				assumed = sum / float64(n)
+				assumed = max(1, math.Round(sum/float64(n)))
 			}
 			for i := range side {
 				if side[i].Rate == 0 {

@@ -52,6 +52,9 @@ type side struct {
 	most   int      // result of bound; negative: not computed yet
 	far    *remotes // decode: of the prefill nodes
 
+	outline *outline // nil: none
+	held    *Holdings
+
 	assumed float64 // rate of nodes that have not computed a prompt; 0: not computed yet
 
 	survey
@@ -63,16 +66,29 @@ func (s *side) rate(i int) float64 {
 	if r := s.states[i].Rate; r > 0 {
 		return r
 	}
-	if s.assumed == 0 {
-		sum, n := 0.0, 0
+	return s.assumedRate()
+}
+
+// assumedRate returns the speed of nodes that have not computed a prompt, in whole tokens per
+// second, so that it does not depend on the order of the nodes.
+func (s *side) assumedRate() float64 {
+	if s.assumed != 0 {
+		return s.assumed
+	}
+	sum, n := 0.0, 0
+	if s.outline != nil {
+		for g := range s.outline.groups {
+			sum, n = sum+s.outline.groups[g].rates, n+s.outline.groups[g].nRates
+		}
+	} else {
 		for i := range s.states {
 			if r := s.states[i].Rate; r > 0 {
 				sum, n = sum+r, n+1
 			}
 		}
-		if s.assumed = unknownRate; n > 0 {
-			s.assumed = sum / float64(n)
-		}
+	}
+	if s.assumed = unknownRate; n > 0 {
+		s.assumed = max(1, math.Round(sum/float64(n)))
 	}
 	return s.assumed
 }
@@ -141,16 +157,82 @@ type remote struct {
 	survey
 }
 
-// predict surveys the prefill nodes of each class in one pass.
+// predict surveys the prefill nodes of each class.
 func (f *remotes) predict(s *side, r *Request) {
+	if s.outline == nil {
+		f.survey(s, r, s.all, true)
+		return
+	}
+	s.refresh()
+	f.survey(s, r, s.held.Most, false)
+	need := float64(max(0, r.Uncached-s.held.Least))
+	o, first, fastest := s.outline, -1, -1
+	for at := range o.groups {
+		g := &o.groups[at]
+		switch b := &o.bounds[at]; {
+		case g.usable == 0:
+		case g.mixed:
+			f.survey(s, r, s.members(at), true)
+		default:
+			of := f.find(g.class)
+			of.usable, of.load = of.usable+g.usable, of.load+g.load
+			*b = s.prefillBounds(g, need)
+			if first < 0 || b.cost < o.bounds[first].cost {
+				first = at
+			}
+			if fastest < 0 || b.seconds < o.bounds[fastest].seconds {
+				fastest = at
+			}
+		}
+	}
+	if first < 0 {
+		return
+	}
+	f.survey(s, r, s.members(first), false)
+	f.survey(s, r, s.members(fastest), false)
+	for at := range o.groups {
+		g, b := &o.groups[at], &o.bounds[at]
+		if g.usable == 0 || g.mixed || at == first || at == fastest {
+			continue
+		}
+		if of := f.find(g.class); b.seconds+transferSetup < of.seconds || of.mayHave(s, at, b.cost) {
+			f.survey(s, r, s.members(at), false)
+		}
+	}
+}
+
+// prefillBounds returns bounds of a group of prefill nodes of which each lacks at least need tokens.
+func (s *side) prefillBounds(g *group, need float64) (b bounds) {
+	b = bounds{g.at(recompute * need), g.at(need)}
+	if g.short {
+		b.seconds = g.slope * need * (1 - slack)
+	}
+	if g.unknown() {
+		rate := s.assumedRate()
+		b.cost = min(b.cost, (float64(g.queued)+recompute*need)/rate)
+		b.seconds = min(b.seconds, need/rate)
+	}
+	return b
+}
+
+// mayHave reports whether a group whose costs are at least bound may have a better node than the
+// best of the survey.
+func (x *survey) mayHave(s *side, group int, bound float64) bool {
+	return bound < x.least || bound == x.least && (x.best < 0 || int(s.rank[x.best]) >= group*groupNodes)
+}
+
+// survey surveys nodes. It adds their number and load if count is set.
+func (f *remotes) survey(s *side, r *Request, nodes []int32, count bool) {
 	none := &remote{class: -1}
 	best, states, uncached := none, s.states, r.Uncached // local variables make the loop faster
 	classes := s.ring.class[:len(states)]
-	for i := range states {
+	for _, at := range nodes {
+		i := int(at)
 		n := &states[i]
 		if !n.Usable {
 			continue
 		}
+		s.hold(i)
 		if classes[i] != best.class {
 			if best = f.find(classes[i]); best == nil {
 				best = none
@@ -170,7 +252,9 @@ func (f *remotes) predict(s *side, r *Request) {
 		if n.Full {
 			continue
 		}
-		best.usable, best.load = best.usable+1, best.load+max(0, int(n.Load))
+		if count {
+			best.usable, best.load = best.usable+1, best.load+max(0, int(n.Load))
+		}
 		if !(float64(queued+recompute*need) > best.limit*rate) {
 			best.consider(s, i, s.price(r, i))
 		}
@@ -217,28 +301,95 @@ func newSurvey() survey { return survey{best: -1, least: math.Inf(1), limit: mat
 
 // consider makes a node the best one if it costs less, or as much and is the first by name.
 func (x *survey) consider(s *side, i int, cost float64) {
-	if x.best < 0 || cost < x.least || cost == x.least && s.nodes[i].Name < s.nodes[x.best].Name {
+	if x.best < 0 || cost < x.least || cost == x.least && s.rank[i] < s.rank[x.best] {
 		x.best, x.least, x.limit = i, cost, cost*(1+slack)
 	}
 }
 
-// surveyDecode marks the nodes without room for the request, and surveys the others. The cost of a
-// node takes two divisions. A node whose cost is above the least so far, as products show, is left
-// out: its time is at least that of the work before the first token, at the node's rate, or that of
-// the prefill node.
+// surveyDecode marks the nodes without room for the request, and surveys the others.
 func (s *side) surveyDecode(r *Request) {
-	x := newSurvey()
+	s.survey = newSurvey()
+	if s.outline == nil {
+		s.scan(r, s.all, true)
+		s.setBound()
+		return
+	}
+	s.refresh()
+	s.scan(r, s.held.Most, false)
+	o, first := s.outline, -1
+	for at := range o.groups {
+		g, b := &o.groups[at], &o.bounds[at]
+		room := g.hasRoom(&r.Demand)
+		if !room || g.full {
+			for _, i := range s.members(at) {
+				s.states[i].Full = false
+			}
+			g.full = !room
+		}
+		switch {
+		case !room || g.mixed:
+			b.cost = math.Inf(1)
+			s.scan(r, s.members(at), true)
+		case g.usable == 0:
+			b.cost = math.Inf(1)
+		default:
+			s.usable, s.load = s.usable+g.usable, s.load+g.load
+			if b.cost = s.decodeBound(g, r); first < 0 || b.cost < o.bounds[first].cost {
+				first = at
+			}
+		}
+	}
+	if first >= 0 {
+		s.scan(r, s.members(first), false)
+	}
+	for at := range o.groups {
+		if b := &o.bounds[at]; at != first && !math.IsInf(b.cost, 1) && s.mayHave(s, at, b.cost) {
+			s.scan(r, s.members(at), false)
+		}
+	}
+	s.setBound()
+}
+
+// decodeBound returns a bound of the costs of a group of decode nodes, without those in Most.
+func (s *side) decodeBound(g *group, r *Request) float64 {
+	need := r.Uncached - s.held.Least
+	x, remote := float64(max(0, need)), math.Inf(1)
+	for i := range s.far.n {
+		remote = min(remote, s.far.best[i].seconds)
+	}
+	if math.IsInf(remote, 1) {
+		x *= recompute
+	}
+	b := g.at(x)
+	if g.unknown() {
+		b = min(b, x/s.assumedRate()+g.extra)
+	}
+	if !math.IsInf(remote, 1) && r.Uncached >= r.MinRemote {
+		b = min(b, remote+float64(need)/transferRate+g.extra)
+	}
+	return b
+}
+
+// scan surveys nodes. It adds their number and load if count is set. The cost of a node takes two
+// divisions. A node whose cost is above the least so far, as products show, is left out: its time is
+// at least that of the work before the first token, at the node's rate, or that of the prefill node.
+func (s *side) scan(r *Request, nodes []int32, count bool) {
+	x := s.survey
 	class, remote, weight := int32(-1), 0.0, 1
 	need, room := -1, 0 // of the node before; how much load a remote prefill leaves room for
 	states, uncached := s.states, r.Uncached
 	classes := s.ring.class[:len(states)]
-	for i := range states { // a decode side is of any class
+	for _, at := range nodes { // a decode side is of any class
+		i := int(at)
 		n := &states[i]
+		s.hold(i)
 		if n.Full = n.Memory.Total != 0 && !n.HasRoom(r); n.Full || !n.Usable {
 			continue
 		}
 		load := max(0, int(n.Load))
-		x.usable, x.load = x.usable+1, x.load+load
+		if count {
+			x.usable, x.load = x.usable+1, x.load+load
+		}
 		rate, missing := n.Rate, uncached-int(n.Held)
 		if !(rate > 0) {
 			rate = s.rate(i)
@@ -258,7 +409,6 @@ func (s *side) surveyDecode(r *Request) {
 		room = loadRoom(r, need, remote, x.limit)
 	}
 	s.survey = x
-	s.setBound()
 }
 
 // mostSlow is the number of streams from which slowed does not grow.
@@ -311,7 +461,7 @@ func (f *remotes) of(class int32) float64 {
 // remote prefill or, without a prefill node, price.
 func (s *side) first(r *Request, i int, far *remotes) float64 {
 	n, remote := &s.states[i], far.of(s.ring.class[i])
-	load := perRequest*float64(max(0, n.Load)) + fullPrice*n.Memory.used()
+	load := n.pressure()
 	if math.IsInf(remote, 1) {
 		return s.price(r, i)*slowed(int(n.Load)) + load
 	}
@@ -324,6 +474,11 @@ func (s *side) first(r *Request, i int, far *remotes) float64 {
 	return t + load
 }
 
+// pressure returns the cost of a decode node's load and used KV memory, in seconds.
+func (s *State) pressure() float64 {
+	return perRequest*float64(max(0, s.Load)) + fullPrice*s.Memory.used()
+}
+
 // nearest returns the home of the request, or the best node of the survey if it is clearly faster.
 // It returns -1 if no node is usable.
 func (s *side) nearest(r *Request) (int, Reason) {
@@ -331,6 +486,7 @@ func (s *side) nearest(r *Request) (int, Reason) {
 	if home < 0 || !s.informed() {
 		return home, reason
 	}
+	s.hold(home)
 	best := s.best
 	if best == home || s.cost(r, home) <= s.least*(1+stickShare)+stickTime {
 		return home, reason
@@ -350,9 +506,12 @@ func (s *side) nearest(r *Request) (int, Reason) {
 // draw returns a random node of those that cost at most tieShare more than the best and hold as
 // much of the prompt.
 func (s *side) draw(r *Request) int {
-	at, n, bits := s.best, uint64(0), r.Draw
+	at, n, bits, most := s.best, uint64(0), r.Draw, s.least*(1+tieShare)
 	for i := range s.states {
-		if !s.fits(i) || s.states[i].Held < s.states[s.best].Held || s.cost(r, i) > s.least*(1+tieShare) {
+		if s.outline != nil && !s.mayCost(i, most) {
+			continue
+		}
+		if s.hold(i); !s.fits(i) || s.states[i].Held < s.states[s.best].Held || s.cost(r, i) > most {
 			continue
 		}
 		n++
@@ -364,9 +523,18 @@ func (s *side) draw(r *Request) int {
 	return at
 }
 
+// mayCost reports whether a node may cost at most so much, by the bounds of the last survey.
+func (s *side) mayCost(i int, most float64) bool {
+	if g := &s.outline.groups[s.outline.of[i]]; g.mixed || g.full || s.outline.bounds[s.outline.of[i]].cost <= most {
+		return true
+	}
+	return s.held.of(i) > int32(s.held.Least)
+}
+
 // informed reports whether more is known than the numbers of requests.
 func (s *side) informed() bool {
 	for i := range s.states {
+		s.hold(i)
 		if n := &s.states[i]; n.Rate > 0 || n.Held > 0 || n.Queued > 0 {
 			return true
 		}

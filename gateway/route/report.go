@@ -2,6 +2,7 @@ package route
 
 import (
 	"math"
+	"time"
 
 	"github.com/tandem-serving/tandem/internal/lengths"
 )
@@ -37,6 +38,27 @@ func (s *State) Merge(r *Report, own Sent, answer int) {
 	s.Rate, s.StepTokens = r.Rate, Count(r.StepTokens)
 	s.Memory = r.Memory
 	s.Memory.Reserve(own.Blocks, r.Running, r.Waiting+r.Held, answer)
+}
+
+// leastBacklog is the number of prompt tokens that may always wait on a node. It is worth some
+// steps, so that a slow node, or one of unknown speed, does not run dry between two requests.
+const leastBacklog = 2048
+
+// Room returns how many requests a decode node takes in addition to those of other gateways, where
+// own are those of the report that are this gateway's. A node takes as many requests as it runs at
+// once, and waiting more. A node that cannot run so many, for want of KV blocks, takes those that it
+// runs, and waiting more.
+func (r *Report) Room(maxRunning, waiting, own int) int {
+	if r.Waiting > waiting {
+		maxRunning = min(maxRunning, max(1, r.Running))
+	}
+	others := max(0, r.Running+r.Waiting+r.Held-own)
+	return max(0, maxRunning+waiting-others)
+}
+
+// Backlog returns how many prompt tokens keep the node busy for so long.
+func (r *Report) Backlog(busy time.Duration) int64 {
+	return max(leastBacklog, int64(r.Rate*busy.Seconds()))
 }
 
 // Count returns n, or the nearest number that a field of State can have.

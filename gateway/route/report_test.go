@@ -65,3 +65,27 @@ func TestShortPromptsPassLongOnes(t *testing.T) {
 		}
 	}
 }
+
+// A node takes as many requests as it runs, and waiting more, without those of other gateways. One
+// whose requests wait for KV memory takes those that it runs.
+func TestRoomOfAReport(t *testing.T) {
+	for _, c := range []struct {
+		r                           Report
+		running, waiting, own, want int
+	}{
+		{Report{}, 8, 2, 0, 10},
+		{Report{Running: 5, Held: 1}, 8, 2, 6, 10},
+		{Report{Running: 5, Held: 1}, 8, 2, 4, 8},
+		{Report{Running: 5, Waiting: 3}, 8, 2, 8, 7},
+		{Report{Waiting: 3}, 8, 2, 3, 3},
+		{Report{Running: 20}, 8, 2, 0, 0},
+	} {
+		if got := c.r.Room(c.running, c.waiting, c.own); got != c.want {
+			t.Errorf("%+v: room for %d, want %d", c, got, c.want)
+		}
+	}
+	r := Report{Rate: 10_000}
+	if slow, fast := (&Report{}).Backlog(time.Second), r.Backlog(time.Second/2); slow != leastBacklog || fast != 5000 {
+		t.Errorf("%d and %d tokens", slow, fast)
+	}
+}

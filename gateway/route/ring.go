@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"math"
+	"math/bits"
 	"slices"
 	"strings"
 
@@ -23,6 +24,9 @@ type ring struct {
 	class  []int32 // numerics class of each node, as numbered by classes
 	points []point // sorted by hash, then by the node's name
 	sorted []int32 // indices of nodes, sorted by name
+	rank   []int32 // index into sorted, by node
+	all    []int32 // indices of nodes
+	kinds  int     // number of classes
 }
 
 // classes numbers numerics classes from 1. The empty class is anyClass. A decision compares the
@@ -58,11 +62,16 @@ func newRing(nodes []Node, known classes) ring {
 		r.sorted[i] = int32(i)
 	}
 	slices.SortFunc(r.sorted, func(a, b int32) int { return strings.Compare(nodes[a].Name, nodes[b].Name) })
+	r.all, r.rank = slices.Clone(r.sorted), make([]int32, len(nodes))
+	slices.Sort(r.all)
+	for at, i := range r.sorted {
+		r.rank[i] = int32(at)
+	}
+	kinds := slices.Clone(r.class)
+	slices.Sort(kinds)
+	r.kinds = len(slices.Compact(kinds))
 	slices.SortFunc(r.points, func(a, b point) int {
-		if c := cmp.Compare(a.hash, b.hash); c != 0 {
-			return c
-		}
-		return strings.Compare(nodes[a.node].Name, nodes[b.node].Name)
+		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(r.rank[a.node], r.rank[b.node]))
 	})
 	return r
 }
@@ -72,9 +81,24 @@ func (r *ring) search(key kvcache.Hash) int {
 	// The key is hashed again because block hashes and node names use the same hash function.
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(key))
-	at, _ := slices.BinarySearchFunc(r.points, xxhash.Sum64(b[:]), func(p point, key uint64) int { return cmp.Compare(p.hash, key) })
-	return at
+	hash := xxhash.Sum64(b[:])
+	// The points are spread evenly, so that the place is near the key's share of them. That saves the
+	// search most of its reads of memory that is not in the processor's caches.
+	n := len(r.points)
+	guess, _ := bits.Mul64(hash, uint64(n))
+	low, high := int(guess), int(guess)
+	for step := nearPoints; low > 0 && r.points[low-1].hash >= hash; step *= 4 {
+		high, low = low, max(0, low-step)
+	}
+	for step := nearPoints; high < n && r.points[high].hash < hash; step *= 4 {
+		low, high = high, min(n, high+step)
+	}
+	at, _ := slices.BinarySearchFunc(r.points[low:high], hash, func(p point, hash uint64) int { return cmp.Compare(p.hash, hash) })
+	return low + at
 }
+
+// nearPoints is the number of points next to a guess in which search looks first.
+const nearPoints = 64
 
 // point returns the i-th point, modulo their number; i is below twice that.
 func (r *ring) point(i int) point {

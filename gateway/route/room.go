@@ -52,6 +52,10 @@ func (m *Memory) spare(d Demand, cached int) int {
 // available returns the blocks that new requests can take.
 func (m *Memory) available() int { return int(m.Free) + int(m.Cached) - int(m.Reserved) }
 
+// beyondMargin returns at most the blocks that new requests can take beyond the margin. A
+// thirty-second is more than roomMargin.
+func (m *Memory) beyondMargin() int { return m.available() - int(m.Total)/32 }
+
 // used returns the share of the pool that is not available to new requests; 0: not known.
 func (m *Memory) used() float64 {
 	if m.Total == 0 {
@@ -71,9 +75,8 @@ func full(states []State, r *Request) {
 // HasRoom reports whether the node has KV memory for the request.
 func (s *State) HasRoom(r *Request) bool {
 	m, d := &s.Memory, &r.Demand
-	// Most nodes have room for the whole request, without cached blocks and beyond the margin. A
-	// thirty-second is more than roomMargin.
-	if m.Total == 0 || d.Prompt <= int(m.Total) && d.Prompt+d.Answer <= m.available()-int(m.Total)/32 {
+	// Most nodes have room for the whole request, without cached blocks and beyond the margin.
+	if m.Total == 0 || d.Prompt <= int(m.Total) && d.Prompt+d.Answer <= m.beyondMargin() {
 		return true
 	}
 	return m.Fits(*d, s.heldBlocks(r))

@@ -98,6 +98,11 @@ type Lengths [lengths.N]int32
 type View struct {
 	Decode  []State
 	Prefill []State
+
+	// Outline, if not nil, makes Pick read few states. Then Held of the states is set by Pick, from
+	// DecodeHeld and PrefillHeld.
+	Outline                 *Outline
+	DecodeHeld, PrefillHeld Holdings
 }
 
 // Request is a request to be routed.
@@ -167,6 +172,14 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	var far remotes
 	decode := side{ring: &t.decode, states: v.Decode, most: -1, far: &far}
 	prefill := side{ring: &t.prefill, states: v.Prefill, most: -1}
+	switch o := v.Outline; {
+	case o == nil:
+	case r.Policy != Prefix || t.prefill.kinds > len(far.best):
+		v.Fill()
+		o.unmarked()
+	default:
+		decode.outline, decode.held, prefill.outline, prefill.held = &o.decode, &v.DecodeHeld, &o.prefill, &v.PrefillHeld
+	}
 	if r.Policy == Prefix {
 		far.predict(&prefill, &r)
 		decode.surveyDecode(&r)
@@ -181,6 +194,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 		}
 		return d
 	}
+	decode.hold(d.Decode)
 	state := &v.Decode[d.Decode]
 	if state.Rate > 0 {
 		d.First = seconds(decode.local(&r, d.Decode))
@@ -201,6 +215,7 @@ func (t *Table) Pick(r Request, v View, dst []int) Decision {
 	if best < 0 {
 		return d
 	}
+	prefill.hold(best)
 	known := v.Prefill[best].Rate > 0
 	remote := prefill.compute(&r, best) + transfer(need, v.Prefill[best].Rate)
 	if state.Rate > 0 && known { // both are known: choose the faster one

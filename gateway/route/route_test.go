@@ -101,7 +101,7 @@ func TestRandomFleets(t *testing.T) {
 			req := Request{Key: kvcache.Hash(r.Uint64()), Uncached: r.IntN(100), MinRemote: r.IntN(100)}
 			d := tb.Pick(req, v, nil)
 			check(t, seed, tb, req, v, d)
-			d2 := other.Pick(req, View{permute(v.Decode, permD), permute(v.Prefill, permP)}, nil)
+			d2 := other.Pick(req, View{Decode: permute(v.Decode, permD), Prefill: permute(v.Prefill, permP)}, nil)
 			if d.Reason != d2.Reason || d.PrefillReason != d2.PrefillReason || (d.Decode >= 0) != (d2.Decode >= 0) {
 				t.Fatalf("seed %d: gateways disagree: %+v, %+v", seed, d, d2)
 			}

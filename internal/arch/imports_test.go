@@ -84,6 +84,7 @@ var mayImport = map[string][]string{
 	"deploy/planner":         {},
 	"deploy/planner/pools":   {"bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner", "engine/kvcache", "internal/cost", "internal/limits"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
+	"bench/sim/speed":        {"bench/sim", "bench/sim/fleet", "engine/kvcache"},
 	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
 	"bench/truth":            {"bench", "bench/load", "bench/report", "engine/builtin"},
 

@@ -1,53 +1,108 @@
 package fleet
 
-import (
-	"container/heap"
-	"time"
-)
+import "time"
 
-// clock runs functions at virtual times, in order of the times. Functions of the same
-// time run in the order in which they were set.
+// clock runs alarms at virtual times, in order of the times. At one time ends of steps come first,
+// in the order of the nodes, and then functions, in the order in which they were set. So the order
+// does not depend on when a step's alarm was set.
 type clock struct {
-	now  time.Duration
-	set  uint64
-	heap alarms
+	now   time.Duration
+	order uint64 // of the alarm that runs
+	set   uint64
+	heap  []alarm // a heap in which each alarm has up to four children
 }
 
-// alarm is a function to be called at a time.
+// alarm is a function to be called at a time, or the end of a node's step.
 type alarm struct {
 	at    time.Duration
 	order uint64
-	call  func()
+	call  func() // nil: a step of node ends
+	node  *node
+	plan  int // of the node, when the alarm was set; another one makes the alarm void
 }
+
+// functions is the order of the first function. Nodes have lower ones.
+const functions = maxNodes
 
 // at calls a function at a time that is not before now.
 func (c *clock) at(t time.Duration, call func()) {
 	c.set++
-	heap.Push(&c.heap, alarm{t, c.set, call})
+	c.push(alarm{at: t, order: functions + c.set, call: call})
 }
 
-// next moves to the earliest alarm and calls its function.
+// stepEnds ends a node's step at a time that is after now.
+func (c *clock) stepEnds(n *node, t time.Duration) {
+	c.push(alarm{at: t, order: n.order, node: n, plan: n.plan})
+}
+
+// arrive moves to the time of an arrival.
+func (c *clock) arrive(t time.Duration) { c.now, c.order = t, functions }
+
+// isBefore reports whether a time is before the first alarm. At one time, arrivals are between ends
+// of steps and functions.
+func (c *clock) isBefore(t time.Duration) bool {
+	return len(c.heap) == 0 || t < c.heap[0].at || t == c.heap[0].at && c.heap[0].order > functions
+}
+
+// past reports whether a node's step that ends at a time has ended before the alarm that runs.
+func (c *clock) past(n *node, end time.Duration) bool {
+	return end < c.now || end == c.now && n.order < c.order
+}
+
+// next moves to the earliest alarm and runs it.
 func (c *clock) next() {
-	a := heap.Pop(&c.heap).(alarm)
-	c.now = a.at
-	a.call()
+	a := c.pop()
+	if a.call != nil {
+		c.now, c.order = a.at, a.order
+		a.call()
+	} else if a.plan == a.node.plan {
+		c.now, c.order = a.at, a.order
+		a.node.stepEnd()
+	}
 }
 
-type alarms []alarm
+func (a *alarm) before(b *alarm) bool { return a.at < b.at || a.at == b.at && a.order < b.order }
 
-func (a alarms) Len() int { return len(a) }
-func (a alarms) Less(i, j int) bool {
-	return a[i].at < a[j].at || a[i].at == a[j].at && a[i].order < a[j].order
+func (c *clock) push(a alarm) {
+	c.heap = append(c.heap, a)
+	i := len(c.heap) - 1
+	for i > 0 {
+		up := (i - 1) / 4
+		if !a.before(&c.heap[up]) {
+			break
+		}
+		c.heap[i] = c.heap[up]
+		i = up
+	}
+	c.heap[i] = a
 }
-func (a alarms) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
 
-// Push implements heap.Interface.
-func (a *alarms) Push(x any) { *a = append(*a, x.(alarm)) }
-
-// Pop implements heap.Interface.
-func (a *alarms) Pop() any {
-	last := (*a)[len(*a)-1]
-	(*a)[len(*a)-1] = alarm{}
-	*a = (*a)[:len(*a)-1]
-	return last
+func (c *clock) pop() alarm {
+	h := c.heap
+	first, last := h[0], h[len(h)-1]
+	h[len(h)-1] = alarm{}
+	h = h[:len(h)-1]
+	c.heap = h
+	if len(h) == 0 {
+		return first
+	}
+	i := 0
+	for {
+		least := 4*i + 1
+		if least >= len(h) {
+			break
+		}
+		for j := least + 1; j < min(4*i+5, len(h)); j++ {
+			if h[j].before(&h[least]) {
+				least = j
+			}
+		}
+		if !h[least].before(&last) {
+			break
+		}
+		h[i] = h[least]
+		i = least
+	}
+	h[i] = last
+	return first
 }

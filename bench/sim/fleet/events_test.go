@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/tandem-serving/tandem/bench/sim"
 	"github.com/tandem-serving/tandem/internal/limits"
 )
 
@@ -31,6 +34,30 @@ func randomEvents(draw *rand.Rand, o *Options, span time.Duration) (events []Eve
 	return events
 }
 
+// eventsFleet is randomFleet with random delays, limits and events.
+func eventsFleet(seed uint64) (name string, trace []sim.Request, o Options) {
+	draw := rand.New(rand.NewPCG(seed, 99))
+	name, trace, o = randomFleet(seed)
+	trace = trace[:40+draw.IntN(100)]
+	o.Gateways, o.Start = 1+draw.IntN(3), time.Duration(draw.IntN(3000))*time.Millisecond
+	o.ReportDelay = []time.Duration{0, 20 * time.Millisecond, time.Second}[draw.IntN(3)]
+	o.Heartbeat = []time.Duration{0, 100 * time.Millisecond, time.Second}[draw.IntN(3)]
+	o.Dispatch, o.Emit, o.Setup = time.Duration(draw.IntN(3))*time.Millisecond, time.Duration(draw.IntN(2))*time.Millisecond, time.Duration(draw.IntN(3))*time.Millisecond
+	o.RoundTrip = []time.Duration{0, 20 * time.Millisecond, 300 * time.Millisecond}[draw.IntN(3)] // long ones leave room for races
+	o.MinRemote, o.SampleEvery, o.KeepGaps = 1+draw.IntN(2)*64, 500*time.Millisecond, true
+	l := limits.Default()
+	l.QueueTimeout = time.Duration(1+draw.IntN(30)) * time.Second
+	if draw.IntN(2) == 0 {
+		l.MaxQueuedRequests, l.RequestTimeout = 1+draw.IntN(8), time.Duration(2+draw.IntN(60))*time.Second
+	}
+	if draw.IntN(3) == 0 {
+		l.RetriesPerSecond, l.ResumesPerSecond, l.ResumeTimeout, l.MaxAttempts = 1, 1, time.Second, 1
+	}
+	o.Limits = &l
+	o.Events = randomEvents(draw, &o, trace[len(trace)-1].At+5*time.Second)
+	return name, trace, o
+}
+
 // Every request ends once, with its whole answer or a known error, while nodes die, drain and start
 // and clients leave at random times. The laws of all nodes hold, no gateway counts
 // anything in the end, and a second run is equal.
@@ -45,25 +72,7 @@ func TestRandomEvents(t *testing.T) {
 	var total Result
 	reasons := map[error]int{}
 	for seed := range seeds {
-		draw := rand.New(rand.NewPCG(seed, 99))
-		name, trace, o := randomFleet(seed)
-		trace = trace[:40+draw.IntN(100)]
-		o.Gateways, o.Start = 1+draw.IntN(3), time.Duration(draw.IntN(3000))*time.Millisecond
-		o.ReportDelay = []time.Duration{0, 20 * time.Millisecond, time.Second}[draw.IntN(3)]
-		o.Heartbeat = []time.Duration{0, 100 * time.Millisecond, time.Second}[draw.IntN(3)]
-		o.Dispatch, o.Emit, o.Setup = time.Duration(draw.IntN(3))*time.Millisecond, time.Duration(draw.IntN(2))*time.Millisecond, time.Duration(draw.IntN(3))*time.Millisecond
-		o.RoundTrip = []time.Duration{0, 20 * time.Millisecond, 300 * time.Millisecond}[draw.IntN(3)] // long ones leave room for races
-		o.MinRemote, o.SampleEvery, o.KeepGaps = 1+draw.IntN(2)*64, 500*time.Millisecond, true
-		l := limits.Default()
-		l.QueueTimeout = time.Duration(1+draw.IntN(30)) * time.Second
-		if draw.IntN(2) == 0 {
-			l.MaxQueuedRequests, l.RequestTimeout = 1+draw.IntN(8), time.Duration(2+draw.IntN(60))*time.Second
-		}
-		if draw.IntN(3) == 0 {
-			l.RetriesPerSecond, l.ResumesPerSecond, l.ResumeTimeout, l.MaxAttempts = 1, 1, time.Second, 1
-		}
-		o.Limits = &l
-		o.Events = randomEvents(draw, &o, trace[len(trace)-1].At+5*time.Second)
+		name, trace, o := eventsFleet(seed)
 		r, err := Run(trace, o)
 		if err != nil {
 			t.Fatalf("seed %d, %s: %v\nevents: %v", seed, name, err, o.Events)
@@ -104,10 +113,13 @@ func TestRandomEvents(t *testing.T) {
 				}
 			}
 		}
-		if seed%4 == 0 {
+		if o.Stepwise = seed%4 > 0; seed%2 == 0 { // the same again, or without steps that are planned ahead
 			again, err := Run(trace, o)
-			if err != nil || again.Digest() != r.Digest() {
-				t.Fatalf("seed %d: a second run had another result, %v", seed, err)
+			if err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if diff := r.differs(again); diff != "" {
+				t.Fatalf("seed %d: a second run, stepwise %v, had another result: %s", seed, o.Stepwise, diff)
 			}
 		}
 		total.Killed += r.Killed
@@ -122,6 +134,32 @@ func TestRandomEvents(t *testing.T) {
 	if min(total.Killed, total.Started, total.Drained, total.Cancelled, total.Retried, total.Resumed) < 5 || len(reasons) < 5 {
 		t.Error("too little happened")
 	}
+}
+
+// differs returns what differs between two results; "": nothing.
+func (r *Result) differs(other *Result) string {
+	if a, b := r.Digest(), other.Digest(); a != b {
+		for i := range r.Requests {
+			p, q := &r.Requests[i], &other.Requests[i]
+			if p.First != q.First || p.Last != q.Last || p.emitted != q.emitted || (p.Err == nil) != (q.Err == nil) || !slices.Equal(p.Gaps, q.Gaps) {
+				return fmt.Sprintf("request %d: first %v, last %v, %d tokens, %v; then first %v, last %v, %d tokens, %v", i, p.First, p.Last, p.emitted, p.Err, q.First, q.Last, q.emitted, q.Err)
+			}
+		}
+		return fmt.Sprintf("digests %x and %x", a, b)
+	}
+	for i := range min(len(r.Samples), len(other.Samples)) {
+		if r.Samples[i] != other.Samples[i] {
+			return fmt.Sprintf("samples %+v and %+v", r.Samples[i], other.Samples[i])
+		}
+	}
+	a, b := *r, *other
+	a.Requests, b.Requests = nil, nil
+	if !reflect.DeepEqual(a, b) {
+		a.Samples, b.Samples = nil, nil
+		a.gaps.counts, b.gaps.counts = [4096]int64{}, [4096]int64{}
+		return fmt.Sprintf("%+v and %+v", a, b)
+	}
+	return ""
 }
 
 // A stream whose node dies continues on another one: it has all of its tokens, and a pause.

@@ -30,8 +30,6 @@ const (
 	// room for prompt tokens for themselves.
 	shortTokens = 256
 	shortShare  = 8
-	// leastBacklog is that of gateway/native/nodes: so many prompt tokens may always wait on a node.
-	leastBacklog = 2048
 )
 
 // room counts the requests and prompt tokens that a gateway may send to nodes, and has sent.
@@ -62,8 +60,7 @@ func bound(n int) int {
 // expect returns the expected length of an answer of at most maxTokens.
 func (g *gateway) expect(maxTokens int) int { return g.answers.Expect(maxTokens) }
 
-// measure computes the room of the usable nodes from their reports, by the rule of
-// gateway/native/nodes/room.go.
+// measure computes the room of the usable nodes from their reports, as gateway/native/nodes.
 func (g *gateway) measure() {
 	l, m := &g.f.limits, &g.room
 	m.stale = false
@@ -72,20 +69,15 @@ func (g *gateway) measure() {
 		return
 	}
 	m.requests, m.tokens = 0, 0
-	waiting := max(0, l.NodeBacklog)
-	for i := range g.decode.nodes {
-		if r := &g.decode.reports[i]; g.decode.usable[i] {
-			most := g.f.o.MaxSeqs
-			if r.Waiting > waiting { // for want of KV blocks
-				most = min(most, max(1, r.Running))
-			}
-			m.requests += max(0, most+waiting-max(0, r.Running+r.Waiting+r.Held-g.decode.own[i]))
-		}
-	}
 	for _, k := range []*known{&g.decode, &g.prefill} {
 		for i := range k.nodes {
-			if k.usable[i] {
-				m.tokens += max(leastBacklog, int(k.reports[i].Rate*l.NodeBacklogTime.Seconds()))
+			if !k.usable[i] {
+				continue
+			}
+			r := &k.reports[i]
+			m.tokens += int(r.Backlog(l.NodeBacklogTime))
+			if k == &g.decode {
+				m.requests += r.Room(g.f.o.MaxSeqs, max(0, l.NodeBacklog), k.own[i])
 			}
 		}
 	}
@@ -162,6 +154,7 @@ func (g *gateway) fill() {
 		return
 	}
 	if g.mayGo(g.waiting.Next().Tokens) { // it waits for KV memory
+		g.view.Fill()
 		g.reservedNode = route.Roomiest(g.view.Decode, &g.lastRequest)
 		for i := g.waiting.NextElsewhere(routes); i != nil; i = g.waiting.NextElsewhere(routes) {
 			g.waiting.PassElsewhere(g.f.at(), i)

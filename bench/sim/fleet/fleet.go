@@ -88,6 +88,7 @@ type Options struct {
 	Speedup      float64       // divides the times between arrivals; 0: 1
 	KeepGaps     bool          // keep the times between the tokens of each request
 	SampleEvery  time.Duration // between two Samples of the result; 0: none
+	Stepwise     bool          // plan no step ahead; the result is the same
 }
 
 // resolve sets defaults and checks the options.
@@ -135,7 +136,8 @@ type fleet struct {
 	resumes                     *rate.Limiter
 	cleaning                    int           // messages under way that end work of requests that have ended
 	progress                    time.Duration // when a request last advanced
-	tokens                      []int32       // reused: a prompt
+	tokens                      []int32       // zeros, as many as the longest request has: chains name the content
+	names                       []kvcache.Hash
 	events                      []kvcache.Event
 	failed                      error
 }
@@ -173,11 +175,14 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 		f.gateways = append(f.gateways, newGateway(f, i))
 	}
 	f.result.Requests = make([]Request, len(trace))
+	longest := 0
 	for i := range trace {
 		r := &f.result.Requests[i]
 		*r = Request{Prompt: trace[i].Tokens, Output: max(1, trace[i].Output), ids: trace[i].Blocks, idTokens: trace[i].IDTokens(), index: int32(i), g: f.gateways[i%len(f.gateways)]}
 		r.At = time.Duration(float64(trace[i].At) / o.Speedup)
+		longest = max(longest, r.Prompt+r.Output)
 	}
+	f.tokens = make([]int32, longest+1)
 	if err := f.play(); err != nil {
 		return nil, err
 	}
@@ -209,8 +214,8 @@ func (f *fleet) play() error {
 	}
 	arrivals := f.result.Requests
 	for f.failed == nil && (len(arrivals) > 0 || f.result.open > 0 || f.cleaning > 0) {
-		if len(arrivals) > 0 && (len(f.clock.heap) == 0 || arrivals[0].At <= f.clock.heap[0].at) {
-			f.clock.now = arrivals[0].At
+		if len(arrivals) > 0 && f.clock.isBefore(arrivals[0].At) {
+			f.clock.arrive(arrivals[0].At)
 			f.progress = f.clock.now
 			f.result.open++
 			f.arrive(&arrivals[0])
@@ -242,21 +247,4 @@ func (f *fleet) cleanUp(after time.Duration, do func()) {
 		f.cleaning--
 		do()
 	})
-}
-
-// prompt returns the tokens of the request's prompt and of its answer so far, valid until the next
-// call.
-func (f *fleet) prompt(r *Request) []int32 {
-	f.tokens = f.tokens[:0]
-	for i := range r.Prompt {
-		token := int32(i)
-		if b := i / r.idTokens; b < len(r.ids) {
-			token = int32(r.ids[b] & 0x3fffffff)
-		}
-		f.tokens = append(f.tokens, token)
-	}
-	for range r.emitted {
-		f.tokens = append(f.tokens, r.answerToken())
-	}
-	return f.tokens
 }

@@ -33,17 +33,37 @@ type gateway struct {
 type known struct {
 	nodes   []*node
 	index   *route.Index // shared with the other gateways
-	match   []int32
 	usable  []bool
 	reports []route.Report
 	own     []int // of a report's requests, those of this gateway
 	sent    []route.Sent
+
+	states  []route.State // of the gateway's view, kept from one decision to the next
+	changed []int32       // nodes whose state is to be computed again
+	isIn    []bool        // changed, by node
+	levels  []route.Level // reused
+	answer  int           // of the states
+	logged  func(int)     // of the view's outline
+}
+
+// change makes the next look compute the state of a node.
+func (k *known) change(i int) {
+	if !k.isIn[i] {
+		k.logged(i)
+		k.isIn[i] = true
+		k.changed = append(k.changed, int32(i))
+	}
 }
 
 func newGateway(f *fleet, i int) *gateway {
 	g := &gateway{f: f, reservedNode: -1, draw: rand.New(rand.NewPCG(f.o.Seed, uint64(1+i))), turn: uint64(f.o.Placing + i), decode: newKnown(f.decode, f.decodeBlocks), prefill: newKnown(f.prefill, f.prefillBlocks),
 		waiting: admit.New(admit.Limits{Requests: bound(f.limits.MaxQueuedRequests), Tokens: bound(f.limits.MaxQueuedTokens)}), flow: admit.NewFlow(1)}
-	g.view = route.View{Decode: make([]route.State, len(f.decode)), Prefill: make([]route.State, len(f.prefill))}
+	g.view = route.View{
+		Decode: g.decode.states, DecodeHeld: g.decode.holdings(&f.o), Prefill: g.prefill.states, PrefillHeld: g.prefill.holdings(&f.o), Outline: f.table.Outline(),
+	}
+	g.decode.logged, g.prefill.logged = g.view.Outline.ChangedDecode, g.view.Outline.ChangedPrefill
+	g.decode.changeAll()
+	g.prefill.changeAll()
 	g.room.stale = true
 	return g
 }
@@ -61,11 +81,26 @@ func newTable(f *fleet) *route.Table {
 
 func newKnown(nodes []*node, index *route.Index) known {
 	n := len(nodes)
-	k := known{nodes: nodes, index: index, match: make([]int32, n), usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n)}
+	k := known{nodes: nodes, index: index, usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n), states: make([]route.State, n), isIn: make([]bool, n)}
 	for i := range nodes {
 		k.usable[i] = nodes[i].up
 	}
 	return k
+}
+
+// holdings returns holdings of a node's blocks by its place.
+func (k *known) holdings(o *Options) route.Holdings {
+	h := route.Holdings{Blocks: make([]int32, len(k.nodes)), BlockTokens: o.BlockTokens}
+	for i := range k.nodes {
+		h.Slots = append(h.Slots, int32(i+1))
+	}
+	return h
+}
+
+func (k *known) changeAll() {
+	for i := range k.states {
+		k.change(i)
+	}
 }
 
 func (g *gateway) knownNodes(n *node) *known {
@@ -101,6 +136,7 @@ func (f *fleet) setUsable(n *node, usable bool) {
 	for _, g := range f.gateways {
 		k := g.knownNodes(n)
 		k.usable[n.at] = usable
+		k.change(n.at)
 		g.room.stale = true
 		if !n.up {
 			k.reports[n.at] = route.Report{}
@@ -130,31 +166,63 @@ func (f *fleet) setUsableLater(n *node) {
 	})
 }
 
-// look writes the states of the nodes for a prompt of so many tokens.
-func (k *known) look(states []route.State, tokens int, hashes []kvcache.Hash, o *Options, answer int) {
-	clear(k.match)
-	k.index.Match(hashes, k.match)
-	for i := range states {
-		s := &states[i]
-		*s = route.State{Usable: k.usable[i], Held: int32(min(int(k.match[i])*o.BlockTokens, tokens-1))}
+// rateChanged makes gateways that get no heartbeats know the node's rate.
+func (f *fleet) rateChanged(n *node) {
+	if f.o.Heartbeat == 0 {
+		for _, g := range f.gateways {
+			g.knownNodes(n).change(n.at)
+		}
+	}
+}
+
+// look brings the states up to date. answer is the expected number of KV blocks of an answer.
+func (k *known) look(o *Options, answer int) {
+	if answer != k.answer {
+		k.answer = answer
+		k.changeAll()
+	}
+	for _, i := range k.changed {
+		k.isIn[i] = false
 		if o.Heartbeat == 0 {
 			k.reports[i].Rate = k.nodes[i].rate
 		}
-		s.Merge(&k.reports[i], k.sent[i], answer)
+		k.states[i] = route.State{Usable: k.usable[i], Full: k.states[i].Full}
+		k.states[i].Merge(&k.reports[i], k.sent[i], answer)
 	}
+	k.changed = k.changed[:0]
+}
+
+// hold sets how much each node holds of a prompt of so many tokens.
+func (k *known) hold(h *route.Holdings, tokens int, hashes []kvcache.Hash) {
+	if len(k.levels) > 0 {
+		clear(h.Blocks)
+	}
+	h.Tokens, h.Most, h.Least = tokens-1, h.Most[:0], 0
+	k.levels = k.index.Levels(hashes, k.levels[:0])
+	for i := range k.levels {
+		k.levels[i].Write(h.Blocks)
+	}
+	h.Most = h.Most[:0]
+	most, least := route.Most(k.levels)
+	if most != nil {
+		h.Most = most.Slots(h.Most)
+	}
+	h.Least = min(int(least)*h.BlockTokens, h.Tokens)
 }
 
 // pick routes a request's prompt and answer so far. With demand, a node without KV memory for them
 // is not chosen.
 func (g *gateway) pick(r *Request, demand bool) route.Decision {
 	f := g.f
-	tokens := f.prompt(r)
-	g.hashes = kvcache.AppendHashes(g.hashes[:0], 0, tokens, f.o.BlockTokens)
+	tokens := r.Prompt + r.emitted
+	g.hashes = f.hashes(g.hashes[:0], r, tokens)
 	answer := g.expect(maxAnswer)
-	g.decode.look(g.view.Decode, len(tokens), g.hashes, &f.o, f.blocks(answer))
-	g.prefill.look(g.view.Prefill, len(tokens), g.hashes, &f.o, 0)
+	g.decode.look(&f.o, f.blocks(answer))
+	g.prefill.look(&f.o, 0)
+	g.decode.hold(&g.view.DecodeHeld, tokens, g.hashes)
+	g.prefill.hold(&g.view.PrefillHeld, tokens, g.hashes)
 	q := route.Request{
-		Policy: f.o.Policy, Key: route.Key(0, g.hashes, tokens), Uncached: len(tokens) - 1, MinRemote: f.o.MinRemote,
+		Policy: f.o.Policy, Key: f.key(g.hashes, r, tokens), Uncached: tokens - 1, MinRemote: f.o.MinRemote,
 		Turn: g.turn + 1, Draw: g.draw.Uint64(), Shared: len(f.gateways) > 1,
 	}
 	if demand && !f.o.NoRoom {
@@ -164,7 +232,7 @@ func (g *gateway) pick(r *Request, demand bool) route.Decision {
 	}
 	g.lastRequest = q
 	if g.reservedNode >= 0 {
-		g.view.Decode[g.reservedNode].Usable = false
+		g.exclude(g.reservedNode)
 	}
 	g.avoid(r)
 	d := f.table.Pick(q, g.view, g.dst[:0])
@@ -181,11 +249,17 @@ func (g *gateway) avoid(r *Request) {
 	for i := range g.view.Decode {
 		if g.view.Decode[i].Usable && !slices.Contains(tried, i) {
 			for _, at := range tried {
-				g.view.Decode[at].Usable = false
+				g.exclude(at)
 			}
 			return
 		}
 	}
+}
+
+// exclude makes a decode node unusable until the next look.
+func (g *gateway) exclude(at int) {
+	g.view.Decode[at].Usable = false
+	g.decode.change(at)
 }
 
 // blocks returns the number of KV blocks that tokens fill.
@@ -195,11 +269,13 @@ func (f *fleet) blocks(tokens int) int { return (tokens + f.o.BlockTokens - 1) /
 // count on the node that will compute them.
 func (g *gateway) claim(a *attempt) {
 	g.decode.sent[a.n.at].Requests++
+	g.decode.change(a.n.at)
 	k, at, held := &g.decode, a.n.at, int(g.view.Decode[a.n.at].Held)
 	if len(a.prefill) > 0 {
 		k, at = &g.prefill, a.prefill[0].at
 		held = int(g.view.Prefill[at].Held)
 		k.sent[at].Requests++
+		k.change(at)
 	}
 	a.claimed, a.claimedOf = max(1, a.tokens-1-held), &k.sent[at]
 	a.claimedOf.Queued += a.claimed
@@ -216,8 +292,10 @@ func (g *gateway) started(a *attempt) {
 	}
 	a.claimedOf.Queued -= a.claimed
 	a.claimedOf.Lengths.Remove(a.claimed)
+	g.decode.change(a.n.at)
 	if a.claimedOf != &g.decode.sent[a.n.at] {
 		a.claimedOf.Requests--
+		g.prefill.change(a.prefill[0].at)
 	}
 	a.claimedOf = nil
 	g.room.computed(a.claimed)
@@ -225,8 +303,10 @@ func (g *gateway) started(a *attempt) {
 
 // leave ends an attempt for the gateway.
 func (g *gateway) leave(a *attempt) {
+	a.n.look() // its tokens until now are counted
 	a.over, a.r.a = true, nil
 	g.started(a)
+	g.decode.change(a.n.at)
 	sent := &g.decode.sent[a.n.at]
 	sent.Requests--
 	sent.Blocks -= a.blocks
@@ -297,13 +377,14 @@ func (f *fleet) reported(n *node, r route.Report) {
 func (g *gateway) reported(n *node, r route.Report) {
 	k := g.knownNodes(n)
 	k.reports[n.at], k.own[n.at], k.sent[n.at].Blocks = r, k.sent[n.at].Requests, 0
+	k.change(n.at)
 	g.room.stale = true
 }
 
 // report returns the node's heartbeat with the fields of decode/drain.go and
 // prefill/heartbeat.go.
 func (n *node) report() route.Report {
-	st := n.s.Stats()
+	st := n.look().Stats()
 	r := route.Report{Running: st.Running, Waiting: st.Waiting + n.line.Waiting(), Held: st.Held, Queued: st.Pending + n.line.WaitingTokens(), Rate: n.rate, StepTokens: st.StepTokens}
 	if n.computes {
 		r.ShortFirst, r.Lengths = true, n.line.Lengths()

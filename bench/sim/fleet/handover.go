@@ -56,7 +56,7 @@ func (f *fleet) addAttempt(a *attempt) {
 		f.failLater(a, choice.Failure{Refused: true, HandedOver: true, Untouched: true})
 		return
 	}
-	id, cached, err := n.add(scheduler.Request{Tokens: f.prompt(r), Hold: len(a.prefill) > 0, MaxNew: r.Output - r.emitted})
+	id, cached, err := n.add(scheduler.Request{Tokens: f.tokens[:a.tokens], Chain: f.chain(r, r.Prompt+r.Output), Hold: len(a.prefill) > 0, MaxNew: r.Output - r.emitted})
 	switch {
 	case errors.Is(err, scheduler.ErrTooLong):
 		r.g.leave(a)
@@ -91,7 +91,7 @@ func (f *fleet) follow(a *attempt) {
 // proceed makes the decode node compute a held request's prompt.
 func (f *fleet) proceed(a *attempt) {
 	f.result.Local++
-	if err := a.n.s.Proceed(a.id); err != nil {
+	if err := a.n.change().Proceed(a.id); err != nil {
 		f.fail(err)
 	}
 	a.n.start()
@@ -143,7 +143,7 @@ func (n *node) removeJob(k *ask) {
 	n.leave(k)
 	if n.computing[k.id] == k {
 		delete(n.computing, k.id)
-		if err := n.s.Abort(k.id); err != nil {
+		if err := n.change().Abort(k.id); err != nil {
 			n.f.fail(err)
 		}
 		n.start()
@@ -165,7 +165,7 @@ func (f *fleet) grant(k *ask, asked time.Duration) {
 	}
 	a, n := k.a, k.a.n
 	ready := func(res scheduler.Reservation, err error) { f.granted(k, asked, res, err) }
-	res, err := n.s.ReserveInTurn(a.id, a.tokens-1)
+	res, err := n.change().ReserveInTurn(a.id, a.tokens-1)
 	if !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
 		ready(res, err)
 		return
@@ -182,7 +182,7 @@ func (f *fleet) grant(k *ask, asked time.Duration) {
 		return
 	}
 	f.clock.at(f.clock.now+f.o.GrantTimeout, func() {
-		if !k.over && k.reservation == 0 && n.s.StopWaiting(a.id) {
+		if !k.over && k.reservation == 0 && n.change().StopWaiting(a.id) {
 			delete(n.awaiting, a.id)
 			f.result.GrantTimeouts++
 			f.end(k, course.Failed)
@@ -222,11 +222,11 @@ func (f *fleet) askFailed(k *ask) {
 	k.over = true
 	n := k.a.n
 	if _, waits := n.awaiting[k.a.id]; waits {
-		n.s.StopWaiting(k.a.id)
+		n.change().StopWaiting(k.a.id)
 		delete(n.awaiting, k.a.id)
 	}
 	if k.reservation != 0 {
-		if err := n.s.Release(k.reservation); err != nil {
+		if err := n.change().Release(k.reservation); err != nil {
 			f.fail(err)
 		}
 	}
@@ -237,7 +237,7 @@ func (f *fleet) askFailed(k *ask) {
 // reserveWaiting reserves blocks for waiting grants while there are any.
 func (n *node) reserveWaiting() {
 	for {
-		id, res, err, ok := n.s.NextReserved()
+		id, res, err, ok := n.change().NextReserved()
 		if !ok {
 			return
 		}
@@ -255,7 +255,7 @@ func (f *fleet) compute(k *ask) {
 	p := k.p
 	k.pushed = f.clock.now
 	p.line.Grant(k.ticket)
-	id, cached, err := p.add(scheduler.Request{Tokens: f.prompt(k.a.r)[:k.a.tokens-1], ComputeOnly: true, Ticket: k.ticket})
+	id, cached, err := p.add(scheduler.Request{Tokens: f.tokens[:k.a.tokens-1], Chain: f.chain(k.a.r, k.a.tokens-1), ComputeOnly: true, Ticket: k.ticket})
 	if err != nil {
 		f.fail(err)
 		return
@@ -285,7 +285,7 @@ func (f *fleet) computed(k *ask) {
 			return
 		}
 		k.over = true
-		if err := k.a.n.s.Arrived(k.reservation); err != nil {
+		if err := k.a.n.change().Arrived(k.reservation); err != nil {
 			f.fail(err)
 		}
 		k.a.course.Report(course.Delivered)
@@ -305,12 +305,13 @@ func (f *fleet) abort(a *attempt) {
 // blocks that the network may write are free when that node has answered.
 func (n *node) remove(a *attempt) {
 	f := n.f
+	n.look() // before its tokens are nobody's
 	a.added = false
 	delete(n.attempts, a.id)
 	if k := a.ask; k != nil && !k.over {
 		k.over = true
 		if _, waits := n.awaiting[a.id]; waits {
-			n.s.StopWaiting(a.id)
+			n.change().StopWaiting(a.id)
 			delete(n.awaiting, a.id)
 		}
 		f.cleanUp(f.o.RoundTrip/2, func() { k.p.removeJob(k) })
@@ -318,7 +319,7 @@ func (n *node) remove(a *attempt) {
 			epoch := n.epoch
 			f.cleanUp(f.o.RoundTrip, func() {
 				if n.epoch == epoch {
-					if err := n.s.Release(k.reservation); err != nil {
+					if err := n.change().Release(k.reservation); err != nil {
 						f.fail(err)
 					}
 					n.start()
@@ -327,7 +328,7 @@ func (n *node) remove(a *attempt) {
 		}
 	}
 	if n.up {
-		if err := n.s.Abort(a.id); err != nil {
+		if err := n.change().Abort(a.id); err != nil {
 			f.fail(err)
 		}
 	}
@@ -341,7 +342,7 @@ func (f *fleet) emit(r *Request) {
 	case r.emitted == 0:
 		r.First = at
 	default:
-		f.result.gaps.add(at - r.Last)
+		f.result.gaps.add(at-r.Last, 1)
 		if f.o.KeepGaps {
 			r.Gaps = append(r.Gaps, at-r.Last)
 		}

@@ -29,18 +29,23 @@ type node struct {
 	draining bool
 	epoch    int // number of its deaths; events of an earlier epoch are ignored
 
-	s        *scheduler.Scheduler
+	s        *scheduler.Scheduler // used by others through look and change
 	lastID   scheduler.RequestID
 	batch    scheduler.Batch
 	stepping bool
-	began    time.Duration
-	ends     time.Duration // of the running step
-	busy     time.Duration // with all of the running step
-	rate     float64       // prompt tokens per second
+	began    time.Duration   // of the first step of the plan
+	shape    Shape           // of the running step
+	ends     []time.Duration // of the planned steps; the last is an alarm of the clock
+	next     int             // index of the running step's end
+	steady   int             // repetitions that may follow the planned steps
+	length   int             // of the next plan
+	plan     int             // number of the plan; alarms of earlier ones are void
+	order    uint64          // of the ends of steps, among nodes
+	busy     time.Duration   // with all of the running step
+	rate     float64         // prompt tokens per second
 	steps    int
 	results  []scheduler.Result
-	sampled  [][]int32 // one-token slices for results
-	past     counts    // of earlier epochs
+	past     counts // of earlier epochs
 
 	attempts map[scheduler.RequestID]*attempt // decode
 	awaiting map[scheduler.RequestID]func(scheduler.Reservation, error)
@@ -57,7 +62,7 @@ type counts struct{ preemptions, queries, hits uint64 }
 
 // counts returns the counters of all epochs.
 func (n *node) counts() counts {
-	st := n.s.Stats()
+	st := n.look().Stats()
 	return counts{n.past.preemptions + st.Preemptions, n.past.queries + st.PrefixQueries, n.past.hits + st.PrefixHits}
 }
 
@@ -66,7 +71,7 @@ func (n *node) name() string { return Target{Prefill: n.computes, Node: n.at}.St
 
 // newNode makes the i-th node of a role.
 func (f *fleet) newNode(i int, computes bool) (*node, error) {
-	n := &node{f: f, at: i, computes: computes}
+	n := &node{f: f, at: i, computes: computes, order: uint64(len(f.decode) + len(f.prefill))}
 	return n, n.reset()
 }
 
@@ -89,11 +94,16 @@ func (n *node) reset() error {
 	return err
 }
 
-// add adds a request to the scheduler and returns its id and its cached tokens.
+// add adds a request to the scheduler and returns its id and its cached tokens. A held request does
+// not change the next step.
 func (n *node) add(q scheduler.Request) (scheduler.RequestID, int, error) {
 	n.lastID++
 	q.ID = n.lastID
-	cached, err := n.s.Add(q, n.f.clock.now)
+	s := n.look()
+	if !q.Hold {
+		s = n.change()
+	}
+	cached, err := s.Add(q, n.f.clock.now)
 	return q.ID, cached, err
 }
 
@@ -102,20 +112,12 @@ func (n *node) start() {
 	if !n.up {
 		return
 	}
+	n.change()
 	n.reserveWaiting()
 	for !n.stepping {
 		n.batch = n.s.Schedule(n.f.clock.now)
 		if len(n.batch.Seqs) > 0 {
-			took := n.f.o.Steps.Step(shape(&n.batch), n.f.o.Blocks*n.f.o.BlockTokens)
-			n.stepping, n.began, n.ends = true, n.f.clock.now, n.f.clock.now+took
-			n.busy += took
-			n.steps++
-			epoch := n.epoch
-			n.f.clock.at(n.ends, func() {
-				if n.epoch == epoch {
-					n.endStep()
-				}
-			})
+			n.begin()
 			return
 		}
 		ended := n.s.Update(n.batch, nil)
@@ -139,17 +141,12 @@ func (n *node) endStep() {
 		if !q.Sample {
 			continue
 		}
-		if len(n.results) == len(n.sampled) {
-			n.sampled = append(n.sampled, make([]int32, 1))
-		}
-		token := n.sampled[len(n.results)]
-		token[0] = 0
 		finished := false
 		if a := n.attempts[q.ID]; a != nil && !a.over {
 			n.f.emit(a.r)
-			token[0], finished = a.r.answerToken(), a.r.emitted >= a.r.Output
+			finished = a.r.emitted >= a.r.Output
 		}
-		n.results = append(n.results, scheduler.Result{Tokens: token, Finished: finished})
+		n.results = append(n.results, scheduler.Result{Tokens: n.f.tokens[:1], Finished: finished})
 	}
 	if chunk > 0 {
 		rate := float64(chunk) / (n.f.clock.now - n.began).Seconds()
@@ -157,6 +154,7 @@ func (n *node) endStep() {
 			n.rate = rate
 		}
 		n.rate += (rate - n.rate) * min(1, float64(chunk)/rateWindow)
+		n.f.rateChanged(n)
 	}
 	n.end(n.s.Update(n.batch, n.results))
 	n.publish()
@@ -214,8 +212,9 @@ func (n *node) kill() {
 	n.up, n.draining = false, false
 	n.epoch++
 	if n.stepping {
-		n.busy -= n.ends - f.clock.now
+		n.busy -= n.ends[n.next] - f.clock.now
 		n.stepping = false
+		n.plan++
 	}
 	f.result.Killed++
 	f.afterMessage(func() { f.setUsable(n, false) })

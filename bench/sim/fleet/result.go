@@ -36,9 +36,6 @@ type Request struct {
 // Received returns the number of tokens that the client has received.
 func (r *Request) Received() int { return r.emitted }
 
-// answerToken returns the token of the request's answer. It occurs in no prompt.
-func (r *Request) answerToken() int32 { return 1<<30 | r.index&0xfffffff }
-
 // Result is the outcome of a run.
 type Result struct {
 	Requests       []Request
@@ -149,7 +146,7 @@ func (r *Result) Digest() uint64 {
 
 // check verifies a node's scheduler and line.
 func (f *fleet) check(n *node) {
-	if err := errors.Join(n.s.Check(), n.line.Check()); err != nil {
+	if err := errors.Join(n.look().Check(), n.line.Check()); err != nil {
 		f.fail(fmt.Errorf("%s: %w", n.name(), err))
 	}
 	f.result.Checks++
@@ -162,6 +159,7 @@ func (f *fleet) finish() error {
 	var queries, hits uint64
 	share := func(nodes []*node) (busy float64) {
 		for _, n := range nodes {
+			n.look()
 			busy += n.busy.Seconds() / r.Span.Seconds() / float64(len(nodes))
 		}
 		return busy
@@ -169,7 +167,7 @@ func (f *fleet) finish() error {
 	r.PrefillBusy, r.DecodeBusy = share(f.prefill), share(f.decode)
 	for _, n := range slices.Concat(f.decode, f.prefill) {
 		f.check(n)
-		st := n.s.Stats()
+		st := n.look().Stats()
 		if len(n.attempts)+len(n.jobs)+len(n.computing)+len(n.awaiting) > 0 || st.Running+st.Waiting+st.Held+st.Reservations > 0 || n.line.Len() > 0 {
 			return fmt.Errorf("fleet: %s: %d attempts and %d jobs are left, %d in the line, %d wait for room, %+v", n.name(), len(n.attempts), len(n.jobs), n.line.Len(), len(n.awaiting), st)
 		}
@@ -236,14 +234,14 @@ func (f *fleet) halveSamples() {
 // usage returns the state of nodes.
 func (f *fleet) usage(nodes []*node) (u Usage) {
 	for _, n := range nodes {
+		st := n.look().Stats()
 		u.busy += n.busy
 		if !n.up {
 			continue
 		}
 		if n.stepping {
-			u.busy -= n.ends - f.clock.now
+			u.busy -= n.ends[n.next] - f.clock.now
 		}
-		st := n.s.Stats()
 		u.Up++
 		u.Running += st.Running
 		u.Waiting += st.Waiting + st.Held + n.line.Waiting()
@@ -260,7 +258,7 @@ func (f *fleet) usage(nodes []*node) (u Usage) {
 type histogram struct {
 	counts [4096]int64
 	n      int64
-	sum    float64
+	sum    time.Duration
 }
 
 const (
@@ -268,20 +266,18 @@ const (
 	classRatio = 1.005
 )
 
-func (h *histogram) add(d time.Duration) {
-	s := d.Seconds()
-	h.n++
-	h.sum += s
+// add counts a duration so many times.
+func (h *histogram) add(d time.Duration, times int) {
+	h.n += int64(times)
+	h.sum += d * time.Duration(times)
 	class := 0
-	if s > classBase {
+	if s := d.Seconds(); s > classBase {
 		class = int(math.Log(s/classBase) / math.Log(classRatio))
 	}
-	h.counts[min(class, len(h.counts)-1)]++
+	h.counts[min(class, len(h.counts)-1)] += int64(times)
 }
 
-func (h *histogram) mean() time.Duration {
-	return time.Duration(h.sum / float64(max(1, h.n)) * 1e9)
-}
+func (h *histogram) mean() time.Duration { return h.sum / time.Duration(max(1, h.n)) }
 
 func (h *histogram) quantile(p float64) time.Duration {
 	want, seen := int64(p*float64(h.n)), int64(0)

@@ -14,7 +14,11 @@ import (
 type StepTimes struct {
 	Name   string
 	Source string // of the figures; estimates are named as such
-	Step   func(s Shape, poolTokens int) time.Duration
+	// Step returns the duration of a step. It is also called for steps that are not computed in the
+	// end. The sum of a run's durations must fit time.Duration.
+	Step func(s Shape, poolTokens int) time.Duration
+	// Count, if not nil, is called for each step that is computed.
+	Count func(s Shape)
 }
 
 // Shape is the properties of a batch that determine its duration.
@@ -50,7 +54,7 @@ var stepTimes = []StepTimes{
 // token, per pair of a prompt token and a token before it, per token of context and per
 // stream.
 func linear(name, source string, fixed, perToken, perPair, perContext, perStream float64) StepTimes {
-	return StepTimes{name, source, func(s Shape, _ int) time.Duration {
+	return StepTimes{Name: name, Source: source, Step: func(s Shape, _ int) time.Duration {
 		t := fixed + perToken*float64(s.Chunk) + perPair*s.Attended + perContext*float64(s.ContextSum) + perStream*float64(s.Streams)
 		return time.Duration(t * float64(time.Second))
 	}}

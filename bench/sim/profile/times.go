@@ -44,43 +44,69 @@ func (p *Profile) Times() *Times {
 	return &Times{p: p, decode: newGrid(p.Step.Decode.Points), prefill: newGrid(p.Step.Prefill.Points)}
 }
 
-// Step returns the duration of a step, with the time until the next one can start.
+// Step counts a step and returns its duration, with the time until the next one can start.
 func (t *Times) Step(s Shape) time.Duration {
+	t.Count(s)
+	return t.Of(s)
+}
+
+// Of returns the duration of a step without counting it.
+func (t *Times) Of(s Shape) time.Duration {
 	seconds := t.p.Step.Overhead.Between
 	switch {
 	case s.Streams == 0:
-		seconds += t.chunk(s)
+		a, _ := t.chunk(s)
+		seconds += a
 	case s.Chunk == 0:
-		seconds += t.streams(s)
+		b, _ := t.streams(s)
+		seconds += b
 	default:
-		a, b := t.chunk(s), t.streams(s)
+		a, _ := t.chunk(s)
+		b, _ := t.streams(s)
 		seconds += max(a, b) + max(0, t.p.Step.Mixed.Gamma*min(a, b)-t.p.Step.Decode.Fixed)
 	}
 	return duration(finite(seconds))
 }
 
-// streams returns the seconds of decoding.
-func (t *Times) streams(s Shape) float64 {
-	d, seqs, ctx := &t.p.Step.Decode, float64(s.Streams), float64(s.ContextSum)
-	if seconds, ok := t.decode.at(seqs, ctx/seqs); ok {
-		t.Decode.Points++
-		return seconds
+// Count counts a step.
+func (t *Times) Count(s Shape) {
+	if s.Streams > 0 {
+		_, byPoints := t.streams(s)
+		t.Decode.count(byPoints)
 	}
-	t.Decode.Coefficients++
-	return d.Fixed + d.PerSeq*seqs + d.PerCtx*ctx
+	if s.Chunk > 0 || s.Streams == 0 {
+		_, byPoints := t.chunk(s)
+		t.Prefill.count(byPoints)
+	}
 }
 
-// chunk returns the seconds of computing prompt tokens. Several chunks attend to fewer tokens than
-// one of their size, which the coefficient of attention accounts for.
-func (t *Times) chunk(s Shape) float64 {
+func (u *Uses) count(byPoints bool) {
+	if byPoints {
+		u.Points++
+	} else {
+		u.Coefficients++
+	}
+}
+
+// streams returns the seconds of decoding, and whether they are interpolated between points.
+func (t *Times) streams(s Shape) (seconds float64, byPoints bool) {
+	d, seqs, ctx := &t.p.Step.Decode, float64(s.Streams), float64(s.ContextSum)
+	if seconds, ok := t.decode.at(seqs, ctx/seqs); ok {
+		return seconds, true
+	}
+	return d.Fixed + d.PerSeq*seqs + d.PerCtx*ctx, false
+}
+
+// chunk returns the seconds of computing prompt tokens, and whether they are interpolated. Several
+// chunks attend to fewer tokens than one of their size, which the coefficient of attention accounts
+// for.
+func (t *Times) chunk(s Shape) (seconds float64, byPoints bool) {
 	r, tokens := &t.p.Step.Prefill, float64(s.Chunk)
 	start := max(0, s.Attended/tokens-tokens/2)
 	if seconds, ok := t.prefill.at(tokens, start); ok {
-		t.Prefill.Points++
-		return max(r.Floor, seconds+r.PerPair*min(0, s.Attended-tokens*(start+tokens/2)))
+		return max(r.Floor, seconds+r.PerPair*min(0, s.Attended-tokens*(start+tokens/2))), true
 	}
-	t.Prefill.Coefficients++
-	return max(r.Floor, r.Fixed+r.PerToken*tokens+r.PerPair*s.Attended)
+	return max(r.Floor, r.Fixed+r.PerToken*tokens+r.PerPair*s.Attended), false
 }
 
 // grid has points in rows of equal first coordinate.

@@ -278,7 +278,7 @@ func (r *run) setFleet() {
 func FleetOptions(p *profile.Profile, times *profile.Times, roundTrip time.Duration) fleet.Options {
 	o := fleet.Options{
 		Blocks: p.Memory.Blocks, BlockTokens: p.Memory.BlockTokens,
-		Steps:     fleet.StepTimes{Name: p.Node.Name, Source: p.Basis(), Step: func(s fleet.Shape, _ int) time.Duration { return times.Step(s) }},
+		Steps:     fleet.StepTimes{Name: p.Node.Name, Source: p.Basis(), Step: func(s fleet.Shape, _ int) time.Duration { return times.Of(s) }, Count: times.Count},
 		Heartbeat: cmp.Or(seconds(p.Gateway.Heartbeat), heartbeat), ReportDelay: seconds(p.Gateway.ReportDelay), RoundTrip: roundTrip,
 		Bandwidth: p.Transfer.BytesPerSecond, Setup: seconds(p.Transfer.Setup), KVBytes: p.Model.KVBytes, Layers: p.Model.Layers,
 		Dispatch: seconds(p.Gateway.PerRequest) + roundTrip/2,

@@ -109,6 +109,18 @@ func (b *Blocks) Held(node string, hashes []kvcache.Hash, tokens int, groups []k
 	return int((*held)[at])
 }
 
+// levels is look for one group of blocks without a window, and appends the levels of the prompt. The
+// caller holds mu for reading while it uses them.
+func (b *Blocks) levels(held []int32, levels []route.Level, hashes []kvcache.Hash) ([]int32, []route.Level) {
+	held = slices.Grow(held[:0], b.index.Slots())[:b.index.Slots()]
+	clear(held)
+	levels = b.index.Levels(hashes, levels)
+	for i := range levels {
+		levels[i].Write(held)
+	}
+	return held, levels
+}
+
 // look returns how many leading blocks each slot's node has. It overwrites held, which may be nil.
 // The caller holds mu for reading.
 func (b *Blocks) look(held []int32, hashes []kvcache.Hash, tokens int, groups []kvcache.Group) []int32 {

@@ -10,10 +10,6 @@ import (
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
-// leastBacklog is the number of prompt tokens that may always wait on a node. It is worth some
-// steps, so that a slow node, or one of unknown speed, does not run dry between two requests.
-const leastBacklog = 2048
-
 // Room is what a gateway may send to the nodes of a model at once; math.MaxInt64 if nodes do not
 // report it.
 type Room struct {
@@ -22,9 +18,8 @@ type Room struct {
 }
 
 // Room returns how many requests the usable decode nodes take in addition to those of other
-// gateways, and how many prompt tokens keep all usable nodes busy for so long. A node takes as many
-// requests as it runs at once, and waiting more. A node that cannot run so many takes those that it
-// runs, and waiting more. Without a usable decode node, the room is unknown.
+// gateways (route.Report.Room), and how many prompt tokens keep all usable nodes busy for so long.
+// Without a usable decode node, the room is unknown.
 func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Room {
 	r, any := Room{}, false
 	for _, n := range s.Decode {
@@ -36,27 +31,18 @@ func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Roo
 			return Room{math.MaxInt64, math.MaxInt64}
 		}
 		any = true
-		most := h.maxRunning
-		if h.Waiting > waiting { // for want of KV blocks
-			most = min(most, max(1, h.Running))
-		}
-		others := max(0, h.Running+h.Waiting+h.Held-h.own)
-		r.Requests += int64(max(0, most+waiting-others))
-		r.Tokens += backlog(h, busy)
+		r.Requests += int64(h.Room(h.maxRunning, waiting, h.own))
+		r.Tokens += h.Backlog(busy)
 	}
 	if !any {
 		return Room{math.MaxInt64, math.MaxInt64}
 	}
 	for _, n := range s.Prefill {
 		if h, ok := n.takes(fingerprint); ok {
-			r.Tokens += backlog(h, busy)
+			r.Tokens += h.Backlog(busy)
 		}
 	}
 	return r
-}
-
-func backlog(h *heartbeat, busy time.Duration) int64 {
-	return max(leastBacklog, int64(h.Rate*busy.Seconds()))
 }
 
 // takes returns the node's last heartbeat, and whether the node takes new work of the model.
@@ -157,6 +143,7 @@ func (s *Snapshot) HasRoom(q Query, d route.Demand) (has bool, most *Node) {
 	v := s.View()
 	defer v.Release()
 	v.Look(q)
+	v.Fill()
 	any = false
 	r := route.Request{Demand: d, Uncached: q.Tokens}
 	for i := range v.Decode {

@@ -25,13 +25,18 @@ type Query struct {
 }
 
 // RouteView is a view of a snapshot's nodes for one decision after another. It keeps the nodes'
-// states from one to the next, and reads only the nodes that have changed. It has 112 bytes for
+// states from one to the next, and reads only the nodes that have changed. It has 132 bytes for
 // each node, and is not safe for concurrent use.
 type RouteView struct {
 	route.View
-	s     *Snapshot
+	s       *Snapshot
+	outline *route.Outline // of View; used if the key is that of the Look before; nil: not used yet
+	levels  []route.Level
+	most    []int32 // slots; reused
+
 	facts []facts // by place
 	slots []int32 // in Blocks plus one, by place; 0: the node has published nothing
+	place []int32 // by slot, plus one; 0: none
 	seen  uint64  // entries of the log that are included
 	given uint64  // Blocks.given that slots include
 	key   key     // of the last Look; the zero value: Usable is of no key
@@ -64,10 +69,12 @@ func newRouteView(s *Snapshot) *RouteView {
 	v := &RouteView{s: s, fresh: true}
 	v.Decode, v.Prefill = make([]route.State, len(s.Decode)), make([]route.State, len(s.Prefill))
 	v.facts, v.slots = make([]facts, len(s.Decode)+len(s.Prefill)), make([]int32, len(s.Decode)+len(s.Prefill))
+	v.DecodeHeld.Slots, v.PrefillHeld.Slots = v.slots[:len(s.Decode)], v.slots[len(s.Decode):]
 	return v
 }
 
-// Look brings the view up to date for a request. It allocates only if nodes or blocks are new.
+// Look brings the view up to date for a request. It allocates only if nodes or blocks are new. Held
+// of the states is set by Pick, or by Fill.
 //
 // Of the nodes that are ready and not draining, those that make progress and have an open
 // connection are usable. If there are none, those whose breaker is not open are; then those in
@@ -82,7 +89,9 @@ func (v *RouteView) Look(q Query) {
 	case all || v.fresh:
 		v.key, v.fresh, v.given = k, false, 0
 		clear(v.slots)
+		clear(v.place)
 		v.s.each(v.read)
+		v.Outline = nil
 	default:
 		v.key = k
 		for i := 0; i < len(v.facts) && !same; i++ {
@@ -91,6 +100,7 @@ func (v *RouteView) Look(q Query) {
 		for _, i := range v.stale {
 			v.read(int(i), v.s.node(int(i)))
 		}
+		v.setOutline(same)
 	}
 	v.hold(&q)
 	for _, n := range q.Avoid {
@@ -103,6 +113,33 @@ func (v *RouteView) Look(q Query) {
 	prompt.Grammar, prompt.Vectors = 0, 0
 	v.fall(v.s.Prefill, v.Prefill, &prompt)
 	v.keepClass(q.Class)
+	if !v.key.set && v.Outline != nil {
+		v.Fill()
+		v.Outline = nil
+	}
+}
+
+// setOutline makes Pick use the outline if the key is that of the Look before. An outline of many
+// changed nodes costs more than it saves.
+func (v *RouteView) setOutline(same bool) {
+	switch {
+	case !same:
+		v.Outline = nil
+	case v.outline == nil:
+		v.outline = v.s.Table.Outline()
+		v.Outline = v.outline
+	case v.Outline == nil:
+		v.outline.ChangedAll()
+		v.Outline = v.outline
+	default:
+		for _, i := range v.stale {
+			if at := int(i) - len(v.Decode); at < 0 {
+				v.outline.ChangedDecode(int(i))
+			} else {
+				v.outline.ChangedPrefill(at)
+			}
+		}
+	}
 }
 
 // node returns the node at a place.
@@ -152,32 +189,51 @@ func (v *RouteView) adapt(place int) {
 
 // hold sets how much of the prompt each node has.
 func (v *RouteView) hold(q *Query) {
-	v.found = v.found[:0]
+	v.found, v.levels, v.most = v.found[:0], v.levels[:0], v.most[:0]
+	least := 0
 	if b := v.s.blocks; b != nil && len(q.Hashes) > 0 {
 		b.mu.RLock()
-		v.found = b.look(v.found, q.Hashes, q.BlockTokens, q.Groups)
+		if len(q.Groups) > 1 || len(q.Groups) == 1 && q.Groups[0].Window > 0 { // not in levels
+			v.found = b.look(v.found, q.Hashes, q.BlockTokens, q.Groups)
+			v.Outline = nil
+		} else {
+			v.found, v.levels = b.levels(v.found, v.levels, q.Hashes)
+			most, blocks := route.Most(v.levels)
+			if most != nil {
+				v.most = most.Slots(v.most)
+			}
+			least = min(int(blocks)*q.BlockTokens, q.Tokens)
+		}
 		if v.given != b.given {
 			v.given = b.given
 			v.s.each(func(i int, n *Node) {
 				if v.slots[i] == 0 {
 					if at, ok := b.slots[n.member.Load().ID]; ok {
 						v.slots[i] = int32(at) + 1
+						v.place = append(v.place, make([]int32, max(0, at+1-len(v.place)))...)
+						v.place[at] = int32(i) + 1
 					}
 				}
 			})
 		}
 		b.mu.RUnlock()
 	}
-	held := func(states []route.State, slots []int32) {
-		for i, at := range slots {
-			states[i].Held = 0
-			if at > 0 && int(at) <= len(v.found) {
-				states[i].Held = int32(min(int(v.found[at-1])*q.BlockTokens, q.Tokens))
-			}
+	for _, h := range []*route.Holdings{&v.DecodeHeld, &v.PrefillHeld} {
+		h.Blocks, h.BlockTokens, h.Tokens, h.Most, h.Least = v.found, q.BlockTokens, q.Tokens, h.Most[:0], least
+	}
+	for _, slot := range v.most {
+		if int(slot) >= len(v.place) || v.place[slot] == 0 {
+			continue
+		}
+		if at := int(v.place[slot]) - 1; at < len(v.Decode) {
+			v.DecodeHeld.Most = append(v.DecodeHeld.Most, int32(at))
+		} else {
+			v.PrefillHeld.Most = append(v.PrefillHeld.Most, int32(at-len(v.Decode)))
 		}
 	}
-	held(v.Decode, v.slots[:len(v.Decode)])
-	held(v.Prefill, v.slots[len(v.Decode):])
+	if v.Outline == nil {
+		v.Fill()
+	}
 }
 
 // fall makes the nodes of the first level that any node reaches usable, if none is of the level

@@ -85,6 +85,8 @@ type changing struct {
 	blocks *Blocks
 	nodes  [2][]*Node // decode, prefill
 	prompt []kvcache.Hash
+
+	outlined int // decisions by an outline
 }
 
 const (
@@ -137,6 +139,7 @@ func (c *changing) snapshot() *Snapshot {
 		return kept
 	}
 	s.Decode, s.Prefill = some(c.nodes[0]), some(c.nodes[1])
+	s.Table = route.New(ringOf(s.Decode), ringOf(s.Prefill))
 	c.log.begin(s)
 	return s
 }
@@ -265,6 +268,11 @@ func (c *changing) query() Query {
 func (c *changing) equal(when string, v *RouteView, q Query) {
 	c.Helper()
 	v.Look(q)
+	if v.Outline != nil {
+		c.outlined++
+		c.sameDecision(when, v, q)
+	}
+	v.Fill()
 	want := plainLook(v.s, q)
 	for role, got := range [][]route.State{v.Decode, v.Prefill} {
 		plain := [][]route.State{want.Decode, want.Prefill}[role]
@@ -273,6 +281,19 @@ func (c *changing) equal(when string, v *RouteView, q Query) {
 				c.Fatalf("%s: role %d, node %d: %+v, want %+v, for %+v", when, role, i, got[i], plain[i], q)
 			}
 		}
+	}
+}
+
+// sameDecision compares a decision by the outline of a view with one without it.
+func (c *changing) sameDecision(when string, v *RouteView, q Query) {
+	c.Helper()
+	plain := v.View
+	plain.Outline, plain.Decode, plain.Prefill = nil, slices.Clone(v.Decode), slices.Clone(v.Prefill)
+	plain.Fill()
+	r := route.Request{Key: kvcache.Hash(c.Uint64()), Uncached: q.Tokens, MinRemote: 1 + c.IntN(2)*100, Draw: c.Uint64(), Shared: c.IntN(2) == 0}
+	got, want := v.s.Table.Pick(r, v.View, nil), v.s.Table.Pick(r, plain, nil)
+	if !reflect.DeepEqual(got, want) {
+		c.Fatalf("%s: %+v, without an outline %+v, for %+v", when, got, want, q)
 	}
 }
 
@@ -303,8 +324,12 @@ func TestViewsAreThePlainOnes(t *testing.T) {
 				continue
 			}
 			when := fmt.Sprintf("seed %d, step %d", seed, step)
-			v := s.View()
-			c.equal(when, v, c.query())
+			v, q := s.View(), c.query()
+			c.equal(when, v, q)
+			if step%2 == 0 { // the same query again, with an outline
+				c.change(c.Rand, c.any(c.Rand))
+				c.equal(when, v, q)
+			}
 			if len(held) < 6 {
 				held = append(held, v)
 			} else {
@@ -316,6 +341,9 @@ func TestViewsAreThePlainOnes(t *testing.T) {
 					held = slices.Delete(held, i, i+1)
 				}
 			}
+		}
+		if c.outlined < 20 {
+			t.Errorf("seed %d: %d decisions by an outline", seed, c.outlined)
 		}
 		for _, n := range slices.Concat(c.nodes[0], c.nodes[1]) {
 			if l := n.link.Load(); l != nil && !slices.Contains(l.nodes, n) {
@@ -380,7 +408,7 @@ func ringOf(nodes []*Node) (ring []route.Node) {
 // view does not have the node.
 func TestClosedNodeIsFound(t *testing.T) {
 	c := newChanging(t, 1)
-	s := &Snapshot{blocks: c.blocks, changes: &c.log, Decode: c.nodes[0], Prefill: c.nodes[1]}
+	s := &Snapshot{blocks: c.blocks, changes: &c.log, Decode: c.nodes[0], Prefill: c.nodes[1], Table: route.New(ringOf(c.nodes[0]), ringOf(c.nodes[1]))}
 	for _, n := range slices.Concat(s.Decode, s.Prefill) {
 		n.setMember(&Member{ID: n.Name, RPC: n.Name, Ready: true})
 		conn, err := c.f.pool.Get(t.Context(), n.Name)
