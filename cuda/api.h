@@ -27,7 +27,7 @@ typedef struct {
   int32_t capability;  // 90 for 9.0
   int32_t processors;  // multiprocessors
   int32_t twin;        // 1: the host twin
-  int32_t reserved;
+  int32_t tried;       // which kernels of TD_KERNELS are used that change bits of results; 0: none
   char name[128];
 } td_info;
 

@@ -62,7 +62,7 @@ type info struct {
 	capability  int32
 	processors  int32
 	twin        int32
-	_           int32
+	tried       int32
 	name        [128]byte
 }
 

@@ -121,11 +121,12 @@ type kernelCase struct {
 	vocab   int // of a case that draws
 	kv      func(rng *rand.Rand) backend.KVSpec
 	make    func(b *bench) func()
-	draws   bool // each row is an output; see drawAll
-	rules   bool // and each output has rules, in two steps; see ruleAll
-	masks   bool // and most of them have masks; see maskAll
-	slices  bool // draws are by slices, none by a single block
-	adapted bool // the sequences of each step go through adapters, or none
+	draws   bool   // each row is an output; see drawAll
+	rules   bool   // and each output has rules, in two steps; see ruleAll
+	masks   bool   // and most of them have masks; see maskAll
+	slices  bool   // draws are by slices, none by a single block
+	kernels string // TD_KERNELS
+	adapted bool   // the sequences of each step go through adapters, or none
 }
 
 // linearCases are the types of matrices and, each with as many rows as choose another
@@ -305,29 +306,40 @@ func attentionCases() (all []kernelCase) {
 		{6, 2, 40, 0, 16, 20, backend.BF16, false, 0}, {3, 1, 128, 0, 32, 0, backend.BF16, false, 0},
 		{4, 2, 256, 0, 16, 30, backend.BF16, false, 1.5}, {2, 1, 24, 0, 16, 0, backend.F32, false, 0.7},
 	} {
-		name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
-		spec := func(*rand.Rand) backend.KVSpec {
-			s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
-			s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
-			return s
+		add := func(kernels string) {
+			c := c
+			name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
+			if kernels != "" {
+				name += "/by " + kernels
+			}
+			spec := func(*rand.Rand) backend.KVSpec {
+				s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
+				s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
+				return s
+			}
+			all = append(all, kernelCase{name: name, rows: 90, kernels: kernels, kv: spec, make: func(b *bench) func() {
+				wide, second := c.dim, c.kvHeads*c.dim
+				first := second
+				if c.latent > 0 {
+					wide, first, second = c.latent, c.latent, c.dim-c.latent
+				}
+				q, k, v, y := b.input(c.heads*c.dim, 1), b.input(first, 1), b.input(second, 1), b.output(c.heads*wide)
+				a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Softcap: c.softcap, Window: c.window}
+				if c.sinks {
+					w := b.weight(backend.F32, 2, c.heads)
+					a.Sinks = &w
+				}
+				return func() {
+					b.StoreKV(0, k, v)
+					b.Attention(y, q, a)
+				}
+			}})
 		}
-		all = append(all, kernelCase{name: name, rows: 90, kv: spec, make: func(b *bench) func() {
-			wide, second := c.dim, c.kvHeads*c.dim
-			first := second
-			if c.latent > 0 {
-				wide, first, second = c.latent, c.latent, c.dim-c.latent
-			}
-			q, k, v, y := b.input(c.heads*c.dim, 1), b.input(first, 1), b.input(second, 1), b.output(c.heads*wide)
-			a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Softcap: c.softcap, Window: c.window}
-			if c.sinks {
-				w := b.weight(backend.F32, 2, c.heads)
-				a.Sinks = &w
-			}
-			return func() {
-				b.StoreKV(0, k, v)
-				b.Attention(y, q, a)
-			}
-		}})
+		add("")
+		if c.dt == backend.BF16 && c.softcap == 0 && c.dim%64 == 0 {
+			c.blockTokens = max(c.blockTokens, 16)
+			add("attention")
+		}
 	}
 	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
 }
@@ -430,6 +442,10 @@ func (c *kernelCase) open(o Options) (*CUDA, error) {
 	if c.slices {
 		os.Setenv("TD_DRAWS", "only-slices")
 		defer os.Unsetenv("TD_DRAWS")
+	}
+	if c.kernels != "" {
+		os.Setenv("TD_KERNELS", c.kernels)
+		defer os.Unsetenv("TD_KERNELS")
 	}
 	return New(o)
 }
