@@ -57,15 +57,17 @@ inline td_op alone(const td_op &o, int i) {
 // device is opened, lists those to use, separated by commas; "all" is all of them.
 struct Tried {
   bool attention = false;  // attention of single rows by attend_split
+  bool norm = false;       // norms of rows by norm_whole
+  bool fused = false;      // norms and residuals within products of one row
 
-  // bits returns which kernels are used that change bits of results.
-  int bits() const { return attention; }
+  // bits returns which kernels are used that change bits of results, as td_info has them.
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention")};
+    return {has("attention"), has("norm"), has("fused")};
   }
 };
 

@@ -13,6 +13,9 @@ const (
 	fewRows    = 16
 )
 
+// TD_TRIED_FUSED: norms and residuals are fused with products of one row.
+const triedFused = 4
+
 // address is memory of the device; 0 is none.
 type address uint64
 

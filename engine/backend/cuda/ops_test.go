@@ -204,6 +204,41 @@ func kernelCases() (all []kernelCase) {
 			b.RMSNorm(sum, x, backend.NoWeight, 1e-5)
 		}
 	})
+	for _, cols := range []int{300, 2052, 4100, 8196} { // one to eight fours a thread
+		add(fmt.Sprintf("norms/%d/by norm", cols), 2, func(b *bench) func() {
+			x, more, y, z, sum, w := b.input(cols, 2), b.input(cols, 1), b.output(cols), b.output(cols), b.output(cols), b.weight(backend.BF16, 1, cols)
+			return func() {
+				b.AddRMSNorm(y, x, more, w, 1e-5)
+				b.RMSNorm(z, y, backend.NoWeight, 1e-5)
+				b.Columns(sum, x, 0)
+			}
+		})
+		all[len(all)-1].kernels = "norm"
+	}
+	add("norms/fused", 1, func(b *bench) func() { // as a layer of Llama, of one row
+		const hidden, inner = 136, 88
+		x, normed, delta, q, k := b.input(hidden, 2), b.buf(hidden), b.buf(hidden), b.output(72), b.output(24)
+		gate, up, y, sum, last := b.buf(inner), b.buf(inner), b.output(hidden), b.output(hidden), b.output(40)
+		weight := func(out, in int) backend.Weight { return b.weight(backend.BF16, 1/math.Sqrt(float64(in)), out, in) }
+		wq, wk, wo, wg, wu, wd, wl := weight(72, hidden), weight(24, hidden), weight(hidden, 72), weight(inner, hidden), weight(inner, hidden), weight(hidden, inner), weight(40, hidden)
+		n, bias := b.weight(backend.BF16, 1, hidden), b.weight(backend.F32, 1, hidden)
+		return func() {
+			b.RMSNorm(normed, x, n, 1e-5)
+			b.Linear(q, normed, wq, backend.NoWeight)
+			b.Linear(k, normed, wk, backend.NoWeight)
+			b.Linear(delta, q, wo, bias)
+			b.AddRMSNorm(normed, x, delta, n, 1e-5)
+			b.Linear(gate, normed, wg, backend.NoWeight)
+			b.Linear(up, normed, wu, backend.NoWeight)
+			b.GatedAct(gate, gate, up, backend.Act(0))
+			b.Linear(delta, gate, wd, backend.NoWeight)
+			b.AddRMSNorm(normed, x, delta, n, 1e-6)
+			b.Linear(last, normed, wl, backend.NoWeight)
+			b.RMSNorm(y, x, n, 1e-5) // read by nothing that could norm it
+			b.Columns(sum, x, 0)
+		}
+	})
+	all[len(all)-1].kernels = "fused"
 	add("activations", 6, func(b *bench) func() {
 		g, u, half := b.input(90, 3), b.input(90, 3), b.output(40)
 		outs := []backend.Buf{b.output(90), b.output(90), b.output(90)}
