@@ -305,8 +305,8 @@ step-build-nocgo: # the build without a C compiler
 	@CGO_ENABLED=0 $(GO) build ./...
 step-build-arm64: # the build for another architecture, kernels included
 	@$(ARM64) $(GO) build ./...
-step-cuda: # the kernels for GPUs: machine code without spills, registers within their budgets
-	@$(GO) run ./cuda/build -q
+step-cuda: # the kernels for GPUs: machine code of two of five architectures without spills, registers within their budgets; make cuda builds all
+	@$(GO) run ./cuda/build -q -targets 80,90a
 step-rules: # Prometheus' rules: alerts that fire, and alerts that do not
 	@promtool test rules deploy/prometheus/tandem_test.yml
 step-prometheus: # Prometheus' configuration

@@ -22,12 +22,15 @@ typedef struct td_device td_device;
 typedef struct td_plan td_plan;
 typedef uint64_t td_address; // on the device; 0: none
 
+// Kernels of TD_KERNELS that change bits of results.
+enum { TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4 };
+
 typedef struct {
   int64_t total, free; // bytes of memory
   int32_t capability;  // 90 for 9.0
   int32_t processors;  // multiprocessors
   int32_t twin;        // 1: the host twin
-  int32_t reserved;
+  int32_t tried;       // TD_TRIED_ of the kernels in use
   char name[128];
 } td_info;
 
@@ -121,7 +124,10 @@ typedef struct {
 
 enum {
   TD_EMBED = 1, // dst[row] = w[ids[row] - k], for ids within from rows; 0 for other ids
-  TD_LINEAR,    // dst = a·wᵀ + bias; for experts with slots and list. act 1: dst = act(dst, more[0].dst)
+  // dst = a·wᵀ + bias; for experts with slots and list. act 1: dst = act(dst, more[0].dst). In plans
+  // of one row, for bf16 without experts: normalize 1: a is normed, with weights extra and scale as
+  // of TD_NORM; from 1: the product is added to dst.
+  TD_LINEAR,
   TD_NORM,      // dst = norm(a)·w for each dim columns; with b: first a += b
   TD_ANGLES,    // dst = cosines and sines [tokens, dim] from w [dim/2] frequencies
   TD_ROPE,      // rotates dst by the angles b: the last dim columns of each head of k columns

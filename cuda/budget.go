@@ -16,15 +16,15 @@ import (
 var budgets = map[string]int{
 	"attend_plain": 80,
 	// Accumulators of 16 rows take half as many registers as there are columns.
-	"attend_decode": 168, "attend_chunk": 168, "attend_chunk<128>": 208, "attend_join": 80,
-	"gemv":        128,                     // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
-	"gemv<2,4,0>": 168, "gemv<2,4,1>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
-	"gemv<4,4,0>": 168, "gemv<4,4,1>": 168, "gemv<5,4,0>": 168, "gemv<5,4,1>": 168, // as above, of eight and four bits
+	"attend_decode": 168, "attend_split": 168, "attend_split<256>": 184, "attend_split<512>": 184, "attend_chunk": 168, "attend_chunk<128>": 208, "attend_join": 80,
+	"gemv":          128,                       // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
+	"gemv<2,4,0,0>": 168, "gemv<2,4,1,0>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
+	"gemv<4,4,0,0>": 168, "gemv<4,4,1,0>": 168, "gemv<5,4,0,0>": 168, "gemv<5,4,1,0>": 168, // as above, of eight and four bits
 	"gemm":    112,
 	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: still 4 blocks of 128 threads
 	"split_sum": 40, "narrow": 32, "spread": 32, "widen": 48,
 
-	"embed": 40, "norm": 40, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
+	"embed": 40, "norm": 40, "norm_whole": 80, "norm_whole<8>": 128, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
 	"route": 64, "route_groups": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,
 	"shrink": 80, "expand": 72,
 	"rule": 72, "sample": 80, "weigh": 88, "edge": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 40,
@@ -33,8 +33,8 @@ var budgets = map[string]int{
 // loopBudgets are the most instructions that a warp executes for a KB that it reads, as
 // measureCode counts them, with the same names and room as budgets.
 var loopBudgets = map[string]int{
-	"gemv": 96, "gemv<2,1,0>": 190, "gemv<2,1,1>": 190, "gemm": 60, "split_sum": 40,
-	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_chunk": 142, "attend_join": 46,
+	"gemv": 96, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40,
+	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_join": 46,
 	"norm": 36, "head_norm": 34, "rope": 116, "store_kv": 148,
 	"route": 40, "route_groups": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72,
 	"rule": 172, "sample": 390, "logprobs": 390, "weigh": 390, "edge": 510,
@@ -136,6 +136,9 @@ func checkBudgets(used []Usage) error {
 	}
 	for _, u := range used {
 		budget := budgetOf(budgets, u.Kernel)
+		if strings.HasPrefix(u.Arch, "sm_1") && budget > 0 {
+			budget += budget / 8 // its ptxas takes up to 20 registers more; blocks are bounded by TD_KERNEL_OF
+		}
 		switch {
 		case budget == 0:
 			bad = append(bad, fmt.Sprintf("%s has no budget; it takes %d registers on %s", u.Kernel, u.Registers, u.Arch))

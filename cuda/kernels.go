@@ -1,7 +1,7 @@
 // Package cuda builds the shared objects of this folder: the kernels for GPUs, with nvcc,
 // and their host twin, with the C++ compiler. Each source is compiled by itself and cached
-// under the hash of its compiler, flags, headers and source, so that a build compiles only
-// what has changed. The cache also holds ptxas's report of each kernel and counts of its machine
+// under the hash of its compiler, flags, source and the headers that it includes, so that a
+// build compiles only what has changed. The cache also holds ptxas's report of each kernel and counts of its machine
 // code, which are compared with budgets.
 //
 // Invariant: both objects have the functions of api.h and come from the same kernels.
@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -30,11 +31,11 @@ var ErrCompile = errors.New("cuda: does not compile")
 
 // sources are the sources of both objects; the twin also has those of simt/.
 var sources = []string{
-	"kernels/linear.cu", "kernels/attention.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/digest.cu", "runtime/device.cu",
+	"kernels/linear.cu", "kernels/attention.cu", "kernels/decode.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/digest.cu", "runtime/device.cu",
 }
 
-// Architectures are those of the machine code; PTX of the first serves all others.
-var architectures = []string{"80", "90a"}
+// Targets are the architectures of the machine code; PTX of the first serves all others.
+var Targets = []string{"80", "89", "90a", "100", "120"}
 
 // Sanitizers instrument the twin; the program that opens it needs the address sanitizer, too.
 const Sanitizers = "-fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -45,7 +46,6 @@ type builder struct {
 	compiler []string
 	flags    []string // for each source
 	version  []byte   // output of the compiler's --version
-	headers  []byte   // hash of all headers
 }
 
 // Twin builds the host twin below root's cache and returns its path.
@@ -85,19 +85,11 @@ func compilers() []string {
 	return []string{"g++"}
 }
 
-// GPU builds the shared object for GPUs with the nvcc at path. It returns the object's path
-// and the resource usage of its kernels. The error names kernels that exceed their budget
-// of registers or instructions, or spill.
-func GPU(root, nvcc string) (string, []Usage, error) {
-	flags := []string{"-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v", "--keep"}
-	for i, a := range architectures {
-		code := "sm_" + a
-		if i == 0 {
-			code = "[sm_" + a + ",compute_" + a + "]"
-		}
-		flags = append(flags, "-gencode", "arch=compute_"+a+",code="+code)
-	}
-	b, err := newBuilder(root, []string{nvcc}, flags)
+// GPU builds the shared object for GPUs with the nvcc at path, for the named architectures. It
+// returns the object's path and the resource usage of its kernels. The error names kernels that
+// exceed their budget of registers or instructions, or spill.
+func GPU(root, nvcc string, targets []string) (string, []Usage, error) {
+	b, err := newBuilder(root, []string{nvcc}, gpuFlags(targets))
 	if err != nil {
 		return "", nil, err
 	}
@@ -105,20 +97,50 @@ func GPU(root, nvcc string) (string, []Usage, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	var used []Usage
-	for _, o := range objects {
-		log, err := os.ReadFile(o + ".log")
-		if err != nil {
-			return "", nil, err
-		}
-		used = append(used, parseUsage(string(log))...)
-	}
-	if err := checkBudgets(used); err != nil {
+	used, err := usage(objects)
+	if err != nil {
 		return "", used, err
 	}
 	lib := filepath.Join(filepath.Dir(nvcc), "..", "lib")
 	path, err := b.link("tandem-cuda", objects, []string{"-shared", "-cudart", "static", "-L" + lib})
 	return path, used, err
+}
+
+// Measure compiles sources for GPUs, as GPU does, and links nothing.
+func Measure(root, nvcc string, targets, files []string) ([]Usage, error) {
+	b, err := newBuilder(root, []string{nvcc}, gpuFlags(targets))
+	if err != nil {
+		return nil, err
+	}
+	objects, err := b.compile(files)
+	if err != nil {
+		return nil, err
+	}
+	return usage(objects)
+}
+
+func gpuFlags(targets []string) []string {
+	flags := []string{"-O3", "-std=c++17", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-Xptxas", "-v", "--keep"}
+	for i, a := range targets {
+		code := "sm_" + a
+		if i == 0 {
+			code = "[sm_" + a + ",compute_" + a + "]"
+		}
+		flags = append(flags, "-gencode", "arch=compute_"+a+",code="+code)
+	}
+	return flags
+}
+
+// usage returns what the kernels of objects use, and compares it with their budgets.
+func usage(objects []string) (used []Usage, err error) {
+	for _, o := range objects {
+		log, err := os.ReadFile(o + ".log")
+		if err != nil {
+			return nil, err
+		}
+		used = append(used, parseUsage(string(log))...)
+	}
+	return used, checkBudgets(used)
 }
 
 func newBuilder(root string, compiler, flags []string) (*builder, error) {
@@ -131,22 +153,31 @@ func newBuilder(root string, compiler, flags []string) (*builder, error) {
 		return nil, fmt.Errorf("%w: %s --version: %w", ErrCompile, strings.Join(compiler, " "), err)
 	}
 	b := &builder{root: root, compiler: compiler, flags: flags, version: version}
-	h := sha256.New()
-	for _, dir := range []string{".", "kernels", "runtime", "simt"} {
-		files, err := filepath.Glob(filepath.Join(root, "cuda", dir, "*.*h"))
+	return b, os.MkdirAll(b.cache(), 0o755)
+}
+
+// include is a header next to the source, or at a path from its folder.
+var include = regexp.MustCompile(`(?m)^#include "(.+)"$`)
+
+// texts returns a source and the headers of this folder that it includes, those of known once.
+func texts(known map[string]bool, path string) ([]byte, error) {
+	if known[path] {
+		return nil, nil
+	}
+	known[path] = true
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	all := fmt.Appendf(nil, "%s %d\n%s", filepath.Base(path), len(text), text)
+	for _, m := range include.FindAllSubmatch(text, -1) {
+		more, err := texts(known, filepath.Join(filepath.Dir(path), string(m[1])))
 		if err != nil {
 			return nil, err
 		}
-		for _, f := range files {
-			text, err := os.ReadFile(f)
-			if err != nil {
-				return nil, err
-			}
-			fmt.Fprintf(h, "%s %d\n%s", filepath.Base(f), len(text), text)
-		}
+		all = append(all, more...)
 	}
-	b.headers = h.Sum(nil)
-	return b, os.MkdirAll(b.cache(), 0o755)
+	return all, nil
 }
 
 func (b *builder) cache() string { return filepath.Join(b.root, ".cache", "cuda") }
@@ -169,12 +200,12 @@ func (b *builder) compile(files []string) ([]string, error) {
 
 // object compiles one source, unless it is cached.
 func (b *builder) object(file string) (string, error) {
-	text, err := os.ReadFile(filepath.Join(b.root, "cuda", file))
+	text, err := texts(make(map[string]bool), filepath.Join(b.root, "cuda", file))
 	if err != nil {
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%q\n%q\n%x\n%s\n", b.version, b.compiler, b.flags, b.headers, text)
+	fmt.Fprintf(h, "%s\n%q\n%q\n%s\n", b.version, b.compiler, b.flags, text)
 	name := strings.NewReplacer("/", "-", ".", "-").Replace(file)
 	return b.make(fmt.Sprintf("%s-%x.o", name, h.Sum(nil)[:8]), func(to string) []string {
 		args := append(slices.Clone(b.flags), "-c", filepath.Join("cuda", file), "-o", to)

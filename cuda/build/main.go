@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/tandem-serving/tandem/cuda"
 )
@@ -23,6 +24,8 @@ func run() error {
 	nvcc := flag.String("nvcc", os.Getenv("TANDEM_NVCC"), "the compiler for GPUs")
 	twin := flag.Bool("twin", false, "build the host twin instead")
 	out := flag.String("o", "", "copy the shared object there")
+	targets := flag.String("targets", strings.Join(cuda.Targets, ","), "the architectures of the machine code")
+	only := flag.String("only", "", "compile only these sources, separated by commas, and print what their kernels take")
 	quiet := flag.Bool("q", false, "do not print what each kernel takes")
 	flag.Parse()
 	path, err := "", error(nil)
@@ -32,15 +35,17 @@ func run() error {
 		path, err = cuda.Twin(".", "")
 	case *nvcc == "":
 		return errors.New("build: -nvcc (or TANDEM_NVCC) must be the path of nvcc 13.0; `make cuda` installs it")
+	case *only != "":
+		used, err = cuda.Measure(".", *nvcc, strings.Split(*targets, ","), strings.Split(*only, ","))
 	default:
-		path, used, err = cuda.GPU(".", *nvcc)
+		path, used, err = cuda.GPU(".", *nvcc, strings.Split(*targets, ","))
 	}
 	if !*quiet || err != nil {
 		for _, u := range used {
 			fmt.Printf("%-20s %-7s %3d registers %6d instructions %5d per KB\n", u.Kernel, u.Arch, u.Registers, u.Instructions, u.PerKB)
 		}
 	}
-	if err != nil || *out == "" {
+	if err != nil || *out == "" || path == "" {
 		return err
 	}
 	object, err := os.ReadFile(path)

@@ -1,4 +1,5 @@
 #include "attention_mma.cuh"
+#include "attention_plain.cuh"
 
 #include <algorithm>
 
@@ -25,7 +26,7 @@ static void run_mma(const Run &r, const td_op &o) {
   if constexpr (kChunked<kDim>)
     if (rows > TD_FEW)
       TD_LAUNCH(r.stream, (rows + kChunkRows - 1) / kChunkRows, o.heads, 1, kMmaThreads, sizeof(ChunkMemory<kDim>), attend_chunk<kDim>, o, r.step);
-  run_decode<kDim>(r, o);
+  if (!r.tried.attention || !run_split_attention(r, o)) run_decode<kDim>(r, o);
 }
 
 void run_attention(const Run &r, const td_op &o) {

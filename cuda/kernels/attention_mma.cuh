@@ -5,25 +5,6 @@
 #pragma once
 #include "attention.cuh"
 
-constexpr int kTile = 16;          // positions of a tile
-constexpr int kMmaThreads = 128;
-constexpr int kMmaWarps = kMmaThreads / 32;
-constexpr int kPad = 8;            // bf16 after each row, so that lanes read from different banks
-
-// kChunked is true for sizes for which attend_chunk processes the marked rows.
-template <int kDim>
-constexpr bool kChunked = kDim <= 128;
-
-// A team of warps shares a tile. Each warp has a slice of the columns.
-template <int kDim>
-struct Shape {
-  static constexpr int kSlice = kDim < 128 ? kDim : 128;
-  static constexpr int kTeam = kDim / kSlice;
-  static constexpr int kTeams = kMmaWarps / kTeam;
-  static constexpr int kStride = kDim + kPad;       // of queries
-  static constexpr int kTileStride = kSlice + kPad;
-};
-
 template <int kDim>
 struct DecodeMemory {
   using S = Shape<kDim>;
@@ -132,18 +113,6 @@ TD_DEVICE void weigh(Softmax &m, float s[2][4], float keep[2]) {
     m.total[r] = m.total[r] * keep[r] + sum;
     m.most[r] = best;
   }
-}
-
-constexpr float kLog2E = 1.4426950408889634f;
-
-// Part is a range of positions of a context. Long contexts are cut at multiples of kPart,
-// independent of the other rows of the step.
-constexpr int kPart = 512;
-constexpr int kParts = 32;  // bound on the parts; longer contexts have longer parts
-
-TD_HOST_DEVICE int part_size(int end) {
-  int size = (end + kParts - 1) / kParts;
-  return size <= kPart ? kPart : (size + kPart - 1) / kPart * kPart;
 }
 
 // decode_part is attend_decode for positions [from, to).
@@ -266,7 +235,7 @@ TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, float *parts
     *reinterpret_cast<uint32_t *>(&m.q[0][r * S::kStride + d]) = most;
     *reinterpret_cast<uint32_t *>(&m.q[1][r * S::kStride + d]) = bf16_pack(x - bf16_low(most), y - bf16_high(most));
   }
-  int size = part_size(c.end);
+  int size = part_size(c.end, kPart);
   for (int part = block_z(); part * size < c.end; part += grid_z()) {
     int to = (part + 1) * size < c.end ? (part + 1) * size : c.end, from = part * size;
     if (to > c.first) decode_part<kDim>(m, o, c, from > c.first ? from : c.first / kTile * kTile, to, kv_head, parts + ((int64_t(block_x()) * o.heads + head) * kParts + part) * (kDim + 2), heads);
@@ -277,7 +246,7 @@ TD_KERNEL(kMmaThreads) attend_join(td_op o, Step s, int row_from, const float *p
   int row = row_from + block_x(), head = block_y();
   if (row >= live(s, o) || (o.dim <= 128 && in_chunk(s, row))) return;
   Context c = context(o, s, row);
-  int size = part_size(c.end), from = c.first / size, to = (c.end + size - 1) / size, dim = o.dim;
+  int size = part_size(c.end, kPart), from = c.first / size, to = (c.end + size - 1) / size, dim = o.dim;
   const float *mine = parts + (int64_t(block_x()) * o.heads + head) * kParts * (dim + 2);
   float sink = o.extra ? at<const float>(o.extra)[head] * kLog2E : -INFINITY, best = sink;
   for (int p = from; p < to; p++) best = fmaxf(best, mine[p * (dim + 2) + dim]);

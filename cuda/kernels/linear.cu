@@ -29,6 +29,19 @@ static void run_gemvs(const Run &r, const td_op &o, int rows, int spans) {
   else run_gemv<kType, 4>(r, o, spans);
 }
 
+// run_fused launches a product of one bf16 row that is normed, added to dst, or both.
+static void run_fused(const Run &r, const td_op &o) {
+  if (o.type != TD_BF16 || r.rows(o) > 1 || o.table || o.k % 8) {
+    if (r.stream.error.empty()) r.stream.error = "a norm or a sum within a product that does not support it";
+  } else if (!o.normalize) {
+    run_gemv<TD_BF16, 1>(r, o, 1);
+  } else {
+    constexpr int each = kGemvThreads / 32 * gemv_outputs(TD_BF16, 1);
+    if (o.act) TD_LAUNCH(r.stream, (2 * o.n + each - 1) / each, 1, 1, kGemvThreads, 0, (gemv<TD_BF16, 1, 1, 1>), o, r.step);
+    else TD_LAUNCH(r.stream, blocks(o, each), 1, 1, kGemvThreads, 0, (gemv<TD_BF16, 1, 0, 1>), o, r.step);
+  }
+}
+
 template <int kType>
 static void run_gemm(const Run &r, const td_op &o, int rows, int spans) {
   int outs = blocks(o, kTileOut), all = all_outputs(o), tiles = (o.k + kDepth - 1) / kDepth;
@@ -102,6 +115,7 @@ static void run_either(const Run &r, const td_op &o, bool few, int rows, int eac
 void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
   if (rows == 0) return;  // a plan without outputs
+  if (o.normalize || o.from) return run_fused(r, o);
   if (r.blas && o.act && blas_fits(o, rows)) return run_gated(r, o);
   if (r.blas && o.more[0].n && blas_fits(o, rows)) {
     for (int i = 0; i < 3; i++)

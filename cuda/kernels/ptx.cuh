@@ -205,6 +205,16 @@ TD_DEVICE void load_transposed(uint32_t r[4], const void *row) {
   });
 }
 
+// load_matrices is load_transposed without the transposition: r[i] is row lane/4, columns
+// lane%4*2 and the next.
+TD_DEVICE void load_matrices(uint32_t r[4], const void *row) {
+  simt::meet(kAll, 8, &row, sizeof row, r, 16, [](unsigned, const char *in, char *out) {
+    auto *rows = reinterpret_cast<const char *const *>(in);
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++) memcpy(out + lane * 16 + i * 4, rows[i * 8 + lane / 4] + lane % 4 * 4, 4);
+  });
+}
+
 // copy_async copies 16 bytes to shared memory; bytes beyond valid become zero. The wait is
 // for all but the newest groups of the calling thread.
 TD_DEVICE void copy_async(void *dst, const void *src, int valid = 16) { simt::copy_async(dst, src, valid, 16); }
@@ -296,6 +306,13 @@ TD_DEVICE void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 
 TD_DEVICE void load_transposed(uint32_t r[4], const void *row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(uint32_t(__cvta_generic_to_shared(row)))
+               : "memory");
+}
+
+TD_DEVICE void load_matrices(uint32_t r[4], const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(uint32_t(__cvta_generic_to_shared(row)))
                : "memory");

@@ -2,6 +2,11 @@
 
 #include "../runtime/plan.h"
 
+template <int kFours>
+static void run_norm(const Run &r, const td_op &o) {
+  TD_LAUNCH(r.stream, r.rows(o), 1, 1, kNormThreads, 64, norm_whole<kFours>, o, r.step);
+}
+
 void run_rows(const Run &r, const td_op &o) {
   int rows = r.rows(o);
   switch (o.kind) {
@@ -10,6 +15,11 @@ void run_rows(const Run &r, const td_op &o) {
       if (o.dim < o.n) {
         int heads = rows * (o.n / o.dim), each = kRowThreads / 32;
         TD_LAUNCH(r.stream, (heads + each - 1) / each, 1, 1, kRowThreads, 0, head_norm, o, r.step);
+      } else if (int each = (o.n / 4 + kNormThreads - 1) / kNormThreads; r.tried.norm && o.n % 4 == 0 && each <= 8) {
+        if (each <= 1) run_norm<1>(r, o);
+        else if (each <= 2) run_norm<2>(r, o);
+        else if (each <= 4) run_norm<4>(r, o);
+        else run_norm<8>(r, o);
       } else {
         TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm, o, r.step);
       }

@@ -31,6 +31,50 @@ TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
   for (int i = thread_id(); i < n; i += kRowThreads) dst[i] = x[i] * inverse * (w ? w[i] : 1);
 }
 
+constexpr int kNormThreads = 512;
+
+// norm_whole is norm for rows of a multiple of four numbers, at most kFours · 4 · kNormThreads. All
+// of its reads start at once, those of the weights first, and nothing is read twice.
+template <int kFours>
+TD_KERNEL(kNormThreads) norm_whole(td_op o, Step s) {
+  float *scratch = reinterpret_cast<float *>(shared_memory());
+  int row = block_x(), fours = o.n / 4;
+  const Float4 *w = at<const Float4>(o.w), *add = at<const Float4>(o.b);
+  Float4 by[kFours], v[kFours], more[kFours];
+#pragma unroll
+  for (int j = 0; j < kFours; j++) {
+    int i = thread_id() + j * kNormThreads;
+    by[j] = w && i < fours ? w[i] : Float4{{1, 1, 1, 1}};
+  }
+  if (row >= live(s, o)) return;
+  Float4 *x = at<Float4>(o.a) + int64_t(row) * fours, *dst = at<Float4>(o.dst) + int64_t(row) * fours;
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kFours; j++) {
+    int i = thread_id() + j * kNormThreads;
+    v[j] = i < fours ? x[i] : Float4{};
+    more[j] = add && i < fours ? add[int64_t(row) * fours + i] : Float4{};
+  }
+#pragma unroll
+  for (int j = 0; j < kFours; j++) {
+    int i = thread_id() + j * kNormThreads;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      v[j].v[e] += more[j].v[e];
+      sum += v[j].v[e] * v[j].v[e];
+    }
+    if (add && i < fours) x[i] = v[j];
+  }
+  float inverse = 1 / sqrtf(block_sum<kNormThreads>(sum, scratch) / o.n + o.scale);
+#pragma unroll
+  for (int j = 0; j < kFours; j++) {
+    int i = thread_id() + j * kNormThreads;
+#pragma unroll
+    for (int e = 0; e < 4; e++) v[j].v[e] = v[j].v[e] * inverse * by[j].v[e];
+    if (i < fours) dst[i] = v[j];
+  }
+}
+
 // head_norm processes each head of a row, with a warp per head.
 TD_KERNEL(kRowThreads) head_norm(td_op o, Step s) {
   int64_t head = int64_t(block_x()) * (kRowThreads / 32) + thread_id() / 32;

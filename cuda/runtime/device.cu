@@ -59,6 +59,8 @@ struct td_device {
   bool by_slices = false;      // draws are by slices: TD_DRAWS of the environment is "slices" or "only-slices"
   bool only_slices = false;    // see Slices
   char *slices = nullptr;      // memory of draws by slices
+  Tried tried;
+  int *arrived = nullptr;      // counters of blocks that have ended
 
   char *staging[2] = {};
   device::Event staged[2];
@@ -152,7 +154,7 @@ struct td_device {
 
   // choose requests algorithms from cuBLASLt for a plan's products.
   bool choose(const td_plan &p) {
-    Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false, nullptr, false};
+    Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false, nullptr, false, tried, nullptr};
     std::vector<td_op> each;
     for (const td_op &o : p.ops)
       for (int i = 0; i < 3; i++)
@@ -198,7 +200,7 @@ struct td_device {
   }
 
   void run(td_plan *p, int from, int to) {
-    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, only_slices};
+    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, only_slices, tried, arrived};
     for (int i = from; i < to; i++) {
       const td_op &o = p->ops[size_t(i)];
       run_op(r, o);
@@ -240,6 +242,7 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   const char *draws = getenv("TD_DRAWS");
   d->only_slices = draws && !strcmp(draws, "only-slices");
   d->by_slices = d->only_slices || (draws && !strcmp(draws, "slices"));
+  d->tried = Tried::read(getenv("TD_KERNELS"));
   bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal) && device::open(d->copies, ordinal);
   if (ok) device::describe(d->stream, ordinal, &d->info);
   ok = ok && d->stream.error.empty() && d->lay_step();
@@ -247,6 +250,12 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
     d->workspace = static_cast<float *>(d->alloc(kWorkspace));
     for (auto &s : d->staging) s = d->pinned(kStaging);
     ok = d->workspace && d->staging[0] && d->staging[1];
+    d->info.tried = d->tried.bits();
+    if (ok && d->tried.attention) {
+      std::vector<char> zeros(sizeof(int) * kArrivals);
+      d->arrived = static_cast<int *>(d->alloc(int64_t(zeros.size())));
+      ok = d->arrived && td_upload(d, reinterpret_cast<td_address>(d->arrived), zeros.data(), int64_t(zeros.size()));
+    }
   }
   if (ok) return d;
   snprintf(error, size_t(n), "%s", td_error(d));

@@ -129,4 +129,20 @@ void launch(Stream &s, int x, int y, int z, int threads, size_t shared, void (*k
 }
 #endif
 
+namespace device {
+// resident returns how many blocks of a kernel a multiprocessor runs at once.
+template <class... P>
+int resident(void (*kernel)(P...), int threads, size_t shared) {
+#ifdef TD_TWIN
+  (void)kernel, (void)threads, (void)shared;
+  return 2;
+#else
+  int n = 0;
+  if (shared > 48 << 10) (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, kernel, threads, shared) != cudaSuccess) (void)cudaGetLastError();
+  return n > 0 ? n : 1;
+#endif
+}
+}  // namespace device
+
 #define TD_LAUNCH(stream, x, y, z, threads, shared, kernel, ...) launch(stream, x, y, z, threads, shared, kernel, #kernel, __VA_ARGS__)

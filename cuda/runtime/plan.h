@@ -53,6 +53,26 @@ inline td_op alone(const td_op &o, int i) {
   return one;
 }
 
+// Tried are the kernels that no GPU has measured yet. TD_KERNELS of the environment, read when a
+// device is opened, lists those to use, separated by commas; "all" is all of them.
+struct Tried {
+  bool attention = false;  // attention of single rows by attend_split
+  bool norm = false;       // norms of rows by norm_whole
+  bool fused = false;      // norms and residuals within products of one row
+
+  // bits returns which kernels are used that change bits of results, as td_info has them.
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED; }
+
+  static Tried read(const char *names) {
+    auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
+      return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
+    };
+    return {has("attention"), has("norm"), has("fused")};
+  }
+};
+
+constexpr int kArrivals = 1 << 16;  // counters of blocks that have ended, for each launch
+
 // Run holds the parameters of a launch.
 struct Run {
   Stream &stream;
@@ -65,6 +85,8 @@ struct Run {
   bool one_order;   // the order of sums does not depend on the number of rows
   char *slices;     // memory of draws by slices; null: one block of threads draws an output
   bool only_slices; // see Slices
+  const Tried &tried;
+  int *arrived;     // [kArrivals], 0 between launches
   mutable td_address narrowed = 0;  // the activations that blas->narrowed holds
 
   int rows(const td_op &o) const { return (o.outputs ? outputs : tokens) * (o.slots > 0 ? o.slots : 1); }
@@ -84,6 +106,8 @@ int64_t slices_bytes(int outputs, int n, int64_t &zeros);
 void run_rows(const Run &r, const td_op &o);
 void run_linear(const Run &r, const td_op &o);
 void run_attention(const Run &r, const td_op &o);
+// run_split_attention returns false for shapes that it does not support.
+bool run_split_attention(const Run &r, const td_op &o);
 void run_moe(const Run &r, const td_op &o);
 void run_adapt(const Run &r, const td_op &o);
 void run_sample(const Run &r, const td_op &o);

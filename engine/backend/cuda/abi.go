@@ -13,6 +13,9 @@ const (
 	fewRows    = 16
 )
 
+// TD_TRIED_FUSED: norms and residuals are fused with products of one row.
+const triedFused = 4
+
 // address is memory of the device; 0 is none.
 type address uint64
 
@@ -62,7 +65,7 @@ type info struct {
 	capability  int32
 	processors  int32
 	twin        int32
-	_           int32
+	tried       int32
 	name        [128]byte
 }
 

@@ -297,6 +297,9 @@ func (c *CUDA) Variant() string {
 	if c.opts.Deterministic {
 		chip += "-one-order"
 	}
+	if c.info.tried != 0 {
+		chip += fmt.Sprintf("-tried%d", c.info.tried)
+	}
 	if c.blas != 0 {
 		chip += fmt.Sprintf("-lt%d", c.blas)
 	}

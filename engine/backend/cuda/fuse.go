@@ -154,15 +154,56 @@ func fuseAdapts(ops, _ []op) (op, int) {
 	return o, n
 }
 
-// unread reports whether a buffer is written before any operation reads it.
-func unread(rest []op, b address) bool {
-	for _, o := range rest {
-		if o.a == b || o.b == b || o.extra == b || o.kind != opLinear && o.dst == b {
-			return false
+// fuseRow fuses a residual with the product before it, and a norm with the product after it, in a
+// plan of one row. The product then reads what the norm would have read. A buffer that no later
+// operation writes keeps its number, because the host may read it after the step.
+func fuseRow(ops []op, marks []stop) ([]op, []stop) {
+	product := func(o op) bool {
+		return o.kind == opLinear && o.dtype == typeBF16 && o.table == 0 && o.k%8 == 0
+	}
+	for i := 0; i+1 < len(ops); i++ {
+		marked := slices.ContainsFunc(marks, func(m stop) bool { return m.at == i+1 })
+		o, next := &ops[i], &ops[i+1]
+		if marked || o.outputs != next.outputs {
+			continue
 		}
-		if o.dst == b {
-			return true
+		if product(*o) && o.act == 0 && o.more[0].n == 0 && next.kind == opNorm && next.dim == next.n && next.b == o.dst && next.a != o.a && nextUse(ops[i+2:], o.dst) == useWrite {
+			o.dst, o.from, next.b = next.a, 1, 0
+		}
+		whole := o.kind == opNorm && o.dim == o.n && o.b == 0 && o.dst != o.a
+		if whole && product(*next) && next.a == o.dst && next.normalize == 0 && next.dst != o.a && next.more[0].dst != o.a && next.more[1].dst != o.a && nextUse(ops[i+2:], o.dst) == useWrite {
+			next.a, next.normalize, next.extra, next.scale = o.a, 1, o.w, o.scale
+			ops = slices.Delete(ops, i, i+1)
+			for j := range marks {
+				if marks[j].at > i {
+					marks[j].at--
+				}
+			}
 		}
 	}
-	return true
+	return ops, marks
 }
+
+// use is what later operations do first with a buffer.
+type use int
+
+const (
+	useNone use = iota
+	useRead
+	useWrite
+)
+
+func nextUse(rest []op, b address) use {
+	for _, o := range rest {
+		if o.a == b || o.b == b || o.extra == b || (o.kind != opLinear && o.kind != opNorm || o.from != 0) && o.dst == b {
+			return useRead
+		}
+		if o.dst == b {
+			return useWrite
+		}
+	}
+	return useNone
+}
+
+// unread reports whether no operation reads a buffer before it is written.
+func unread(rest []op, b address) bool { return nextUse(rest, b) != useRead }

@@ -56,6 +56,33 @@ func TestFuse(t *testing.T) {
 	}
 }
 
+// A layer of a plan of one row is six operations where norms and residuals are within products, and
+// those of other plans are eight.
+func TestFuseRow(t *testing.T) {
+	t.Setenv("TD_KERNELS", "fused")
+	src, err := model.OpenDir("../../builtin/model")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { src.Close() })
+	dev := openGPU(t, Options{Limits: modelLimits, Eager: true})
+	m := sit(t, src, dev, backend.F32)
+	for rows, each := range map[int]int{1: 6, 2: 8} {
+		if _, err := m.Capture(rows, nil); err != nil {
+			t.Fatal(err)
+		}
+		p := dev.plans[backend.Key{Tokens: rows, Outputs: rows}]
+		for i := range src.Config.Layers - 2 { // the last one has its own buffers
+			if n := p.marks[i+1].at - p.marks[i].at; n != each {
+				t.Errorf("%d rows: layer %d has %d operations, want %d", rows, i, n, each)
+			}
+		}
+	}
+	if v := dev.Variant(); !strings.Contains(v, "-tried4-") {
+		t.Errorf("variant %s", v)
+	}
+}
+
 // Nothing is fused across a mark, and what is fused leaves the marks in order.
 func TestFuseMarks(t *testing.T) {
 	linear := func(dst address) op { return op{kind: opLinear, n: 8, k: 4, a: 1, w: 2, dst: dst} }

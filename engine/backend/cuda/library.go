@@ -46,6 +46,7 @@ var (
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
 	_ = [1]byte{}[C.TD_ADAPT-int(opAdapt)]
+	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused]
 )
 
 // library is an opened shared object. It stays open, because what a GPU's driver started

@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 			rounds, drawRows, seeds, stepsAhead, determined = 5, 10, 1, 8, 1
 		}
 		if os.Getenv("TANDEM_CUDA_SANITIZE") != "" {
-			sanitizers, rounds, seeds, stepsAhead = kernels.Sanitizers, 5, 1, 8
+			sanitizers, rounds, seeds, stepsAhead, longContext = kernels.Sanitizers, 5, 1, 8, 33_000
 		}
 		if os.Getenv("TANDEM_SOAK") != "" {
 			rounds, seeds, stepsAhead = 40, 12, 60
@@ -50,4 +50,6 @@ var (
 	seeds      = uint64(2) // of each kernel's case without KV
 	stepsAhead = 18
 	determined = 2 // models whose bits are compared
+
+	longContext = 131_072 // positions
 )

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -178,6 +179,36 @@ func TestModels(t *testing.T) {
 			}
 			o := model.Options{Quantization: made[filepath.Base(dir)]}
 			compareModels(t, src, sitAs(t, src, widened{host}, backend.F32, o), sitAs(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32, o), backend.F32, tolerance)
+		})
+	}
+}
+
+// TestModelBF16 compares a model whose heads have a size that tensor cores compute with, over bf16
+// KV, by the kernels of either switch. A number of KV whose fp32 bits differ in the last places may
+// be rounded to either side, so that logits of up to 30 differ by more than over fp32.
+func TestModelBF16(t *testing.T) {
+	all := rounds
+	rounds = min(rounds, 5)
+	if os.Getenv("TANDEM_SOAK") != "" {
+		rounds = all
+	}
+	t.Cleanup(func() { rounds = all })
+	for _, kernels := range []string{"", "all"} {
+		if kernels == "" && rounds < all {
+			continue // TestKernels compares these
+		}
+		t.Run(kernels, func(t *testing.T) {
+			t.Setenv("TD_KERNELS", kernels)
+			src, err := model.OpenDir("../../builtin/model")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { src.Close() })
+			host, err := cpu.New(cpu.Options{Limits: modelLimits, Threads: 1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			compareModels(t, src, sit(t, src, widened{host}, backend.BF16), sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.BF16), backend.BF16, 0.5)
 		})
 	}
 }

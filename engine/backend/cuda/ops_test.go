@@ -121,11 +121,12 @@ type kernelCase struct {
 	vocab   int // of a case that draws
 	kv      func(rng *rand.Rand) backend.KVSpec
 	make    func(b *bench) func()
-	draws   bool // each row is an output; see drawAll
-	rules   bool // and each output has rules, in two steps; see ruleAll
-	masks   bool // and most of them have masks; see maskAll
-	slices  bool // draws are by slices, none by a single block
-	adapted bool // the sequences of each step go through adapters, or none
+	draws   bool   // each row is an output; see drawAll
+	rules   bool   // and each output has rules, in two steps; see ruleAll
+	masks   bool   // and most of them have masks; see maskAll
+	slices  bool   // draws are by slices, none by a single block
+	kernels string // TD_KERNELS
+	adapted bool   // the sequences of each step go through adapters, or none
 }
 
 // linearCases are the types of matrices and, each with as many rows as choose another
@@ -203,6 +204,41 @@ func kernelCases() (all []kernelCase) {
 			b.RMSNorm(sum, x, backend.NoWeight, 1e-5)
 		}
 	})
+	for _, cols := range []int{300, 2052, 4100, 8196} { // one to eight fours a thread
+		add(fmt.Sprintf("norms/%d/by norm", cols), 2, func(b *bench) func() {
+			x, more, y, z, sum, w := b.input(cols, 2), b.input(cols, 1), b.output(cols), b.output(cols), b.output(cols), b.weight(backend.BF16, 1, cols)
+			return func() {
+				b.AddRMSNorm(y, x, more, w, 1e-5)
+				b.RMSNorm(z, y, backend.NoWeight, 1e-5)
+				b.Columns(sum, x, 0)
+			}
+		})
+		all[len(all)-1].kernels = "norm"
+	}
+	add("norms/fused", 1, func(b *bench) func() { // as a layer of Llama, of one row
+		const hidden, inner = 136, 88
+		x, normed, delta, q, k := b.input(hidden, 2), b.buf(hidden), b.buf(hidden), b.output(72), b.output(24)
+		gate, up, y, sum, last := b.buf(inner), b.buf(inner), b.output(hidden), b.output(hidden), b.output(40)
+		weight := func(out, in int) backend.Weight { return b.weight(backend.BF16, 1/math.Sqrt(float64(in)), out, in) }
+		wq, wk, wo, wg, wu, wd, wl := weight(72, hidden), weight(24, hidden), weight(hidden, 72), weight(inner, hidden), weight(inner, hidden), weight(hidden, inner), weight(40, hidden)
+		n, bias := b.weight(backend.BF16, 1, hidden), b.weight(backend.F32, 1, hidden)
+		return func() {
+			b.RMSNorm(normed, x, n, 1e-5)
+			b.Linear(q, normed, wq, backend.NoWeight)
+			b.Linear(k, normed, wk, backend.NoWeight)
+			b.Linear(delta, q, wo, bias)
+			b.AddRMSNorm(normed, x, delta, n, 1e-5)
+			b.Linear(gate, normed, wg, backend.NoWeight)
+			b.Linear(up, normed, wu, backend.NoWeight)
+			b.GatedAct(gate, gate, up, backend.Act(0))
+			b.Linear(delta, gate, wd, backend.NoWeight)
+			b.AddRMSNorm(normed, x, delta, n, 1e-6)
+			b.Linear(last, normed, wl, backend.NoWeight)
+			b.RMSNorm(y, x, n, 1e-5) // read by nothing that could norm it
+			b.Columns(sum, x, 0)
+		}
+	})
+	all[len(all)-1].kernels = "fused"
 	add("activations", 6, func(b *bench) func() {
 		g, u, half := b.input(90, 3), b.input(90, 3), b.output(40)
 		outs := []backend.Buf{b.output(90), b.output(90), b.output(90)}
@@ -306,32 +342,43 @@ func attentionCases() (all []kernelCase) {
 		{4, 2, 256, 0, 16, 30, backend.BF16, false, 1.5}, {2, 1, 24, 0, 16, 0, backend.F32, false, 0.7},
 		{6, 2, 64, 0, 16, 20, backend.FP8, true, 1.5}, {4, 1, 80, 64, 16, 0, backend.FP8, false, 0},
 	} {
-		name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
-		spec := func(*rand.Rand) backend.KVSpec {
-			s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
-			s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
-			return s
+		add := func(kernels string) {
+			c := c
+			name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
+			if kernels != "" {
+				name += "/by " + kernels
+			}
+			spec := func(*rand.Rand) backend.KVSpec {
+				s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
+				s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
+				return s
+			}
+			all = append(all, kernelCase{name: name, rows: 90, kernels: kernels, kv: spec, make: func(b *bench) func() {
+				wide, second := c.dim, c.kvHeads*c.dim
+				first := second
+				if c.latent > 0 {
+					wide, first, second = c.latent, c.latent, c.dim-c.latent
+				}
+				q, k, v, y := b.input(c.heads*c.dim, 1), b.input(first, 1), b.input(second, 1), b.output(c.heads*wide)
+				a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Softcap: c.softcap, Window: c.window}
+				if c.sinks {
+					w := b.weight(backend.F32, 2, c.heads)
+					a.Sinks = &w
+				}
+				if c.dt == backend.FP8 {
+					b.must(b.ScaleKV(0, []float32{0.02, 0.01}[:c.kvHeads], []float32{1. / 64, 0.5}[:c.kvHeads]))
+				}
+				return func() {
+					b.StoreKV(0, k, v)
+					b.Attention(y, q, a)
+				}
+			}})
 		}
-		all = append(all, kernelCase{name: name, rows: 90, kv: spec, make: func(b *bench) func() {
-			wide, second := c.dim, c.kvHeads*c.dim
-			first := second
-			if c.latent > 0 {
-				wide, first, second = c.latent, c.latent, c.dim-c.latent
-			}
-			q, k, v, y := b.input(c.heads*c.dim, 1), b.input(first, 1), b.input(second, 1), b.output(c.heads*wide)
-			a := backend.AttentionSpec{Heads: c.heads, KVHeads: c.kvHeads, HeadDim: c.dim, Scale: 0.3, Softcap: c.softcap, Window: c.window}
-			if c.sinks {
-				w := b.weight(backend.F32, 2, c.heads)
-				a.Sinks = &w
-			}
-			if c.dt == backend.FP8 {
-				b.must(b.ScaleKV(0, []float32{0.02, 0.01}[:c.kvHeads], []float32{1. / 64, 0.5}[:c.kvHeads]))
-			}
-			return func() {
-				b.StoreKV(0, k, v)
-				b.Attention(y, q, a)
-			}
-		}})
+		add("")
+		if c.dt == backend.BF16 && c.softcap == 0 && c.dim%64 == 0 {
+			c.blockTokens = max(c.blockTokens, 16)
+			add("attention")
+		}
 	}
 	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), placeCase(backend.FP8, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
 }
@@ -434,6 +481,10 @@ func (c *kernelCase) open(o Options) (*CUDA, error) {
 	if c.slices {
 		os.Setenv("TD_DRAWS", "only-slices")
 		defer os.Unsetenv("TD_DRAWS")
+	}
+	if c.kernels != "" {
+		os.Setenv("TD_KERNELS", c.kernels)
+		defer os.Unsetenv("TD_KERNELS")
 	}
 	return New(o)
 }

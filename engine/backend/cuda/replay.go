@@ -228,6 +228,9 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 	p := c.recording
 	if !c.opts.unfused {
 		p.ops, p.marks = fuse(p.ops, p.marks)
+		if c.info.tried&triedFused != 0 && key.Tokens == 1 && !c.opts.Deterministic {
+			p.ops, p.marks = fuseRow(p.ops, p.marks)
+		}
 	}
 	ok := true
 	if p.eager, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, false); ok {
