@@ -41,7 +41,11 @@
 // The package does not know what a request is or when it ends.
 package sample
 
-import "math"
+import (
+	"math"
+	"math/bits"
+	"slices"
+)
 
 // Scratch is the working memory of Pick. It may be reused for any logits, because no
 // result depends on its contents. One goroutine uses it at a time.
@@ -112,29 +116,32 @@ func Pick(logits []float32, p *Params, position int32, s *Scratch) int32 {
 }
 
 // mask writes to dst the logits whose bit is set, and -Inf for the others. dst may be logits.
-func mask(dst, logits []float32, bits []uint64) {
+func mask(dst, logits []float32, set []uint64) {
 	for at := 0; at < len(logits); at += 64 {
 		to, from, word := dst[at:min(at+64, len(logits))], logits[at:min(at+64, len(logits))], uint64(0)
-		if at>>6 < len(bits) {
-			word = bits[at>>6]
+		if at>>6 < len(set) {
+			word = set[at>>6]
 		}
-		switch word {
-		case math.MaxUint64:
+		all := uint64(math.MaxUint64) >> (64 - len(to))
+		if word &= all; bits.OnesCount64(word) > len(to)/2 { // the fewer of the two are written one by one
 			copy(to, from)
-		case 0:
-			for i := range to {
-				to[i] = lowest
+			for w := all &^ word; w != 0; w &= w - 1 {
+				to[bits.TrailingZeros64(w)] = lowest
 			}
-		default:
-			for i, v := range from {
-				if word>>i&1 == 0 {
-					v = lowest
-				}
-				to[i] = v
-			}
+			continue
 		}
+		next := 0
+		for w := word; w != 0; w &= w - 1 {
+			i := bits.TrailingZeros64(w)
+			copy(to[next:i], excluded[:])
+			to[i], next = from[i], i+1
+		}
+		copy(to[next:], excluded[:])
 	}
 }
+
+// excluded are the logits of 64 tokens that a mask excludes.
+var excluded = [64]float32(slices.Repeat([]float32{lowest}, 64))
 
 // locate returns the first block whose sum exceeds what the blocks before it leave of
 // rest, and that remainder. If rounding leaves a remainder after the last block, it
