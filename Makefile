@@ -40,6 +40,9 @@ SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 ZIG    := .cache/zig-$(ZIG_VERSION)
+# The control plane, kubectl and helm of make test-deploy.
+KUBERNETES_VERSION := $(shell sed -n 's/^\tk8s.io.kubernetes v\([0-9.]*\).*/\1/p' deploy/test/tools/go.mod)
+KUBERNETES := .cache/kubernetes-$(KUBERNETES_VERSION)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
 BENCHGRAMMAR := .cache/bench-grammar-llguidance-$(LLGUIDANCE_VERSION)-jsonschema-$(JSONSCHEMA_VERSION)-gpt-tokenizer-$(GPT_TOKENIZER_VERSION)
 # The clients of make clients are those of the lock files.
@@ -134,13 +137,24 @@ release: $(ZIG)/installed mmdebstrap ## archives, packages, wheels and images fo
 # A Debian that boots in systemd-nspawn, and a package of this tree to install there.
 SYSTEMD_ROOT := .cache/systemd-root-bookworm
 
-test-deploy: $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release ## packages, image and units as they are installed, under a real systemd in a container; needs root, five minutes
-	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null \
-		|| $(call apt,skopeo umoci bubblewrap lintian rpm)
+test-deploy: build $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release $(KUBERNETES)/installed ## packages, image and units as they are installed, under a real systemd in a container, and the chart on a Kubernetes of processes; needs root, five minutes
+	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null && command -v ip >/dev/null \
+		|| $(call apt,skopeo umoci bubblewrap lintian rpm iproute2)
+	TANDEM_KUBERNETES=$(CURDIR)/$(KUBERNETES) $(GO) test -C deploy/test -tags deploy -count=1 -timeout 20m -v ./kube
 	rm -rf .cache/release
 	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH)
 	cd deploy/release && TANDEM_DIST=$(CURDIR)/.cache/release $(GO) test -tags deploy -count=1 -v -run 'TestImage|TestWheelInstalls|TestPackages' .
 	TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb) $(GO) test -tags deploy -count=1 -v ./deploy/systemd
+
+# Clients and controllers compare versions, which go build does not know.
+KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
+	-X k8s.io/component-base/version.gitMajor=$(word 1,$(subst ., ,$(KUBERNETES_VERSION))) -X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES_VERSION)))
+
+$(KUBERNETES)/installed: deploy/test/tools/go.mod
+	@mkdir -p $(KUBERNETES)
+	cd deploy/test/tools && CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) build -ldflags '$(KUBERNETES_LDFLAGS)' -o $(CURDIR)/$(KUBERNETES)/ tool
+	mv $(KUBERNETES)/server $(KUBERNETES)/etcd
+	@touch $@
 
 $(SYSTEMD_ROOT)/etc/os-release:
 	@command -v systemd-nspawn >/dev/null || $(call apt,systemd-container)

@@ -59,6 +59,7 @@ var parsed = map[string]string{
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
 	"bench/transfer":         "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",
 	"bench/report":           "its own reports, by encoding/json into plain fields",
+	"deploy/test/kube":       "questions of DNS, by golang.org/x/net, and what it wrote itself, by encoding/json into plain fields",
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
 	"cuda":                   "objects of the compiler that it has just run",
