@@ -140,8 +140,8 @@ func (s *Server) Retire() { s.closing.Store(true) }
 //
 // A client whose answer began before Retire may send its next request on the same connection. The
 // connection stays open for reuseTime after that answer, because a request would be lost that
-// crosses the end of the connection. From half of ctx's time on, connections end with their answers,
-// because a request that begins then may not have the time to finish.
+// crosses the end of the connection. From half of ctx's time on, connections end with their
+// answers, because a request that begins then may not have the time to finish.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.Retire()
 	err := s.Close()

@@ -59,6 +59,8 @@ var parsed = map[string]string{
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
 	"bench/transfer":         "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",
 	"bench/report":           "its own reports, by encoding/json into plain fields",
+	"deploy/test/checks":     "the output of go test, by encoding/json into plain fields",
+	"deploy/test/crds":       "the output of go mod download, by encoding/json into plain fields",
 	"deploy/test/kube":       "questions of DNS, by golang.org/x/net, and what it wrote itself, by encoding/json into plain fields",
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",

@@ -51,6 +51,7 @@ type Cluster struct {
 	dir     string // files of the control plane, and below pods/ of pods
 	bin     string
 	kubelet *kubelet
+	names   *services
 }
 
 // Programs returns the folder with the programs of Kubernetes, or skips the test.
@@ -176,8 +177,8 @@ func (c *Cluster) startNodes(t *testing.T, o Options) {
 	var log lockedLog
 	shared := informers.NewSharedInformerFactory(c.Client, 0)
 	c.kubelet = &kubelet{client: c.Client, image: o.Image, dir: c.path("pods"), logf: log.printf}
-	s := &services{delay: o.Endpoints, logf: log.printf}
-	if err := errors.Join(c.kubelet.run(ctx, shared), s.run(ctx, shared)); err != nil {
+	c.names = &services{delay: o.Endpoints, logf: log.printf}
+	if err := errors.Join(c.kubelet.run(ctx, shared), c.names.run(ctx, shared)); err != nil {
 		t.Fatal(err)
 	}
 	shared.Start(ctx.Done())
@@ -219,6 +220,23 @@ func (c *Cluster) Killed() []string {
 	kills := c.kubelet.kills
 	c.kubelet.kills = nil
 	return kills
+}
+
+// SpoilTokens makes the projected tokens of accounts invalid, as if they had expired, or valid
+// again.
+func (c *Cluster) SpoilTokens(spoil bool) { c.kubelet.spoilTokens.Store(spoil) }
+
+// Names makes the DNS server know the names of Services, or none.
+func (c *Cluster) Names(known bool) { c.names.silent.Store(!known) }
+
+// Logs returns what the pods of a namespace have written.
+func (c *Cluster) Logs(namespace string) (text string) {
+	for _, p := range c.pods() {
+		if p.spec.Namespace == namespace {
+			text += p.tail(1 << 20)
+		}
+	}
+	return text
 }
 
 // Until waits until f succeeds, and fails the test with its last error after bound.

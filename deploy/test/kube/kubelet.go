@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -28,12 +29,13 @@ type Image struct {
 
 // kubelet runs the pods of all nodes.
 type kubelet struct {
-	client     kubernetes.Interface
-	secrets    corelisters.SecretLister
-	configMaps corelisters.ConfigMapLister
-	image      func(reference string) (Image, error)
-	dir        string // of pods' folders
-	logf       func(format string, args ...any)
+	client      kubernetes.Interface
+	secrets     corelisters.SecretLister
+	configMaps  corelisters.ConfigMapLister
+	image       func(reference string) (Image, error)
+	dir         string      // of pods' folders
+	spoilTokens atomic.Bool // projected tokens are not valid
+	logf        func(format string, args ...any)
 
 	mu     sync.Mutex
 	pods   map[types.UID]*pod

@@ -40,13 +40,23 @@ func TestKubernetes(t *testing.T) {
 		},
 	})
 	t.Logf("the API server was ready after %.1f s", c.Started.Seconds())
+	c.Run(t, "kubectl", "create", "namespace", namespace)
+	for _, mode := range []string{"enforce", "warn"} {
+		c.Run(t, "kubectl", "label", "namespace", namespace, "pod-security.kubernetes.io/"+mode+"=restricted")
+	}
 	f := &fleet{Cluster: c}
 	for _, part := range []struct {
 		name string
 		run  func(t *testing.T)
 	}{
+		{"Values", f.testValues},
 		{"Fleet", f.testFleet},
 		{"Rollout", f.testRollout},
+		{"Eviction", f.testEviction},
+		{"Certificates", f.testCertificates},
+		{"Discovery", f.testDiscovery},
+		{"Names", f.testNames},
+		{"Autoscaling", f.testAutoscaling},
 	} {
 		if !t.Run(part.name, part.run) && part.name == "Fleet" {
 			return
@@ -66,7 +76,7 @@ gateway:
   config: {min-remote-prefill-tokens: 1}
 nodes:
   shutdownSeconds: 3
-  config: {kv-cache-memory-bytes: 64MiB, threads: 1, max-num-seqs: 64}
+  config: {kv-cache-memory-bytes: 256MiB, threads: 1, max-num-seqs: 64}
 `
 
 // upgrade installs or upgrades the release with the values and more, and waits for its rollouts.
@@ -89,7 +99,21 @@ func (f *fleet) rolledOut(t *testing.T, name string) {
 }
 
 // running returns the pods of a component that do not end.
-func (f *fleet) running(t *testing.T, component string) (pods []corev1.Pod) {
+func (f *fleet) running(t *testing.T, component string) []corev1.Pod {
+	t.Helper()
+	running, _ := f.list(t, component)
+	return running
+}
+
+// ending returns the pods of a component that end.
+func (f *fleet) ending(t *testing.T, component string) []corev1.Pod {
+	t.Helper()
+	_, ending := f.list(t, component)
+	return ending
+}
+
+// list returns the pods of a component.
+func (f *fleet) list(t *testing.T, component string) (running, ending []corev1.Pod) {
 	t.Helper()
 	list, err := f.Client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + component})
 	if err != nil {
@@ -97,17 +121,17 @@ func (f *fleet) running(t *testing.T, component string) (pods []corev1.Pod) {
 	}
 	for _, p := range list.Items {
 		if p.DeletionTimestamp == nil {
-			pods = append(pods, p)
+			running = append(running, p)
+		} else {
+			ending = append(ending, p)
 		}
 	}
-	return pods
+	return running, ending
 }
 
 // The chart is installed in a namespace that enforces the Restricted standard; its Job makes the
 // certificates, all pods become ready, and a chat through the Service is answered.
 func (f *fleet) testFleet(t *testing.T) {
-	f.Run(t, "kubectl", "create", "namespace", namespace)
-	f.Run(t, "kubectl", "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted", "pod-security.kubernetes.io/enforce-version=latest")
 	f.upgrade(t)
 	for component, want := range map[string]int{"gateway": 2, "prefill": 1, "decode": 2} {
 		if got := len(f.running(t, component)); got != want {

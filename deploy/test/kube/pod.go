@@ -570,8 +570,11 @@ func (p *pod) secure(s *containerSpec, c *corev1.SecurityContext) {
 
 // tail returns the end of what the pod's containers have written.
 func (p *pod) tail(bytes int64) string {
+	p.mu.Lock()
+	runs := slices.Concat(p.init, p.main)
+	p.mu.Unlock()
 	var text string
-	for _, r := range slices.Concat(p.init, p.main) {
+	for _, r := range runs {
 		f, err := os.Open(r.logFile())
 		if err != nil {
 			continue

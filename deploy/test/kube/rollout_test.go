@@ -4,10 +4,6 @@ package kube
 
 import (
 	"fmt"
-	"io"
-	"net/http"
-	"regexp"
-	"strconv"
 	"testing"
 )
 
@@ -28,8 +24,25 @@ func (f *fleet) disturb(t *testing.T, l *load, change func()) {
 		return nil
 	})
 	change()
-	ended := stop()
-	t.Logf("%d streams ended, %d failed", ended, len(l.failures))
+	t.Logf("%d streams ended", stop())
+	f.unharmed(t, l)
+}
+
+// unharmed waits for the end of pods, and fails the test if a stream has failed or a process has
+// outlived its grace.
+func (f *fleet) unharmed(t *testing.T, l *load) {
+	t.Helper()
+	f.Until(t, settleBound, "no pod ends", func() error {
+		for _, component := range []string{"gateway", "prefill", "decode"} {
+			if n := len(f.ending(t, component)); n > 0 {
+				return fmt.Errorf("%d of %s", n, component)
+			}
+		}
+		return nil
+	})
+	if n := len(l.failures); n > 0 {
+		t.Errorf("%d streams failed", n)
+	}
 	for i, failure := range l.failures {
 		if i < 10 {
 			t.Error(failure)
@@ -64,25 +77,11 @@ func (f *fleet) testRollout(t *testing.T) {
 func (f *fleet) metric(t *testing.T, component, name string) (sum float64) {
 	t.Helper()
 	for _, p := range f.running(t, component) {
-		var port int32
-		for _, at := range p.Spec.Containers[0].Ports {
-			if at.Name == "http" {
-				port = at.ContainerPort
-			}
-		}
-		resp, err := http.Get(fmt.Sprintf("http://%s:%d/metrics", p.Status.PodIP, port))
+		v, err := scrape(t.Context(), &p, name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer resp.Body.Close()
-		text, _ := io.ReadAll(resp.Body)
-		for _, m := range regexp.MustCompile(`(?m)^`+regexp.QuoteMeta(name)+`(?:\{.*\})? (\S+)$`).FindAllSubmatch(text, -1) {
-			v, err := strconv.ParseFloat(string(m[1]), 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sum += v
-		}
+		sum += v
 	}
 	return sum
 }

@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -36,6 +37,7 @@ type services struct {
 	slices   discoverylisters.EndpointSliceLister
 	delay    time.Duration // between a change of endpoints and its effect on new connections, as kube-proxy's
 	logf     func(format string, args ...any)
+	silent   atomic.Bool // no name is known
 
 	mu        sync.Mutex
 	listening map[string]net.Listener // by address and port
@@ -238,7 +240,7 @@ func (s *services) serveDNS(conn net.PacketConn) {
 func (s *services) lookup(name string) (found []netip.Addr, ok bool) {
 	base, ok := strings.CutSuffix(name, ".svc.cluster.local.")
 	service, namespace, two := strings.Cut(base, ".")
-	if !ok || !two {
+	if !ok || !two || s.silent.Load() {
 		return nil, false
 	}
 	v, err := s.services.Services(namespace).Get(service)

@@ -258,6 +258,10 @@ func (p *pod) addToken(ctx context.Context, files map[string]projected, s *corev
 		}
 		p.token = got.Status.Token
 	}
-	files[s.Path] = projected{p.token, 0o640}
+	token := p.token
+	if p.kubelet.spoilTokens.Load() {
+		token = "expired"
+	}
+	files[s.Path] = projected{token, 0o640}
 	return nil
 }
