@@ -40,6 +40,9 @@ SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 ZIG    := .cache/zig-$(ZIG_VERSION)
+# The control plane, kubectl and helm of make test-deploy.
+KUBERNETES_VERSION := $(shell sed -n 's/^\tk8s.io.kubernetes v\([0-9.]*\).*/\1/p' deploy/test/tools/go.mod)
+KUBERNETES := .cache/kubernetes-$(KUBERNETES_VERSION)
 KVPEERS  := .cache/kvpeers-nixl-$(NIXL_VERSION)-mooncake-$(MOONCAKE_VERSION)
 BENCHGRAMMAR := .cache/bench-grammar-llguidance-$(LLGUIDANCE_VERSION)-jsonschema-$(JSONSCHEMA_VERSION)-gpt-tokenizer-$(GPT_TOKENIZER_VERSION)
 # The clients of make clients are those of the lock files.
@@ -134,13 +137,34 @@ release: $(ZIG)/installed mmdebstrap ## archives, packages, wheels and images fo
 # A Debian that boots in systemd-nspawn, and a package of this tree to install there.
 SYSTEMD_ROOT := .cache/systemd-root-bookworm
 
-test-deploy: $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release ## packages, image and units as they are installed, under a real systemd in a container; needs root, five minutes
-	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null \
-		|| $(call apt,skopeo umoci bubblewrap lintian rpm)
-	rm -rf .cache/release
+# A step of test-deploy: its name, its environment and the arguments of go test. The table at the end
+# judges the results.
+deploytest = @echo "== $(1)"; $(GO) tool gotestsum --format testname --format-icons text --hide-summary skipped --jsonfile $(CURDIR)/logs/deploy/$(1).json \
+	--raw-command -- env $(2) $(GO) test -json -count=1 -timeout 30m $(3) || true
+
+test-deploy: build $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release $(KUBERNETES)/installed debian prometheus ## packages, image, units and the chart as they are installed: under a real systemd in a container, and on a Kubernetes whose pods are processes; needs root, four minutes and once ten more; ends with a table of checks
+	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null && command -v ip >/dev/null \
+		|| $(call apt,skopeo umoci bubblewrap lintian rpm iproute2)
+	rm -rf .cache/release logs/deploy
+	mkdir -p logs/deploy
+	$(call deploytest,chart,,-C deploy/test -run 'TestChart|TestLint|TestRefusedValues|TestDefinitions' .)
+	$(call deploytest,kube,TANDEM_KUBERNETES=$(CURDIR)/$(KUBERNETES),-C deploy/test -tags deploy ./kube)
+	$(call deploytest,binary,,-run '^TestBinaryProxies$$' ./internal/e2e)
+	$(call deploytest,helm,,-run TestValues ./deploy/helm)
 	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH)
-	cd deploy/release && TANDEM_DIST=$(CURDIR)/.cache/release $(GO) test -tags deploy -count=1 -v -run 'TestImage|TestWheelInstalls|TestPackages' .
-	TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb) $(GO) test -tags deploy -count=1 -v ./deploy/systemd
+	$(call deploytest,release,TANDEM_DIST=$(CURDIR)/.cache/release,-C deploy/release -tags deploy -run 'TestImage|TestWheelInstalls|TestPackages|Glibc|TestReproducible' .)
+	$(call deploytest,systemd,TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb),-tags deploy ./deploy/systemd)
+	@$(GO) run -C deploy/test ./checks $(CURDIR)/logs/deploy
+
+# Clients and controllers compare versions, which go build does not know.
+KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
+	-X k8s.io/component-base/version.gitMajor=$(word 1,$(subst ., ,$(KUBERNETES_VERSION))) -X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES_VERSION)))
+
+$(KUBERNETES)/installed: deploy/test/tools/go.mod
+	@mkdir -p $(KUBERNETES)
+	cd deploy/test/tools && CGO_ENABLED=0 GOFLAGS=-trimpath $(GO) build -ldflags '$(KUBERNETES_LDFLAGS)' -o $(CURDIR)/$(KUBERNETES)/ tool
+	mv $(KUBERNETES)/server $(KUBERNETES)/etcd
+	@touch $@
 
 $(SYSTEMD_ROOT)/etc/os-release:
 	@command -v systemd-nspawn >/dev/null || $(call apt,systemd-container)

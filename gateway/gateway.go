@@ -238,6 +238,7 @@ func (g *Gateway) Run(ctx context.Context) error {
 func (g *Gateway) drain() {
 	over := time.Now().Add(g.o.ShutdownTimeout)
 	g.draining.Store(true)
+	g.http.Retire()
 	g.Log.Info("draining", "in_flight", g.InFlight.Load(), "timeout", g.o.ShutdownTimeout)
 	if delay := min(g.o.DrainDelay, g.o.ShutdownTimeout); delay > 0 {
 		time.Sleep(delay)

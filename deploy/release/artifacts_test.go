@@ -113,6 +113,19 @@ func TestWheelInstalls(t *testing.T) {
 	}
 }
 
+// The program of the archive starts with the oldest glibc that releases promise.
+func TestOldestGlibc(t *testing.T) {
+	dir := t.TempDir()
+	output(t, "tar", "-xzf", artifactOf(t, "tandem-*-linux-*.tar.gz"), "-C", dir, "--strip-components=1")
+	found := strings.Fields(output(t, "find", dir, "-name", "tandem", "-type", "f", "-perm", "-100"))
+	if len(found) != 1 {
+		t.Fatalf("the archive has programs %q", found)
+	}
+	if err := checkGlibc(found[0]); err != nil {
+		t.Error(err)
+	}
+}
+
 // lintian finds no error in the Debian package, and rpm reads the other.
 func TestPackages(t *testing.T) {
 	out, _ := exec.Command("lintian", "--fail-on", "none", artifactOf(t, "*.deb")).CombinedOutput()

@@ -1,28 +1,17 @@
 package test
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"sync"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 	"sigs.k8s.io/yaml"
-)
 
-// definitions are the files that define the kinds of other projects, by kind. They lie in Go modules,
-// which are downloaded without their dependencies.
-var definitions = map[string]struct{ module, file string }{
-	"ScaledObject": {"github.com/kedacore/keda/v2@v2.21.0", "config/crd/bases/keda.sh_scaledobjects.yaml"},
-	"PodMonitor":   {"github.com/prometheus-operator/prometheus-operator@v0.85.0", "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml"},
-	"HTTPRoute":    {"sigs.k8s.io/gateway-api@v1.6.3", "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"},
-	"Certificate":  {"github.com/cert-manager/cert-manager@v1.21.2", "deploy/crds/cert-manager.io_certificates.yaml"},
-	"Issuer":       {"github.com/cert-manager/cert-manager@v1.21.2", "deploy/crds/cert-manager.io_issuers.yaml"},
-}
+	"github.com/tandem-serving/tandem/deploy/test/crds"
+)
 
 var (
 	schemasMu sync.Mutex
@@ -50,21 +39,11 @@ func validate(o *object) error {
 
 // schemaOf reads the schema of an object's kind and version.
 func schemaOf(o *object) (*jsonschema.Schema, error) {
-	d, ok := definitions[o.Kind]
-	if !ok {
-		return nil, fmt.Errorf("there is none of %s", o.Kind)
-	}
-	cmd := exec.Command("go", "mod", "download", "-json", d.module)
-	cmd.Dir = os.TempDir() // outside of a module
-	out, err := cmd.Output()
+	file, err := crds.File(o.Kind)
 	if err != nil {
-		return nil, fmt.Errorf("go mod download %s: %w: %s", d.module, err, out)
-	}
-	var module struct{ Dir string }
-	if err := json.Unmarshal(out, &module); err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(module.Dir, d.file))
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +73,7 @@ func schemaOf(o *object) (*jsonschema.Schema, error) {
 		}
 		return c.Compile("crd.json")
 	}
-	return nil, fmt.Errorf("%s has no version %s", d.file, o.APIVersion)
+	return nil, fmt.Errorf("%s has no version %s", file, o.APIVersion)
 }
 
 // closeObjects makes a schema of Kubernetes one that refuses unknown fields, as strict validation does.

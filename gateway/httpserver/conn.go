@@ -30,6 +30,7 @@ const maxReadAhead = 16 << 10
 type listener struct {
 	net.Listener
 	limits    atomic.Pointer[limits.Limits]
+	close     func() error  // of Listener, once
 	held      atomic.Int64  // bytes that are reserved for large bodies and for answers
 	limiting  atomic.Bool   // limitGarbage runs
 	ended     chan struct{} // closed by End
@@ -46,13 +47,16 @@ type listener struct {
 // newListener wraps l. At most most connections are open at a time; 0: any number.
 func newListener(l net.Listener, most int, m Counters, errorBody func(int, string) []byte) *listener {
 	conns := list.New()
-	own := &listener{Listener: l, errorBody: errorBody, ended: make(chan struct{}), most: most, meters: m, conns: conns, firstBusy: conns.PushBack(nil), from: map[netip.Addr]int{}}
+	own := &listener{Listener: l, close: sync.OnceValue(l.Close), errorBody: errorBody, ended: make(chan struct{}), most: most, meters: m, conns: conns, firstBusy: conns.PushBack(nil), from: map[netip.Addr]int{}}
 	own.SetLimits(limits.Limits{})
 	return own
 }
 
 // SetLimits changes the limits; any goroutine may call it.
 func (l *listener) SetLimits(o limits.Limits) { l.limits.Store(&o) }
+
+// Close implements net.Listener. Further calls return the error of the first.
+func (l *listener) Close() error { return l.close() }
 
 // Accept implements net.Listener.
 func (l *listener) Accept() (net.Conn, error) {

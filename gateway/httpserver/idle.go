@@ -71,6 +71,23 @@ func (l *listener) unlinkIdle() *Conn {
 	return c
 }
 
+// closeIdle closes the connections whose last request ended before a time, and returns the number
+// of open connections that are left.
+func (l *listener) closeIdle(before time.Time) (left int) {
+	l.mu.Lock()
+	var old []*Conn
+	for c := l.longestIdle(); c != nil && c.idle.since.Before(before); c = l.longestIdle() {
+		l.unlink(c)
+		old = append(old, c)
+	}
+	left = l.open()
+	l.mu.Unlock()
+	for _, c := range old {
+		_ = c.end() // its owner may have closed it before
+	}
+	return left
+}
+
 // setBusy marks that c has a request, so that it is not closed in favor of another connection. It
 // reports whether c is still open.
 func (c *Conn) setBusy() bool {

@@ -14,9 +14,11 @@ package httpserver
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -36,6 +38,10 @@ const (
 	// answerBytes is the size of the write buffer. Most answers fit with their head, and are sent by
 	// one write. A stream holds the buffer until it ends, although its events bypass it.
 	answerBytes = 2 << 10
+	// reuseTime is how long a connection stays open after an answer that did not announce its end,
+	// and closeInterval how often Shutdown looks for connections that are idle for longer.
+	reuseTime     = time.Second
+	closeInterval = 20 * time.Millisecond
 	// retryAfter is the Retry-After of refused connections, in seconds.
 	retryAfter = 1
 )
@@ -65,8 +71,9 @@ type Counters struct {
 // Server serves clients. Make it with New.
 type Server struct {
 	*listener
-	o    Options
-	http *fasthttp.Server
+	o       Options
+	http    *fasthttp.Server
+	closing atomic.Bool // each answer is the last of its connection
 }
 
 // New makes a server of the connections that l accepts. Its answers carry no Date header. A handler
@@ -125,8 +132,28 @@ func (l serverLog) Printf(format string, args ...any) {
 // Run accepts connections and serves them until Shutdown or Close.
 func (s *Server) Run() error { return s.http.Serve(s.listener) }
 
+// Retire makes each answer whose head is not sent yet the last of its connection, so that clients
+// send their next request elsewhere.
+func (s *Server) Retire() { s.closing.Store(true) }
+
 // Shutdown stops accepting and waits for the requests that run, until ctx ends.
-func (s *Server) Shutdown(ctx context.Context) error { return s.http.ShutdownWithContext(ctx) }
+//
+// A client whose answer began before Retire may send its next request on the same connection. The
+// connection stays open for reuseTime after that answer, because a request would be lost that
+// crosses the end of the connection. From half of ctx's time on, connections end with their
+// answers, because a request that begins then may not have the time to finish.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.Retire()
+	err := s.Close()
+	until := time.Now().Add(time.Hour)
+	if end, ok := ctx.Deadline(); ok {
+		until = time.Now().Add(time.Until(end) / 2)
+	}
+	for s.closeIdle(time.Now().Add(-reuseTime)) > 0 && time.Now().Before(until) && ctx.Err() == nil {
+		time.Sleep(closeInterval)
+	}
+	return errors.Join(err, s.http.ShutdownWithContext(ctx))
+}
 
 // Open returns the number of open connections.
 func (s *Server) Open() int { return int(s.http.GetOpenConnectionsCount()) }
@@ -138,6 +165,9 @@ func (s *Server) End() { close(s.ended) }
 func (s *Server) serve(ctx *fasthttp.RequestCtx) {
 	serving(ctx)
 	s.o.Handler(ctx)
+	if s.closing.Load() {
+		ctx.SetConnectionClose()
+	}
 	if ctx.Response.IsBodyStream() && ctx.Response.Header.ContentLength() < 0 && !ctx.Request.Header.IsHTTP11() {
 		sendUnchunked(ctx)
 	}

@@ -57,7 +57,10 @@ var mayImport = map[string][]string{
 	"decode/course": {},
 	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/breaker", "internal/cluster", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
-	"deploy/release": {}, // a module of its own
+	"deploy/release":     {}, // a module of its own
+	"deploy/test/checks": {}, // in a module of its own, as are the next
+	"deploy/test/crds":   {},
+	"deploy/test/kube":   {"deploy/test/crds"},
 
 	"cuda":       {},
 	"cuda/build": {"cuda"},
