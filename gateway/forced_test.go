@@ -217,7 +217,7 @@ func TestJSONOnChannels(t *testing.T) {
 		}
 	}
 	b := obedient(t, Options{ToolCallParser: "openai", ReasoningParser: "openai_gptoss"})
-	r := b.post(chatPath, `{`+hi+`,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"contains":{}}}}}`)
+	r := b.post(chatPath, `{`+hi+`,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"contains":{"type":"null"},"maxContains":2}}}}`)
 	if a := r.parse(t); r.StatusCode != 400 || !strings.HasPrefix(a.Error.Message, "response_format.json_schema.schema: contains at #/contains: ") {
 		t.Errorf("%d %s", r.StatusCode, r.body)
 	}
@@ -292,7 +292,7 @@ func TestConstrainedContent(t *testing.T) {
 			`"guided_choice":["` + strings.Repeat("a", 1<<20) + `"]`: "guided_choice",
 			`"guided_grammar":"root ::= root"`:                       "guided_grammar: ebnf",
 			`"guided_json":"{}}"`:                                    "guided_json: json",
-			`"guided_json":{"items":{"contains":{}}}`:                "guided_json: contains at #/items/contains: ",
+			`"guided_json":{"items":{"contains":{"type":"null"},"maxContains":2}}`:                "guided_json: contains at #/items/contains: ",
 		} {
 			if r := b.post(chatPath, `{`+hi+`,`+fields+`}`); r.StatusCode != 400 || !strings.Contains(r.body, want) || strings.Contains(r.body, "structural_tag") {
 				t.Errorf("%s: %.60s: %d %.300s", name, fields, r.StatusCode, r.body)
@@ -316,14 +316,14 @@ func TestForcedCallsRefused(t *testing.T) {
 		fields, param, says string
 		status              int
 	}{
-		{hermes, tool(`{"type":"object","properties":{"x":{"contains":{}}}}`), anywhere, "contains at #/properties/x/contains: ", 400},
+		{hermes, tool(`{"type":"object","properties":{"x":{"contains":{"type":"null"},"maxContains":2}}}`), anywhere, "contains at #/properties/x/contains: ", 400},
 		{hermes, tool(`{"type":"object","properties":{"x":false},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "tools[1].function.parameters: required at #/required: accepts no text", 400},
 		{coder, tool(`{"properties":{"x":{"type":"string","enum":[1]}},"required":["x"]}`) + `,"tool_choice":{"type":"function","function":{"name":"f"}}`, "tool_choice", "tools[1].function.parameters: enum at #/properties/x/enum: accepts no text", 400},
 		{hermes, tool(`{"properties":{"x":{"const":"\ud800"}}}`), anywhere, "json at #/properties/x/const: half a surrogate pair", 400},
 		{hermes, tool(`{"description":"` + strings.Repeat("a", 4000) + `"}`), "tools", "--max-grammar-bytes", 400},
 		{hermes, tool(`{}`) + `,"tool_choice":"required","guided_regex":"a"`, "tool_choice", "both constrain", 400},
 		{hermes, tool(`{}`) + `,"guided_regex":"a"`, "tools", "guided_regex both constrain", 400},
-		{hermes, weather + `,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"items":{"contains":{}}}}}`, "response_format.json_schema.schema", "contains at #/items/contains: ", 400},
+		{hermes, weather + `,"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":{"items":{"contains":{"type":"null"},"maxContains":2}}}}`, "response_format.json_schema.schema", "contains at #/items/contains: ", 400},
 		{old, weather + `,"response_format":{"type":"json_object"}`, "", "leave response_format out", 503},
 		{hermes, `"tool_choice":"required"`, "tool_choice", "needs tools", 400},
 		{python, strings.Replace(tool(`{}`), `"a"`, `"2a"`, 1) + `,"tool_choice":"required"`, "tool_choice", "begin it with a letter", 400},
@@ -338,7 +338,7 @@ func TestForcedCallsRefused(t *testing.T) {
 		}
 	}
 	// Nothing is forced: any node serves these.
-	for _, fields := range []string{tool(`{"contains":{}}`) + `,"tool_choice":"none"`, strings.Replace(tool(`{"contains":{}}`), "true", "false", 1), weather} {
+	for _, fields := range []string{tool(`{"contains":{"type":"null"},"maxContains":2}`) + `,"tool_choice":"none"`, strings.Replace(tool(`{"contains":{"type":"null"},"maxContains":2}`), "true", "false", 1), weather} {
 		if r := old.post(chatPath, `{`+hi+`,`+fields+`}`); r.StatusCode != 200 {
 			t.Errorf("%s: %d %s", fields, r.StatusCode, r.body)
 		}

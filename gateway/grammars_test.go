@@ -136,7 +136,7 @@ func TestConstrainedStreamResumes(t *testing.T) {
 func TestBadGrammars(t *testing.T) {
 	b := newBed(t, Options{}, map[string]nodestest.Options{"d1": constraining("d1", grammar.Version)})
 	for _, c := range []struct{ field, param, text string }{
-		{`"response_format":{"type":"json_schema","json_schema":{"schema":{"properties":{"a":{"contains":{}}}}}}`, "response_format.json_schema.schema", "contains at #/properties/a"},
+		{`"response_format":{"type":"json_schema","json_schema":{"schema":{"properties":{"a":{"contains":{"type":"null"},"maxContains":2}}}}}`, "response_format.json_schema.schema", "contains at #/properties/a"},
 		{`"response_format":{"type":"json_schema","json_schema":{"name":"x"}}`, "response_format.json_schema.schema", "is required"},
 		{`"response_format":{"type":"json_schema"}`, "response_format.json_schema", "must be an object"},
 		{`"response_format":{"type":"yaml"}`, "response_format.type", "yaml"},

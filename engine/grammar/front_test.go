@@ -58,12 +58,12 @@ CODE: /[a-c]/
 // Attributes of rules that change what matches are refused by name, and so are schemas that are none.
 func TestLarkRefuses(t *testing.T) {
 	for text, want := range map[string]string{
-		"start[max_tokens=3]: \"a\"":      `attribute "max_tokens=3" of a rule is not supported`,
-		"start[capture: \"a\"":            "have no end",
-		"start: %json [1]":                "",
-		"start: %json {\"type\": }":       "%json needs a JSON Schema",
-		"start: %json {\"contains\": {}}": "contains",
-		"start: %jsonx":                   "%json needs a JSON Schema",
+		"start[max_tokens=3]: \"a\"": `attribute "max_tokens=3" of a rule is not supported`,
+		"start[capture: \"a\"":       "have no end",
+		"start: %json [1]":           "",
+		"start: %json {\"type\": }":  "%json needs a JSON Schema",
+		"start: %json {\"contains\": {\"type\": \"null\"}, \"maxContains\": 2}": "contains",
+		"start: %jsonx": "%json needs a JSON Schema",
 	} {
 		if _, err := Compile(Source{Kind: Lark, Text: []byte(text)}, DefaultLimits()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", text, err)

@@ -404,6 +404,9 @@ func compareMagnitude(d, x decimal) int {
 	return strings.Compare(d.frac, x.frac)
 }
 
+// isPlain reports whether a number is written as an integer.
+func isPlain(number string) bool { return !strings.ContainsAny(number, ".eE") }
+
 // equalValues reports whether two JSON values are equal as JSON Schema defines it: numbers by
 // value, members in any order.
 func equalValues(a, b *value) bool {
@@ -416,9 +419,15 @@ func equalValues(a, b *value) bool {
 	case '"':
 		return a.text == b.text
 	case '0':
+		if a.text == b.text {
+			return true
+		}
+		if isPlain(a.text) && isPlain(b.text) && a.text != "-0" && b.text != "-0" {
+			return false // integers have one spelling
+		}
 		x, err := parseDecimal(a.text)
 		y, err2 := parseDecimal(b.text)
-		return err == nil && err2 == nil && x == y || a.text == b.text
+		return err == nil && err2 == nil && x == y
 	case '[':
 		if len(a.arr) != len(b.arr) {
 			return false

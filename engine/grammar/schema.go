@@ -30,7 +30,8 @@ type schemaCompiler struct {
 	exprs     map[string]*expr
 	depth     int // of emptiness checks
 	schemas   []rootSchema
-	named     []namedRules // of a structural tag, in the order of their rules
+	named     []namedRules   // of a structural tag, in the order of their rules
+	dynamic   map[string]int // how many schemas have a $dynamicAnchor, by its name, or a $recursiveAnchor, as ""
 }
 
 // namedRules are the rules of a format that has a name.
@@ -100,7 +101,7 @@ func (c *schemaCompiler) begin(root *value) {
 			c.siblings = c.siblings && !strings.Contains(s.text, old)
 		}
 	}
-	c.memo, c.resources = map[string]int32{}, map[string]*resource{} // $ref stays inside one schema
+	c.memo, c.resources, c.dynamic = map[string]int32{}, map[string]*resource{}, map[string]int{} // $ref stays inside one schema
 	c.index(root, root.parent, root.name, nil)
 }
 
@@ -150,7 +151,13 @@ func (c *schemaCompiler) index(v, parent *value, name string, res *resource) {
 		for _, key := range []string{"$anchor", "$dynamicAnchor"} {
 			if a := v.get(key); a != nil && a.kind == '"' {
 				res.anchors[a.text] = v
+				if key == "$dynamicAnchor" {
+					c.dynamic[a.text]++
+				}
 			}
+		}
+		if isTrue(v.get("$recursiveAnchor")) {
+			c.dynamic[""]++
 		}
 	}
 	v.res = res
@@ -328,6 +335,24 @@ func (c *schemaCompiler) resolve(v, ref *value) (*value, error) {
 		return nil, refuse(v, "$ref", "%q is not a schema", clip(ref.text))
 	}
 	return at, nil
+}
+
+// resolveDynamic returns the schema that a $dynamicRef or a $recursiveRef of v names. It refuses a
+// name that several schemas have, because the outermost of them on the way to v would count.
+func (c *schemaCompiler) resolveDynamic(v *value, k string, ref *value) (*value, error) {
+	to, err := c.resolve(v, ref)
+	if err != nil {
+		return nil, err
+	}
+	_, name, _ := strings.Cut(ref.text, "#")
+	anchor, n := to.get("$dynamicAnchor"), c.dynamic[name]
+	if k == "$dynamicRef" && (anchor == nil || anchor.text != name) {
+		n = 0 // it is as $ref
+	}
+	if n > 1 || k == "$recursiveRef" && (name != "" || n > 0) {
+		return nil, refuse(v, k, "is supported only where one schema has the anchor")
+	}
+	return to, nil
 }
 
 // unescapeURI decodes %XX.

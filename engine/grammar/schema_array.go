@@ -1,5 +1,7 @@
 package grammar
 
+import "slices"
+
 // array returns the arrays of a flat.
 func (c *schemaCompiler) array(f *flat) (*expr, error) {
 	a := &f.arrays
@@ -7,6 +9,9 @@ func (c *schemaCompiler) array(f *flat) (*expr, error) {
 	prefix := 0
 	for _, p := range a.items {
 		prefix = max(prefix, len(p.prefix))
+	}
+	if len(a.contains) > 0 {
+		return c.containing(f, prefix)
 	}
 	if a.unique && most > 1 {
 		return c.uniqueArray(f, prefix)
@@ -38,6 +43,26 @@ func (c *schemaCompiler) array(f *flat) (*expr, error) {
 		return noString, nil
 	}
 	return seq(lit("["), c.space, c.items(items, rest, a.min, most), lit("]")), nil
+}
+
+// containing returns the arrays with an item of contains: items, one of these, and items.
+func (c *schemaCompiler) containing(f *flat, prefix int) (*expr, error) {
+	a := &f.arrays
+	if len(a.contains) > 1 || prefix > 0 || a.unique || a.min > 1 || a.max != unlimited {
+		return nil, refuse(f.source, "contains", "is not supported twice, or with prefixItems, uniqueItems, minItems or maxItems")
+	}
+	conj := c.itemSchemas(f, 0)
+	item, err := c.rule(conj)
+	if err != nil {
+		return nil, err
+	}
+	found, err := c.rule(append(slices.Clip(conj), a.contains...))
+	if err != nil {
+		return nil, err
+	}
+	before := star(seq(ruleRef(item), c.space, c.comma))
+	behind := star(seq(c.comma, ruleRef(item), c.space))
+	return seq(lit("["), c.space, before, ruleRef(found), c.space, behind, lit("]")), nil
 }
 
 // item returns the expression of the i-th item, noString if there may be none.

@@ -54,6 +54,7 @@ type stringPart struct {
 
 type arrayPart struct {
 	items    []itemPart
+	contains []*value // each is valid for at least one item
 	min, max int32
 	unique   bool
 }
@@ -90,7 +91,7 @@ func (f *flat) clone() *flat {
 	c.lits, c.notLits = slices.Clip(f.lits), slices.Clip(f.notLits)
 	c.strings.patterns, c.strings.not, c.strings.formats = slices.Clip(f.strings.patterns), slices.Clip(f.strings.not), slices.Clip(f.strings.formats)
 	c.multiple = slices.Clip(f.multiple)
-	c.arrays.items = slices.Clip(f.arrays.items)
+	c.arrays.items, c.arrays.contains = slices.Clip(f.arrays.items), slices.Clip(f.arrays.contains)
 	c.objects.members, c.objects.required, c.objects.names = slices.Clip(f.objects.members), slices.Clip(f.objects.required), slices.Clip(f.objects.names)
 	return &c
 }
@@ -205,11 +206,14 @@ func (c *schemaCompiler) keyword(flats []*flat, v *value, k string, x *value, de
 	case "properties", "patternProperties", "additionalProperties", "required", "propertyNames", "minProperties", "maxProperties":
 		return c.objectKeyword(flats, v, k, x)
 	case "unevaluatedProperties", "unevaluatedItems":
-		if x.kind == 'b' && x.yes {
-			return flats, nil
+		return c.unevaluated(flats, v, k, x)
+	case "$dynamicRef", "$recursiveRef":
+		to, err := c.resolveDynamic(v, k, x)
+		if err != nil {
+			return nil, err
 		}
-		return nil, refuse(v, k, "is not supported")
-	case "$dynamicRef", "$recursiveRef", "extends", "disallow":
+		return c.apply(flats, to, depth+1)
+	case "extends", "disallow":
 		return nil, refuse(v, k, "is not supported")
 	case "then", "else", "additionalItems", "minContains", "maxContains": // read with if, items and contains
 		return flats, nil
@@ -252,14 +256,17 @@ func (c *schemaCompiler) values(flats []*flat, v *value, k string, x *value) ([]
 	if k == keyNotValues {
 		return each(flats, func(f *flat) { f.notLits = append(f.notLits, list...) }), nil
 	}
-	return each(flats, func(f *flat) {
+	var err error
+	out := each(flats, func(f *flat) {
 		if !f.limited {
 			f.limited, f.lits = true, slices.Clip(list)
 			return
 		}
 		var kept []*value
 		for _, a := range f.lits {
-			c.steps += len(list)
+			if err = c.step(len(list)); err != nil {
+				return
+			}
 			if slices.ContainsFunc(list, func(b *value) bool { return equalValues(a, b) }) {
 				kept = append(kept, a)
 			}
@@ -268,7 +275,8 @@ func (c *schemaCompiler) values(flats []*flat, v *value, k string, x *value) ([]
 		if len(kept) == 0 {
 			f.types = 0
 		}
-	}), nil
+	})
+	return out, err
 }
 
 // count reads a number of characters, items or members.
@@ -437,24 +445,37 @@ func (c *schemaCompiler) arrayKeyword(flats []*flat, v *value, k string, x *valu
 	return each(flats, func(f *flat) { f.arrays.items = append(f.arrays.items, part) }), nil
 }
 
-// contains allows what asserts nothing, and excludes arrays where no item can be valid.
+// contains demands an item for which x is valid. Another number of such items is a number of items
+// if x is valid for all or for none, and is refused otherwise.
 func (c *schemaCompiler) contains(flats []*flat, v, x *value) ([]*flat, error) {
-	if least := v.get("minContains"); least != nil && v.get("maxContains") == nil {
-		if n, err := c.count(v, "minContains", least); err == nil && n == 0 {
-			return flats, nil
-		}
-	}
-	for _, f := range flats {
-		if f.types&typeArray != 0 && !f.limited {
-			return nil, refuse(v, "contains", "is not supported")
-		}
-	}
-	for _, f := range flats {
-		for _, l := range f.lits {
-			if l.kind == '[' {
-				return nil, refuse(v, "contains", "is not supported")
+	limits := [...]int32{1, unlimited}
+	for i, k := range []string{"minContains", "maxContains"} {
+		if limit := v.get(k); limit != nil {
+			var err error
+			if limits[i], err = c.count(v, k, limit); err != nil {
+				return nil, err
 			}
 		}
+	}
+	least, most := limits[0], limits[1]
+	switch {
+	case x.kind == 'b' && x.yes || x.kind == '{' && len(x.keys) == 0:
+		return each(flats, func(f *flat) {
+			if f.arrays.min, f.arrays.max = max(f.arrays.min, least), min(f.arrays.max, most); f.arrays.min > f.arrays.max {
+				f.types &^= typeArray
+			}
+		}), nil
+	case least == 0 && most == unlimited:
+		return flats, nil
+	case x.kind == 'b' && least == 0:
+		return flats, nil
+	case x.kind == 'b' || least > most:
+		return each(flats, func(f *flat) { f.types &^= typeArray }), nil
+	case least == 1 && most == unlimited:
+		return each(flats, func(f *flat) { f.arrays.contains = append(f.arrays.contains, x) }), nil
+	}
+	if slices.ContainsFunc(flats, func(f *flat) bool { return f.types&typeArray != 0 }) {
+		return nil, refuse(v, "contains", "is not supported with this minContains or maxContains")
 	}
 	return flats, nil
 }

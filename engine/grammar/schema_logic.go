@@ -66,7 +66,7 @@ func (c *schemaCompiler) merge(flats []*flat) []*flat {
 func plainList(f *flat) bool {
 	s, a, o := &f.strings, &f.arrays, &f.objects
 	return len(f.notLits) == 0 && s.min == 0 && s.max == unlimited && len(s.patterns)+len(s.not)+len(s.formats) == 0 && f.lo == nil && f.hi == nil && len(f.multiple) == 0 &&
-		len(a.items) == 0 && a.min == 0 && a.max == unlimited && !a.unique && len(o.members)+len(o.required)+len(o.names) == 0 && o.min == 0 && o.max == unlimited
+		len(a.items)+len(a.contains) == 0 && a.min == 0 && a.max == unlimited && !a.unique && len(o.members)+len(o.required)+len(o.names) == 0 && o.min == 0 && o.max == unlimited
 }
 
 // oneOf distributes branches of which exactly one is valid: each branch excludes those others
@@ -205,6 +205,9 @@ func (c *schemaCompiler) negate(v *value, depth int) ([][]*value, error) {
 	}
 	var out [][]*value
 	for i, k := range v.keys {
+		if k != "$ref" && !c.siblings && v.get("$ref") != nil {
+			continue
+		}
 		alts, err := c.negateKeyword(v, k, v.vals[i], depth)
 		if err != nil {
 			return nil, err

@@ -9,6 +9,9 @@ func (c *schemaCompiler) validConj(v *value, conj []*value) (bool, error) {
 		return false, err
 	}
 	for _, f := range flats {
+		if err := c.step(len(f.lits)); err != nil {
+			return false, err
+		}
 		ok := !f.limited
 		for _, l := range f.lits {
 			ok = ok || equalValues(l, v)
@@ -25,7 +28,7 @@ func (c *schemaCompiler) validConj(v *value, conj []*value) (bool, error) {
 
 // valid reports whether a value satisfies a flat, apart from its list of values.
 func (c *schemaCompiler) valid(v *value, f *flat) (bool, error) {
-	if err := c.step(1); err != nil {
+	if err := c.step(1 + len(f.notLits)); err != nil {
 		return false, err
 	}
 	if f.excludes(v) {
@@ -118,10 +121,28 @@ func (c *schemaCompiler) validArray(v *value, f *flat) (bool, error) {
 		if ok, err := c.validConj(x, c.itemSchemas(f, i)); !ok || err != nil {
 			return false, err
 		}
+		if !f.arrays.unique {
+			continue
+		}
+		if err := c.step(i); err != nil {
+			return false, err
+		}
 		for _, y := range v.arr[:i] {
-			if f.arrays.unique && equalValues(x, y) {
+			if equalValues(x, y) {
 				return false, nil
 			}
+		}
+	}
+	for _, s := range f.arrays.contains {
+		found := false
+		for i := 0; i < len(v.arr) && !found; i++ {
+			var err error
+			if found, err = c.validConj(v.arr[i], []*value{s}); err != nil {
+				return false, err
+			}
+		}
+		if !found {
+			return false, nil
 		}
 	}
 	return true, nil
@@ -216,6 +237,11 @@ func (c *schemaCompiler) emptyFlat(f *flat) (bool, error) {
 func (c *schemaCompiler) emptyArray(f *flat) (bool, error) {
 	for i := range min(f.arrays.min, 16) {
 		if empty, err := c.emptyConj(c.itemSchemas(f, int(i))); empty || err != nil {
+			return empty, err
+		}
+	}
+	for _, s := range f.arrays.contains {
+		if empty, err := c.emptyConj([]*value{s}); empty || err != nil {
 			return empty, err
 		}
 	}

@@ -52,10 +52,11 @@ var schemaBounds = jsonscan.Bounds{Elements: MaxValues, Values: MaxValues}
 // keywordText describes schemas in the OpenAPI document.
 const keywordText = "A JSON Schema of draft 4, 6, 7, 2019-09 or 2020-12. Enforced: $ref within the schema, type, enum, const, " +
 	"properties, required, additionalProperties, patternProperties, propertyNames, minProperties, maxProperties, dependentRequired, " +
-	"items, prefixItems, additionalItems, minItems, maxItems, uniqueItems of an enum, minLength, maxLength, pattern, " +
+	"items, prefixItems, additionalItems, minItems, maxItems, uniqueItems of an enum, contains (one item), " +
+	"unevaluatedProperties and unevaluatedItems (without anyOf, oneOf and if), $dynamicRef where one schema has the anchor, minLength, maxLength, pattern, " +
 	"format (date, time, date-time, duration, email, hostname, ipv4, ipv6, uuid, uri, uri-reference; int32, int64), " +
 	"minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf, allOf, anyOf, and oneOf, not, if, then and else where branches can be distinguished. " +
-	"Refused by name: unevaluatedProperties, unevaluatedItems, contains, $dynamicRef, $recursiveRef, remote references, and what else cannot be enforced. " +
+	"Refused by name: remote references, and what else cannot be enforced. " +
 	"Annotations, unknown keywords and other formats are ignored. Members come in the order of properties."
 
 var (

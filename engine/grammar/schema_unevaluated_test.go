@@ -1,0 +1,96 @@
+package grammar
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// Unevaluated members and items, $dynamicRef and contains are enforced where the schema alone decides
+// what they apply to, and are refused by name elsewhere.
+func TestUnevaluated(t *testing.T) {
+	for _, c := range []struct {
+		schema  string
+		yes, no []string
+		refused string // the keyword
+	}{
+		{`{"allOf":[{"properties":{"a":{"type":"integer"}}},{"$ref":"#/$defs/b"}],"unevaluatedProperties":false,"$defs":{"b":{"patternProperties":{"^b":{"type":"null"}}}}}`,
+			[]string{`{}`, `{"a":1}`, `{"a":1,"b2":null}`, `3`}, []string{`{"c":1}`, `{"a":"x"}`, `{"b":1}`}, ""},
+		{`{"allOf":[{"properties":{"a":true}},{"properties":{"b":true},"unevaluatedProperties":{"type":"string"}}]}`,
+			[]string{`{"a":"x","b":1}`, `{"b":1,"z":"x"}`}, []string{`{"a":1}`, `{"z":1}`}, ""},
+		{`{"allOf":[{"additionalProperties":{"type":"null"}}],"unevaluatedProperties":false}`, []string{`{"z":null}`}, []string{`{"z":1}`}, ""},
+		{`{"properties":{"a":true},"not":{"required":["b"]},"unevaluatedProperties":false}`, []string{`{"a":1}`, `{}`}, []string{`{"b":1}`, `{"c":1}`}, ""},
+		{`{"anyOf":[{"properties":{"a":true}},true],"unevaluatedProperties":false}`, nil, nil, "unevaluatedProperties"},
+		{`{"allOf":[{"oneOf":[{"properties":{"a":true}},false]}],"unevaluatedProperties":false}`, nil, nil, "unevaluatedProperties"},
+		{`{"unevaluatedProperties":false,"allOf":[{"$ref":"#"}]}`, nil, nil, "unevaluatedProperties"},
+		{`{"prefixItems":[{"type":"integer"}],"allOf":[{"prefixItems":[true,{"type":"null"}]}],"unevaluatedItems":{"type":"boolean"}}`,
+			[]string{`[1, null, true]`, `[1]`, `[]`}, []string{`[1, 2]`, `[1, null, 3]`}, ""},
+		{`{"items":{"type":"null"},"unevaluatedItems":false}`, []string{`[null, null]`}, []string{`[1]`}, ""},
+		{`{"contains":true,"unevaluatedItems":false}`, nil, nil, "unevaluatedItems"},
+
+		{`{"contains":{"type":"null"}}`, []string{`[null]`, `[1, null, 2]`, `[null, null]`, `3`}, []string{`[]`, `[1]`}, ""},
+		{`{"items":{"type":["null","integer"]},"contains":{"type":"null"},"minItems":1}`, []string{`[1, null]`}, []string{`[1]`, `["a", null]`}, ""},
+		{`{"contains":{},"minContains":2,"maxContains":3}`, []string{`[1, 2]`, `[1, 2, 3]`}, []string{`[1]`, `[1, 2, 3, 4]`}, ""},
+		{`{"contains":false}`, []string{`{}`}, []string{`[]`, `[1]`}, ""},
+		{`{"contains":{"const":1},"minContains":0}`, []string{`[]`, `[2]`}, nil, ""},
+		{`{"contains":{"const":1},"minContains":3,"maxContains":2}`, []string{`1`}, []string{`[]`, `[1]`}, ""},
+		{`{"enum":[[1],[2],[]],"contains":{"const":1}}`, []string{`[1]`}, []string{`[2]`, `[]`}, ""},
+		{`{"contains":{"const":1},"maxContains":2}`, nil, nil, "contains"},
+		{`{"contains":{"const":1},"minItems":2}`, nil, nil, "contains"},
+		{`{"allOf":[{"contains":{"const":1}},{"contains":{"const":2}}]}`, nil, nil, "contains"},
+		{`{"type":"object","contains":{"const":1},"maxContains":2}`, []string{`{}`}, []string{`[1]`}, ""},
+		{`{"if":{"contains":{"const":1}},"then":{"maxItems":1}}`, nil, nil, "if"},
+		{`{"type":"array","contains":{"type":"string","enum":[1]}}`, nil, nil, "type"},
+
+		{`{"type":"object","properties":{"c":{"$dynamicRef":"#n"}},"$dynamicAnchor":"n","required":["v"]}`, []string{`{"c":{"v":1},"v":2}`}, []string{`{"c":{},"v":2}`}, ""},
+		{`{"$id":"http://x/r","$dynamicAnchor":"n","$ref":"s","$defs":{"s":{"$id":"s","$dynamicAnchor":"n","items":{"$dynamicRef":"#n"}}}}`, nil, nil, "$dynamicRef"},
+		{`{"$defs":{"s":{"$id":"s","$anchor":"n","type":"null"}},"$dynamicRef":"s#n"}`, []string{`null`}, []string{`1`}, ""},
+		{`{"type":"array","items":{"$recursiveRef":"#"}}`, []string{`[[], [[]]]`}, []string{`[1]`}, ""},
+		{`{"$recursiveAnchor":true,"type":"array","items":{"$recursiveRef":"#"}}`, nil, nil, "$recursiveRef"},
+
+		// In draft 7 a $ref hides its siblings, also where it is negated.
+		{`{"$schema":"http://json-schema.org/draft-07/schema#","not":{"$ref":"#/definitions/a","type":"string"},"definitions":{"a":{"type":["number","null"]}}}`, []string{`"a"`, `{}`}, []string{`1`, `null`}, ""},
+	} {
+		src := Source{Kind: JSONSchema, Text: []byte(c.schema)}
+		if c.refused != "" {
+			var e *Error
+			if _, err := Compile(src, DefaultLimits()); !errors.As(err, &e) || e.Keyword != c.refused {
+				t.Errorf("%s: %v, want %s", c.schema, err, c.refused)
+			}
+			continue
+		}
+		for _, text := range c.yes {
+			if !acceptAll(t, src, text) {
+				t.Errorf("%s refuses %s", c.schema, text)
+			}
+		}
+		for _, text := range c.no {
+			if acceptAll(t, src, text) {
+				t.Errorf("%s accepts %s", c.schema, text)
+			}
+		}
+	}
+}
+
+// Values are compared with each other within the counted steps.
+func TestComparedValues(t *testing.T) {
+	list := func(from, n int) string {
+		var b strings.Builder
+		for i := range n {
+			fmt.Fprintf(&b, ",%d", from+i)
+		}
+		return "[" + b.String()[1:] + "]"
+	}
+	for _, schema := range []string{
+		`{"allOf":[{"enum":` + list(0, 60_000) + `},{"enum":` + list(60_000, 60_000) + `}]}`,
+		`{"enum":` + list(0, 60_000) + `,"not":{"enum":` + list(60_000, 60_000) + `}}`,
+		`{"enum":[` + list(0, 120_000) + `],"uniqueItems":true}`,
+		`{"type":"object","propertyNames":{"enum":` + list(0, 120_000) + `},"required":["a","b","c"]}`,
+	} {
+		_, err := Compile(Source{Kind: JSONSchema, Text: []byte(schema)}, DefaultLimits())
+		if !errors.Is(err, ErrBudget) && !errors.Is(err, ErrEmpty) {
+			t.Errorf("%s: %v", clip(schema), err)
+		}
+	}
+}
