@@ -29,11 +29,8 @@ func WriteRun(w io.Writer, title, summary string, facts []string, p Point, chart
 	points := []Point{p}
 	writeRuns(&b, points)
 	b.WriteString("<main>\n")
-	for _, c := range charts {
-		plot := plotted{title: c.Title, x: c.X, y: c.Y, note: c.Note}
-		for _, l := range c.Lines {
-			plot.all = append(plot.all, series{name: l.Name, x: l.X, y: l.Y})
-		}
+	for i := range charts {
+		plot := charts[i].plotted()
 		b.WriteString(plot.svg())
 	}
 	for _, plot := range requestPlots(points) {

@@ -165,8 +165,8 @@ type Bounds struct {
 // Shares of the nodes' time and memory at which a guess plans them. Prompts of very different
 // lengths wait long above the first; KV memory needs room for arrivals and variance.
 const (
-	guessBusy = .75
-	guessKV   = .5
+	GuessBusy = .75
+	GuessKV   = .5
 	guessITL  = .8 // of the limit
 )
 
@@ -175,7 +175,7 @@ const (
 func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	decodeWork := d.Rate * d.Output * (n.PerSeq + n.PerCtx*d.Context) // seconds per second, in large batches
 	b.Prefill = max(1, ceil(d.Work))
-	b.GuessPrefill = max(b.Prefill, ceil(d.Work/guessBusy))
+	b.GuessPrefill = max(b.Prefill, ceil(d.Work/GuessBusy))
 	b.Decode = max(1, ceil(decodeWork))
 	b.Colocated = max(1, ceil(d.Work+decodeWork))
 	holds := func(nodes int, kv, share float64) bool {
@@ -186,10 +186,10 @@ func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 		b.Decode += max(1, b.Decode/64)
 	}
 	b.GuessDecode = b.Decode
-	for b.GuessDecode < maxGuess && !holds(b.GuessDecode, guessKV, guessITL) {
+	for b.GuessDecode < maxGuess && !holds(b.GuessDecode, GuessKV, guessITL) {
 		b.GuessDecode += max(1, b.GuessDecode/64)
 	}
-	b.GuessColocated = max(b.Colocated, ceil((d.Work+decodeWork)/guessBusy))
+	b.GuessColocated = max(b.Colocated, ceil((d.Work+decodeWork)/GuessBusy))
 	return b
 }
 

@@ -38,6 +38,10 @@ type Plan struct {
 	// nil: it was not simulated.
 	Safe *Row
 
+	Grid     []Row // fleets around the chosen one, on the part of the load; as the next two for plots
+	Steps    []Row // by the duration of steps
+	Prefixes []Row // by the share of requests whose prompts have nothing in common with others
+
 	Spent    int  // simulated requests
 	Finished bool // false: the budget ended the search or the simulations after it
 }
@@ -316,7 +320,50 @@ func (s *search) examine(plan *Plan) (err error) {
 	if plan.Losses, err = s.rows(names, cases); err != nil {
 		return err
 	}
-	return s.slow(plan)
+	if err = s.slow(plan); err != nil || !s.Plots {
+		return err
+	}
+	return s.plots(plan)
+}
+
+// gridReach is how many nodes the fleets of the grid differ from the chosen one, in each pool.
+const gridReach = 2
+
+// plots simulates what plots show, most of it on the part of the load.
+func (s *search) plots(plan *Plan) (err error) {
+	f := plan.Fleet
+	slower, err := s.rows([]string{"0.5", "0.75"}, []Case{{Fleet: f, Load: .5}, {Fleet: f, Load: .75}})
+	if err != nil {
+		return err
+	}
+	plan.Growth = slices.Insert(plan.Growth, 0, slower...)
+	var grid, steps, prefixes []Case
+	reach := gridReach
+	if f.Nodes() > 32 {
+		reach = f.Nodes() / 16
+	}
+	for p := -reach; p <= reach; p += max(1, reach/2) {
+		for d := -reach; d <= reach; d += max(1, reach/2) {
+			if g := (Fleet{f.Node, f.Prefill + p, f.Decode + d, f.Settings}); g.Decode > 0 && (f.Prefill == 0 && p == 0 || f.Prefill > 0 && g.Prefill > 0) {
+				grid = append(grid, Case{Fleet: g, Part: true})
+			}
+		}
+	}
+	for _, x := range []float64{.75, .9, 1, 1.1, 1.25, 1.5} {
+		steps = append(steps, Case{Fleet: f, Part: true, Slow: x})
+	}
+	for _, x := range []float64{0, .25, .5, .75, 1} {
+		prefixes = append(prefixes, Case{Fleet: f, Part: true, Unshared: x})
+	}
+	for _, x := range []struct {
+		to    *[]Row
+		cases []Case
+	}{{&plan.Grid, grid}, {&plan.Steps, steps}, {&plan.Prefixes, prefixes}} {
+		if *x.to, err = s.rows(make([]string, len(x.cases)), x.cases); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Bounds of the simulated growth of the load, and of the duration of steps.
@@ -420,8 +467,10 @@ func Cause(o *Outcome, pools bool) string {
 	switch {
 	case o.Failed > 0 && o.TTFT.P99 == Failing:
 		return fmt.Sprintf("%d requests are refused, because too many wait", o.Failed)
-	case o.DecodeKV > .97:
-		return fmt.Sprintf("the KV memory of %s is full (%.0f %% on the fullest)", nodes, 100*o.DecodeKV)
+	case pools && o.PrefillBusy > fullBusy:
+		return fmt.Sprintf("prefill nodes compute %.0f %% of the time, so that prompts wait", 100*o.PrefillBusy)
+	case o.DecodeKV > fullKV:
+		return fmt.Sprintf("the KV memory of %s is full (%.0f %% on the fullest one), so that requests wait", nodes, 100*o.DecodeKV)
 	case pools && o.PrefillBusy > busyPool:
 		return fmt.Sprintf("prefill nodes compute %.0f %% of the time, so that prompts wait", 100*o.PrefillBusy)
 	case !pools && o.DecodeBusy > busyPool && o.TTFT.P90 > 10*o.TPOT.P90:

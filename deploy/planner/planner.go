@@ -80,10 +80,11 @@ const (
 // Case is one simulation.
 type Case struct {
 	Fleet
-	Part bool    // of the load, instead of the whole
-	Load float64 // factor on the load
-	Slow float64 // factor on the duration of steps
-	Loss Loss
+	Part     bool    // of the load, instead of the whole
+	Load     float64 // factor on the load
+	Slow     float64 // factor on the duration of steps
+	Unshared float64 // share of the requests whose prompts have nothing in common with others
+	Loss     Loss
 }
 
 // Quantiles are the 50th, 90th and 99th percentile.
@@ -151,6 +152,7 @@ type Problem struct {
 	Disjoint  bool       // also consider pools
 	MaxNodes  int        // of a fleet
 	Spare     int        // nodes that are added to each pool
+	Plots     bool       // also simulate what only plots show
 	Budget    int        // simulated requests
 	Whole     int        // requests of the whole load that is simulated
 	PartOf    int        // requests of the part

@@ -186,6 +186,7 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 // Bounds of a busy pool and of full memory, above which a pool is short of nodes.
 const (
 	busyPool = .85
+	fullBusy = .93
 	fullKV   = .9
 )
 

@@ -2,6 +2,7 @@ package pools
 
 import (
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"time"
@@ -206,3 +207,26 @@ func requests(trace []sim.Request) []planner.Request {
 	}
 	return list
 }
+
+// unshared returns the requests with the prompts of a share of them replaced by prompts that have
+// nothing in common with others.
+func unshared(trace []sim.Request, share float64) []sim.Request {
+	if share == 0 {
+		return trace
+	}
+	list := slices.Clone(trace)
+	for i := range list {
+		if _, place := math.Modf(float64(i) * golden); place >= share {
+			continue
+		}
+		blocks := slices.Clone(list[i].Blocks)
+		for b := range blocks {
+			blocks[b] ^= kvcache.Hash(uint64(i+1) * 0x9e3779b97f4a7c15)
+		}
+		list[i].Blocks = blocks
+	}
+	return list
+}
+
+// golden spreads multiples of it evenly between whole numbers.
+const golden = 0.6180339887498949

@@ -149,6 +149,9 @@ func (o *Options) check() error {
 			return fmt.Errorf("%w: --max-num-batched-tokens %d: want at least the %d of --max-num-seqs, and at most %d", ErrOption, n, o.MaxSeqs, 1<<20)
 		}
 	}
+	if o.JSON && (o.Up || o.Explain) || o.Up && o.Explain {
+		return fmt.Errorf("%w: of --json and --up and --explain only one can be printed: leave one", ErrOption)
+	}
 	if !slices.Contains(Shapes, o.Shape) {
 		return fmt.Errorf("%w: --shape %s: want one of %s", ErrOption, o.Shape, strings.Join(Shapes, ", "))
 	}

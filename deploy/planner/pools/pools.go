@@ -1,9 +1,11 @@
 package pools
 
 import (
-	"bufio"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -54,15 +56,22 @@ func Run(o *Options, out io.Writer) error {
 		return err
 	}
 	r.plan = plan
-	b := bufio.NewWriter(out)
-	r.print(b)
-	return b.Flush()
+	return r.outputs(out)
 }
 
 // prepare checks the options, reads the files and states the problem.
 func (r *run) prepare() (err error) {
 	if err := r.check(); err != nil {
 		return err
+	}
+	// Before minutes of simulations.
+	for flag, name := range map[string]string{"html": r.HTML, "helm": r.Helm} {
+		if name == "" {
+			continue
+		}
+		if info, err := os.Stat(filepath.Dir(name)); err != nil || !info.IsDir() {
+			return fmt.Errorf("%w: --%s %s: its folder does not exist: create it, or name another file", ErrOption, flag, name)
+		}
 	}
 	goals, err := r.objectives()
 	if err != nil {
@@ -79,7 +88,7 @@ func (r *run) prepare() (err error) {
 	p := &r.problem
 	*p = planner.Problem{
 		Requests: requests(r.whole), Objectives: goals, Goodput: r.Goodput, Settings: r.settings(),
-		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: r.MaxNodes, Spare: r.Spare,
+		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: r.MaxNodes, Spare: r.Spare, Plots: r.HTML != "",
 		Budget: r.Budget, Whole: len(r.whole), PartOf: len(r.part), Simulate: r.simulate,
 	}
 	for _, q := range r.profiles {
@@ -166,6 +175,7 @@ func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
 	if c.Part {
 		trace = r.part
 	}
+	trace = unshared(trace, c.Unshared)
 	times := p.Times()
 	f := simulate.FleetOptions(p, times, fleet.DefaultRoundTrip)
 	step := f.Steps.Step

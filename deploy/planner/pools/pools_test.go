@@ -165,6 +165,8 @@ func TestWrongInput(t *testing.T) {
 		{func(o *Options) { o.Profiles, o.GPUs = []string{"h100:llama-70b"}, []int{1} }, "leave no KV memory"},
 		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices and --profile 1 profiles"},
 		{func(o *Options) { o.Prices = []float64{-1} }, "--price-per-hour -1"},
+		{func(o *Options) { o.HTML = filepath.Join(t.TempDir(), "none", "x.html") }, "its folder does not exist"},
+		{func(o *Options) { o.JSON, o.Up = true, true }, "--json and --up"},
 		{func(o *Options) { o.Growth = 0 }, "--growth 0: want 0.001 to 1000"},
 		{func(o *Options) { o.Shape = "best" }, "--shape best: want one of auto, pools, colocated"},
 		{func(o *Options) { o.MaxNodes = 1; o.Loads = []string{"rps=400,n=1000,in=2000,out=100"} }, "nodes are needed, and at most 1 are allowed"},

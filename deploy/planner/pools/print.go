@@ -274,6 +274,14 @@ func (r *run) chosen() planner.Row {
 	return planner.Row{Name: "→ chosen", Case: planner.Case{Fleet: p.Fleet, Load: 1, Slow: 1}, Outcome: p.Outcome, Meets: p.Meets, Price: p.Price}
 }
 
+// legend explains the columns of a table of fleets.
+const legend = "prefill, decode: share of the time in which nodes compute; KV: memory in use on the fullest decode node; fails: requests that are refused or end too late"
+
+// lossText returns what is simulated about the loss of a node.
+func (r *run) lossText() string {
+	return fmt.Sprintf("after two fifths of the load, and is ready again %v later (its streams resume on other nodes)", r.profileOf(r.plan.Fleet).Start.Total().Round(time.Second))
+}
+
 // print writes the plan.
 func (r *run) print(w io.Writer) {
 	p := r.plan
@@ -288,7 +296,7 @@ func (r *run) print(w io.Writer) {
 	}
 
 	section("The fleet and its neighbours")
-	fmt.Fprintln(w, "  prefill, decode: share of the time in which nodes compute; KV: memory in use on the fullest decode node; fails: requests that are refused or end too late")
+	fmt.Fprintln(w, "  "+legend)
 	chosen := r.chosen()
 	t := table{r.head(""), r.cells(&chosen)}
 	for i := range p.Neighbours {
@@ -312,7 +320,7 @@ func (r *run) print(w io.Writer) {
 		}
 	}
 	if len(p.Losses) > 0 {
-		section(fmt.Sprintf("If a node dies after two fifths of the load, and is ready again %v later (its streams resume on other nodes)", r.profileOf(p.Fleet).Start.Total().Round(time.Second)))
+		section("If a node dies " + r.lossText())
 		t = table{r.head("")}
 		for i := range p.Losses {
 			t = append(t, r.cells(&p.Losses[i]))
