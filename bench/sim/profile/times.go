@@ -46,22 +46,18 @@ func (p *Profile) Times() *Times {
 
 // Step returns the duration of a step, with the time until the next one can start.
 func (t *Times) Step(s Shape) time.Duration {
-	seconds := t.p.Step.Overhead.Between
-	switch {
-	case s.Streams == 0:
-		seconds += t.chunk(s)
-	case s.Chunk == 0:
-		seconds += t.streams(s)
-	default:
-		a, b := t.chunk(s), t.streams(s)
-		seconds += max(a, b) + max(0, t.p.Step.Mixed.Gamma*min(a, b)-t.p.Step.Decode.Fixed)
-	}
-	return duration(finite(seconds))
+	step := TimedStep{Chunk: float64(s.Chunk), Attended: s.Attended, Streams: float64(s.Streams), ContextSum: float64(s.ContextSum)}
+	return duration(finite(t.p.Step.Overhead.Between + t.Predict(&step)))
 }
 
-// streams returns the seconds of decoding.
-func (t *Times) streams(s Shape) float64 {
-	d, seqs, ctx := &t.p.Step.Decode, float64(s.Streams), float64(s.ContextSum)
+// mixed returns the seconds of a step with both kinds of work.
+func (t *Times) mixed(chunk, streams float64) float64 {
+	return max(chunk, streams) + max(0, t.p.Step.Mixed.Gamma*min(chunk, streams)-t.p.Step.Decode.Fixed)
+}
+
+// streams returns the seconds of decoding for so many sequences and context tokens of all.
+func (t *Times) streams(seqs, ctx float64) float64 {
+	d := &t.p.Step.Decode
 	if seconds, ok := t.decode.at(seqs, ctx/seqs); ok {
 		t.Decode.Points++
 		return seconds
@@ -72,15 +68,15 @@ func (t *Times) streams(s Shape) float64 {
 
 // chunk returns the seconds of computing prompt tokens. Several chunks attend to fewer tokens than
 // one of their size, which the coefficient of attention accounts for.
-func (t *Times) chunk(s Shape) float64 {
-	r, tokens := &t.p.Step.Prefill, float64(s.Chunk)
-	start := max(0, s.Attended/tokens-tokens/2)
+func (t *Times) chunk(tokens, attended float64) float64 {
+	r := &t.p.Step.Prefill
+	start := max(0, attended/tokens-tokens/2)
 	if seconds, ok := t.prefill.at(tokens, start); ok {
 		t.Prefill.Points++
-		return max(r.Floor, seconds+r.PerPair*min(0, s.Attended-tokens*(start+tokens/2)))
+		return max(r.Floor, seconds+r.PerPair*min(0, attended-tokens*(start+tokens/2)))
 	}
 	t.Prefill.Coefficients++
-	return max(r.Floor, r.Fixed+r.PerToken*tokens+r.PerPair*s.Attended)
+	return max(r.Floor, r.Fixed+r.PerToken*tokens+r.PerPair*attended)
 }
 
 // grid has points in rows of equal first coordinate.
