@@ -27,7 +27,7 @@ func (s *sweep) fit(p *profile.Profile) (*Result, error) {
 		case o.heldOut:
 		case o.chunk == 0:
 			decode = append(decode, t)
-			p.Step.Decode.Points = append(p.Step.Decode.Points, []float64{float64(o.seqs), round(float64(t.ContextSum) / float64(o.seqs)), seconds, spread})
+			p.Step.Decode.Points = append(p.Step.Decode.Points, []float64{float64(o.seqs), round(t.ContextSum / t.Streams), seconds, spread})
 		case o.seqs == 0:
 			prefill = append(prefill, t)
 			p.Step.Prefill.Points = append(p.Step.Prefill.Points, []float64{float64(o.chunk), float64(o.start), seconds, spread})
@@ -41,9 +41,7 @@ func (s *sweep) fit(p *profile.Profile) (*Result, error) {
 	d, c := &p.Step.Decode, &p.Step.Prefill
 	d.FitDecode(decode)
 	c.FitPrefill(prefill)
-	for _, x := range []*float64{&d.Fixed, &d.PerCtx, &d.PerSeq, &d.MAPE, &c.Floor, &c.Fixed, &c.PerToken, &c.PerPair, &c.MAPE} {
-		*x = round(*x)
-	}
+	roundAll(p)
 	p.Step.Mixed.Gamma = 1
 	p.FitMixed(mixed)
 	p.Step.Mixed.Gamma = round(p.Step.Mixed.Gamma)
@@ -52,7 +50,7 @@ func (s *sweep) fit(p *profile.Profile) (*Result, error) {
 	for _, o := range s.others {
 		if o.heldOut && len(o.rounds) > 0 {
 			t := o.best()
-			r.HeldOut = append(r.HeldOut, Comparison{o.String(), times.Predict(t.Shape), t.Seconds})
+			r.HeldOut = append(r.HeldOut, Comparison{o.String(), times.Predict(&t.TimedStep), t.Seconds})
 		}
 	}
 	if left > 0 {
@@ -68,4 +66,12 @@ func (s *sweep) fit(p *profile.Profile) (*Result, error) {
 		return r, fmt.Errorf("%w: shapes that were not fitted are off by %.0f %% on average, at most %.0f %% are accepted: repeat on a quiet machine, or give --accept to write the profile all the same", ErrFit, 100*mean, 100*MaxFitError)
 	}
 	return r, nil
+}
+
+// roundAll rounds the coefficients.
+func roundAll(p *profile.Profile) {
+	d, c := &p.Step.Decode, &p.Step.Prefill
+	for _, x := range []*float64{&d.Fixed, &d.PerCtx, &d.PerSeq, &d.MAPE, &c.Floor, &c.Fixed, &c.PerToken, &c.PerPair, &c.MAPE} {
+		*x = round(*x)
+	}
 }

@@ -332,7 +332,7 @@ func (s *sweep) keep(o *shape, steps []step) {
 		return
 	}
 	t := timing{spread: quantile(took, 0.75) - quantile(took, 0.25)}
-	t.Shape = profile.Shape{Chunk: o.chunk, Attended: sum.Attended / float64(n), Streams: o.seqs, ContextSum: sum.ContextSum / n}
+	t.Chunk, t.Attended, t.Streams, t.ContextSum = float64(o.chunk), sum.Attended/float64(n), float64(o.seqs), float64(sum.ContextSum/n)
 	t.Seconds = quantile(took, fastest)
 	o.rounds = append(o.rounds, t)
 }

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -26,6 +28,9 @@ type profileFlags struct {
 	out, peer    string
 	accept       bool
 	price, watts float64
+	live         profiler.LiveOptions
+	from         []string
+	base         string
 }
 
 // Budgets of a measurement.
@@ -45,6 +50,11 @@ func (f *profileFlags) register(v *Invocation) {
 	v.Float64Var(&f.price, "price-per-hour", 0, "US dollars for an hour of the node; 0: no cost is computed")
 	v.Float64Var(&f.watts, "watts", 0, "power of the node; 0: not known")
 	v.Uint64Var(&f.o.Seed, "seed", 0, "seed of the tokens")
+	f.live.For, f.live.Every = 2*time.Minute, 2*time.Second
+	v.StringSliceVar(&f.from, "from", nil, "HOST:PORT or URL of the metrics of a node that serves, instead of a measurement: step times are fitted to its counters; several of the same kind with commas")
+	v.StringVar(&f.base, "base", "", "with --from: profile, or name of an estimate as for tandem sim, that has everything but the step times")
+	v.SecondsVar(&f.live.For, "for", false, "with --from: how long the counters are read")
+	v.SecondsVar(&f.live.Every, "every", false, "with --from: time between two readings")
 	v.BoolVar(&f.accept, "accept", false, fmt.Sprintf("write the profile even if its predictions are off by more than %.0f %%", 100*profiler.MaxFitError))
 }
 
@@ -59,6 +69,9 @@ func (f *profileFlags) check() error {
 			errs = append(errs, fmt.Errorf("%w: --%s %g: give 0 to 1,000,000", config.ErrValue, x.flag, x.value))
 		}
 	}
+	if (len(f.from) > 0) != (f.base != "") {
+		errs = append(errs, fmt.Errorf("%w: --from and --base: give both: --base has the memory, transfer and start of the nodes, such as --base h200:llama-8b", config.ErrValue))
+	}
 	if f.m.speculation.Tokens > 0 {
 		errs = append(errs, fmt.Errorf("%w: --speculative-config: the simulator does not model drafts: leave it out", config.ErrValue))
 	}
@@ -72,6 +85,9 @@ func profileNode(v *Invocation) error {
 	f.register(v)
 	v.Check(f.check)
 	f.m.CheckIn(v, func(o engine.LoadOptions) error {
+		if len(f.from) > 0 {
+			return nil
+		}
 		_, err := engine.Check(o)
 		return err
 	})
@@ -84,33 +100,29 @@ func profileNode(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
-	if f.o.Load, err = f.m.Options(ctx, v.Environ, log); err != nil {
-		return err
-	}
-	f.o.Model, f.o.Log, f.o.Price, f.o.Watts = cmp.Or(f.m.ServedName, f.m.Model), v.ErrOut, f.price, f.watts
-	if f.o.Budget <= 0 {
-		f.o.Budget = modelBudget
-		if f.m.Model == engine.Builtin {
-			f.o.Budget = builtinBudget
-		}
-	}
 	out, err := createProfile(f.out, v.Out)
 	if err != nil {
 		return err
 	}
-	r, err := profiler.Measure(ctx, f.o)
-	if r == nil || err != nil && !(errors.Is(err, profiler.ErrFit) && f.accept) {
-		if r != nil {
-			printProfile(v.ErrOut, r)
-		}
+	r, err := f.measure(ctx, v, log)
+	if err != nil && r != nil {
+		printProfile(v.ErrOut, r)
+	}
+	if err != nil && !(errors.Is(err, profiler.ErrFit) && f.accept) {
 		return errors.Join(asValue(interrupted(ctx, err)), out.discard())
 	}
 	p := r.Profile
-	p.Start.Process, p.Measured.Commit, p.Measured.At = round4(process0.Seconds()), commit(), time.Now().UTC().Format(time.DateOnly)
-	if p.Transfer, err = f.transfer(ctx, p); err != nil {
-		return errors.Join(asValue(interrupted(ctx, err)), out.discard())
+	p.Measured.Commit, p.Measured.At = commit(), time.Now().UTC().Format(time.DateOnly)
+	if len(f.from) == 0 {
+		p.Start.Process = round4(process0.Seconds())
+		if p.Transfer, err = f.transfer(ctx, p); err != nil {
+			return errors.Join(asValue(interrupted(ctx, err)), out.discard())
+		}
 	}
-	if err := errors.Join(p.Check(), p.Write(out), out.Close()); err != nil {
+	if err := errors.Join(p.Check(), p.Write(out)); err != nil {
+		return errors.Join(err, out.discard())
+	}
+	if err := out.Close(); err != nil {
 		return err
 	}
 	printProfile(v.ErrOut, r)
@@ -120,9 +132,49 @@ func profileNode(v *Invocation) error {
 	return nil
 }
 
+// measure measures the steps of a model in this process, or of nodes that serve.
+func (f *profileFlags) measure(ctx context.Context, v *Invocation, log *slog.Logger) (*profiler.Result, error) {
+	var err error
+	if len(f.from) > 0 {
+		if f.live.Base, err = profile.Load(f.base); err != nil {
+			return nil, err
+		}
+		for _, from := range f.from {
+			if !strings.Contains(from, "://") {
+				from = "http://" + from
+			}
+			u, err := url.Parse(from)
+			if err != nil || u.Host == "" {
+				return nil, fmt.Errorf("%w: --from %s: give a node's metrics such as 10.0.0.2:7301", config.ErrValue, from)
+			}
+			if u.Path == "" || u.Path == "/" {
+				u.Path = "/metrics"
+			}
+			f.live.URLs = append(f.live.URLs, u.String())
+		}
+		fmt.Fprintf(v.ErrOut, "Reading the counters of %d nodes for %v\n", len(f.from), f.live.For)
+		r, err := profiler.Live(ctx, f.live)
+		if r != nil && f.price > 0 {
+			r.Profile.Node.Price = f.price
+		}
+		return r, err
+	}
+	if f.o.Load, err = f.m.Options(ctx, v.Environ, log); err != nil {
+		return nil, err
+	}
+	f.o.Model, f.o.Log, f.o.Price, f.o.Watts = cmp.Or(f.m.ServedName, f.m.Model), v.ErrOut, f.price, f.watts
+	if f.o.Budget <= 0 {
+		f.o.Budget = modelBudget
+		if f.m.Model == engine.Builtin {
+			f.o.Budget = builtinBudget
+		}
+	}
+	return profiler.Measure(ctx, f.o)
+}
+
 // asValue returns an error about options as one that the user can correct.
 func asValue(err error) error {
-	for _, sentinel := range []error{profiler.ErrOption, profiler.ErrFit, profile.ErrProfile, transfer.ErrOption} {
+	for _, sentinel := range []error{profiler.ErrOption, profiler.ErrFit, profiler.ErrLive, profile.ErrProfile, transfer.ErrOption} {
 		if errors.Is(err, sentinel) {
 			return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), sentinel.Error()+": "))
 		}
@@ -202,8 +254,8 @@ func round4(x float64) float64 {
 // printProfile prints the fit and the shapes that were not fitted.
 func printProfile(w io.Writer, r *profiler.Result) {
 	p := r.Profile
-	fmt.Fprintf(w, "Decoding: %d points; coefficients off by %.1f %% on average. Prompts: %d points, %.1f %%. Noise of a step: %.1f %%\n",
-		len(p.Step.Decode.Points), 100*p.Step.Decode.MAPE, len(p.Step.Prefill.Points), 100*p.Step.Prefill.MAPE, 100*p.Measured.Noise)
+	fmt.Fprintf(w, "Decoding: %d points; coefficients off by %.1f %% on average. Prompts: %d points, %.1f %%\n",
+		len(p.Step.Decode.Points), 100*p.Step.Decode.MAPE, len(p.Step.Prefill.Points), 100*p.Step.Prefill.MAPE)
 	fmt.Fprintf(w, "%-70s %12s %12s %7s\n", "Shapes that were not fitted", "predicted ms", "measured ms", "error")
 	for i := range r.HeldOut {
 		c := &r.HeldOut[i]

@@ -106,6 +106,7 @@ func meteredTimes(t *testing.T, ds []*engine.Loaded, seen *watched) {
 		}
 		for role, node := range map[byte]byte{'D': 'd', 'P': 'p'} {
 			sums[role][steps] = k.steps[node].Seconds()
+			sums[role]["tandem:engine_work_seconds_total"] = k.steps[node].Seconds()
 		}
 		m.is('D', "tandem:decode_prefills_total", `"remote"`, requests)
 		for role, all := range sums {

@@ -115,10 +115,12 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 	queue, inference := set.Histogram(metrics.RequestQueueTime), set.Histogram(metrics.RequestInferenceTime)
 	prefills, preempted := set.Histogram(metrics.RequestPrefillTime), set.Histogram(metrics.RequestNumPreemptions)
 	computed := set.Histogram(metrics.RequestPrefillKVComputed)
+	work := workCounters(set)
 	w := engine.Watch{
 		Step: func(s scheduler.Shape, d time.Duration) {
 			tokens.Observe(float64(s.Chunk + s.Streams))
 			steps.Observe(d.Seconds())
+			work(s, d)
 		},
 		OnFinish: func(l engine.RequestStats) {
 			if l.First == 0 || l.Finish == engine.FinishError || !l.Job && l.Finish == 0 {
@@ -158,6 +160,34 @@ func WatchEngine(set *metrics.Set) engine.Watch {
 		}
 	}
 	return w
+}
+
+// workCounters returns a function that counts the work and the time of a step.
+func workCounters(set *metrics.Set) func(s scheduler.Shape, d time.Duration) {
+	type kind struct{ steps, sequences, context, prompt, attended, seconds *metrics.Value }
+	kinds := make([]kind, len(metrics.StepKinds))
+	for i, step := range metrics.StepKinds {
+		k := &kinds[i]
+		for j, v := range []**metrics.Value{&k.steps, &k.sequences, &k.context, &k.prompt, &k.attended} {
+			*v = set.Counter(metrics.EngineWork, step, metrics.StepWork[j])
+		}
+		k.seconds = set.Counter(metrics.EngineWorkSeconds, step)
+	}
+	return func(s scheduler.Shape, d time.Duration) {
+		k := &kinds[metrics.StepMixed]
+		switch {
+		case s.Chunk == 0:
+			k = &kinds[metrics.StepDecode]
+		case s.Streams == 0:
+			k = &kinds[metrics.StepPrefill]
+		}
+		k.steps.Inc()
+		k.sequences.Add(float64(s.Streams))
+		k.context.Add(float64(s.ContextSum))
+		k.prompt.Add(float64(s.Chunk))
+		k.attended.Add(s.Attended)
+		k.seconds.Add(d.Seconds())
+	}
 }
 
 // counters returns a function that connects counters to parts of stats.

@@ -7,19 +7,19 @@ import (
 
 // TimedStep is a measured step, or the mean of several.
 type TimedStep struct {
-	Shape
-	Seconds float64
-	Weight  float64 // steps of which Shape and Seconds are the means; 0: 1
+	Chunk, Attended, Streams, ContextSum float64 // as Shape has them
+	Seconds                              float64
+	Weight                               float64 // steps of which this is the mean; 0: 1
 }
 
 // DecodePoint returns the step of a point of decoding.
 func DecodePoint(p []float64) TimedStep {
-	return TimedStep{Shape: Shape{Streams: int(p[0]), ContextSum: int(p[0] * p[1])}, Seconds: p[2]}
+	return TimedStep{Streams: p[0], ContextSum: p[0] * p[1], Seconds: p[2]}
 }
 
 // PrefillPoint returns the step of a point of prefill.
 func PrefillPoint(p []float64) TimedStep {
-	return TimedStep{Shape: Shape{Chunk: int(p[0]), Attended: p[0] * (p[1] + p[0]/2)}, Seconds: p[2]}
+	return TimedStep{Chunk: p[0], Attended: p[0] * (p[1] + p[0]/2), Seconds: p[2]}
 }
 
 // FitDecode sets the coefficients and their mean relative error from steps that only decode. No
@@ -27,7 +27,7 @@ func PrefillPoint(p []float64) TimedStep {
 func (d *Decode) FitDecode(steps []TimedStep) {
 	rows := make([][]float64, len(steps))
 	for i, s := range steps {
-		rows[i] = []float64{1, float64(s.ContextSum), float64(s.Streams)}
+		rows[i] = []float64{1, s.ContextSum, s.Streams}
 	}
 	x := leastSquares(rows, steps)
 	d.Fixed, d.PerCtx, d.PerSeq = x[0], x[1], x[2]
@@ -40,7 +40,7 @@ func (r *Prefill) FitPrefill(steps []TimedStep) {
 	rows := make([][]float64, len(steps))
 	floors := []float64{0}
 	for i, s := range steps {
-		rows[i] = []float64{1, float64(s.Chunk), s.Attended}
+		rows[i] = []float64{1, s.Chunk, s.Attended}
 		floors = append(floors, s.Seconds)
 	}
 	slices.Sort(floors)
@@ -71,7 +71,7 @@ func (p *Profile) FitMixed(steps []TimedStep) {
 	for i := 100; i >= 0; i-- {
 		p.Step.Mixed.Gamma = float64(i) / 100
 		t := p.Times()
-		if e := meanError(steps, func(i int) float64 { return t.Predict(steps[i].Shape) }); e < bestError {
+		if e := meanError(steps, func(i int) float64 { return t.Predict(&steps[i]) }); e < bestError {
 			best, bestError = p.Step.Mixed.Gamma, e
 		}
 	}
@@ -79,8 +79,14 @@ func (p *Profile) FitMixed(steps []TimedStep) {
 }
 
 // Predict returns the seconds of a step's computation, without the time between steps.
-func (t *Times) Predict(s Shape) float64 {
-	return t.Step(s).Seconds() - t.p.Step.Overhead.Between
+func (t *Times) Predict(s *TimedStep) float64 {
+	switch {
+	case s.Streams == 0:
+		return t.chunk(s.Chunk, s.Attended)
+	case s.Chunk == 0:
+		return t.streams(s.Streams, s.ContextSum)
+	}
+	return t.mixed(t.chunk(s.Chunk, s.Attended), t.streams(s.Streams, s.ContextSum))
 }
 
 // meanError returns the mean relative error of predictions.

@@ -17,17 +17,17 @@ func TestFitFindsCoefficients(t *testing.T) {
 	for seqs := 1.0; seqs <= 64; seqs *= 4 {
 		for ctx := 32.0; ctx <= 8192; ctx *= 4 {
 			s := DecodePoint([]float64{seqs, ctx, 1})
-			s.Seconds = times.Predict(s.Shape)
+			s.Seconds = times.Predict(&s)
 			decode = append(decode, s)
 			s.Chunk, s.Attended = 2048, 2048*1024
-			s.Seconds = times.Predict(s.Shape)
+			s.Seconds = times.Predict(&s)
 			mixed = append(mixed, s)
 		}
 	}
 	for chunk := 16.0; chunk <= 8192; chunk *= 2 {
 		for _, start := range []float64{0, 1024, 16384} {
 			s := PrefillPoint([]float64{chunk, start, 1})
-			s.Seconds = times.Predict(s.Shape)
+			s.Seconds = times.Predict(&s)
 			prefill = append(prefill, s)
 		}
 	}

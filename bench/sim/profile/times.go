@@ -52,30 +52,18 @@ func (t *Times) Step(s Shape) time.Duration {
 
 // Of returns the duration of a step without counting it.
 func (t *Times) Of(s Shape) time.Duration {
-	seconds := t.p.Step.Overhead.Between
-	switch {
-	case s.Streams == 0:
-		a, _ := t.chunk(s)
-		seconds += a
-	case s.Chunk == 0:
-		b, _ := t.streams(s)
-		seconds += b
-	default:
-		a, _ := t.chunk(s)
-		b, _ := t.streams(s)
-		seconds += max(a, b) + max(0, t.p.Step.Mixed.Gamma*min(a, b)-t.p.Step.Decode.Fixed)
-	}
-	return duration(finite(seconds))
+	step := TimedStep{Chunk: float64(s.Chunk), Attended: s.Attended, Streams: float64(s.Streams), ContextSum: float64(s.ContextSum)}
+	return duration(finite(t.p.Step.Overhead.Between + t.Predict(&step)))
 }
 
 // Count counts a step.
 func (t *Times) Count(s Shape) {
 	if s.Streams > 0 {
-		_, byPoints := t.streams(s)
+		_, byPoints := t.decode.at(float64(s.Streams), float64(s.ContextSum)/float64(s.Streams))
 		t.Decode.count(byPoints)
 	}
 	if s.Chunk > 0 || s.Streams == 0 {
-		_, byPoints := t.chunk(s)
+		_, byPoints := t.prefill.at(float64(s.Chunk), startOf(float64(s.Chunk), s.Attended))
 		t.Prefill.count(byPoints)
 	}
 }
@@ -88,25 +76,31 @@ func (u *Uses) count(byPoints bool) {
 	}
 }
 
-// streams returns the seconds of decoding, and whether they are interpolated between points.
-func (t *Times) streams(s Shape) (seconds float64, byPoints bool) {
-	d, seqs, ctx := &t.p.Step.Decode, float64(s.Streams), float64(s.ContextSum)
-	if seconds, ok := t.decode.at(seqs, ctx/seqs); ok {
-		return seconds, true
-	}
-	return d.Fixed + d.PerSeq*seqs + d.PerCtx*ctx, false
+// mixed returns the seconds of a step with both kinds of work.
+func (t *Times) mixed(chunk, streams float64) float64 {
+	return max(chunk, streams) + max(0, t.p.Step.Mixed.Gamma*min(chunk, streams)-t.p.Step.Decode.Fixed)
 }
 
-// chunk returns the seconds of computing prompt tokens, and whether they are interpolated. Several
-// chunks attend to fewer tokens than one of their size, which the coefficient of attention accounts
-// for.
-func (t *Times) chunk(s Shape) (seconds float64, byPoints bool) {
-	r, tokens := &t.p.Step.Prefill, float64(s.Chunk)
-	start := max(0, s.Attended/tokens-tokens/2)
-	if seconds, ok := t.prefill.at(tokens, start); ok {
-		return max(r.Floor, seconds+r.PerPair*min(0, s.Attended-tokens*(start+tokens/2))), true
+// streams returns the seconds of decoding for so many sequences and context tokens of all.
+func (t *Times) streams(seqs, ctx float64) float64 {
+	if seconds, ok := t.decode.at(seqs, ctx/seqs); ok {
+		return seconds
 	}
-	return max(r.Floor, r.Fixed+r.PerToken*tokens+r.PerPair*s.Attended), false
+	d := &t.p.Step.Decode
+	return d.Fixed + d.PerSeq*seqs + d.PerCtx*ctx
+}
+
+// startOf returns the position where a chunk begins that attends to so many tokens.
+func startOf(tokens, attended float64) float64 { return max(0, attended/tokens-tokens/2) }
+
+// chunk returns the seconds of computing prompt tokens. Several chunks attend to fewer tokens than
+// one of their size, which the coefficient of attention accounts for.
+func (t *Times) chunk(tokens, attended float64) float64 {
+	r, start := &t.p.Step.Prefill, startOf(tokens, attended)
+	if seconds, ok := t.prefill.at(tokens, start); ok {
+		return max(r.Floor, seconds+r.PerPair*min(0, attended-tokens*(start+tokens/2)))
+	}
+	return max(r.Floor, r.Fixed+r.PerToken*tokens+r.PerPair*attended)
 }
 
 // grid has points in rows of equal first coordinate.

@@ -161,6 +161,8 @@ var unshown = map[string]string{
 	"vllm:request_prefill_kv_computed_tokens":            "Prompt tokens by source",
 	"tandem:prefill_tokens_computed_total":               "tokens per step",
 	"tandem:engine_steps_total":                          "the p95 of a step; an alert watches that there are any",
+	"tandem:engine_work_total":                           "tokens per step; tandem profile --from reads it",
+	"tandem:engine_work_seconds_total":                   "as tandem:engine_work_total",
 	"tandem:kv_transfers_total":                          "KV transfer: bytes",
 	"tandem:kv_transfer_pieces_total":                    "KV transfer: bytes",
 	"tandem:gateway_attempts_total":                      "Routing decisions: one of each kind for an attempt",

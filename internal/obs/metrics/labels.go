@@ -12,6 +12,7 @@ var (
 	finished   = label("finished_reason", ReasonStop, ReasonLength, ReasonAbort, ReasonError)
 	directions = label("direction", "in", "out")
 	breakers   = label("state", BreakerStates...)
+	stepKinds  = label("step", StepKinds...)
 	tasks      = label("task", UpstreamTasks...)
 
 	// Bounds of vLLM's histograms: dashboards depend on them.
@@ -43,11 +44,20 @@ var (
 		"2xx", "3xx", "4xx", "5xx", "other"}
 	AttemptFailures = []string{"connection", "overloaded", "draining", "mismatch", "invalid", "timeout", "internal", "other"}
 	GrammarOutcomes = []string{"known", "compiled", "invalid", "limit", "queue_full", "late"}
+	StepKinds       = []string{"decode", "prefill", "mixed"} // by index: StepDecode, StepPrefill, StepMixed
+	StepWork        = []string{"steps", "sequences", "context", "prompt", "attended"}
 	BreakerStates   = []string{"closed", "half-open", "open"}
 	UpstreamStates  = []string{"up", "down", "new", "leaving"}
 	UpstreamTasks   = []string{"serve", "prefill", "decode"}
 	StreamAborts    = []string{"upstream", "client_gone", "slow_client", "deadline", "shutdown", "aborted"}
 	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "no_room", "remote", "local", "short", "no_prefill"}
+)
+
+// Indices of StepKinds.
+const (
+	StepDecode = iota
+	StepPrefill
+	StepMixed
 )
 
 // Queues. Each has a bound.

@@ -87,6 +87,9 @@ var (
 		"The larger of the share of KV blocks in use, and running and waiting requests divided by --max-num-seqs. Above 1 requests wait. For autoscaling of decode nodes.")
 	EngineSteps       = counter("tandem:engine_steps_total", nodes, "Steps of the engine.")
 	EngineStepSeconds = histogram("tandem:engine_step_seconds", nodes, stepBuckets, "Time of a step on the device.")
+	EngineWork        = counter("tandem:engine_work_total", nodes,
+		"What the engine's steps computed, by kind of step. of: steps; sequences that decoded a token; context tokens that these attended to; prompt tokens; attended, the sum of the tokens before each prompt token. For tandem profile --from.", stepKinds, label("of", StepWork...))
+	EngineWorkSeconds = counter("tandem:engine_work_seconds_total", nodes, "Time of the engine's steps on the device, by kind of step.", stepKinds)
 	KVBlocks          = gauge("tandem:kv_blocks", nodes,
 		"KV blocks by state: free; cached and unused; used by requests; pinned by transfers only. The sum is the pool.", label("state", "free", "cached", "used", "pinned"))
 	KVBlocksPinned = gauge("tandem:kv_blocks_in_transfer", nodes,

@@ -1,0 +1,263 @@
+package profiler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/tandem-serving/tandem/bench/sim/profile"
+)
+
+// ErrLive means that a node's counters do not give a profile.
+var ErrLive = errors.New("profiler: live node")
+
+// LiveOptions describe a measurement of nodes that serve.
+type LiveOptions struct {
+	URLs  []string         // of the nodes' metrics
+	For   time.Duration    // length of the measurement
+	Every time.Duration    // between two scrapes
+	Base  *profile.Profile // whose step times are replaced
+	Log   io.Writer        // progress
+}
+
+// Bounds of what counters have to have for a fit.
+const (
+	leastIntervals = 8
+	leastEvery     = 10 * time.Millisecond
+	leastPerRow    = 5   // steps of an interval
+	leastSpread    = 1.5 // largest to smallest mean of a coordinate
+	maxScrape      = 8 << 20
+	scrapeTimeout  = 10 * time.Second
+	maxFailed      = 3 // scrapes of a node in a row
+)
+
+// Metrics of nodes that a fit reads.
+const (
+	workMetric    = "tandem:engine_work_total"
+	secondsMetric = "tandem:engine_work_seconds_total"
+	cacheMetric   = "vllm:cache_config_info"
+)
+
+// counters are a node's counters of steps of one kind.
+type counters struct{ steps, sequences, context, prompt, attended, seconds float64 }
+
+// scrape is a node's counters by kind of step, and the size of its KV memory.
+type scrape struct {
+	kinds               map[string]counters
+	blocks, blockTokens int
+}
+
+// Live fits step times to the counters of nodes over a time. Intervals between two scrapes are the
+// measured steps, by their means: step times are linear in what a step computes. Every second
+// interval is left out of the fit, and compared with it.
+func Live(ctx context.Context, o LiveOptions) (*Result, error) {
+	if o.Every < leastEvery || o.For < leastIntervals*o.Every {
+		return nil, fmt.Errorf("%w: --for %v with --every %v: give at least %d intervals of %v or more", ErrOption, o.For, o.Every, leastIntervals, leastEvery)
+	}
+	p := *o.Base
+	rows := map[string][]profile.TimedStep{}
+	last := make([]*scrape, len(o.URLs))
+	failed := make([]int, len(o.URLs))
+	began := time.Now()
+	tick := time.NewTicker(o.Every)
+	defer tick.Stop()
+	for time.Since(began) < o.For {
+		for i, url := range o.URLs {
+			s, err := readScrape(ctx, url)
+			if err != nil {
+				if failed[i]++; failed[i] >= maxFailed || last[i] == nil {
+					return nil, err
+				}
+				last[i] = nil // the node may have been started again
+				continue
+			}
+			failed[i] = 0
+			if s.blocks > 0 {
+				p.Memory = profile.Memory{Blocks: s.blocks, BlockTokens: s.blockTokens}
+			}
+			addRows(rows, last[i], s)
+			last[i] = s
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	p.Measured = profile.Origin{Seconds: round(time.Since(began).Seconds())}
+	return fitLive(&p, rows)
+}
+
+// addRows adds the mean steps between two scrapes of a node. Counters that have shrunk are those of
+// a new process, whose first steps do not count.
+func addRows(rows map[string][]profile.TimedStep, last, now *scrape) {
+	if last == nil {
+		return
+	}
+	for kind, b := range now.kinds {
+		a := last.kinds[kind]
+		n := b.steps - a.steps
+		if n < leastPerRow || b.seconds <= a.seconds {
+			continue
+		}
+		rows[kind] = append(rows[kind], profile.TimedStep{
+			Chunk: (b.prompt - a.prompt) / n, Attended: (b.attended - a.attended) / n, Streams: (b.sequences - a.sequences) / n, ContextSum: (b.context - a.context) / n,
+			Seconds: (b.seconds - a.seconds) / n, Weight: n,
+		})
+	}
+}
+
+// fitLive fits the phases that the rows span.
+func fitLive(p *profile.Profile, rows map[string][]profile.TimedStep) (*Result, error) {
+	r := &Result{Profile: p}
+	var missing []string
+	for _, phase := range []struct {
+		kind, of string
+		names    [2]string
+		at       func(s *profile.TimedStep) [2]float64
+		fit      func(rows []profile.TimedStep)
+	}{
+		{"decode", "decoding", [2]string{"sequences of a step", "context tokens of a sequence"},
+			func(s *profile.TimedStep) [2]float64 { return [2]float64{s.Streams, s.ContextSum / s.Streams} },
+			func(rows []profile.TimedStep) { p.Step.Decode = profile.Decode{}; p.Step.Decode.FitDecode(rows) }},
+		{"prefill", "prompts", [2]string{"prompt tokens of a step", "tokens before them"},
+			func(s *profile.TimedStep) [2]float64 { return [2]float64{s.Chunk, s.Attended / s.Chunk} },
+			func(rows []profile.TimedStep) { p.Step.Prefill = profile.Prefill{}; p.Step.Prefill.FitPrefill(rows) }},
+	} {
+		all := rows[phase.kind]
+		if len(all) < leastIntervals {
+			missing = append(missing, fmt.Sprintf("%s: %d intervals with steps of this kind, at least %d are needed", phase.of, len(all), leastIntervals))
+			continue
+		}
+		if why := spans(all, phase.names, phase.at); why != "" {
+			missing = append(missing, phase.of+": "+why)
+			continue
+		}
+		fitted, held := halves(all)
+		phase.fit(fitted)
+		roundAll(p)
+		times := p.Times()
+		for _, s := range held {
+			at := phase.at(&s)
+			r.HeldOut = append(r.HeldOut, Comparison{fmt.Sprintf("%.0f steps of %s: %.4g %s, %.4g %s", s.Weight, phase.of, at[0], phase.names[0], at[1], phase.names[1]), times.Predict(&s), s.Seconds})
+		}
+	}
+	switch {
+	case len(missing) == 2:
+		return nil, fmt.Errorf("%w: the counters do not span enough: %s: measure for longer, under a load that varies, or give the URLs of more nodes", ErrLive, strings.Join(missing, "; "))
+	case len(missing) == 1:
+		r.Notes = append(r.Notes, fmt.Sprintf("Those of the base profile (%s) remain for %s", p.Basis(), missing[0]))
+	default:
+		p.Step.Source, p.Step.Error = profile.Measured, 0
+	}
+	if mean, _ := r.Errors(); mean > MaxFitError {
+		return r, fmt.Errorf("%w: intervals that were not fitted are off by %.0f %% on average, at most %.0f %% are accepted: measure for longer, or give --accept to write the profile all the same", ErrFit, 100*mean, 100*MaxFitError)
+	}
+	return r, nil
+}
+
+// spans returns why rows do not determine coefficients, or "".
+func spans(rows []profile.TimedStep, names [2]string, at func(*profile.TimedStep) [2]float64) string {
+	var low, high, sum, squares [2]float64
+	product := 0.0
+	for i := range rows {
+		v := at(&rows[i])
+		for k, x := range v {
+			if i == 0 {
+				low[k], high[k] = x, x
+			}
+			low[k], high[k] = min(low[k], x), max(high[k], x)
+			sum[k] += x
+			squares[k] += x * x
+		}
+		product += v[0] * v[1]
+	}
+	for k := range names {
+		if !(high[k] >= leastSpread*low[k]) {
+			return fmt.Sprintf("%s were %.4g to %.4g on average, and have to vary by a factor of %g", names[k], low[k], high[k], leastSpread)
+		}
+	}
+	n := float64(len(rows))
+	variance := func(k int) float64 { return squares[k]/n - sum[k]*sum[k]/n/n }
+	if c := (product/n - sum[0]*sum[1]/n/n) / math.Sqrt(variance(0)*variance(1)); math.Abs(c) > 0.995 {
+		return fmt.Sprintf("%s and %s varied together", names[0], names[1])
+	}
+	return ""
+}
+
+// halves splits rows into every first and every second one, in order of time.
+func halves(rows []profile.TimedStep) (a, b []profile.TimedStep) {
+	for i, s := range rows {
+		if i%2 == 0 {
+			a = append(a, s)
+		} else {
+			b = append(b, s)
+		}
+	}
+	return a, b
+}
+
+// readScrape reads the metrics of a node.
+func readScrape(ctx context.Context, url string) (*scrape, error) {
+	ctx, cancel := context.WithTimeout(ctx, scrapeTimeout)
+	defer cancel()
+	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --from %s: give a node's URL such as http://10.0.0.2:7301/metrics", ErrOption, url)
+	}
+	a, err := http.DefaultClient.Do(q)
+	if err != nil {
+		return nil, fmt.Errorf("%w: --from: %w: give the address of a node's metrics, which tandem status shows", ErrLive, err)
+	}
+	defer a.Body.Close()
+	if a.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("%w: %s answered %s: give the address of a node's metrics, which tandem status shows", ErrLive, url, a.Status)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(io.LimitReader(a.Body, maxScrape))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %s sends no metrics: %w", ErrLive, url, err)
+	}
+	work, seconds := families[workMetric], families[secondsMetric]
+	if work == nil || seconds == nil {
+		return nil, fmt.Errorf("%w: %s has no %s: give a prefill or decode node of this release, not a gateway", ErrLive, url, workMetric)
+	}
+	s := &scrape{kinds: map[string]counters{}}
+	for _, m := range slices.Concat(work.GetMetric(), seconds.GetMetric()) {
+		var kind, of string
+		for _, l := range m.GetLabel() {
+			switch l.GetName() {
+			case "step":
+				kind = l.GetValue()
+			case "of":
+				of = l.GetValue()
+			}
+		}
+		c, v := s.kinds[kind], m.GetCounter().GetValue()
+		*map[string]*float64{"steps": &c.steps, "sequences": &c.sequences, "context": &c.context, "prompt": &c.prompt, "attended": &c.attended, "": &c.seconds}[of] = v
+		s.kinds[kind] = c
+	}
+	for _, m := range families[cacheMetric].GetMetric() {
+		for _, l := range m.GetLabel() {
+			n, err := strconv.Atoi(l.GetValue())
+			switch {
+			case err != nil:
+			case l.GetName() == "num_gpu_blocks":
+				s.blocks = n
+			case l.GetName() == "block_size":
+				s.blockTokens = n
+			}
+		}
+	}
+	return s, nil
+}

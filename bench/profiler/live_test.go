@@ -1,0 +1,128 @@
+package profiler
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/tandem-serving/tandem/bench/sim/profile"
+)
+
+// node is a node that makes steps by a profile, for tests: at each scrape a hundred more.
+type node struct {
+	times   *profile.Times
+	scrapes int
+	kinds   map[string]*counters
+	shape   func(kind string, scrape int) profile.TimedStep
+}
+
+// ServeHTTP writes the counters.
+func (n *node) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	n.scrapes++
+	for kind, c := range n.kinds {
+		s := n.shape(kind, n.scrapes)
+		if s.Streams+s.Chunk > 0 {
+			c.steps += 100
+			c.sequences += 100 * s.Streams
+			c.context += 100 * s.ContextSum
+			c.prompt += 100 * s.Chunk
+			c.attended += 100 * s.Attended
+			c.seconds += 100 * n.times.Predict(&s)
+		}
+	}
+	fmt.Fprintln(w, `# TYPE vllm:cache_config_info gauge`)
+	fmt.Fprintln(w, `vllm:cache_config_info{block_size="16",cache_dtype="bf16",num_gpu_blocks="777"} 1`)
+	fmt.Fprintln(w, "# TYPE tandem:engine_work_total counter")
+	for kind, c := range n.kinds {
+		for of, v := range map[string]float64{"steps": c.steps, "sequences": c.sequences, "context": c.context, "prompt": c.prompt, "attended": c.attended} {
+			fmt.Fprintf(w, "tandem:engine_work_total{step=%q,of=%q} %g\n", kind, of, v)
+		}
+	}
+	fmt.Fprintln(w, "# TYPE tandem:engine_work_seconds_total counter")
+	for kind, c := range n.kinds {
+		fmt.Fprintf(w, "tandem:engine_work_seconds_total{step=%q} %g\n", kind, c.seconds)
+	}
+}
+
+// varied is a load with batches of all sizes.
+func varied(kind string, scrape int) profile.TimedStep {
+	if kind == "decode" {
+		seqs := float64(1 + scrape*7%40)
+		return profile.TimedStep{Streams: seqs, ContextSum: seqs * float64(100+scrape*scrape*37%1900)}
+	}
+	tokens := float64(500 + scrape*911%3000)
+	return profile.TimedStep{Chunk: tokens, Attended: tokens * (tokens/2 + float64(scrape*scrape*13%800))}
+}
+
+// live plays a node for a minute and fits a profile to its counters.
+func live(t *testing.T, shape func(string, int) profile.TimedStep) (*Result, error) {
+	truth, _, err := profile.Named("h200:llama-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, _, _ := profile.Named("l4:llama-8b")
+	server := httptest.NewServer(&node{times: truth.Times(), kinds: map[string]*counters{"decode": {}, "prefill": {}}, shape: shape})
+	defer server.Close()
+	return Live(t.Context(), LiveOptions{URLs: []string{server.URL}, For: 600 * time.Millisecond, Every: 20 * time.Millisecond, Base: base})
+}
+
+// Counters of a varied load give the coefficients of the node's steps, whatever the base has.
+func TestLive(t *testing.T) {
+	r, err := live(t, varied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	truth, _, _ := profile.Named("h200:llama-8b")
+	for i, pair := range [][2]float64{
+		{r.Profile.Step.Decode.Fixed, truth.Step.Decode.Fixed}, {r.Profile.Step.Decode.PerCtx, truth.Step.Decode.PerCtx}, {r.Profile.Step.Decode.PerSeq, truth.Step.Decode.PerSeq},
+		{r.Profile.Step.Prefill.PerToken, truth.Step.Prefill.PerToken}, {r.Profile.Step.Prefill.PerPair, truth.Step.Prefill.PerPair},
+	} {
+		if math.Abs(pair[0]/pair[1]-1) > 0.02 {
+			t.Errorf("coefficient %d is %g, want %g", i, pair[0], pair[1])
+		}
+	}
+	if mean, _ := r.Errors(); r.Profile.Step.Source != profile.Measured || r.Profile.Step.Error != 0 || r.Profile.Memory.Blocks != 777 || len(r.HeldOut) < 8 || mean > 0.01 {
+		t.Errorf("%d intervals, error %g, %+v", len(r.HeldOut), mean, r.Profile)
+	}
+	if err := r.Profile.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A load that does not vary gives no profile. One kind of work leaves the other as the base has it.
+func TestLiveRefuses(t *testing.T) {
+	t.Parallel()
+	if _, err := live(t, func(kind string, _ int) profile.TimedStep { return varied(kind, 1) }); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), "have to vary by a factor of 1.5") {
+		t.Error(err)
+	}
+	if _, err := live(t, func(string, int) profile.TimedStep { return profile.TimedStep{} }); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), "0 intervals with steps of this kind") {
+		t.Error(err)
+	}
+	r, err := live(t, func(kind string, scrape int) profile.TimedStep {
+		if kind == "prefill" {
+			return profile.TimedStep{}
+		}
+		return varied(kind, scrape)
+	})
+	if err != nil || r.Profile.Step.Source != profile.Estimate || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "remain for prompts") {
+		t.Errorf("%v, %+v", err, r)
+	}
+	base, _, _ := profile.Named("l4:llama-8b")
+	notMetrics := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { http.NotFound(w, q) }))
+	defer notMetrics.Close()
+	gateway := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "up 1") }))
+	defer gateway.Close()
+	for url, want := range map[string]string{notMetrics.URL: "answered 404", gateway.URL: "not a gateway", "http://127.0.0.1:1/metrics": "connection refused"} {
+		if _, err := Live(t.Context(), LiveOptions{URLs: []string{url}, For: time.Minute, Every: time.Second, Base: base}); !errors.Is(err, ErrLive) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", url, err)
+		}
+	}
+	if _, err := Live(t.Context(), LiveOptions{URLs: []string{"http://127.0.0.1:1"}, For: time.Second, Every: time.Second, Base: base}); !errors.Is(err, ErrOption) {
+		t.Error(err)
+	}
+}
