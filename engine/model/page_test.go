@@ -69,9 +69,9 @@ FP8 without tensor cores, so that long contexts are slower than with bfloat16.
 
 ## Tokenizers
 
-`+"`tokenizer.json`"+` with BPE, over bytes or over characters with byte fallback; `+"`tekken.json`"+` alone;
-`+"`tokenizer.model`"+` alone, of the class LlamaTokenizer. Unigram and WordPiece vocabularies and
-`+"`tiktoken.model`"+` are refused.
+`+"`tokenizer.json`"+` with BPE, over bytes or over characters with byte fallback, or with Unigram;
+`+"`tekken.json`"+` alone; `+"`tokenizer.model`"+` with BPE alone, of the class LlamaTokenizer. WordPiece
+vocabularies, the normalizer Precompiled and `+"`tiktoken.model`"+` are refused.
 
 ## Vectors
 

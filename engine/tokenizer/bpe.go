@@ -116,6 +116,7 @@ type scratch struct {
 	next  []int32  // long words: index of the symbol to the right, -1 at the end
 	prev  []int32  // long words: index of the symbol to the left, -1 at the start
 	heap  []uint64 // long words: rank<<32 | left index; may hold stale entries
+	ends  []ending // of Unigram, by byte
 }
 
 // merge appends the tokens of word, from its bytes and the merge ranks alone.

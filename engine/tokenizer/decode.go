@@ -36,8 +36,13 @@ func (t *Tokenizer) shown(id int32, skipSpecial bool) string {
 func (t *Tokenizer) decodeFallback(ids []int32, skipSpecial bool) string {
 	out := make([]byte, 0, 8*len(ids))
 	run := 0 // length of the run of byte tokens that out ends with
+	bare := t.fallback.bareFirst
 	for _, id := range ids {
 		if !t.has(id) || skipSpecial && t.special[id] {
+			continue
+		}
+		if bare {
+			out, bare = append(out, t.fallback.bare(id)...), false
 			continue
 		}
 		if t.fallback.isByte[id] {
@@ -50,6 +55,9 @@ func (t *Tokenizer) decodeFallback(ids []int32, skipSpecial bool) string {
 	text, _ := t.fallback.trim(string(closeRun(out, run)), t.fallback.stripMax)
 	return text
 }
+
+// bare returns the text of a token without its marks of spaces.
+func (f *fallback) bare(id int32) string { return strings.ReplaceAll(f.written.at(id), f.old, "") }
 
 func closeRun(out []byte, run int) []byte {
 	if utf8.Valid(out[len(out)-run:]) {
@@ -82,13 +90,14 @@ type Stream struct {
 	skipSpecial bool
 	pending     []byte // the beginning of a character; its capacity is reused
 	strip       int    // leading bytes that may still go
+	bare        bool   // the next token loses its marks of spaces
 }
 
 // NewStream returns a Stream at the beginning of an output.
 func (t *Tokenizer) NewStream(skipSpecial bool) *Stream {
 	s := &Stream{t: t, skipSpecial: skipSpecial}
 	if t.fallback != nil {
-		s.strip = t.fallback.stripMax
+		s.strip, s.bare = t.fallback.stripMax, t.fallback.bareFirst
 	}
 	return s
 }
@@ -117,6 +126,9 @@ func (s *Stream) nextFallback(id int32, piece string) string {
 	switch {
 	case piece == "" && (!s.t.has(id) || s.skipSpecial && s.t.special[id]):
 		return ""
+	case s.bare:
+		s.bare = false
+		return s.t.fallback.bare(id)
 	case s.t.fallback.isByte[id]:
 		s.pending = append(s.pending, piece...)
 		piece = s.wholeCharacters()

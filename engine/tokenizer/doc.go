@@ -8,7 +8,8 @@
 // pre-token are merged by rank, and the post-processor's tokens surround the
 // result. Symbols are bytes or, with byte fallback, characters; text of characters
 // is cut wherever no merge can reach across. A table holds the words that are one
-// token, and a bounded cache other recent words.
+// token, and a bounded cache other recent words. Unigram vocabularies take the
+// place of merging: a pre-token becomes the tokens with the largest sum of scores.
 //
 // Invariant: for valid UTF-8 text the ids equal those of Hugging Face's
 // tokenizers, and a Stream's pieces, joined, equal Decode of all its ids (but

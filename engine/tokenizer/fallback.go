@@ -17,6 +17,9 @@ type fallback struct {
 	old, new string     // the decoder's Replace
 	strip    byte       // leading bytes of decoded text that go
 	stripMax int        // how many of them at most
+
+	literal   bool // the tokens of bytes are text to the decoder, as to Metaspace
+	bareFirst bool // the first token of a text loses its marks of spaces
 }
 
 // byteToken is how a vocabulary writes the token of a byte.
@@ -243,7 +246,7 @@ func (t *Tokenizer) fillFallback(written []string) error {
 	f.isByte = make([]bool, len(written))
 	for id, token := range written {
 		decoded[id] = strings.ReplaceAll(token, f.old, f.new)
-		if b, ok := asByte(decoded[id]); ok {
+		if b, ok := asByte(decoded[id]); ok && !f.literal {
 			decoded[id] = string([]byte{b})
 			f.isByte[id] = true
 		}

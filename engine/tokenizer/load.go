@@ -66,16 +66,20 @@ type templateToken struct {
 
 // modelJSON is the "model" of a tokenizer.json.
 type modelJSON struct {
-	Type                    string           `json:"type"`
-	Dropout                 *float64         `json:"dropout"`
-	UnkToken                *string          `json:"unk_token"`
-	ContinuingSubwordPrefix *string          `json:"continuing_subword_prefix"`
-	EndOfWordSuffix         *string          `json:"end_of_word_suffix"`
-	FuseUnk                 bool             `json:"fuse_unk"`
-	ByteFallback            bool             `json:"byte_fallback"`
-	IgnoreMerges            bool             `json:"ignore_merges"`
-	Vocab                   map[string]int32 `json:"vocab"`
-	Merges                  json.RawMessage  `json:"merges"`
+	Type                    string          `json:"type"`
+	Dropout                 *float64        `json:"dropout"`
+	UnkToken                *string         `json:"unk_token"`
+	ContinuingSubwordPrefix *string         `json:"continuing_subword_prefix"`
+	EndOfWordSuffix         *string         `json:"end_of_word_suffix"`
+	FuseUnk                 bool            `json:"fuse_unk"`
+	ByteFallback            bool            `json:"byte_fallback"`
+	IgnoreMerges            bool            `json:"ignore_merges"`
+	Tokens                  json.RawMessage `json:"vocab"`
+	Merges                  json.RawMessage `json:"merges"`
+	UnkID                   *int32          `json:"unk_id"` // of Unigram
+
+	Vocab  map[string]int32 `json:"-"` // Tokens
+	scores []float64        // of Unigram, by id
 }
 
 // Load reads a Hugging Face tokenizer.json. A setting that this package cannot
@@ -100,7 +104,11 @@ func Load(tokenizerJSON []byte) (*Tokenizer, error) {
 		return nil, err
 	}
 	loadPreTokenizer, loadMerges, loadDecoder := t.loadPreTokenizer, t.loadMerges, checkDecoder
-	if m.ByteFallback {
+	switch {
+	case m.Type == "Unigram":
+		loadPreTokenizer, loadMerges, loadDecoder = t.loadSplits, t.loadUnigram, t.loadCharacterDecoder
+		t.bpe.seed = maphash.MakeSeed()
+	case m.ByteFallback:
 		loadPreTokenizer, loadMerges, loadDecoder = t.loadSplits, t.loadFallback, t.loadFallbackDecoder
 	}
 	if err := loadPreTokenizer(f.PreTokenizer); err != nil {
@@ -138,8 +146,16 @@ func decodePart(raw json.RawMessage, part string, into any) error {
 }
 
 func (m *modelJSON) check() error {
+	if m.Type == "Unigram" {
+		return m.readUnigram()
+	}
 	if m.Type != "BPE" {
 		return &UnsupportedError{"model.type", m.Type}
+	}
+	if !isNull(m.Tokens) {
+		if err := json.Unmarshal(m.Tokens, &m.Vocab); err != nil {
+			return invalid("model: vocab: %v", err)
+		}
 	}
 	if m.Dropout != nil && *m.Dropout != 0 {
 		return &UnsupportedError{"model.dropout", "not null"}

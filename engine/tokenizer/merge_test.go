@@ -44,6 +44,13 @@ func TestMergeEqualsNaive(t *testing.T) {
 			if len(word) > shortWord {
 				long++
 			}
+			if tok.unigram != nil {
+				want := naiveUnigram(tok, word)
+				if got := tok.unigram.cut(nil, word, &w, &tok.bpe.byteID); !slices.Equal(got, want) {
+					t.Fatalf("seed %d: cut(%q)\n got %v\nwant %v", seed, word, got, want)
+				}
+				continue
+			}
 			want := naiveMerge(&tok.bpe, word)
 			if got := tok.bpe.merge(nil, word, &w); !slices.Equal(got, want) {
 				t.Fatalf("seed %d: merge(%q)\n got %v\nwant %v", seed, word, got, want)

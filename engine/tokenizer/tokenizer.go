@@ -24,6 +24,7 @@ type Tokenizer struct {
 	added       map[string]int32 // the added tokens' ids
 	firstOnly   bool             // the beginning of a prompt is encoded otherwise than what follows
 	fallback    *fallback        // nil: a byte-level vocabulary
+	unigram     *unigram         // nil: words are merged
 	cache       *cache
 	scratch     sync.Pool // of *scratch
 }
@@ -71,8 +72,11 @@ func (t *Tokenizer) LongestToken() int {
 
 // LeadingSpaces returns how many leading spaces of an output Decode drops.
 func (t *Tokenizer) LeadingSpaces() int {
-	if t.fallback == nil || t.fallback.strip != ' ' {
+	switch {
+	case t.fallback == nil || !t.fallback.bareFirst && t.fallback.strip != ' ':
 		return 0
+	case t.fallback.bareFirst: // the first token's
+		return 1
 	}
 	return t.fallback.stripMax
 }
@@ -112,7 +116,7 @@ func (t *Tokenizer) appendWithin(dst []int32, text string, addSpecial, begins bo
 	w := t.scratch.Get().(*scratch)
 	e := encoding{t: t, w: w, dst: dst, take: take, nIDs: max(cap(dst), maxScratch), begins: begins}
 	t.raw.split(t.chars, text, e.gap, e.token)
-	if cap(w.ids) <= maxScratch {
+	if cap(w.ids) <= maxScratch && cap(w.ends) <= maxScratch {
 		t.scratch.Put(w)
 	}
 	if addSpecial {
@@ -210,7 +214,7 @@ func (e *encoding) split(s string, at int) {
 // words encodes one pre-token. Of a vocabulary of characters it may be the
 // whole text, and is cut where no merge can reach across.
 func (e *encoding) words(s string) {
-	if e.t.fallback == nil {
+	if e.t.fallback == nil || e.t.unigram != nil {
 		e.encodeWord(s)
 		return
 	}
@@ -228,16 +232,22 @@ func (e *encoding) encodeWord(s string) {
 	}
 	b := &e.t.bpe
 	hash := maphash.String(b.seed, s)
-	if id, ok := b.words.get(s, hash); ok {
-		e.dst = append(e.dst, id)
-		return
+	if e.t.unigram == nil {
+		if id, ok := b.words.get(s, hash); ok {
+			e.dst = append(e.dst, id)
+			return
+		}
 	}
 	if ids, ok := e.t.cache.get(s, hash); ok {
 		e.dst = append(e.dst, ids...)
 		return
 	}
 	n := len(e.dst)
-	e.dst = b.merge(e.dst, s, e.w)
+	if u := e.t.unigram; u != nil {
+		e.dst = u.cut(e.dst, s, e.w, &b.byteID)
+	} else {
+		e.dst = b.merge(e.dst, s, e.w)
+	}
 	e.t.cache.put(s, hash, e.dst[n:])
 }
 

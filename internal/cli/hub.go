@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path"
+	"path/filepath"
 	"strings"
 	"text/tabwriter"
 
@@ -38,6 +40,7 @@ func pull(v *Invocation) error {
 	v.StringSliceVar(&o.Include, "include", nil, "only files that match a pattern, such as '*Q4_K_M.gguf'; default: all files of the kinds safetensors, json, model, txt, jinja and gguf")
 	v.CountVar(&o.Workers, "max-workers", hub.DefaultWorkers, 1, "files that are downloaded at once")
 	quiet := v.Bool("quiet", false, "no progress and no log lines")
+	v.OwnDryRun("list the files and their sizes, and what the cache has of them, without downloading or writing any")
 	var err error
 	if o.Name, o.Revision, err = repositoryArgument(v); err != nil {
 		return err
@@ -50,6 +53,9 @@ func pull(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
+	if v.DryRun() {
+		return planned(ctx, v, o)
+	}
 	dir, err := hub.Pull(ctx, o)
 	if ctx.Err() != nil && err != nil {
 		if o.Progress != nil && Draws(os.Stderr) {
@@ -63,9 +69,38 @@ func pull(v *Invocation) error {
 	return err
 }
 
+// planned lists the files that a pull would download.
+func planned(ctx context.Context, v *Invocation, o hub.Options) error {
+	commit, files, err := hub.Plan(ctx, o)
+	if err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(v.Out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "FILE\tSIZE\tCACHED")
+	total, rest := int64(0), int64(0)
+	for _, f := range files {
+		cached := "no"
+		switch f.Cached {
+		case f.Size:
+			cached = "yes"
+		case 0:
+		default:
+			cached = memory.Bytes(f.Cached)
+		}
+		total, rest = total+f.Size, rest+f.Size-f.Cached
+		fmt.Fprintf(w, "%s\t%s\t%s\n", f.Path, memory.Bytes(f.Size), cached)
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(v.Out, "%s at %s: %s, of which %s to download\n", o.Name, commit[:12], memory.Bytes(total), memory.Bytes(rest))
+	return err
+}
+
 // cached is a row of models.
 type cached struct {
 	hub.Snapshot
+	File     string `json:"file,omitempty"` // of GGUF, one of several models in the snapshot
 	Complete bool   `json:"complete"`
 	Served   bool   `json:"served"`  // this build loads its architecture and its kind of weights
 	Refusal  string `json:"refusal"` // why not
@@ -87,11 +122,21 @@ func models(v *Invocation) error {
 	}
 	rows := []cached{}
 	for _, s := range list {
-		r := cached{Snapshot: s, Complete: s.Complete(), Served: true}
-		if err := engine.CheckConfig(s.Dir); err != nil {
-			r.Served, r.Refusal = false, logs.WithoutPackages(err.Error())
+		files := s.GGUF
+		if len(files) == 0 {
+			files = []string{""}
 		}
-		rows = append(rows, r)
+		for _, file := range files {
+			r := cached{Snapshot: s, File: file, Complete: s.Complete(), Served: true}
+			model := filepath.Join(s.Dir, file)
+			if info, err := os.Stat(model); err == nil && file != "" {
+				r.Size = info.Size()
+			}
+			if err := engine.CheckConfig(model); err != nil {
+				r.Served, r.Refusal = false, logs.WithoutPackages(err.Error())
+			}
+			rows = append(rows, r)
+		}
 	}
 	if *asJSON {
 		return json.NewEncoder(v.Out).Encode(rows)
@@ -117,7 +162,7 @@ func models(v *Invocation) error {
 				served = "-"
 			}
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", r.Name, revision, memory.Bytes(r.Size), complete, served)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", path.Join(r.Name, r.File), revision, memory.Bytes(r.Size), complete, served)
 	}
 	return w.Flush()
 }

@@ -60,6 +60,9 @@ func TestPullModelsRemove(t *testing.T) {
 	if got, _ := ok("logits org/name --tokens 1,2 --download"); got != want || len(h.Requests()) > 0 {
 		t.Error("a model in the cache is downloaded again")
 	}
+	if out, _ := ok("pull org/name:v1 --dry-run", "org/name at 0123456789ab: ", "of which 0 B to download"); strings.Count(out, "yes\n") < 3 {
+		t.Error(out)
+	}
 	dir, errOut := ok("pull org/name:v1 --quiet")
 	if _, err := os.Stat(filepath.Join(strings.TrimSpace(dir), "config.json")); err != nil || errOut != "" {
 		t.Errorf("%s, %s: %v", dir, errOut, err)
@@ -97,6 +100,62 @@ func TestPullModelsRemove(t *testing.T) {
 	_, errOut = ok("pull org/name")
 	if n := strings.Count(errOut, "downloading"); n < 2 || n > 10 || !strings.Contains(errOut, "left=") {
 		t.Errorf("%d lines: %s", n, errOut)
+	}
+}
+
+// --dry-run lists what would be downloaded, and writes nothing.
+func TestPullDryRun(t *testing.T) {
+	h, environ := testHub(t)
+	cache := filepath.Join(t.TempDir(), "cache")
+	h.Requests()
+	status, out, errOut := run(environ(cache), "pull", "org/name", "--dry-run", "--include", "*.safetensors", "--include", "config.json")
+	if lines := strings.Split(strings.TrimSpace(out), "\n"); status != 0 || len(lines) != 4 || !strings.HasSuffix(lines[1], "no") || errOut != "" {
+		t.Errorf("status %d, %s%s", status, out, errOut)
+	}
+	for _, r := range h.Requests() {
+		if strings.Contains(r.Path, "/resolve/") || r.Storage {
+			t.Errorf("a file was requested: %+v", r)
+		}
+	}
+	if _, err := os.Stat(cache); !os.IsNotExist(err) {
+		t.Errorf("the cache exists: %v", err)
+	}
+	if status, out, errOut := run(environ(cache), "pull", "org/none", "--dry-run"); status != 2 || out != "" || !strings.Contains(errOut, "answers 404") {
+		t.Errorf("status %d, %s%s", status, out, errOut)
+	}
+}
+
+// Each GGUF file of a model is a row.
+func TestModelsListsGGUF(t *testing.T) {
+	_, environ := testHub(t)
+	cache := t.TempDir()
+	dir := filepath.Join(cache, "models--org--quants", "snapshots", hubtest.Commit)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile("../../engine/model/testdata/gguf/qwen3.gguf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{"small.gguf": data, "torn.gguf": data[:100]} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	status, out, errOut := run(environ(cache), "models")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if status != 0 || len(lines) != 3 || !strings.HasPrefix(lines[1], "org/quants/small.gguf") || !strings.HasSuffix(lines[1], "yes       yes") ||
+		!strings.HasPrefix(lines[2], "org/quants/torn.gguf") || !strings.Contains(lines[2], "no: ") {
+		t.Errorf("status %d, %s%s", status, out, errOut)
+	}
+	_, out, _ = run(environ(cache), "models", "--json")
+	var rows []struct {
+		Name, File string
+		Size       int
+		Served     bool
+	}
+	if err := json.Unmarshal([]byte(out), &rows); err != nil || len(rows) != 2 || rows[0].File != "small.gguf" || rows[0].Size != len(data) || !rows[0].Served || rows[1].Served {
+		t.Errorf("%s: %v", out, err)
 	}
 }
 

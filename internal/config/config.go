@@ -50,6 +50,7 @@ type Set struct {
 	origin                    map[string]string
 	file                      *string
 	dryRun                    *bool
+	ownDryRun                 bool            // the command implements --dry-run
 	secrets                   map[string]bool // flags whose values are never printed
 	out                       io.Writer
 	sides                     side     // of vllm serve whose flags it knows
@@ -117,6 +118,13 @@ func (s *Set) SkipChecks() { s.checks = nil }
 // DryRun reports whether the command ends after the checks.
 func (s *Set) DryRun() bool { return *s.dryRun }
 
+// OwnDryRun leaves --dry-run to the command, for which usage describes it. Resolve then prints no
+// values.
+func (s *Set) OwnDryRun(usage string) {
+	s.ownDryRun = true
+	s.Lookup("dry-run").Usage = usage
+}
+
 // problem records a refusal, one for each subject.
 func (s *Set) problem(subject string, err error) {
 	if s.bad[subject] {
@@ -174,7 +182,7 @@ func (s *Set) Resolve(args, environ []string) error {
 		return s.problems[0]
 	case len(s.problems) > 1:
 		return Problems(s.problems)
-	case *s.dryRun:
+	case *s.dryRun && !s.ownDryRun:
 		s.print()
 		return ErrDryRun
 	}

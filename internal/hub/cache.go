@@ -180,6 +180,9 @@ type Snapshot struct {
 	Size    int64    `json:"size"`    // bytes of its files; without a commit, of all blobs
 	Missing []string `json:"missing"` // files without which the model cannot be loaded
 
+	// GGUF has the files of a snapshot without safetensors, each of which is a model.
+	GGUF []string `json:"-"`
+
 	blobs []string // that its files link to
 }
 
@@ -275,7 +278,7 @@ func walk(dir string, f func(name, path string)) error {
 // read sets the size, the blobs and the missing files of a snapshot.
 func (s *Snapshot) read() error {
 	has := map[string]bool{}
-	gguf, safetensors := false, false
+	safetensors := false
 	err := walk(s.Dir, func(name, file string) {
 		info, err := os.Stat(file)
 		if err != nil {
@@ -284,7 +287,10 @@ func (s *Snapshot) read() error {
 		}
 		has[name] = true
 		top := path.Dir(name) == "."
-		gguf, safetensors = gguf || top && path.Ext(name) == ".gguf", safetensors || top && path.Ext(name) == ".safetensors"
+		safetensors = safetensors || top && path.Ext(name) == ".safetensors"
+		if top && path.Ext(name) == ".gguf" {
+			s.GGUF = append(s.GGUF, name)
+		}
 		blob := file
 		if to, err := os.Readlink(file); err == nil {
 			if blob = to; !filepath.IsAbs(to) {
@@ -303,10 +309,13 @@ func (s *Snapshot) read() error {
 			s.Missing = append(s.Missing, shard)
 		}
 	}
+	gguf := len(s.GGUF) > 0
 	if !gguf && !has["config.json"] {
 		s.Missing = append(s.Missing, "config.json")
 	}
-	if !gguf && !safetensors {
+	if safetensors {
+		s.GGUF = nil
+	} else if !gguf {
 		s.Missing = append(s.Missing, "model.safetensors")
 	}
 	slices.Sort(s.Missing)

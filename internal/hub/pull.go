@@ -43,37 +43,10 @@ type Options struct {
 // transfers only what the cache lacks, and continues the files of an interrupted pull. Several
 // pulls may run at once. When ctx ends, Pull returns its cause, and partial files stay.
 func Pull(ctx context.Context, o Options) (dir string, err error) {
-	if v := strings.ToUpper(getenv(o.Environ, "HF_HUB_OFFLINE")); slices.Contains([]string{"1", "ON", "YES", "TRUE"}, v) {
-		return "", refuse("%s is not downloaded, because HF_HUB_OFFLINE=%s forbids it; unset HF_HUB_OFFLINE", o.Name, v)
-	}
-	if err := checkName(o.Name); err != nil {
-		return "", err
-	}
-	cache, err := DefaultCache(o.Environ)
+	p, files, err := look(ctx, o)
 	if err != nil {
 		return "", err
 	}
-	c, err := newClient(cmp.Or(getenv(o.Environ, "HF_ENDPOINT"), DefaultEndpoint), getenv(o.Environ, "HF_TOKEN"), o.Agent, o.Log)
-	if err != nil {
-		return "", err
-	}
-	c.pause, c.answer, c.stall = cmp.Or(o.pause, c.pause), cmp.Or(o.answer, c.answer), cmp.Or(o.stall, c.stall)
-	revision := cmp.Or(o.Revision, DefaultRevision)
-	commit, err := c.resolve(ctx, o.Name, revision)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", o.Name, err)
-	}
-	files, err := c.list(ctx, o.Name, commit)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", o.Name, err)
-	}
-	if files, err = choose(files, o.Include); err != nil {
-		return "", err
-	}
-	if len(files) == 0 {
-		return "", refuse("%s has no file that is downloaded: want names with one of %q that match --include", o.Name, extensions)
-	}
-	p := &puller{client: c, cache: cache, name: o.Name, commit: commit, progress: o.Progress}
 	if err := p.open(); err != nil {
 		return "", err
 	}
@@ -84,13 +57,73 @@ func Pull(ctx context.Context, o Options) (dir string, err error) {
 	if err := p.link(files); err != nil {
 		return "", err
 	}
-	if revision != commit {
+	if revision := cmp.Or(o.Revision, DefaultRevision); revision != p.commit {
 		ref := path.Join("refs", revision)
-		if err := p.replace(ref, func(tmp string) error { return p.root.WriteFile(tmp, []byte(commit), 0o644) }); err != nil {
+		if err := p.replace(ref, func(tmp string) error { return p.root.WriteFile(tmp, []byte(p.commit), 0o644) }); err != nil {
 			return "", err
 		}
 	}
-	return filepath.Join(cache.Folder(o.Name), "snapshots", commit), nil
+	return filepath.Join(p.cache.Folder(o.Name), "snapshots", p.commit), nil
+}
+
+// Planned is a file that Pull would link into a snapshot.
+type Planned struct {
+	File
+	Cached int64 // bytes of it that the cache has; less than its size: the rest is to be transferred
+}
+
+// Plan returns the commit of a model's revision, and the files that Pull would download, as the hub
+// lists them. It transfers no file and writes nothing.
+func Plan(ctx context.Context, o Options) (commit string, files []Planned, err error) {
+	p, list, err := look(ctx, o)
+	if err != nil {
+		return "", nil, err
+	}
+	for _, f := range list {
+		planned := Planned{File: f}
+		if p.has(&f) {
+			planned.Cached = f.Size
+		} else if info, err := os.Stat(filepath.Join(p.cache.Folder(p.name), f.partial())); err == nil {
+			planned.Cached = min(info.Size(), f.Size)
+		}
+		files = append(files, planned)
+	}
+	return p.commit, files, nil
+}
+
+// look asks the hub for the files of a revision.
+func look(ctx context.Context, o Options) (*puller, []File, error) {
+	if v := strings.ToUpper(getenv(o.Environ, "HF_HUB_OFFLINE")); slices.Contains([]string{"1", "ON", "YES", "TRUE"}, v) {
+		return nil, nil, refuse("%s is not downloaded, because HF_HUB_OFFLINE=%s forbids it; unset HF_HUB_OFFLINE", o.Name, v)
+	}
+	if err := checkName(o.Name); err != nil {
+		return nil, nil, err
+	}
+	cache, err := DefaultCache(o.Environ)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := newClient(cmp.Or(getenv(o.Environ, "HF_ENDPOINT"), DefaultEndpoint), getenv(o.Environ, "HF_TOKEN"), o.Agent, o.Log)
+	if err != nil {
+		return nil, nil, err
+	}
+	c.pause, c.answer, c.stall = cmp.Or(o.pause, c.pause), cmp.Or(o.answer, c.answer), cmp.Or(o.stall, c.stall)
+	revision := cmp.Or(o.Revision, DefaultRevision)
+	commit, err := c.resolve(ctx, o.Name, revision)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", o.Name, err)
+	}
+	files, err := c.list(ctx, o.Name, commit)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", o.Name, err)
+	}
+	if files, err = choose(files, o.Include); err != nil {
+		return nil, nil, err
+	}
+	if len(files) == 0 {
+		return nil, nil, refuse("%s has no file that is downloaded: want names with one of %q that match --include", o.Name, extensions)
+	}
+	return &puller{client: c, cache: cache, name: o.Name, commit: commit, progress: o.Progress}, files, nil
 }
 
 // puller downloads one commit.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train one small tokenizer per pattern and record what Hugging Face does.
 
-    goldens.py [--strings 400] [--seed 1] [--out DIR]
+    goldens.py [--strings 400] [--seed 1] [--out DIR] [FAMILY...]
 
 Each DIR/NAME.json.gz holds {"tokenizer": tokenizer.json, "encode": [[text, ids,
 ids without special tokens, decoded, decoded without special tokens]...],
@@ -137,6 +137,58 @@ FAMILIES |= {
 }
 
 
+def unigram(pre, added, normalizer=None, bytes_too=True, strip=True, decoder=None):
+    """A vocabulary with scores, as transformers saves SentencePiece's Unigram models."""
+    return dict(
+        pre=pre, normalizer=normalizer, unigram=True, bytes_too=bytes_too, strip=strip, decoder=decoder,
+        post=lambda ids: processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", ids["<s>"])]),
+        vocab=700, special=[special(s) for s in ("<s>", "</s>", "[INST]")], added=added,
+    )
+
+
+FAMILIES |= {
+    # transformers 5: spaces by Metaspace, no normalizer.
+    "unigram-first": unigram(lambda: pre_tokenizers.Metaspace(prepend_scheme="first", split=False),
+                             [AddedToken("<tool>", rstrip=True, normalized=False), AddedToken("solo", single_word=True)]),
+    # transformers 4: spaces by the normalizer, no pre-tokenizer.
+    "unigram-normalized": unigram(lambda: None, [AddedToken("<|lr|>", lstrip=True, rstrip=True)],
+                                  normalizer=lambda: normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])),
+    # Without bytes, which become <unk>, and with Metaspace as the decoder.
+    "unigram-unk": unigram(lambda: pre_tokenizers.Metaspace(prepend_scheme="always", split=True), [AddedToken("solo", normalized=False)],
+                           bytes_too=False, decoder=lambda: decoders.Metaspace(prepend_scheme="always", split=True)),
+    "unigram-never": unigram(lambda: pre_tokenizers.Metaspace(prepend_scheme="never", split=False), [], bytes_too=False,
+                             decoder=lambda: decoders.Metaspace(prepend_scheme="never", split=False)),
+}
+
+
+def train_unigram(f):
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
+    trainer = trainers.UnigramTrainer(vocab_size=f["vocab"], show_progress=False, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", max_piece_length=16)
+    tokenizer.train_from_iterator(SENTENCES * 3, trainer)
+    doc = json.loads(tokenizer.to_str())
+    model = doc["model"]
+    if f["bytes_too"]:
+        model["byte_fallback"] = True
+        model["vocab"][3:3] = [[f"<0x{b:02X}>", 0.0] for b in range(256)]
+    # Runs of spaces and pieces with a mark within are common in published vocabularies.
+    known = {t for t, _ in model["vocab"]}
+    model["vocab"] += [[t, s] for t, s in (("\u2581\u2581", -6.5), ("\u2581\u2581\u2581\u2581", -7.25), ("of\u2581the", -5.0), ("aa", -3.0), ("aaa", -4.5), ("ab", -3.0), ("ba", -3.0)) if t not in known]
+    doc["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(doc))
+    if f["normalizer"]:
+        tokenizer.normalizer = f["normalizer"]()
+    tokenizer = Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "pre_tokenizer": None})) if f["pre"]() is None else tokenizer
+    if f["pre"]() is not None:
+        tokenizer.pre_tokenizer = f["pre"]()
+    decode = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = f["decoder"]() if f["decoder"] else decoders.Sequence(decode + [decoders.Strip(" ", 1, 0)] * f["strip"])
+    tokenizer.add_special_tokens([special("<unk>"), *f["special"]])
+    tokenizer.add_tokens(f["added"])
+    tokenizer.post_processor = f["post"]({s.content: tokenizer.token_to_id(s.content) for s in f["special"]})
+    return json.loads(tokenizer.to_str())
+
+
 def train_characters(f):
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
@@ -159,6 +211,8 @@ def train(family):
     f = FAMILIES[family]
     if f.get("characters"):
         return train_characters(f)
+    if f.get("unigram"):
+        return train_unigram(f)
     unk = f.get("unk")
     tokenizer = Tokenizer(models.BPE(unk_token=unk, fuse_unk=unk is not None))
     tokenizer.pre_tokenizer = f["pre"]()
@@ -206,8 +260,11 @@ def main():
     args.add_argument("--strings", type=int, default=400)
     args.add_argument("--seed", type=int, default=1)
     args.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent)
+    args.add_argument("families", nargs="*", metavar="FAMILY", help="default: all")
     args = args.parse_args()
     for family, f in FAMILIES.items():
+        if args.families and family not in args.families:
+            continue
         doc = train(family)
         tokenizer = Tokenizer.from_str(json.dumps(doc))
         rng = random.Random(f"{family} {args.seed}")
