@@ -67,7 +67,8 @@ type Options struct {
 	Group   backend.WorkerGroup // tensor-parallel workers, one GPU each; nil: this process is alone
 
 	// BLAS selects cuBLASLt for products of many rows. BLASAuto uses it if the dynamic
-	// linker finds it, BLASNone does not use it; any other value is the library's path.
+	// linker finds it, or if it is in a folder of CUDA or of Python's packages. BLASNone does
+	// not use it; any other value is the library's path.
 	BLAS string
 	// Deterministic fixes the order of every sum, so that the bits of a row do not
 	// depend on how many rows share its step. It excludes cuBLASLt.
@@ -262,9 +263,15 @@ func (c *CUDA) openBLAS() error {
 		c.noBLAS = errors.New("it does not fix the order of sums")
 		return nil
 	case path == BLASAuto:
-		path = ""
+		c.blas, c.noBLAS = c.dev.blas("")
+		for _, path := range findBLAS("/", os.Getenv) {
+			if c.noBLAS != nil {
+				c.blas, c.noBLAS = c.dev.blas(path)
+			}
+		}
+		return nil
 	}
-	if c.blas, c.noBLAS = c.dev.blas(path); c.noBLAS != nil && path != "" {
+	if c.blas, c.noBLAS = c.dev.blas(path); c.noBLAS != nil {
 		return fmt.Errorf("%w: cuBLASLt at %s: %w", backend.ErrNoDevice, path, c.noBLAS)
 	}
 	return nil

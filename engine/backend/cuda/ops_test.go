@@ -126,6 +126,7 @@ type kernelCase struct {
 	masks   bool   // and most of them have masks; see maskAll
 	slices  bool   // draws are by slices, none by a single block
 	kernels string // TD_KERNELS
+	bucket  int    // rows of the plan, if more than those of steps
 	adapted bool   // the sequences of each step go through adapters, or none
 }
 
@@ -374,6 +375,9 @@ func attentionCases() (all []kernelCase) {
 		if c.dt == backend.BF16 && c.softcap == 0 && c.dim%64 == 0 {
 			c.blockTokens = max(c.blockTokens, 16)
 			add("attention")
+			if c.dim == 64 {
+				add("attention,live")
+			}
 		}
 	}
 	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
@@ -447,7 +451,7 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 		}
 		body()
 	}
-	key := backend.Key{Tokens: c.rows, Outputs: outputs}
+	key := backend.Key{Tokens: max(c.rows, c.bucket), Outputs: outputs}
 	if c.rules {
 		ruleAll(b.rng, steps[0])
 		second := plainStep(b.rng, c.rows)
