@@ -23,7 +23,7 @@ typedef struct td_plan td_plan;
 typedef uint64_t td_address; // on the device; 0: none
 
 // Kernels of TD_KERNELS that change bits of results.
-enum { TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8 };
+enum { TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16 };
 
 typedef struct {
   int64_t total, free; // bytes of memory

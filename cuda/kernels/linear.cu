@@ -131,6 +131,7 @@ void run_linear(const Run &r, const td_op &o) {
   }
   bool few = each <= kGemvRows && !r.one_order;
   if (o.act && !few) return run_gated(r, o);
+  if (r.tried.mxfp4 && few && few_fits(o, each)) return run_few(r, o, spans);
   switch (o.type) {
     case TD_F32: return run_gemvs<TD_F32>(r, o, each, spans);
     case TD_BF16: return run_either<TD_BF16>(r, o, few || o.k % 8, rows, each, spans);

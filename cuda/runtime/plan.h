@@ -63,17 +63,18 @@ struct Tried {
   bool norm = false;       // norms of rows by norm_whole
   bool fused = false;      // norms and residuals within products of one row
   bool blas = false;       // cuBLASLt from kBlasFewRows on
+  bool mxfp4 = false;      // products of one or two rows with MXFP4 matrices by few_mxfp4
   bool live = false;       // steps without a graph launch as many rows as they have, not as their plan may have
   bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
 
   // bits returns which kernels are used that change bits of results, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS; }
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("live"), has("warm")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("warm")};
   }
 };
 
@@ -113,6 +114,9 @@ int64_t slices_bytes(int outputs, int n, int64_t &zeros);
 void run_rows(const Run &r, const td_op &o);
 void run_linear(const Run &r, const td_op &o);
 void run_attention(const Run &r, const td_op &o);
+// run_few computes products of few rows of a matrix, for which few_fits returns true.
+void run_few(const Run &r, const td_op &o, int spans);
+bool few_fits(const td_op &o, int rows);
 // run_split_attention returns false for shapes that it does not support.
 bool run_split_attention(const Run &r, const td_op &o);
 void run_moe(const Run &r, const td_op &o);
