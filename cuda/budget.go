@@ -20,8 +20,9 @@ var budgets = map[string]int{
 	"gemv":          128,                       // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
 	"gemv<2,4,0,0>": 168, "gemv<2,4,1,0>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
 	"gemv<4,4,0,0>": 168, "gemv<4,4,1,0>": 168, "gemv<5,4,0,0>": 168, "gemv<5,4,1,0>": 168, // as above, of eight and four bits
-	"gemm":    112,
-	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: still 4 blocks of 128 threads
+	"few_mxfp4": 128,
+	"gemm":      112,
+	"gemm<3>":   128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: still 4 blocks of 128 threads
 	"split_sum": 40, "narrow": 32, "spread": 32, "widen": 48,
 
 	"embed": 40, "norm": 40, "norm_whole": 80, "norm_whole<8>": 128, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "place": 56, "flat": 40,
@@ -33,7 +34,7 @@ var budgets = map[string]int{
 // loopBudgets are the most instructions that a warp executes for a KB that it reads, as
 // measureCode counts them, with the same names and room as budgets.
 var loopBudgets = map[string]int{
-	"gemv": 96, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40,
+	"gemv": 96, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205,
 	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_join": 46,
 	"norm": 36, "head_norm": 34, "rope": 116, "store_kv": 148,
 	"route": 40, "route_groups": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72,

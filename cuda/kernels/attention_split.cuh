@@ -187,13 +187,14 @@ TD_DEVICE void split_join(SplitMemory<kDim> &m, const td_op &o, const float *min
 
 // attend_split processes single rows. A block has a row, up to kSplitHeads heads of one KV head,
 // and every n-th part of the context, whose length is at least least. arrived counts the blocks of
-// a row and its heads that have ended; it starts at 0.
+// a row and its heads that have ended; it starts at 0. With listed 1 the rows are those of s.alone.
 template <int kDim>
-TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int row_from, int least, float *parts, int *arrived) {
+TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int row_from, int listed, int least, float *parts, int *arrived) {
   using S = Shape<kDim>;
   SplitMemory<kDim> &m = *reinterpret_cast<SplitMemory<kDim> *>(shared_memory());
   int row = row_from + block_x(), group = o.heads / o.kv_heads, packs = (group + kSplitHeads - 1) / kSplitHeads;
-  if (row >= live(s, o) || (kChunked<kDim> && in_chunk(s, row))) return;
+  if (row >= (listed ? s.alone[0] : live(s, o))) return;
+  if (listed) row = s.alone[1 + row];
   Context c = context(o, s, row);
   int size = part_size(c.end, least), p0 = c.first / size, p1 = (c.end + size - 1) / size;
   if (block_z() >= p1 - p0) return;

@@ -8,6 +8,8 @@ template <int kDim>
 static void run_split(const Run &r, const td_op &o) {
   static const int resident = device::resident(attend_split<kDim>, kMmaThreads, sizeof(SplitMemory<kDim>));
   int group = o.heads / o.kv_heads, packs = (group + kSplitHeads - 1) / kSplitHeads, each = o.kv_heads * packs, rows = r.rows(o);
+  bool listed = kChunked<kDim> && rows > TD_FEW;  // smaller steps have no chunks
+  if (listed && r.alone >= 0) rows = r.alone;
   int64_t parts = int64_t(o.heads) * kParts * (kDim + 2) * 4;
   // The rows whose parts and counters there is memory for.
   int most = std::max(std::min(int(r.workspace_bytes / parts), kArrivals / each), 1);
@@ -16,7 +18,7 @@ static void run_split(const Run &r, const td_op &o) {
     int n = std::min(most, rows - from);
     // As many blocks as the device runs at a time; each processes every z-th part.
     int z = std::clamp(resident * r.processors / (n * each), 1, kParts);
-    TD_LAUNCH(r.stream, n, each, z, kMmaThreads, sizeof(SplitMemory<kDim>), attend_split<kDim>, o, r.step, from, least, r.workspace, r.arrived);
+    TD_LAUNCH(r.stream, n, each, z, kMmaThreads, sizeof(SplitMemory<kDim>), attend_split<kDim>, o, r.step, from, int(listed), least, r.workspace, r.arrived);
   }
 }
 

@@ -116,13 +116,13 @@ void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
   if (rows == 0) return;  // a plan without outputs
   if (o.normalize || o.from) return run_fused(r, o);
-  if (r.blas && o.act && blas_fits(o, rows)) return run_gated(r, o);
-  if (r.blas && o.more[0].n && blas_fits(o, rows)) {
+  if (r.blas && o.act && blas_fits(o, rows, r.blas->fewest)) return run_gated(r, o);
+  if (r.blas && o.more[0].n && blas_fits(o, rows, r.blas->fewest)) {
     for (int i = 0; i < 3; i++)
       if (td_op one = alone(o, i); one.n) run_linear(r, one);
     return;
   }
-  if (r.blas && blas_fits(o, rows))
+  if (r.blas && blas_fits(o, rows, r.blas->fewest))
     if (blaslt::Product *p = r.blas->find(rows, o.n, o.k)) return run_blas(r, o, rows, p);
   if (o.table) {
     spans = std::min(rows, o.experts) + rows / kSpanSlots;  // of rows of heads: the same number for each
@@ -131,6 +131,7 @@ void run_linear(const Run &r, const td_op &o) {
   }
   bool few = each <= kGemvRows && !r.one_order;
   if (o.act && !few) return run_gated(r, o);
+  if (r.tried.mxfp4 && few && few_fits(o, each)) return run_few(r, o, spans);
   switch (o.type) {
     case TD_F32: return run_gemvs<TD_F32>(r, o, each, spans);
     case TD_BF16: return run_either<TD_BF16>(r, o, few || o.k % 8, rows, each, spans);

@@ -41,6 +41,8 @@ struct td_device {
   td_step steps[2] = {};       // host memory
   Step on_device{};
   char *step_host[2] = {}, *step_device = nullptr;
+  char *step_idle = nullptr;   // a step of no rows; host memory
+  int32_t *single[2] = {};      // of the steps, host memory; see Step
   int64_t step_bytes = 0;      // copied to the device at the start of a step
   int32_t *tables_device = nullptr, *tables_going[2] = {};  // tables_going: pinned, being copied
   std::vector<int32_t> tables;
@@ -50,7 +52,6 @@ struct td_device {
 
   Stream copies;               // runs concurrently with the steps
   device::Event stepped, landed;
-  bool landing = false;        // the next step must wait for copies to the device
   uint32_t copied = 0, *copied_host = nullptr;
   std::vector<void *> registered;
   Nccl nccl;
@@ -97,8 +98,9 @@ struct td_device {
     return static_cast<char *>(p);
   }
 
-  // layout assigns a step's arrays their addresses after base, or only counts the bytes.
-  int64_t layout(char *base, td_step &s) const {
+  // layout assigns a step's arrays their addresses after base, or only counts the bytes. alone is
+  // written by td_run.
+  int64_t layout(char *base, td_step &s, int32_t *&alone) const {
     int64_t used = 0;
     s.counts = carve<int32_t>(base, used, 5);
     s.ids = carve<int32_t>(base, used, limits.tokens);
@@ -108,22 +110,25 @@ struct td_device {
     s.out_rows = carve<int32_t>(base, used, limits.outputs);
     s.draws = carve<td_draw>(base, used, limits.outputs);
     s.slots = carve<int32_t>(base, used, int64_t(limits.tokens) * (groups > 0 ? groups : 1));
+    alone = carve<int32_t>(base, used, 1 + int64_t(limits.tokens));
     return used;
   }
 
   bool lay_step() {
     td_step there{};
-    step_bytes = layout(nullptr, there);
+    int32_t *alone_there;
+    step_bytes = layout(nullptr, there, alone_there);
     int64_t places = int64_t(groups) * limits.seqs * limits.blocks;
     step_device = static_cast<char *>(alloc(step_bytes));
     if (!step_device) return false;
-    layout(step_device, there);
+    layout(step_device, there, alone_there);
+    if (tried.warm && !(step_idle = pinned(step_bytes))) return false;
     tables.assign(size_t(places), 0);
     if (groups > 0 && !(tables_device = static_cast<int32_t *>(alloc(places * 4)))) return false;
     for (int i = 0; i < 2; i++) {
       step_host[i] = pinned(step_bytes);
       if (!step_host[i]) return false;
-      layout(step_host[i], steps[i]);
+      layout(step_host[i], steps[i], single[i]);
       steps[i].tables = tables.data();
       if (groups > 0 && !(tables_going[i] = reinterpret_cast<int32_t *>(pinned(places * 4)))) return false;
     }
@@ -148,20 +153,20 @@ struct td_device {
       steps[i].rules = rules_host[i];
     }
     on_device = {there.counts, there.ids, there.positions, there.row_span, there.adapters, there.out_rows, there.slots, tables_device, there.draws,
-                 rules, drawn, on_device.sampled, on_device.probs, on_device.done, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
+                 rules, drawn, on_device.sampled, on_device.probs, on_device.done, alone_there, limits.outputs, limits.tokens, limits.seqs, limits.blocks};
     return true;
   }
 
-  // choose requests algorithms from cuBLASLt for a plan's products.
-  bool choose(const td_plan &p) {
-    Run r{stream, on_device, p.tokens, p.outputs, 0, nullptr, 0, nccl, nullptr, false, nullptr, false, tried, nullptr};
+  // choose requests algorithms from cuBLASLt for a plan's products of that many rows.
+  bool choose(const td_plan &p, int tokens, int outputs) {
+    Run r{stream, on_device, tokens, outputs, 0, nullptr, 0, nccl, nullptr, false, nullptr, false, tried, nullptr, -1};
     std::vector<td_op> each;
     for (const td_op &o : p.ops)
       for (int i = 0; i < 3; i++)
         if (td_op one = alone(o, i); one.kind == TD_LINEAR && one.n > 0) each.push_back(one);
     for (const td_op &o : each) {
       int rows = r.rows(o);
-      if (!blas_fits(o, rows)) continue;
+      if (!blas_fits(o, rows, blas->fewest)) continue;
       if (int64_t need = int64_t(rows) * o.k; need > blas->room) {
         blas->narrowed = static_cast<uint16_t *>(alloc(need * 2));  // earlier plans keep their buffer
         if (!blas->narrowed) return false;
@@ -199,14 +204,30 @@ struct td_device {
     return true;
   }
 
-  void run(td_plan *p, int from, int to) {
-    Run r{stream, on_device, p->tokens, p->outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, only_slices, tried, arrived};
+  // run enqueues operations [from, to) of a plan over as many rows. alone is Run::alone.
+  void run(td_plan *p, int from, int to, int tokens, int outputs, int alone) {
+    Run r{stream, on_device, tokens, outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, only_slices, tried, arrived, alone};
     for (int i = from; i < to; i++) {
       const td_op &o = p->ops[size_t(i)];
       run_op(r, o);
       if (o.dst == r.narrowed || o.more[0].dst == r.narrowed || o.more[1].dst == r.narrowed || (o.a == r.narrowed && (o.kind == TD_PLACE || (o.kind == TD_NORM && o.b)))) r.narrowed = 0;
     }
-    if (to == int(p->ops.size())) run_finish(r);
+  }
+
+  // round returns how many rows of at most all are launched for n of them. cuBLASLt then has few
+  // shapes to choose algorithms for.
+  static int round(int n, int all) {
+    int to = n <= 8 ? 1 : n <= 64 ? 8 : 64;
+    return std::min((n + to - 1) / to * to, all);
+  }
+
+  // list writes the rows of a step that attend_chunk does not process.
+  void list(int which) {
+    const td_step &s = steps[which];
+    int32_t *rows = single[which], n = 0;
+    for (int32_t row = 0; row < s.counts[0]; row++)
+      if (!(s.row_span[row] & TD_IN_CHUNK)) rows[1 + n++] = row;
+    rows[0] = n;
   }
 };
 
@@ -273,6 +294,7 @@ int64_t td_blas(td_device *d, const char *path, char *error, int n) {
     snprintf(error, size_t(n), "%s", why.c_str());
     return 0;
   }
+  if (d->tried.blas) b->fewest = kBlasFewRows;
   d->blas = std::move(b);
   return int64_t(d->blas->library.version());
 }
@@ -353,9 +375,19 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
   p->ops.assign(ops, ops + n);
   p->tokens = tokens;
   p->outputs = outputs;
-  if (d->blas && !d->choose(*p)) return nullptr;
+  if (d->blas && !d->choose(*p, tokens, outputs)) return nullptr;
   if (d->by_slices && !d->slice(*p)) return nullptr;
-  if (graph) p->graph = device::record(d->stream, [&] { d->run(p.get(), 0, n); });
+  auto all = [&] { d->run(p.get(), 0, n, tokens, outputs, -1); };
+  if (graph && d->tried.warm) {
+    // Kernels and libraries are loaded when they are first called, which a recording may not survive.
+    device::upload(d->stream, d->step_device, d->step_idle, d->step_bytes);
+    all();
+  }
+  if (graph)
+    p->graph = device::record(d->stream, [&] {
+      all();
+      run_finish(d->stream, d->on_device);
+    });
   if (!d->stream.error.empty()) return nullptr;
   d->plans.push_back(std::move(p));
   return d->plans.back().get();
@@ -363,31 +395,47 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
 
 int td_run(td_device *d, td_plan *p, int which, int from, int to) {
   if (!device::use(d->stream, d->ordinal)) return 0;
-  if (d->landing) d->landed.follow(d->stream);
-  d->landing = false;
-  if (from == 0) device::upload(d->stream, d->step_device, d->step_host[which], d->step_bytes);
+  if (from == 0) {
+    d->list(which);
+    device::upload(d->stream, d->step_device, d->step_host[which], d->step_bytes);
+  }
   if (int64_t words = d->steps[which].counts[4]; from == 0 && words > 0) device::upload(d->stream, d->rules, d->rules_host[which], words * 8);
-  if (p->graph) device::replay(d->stream, p->graph);
-  else d->run(p, from, to);
+  if (p->graph) {
+    device::replay(d->stream, p->graph);
+    return d->stream.error.empty();
+  }
+  int tokens = p->tokens, outputs = p->outputs;
+  if (d->tried.live) {
+    tokens = d->round(d->steps[which].counts[0], tokens);
+    outputs = d->round(d->steps[which].counts[1], outputs);
+    if (from == 0 && d->blas && !d->choose(*p, tokens, outputs)) return 0;
+  }
+  d->run(p, from, to, tokens, outputs, d->single[which][0]);
+  if (to == int(p->ops.size())) run_finish(d->stream, d->on_device);
   return d->stream.error.empty();
 }
 
 int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
   if (!device::use(d->stream, d->ordinal)) return 0;
-  // In both directions: a step may still read the memory that is the target of a copy to the device.
-  d->stepped.mark(d->stream);
-  d->stepped.follow(d->copies);
+  if (!to_device || !d->tried.arrivals) {
+    // In both directions: a step may still read the memory that is the target of a copy to the device.
+    d->stepped.mark(d->stream);
+    d->stepped.follow(d->copies);
+  }
   for (int i = 0; i < n; i++) {
     auto *there = reinterpret_cast<void *>(pieces[i].device), *here = reinterpret_cast<void *>(pieces[i].host);
     if (to_device) device::upload(d->copies, there, here, pieces[i].bytes);
     else device::download(d->copies, here, there, pieces[i].bytes);
   }
-  if (to_device) {
-    d->landed.mark(d->copies);
-    d->landing = true;
-  }
+  if (to_device) d->landed.mark(d->copies);
   run_write_host(d->copies, d->copied_host, ++d->copied);
   return d->stream.error.empty() && d->copies.error.empty();
+}
+
+int td_follow(td_device *d) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  d->landed.follow(d->stream);
+  return d->stream.error.empty();
 }
 
 int td_digest(td_device *d, const td_piece *pieces, int n) {

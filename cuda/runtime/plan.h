@@ -11,11 +11,17 @@ struct td_plan {
   Graph graph{};
 };
 
+constexpr int64_t kBlasWorkspace = 32 << 20;
+
+// The fewest rows for which cuBLASLt is used, and those with Tried::blas.
+constexpr int kBlasRows = 65, kBlasFewRows = 9;
+
 // Blas is cuBLASLt, if it was found, and the algorithms chosen before plans were recorded.
 struct Blas {
   blaslt::Library library;
   blaslt::Handle handle = nullptr;
   std::vector<blaslt::Product> products;
+  int fewest = kBlasRows;
   char *workspace = nullptr;
   uint16_t *narrowed = nullptr;  // activations in bf16
   int64_t room = 0;              // capacity of narrowed, in numbers
@@ -29,15 +35,12 @@ struct Blas {
     return nullptr;
   }
 };
-constexpr int64_t kBlasWorkspace = 32 << 20;
-constexpr int kBlasRows = 65;  // the fewest rows for which cuBLASLt is used
-
-// blas_fits reports whether cuBLASLt computes an operation over the given number of rows.
+// blas_fits reports whether cuBLASLt computes an operation over rows, of at least fewest.
 // Matrices of narrow types are widened for it each time, except those of a vocabulary,
 // whose rows are outputs.
-inline bool blas_fits(const td_op &o, int rows) {
+inline bool blas_fits(const td_op &o, int rows, int fewest) {
   bool narrow = !o.outputs && (o.type == TD_FP8 || o.type == TD_INT8 || o.type == TD_INT4);
-  return o.kind == TD_LINEAR && (o.type == TD_BF16 || narrow) && !o.table && o.slots <= 1 && rows >= kBlasRows && o.k % 8 == 0 && o.n % 8 == 0;
+  return o.kind == TD_LINEAR && (o.type == TD_BF16 || narrow) && !o.table && o.slots <= 1 && rows >= fewest && o.k % 8 == 0 && o.n % 8 == 0;
 }
 
 // alone returns matrix i of the joined ones; n is 0 if there is none.
@@ -59,15 +62,20 @@ struct Tried {
   bool attention = false;  // attention of single rows by attend_split
   bool norm = false;       // norms of rows by norm_whole
   bool fused = false;      // norms and residuals within products of one row
+  bool blas = false;       // cuBLASLt from kBlasFewRows on
+  bool mxfp4 = false;      // products of one or two rows with MXFP4 matrices by few_mxfp4
+  bool live = false;       // steps without a graph launch as many rows as they have, not as their plan may have
+  bool arrivals = false;   // steps run while KV arrives that they do not use
+  bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
 
-  // bits returns which kernels are used that change bits of results, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED; }
+  // bits returns which kernels are used, as td_info has them.
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | arrivals * TD_TRIED_ARRIVALS; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("warm")};
   }
 };
 
@@ -87,13 +95,14 @@ struct Run {
   bool only_slices; // see Slices
   const Tried &tried;
   int *arrived;     // [kArrivals], 0 between launches
+  int alone = -1;   // rows of Step::alone in this step; -1: not known
   mutable td_address narrowed = 0;  // the activations that blas->narrowed holds
 
   int rows(const td_op &o) const { return (o.outputs ? outputs : tokens) * (o.slots > 0 ? o.slots : 1); }
 };
 
 void run_op(const Run &r, const td_op &o);
-void run_finish(const Run &r);
+void run_finish(Stream &s, const Step &step);
 void run_ranks(const Run &r, const td_op &o);
 void run_write_host(Stream &s, uint32_t *to, uint32_t number);
 void run_digest(Stream &s, const td_piece *pieces, int n);
@@ -106,6 +115,9 @@ int64_t slices_bytes(int outputs, int n, int64_t &zeros);
 void run_rows(const Run &r, const td_op &o);
 void run_linear(const Run &r, const td_op &o);
 void run_attention(const Run &r, const td_op &o);
+// run_few computes products of few rows of a matrix, for which few_fits returns true.
+void run_few(const Run &r, const td_op &o, int spans);
+bool few_fits(const td_op &o, int rows);
 // run_split_attention returns false for shapes that it does not support.
 bool run_split_attention(const Run &r, const td_op &o);
 void run_moe(const Run &r, const td_op &o);

@@ -67,7 +67,8 @@ type Options struct {
 	Group   backend.WorkerGroup // tensor-parallel workers, one GPU each; nil: this process is alone
 
 	// BLAS selects cuBLASLt for products of many rows. BLASAuto uses it if the dynamic
-	// linker finds it, BLASNone does not use it; any other value is the library's path.
+	// linker finds it, or if it is in a folder of CUDA or of Python's packages. BLASNone does
+	// not use it; any other value is the library's path.
 	BLAS string
 	// Deterministic fixes the order of every sum, so that the bits of a row do not
 	// depend on how many rows share its step. It excludes cuBLASLt.
@@ -153,6 +154,9 @@ type kvStore struct {
 	digests [][]uint32 // [Regions] of [Blocks], if there is a mirror
 	pieces  []piece    // scratch
 	copies  uint32     // calls of copy
+	landing []uint32   // [Blocks] the call of copy that last copied the block to the device
+	landed  uint32     // the last such call
+	follow  bool       // the step uses a block that is being copied
 
 	scales []kvScales // [layers]; nil unless the type is FP8
 }
@@ -267,9 +271,15 @@ func (c *CUDA) openBLAS() error {
 		c.noBLAS = errors.New("it does not fix the order of sums")
 		return nil
 	case path == BLASAuto:
-		path = ""
+		c.blas, c.noBLAS = c.dev.blas("")
+		for _, path := range findBLAS("/", os.Getenv) {
+			if c.noBLAS != nil {
+				c.blas, c.noBLAS = c.dev.blas(path)
+			}
+		}
+		return nil
 	}
-	if c.blas, c.noBLAS = c.dev.blas(path); c.noBLAS != nil && path != "" {
+	if c.blas, c.noBLAS = c.dev.blas(path); c.noBLAS != nil {
 		return fmt.Errorf("%w: cuBLASLt at %s: %w", backend.ErrNoDevice, path, c.noBLAS)
 	}
 	return nil
@@ -297,8 +307,8 @@ func (c *CUDA) Variant() string {
 	if c.opts.Deterministic {
 		chip += "-one-order"
 	}
-	if c.info.tried != 0 {
-		chip += fmt.Sprintf("-tried%d", c.info.tried)
+	if tried := c.info.tried % triedBits; tried != 0 {
+		chip += fmt.Sprintf("-tried%d", tried)
 	}
 	if c.blas != 0 {
 		chip += fmt.Sprintf("-lt%d", c.blas)
@@ -467,7 +477,7 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 			c.kv.mirror, c.kv.digests = append(c.kv.mirror, m), append(c.kv.digests, d)
 		}
 	}
-	c.kv.spec = spec
+	c.kv.spec, c.kv.landing = spec, make([]uint32, spec.Blocks)
 	if spec.DType != backend.FP8 {
 		return nil
 	}

@@ -126,6 +126,7 @@ type kernelCase struct {
 	masks   bool   // and most of them have masks; see maskAll
 	slices  bool   // draws are by slices, none by a single block
 	kernels string // TD_KERNELS
+	bucket  int    // rows of the plan, if more than those of steps
 	adapted bool   // the sequences of each step go through adapters, or none
 }
 
@@ -156,6 +157,22 @@ func kernelCases() (all []kernelCase) {
 			return func() { b.Linear(y, x, w, bias) }
 		})
 	})
+	for _, rows := range []int{1, 2} { // the columns are not a multiple of what the warps read at once
+		add(fmt.Sprintf("linear/mxfp4/%d/by mxfp4", rows), rows, func(b *bench) func() {
+			x, wide := b.input(96, 1), b.input(32*23, 1)
+			y, z, gated, up := b.output(70), b.output(33), b.output(50), b.buf(50)
+			w, v, wg, wu := b.weight(backend.MXFP4, 0, 70, 96), b.weight(backend.MXFP4, 0, 33, 32*23), b.weight(backend.MXFP4, 0, 50, 96), b.weight(backend.MXFP4, 0, 50, 96)
+			bias := b.weight(backend.F32, 1, 70)
+			return func() {
+				b.Linear(y, x, w, bias)
+				b.Linear(z, wide, v, backend.NoWeight)
+				b.Linear(gated, x, wg, backend.NoWeight)
+				b.Linear(up, x, wu, backend.NoWeight)
+				b.GatedAct(gated, gated, up, backend.Act(2))
+			}
+		})
+		all[len(all)-1].kernels = "mxfp4"
+	}
 	add("linear/odd", 9, func(b *bench) func() {
 		x, y, w := b.input(77, 1), b.output(50), b.weight(backend.BF16, 0.1, 50, 77)
 		return func() { b.Linear(y, x, w, backend.NoWeight) }
@@ -297,7 +314,7 @@ func kernelCases() (all []kernelCase) {
 		rows, experts, k  int
 		dt                backend.DType
 		sigmoid, normalze bool
-	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
+	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4/by mxfp4", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4", 5, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
 		add("moe/"+c.name, c.rows, func(b *bench) func() {
 			const hidden, inner = 64, 96
 			x, y, router := b.input(hidden, 1), b.output(hidden), b.input(c.experts, 2)
@@ -315,6 +332,9 @@ func kernelCases() (all []kernelCase) {
 			}
 			return func() { b.MoE(y, x, router, spec) }
 		})
+		if strings.HasSuffix(c.name, "/by mxfp4") {
+			all[len(all)-1].kernels = "mxfp4"
+		}
 	}
 	add("heads", 70, func(b *bench) func() {
 		x, y := b.input(3*40, 1), b.output(3*24)
@@ -378,6 +398,9 @@ func attentionCases() (all []kernelCase) {
 		if c.dt == backend.BF16 && c.softcap == 0 && c.dim%64 == 0 {
 			c.blockTokens = max(c.blockTokens, 16)
 			add("attention")
+			if c.dim == 64 {
+				add("attention,live")
+			}
 		}
 	}
 	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), placeCase(backend.FP8, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
@@ -451,7 +474,7 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 		}
 		body()
 	}
-	key := backend.Key{Tokens: c.rows, Outputs: outputs}
+	key := backend.Key{Tokens: max(c.rows, c.bucket), Outputs: outputs}
 	if c.rules {
 		ruleAll(b.rng, steps[0])
 		second := plainStep(b.rng, c.rows)

@@ -1,0 +1,56 @@
+// What kernels of products have in common: which matrix and which rows a block works on.
+#pragma once
+#include "common.cuh"
+
+// Target is the matrix that a block works on, of those that are joined. Blocks process
+// one matrix after the other.
+struct Target {
+  td_address w, bias, dst;  // w: of experts, their table
+  int n;                    // outputs
+  int block;                // of this matrix
+  int before;               // outputs of the previous matrices
+};
+
+// whole returns the first matrix as the target of all blocks.
+TD_DEVICE Target whole(const td_op &o) { return {o.table ? o.table : o.w, o.bias, o.dst, o.n, block_x(), 0}; }
+
+TD_DEVICE Target target(const td_op &o, int each) {
+  int blocks = (o.n + each - 1) / each;
+  Target t = whole(o);
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (o.more[i].n > 0 && t.block >= blocks) {
+      t = {o.more[i].w, o.more[i].bias, o.more[i].dst, o.more[i].n, t.block - blocks, t.before + t.n};
+      blocks = (t.n + each - 1) / each;
+    }
+  return t;
+}
+
+TD_HOST_DEVICE int all_outputs(const td_op &o) { return o.n + o.more[0].n + o.more[1].n; }
+
+// Part is the rows that a block works on, and their matrix.
+struct Part {
+  const char *w;
+  const float *bias;
+  int first, count;
+  td_scales scales;
+};
+
+// part returns span i of an operation on experts, or all rows.
+TD_DEVICE Part part(const td_op &o, const Target &t, const Step &s, int i) {
+  if (!o.table) return {at<const char>(t.w), at<const float>(t.bias), 0, s.counts[o.outputs], o.scales};
+  const int32_t *list = at<const int32_t>(o.list);
+  if (i >= list[0]) return {nullptr, nullptr, 0, 0, {}};
+  const td_expert &e = at<const td_expert>(t.w)[list[1 + 3 * i]];
+  return {at<const char>(e.w), at<const float>(e.bias), list[2 + 3 * i], list[3 + 3 * i], e.scales};
+}
+
+// split_pair splits each of two numbers into three bf16 whose sum is the number.
+TD_DEVICE void split_pair(float a, float b, uint32_t to[3]) {
+#pragma unroll
+  for (int i = 0; i < 3; i++) {
+    to[i] = bf16_pack(a, b);
+    a -= bf16_low(to[i]);
+    b -= bf16_high(to[i]);
+  }
+}
