@@ -143,8 +143,14 @@ func (g *graph) fillLengths(succ [][]int32) {
 			g.lengths[s][0] = 1
 		}
 	}
+	var between []int32
+	for s := range n {
+		if len(succ[s]) > 0 {
+			between = append(between, int32(s))
+		}
+	}
 	for i := 1; i <= int(g.max); i++ {
-		for s := range n {
+		for _, s := range between {
 			for _, t := range succ[s] {
 				if g.lengths[t][(i-1)>>6]>>((i-1)&63)&1 != 0 {
 					g.lengths[s][i>>6] |= 1 << (i & 63)
@@ -168,8 +174,11 @@ func (g *graph) isSmooth() bool {
 		}
 		last := min(int(g.max), int(g.longest[s]))
 		for i := first; i <= last; i++ {
-			if g.lengths[s][i>>6]>>(i&63)&1 == 0 {
+			switch w := g.lengths[s][i>>6]; {
+			case w>>(i&63)&1 == 0:
 				return false
+			case ^w == 0:
+				i |= 63
 			}
 		}
 		if first > countSlack {
