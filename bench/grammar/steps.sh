@@ -15,7 +15,7 @@ shape=${SHAPE:--vocab 151936 -hidden 896 -ffn 4864 -layers 24 -heads 14 -kv-head
 echo '{"eos_token_id": 151935}' > "$dir/generation_config.json" # masks need one
 bin/tandem serve "$dir" --port "$port" --max-num-seqs 32 --max-model-len 512 --log-level warning &
 server=$!
-trap 'kill $server; wait $server' EXIT
+trap 'kill $server; wait $server || :' EXIT
 until curl -sf "http://127.0.0.1:$port/readyz" >/dev/null; do sleep 1; done
 cpu() { awk -v hz="$(getconf CLK_TCK)" '{ print ($14 + $15) / hz }' "/proc/$server/stat"; }
 turn() { # prints the mean time per output token in milliseconds, and the server's CPU time in seconds

@@ -16,7 +16,7 @@ type graph struct {
 	whole   []bool                 // every string is accepted from here
 	between []bool                 // reached between characters
 	inner   map[innerState][]int32 // of continued
-	follow  [][]int32              // [states] of after
+	follow  [][]int32              // [states] results of after
 
 	// A counted graph accepts only strings of min to max characters. lengths and longest hold
 	// which numbers of characters remain possible in each state.
@@ -150,7 +150,7 @@ func (g *graph) trim() *graph {
 // live reports which states reach acceptance.
 func (g *graph) live() []bool {
 	n := g.states()
-	first := make([]int32, n+1) // of the states in from that lead to each state
+	first := make([]int32, n+1) // [states + 1] where from lists the states that lead to each state
 	each := func(visit func(s, t int32)) {
 		for s := range n {
 			last := int32(-1)
@@ -262,7 +262,7 @@ func (g *graph) targets(s int32) []int32 {
 	return slices.Compact(out)
 }
 
-// forget drops what after keeps.
+// forget drops the results that after and continued keep.
 func (g *graph) forget() { g.inner, g.follow = nil, nil }
 
 // after returns the states that follow s after one character, sorted.

@@ -95,8 +95,8 @@ type builder struct {
 	shared  map[uint64]int32 // byte positions by the hash of their edges; see place
 	splits  map[string]int32
 	texts   map[uint64]*charsPosition // by the hash of all but the position; see place
-	wide    map[int32][]edge          // of wideEdges
-	escaped map[escapesKey]int32      // of escapedChars
+	wide    map[int32][]edge          // results of wideEdges
+	escaped map[escapesKey]int32      // results of escapedChars
 	err     error
 }
 
