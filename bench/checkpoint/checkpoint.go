@@ -24,6 +24,7 @@ type Shape struct {
 	Vocab, Hidden, FFN, Layers, Heads, KVHeads, HeadDim int
 	Positions                                           int // longest context
 	RopeTheta                                           float64
+	Tokens                                              [][]byte // of the tokenizer, by id; nil: see Tokenizer
 }
 
 // Matrix is a weight with its names in Hugging Face's and llama.cpp's files, and its
@@ -73,15 +74,27 @@ func (s Shape) HuggingFace(dir string) error {
 	return Once(filepath.Join(dir, "model.safetensors"), s.safetensors)
 }
 
-// Tokenizer writes a folder's tokenizer.json: a token for each byte, and further tokens
-// that occur in no text but may occur in an answer.
+// Tokenizer writes a folder's tokenizer.json: the Tokens, or one for each byte, and further tokens.
+// Those of several bytes occur in no prompt but may occur in an answer.
 func (s Shape) Tokenizer(dir string) error {
-	vocab := make(map[string]int, s.Vocab)
-	for b := range 256 {
-		vocab[byteName(b)] = b
+	tokens := s.Tokens
+	if tokens == nil {
+		for b := range 256 {
+			tokens = append(tokens, []byte{byte(b)})
+		}
 	}
-	for id := 256; id < s.Vocab; id++ {
-		vocab[fmt.Sprintf("w%d", id)] = id
+	vocab := make(map[string]int, s.Vocab)
+	for id := range s.Vocab {
+		name := ""
+		if id < len(tokens) {
+			for _, b := range tokens[id] {
+				name += byteName(int(b))
+			}
+		}
+		if name == "" {
+			name = fmt.Sprintf("w%d", id)
+		}
+		vocab[name] = id
 	}
 	text, err := json.Marshal(map[string]any{
 		"version": "1.0", "added_tokens": []any{}, "normalizer": nil, "post_processor": nil,

@@ -146,8 +146,21 @@ type side struct {
 	setupBytes int64
 	compiles   []time.Duration
 	masks      []time.Duration
-	refused    int // schemas
-	failed     int // valid instances that ended early
+	slowest    [2]slowest // compile and mask
+	refused    int        // schemas
+	failed     int        // valid instances that ended early
+}
+
+// slowest is the longest time of a kind, and its schema.
+type slowest struct {
+	took time.Duration
+	name string
+}
+
+func (s *slowest) note(took time.Duration, name string) {
+	if took > s.took {
+		*s = slowest{took, name}
+	}
 }
 
 type bench struct {
@@ -217,10 +230,12 @@ func (b *bench) measure() error {
 				continue
 			}
 			b.theirs.compiles = append(b.theirs.compiles, theirs)
+			b.theirs.slowest[0].note(theirs, c.name)
 		} else if err != nil {
 			continue
 		}
 		b.ours.compiles = append(b.ours.compiles, took)
+		b.ours.slowest[0].note(took, c.name)
 		b.both++
 		a, err := grammar.NewAutomaton(g, b.vocab, limits)
 		if err != nil {
@@ -248,9 +263,9 @@ func (b *bench) instances(c *benchCase, a *grammar.Automaton) error {
 			return err
 		}
 		ids := append(b.tokenize(text), int32(len(b.tokens)-1))
-		b.ourMasks(a, ids)
+		b.ourMasks(c.name, a, ids)
 		if b.peer != nil {
-			if err := b.theirMasks(string(c.Schema), ids); err != nil {
+			if err := b.theirMasks(c, ids); err != nil {
 				return err
 			}
 		}
@@ -258,7 +273,7 @@ func (b *bench) instances(c *benchCase, a *grammar.Automaton) error {
 	return nil
 }
 
-func (b *bench) ourMasks(a *grammar.Automaton, ids []int32) {
+func (b *bench) ourMasks(schema string, a *grammar.Automaton, ids []int32) {
 	mask := make([]uint64, b.vocab.Words())
 	m, err := a.NewMatcher()
 	for _, id := range ids {
@@ -268,7 +283,9 @@ func (b *bench) ourMasks(a *grammar.Automaton, ids []int32) {
 		}
 		start := time.Now()
 		err = m.Mask(mask)
-		b.ours.masks = append(b.ours.masks, time.Since(start))
+		took := time.Since(start)
+		b.ours.masks = append(b.ours.masks, took)
+		b.ours.slowest[1].note(took, schema)
 		if err == nil {
 			err = m.Accept(id)
 		}
@@ -278,14 +295,15 @@ func (b *bench) ourMasks(a *grammar.Automaton, ids []int32) {
 	}
 }
 
-func (b *bench) theirMasks(schema string, ids []int32) error {
-	if _, err := b.peer.compile(schema); err != nil {
+func (b *bench) theirMasks(c *benchCase, ids []int32) error {
+	if _, err := b.peer.compile(string(c.Schema)); err != nil {
 		return err
 	}
 	for _, id := range ids {
 		took, err := b.peer.mask(nil)
 		if err == nil {
 			b.theirs.masks = append(b.theirs.masks, took)
+			b.theirs.slowest[1].note(took, c.name)
 			err = b.peer.accept(id)
 		}
 		if err != nil {

@@ -55,6 +55,9 @@ func (b *bench) table() string {
 		row("compile "+p.name, round(percentile(b.ours.compiles, p.at)), round(percentile(b.theirs.compiles, p.at)))
 		row("mask "+p.name, round(percentile(b.ours.masks, p.at)), round(percentile(b.theirs.masks, p.at)))
 	}
+	for i, what := range []string{"slowest to compile", "slowest mask"} {
+		row(what, b.ours.slowest[i].name, b.theirs.slowest[i].name)
+	}
 	return s.String()
 }
 

@@ -529,6 +529,18 @@ func (a *Automaton) reads(items []item, c byte) bool {
 	})
 }
 
+// bytesRead returns the bytes that a position of a state reads.
+func (a *Automaton) bytesRead(s int32) (read byteSet) {
+	for _, it := range a.states[s].items {
+		if p := &a.p.pos[it.pos]; p.op == opBytes {
+			for _, e := range a.p.edges[p.a:p.b] {
+				read.add(e.lo, e.hi)
+			}
+		}
+	}
+	return read
+}
+
 // stepToken returns the state after a token that the grammar names.
 func (a *Automaton) stepToken(s, token int32) (int32, error) {
 	for _, it := range a.states[s].items {

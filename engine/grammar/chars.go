@@ -84,32 +84,122 @@ func (b *builder) chars(ranges []runeRange, mode charMode, next int32) int32 {
 	if known != nil {
 		return known.at
 	}
-	var edges []edge
-	raw := minus(ranges, mode.escaped())
-	if mode != modeRaw {
-		if e := b.escapes(func(r rune) int32 {
-			if contains(ranges, r) {
-				return next
-			}
-			return -1
-		}, mode, next); e != nil {
-			edges = append(edges, edge{'\\', '\\', b.bytes(e, 0)})
-		}
-	}
-	for _, r := range raw {
-		runeEdges(r.lo, r.hi, func(s []runeRange) {
-			to := next
-			for i := len(s) - 1; i > 0; i-- {
-				to = b.bytes([]edge{{byte(s[i].lo), byte(s[i].hi), to}}, 0)
-			}
-			edges = append(edges, edge{byte(s[0].lo), byte(s[0].hi), to})
-		})
-	}
+	edges := b.charEdges(make([]edge, 0, 32), ranges, mode, next)
 	i := b.bytes(edges, 0)
 	if b.err == nil {
 		b.texts[key] = &charsPosition{ranges, mode, next, i}
 	}
 	return i
+}
+
+// charEdges appends to edges those that read one character of normalized ranges.
+func (b *builder) charEdges(edges []edge, ranges []runeRange, mode charMode, next int32) []edge {
+	escaped := mode.escaped()
+	if mode != modeRaw {
+		if at := b.escapedChars(ranges, mode, next); at > 0 {
+			edges = append(edges, edge{'\\', '\\', at})
+		}
+	}
+	rest := ranges
+	for i, r := range ranges {
+		if r.hi >= 0x80 {
+			rest = ranges[i:]
+			break
+		}
+		edges, rest = appendRaw(edges, r.lo, r.hi, escaped, next), ranges[i+1:]
+	}
+	if len(rest) == 0 {
+		return edges
+	}
+	if rest[0].lo <= 0x80 && slices.Equal(rest[1:], wideChars[1:]) && rest[0].hi == wideChars[0].hi {
+		edges = appendRaw(edges, rest[0].lo, 0x7F, escaped, next)
+		return append(edges, b.wideEdges(next)...)
+	}
+	for _, r := range rest {
+		edges = appendRaw(edges, r.lo, min(r.hi, 0x7F), escaped, next)
+		edges = b.runeEdges(edges, max(r.lo, 0x80), r.hi, next)
+	}
+	return edges
+}
+
+// appendRaw appends the edges of the bytes lo to hi, but for those of escaped characters.
+func appendRaw(edges []edge, lo, hi rune, escaped []runeRange, next int32) []edge {
+	for _, x := range escaped {
+		if x.hi < lo || x.lo > hi {
+			continue
+		}
+		if x.lo > lo {
+			edges = append(edges, edge{byte(lo), byte(x.lo - 1), next})
+		}
+		lo = x.hi + 1
+	}
+	if lo <= hi {
+		edges = append(edges, edge{byte(lo), byte(hi), next})
+	}
+	return edges
+}
+
+// wideChars are the characters beyond ASCII.
+var wideChars = minus(allChars, []runeRange{{0, 0x7F}})
+
+// wideEdges returns the edges that read one of wideChars.
+func (b *builder) wideEdges(next int32) []edge {
+	if e, ok := b.wide[next]; ok {
+		return e
+	}
+	var edges []edge
+	for _, r := range wideChars {
+		edges = b.runeEdges(edges, r.lo, r.hi, next)
+	}
+	if b.err == nil {
+		b.wide[next] = edges
+	}
+	return edges
+}
+
+// runeEdges appends the edges that read one of the characters lo to hi.
+func (b *builder) runeEdges(edges []edge, lo, hi rune, next int32) []edge {
+	runeEdges(lo, hi, func(s []runeRange) {
+		to := next
+		for i := len(s) - 1; i > 0; i-- {
+			to = b.bytes([]edge{{byte(s[i].lo), byte(s[i].hi), to}}, 0)
+		}
+		edges = append(edges, edge{byte(s[0].lo), byte(s[0].hi), to})
+	})
+	return edges
+}
+
+// escapedChars returns the position behind the backslash of an escaped character of ranges; 0: none
+// is escaped.
+func (b *builder) escapedChars(ranges []runeRange, mode charMode, next int32) int32 {
+	all := true
+	for _, x := range mode.escaped() {
+		all = all && slices.ContainsFunc(ranges, func(r runeRange) bool { return r.lo <= x.lo && x.hi <= r.hi })
+	}
+	key := escapesKey{next, mode}
+	if at, ok := b.escaped[key]; ok && all {
+		return at
+	}
+	e := b.escapes(func(r rune) int32 {
+		if all || contains(ranges, r) {
+			return next
+		}
+		return -1
+	}, mode, next)
+	if e == nil {
+		return 0
+	}
+	at := b.bytes(e, 0)
+	if all && b.err == nil {
+		b.escaped[key] = at
+	}
+	return at
+}
+
+// escapesKey identifies the position of all escapes of a mode that continue at next.
+type escapesKey struct {
+	next int32
+	mode charMode
 }
 
 // charsPosition is a position that reads a character.
@@ -225,28 +315,28 @@ func (b *builder) exceptFrom(t *keyTrie, tagged charMode, next, text int32) int3
 
 // exceptNode builds one node. With only, its single child is at position child.
 func (b *builder) exceptNode(t *keyTrie, tagged charMode, child int32, only bool, next, text int32) int32 {
-	var nexts []int32
-	if !t.end {
-		nexts = append(nexts, next)
-	}
+	edges := make([]edge, 0, 32)
 	var taken []runeRange
 	for _, c := range t.children {
 		to := child
 		if !only {
 			to = b.exceptFrom(c.node, tagged, next, text)
 		}
-		nexts = append(nexts, b.chars([]runeRange{{c.char, c.char}}, modeJSON|tagged, to))
-		taken = append(taken, runeRange{c.char, c.char})
+		char := []runeRange{{c.char, c.char}}
+		edges, taken = b.charEdges(edges, char, modeJSON|tagged, to), append(taken, char[0])
 	}
-	nexts = append(nexts, b.chars(minus(allChars, normalize(taken)), modeJSON|tagged, text))
-	return b.split(nexts)
+	edges = b.charEdges(edges, minus(allChars, normalize(taken)), modeJSON|tagged, text)
+	if t.end {
+		return b.bytes(edges, 0)
+	}
+	return b.join([]int32{next}, edges)
 }
 
 // graph returns the position at which the strings of an automaton start.
 func (b *builder) graph(e *expr, next int32) int32 {
 	g := e.graph
 	g.describe()
-	g.inner = nil
+	g.forget()
 	if !g.counted {
 		return b.graphStates(g, e.mode, next)
 	}
@@ -289,14 +379,15 @@ func (b *builder) graphState(g *graph, s int, mode charMode, at []int32, next in
 	if g.accept[s] {
 		nexts = append(nexts, next)
 	}
+	runs := g.runs(int32(s))
 	if g.counted {
 		for _, to := range g.targets(int32(s)) {
-			if e := b.graphEdges(g, s, mode, at, to); len(e) > 0 {
+			if e := b.graphEdges(runs, mode, at, to); len(e) > 0 {
 				b.p.checks = append(b.p.checks, g)
 				read = append(read, b.add(position{op: opCheck, a: b.bytes(e, 0), b: int32(len(b.p.checks) - 1), val: uint64(to), height: b.height(next)}))
 			}
 		}
-	} else if e := b.graphEdges(g, s, mode, at, -1); len(e) > 0 {
+	} else if e := b.graphEdges(runs, mode, at, -1); len(e) > 0 {
 		read = append(read, b.bytes(e, 0))
 	}
 	if b.err != nil {
@@ -308,45 +399,29 @@ func (b *builder) graphState(g *graph, s int, mode charMode, at []int32, next in
 	b.alias(at[s], append(nexts, read...))
 }
 
-// graphEdges returns the edges from state s to state only, or to all states if only is -1.
-func (b *builder) graphEdges(g *graph, s int, mode charMode, at []int32, only int32) []edge {
-	target := func(c byte) int32 {
-		if to := g.step(int32(s), c); only < 0 || to == only {
-			return to
-		}
-		return -1
-	}
+// graphEdges returns the edges of those runs that lead to state only, or of all if only is -1.
+func (b *builder) graphEdges(runs []byteRun, mode charMode, at []int32, only int32) []edge {
 	var edges []edge
-	for c := 0; c < 256; {
-		to, lo := target(byte(c)), c
-		for c < 256 && target(byte(c)) == to {
-			c++
+	var read byteSet // the bytes of escaped characters
+	escaped := mode.escaped()
+	for _, r := range runs {
+		if only >= 0 && r.to != only {
+			continue
 		}
-		if to >= 0 {
-			edges = append(edges, b.spell(mode, byte(lo), byte(c-1), at[to])...)
+		edges = appendRaw(edges, rune(r.lo), rune(r.hi), escaped, at[r.to])
+		if r.lo < 0x80 {
+			read.add(r.lo, min(r.hi, 0x7F))
 		}
 	}
-	if mode != modeRaw {
-		if e := b.escapes(func(r rune) int32 {
-			if to := target(byte(r)); to >= 0 {
-				return at[to]
+	if slices.ContainsFunc(escaped, func(x runeRange) bool { return read.overlaps(byte(x.lo), byte(x.hi)) }) {
+		e := b.escapes(func(c rune) int32 {
+			if !read.has(byte(c)) {
+				return -1
 			}
-			return -1
-		}, mode, 0); e != nil {
-			edges = append(edges, edge{'\\', '\\', b.bytes(e, 0)})
-		}
+			i := slices.IndexFunc(runs, func(r byteRun) bool { return byte(c) <= r.hi })
+			return at[runs[i].to]
+		}, mode, 0)
+		edges = append(edges, edge{'\\', '\\', b.bytes(e, 0)})
 	}
 	return edges
-}
-
-// spell returns the edges for bytes lo to hi that need no escape.
-func (b *builder) spell(mode charMode, lo, hi byte, next int32) []edge {
-	if mode == modeRaw {
-		return []edge{{lo, hi, next}}
-	}
-	var out []edge
-	for _, r := range minus([]runeRange{{rune(lo), rune(hi)}}, mode.escaped()) {
-		out = append(out, edge{byte(r.lo), byte(r.hi), next})
-	}
-	return out
 }

@@ -16,6 +16,7 @@ type graph struct {
 	whole   []bool                 // every string is accepted from here
 	between []bool                 // reached between characters
 	inner   map[innerState][]int32 // of continued
+	follow  [][]int32              // [states] results of after
 
 	// A counted graph accepts only strings of min to max characters. lengths and longest hold
 	// which numbers of characters remain possible in each state.
@@ -37,6 +38,14 @@ func (g *graph) step(s int32, c byte) int32 {
 		return -1
 	}
 	return g.next[int(s)*g.classes+int(g.class[c])]
+}
+
+// row returns the states after s by class; nil for state -1.
+func (g *graph) row(s int32) []int32 {
+	if s < 0 {
+		return nil
+	}
+	return g.next[int(s)*g.classes : (int(s)+1)*g.classes]
 }
 
 // matches reports whether g accepts s, whatever its length limits.
@@ -67,29 +76,35 @@ func determinize(e *expr, limits *Limits) (*graph, error) {
 		return nil, err
 	}
 	g := &graph{class: p.class, classes: p.classes}
-	index := map[int32]int32{first: 0}
+	index := make([]int32, first+1) // [states of a] 1 + number
+	index[first] = 1
 	order := []int32{first}
 	for i := 0; i < len(order); i++ {
 		s := order[i]
 		g.accept = append(g.accept, a.states[s].accept)
+		read := a.bytesRead(s)
 		for c := range p.classes {
+			if !read.has(p.sample[c]) {
+				g.next = append(double(g.next, 1), -1)
+				continue
+			}
 			t, err := a.step(s, uint8(c))
 			if err != nil {
 				return nil, err
 			}
-			to, known := index[t]
+			for int(t) >= len(index) {
+				index = append(index, 0)
+			}
 			switch {
 			case t == deadState:
-				to = -1
-			case !known:
+			case index[t] == 0:
 				if len(order) >= limits.DFAStates {
 					return nil, fmt.Errorf("%w: more than %d states", ErrBudget, limits.DFAStates)
 				}
-				to = int32(len(order))
-				index[t] = to
 				order = append(order, t)
+				index[t] = int32(len(order))
 			}
-			g.next = append(g.next, to)
+			g.next = append(double(g.next, 1), index[t]-1) // -1 for the dead state
 		}
 	}
 	return g.finish(), nil
@@ -101,31 +116,7 @@ func (g *graph) finish() *graph { return g.trim().minimize() }
 // trim removes the states that are not reached or reach no acceptance.
 func (g *graph) trim() *graph {
 	n := g.states()
-	back := make([][]int32, n)
-	for s := range n {
-		for _, t := range g.next[s*g.classes : (s+1)*g.classes] {
-			if t >= 0 && (len(back[t]) == 0 || back[t][len(back[t])-1] != int32(s)) {
-				back[t] = append(back[t], int32(s))
-			}
-		}
-	}
-	live := slices.Clone(g.accept)
-	var todo []int32
-	for s, ok := range live {
-		if ok {
-			todo = append(todo, int32(s))
-		}
-	}
-	for len(todo) > 0 {
-		s := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
-		for _, t := range back[s] {
-			if !live[t] {
-				live[t] = true
-				todo = append(todo, t)
-			}
-		}
-	}
+	live := g.live()
 	out := &graph{class: g.class, classes: g.classes, start: -1}
 	if n == 0 || g.start < 0 || !live[g.start] {
 		return out
@@ -134,11 +125,12 @@ func (g *graph) trim() *graph {
 	for i := range index {
 		index[i] = -1
 	}
+	out.next = make([]int32, 0, len(g.next))
 	order := []int32{g.start}
 	index[g.start], out.start = 0, 0
 	for i := 0; i < len(order); i++ {
 		out.accept = append(out.accept, g.accept[order[i]])
-		for _, t := range g.next[int(order[i])*g.classes : (int(order[i])+1)*g.classes] {
+		for _, t := range g.row(order[i]) {
 			if t >= 0 && !live[t] {
 				t = -1
 			}
@@ -150,6 +142,72 @@ func (g *graph) trim() *graph {
 				t = index[t]
 			}
 			out.next = append(out.next, t)
+		}
+	}
+	return out
+}
+
+// live reports which states reach acceptance.
+func (g *graph) live() []bool {
+	n := g.states()
+	first := make([]int32, n+1) // [states + 1] where from lists the states that lead to each state
+	each := func(visit func(s, t int32)) {
+		for s := range n {
+			last := int32(-1)
+			for _, t := range g.row(int32(s)) {
+				if t >= 0 && t != last {
+					visit(int32(s), t)
+					last = t
+				}
+			}
+		}
+	}
+	each(func(_, t int32) { first[t]++ })
+	for i := range n {
+		first[i+1] += first[i]
+	}
+	from := make([]int32, first[n])
+	each(func(s, t int32) {
+		first[t]--
+		from[first[t]] = s
+	})
+	live := slices.Clone(g.accept)
+	var todo []int32
+	for s, ok := range live {
+		if ok {
+			todo = append(todo, int32(s))
+		}
+	}
+	for len(todo) > 0 {
+		t := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		for _, s := range from[first[t]:first[t+1]] {
+			if !live[s] {
+				live[s] = true
+				todo = append(todo, s)
+			}
+		}
+	}
+	return live
+}
+
+// A byteRun is a range of bytes that lead to one state.
+type byteRun struct {
+	lo, hi byte
+	to     int32
+}
+
+// runs returns the bytes that lead from s to a state, in order.
+func (g *graph) runs(s int32) []byteRun {
+	row := g.row(s)
+	out := make([]byteRun, 0, 16)
+	for c := 0; c < 256; {
+		to, lo := row[g.class[c]], c
+		for c < 256 && row[g.class[c]] == to {
+			c++
+		}
+		if to >= 0 {
+			out = append(out, byteRun{byte(lo), byte(c - 1), to})
 		}
 	}
 	return out
@@ -194,18 +252,28 @@ func (g *graph) describe() {
 // targets returns the states that follow s after one byte, sorted.
 func (g *graph) targets(s int32) []int32 {
 	var out []int32
-	for _, t := range g.next[int(s)*g.classes : (int(s)+1)*g.classes] {
-		if t >= 0 {
-			out = append(out, t)
+	last := int32(-1)
+	for _, t := range g.row(s) {
+		if t >= 0 && t != last {
+			out, last = append(out, t), t
 		}
 	}
 	slices.Sort(out)
 	return slices.Compact(out)
 }
 
+// forget drops the results that after and continued keep.
+func (g *graph) forget() { g.inner, g.follow = nil, nil }
+
 // after returns the states that follow s after one character, sorted.
 func (g *graph) after(s int32) []int32 {
-	var out []int32
+	if g.follow == nil {
+		g.follow = make([][]int32, g.states())
+	}
+	if out := g.follow[s]; out != nil {
+		return out
+	}
+	out := []int32{}
 	last := int32(-1)
 	width := 0
 	for c := range 256 {
@@ -217,7 +285,8 @@ func (g *graph) after(s int32) []int32 {
 		out = append(out, g.continued(t, w)...)
 	}
 	slices.Sort(out)
-	return slices.Compact(out)
+	g.follow[s] = slices.Compact(out)
+	return g.follow[s]
 }
 
 // continued returns the states after n continuation bytes.
@@ -273,18 +342,18 @@ func onlyFirst(x, y bool) bool { return x && !y }
 func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 	g := &graph{}
 	classes := map[[2]uint8]uint8{}
-	var samples []byte
+	var pairs [][2]uint8 // [classes] those of x and y
 	for c := range 256 {
 		k := [2]uint8{x.class[c], y.class[c]}
 		id, ok := classes[k]
 		if !ok {
-			id = uint8(len(samples))
+			id = uint8(len(pairs))
 			classes[k] = id
-			samples = append(samples, byte(c))
+			pairs = append(pairs, k)
 		}
 		g.class[c] = id
 	}
-	g.classes = len(samples)
+	g.classes = len(pairs)
 	if x.start < 0 {
 		g.start = -1
 		return g
@@ -309,8 +378,14 @@ func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 		}
 		p := order[i]
 		g.accept = append(g.accept, accept(x.accept[p[0]], p[1] >= 0 && y.accept[p[1]]))
-		for _, c := range samples {
-			g.next = append(g.next, visit([2]int32{x.step(p[0], c), y.step(p[1], c)}))
+		g.next = double(g.next, g.classes)
+		rowX, rowY := x.row(p[0]), y.row(p[1])
+		for _, k := range pairs {
+			to := [2]int32{rowX[k[0]], -1}
+			if rowY != nil {
+				to[1] = rowY[k[1]]
+			}
+			g.next = append(g.next, visit(to))
 		}
 	}
 	return g.trim()

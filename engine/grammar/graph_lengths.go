@@ -2,12 +2,7 @@ package grammar
 
 import "slices"
 
-// span returns the smallest and the largest number of characters of g's strings; unlimited where
-// there is no largest.
-func (g *graph) span() (shortest, longest int32) {
-	return g.shortest(), g.longestFrom()[g.start]
-}
-
+// shortest returns the smallest number of characters of g's strings.
 func (g *graph) shortest() int32 {
 	level := []int32{g.start}
 	seen := make([]bool, g.states())
@@ -66,17 +61,18 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 	if g.empty() {
 		return g
 	}
-	shortest, longest := g.span()
-	if lo <= shortest && longest <= hi {
+	longest := g.longestFrom()
+	if lo <= g.shortest() && longest[g.start] <= hi {
+		g.forget()
 		return g
 	}
 	g.describe()
 	c := *g
 	c.counted, c.min, c.max = true, lo, hi
-	c.longest = g.longestFrom()
-	inner := g.innerStates()
+	c.longest = longest
+	inner, targets := g.innerStates()
 	for _, s := range inner {
-		for _, t := range g.targets(s) {
+		for _, t := range targets[s] {
 			c.longest[s] = max(c.longest[s], c.longest[t])
 		}
 	}
@@ -94,7 +90,7 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 		}
 		c.fillLengths(succ)
 		for _, s := range inner {
-			for _, t := range g.targets(s) {
+			for _, t := range targets[s] {
 				for i, w := range c.lengths[t] {
 					c.lengths[s][i] |= w
 				}
@@ -102,30 +98,39 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 		}
 		c.smooth = c.isSmooth()
 	}
-	g.inner, c.inner = nil, nil
+	g.forget()
+	c.forget()
 	if !c.possible(c.start, lo, hi) {
 		return &graph{start: -1, classes: 1}
 	}
 	return &c
 }
 
-// innerStates returns the states inside characters, those with fewer bytes to come first.
-func (g *graph) innerStates() []int32 {
+// innerStates returns the states inside characters, those with fewer bytes to come first, and the
+// targets of each state.
+func (g *graph) innerStates() (inner []int32, targets [][]int32) {
 	done := slices.Clone(g.between)
-	var out []int32
-	for range 3 {
-		var level []int32
-		for s := range g.states() {
-			if !done[s] && !slices.ContainsFunc(g.targets(int32(s)), func(t int32) bool { return !done[t] }) {
-				level = append(level, int32(s))
-			}
+	targets = make([][]int32, g.states())
+	var todo []int32
+	for s, ok := range done {
+		if targets[s] = g.targets(int32(s)); !ok {
+			todo = append(todo, int32(s))
 		}
-		for _, s := range level {
+	}
+	for range 3 {
+		first := len(inner)
+		todo = slices.DeleteFunc(todo, func(s int32) bool {
+			known := !slices.ContainsFunc(targets[s], func(t int32) bool { return !done[t] })
+			if known {
+				inner = append(inner, s)
+			}
+			return known
+		})
+		for _, s := range inner[first:] {
 			done[s] = true
 		}
-		out = append(out, level...)
 	}
-	return out
+	return inner, targets
 }
 
 func (g *graph) fillLengths(succ [][]int32) {
@@ -138,8 +143,14 @@ func (g *graph) fillLengths(succ [][]int32) {
 			g.lengths[s][0] = 1
 		}
 	}
+	var between []int32
+	for s := range n {
+		if len(succ[s]) > 0 {
+			between = append(between, int32(s))
+		}
+	}
 	for i := 1; i <= int(g.max); i++ {
-		for s := range n {
+		for _, s := range between {
 			for _, t := range succ[s] {
 				if g.lengths[t][(i-1)>>6]>>((i-1)&63)&1 != 0 {
 					g.lengths[s][i>>6] |= 1 << (i & 63)
@@ -163,8 +174,11 @@ func (g *graph) isSmooth() bool {
 		}
 		last := min(int(g.max), int(g.longest[s]))
 		for i := first; i <= last; i++ {
-			if g.lengths[s][i>>6]>>(i&63)&1 == 0 {
+			switch w := g.lengths[s][i>>6]; {
+			case w>>(i&63)&1 == 0:
 				return false
+			case ^w == 0:
+				i |= 63
 			}
 		}
 		if first > countSlack {

@@ -78,6 +78,7 @@ func (g *graph) joined(p *partition) *graph {
 	if g.start >= 0 {
 		out.start = id[p.block[g.start]] - 1
 	}
+	out.accept, out.next = make([]bool, 0, len(of)), make([]int32, 0, len(of)*g.classes)
 	for _, s := range of {
 		out.accept = append(out.accept, g.accept[s])
 		for _, t := range g.next[int(s)*g.classes : (int(s)+1)*g.classes] {

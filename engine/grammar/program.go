@@ -27,13 +27,13 @@ type tokenRef struct {
 
 // A position is an instruction. Those other than opBytes, opToken and opReturn consume nothing.
 type position struct {
-	op   opCode
-	flag uint8
-	a, b int32 // see opCode
 	val  uint64
+	a, b int32 // see opCode
 	// height is how much deeper the stack must be able to get for an output to be completed
 	// from here within this call.
 	height int32
+	op     opCode
+	flag   uint8
 }
 
 type opCode uint8
@@ -67,6 +67,16 @@ type edge struct {
 	next   int32
 }
 
+func (x edge) compare(y edge) int {
+	if x.lo != y.lo {
+		return int(x.lo) - int(y.lo)
+	}
+	if x.hi != y.hi {
+		return int(x.hi) - int(y.hi)
+	}
+	return int(x.next - y.next)
+}
+
 // counter packs how often a repeat must and may still occur.
 func counter(need, left int32) uint64 { return uint64(uint32(need))<<32 | uint64(uint32(left)) }
 
@@ -85,12 +95,14 @@ type builder struct {
 	shared  map[uint64]int32 // byte positions by the hash of their edges; see place
 	splits  map[string]int32
 	texts   map[uint64]*charsPosition // by the hash of all but the position; see place
+	wide    map[int32][]edge          // results of wideEdges
+	escaped map[escapesKey]int32      // results of escapedChars
 	err     error
 }
 
 // link compiles rules; the program starts with rule start.
 func link(rules []*expr, start int32, limits *Limits) (*program, error) {
-	b := &builder{limits: limits, rules: rules, shared: map[uint64]int32{}, splits: map[string]int32{}, texts: map[uint64]*charsPosition{}}
+	b := &builder{limits: limits, rules: rules, shared: map[uint64]int32{}, splits: map[string]int32{}, texts: map[uint64]*charsPosition{}, wide: map[int32][]edge{}, escaped: map[escapesKey]int32{}}
 	b.heights = heightsOf(rules)
 	if b.heights[start] >= infinite {
 		return nil, errNoText
@@ -121,6 +133,7 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 		}
 	}
 	b.p.start = b.starts[start]
+	b.p.pos, b.p.edges = slices.Clone(b.p.pos), slices.Clone(b.p.edges) // without room to grow
 	b.p.classify()
 	return &b.p, nil
 }
@@ -132,8 +145,17 @@ func (b *builder) add(p position) int32 {
 	if b.err != nil {
 		return 0
 	}
-	b.p.pos = append(b.p.pos, p)
+	b.p.pos = append(double(b.p.pos, 1), p)
 	return int32(len(b.p.pos) - 1)
+}
+
+// double returns s with room for n more elements. A slice without room gets twice its length, so
+// that a large one is copied less often than by append.
+func double[T any](s []T, n int) []T {
+	if len(s)+n > cap(s) {
+		s = slices.Grow(s, max(n, len(s)))
+	}
+	return s
 }
 
 func (b *builder) height(i int32) int32 { return b.p.pos[i].height }
@@ -141,6 +163,7 @@ func (b *builder) height(i int32) int32 { return b.p.pos[i].height }
 // alias makes position i a split over nexts.
 func (b *builder) alias(i int32, nexts []int32) {
 	a := int32(len(b.p.edges))
+	b.p.edges = double(b.p.edges, len(nexts))
 	for _, n := range nexts {
 		b.p.edges = append(b.p.edges, edge{next: n})
 	}
@@ -149,11 +172,15 @@ func (b *builder) alias(i int32, nexts []int32) {
 
 // split returns a position that continues at any of nexts. Alternatives that only read bytes are
 // joined into one position.
-func (b *builder) split(nexts []int32) int32 {
-	var edges []edge
+func (b *builder) split(nexts []int32) int32 { return b.join(nexts, nil) }
+
+// join is split with one more alternative, which reads one of edges; nil: none.
+func (b *builder) join(nexts []int32, edges []edge) int32 {
 	var rest []int32
-	h := int32(infinite)
-	joined := 0
+	h, joined := int32(infinite), len(edges)
+	for _, e := range edges {
+		h = min(h, b.height(e.next))
+	}
 	for _, n := range nexts {
 		p := &b.p.pos[n]
 		h = min(h, p.height)
@@ -205,16 +232,10 @@ func (b *builder) bytes(edges []edge, flag uint8) int32 {
 	if b.err != nil {
 		return 0
 	}
-	slices.SortFunc(edges, func(x, y edge) int {
-		if x.lo != y.lo {
-			return int(x.lo) - int(y.lo)
-		}
-		if x.hi != y.hi {
-			return int(x.hi) - int(y.hi)
-		}
-		return int(x.next - y.next)
-	})
-	edges = slices.Compact(edges)
+	if len(edges) > 1 {
+		slices.SortFunc(edges, edge.compare)
+		edges = slices.Compact(edges)
+	}
 	h, key := int32(infinite), uint64(0)
 	plain := false
 	for _, e := range edges {
@@ -233,7 +254,7 @@ func (b *builder) bytes(edges []edge, flag uint8) int32 {
 		return i
 	}
 	a := int32(len(b.p.edges))
-	b.p.edges = append(b.p.edges, edges...)
+	b.p.edges = append(double(b.p.edges, len(edges)), edges...)
 	if i = b.add(position{op: opBytes, flag: flag, a: a, b: int32(len(b.p.edges)), height: h}); b.err == nil {
 		b.shared[key] = i
 	}
@@ -424,20 +445,47 @@ func (b *builder) markPlain(body *expr, first int32, flags uint8) {
 	}
 }
 
+// A byteSet is a set of bytes.
+type byteSet [4]uint64
+
+func (s *byteSet) has(c byte) bool { return s[c>>6]>>(c&63)&1 != 0 }
+
+// add adds the bytes lo to hi.
+func (s *byteSet) add(lo, hi byte) {
+	for w := lo >> 6; w <= hi>>6; w++ {
+		s[w] |= wordOf(w, lo, hi)
+	}
+}
+
+// overlaps reports whether s has one of the bytes lo to hi.
+func (s *byteSet) overlaps(lo, hi byte) bool {
+	for w := lo >> 6; w <= hi>>6; w++ {
+		if s[w]&wordOf(w, lo, hi) != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// wordOf returns word w of the set of the bytes lo to hi, some of which are in it.
+func wordOf(w, lo, hi byte) uint64 {
+	from, to := max(lo, w<<6)&63, min(hi, w<<6+63)&63
+	return ^uint64(0) << from & (^uint64(0) >> (63 - to))
+}
+
 // classify divides the bytes into classes that no edge distinguishes.
 func (p *program) classify() {
 	var id [256]uint16
 	n := uint16(1)
-	type set [4]uint64
-	seen := map[set]bool{}
-	refine := func(s set) {
+	seen := map[byteSet]bool{}
+	refine := func(s byteSet) {
 		if seen[s] {
 			return
 		}
 		seen[s] = true
 		var to [257]uint16
 		for c := range 256 {
-			if s[c>>6]>>(c&63)&1 == 0 {
+			if !s.has(byte(c)) {
 				continue
 			}
 			if to[id[c]] == 0 {
@@ -461,22 +509,29 @@ func (p *program) classify() {
 		}
 		n = next
 	}
+	var ranges [256]byteSet // [lo] those of a single edge that were refined, by hi
+	var edges []edge
 	for i := range p.pos {
 		if p.pos[i].op != opBytes || n == 256 {
 			continue
 		}
-		edges := p.edges[p.pos[i].a:p.pos[i].b]
+		edges = append(edges[:0], p.edges[p.pos[i].a:p.pos[i].b]...)
 		if len(edges) > 1 {
-			edges = slices.Clone(edges)
 			slices.SortFunc(edges, func(x, y edge) int { return int(x.next - y.next) })
 		}
 		for j := 0; j < len(edges); {
-			var s set
-			next := edges[j].next
-			for ; j < len(edges) && edges[j].next == next; j++ {
-				for c := int(edges[j].lo); c <= int(edges[j].hi); c++ {
-					s[c>>6] |= 1 << (c & 63)
+			first, next := edges[j], edges[j].next
+			var s byteSet
+			s.add(first.lo, first.hi)
+			for j++; j < len(edges) && edges[j].next == next; j++ {
+				s.add(edges[j].lo, edges[j].hi)
+				first.lo, first.hi = 1, 0
+			}
+			if first.lo <= first.hi {
+				if ranges[first.lo].has(first.hi) {
+					continue
 				}
+				ranges[first.lo].add(first.hi, first.hi)
 			}
 			refine(s)
 		}

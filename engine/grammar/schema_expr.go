@@ -325,7 +325,8 @@ func (c *schemaCompiler) intersect(parts []*graph, not []string) (*graph, error)
 
 func (f *flat) stringKey() string {
 	s := &f.strings
-	key := fmt.Sprintf("string %d %d %q %q %q", s.min, s.max, s.patterns, s.not, s.formats)
+	patterns := slices.Sorted(slices.Values(s.patterns)) // their order does not matter
+	key := fmt.Sprintf("string %d %d %q %q %q", s.min, s.max, patterns, s.not, s.formats)
 	for _, l := range f.notLits {
 		if l.kind == '"' {
 			key += fmt.Sprintf(" not %q", l.text)
