@@ -16,14 +16,18 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 11
+#define TD_VERSION 12
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
 typedef uint64_t td_address; // on the device; 0: none
 
-// Kernels of TD_KERNELS that change bits of results.
-enum { TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16 };
+// Kernels of TD_KERNELS. Those below TD_TRIED_BITS change bits of results.
+enum {
+  TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16,
+  TD_TRIED_BITS = 1 << 16,
+  TD_TRIED_ARRIVALS = 1 << 16
+};
 
 typedef struct {
   int64_t total, free; // bytes of memory
@@ -250,9 +254,12 @@ TD_API td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int
 TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
 // td_copy copies between the device and memory of td_host, concurrently with td_run.
 // Copies to the host see the device's memory after everything started so far. Copies to
-// the device precede everything started later. Copies end in order; at the end of a call,
-// the number of calls so far is written to copied.
+// the device precede everything started after td_follow. Without TD_TRIED_ARRIVALS, they also
+// follow everything started so far; with it, nothing that runs may use their memory. Copies end in
+// order; at the end of a call, the number of calls so far is written to copied.
 TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
+// td_follow makes everything started later wait for the copies to the device.
+TD_API int td_follow(td_device *d);
 // td_digest writes the CRC32C of pieces of the device's memory to the address in memory of
 // td_host(null) that each piece names, before the copies of the next td_copy end. It sees
 // the memory as td_copy would. A piece's bytes are a multiple of four.

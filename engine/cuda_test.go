@@ -375,7 +375,15 @@ func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 		at, _ := l.Direct().KVAddress(region) // the host's memory stands in for the GPU's
 		return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&at))), l.KV.Blocks*l.KV.PageBytes)
 	}
-	for _, c := range []struct{ direct, fresh, wrong bool }{{}, {}, {direct: true, fresh: true}, {direct: true, wrong: true}} { // computed, then cached
+	for _, c := range []struct {
+		direct, fresh, wrong bool
+		kernels              string
+	}{
+		{}, {}, // computed, then cached
+		{direct: true, fresh: true}, {direct: true, wrong: true},
+		{kernels: "arrivals"}, {direct: true, kernels: "arrivals"}, {direct: true, wrong: true, kernels: "arrivals"},
+	} {
+		t.Setenv("TD_KERNELS", c.kernels)
 		if c.fresh {
 			from, prefills = start(o)
 		}

@@ -151,6 +151,7 @@ type Engine struct {
 	ruler          backend.Ruler                            // nil: the host applies the rules of requests
 	mirror         backend.Mirror                           // nil: KVRegion is the device's own memory
 	direct         backend.Direct                           // nil: the network cannot reach the device's memory
+	arrivals       []arrival                                // that the device has not completed
 	fetch          [][]int32                                // [groups] blocks that the step's jobs push and the mirror lacks
 	digest         [][]int32                                // [groups] blocks that pushes read in the device's memory
 	starter        starter                                  // nil: steps do not overlap
@@ -243,6 +244,9 @@ func New(o Options) (*Engine, error) {
 	return e, nil
 }
 
+// arrivalPoll is how often an idle engine asks the device whether KV has arrived there.
+const arrivalPoll = 100 * time.Microsecond
+
 // Run steps until ctx ends, then fails what still runs with ErrClosed. If a
 // tensor-parallel worker is lost, it stops with that error. It must be called once.
 func (e *Engine) Run(ctx context.Context) {
@@ -251,14 +255,20 @@ func (e *Engine) Run(ctx context.Context) {
 	defer stop()
 	for ctx.Err() == nil && e.stopErr == nil {
 		e.drainInbox()
+		e.settleArrivals()
 		e.reserveWaiting() // grants travel while the step runs
 		more := e.stepOnce()
 		e.reserveWaiting()
 		if !more && e.stopErr == nil {
 			e.blockEvents() // an arrival for an aborted request changes the cache without a step
 			e.publish()
+			var poll <-chan time.Time
+			if len(e.arrivals) > 0 {
+				poll = time.After(arrivalPoll)
+			}
 			select {
 			case <-e.wake:
+			case <-poll:
 			case e.stopErr = <-e.o.WorkerLost:
 			case <-ctx.Done():
 			}

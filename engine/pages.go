@@ -1,7 +1,9 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -121,35 +123,76 @@ func (e *Engine) resetFetch() {
 	}
 }
 
-// arrived accepts a reservation that has landed. If the device has its own memory, the
-// pages are copied there, or, if they landed there, compared with their checksums. If
-// that fails, the request computes here.
-func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest) error {
-	if e.mirror != nil {
-		r, live := e.sched.Reservation(res)
-		if live {
-			if err := e.loadArrived(&r, pages); err != nil {
-				e.log.Error("received KV cannot be used on the device", "reservation", uint64(res), "request", uint64(r.Request), "err", err)
-				e.logErr("release", uint64(res), e.sched.Release(res))
-				e.logErr("proceed", uint64(r.Request), e.sched.Proceed(r.Request))
-				return err
-			}
-		}
-	}
-	e.logErr("arrived", uint64(res), e.sched.Arrived(res))
-	return nil
+// arrival is a reservation that has landed and whose pages are being copied to the device, or
+// verified there.
+type arrival struct {
+	res      scheduler.ReservationID
+	request  scheduler.RequestID
+	poll     backend.Arrival
+	mismatch func() // called if the pages differ from their checksums; nil: none
 }
 
-// loadArrived copies a reservation's pages to the device, or verifies pages that are there.
-func (e *Engine) loadArrived(r *scheduler.Reservation, pages []backend.PageDigest) error {
-	if len(pages) > 0 {
-		return e.direct.Verify(pages)
+// arrived accepts a reservation that has landed. If the device has its own memory, the
+// pages are copied there, or, if they landed there, compared with their checksums. Meanwhile
+// the step goroutine continues; see settleArrivals.
+func (e *Engine) arrived(res scheduler.ReservationID, pages []backend.PageDigest, mismatch func()) {
+	a := arrival{res: res, mismatch: mismatch}
+	if r, live := e.sched.Reservation(res); e.mirror != nil && live {
+		var err error
+		if a.request = r.Request; len(pages) > 0 {
+			a.poll, err = e.direct.Verify(pages)
+		} else {
+			a.poll, err = e.mirror.Land(e.reserved(&r))
+		}
+		if err != nil {
+			e.refuseArrival(&a, err)
+			return
+		}
 	}
+	if !e.settle(&a) {
+		e.arrivals = append(e.arrivals, a)
+	}
+}
+
+// settle completes an arrival whose pages can be used and reports whether it has ended. If they
+// cannot be used, the request computes here.
+func (e *Engine) settle(a *arrival) bool {
+	if a.poll != nil {
+		complete, err := a.poll()
+		if err != nil {
+			e.refuseArrival(a, err)
+			return true
+		}
+		if !complete {
+			return false
+		}
+	}
+	e.logErr("arrived", uint64(a.res), e.sched.Arrived(a.res))
+	return true
+}
+
+// settleArrivals completes the arrivals that have ended.
+func (e *Engine) settleArrivals() {
+	e.arrivals = slices.DeleteFunc(e.arrivals, func(a arrival) bool { return e.settle(&a) })
+}
+
+// refuseArrival gives up a reservation whose pages cannot be used.
+func (e *Engine) refuseArrival(a *arrival, err error) {
+	e.log.Error("received KV cannot be used on the device", "reservation", uint64(a.res), "request", uint64(a.request), "err", err)
+	e.logErr("release", uint64(a.res), e.sched.Release(a.res))
+	e.logErr("proceed", uint64(a.request), e.sched.Proceed(a.request))
+	if a.mismatch != nil && errors.Is(err, backend.ErrDigest) {
+		a.mismatch()
+	}
+}
+
+// reserved returns a reservation's blocks, until the next use of e.fetch.
+func (e *Engine) reserved(r *scheduler.Reservation) [][]int32 {
 	e.resetFetch()
 	for g := range r.Groups {
 		for _, id := range r.Groups[g].Blocks {
 			e.fetch[g] = append(e.fetch[g], int32(id))
 		}
 	}
-	return e.mirror.Land(e.fetch)
+	return e.fetch
 }

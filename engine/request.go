@@ -295,7 +295,7 @@ func (e *Engine) reserveWaiting() {
 // Arrived reports that everything reserved has landed and matches. The request
 // continues from there.
 func (e *Engine) Arrived(res scheduler.ReservationID) {
-	e.later(func() { _ = e.arrived(res, nil) }) // arrived logs its error
+	e.later(func() { e.arrived(res, nil, nil) })
 }
 
 // ArrivedOnDevice reports that everything reserved has landed in the device's own
@@ -303,11 +303,7 @@ func (e *Engine) Arrived(res scheduler.ReservationID) {
 // request continues. If one differs, the request computes here and mismatch is
 // called.
 func (e *Engine) ArrivedOnDevice(res scheduler.ReservationID, pages []backend.PageDigest, mismatch func()) {
-	e.later(func() {
-		if errors.Is(e.arrived(res, pages), backend.ErrDigest) {
-			mismatch()
-		}
-	})
+	e.later(func() { e.arrived(res, pages, mismatch) })
 }
 
 // Lost gives a reservation up. Its blocks stay out of use until Release. Calls take

@@ -113,6 +113,6 @@ TD_KERNEL_OF(kFewThreads, 4) few_mxfp4(td_op o, Step s) {
       if constexpr (kGated) v = activate(o.act - 1, v, total(16 + to) + (q.bias ? q.bias[out + to] : 0));
       at<float>(t.dst)[int64_t(p.first + first + row) * t.n + out + to] = v;
     }
-    sync();  // x and the sums have been read
+    // All threads meet before the sums are written again, and have read x.
   }
 }

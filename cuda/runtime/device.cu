@@ -52,7 +52,6 @@ struct td_device {
 
   Stream copies;               // runs concurrently with the steps
   device::Event stepped, landed;
-  bool landing = false;        // the next step must wait for copies to the device
   uint32_t copied = 0, *copied_host = nullptr;
   std::vector<void *> registered;
   Nccl nccl;
@@ -396,8 +395,6 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
 
 int td_run(td_device *d, td_plan *p, int which, int from, int to) {
   if (!device::use(d->stream, d->ordinal)) return 0;
-  if (d->landing) d->landed.follow(d->stream);
-  d->landing = false;
   if (from == 0) {
     d->list(which);
     device::upload(d->stream, d->step_device, d->step_host[which], d->step_bytes);
@@ -420,20 +417,25 @@ int td_run(td_device *d, td_plan *p, int which, int from, int to) {
 
 int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
   if (!device::use(d->stream, d->ordinal)) return 0;
-  // In both directions: a step may still read the memory that is the target of a copy to the device.
-  d->stepped.mark(d->stream);
-  d->stepped.follow(d->copies);
+  if (!to_device || !d->tried.arrivals) {
+    // In both directions: a step may still read the memory that is the target of a copy to the device.
+    d->stepped.mark(d->stream);
+    d->stepped.follow(d->copies);
+  }
   for (int i = 0; i < n; i++) {
     auto *there = reinterpret_cast<void *>(pieces[i].device), *here = reinterpret_cast<void *>(pieces[i].host);
     if (to_device) device::upload(d->copies, there, here, pieces[i].bytes);
     else device::download(d->copies, here, there, pieces[i].bytes);
   }
-  if (to_device) {
-    d->landed.mark(d->copies);
-    d->landing = true;
-  }
+  if (to_device) d->landed.mark(d->copies);
   run_write_host(d->copies, d->copied_host, ++d->copied);
   return d->stream.error.empty() && d->copies.error.empty();
+}
+
+int td_follow(td_device *d) {
+  if (!device::use(d->stream, d->ordinal)) return 0;
+  d->landed.follow(d->stream);
+  return d->stream.error.empty();
 }
 
 int td_digest(td_device *d, const td_piece *pieces, int n) {

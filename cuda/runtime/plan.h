@@ -65,16 +65,17 @@ struct Tried {
   bool blas = false;       // cuBLASLt from kBlasFewRows on
   bool mxfp4 = false;      // products of one or two rows with MXFP4 matrices by few_mxfp4
   bool live = false;       // steps without a graph launch as many rows as they have, not as their plan may have
+  bool arrivals = false;   // steps run while KV arrives that they do not use
   bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
 
-  // bits returns which kernels are used that change bits of results, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4; }
+  // bits returns which kernels are used, as td_info has them.
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | arrivals * TD_TRIED_ARRIVALS; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("warm")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("warm")};
   }
 };
 

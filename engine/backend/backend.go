@@ -392,9 +392,14 @@ type Mirror interface {
 	Mirrored() bool
 	// Fetch copies pages of all layers to KVRegion, and waits.
 	Fetch(blocks [][]int32) error
-	// Land copies pages from KVRegion, before any step that is started later.
-	Land(blocks [][]int32) error
+	// Land copies pages from KVRegion, before any step that is started later and uses them.
+	// Until the arrival is complete, such a step waits for the copies.
+	Land(blocks [][]int32) (Arrival, error)
 }
+
+// Arrival reports whether pages that have arrived can be used, without waiting. Its error is
+// that of the pages, which then cannot be used.
+type Arrival func() (complete bool, err error)
 
 // Direct is a Mirror whose own memory the network can reach at KVAddress. Such
 // transfers do not use KVRegion. The host does not see their pages, so that the device
@@ -408,9 +413,9 @@ type Direct interface {
 	Digest(blocks [][]int32) error
 	// KVDigest returns the last checksum of a page.
 	KVDigest(region int, block int32) uint32
-	// Verify compares pages that others have written with their checksums. It returns
-	// ErrDigest if one differs.
-	Verify(pages []PageDigest) error
+	// Verify compares pages that others have written with their checksums. The arrival's error
+	// is ErrDigest if one differs. pages must not change before it is complete.
+	Verify(pages []PageDigest) (Arrival, error)
 }
 
 // PageDigest is the CRC32C that a page of a region should have.

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 11
+const version = 12
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -13,8 +13,13 @@ const (
 	fewRows    = 16
 )
 
-// TD_TRIED_FUSED: norms and residuals are fused with products of one row.
-const triedFused = 4
+// TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_ARRIVALS: steps
+// run while KV arrives that they do not use. Switches below TD_TRIED_BITS change bits of results.
+const (
+	triedFused    = 4
+	triedBits     = 1 << 16
+	triedArrivals = 1 << 16
+)
 
 // address is memory of the device; 0 is none.
 type address uint64

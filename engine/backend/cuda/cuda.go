@@ -154,6 +154,9 @@ type kvStore struct {
 	digests [][]uint32 // [Regions] of [Blocks], if there is a mirror
 	pieces  []piece    // scratch
 	copies  uint32     // calls of copy
+	landing []uint32   // [Blocks] the call of copy that last copied the block to the device
+	landed  uint32     // the last such call
+	follow  bool       // the step uses a block that is being copied
 }
 
 // group returns the group of a KV layer.
@@ -299,8 +302,8 @@ func (c *CUDA) Variant() string {
 	if c.opts.Deterministic {
 		chip += "-one-order"
 	}
-	if c.info.tried != 0 {
-		chip += fmt.Sprintf("-tried%d", c.info.tried)
+	if tried := c.info.tried % triedBits; tried != 0 {
+		chip += fmt.Sprintf("-tried%d", tried)
 	}
 	if c.blas != 0 {
 		chip += fmt.Sprintf("-lt%d", c.blas)
@@ -469,7 +472,7 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 			c.kv.mirror, c.kv.digests = append(c.kv.mirror, m), append(c.kv.digests, d)
 		}
 	}
-	c.kv.spec = spec
+	c.kv.spec, c.kv.landing = spec, make([]uint32, spec.Blocks)
 	return nil
 }
 

@@ -45,24 +45,36 @@ func (c *CUDA) Digest(blocks [][]int32) error {
 	return c.digestNow()
 }
 
-// Verify compares pages with the checksums of their source, and waits.
-func (c *CUDA) Verify(pages []backend.PageDigest) error {
+// Verify compares pages with the checksums of their source; see backend.Direct.
+func (c *CUDA) Verify(pages []backend.PageDigest) (backend.Arrival, error) {
 	c.kv.pieces = c.kv.pieces[:0]
 	for _, p := range pages {
 		if c.kv.mirror == nil || p.Region < 0 || p.Region >= c.kv.spec.Regions || p.Page < 0 || int(p.Page) >= c.kv.spec.Blocks {
-			return fmt.Errorf("%w: page %d of region %d to verify, there are %d in %d", backend.ErrShape, p.Page, p.Region, c.kv.spec.Blocks, c.kv.spec.Regions)
+			return nil, fmt.Errorf("%w: page %d of region %d to verify, there are %d in %d", backend.ErrShape, p.Page, p.Region, c.kv.spec.Blocks, c.kv.spec.Regions)
 		}
 		c.kv.pieces = append(c.kv.pieces, c.digestOf(p.Region, p.Page))
 	}
-	if err := c.digestNow(); err != nil {
-		return err
+	if err := c.startDigests(); err != nil {
+		return nil, err
 	}
-	for _, p := range pages {
-		if got := c.kv.digests[p.Region][p.Page]; got != p.CRC {
-			return fmt.Errorf("%w: page %d of region %d has %08x, it was sent with %08x", backend.ErrDigest, p.Page, p.Region, got, p.CRC)
+	c.kv.pieces = c.kv.pieces[:0]
+	if err := c.copyPieces(false); err != nil {
+		return nil, err
+	}
+	n := c.kv.copies
+	if c.info.tried&triedArrivals == 0 {
+		if err := c.awaitCopies(n); err != nil {
+			return nil, err
 		}
 	}
-	return nil
+	return c.arrival(n, func() error {
+		for _, p := range pages {
+			if got := c.kv.digests[p.Region][p.Page]; got != p.CRC {
+				return fmt.Errorf("%w: page %d of region %d has %08x, it was sent with %08x", backend.ErrDigest, p.Page, p.Region, got, p.CRC)
+			}
+		}
+		return nil
+	}), nil
 }
 
 // addDigests adds a layer's pages in blocks, one piece each.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -17,9 +18,11 @@ import (
 // checksums are complete when its mark is called, and the host's copies are not touched. The
 // second device detects a flipped bit, and without one its logits are the first one's.
 func TestDirect(t *testing.T) {
-	for _, late := range []string{"0", "5"} {
+	for _, late := range []string{"0", "5", "5 arrivals"} {
 		t.Run(late, func(t *testing.T) {
+			late, kernels, _ := strings.Cut(late, " ")
 			t.Setenv("TANDEM_TWIN_LATE", late)
+			t.Setenv("TD_KERNELS", kernels)
 			src, err := model.OpenDir("../../model/testdata/mistral-window")
 			if err != nil {
 				t.Fatal(err)
@@ -76,14 +79,14 @@ func passesDirectly(t *testing.T, src *model.Source, from, to *seat, a, b *CUDA)
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.Verify(pages); err != nil || len(pages) < 2*len(spec.Layers) {
+	if err := settle(b.Verify(pages)); err != nil || len(pages) < 2*len(spec.Layers) {
 		t.Fatalf("%d pages: %v", len(pages), err)
 	}
 	p := pages[len(pages)/2]
 	page := slices.Clone(b.there(p.Region, int(p.Page)))
 	page[len(page)/3] ^= 4
 	b.write(t, p.Region, int(p.Page), page)
-	if err := b.Verify(pages); !errors.Is(err, backend.ErrDigest) {
+	if err := settle(b.Verify(pages)); !errors.Is(err, backend.ErrDigest) {
 		t.Errorf("a flipped bit: %v", err)
 	}
 	b.write(t, p.Region, int(p.Page), a.there(p.Region, int(p.Page)))
@@ -102,7 +105,7 @@ func passesDirectly(t *testing.T, src *model.Source, from, to *seat, a, b *CUDA)
 	}
 	for _, err := range []error{
 		a.Digest(nil), a.Digest(slices.Repeat([][]int32{{int32(spec.Blocks)}}, len(spec.Groups))),
-		a.Verify([]backend.PageDigest{{Region: spec.Regions}}), a.Verify([]backend.PageDigest{{Page: -1}}), a.Verify([]backend.PageDigest{{Page: int32(spec.Blocks)}}),
+		settle(a.Verify([]backend.PageDigest{{Region: spec.Regions}})), settle(a.Verify([]backend.PageDigest{{Page: -1}})), settle(a.Verify([]backend.PageDigest{{Page: int32(spec.Blocks)}})),
 	} {
 		if !errors.Is(err, backend.ErrShape) {
 			t.Errorf("blocks that there are not: %v", err)

@@ -46,7 +46,7 @@ var (
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows]
 	_ = [1]byte{}[C.TD_ADAPT-int(opAdapt)]
-	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused]
+	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_BITS-triedBits]
 )
 
 // library is an opened shared object. It stays open, because what a GPU's driver started
@@ -204,6 +204,9 @@ func (d *driver) copy(pieces []piece, toDevice bool) bool {
 	}
 	return C.td_l_copy(d.l, d.d, unsafe.Pointer(unsafe.SliceData(pieces)), C.int(len(pieces)), to) != 0
 }
+
+// follow makes steps started later wait for the copies to the device.
+func (d *driver) follow() bool { return C.td_l_follow(d.l, d.d) != 0 }
 
 // digest writes the checksums of pieces to the host, before the copies of the next call
 // of copy end.

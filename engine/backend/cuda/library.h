@@ -6,7 +6,7 @@
 #include "api.h"
 
 #define TD_FUNCTIONS(f) \
-	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy) f(digest) f(nccl_id) f(ranks) f(leave) f(blas)
+	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy) f(follow) f(digest) f(nccl_id) f(ranks) f(leave) f(blas)
 
 typedef struct {
 	void *handle;
@@ -47,6 +47,7 @@ static inline int td_l_run(td_library *l, td_device *d, td_plan *p, int w, int f
 static inline int64_t td_l_blas(td_library *l, td_device *d, const char *p, char *e, int n) { return l->blas(d, p, e, n); }
 static inline void *td_l_host(td_library *l, td_device *d, void *m, int64_t n) { return l->host(d, m, n); }
 static inline int td_l_copy(td_library *l, td_device *d, const void *p, int n, int to) { return l->copy(d, (const td_piece *)p, n, to); }
+static inline int td_l_follow(td_library *l, td_device *d) { return l->follow(d); }
 static inline int td_l_digest(td_library *l, td_device *d, const void *p, int n) { return l->digest(d, (const td_piece *)p, n); }
 static inline int td_l_poll(td_library *l, td_device *d) { return l->poll(d); }
 static inline int td_l_wait(td_library *l, td_device *d) { return l->wait(d); }

@@ -14,7 +14,7 @@ import (
 // The network reads and writes KV in a copy of the device's KV in host memory. A block
 // has one number in both. Blocks to send are copied to the host layer by layer, on a
 // stream of their own while the step runs. Received blocks are copied to the device
-// before the next step begins.
+// before a step begins that uses them.
 
 // mapMirror maps n bytes of host memory that copies can use.
 func (c *CUDA) mapMirror(n int) ([]byte, error) {
@@ -60,17 +60,51 @@ func (c *CUDA) Fetch(blocks [][]int32) error {
 	return c.awaitCopies(c.kv.copies)
 }
 
-// Land copies pages to the device; see backend.Mirror.
-func (c *CUDA) Land(blocks [][]int32) error {
+// Land copies pages to the device; see backend.Mirror. Steps that use none of the blocks do not wait.
+func (c *CUDA) Land(blocks [][]int32) (backend.Arrival, error) {
 	if err := c.checkBlocks(blocks); err != nil {
-		return err
+		return nil, err
 	}
 	c.kv.pieces = c.kv.pieces[:0]
 	for layer := range c.kv.spec.Layers {
 		c.addPieces(layer, blocks)
 	}
-	return c.copyPieces(true)
+	if err := c.copyPieces(true); err != nil {
+		return nil, err
+	}
+	n := c.kv.copies
+	if c.info.tried&triedArrivals == 0 {
+		if !c.dev.follow() {
+			return nil, c.failed("copies of KV")
+		}
+		return func() (bool, error) { return true, nil }, nil
+	}
+	c.kv.landed = n
+	for _, ids := range blocks {
+		for _, id := range ids {
+			c.kv.landing[id] = n
+		}
+	}
+	return c.arrival(n, func() error { return nil }), nil
 }
+
+// arrival is complete when n calls of copy have ended. check is called then.
+func (c *CUDA) arrival(n uint32, check func() error) backend.Arrival {
+	return func() (bool, error) {
+		if !c.copied(n) {
+			if _, err := c.dev.poll(); err != nil {
+				return false, fmt.Errorf("cuda: copies of KV: %w", err)
+			}
+		}
+		if !c.copied(n) {
+			return false, nil
+		}
+		return true, check()
+	}
+}
+
+// copied reports whether n calls of copy have ended.
+func (c *CUDA) copied(n uint32) bool { return int32(atomic.LoadUint32(c.memory[0].copied)-n) >= 0 }
 
 func (c *CUDA) checkBlocks(blocks [][]int32) error {
 	if c.kv.mirror == nil || len(blocks) != len(c.kv.spec.Groups) {
@@ -111,7 +145,7 @@ func (c *CUDA) copyPieces(toDevice bool) error {
 
 // awaitCopies waits until n calls of copy have ended.
 func (c *CUDA) awaitCopies(n uint32) error {
-	return c.await("copies of KV", func() bool { return int32(atomic.LoadUint32(c.memory[0].copied)-n) >= 0 })
+	return c.await("copies of KV", func() bool { return c.copied(n) })
 }
 
 // await polls what the device writes. It yields to other goroutines, and now and then
@@ -168,7 +202,7 @@ func (c *CUDA) runMarked(p *plan, which int, step *backend.Step, onMark func(lay
 	callMarks := func(wait bool) error {
 		for ; marked < len(p.marks); marked++ {
 			n := first + uint32(marked) + 1
-			if int32(c.kv.copies-n) < 0 || !wait && int32(atomic.LoadUint32(c.memory[0].copied)-n) < 0 {
+			if int32(c.kv.copies-n) < 0 || !wait && !c.copied(n) {
 				return nil
 			}
 			if err := c.awaitCopies(n); err != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -36,12 +37,14 @@ func (c *CUDA) here(region, block int) []byte {
 // both are.
 func TestMirror(t *testing.T) {
 	for _, dir := range []string{"gqa-tied", "mistral-window"} {
-		for _, late := range []string{"0", "3", "8"} {
+		for _, late := range []string{"0", "3", "8", "8 arrivals"} {
 			if dir != "gqa-tied" && late != "3" {
 				continue
 			}
 			t.Run(dir+"/"+late, func(t *testing.T) {
+				late, kernels, _ := strings.Cut(late, " ")
 				t.Setenv("TANDEM_TWIN_LATE", late)
+				t.Setenv("TD_KERNELS", kernels)
 				src, err := model.OpenDir("../../model/testdata/" + dir)
 				if err != nil {
 					t.Fatal(err)
@@ -61,6 +64,14 @@ func TestMirror(t *testing.T) {
 			})
 		}
 	}
+}
+
+// settle waits for an arrival.
+func settle(a backend.Arrival, err error) error {
+	for complete := false; err == nil && !complete; {
+		complete, err = a()
+	}
+	return err
 }
 
 // passes has a prompt computed in two chunks at one seat and its last token at another.
@@ -114,11 +125,21 @@ func passes(t *testing.T, src *model.Source, from, to *seat, a, b *CUDA) {
 		}
 		land[place.Group] = now[place.Group]
 	}
-	if err := b.Land(land); err != nil {
+	arrival, err := b.Land(land)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := to.Step(step(total-1, total, 3), nil); err != nil {
-		t.Fatal(err)
+	tried := b.info.tried&triedArrivals != 0
+	other := step(0, 3, 9) // uses none of the blocks
+	if err := to.Step(other, nil); err != nil || b.kv.follow {
+		t.Errorf("a step without the blocks waits for them: %v, %v", b.kv.follow, err)
+	}
+	complete := b.copied(b.kv.copies)
+	if err := to.Step(step(total-1, total, 3), nil); err != nil || b.kv.follow != (tried && !complete) {
+		t.Errorf("a step with the blocks waits for them: %v, copied before: %v, %v", b.kv.follow, complete, err)
+	}
+	if err := settle(arrival, nil); err != nil {
+		t.Error(err)
 	}
 	got := to.Download(nil, to.Logits())
 	if err := from.Step(step(total-1, total, 0), nil); err != nil {
@@ -142,7 +163,7 @@ func passes(t *testing.T, src *model.Source, from, to *seat, a, b *CUDA) {
 		}
 	}
 	for what, blocks := range map[string][][]int32{"no groups": {}, "a block that there is not": slices.Repeat([][]int32{{int32(spec.Blocks)}}, len(spec.Groups))} {
-		if err := errors.Join(a.Fetch(blocks), a.Land(blocks)); !errors.Is(err, backend.ErrShape) {
+		if err := errors.Join(a.Fetch(blocks), settle(a.Land(blocks))); !errors.Is(err, backend.ErrShape) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

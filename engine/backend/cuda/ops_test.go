@@ -314,7 +314,7 @@ func kernelCases() (all []kernelCase) {
 		rows, experts, k  int
 		dt                backend.DType
 		sigmoid, normalze bool
-	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4/by mxfp4", 1, 7, 3, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
+	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4/by mxfp4", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4", 5, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
 		add("moe/"+c.name, c.rows, func(b *bench) func() {
 			const hidden, inner = 64, 96
 			x, y, router := b.input(hidden, 1), b.output(hidden), b.input(c.experts, 2)

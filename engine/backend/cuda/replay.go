@@ -310,6 +310,7 @@ func (c *CUDA) copyStep(p *plan, key backend.Key, step *backend.Step, drawn int)
 // copySpans checks that the spans cover the rows in order and that each row's position
 // follows from its span, and updates the block tables.
 func (c *CUDA) copySpans(step *backend.Step) error {
+	c.kv.follow = false
 	next, rowSpan, adapters := 0, c.memory[c.step.filling()].rowSpan, c.memory[c.step.filling()].adapters
 	for i := range step.Spans {
 		sp := &step.Spans[i]
@@ -338,6 +339,9 @@ func (c *CUDA) copySpans(step *backend.Step) error {
 	}
 	if next != len(step.Tokens) {
 		return fmt.Errorf("%w: spans cover %d of %d rows", backend.ErrShape, next, len(step.Tokens))
+	}
+	if c.kv.follow && !c.dev.follow() {
+		return c.failed("copies of KV")
 	}
 	return nil
 }
@@ -374,9 +378,13 @@ func (c *CUDA) copyTable(span int, sp *backend.Span, group int) error {
 	to := &c.memory[c.step.filling()]
 	have := to.tables[(group*l.Seqs+span)*l.Blocks:][:len(table)]
 	lo, hi := len(table), 0
+	arriving := !c.copied(c.kv.landed)
 	for j, b := range table {
 		if (b < 0 && j >= first) || int(b) >= c.kv.spec.Blocks {
 			return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, span, b, j, c.kv.spec.Blocks)
+		}
+		if arriving && b >= 0 && !c.copied(c.kv.landing[b]) {
+			c.kv.follow = true
 		}
 		if have[j] != b {
 			lo, hi = min(lo, j), j+1
