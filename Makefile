@@ -101,7 +101,7 @@ gpu-tests: cuda ## build what make gpu-test and gpu-bench need into bin/, small 
 	$(GO) test -c -ldflags '-s -w' -o bin/cuda.test ./engine/backend/cuda
 
 # What make gpu-test, gpu-bench and the three slots of cuda/gpu-slot.sh need, in one archive.
-GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model/tokenizer.json go.mod Makefile
+GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model go.mod Makefile
 gpu-pack: gpu-tests ## bin/gpu-pack.tar.xz, what is carried to a machine with a GPU, at most 40 MiB; there, cuda/gpu-slot.sh 1, 2 and 3 take 8 minutes each
 	tar -cf - $(GPU_FILES) | xz -6 -T 0 >bin/gpu-pack.tar.xz
 	@size=$$(stat -c %s bin/gpu-pack.tar.xz); [ $$size -le 41943040 ] || { echo "gpu-pack: $$size bytes are more than 40 MiB" >&2; exit 1; }; echo "bin/gpu-pack.tar.xz: $$size bytes"

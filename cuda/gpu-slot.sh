@@ -100,29 +100,34 @@ few=$([ -n "$tiny" ] && echo 4 || echo 32)
 many=$((few * 5))
 case $slot in
 1)
-	tests parity 110 -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters'
+	tests parity 110 -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestModelBF16'
 	checked memcheck 60 'TestKernels/(attention|moe|place|draws|rules|masks|slices)'
 	model llama-1b
-	for draws in blocks slices; do
-		for n in $few $many; do TD_DRAWS=$draws latency "1b-$draws-$n" 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
+	for try in blocks slices "slices all"; do
+		read -r draws kernels <<<"$try"
+		for n in $few $many; do TD_DRAWS=$draws TD_KERNELS=$kernels latency "1b-${try/ /-}-$n" 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
 	done
 	latency 1b-eager 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many --enforce-eager
 	table 1b-kernels 60 700 330 --input-len 16 --output-len 8
-	TD_DRAWS=slices table 1b-slices 60 700 330 --input-len 16 --output-len 8
+	TD_DRAWS=slices TD_KERNELS=all table 1b-all 60 700 330 --input-len 16 --output-len 8
 	;;
 2)
 	model llama-8b
-	for n in $((few / 2)) $((many / 2)); do latency "8b-$n" 40 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
-	for n in 1 33; do latency "8b-64-at-1k-$n" 60 --batch-size 64 --max-num-seqs 64 --input-len $((few * 32)) --output-len $n; done
-	latency 8b-prefill 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
+	for kernels in all none; do
+		for n in $((few / 2)) $((many / 2)); do TD_KERNELS=$kernels latency "8b-$kernels-$n" 40 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
+		for n in 1 33; do TD_KERNELS=$kernels latency "8b-64-at-1k-$kernels-$n" 60 --batch-size 64 --max-num-seqs 64 --input-len $((few * 32)) --output-len $n; done
+		TD_KERNELS=$kernels latency "8b-prefill-$kernels" 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
+	done
 	latency 8b-prefill-own 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1 --cublaslt none
-	tests attention 30 -test.run '^$' -test.bench DecodeAttention -test.benchtime 1s
+	for kernels in attention none; do TD_KERNELS=$kernels tests "$kernels" 30 -test.run '^$' -test.bench DecodeAttention -test.benchtime 1s; done
 	tests push 30 -test.run '^$' -test.bench Push -test.benchtime 1s
 	table 8b-prefill-kernels 100 0 1500 --input-len 2000 --output-len 1
 	;;
 3)
 	model gpt-oss-20b
-	for n in $((few / 2)) $((many / 2)); do latency "20b-$n" 40 --batch-size 1 --max-num-seqs 1 --input-len 16 --output-len "$n"; done
+	for kernels in all none; do
+		for n in $((few / 2)) $((many / 2)); do TD_KERNELS=$kernels latency "20b-$kernels-$n" 40 --batch-size 1 --max-num-seqs 1 --input-len 16 --output-len "$n"; done
+	done
 	latency 20b-prefill 40 --batch-size 1 --max-num-seqs 1 --input-len $((few * 62)) --output-len 1
 	table 20b-kernels 90 1000 700 --input-len 16 --output-len 6
 	for tool in racecheck synccheck initcheck; do checked $tool 50; done

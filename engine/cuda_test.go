@@ -5,6 +5,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"math"
@@ -313,6 +314,23 @@ func TestNoGPU(t *testing.T) {
 	defer l.Close()
 	if !strings.Contains(said.String(), "computing on the CPU") || !strings.Contains(said.String(), "make cuda") {
 		t.Errorf("logged %s", &said)
+	}
+}
+
+// A GPU that cannot be used is a warning with a remedy.
+func TestUnusableGPU(t *testing.T) {
+	for why, remedy := range map[string]string{
+		"GPU 0: CUDA driver version is insufficient for CUDA runtime version": "R580",
+		"no GPU kernels at /x/tandem-cuda.so (`make cuda` builds them)":       "next to the program",
+		"GPU 0: unknown error": "tandem doctor",
+	} {
+		for gpus, want := range map[int]string{0: "level=INFO", 2: "level=WARN"} {
+			var said strings.Builder
+			logOnCPU(slog.New(slog.NewTextHandler(&said, nil)), fmt.Errorf("%w: %s", backend.ErrNoDevice, why), gpus)
+			if !strings.Contains(said.String(), want) || strings.Contains(said.String(), remedy) != (gpus > 0) || strings.Contains(said.String(), backend.ErrNoDevice.Error()) {
+				t.Errorf("%s, %d GPUs: logged %s", why, gpus, &said)
+			}
+		}
 	}
 }
 

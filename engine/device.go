@@ -2,6 +2,8 @@ package engine
 
 import (
 	"fmt"
+	"log/slog"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -63,7 +65,8 @@ func choose(o *LoadOptions) (choice, error) {
 	p, err := cuda.Probe(o.CUDALibrary, c.number)
 	switch {
 	case err != nil && auto:
-		o.Logger.Info("computing on the CPU", "why", strings.TrimPrefix(err.Error(), backend.ErrNoDevice.Error()+": "))
+		gpus, _ := filepath.Glob("/proc/driver/nvidia/gpus/*/information") // the pattern is valid
+		logOnCPU(o.Logger, err, len(gpus))
 		warnWithoutC(o)
 		return choice{}, nil
 	case err != nil:
@@ -72,6 +75,24 @@ func choose(o *LoadOptions) (choice, error) {
 	c.name, c.total, c.free = p.Name, p.Total, p.Free
 	o.Logger.Info("computing on a GPU", "device", fmt.Sprintf("cuda:%d", c.number), "name", c.name, "memory", memory.Bytes(c.total), "free", memory.Bytes(c.free))
 	return c, nil
+}
+
+// logOnCPU logs why --device auto uses the CPU. That is a warning with a remedy if the machine has
+// GPUs, because a node then is many times slower than its owner expects.
+func logOnCPU(log *slog.Logger, err error, gpus int) {
+	why := strings.TrimPrefix(err.Error(), backend.ErrNoDevice.Error()+": ")
+	if gpus == 0 {
+		log.Info("computing on the CPU", "why", why)
+		return
+	}
+	remedy := "run `tandem doctor` and nvidia-smi; --device cuda makes this an error"
+	switch {
+	case strings.Contains(why, "driver version is insufficient"):
+		remedy = "update NVIDIA's driver to R580 or newer; --device cuda makes this an error"
+	case strings.Contains(why, "make cuda"):
+		remedy = "put " + cuda.LibraryName + " of the same build next to the program; --device cuda makes this an error"
+	}
+	log.Warn("computing on the CPU", "why", why, "gpus", gpus, "remedy", remedy)
 }
 
 // warnWithoutC logs that the program was built without a C compiler, unless the portable kernels

@@ -1,0 +1,182 @@
+package cuda
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write cuda/model.md")
+
+// Constants of the prediction. None has been measured on this code.
+const (
+	bandwidth = 4.3e12 * 0.92            // bytes a second of an H200, where 32 KB are in flight on a multiprocessor
+	issue     = 4 * 1.755e9 * 132 * 0.75 // instructions of warps a second
+	oneBlock  = issue / 132              // of one multiprocessor
+	node      = 1.3e-6                   // seconds between the ends of dependent nodes of a graph, besides their work
+	hostCopy  = 3e-6                     // of a step's memory
+	matmul    = 788e12 * 0.85            // operations a second of cuBLASLt
+	chunkTile = 1490                     // instructions of a warp of attend_chunk for 16 rows, 32 positions, 128 columns (SASS)
+	kvRow     = 2                        // bytes of a number of KV
+	sliceKB   = 8192 * 4 / 1024          // of a block that draws
+	fixed     = 10                       // nodes of a step outside of its layers: embed, angles, rows, a norm, logits, four of a draw, finish
+)
+
+// shape is a model: sizes of a layer, of which experts are MXFP4 and everything else is bf16.
+type shape struct {
+	name                                    string
+	layers, hidden, heads, kvHeads, headDim int
+	inner, experts, topK, vocab             int
+}
+
+var (
+	llama1B = shape{"Llama 1B", 16, 2048, 32, 8, 64, 8192, 0, 0, 128256}
+	llama8B = shape{"Llama 8B", 32, 4096, 32, 8, 128, 14336, 0, 0, 128256}
+	oss20B  = shape{"GPT-OSS 20B", 24, 2880, 64, 8, 64, 2880, 32, 4, 201088}
+	oss120B = shape{"GPT-OSS 120B", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088}
+)
+
+// attentionWeights, denseWeights and logitsWeights are numbers; expertBytes are of one row's experts.
+func (s *shape) attentionWeights() float64 {
+	return float64(s.hidden * (2*s.heads + 2*s.kvHeads) * s.headDim)
+}
+func (s *shape) denseWeights() float64 {
+	if s.experts > 0 {
+		return float64(s.hidden * s.experts)
+	}
+	return float64(3 * s.hidden * s.inner)
+}
+func (s *shape) expertBytes() float64   { return float64(3*s.hidden*s.inner*s.topK) * 17 / 32 }
+func (s *shape) logitsWeights() float64 { return float64(s.hidden * s.vocab) }
+func (s *shape) kvBytes() float64       { return float64(2*s.kvHeads*s.headDim) * kvRow } // of a position and layer
+
+// work is part of a step: what it reads, by which kernel, and its nodes.
+type work struct {
+	what   string
+	bytes  float64
+	kernel string // whose budget of instructions a KB bounds it; empty: cuBLASLt
+	nodes  int
+}
+
+func (w work) seconds() float64 {
+	t := w.bytes / bandwidth
+	if w.kernel != "" {
+		t = max(t, w.bytes/1024*float64(budgetOf(loopBudgets, w.kernel))/issue)
+	}
+	return t + float64(w.nodes)*node
+}
+
+// decode returns a step of one row, by the kernels of TD_KERNELS=all and TD_DRAWS=slices.
+func (s *shape) decode(context int) []work {
+	l := float64(s.layers)
+	attention := fmt.Sprintf("attend_split<%d>", s.headDim)
+	all := []work{
+		{"attention's matrices", 2 * l * s.attentionWeights(), "gemv<1,1,0,1>", 2 * s.layers},
+		{"place and attention", l * s.kvBytes() * float64(context), attention, 2 * s.layers},
+	}
+	if s.experts > 0 {
+		// norm, router, route, group, scatter, combine, and the norm of the next layer's sum.
+		all = append(all, work{"router", 2 * l * s.denseWeights(), "gemv<1,1,0,0>", 7 * s.layers},
+			work{"experts", l * s.expertBytes(), "few_mxfp4", 2 * s.layers})
+	} else {
+		all = append(all, work{"MLP", 2 * l * s.denseWeights(), "gemv<1,1,1,1>", 2 * s.layers})
+	}
+	return append(all, work{"logits", 2 * s.logitsWeights(), "gemv<1,1,0,0>", 0}, work{"other nodes", 0, "", fixed})
+}
+
+// batch returns a step of rows with cuBLASLt, whose products read each matrix once.
+func (s *shape) batch(rows, context int) []work {
+	l := float64(s.layers)
+	return []work{
+		{"matrices", 2 * (l*(s.attentionWeights()+s.denseWeights()) + s.logitsWeights()), "", 7 * s.layers},
+		{"attention", l * s.kvBytes() * float64(rows*context), fmt.Sprintf("attend_split<%d>", s.headDim), s.layers},
+		{"activations", s.activations(rows), "", 8 * s.layers},
+		{"other nodes", 0, "", fixed},
+	}
+}
+
+// activations are the bytes that products, norms, place, activation and narrowing read and write of
+// rows, in fp32 and bf16.
+func (s *shape) activations(rows int) float64 {
+	hidden, inner, heads := float64(s.hidden), float64(s.inner), float64((s.heads+2*s.kvHeads)*s.headDim)
+	each := 2*(4*4*hidden+6*hidden) + 2*4*hidden + 6*hidden // two norms with sums, their narrowing, two results, o's rows
+	each += 4*heads*3 + 2*4*hidden + 4*inner*(2+3) + 6*inner
+	return each * float64(rows*s.layers)
+}
+
+// draw is the time of drawing by slices, which one block a slice bounds.
+func draw() float64 {
+	return sliceKB * float64(budgetOf(loopBudgets, "rule")+budgetOf(loopBudgets, "weigh")+budgetOf(loopBudgets, "edge")) / oneBlock
+}
+
+func total(all []work) (seconds float64, nodes int) {
+	for _, w := range all {
+		seconds += w.seconds()
+		nodes += w.nodes
+	}
+	return seconds + draw() + hostCopy, nodes
+}
+
+// prefill returns the seconds of a prompt.
+func (s *shape) prefill(tokens int) float64 {
+	l, n := float64(s.layers), float64(tokens)
+	products := 2 * n * l * (s.attentionWeights() + s.denseWeights()) / matmul
+	tiles := l * float64(s.heads) * n / 16 * (n/2 + 16) / 32 * float64(s.headDim) / 128
+	return products + tiles*chunkTile/issue + s.activations(tokens)/bandwidth + float64(16*s.layers)*node
+}
+
+// TestModelPage holds cuda/model.md, which -update writes: a prediction of an H200's speed by the
+// budgets of instructions, which the compiled kernels keep, and by the nodes of a token.
+func TestModelPage(t *testing.T) {
+	var page bytes.Buffer
+	page.WriteString("# A prediction of speeds\n\n<!-- Written by `go test ./cuda -run TestModelPage -update`. -->\n\n" +
+		"No GPU has run this code. This page is arithmetic for an H200 by fixed constants: 4.3 TB/s times\n" +
+		"0.92, 4 instructions a cycle at 1.755 GHz on each of 132 multiprocessors times 0.75, 1.3 us for a\n" +
+		"node of a graph, 3 us for a step's copy, and 788 TFLOP/s times 0.85 for cuBLASLt. The instructions of\n" +
+		"a kernel are its budget (`budget.go`), which the compiled code keeps. The kernels are those of\n" +
+		"`TD_KERNELS=all` and `TD_DRAWS=slices`. A measurement replaces a row as soon as there is one.\n\n" +
+		"| row | prediction | aim | launches a step |\n|---|---|---|---|\n")
+	row := func(name string, speed, aim float64, launches string) {
+		fmt.Fprintf(&page, "| %s | %.0f tok/s | %.0f | %s |\n", name, speed, aim, launches)
+		if speed < aim {
+			t.Logf("%s: %.0f tok/s are predicted, %.0f are aimed at", name, speed, aim)
+		}
+	}
+	aims := map[string]float64{llama1B.name: 1000, llama8B.name: 245, oss20B.name: 400, oss120B.name: 300}
+	launches := map[string]int{llama1B.name: 106, llama8B.name: 202, oss20B.name: 322, oss120B.name: 478}
+	shapes := []*shape{&llama1B, &llama8B, &oss20B, &oss120B}
+	for _, s := range shapes {
+		seconds, nodes := total(s.decode(100))
+		row(s.name+", one row", 1/seconds, aims[s.name], fmt.Sprint(nodes))
+		if nodes > launches[s.name] || 1/seconds < aims[s.name] {
+			t.Errorf("%s: %d launches a token of at most %d; %.0f tok/s of %.0f", s.name, nodes, launches[s.name], 1/seconds, aims[s.name])
+		}
+	}
+	seconds, nodes := total(llama8B.batch(64, 1024))
+	row("Llama 8B, 64 rows of 1,024 positions", 64/seconds, 7000, fmt.Sprint(nodes))
+	row("Llama 8B, a prompt of 2,048 tokens", 2048/llama8B.prefill(2048), 33000, "")
+	page.WriteString("\n## One row, by part\n\n| model | part | MB | us | bound by |\n|---|---|---|---|---|\n")
+	for _, s := range shapes {
+		for _, w := range s.decode(100) {
+			by := "bandwidth"
+			if w.kernel != "" && w.bytes/1024*float64(budgetOf(loopBudgets, w.kernel))/issue > w.bytes/bandwidth {
+				by = "instructions"
+			}
+			if float64(w.nodes)*node > w.bytes/bandwidth {
+				by = "nodes"
+			}
+			fmt.Fprintf(&page, "| %s | %s | %.1f | %.0f | %s |\n", s.name, w.what, w.bytes/1e6, w.seconds()*1e6, by)
+		}
+	}
+	if *update {
+		if err := os.WriteFile("model.md", page.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile("model.md")
+	if err != nil || !bytes.Equal(have, page.Bytes()) {
+		t.Errorf("cuda/model.md differs from the counts: %v; write it with -update", err)
+	}
+}
