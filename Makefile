@@ -78,7 +78,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -137,7 +137,7 @@ release: $(ZIG)/installed mmdebstrap ## archives, packages, wheels and images fo
 # A Debian that boots in systemd-nspawn, and a package of this tree to install there.
 SYSTEMD_ROOT := .cache/systemd-root-bookworm
 
-# A step of test-deploy: its name, its environment and the arguments of go test. The table at the end
+# A step of test-deploy: its name, its folder and environment, and the arguments of go test. The table at the end
 # judges the results.
 deploytest = @echo "== $(1)"; $(GO) tool gotestsum --format testname --format-icons text --hide-summary skipped --jsonfile $(CURDIR)/logs/deploy/$(1).json \
 	--raw-command -- env $(2) $(GO) test -json -count=1 -timeout 30m $(3) || true
@@ -145,16 +145,20 @@ deploytest = @echo "== $(1)"; $(GO) tool gotestsum --format testname --format-ic
 test-deploy: build $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release $(KUBERNETES)/installed debian prometheus ## packages, image, units and the chart as they are installed: under a real systemd in a container, and on a Kubernetes whose pods are processes; needs root, four minutes and once ten more; ends with a table of checks
 	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null && command -v ip >/dev/null \
 		|| $(call apt,skopeo umoci bubblewrap lintian rpm iproute2)
-	rm -rf .cache/release logs/deploy
-	mkdir -p logs/deploy
-	$(call deploytest,chart,,-C deploy/test -run 'TestChart|TestLint|TestRefusedValues|TestDefinitions' .)
-	$(call deploytest,kube,TANDEM_KUBERNETES=$(CURDIR)/$(KUBERNETES),-C deploy/test -tags deploy ./kube)
+	@rm -rf .cache/release logs/deploy && mkdir -p logs/deploy
+	@$(MAKE) --no-print-directory -k -j2 -Otarget deploy-chart deploy-packages || true
+	@$(GO) run -C deploy/test ./checks $(CURDIR)/logs/deploy
+
+deploy-chart:
+	$(call deploytest,chart,-C deploy/test,-run 'TestChart|TestLint|TestRefusedValues|TestDefinitions' .)
+	$(call deploytest,kube,-C deploy/test TANDEM_KUBERNETES=$(CURDIR)/$(KUBERNETES),-tags deploy ./kube)
+
+deploy-packages:
+	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH)
+	$(call deploytest,release,-C deploy/release TANDEM_DIST=$(CURDIR)/.cache/release,-tags deploy -run 'TestImage|TestWheelInstalls|TestPackages|Glibc|TestReproducible' .)
+	$(call deploytest,systemd,TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb),-tags deploy ./deploy/systemd)
 	$(call deploytest,binary,,-run '^TestBinaryProxies$$' ./internal/e2e)
 	$(call deploytest,helm,,-run TestValues ./deploy/helm)
-	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH)
-	$(call deploytest,release,TANDEM_DIST=$(CURDIR)/.cache/release,-C deploy/release -tags deploy -run 'TestImage|TestWheelInstalls|TestPackages|Glibc|TestReproducible' .)
-	$(call deploytest,systemd,TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb),-tags deploy ./deploy/systemd)
-	@$(GO) run -C deploy/test ./checks $(CURDIR)/logs/deploy
 
 # Clients and controllers compare versions, which go build does not know.
 KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \

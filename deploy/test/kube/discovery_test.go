@@ -91,6 +91,9 @@ func (f *fleet) testNames(t *testing.T) {
 	before := f.running(t, "gateway")
 	f.Run(t, "kubectl", "-n", namespace, "delete", "pod", "--selector", "app.kubernetes.io/component=gateway", "--grace-period=0", "--force")
 	f.rolledOut(t, "gateway")
+	if killed := f.Killed(); len(killed) != len(before) {
+		t.Errorf("SIGKILL for %q; want the %d gateways of before", killed, len(before))
+	}
 	for _, p := range f.running(t, "gateway") {
 		for _, old := range before {
 			if p.Status.PodIP == old.Status.PodIP {

@@ -98,6 +98,7 @@ func (k *kubelet) changed(ctx context.Context, spec *corev1.Pod) {
 		p = &pod{
 			kubelet: k, spec: spec, serial: k.serial, volumes: map[string]*volume{}, dirty: make(chan struct{}, 1),
 			dir: filepath.Join(k.dir, fmt.Sprintf("%s-%d", spec.Name, k.serial)), stop: make(chan struct{}),
+			address: fmt.Sprintf("10.77.%d.%d", 1+k.serial/250, 1+k.serial%250), // no address is used again
 		}
 		k.pods[spec.UID] = p
 		if err := os.MkdirAll(p.dir, 0o755); err != nil {

@@ -19,7 +19,6 @@ const (
 	insideVariable = "TANDEM_KUBE_INSIDE" // set in the process with namespaces of its own
 	// hostAddress is the address of the machine in the network of its pods.
 	hostAddress = "10.77.0.1"
-	podNetwork  = "10.77.0.0/16"
 )
 
 // Main runs the tests of m in a process with network, mount, process and IPC namespaces of its own,

@@ -175,7 +175,6 @@ func (p *pod) refreshVolumes(ctx context.Context) {
 
 // addNetwork makes the pod's network namespace, with an interface at the bridge of the machine.
 func (p *pod) addNetwork() error {
-	p.address = fmt.Sprintf("10.77.%d.%d", 1+p.serial/250, 1+p.serial%250)
 	name := p.network()
 	err := batch("",
 		"netns add "+name,

@@ -17,8 +17,12 @@ func (f *fleet) disturb(t *testing.T, l *load, change func()) {
 	f.Killed()
 	l.failures = nil
 	stop := l.start(t.Context(), streams)
-	f.Until(t, settleBound, "all streams run", func() error {
-		if n := l.running.Load(); n < streams {
+	least := int64(streams)
+	if len(l.want) == 0 { // most wait for their prompts
+		least = 1
+	}
+	f.Until(t, settleBound, "streams run", func() error {
+		if n := l.running.Load(); n < least {
 			return fmt.Errorf("%d run", n)
 		}
 		return nil
@@ -54,11 +58,17 @@ func (f *fleet) unharmed(t *testing.T, l *load) {
 }
 
 // A rollout restart of each Deployment under streams fails and alters none. Streams of decode nodes
-// outlast the nodes' drain, and so move.
+// outlast the nodes' drain, and so move. Prompts of prefill nodes differ, so that the nodes have a
+// queue of them when they end.
 func (f *fleet) testRollout(t *testing.T) {
-	l := f.load(t)
+	answers, prompts := f.load(t), newLoad(f.url(t), 0)
+	prompts.words, prompts.tokens = 400, 100
 	for _, name := range []string{"decode", "prefill", "gateway"} {
 		t.Run(name, func(t *testing.T) {
+			l := answers
+			if name == "prefill" {
+				l = prompts
+			}
 			before := f.metric(t, "gateway", "tandem:gateway_resumes_total")
 			f.disturb(t, l, func() {
 				f.Run(t, "kubectl", "-n", namespace, "rollout", "restart", "deployment/tandem-"+name)
