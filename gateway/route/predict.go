@@ -55,6 +55,7 @@ type side struct {
 	outline *outline // nil: none
 	held    *Holdings
 
+	found   int     // result of search plus one; 0: not computed yet
 	assumed float64 // rate of nodes that have not computed a prompt; 0: not computed yet
 
 	survey
