@@ -14,6 +14,7 @@ import (
 // gateway is the state of a gateway and its decisions.
 type gateway struct {
 	f               *fleet
+	down            bool
 	view            route.View
 	decode, prefill known
 	draw            *rand.Rand
