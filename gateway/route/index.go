@@ -134,6 +134,12 @@ func (x *Index) holders(h kvcache.Hash) (n int, one uint32, list []uint16) {
 // report every second, third, … hash.
 const maxStride = 16
 
+// Holds reports whether a node holds a block.
+func (x *Index) Holds(h kvcache.Hash) bool {
+	_, ok := x.shard(h)[h]
+	return ok
+}
+
 // Level is the nodes that hold a number of leading blocks of a prompt.
 type Level struct {
 	Blocks int32 // leading blocks

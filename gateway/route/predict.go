@@ -55,6 +55,7 @@ type side struct {
 	outline *outline // nil: none
 	held    *Holdings
 
+	found   int     // result of search plus one; 0: not computed yet
 	assumed float64 // rate of nodes that have not computed a prompt; 0: not computed yet
 
 	survey
@@ -201,7 +202,7 @@ func (f *remotes) predict(s *side, r *Request) {
 	}
 }
 
-// prefillBounds returns bounds of a group of prefill nodes of which each lacks at least need tokens.
+// prefillBounds returns bounds of a group of prefill nodes that each lack at least need tokens.
 func (s *side) prefillBounds(g *group, need float64) (b bounds) {
 	b = bounds{g.at(recompute * need), g.at(need)}
 	if g.short {
@@ -371,8 +372,8 @@ func (s *side) decodeBound(g *group, r *Request) float64 {
 }
 
 // scan surveys nodes. It adds their number and load if count is set. The cost of a node takes two
-// divisions. A node whose cost is above the least so far, as products show, is left out: its time is
-// at least that of the work before the first token, at the node's rate, or that of the prefill node.
+// divisions. A node whose cost is above the least so far, as products show, is left out: its time
+// is at least that of the work before the first token, at its rate, or that of the prefill node.
 func (s *side) scan(r *Request, nodes []int32, count bool) {
 	x := s.survey
 	class, remote, weight := int32(-1), 0.0, 1

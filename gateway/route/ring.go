@@ -108,6 +108,14 @@ func (r *ring) point(i int) point {
 	return r.points[i]
 }
 
+// place returns search of the decision's key.
+func (s *side) place(key kvcache.Hash) int {
+	if s.found == 0 {
+		s.found = 1 + s.search(key)
+	}
+	return s.found - 1
+}
+
 // home returns the first usable node of the class at or after the key whose load is below the
 // bound, or -1 if no node is usable. The reason reports why nodes before it were skipped.
 func (s *side) home(key kvcache.Hash) (int, Reason) {
@@ -115,7 +123,7 @@ func (s *side) home(key kvcache.Hash) (int, Reason) {
 	if bound == 0 {
 		return -1, ReasonNoDecode
 	}
-	reason, at := ReasonPrefix, s.search(key)
+	reason, at := ReasonPrefix, s.place(key)
 	for i := range s.points {
 		n := int(s.point(at + i).node)
 		switch {
@@ -139,7 +147,7 @@ func (s *side) follow(key kvcache.Hash, dst []int, start int) []int {
 	if bound == 0 {
 		return dst
 	}
-	at := s.search(key)
+	at := s.place(key)
 	for _, within := range [...]bool{true, false} {
 		for i := range s.points {
 			if len(dst)-start == MaxPrefill {

@@ -65,6 +65,7 @@ var parsed = map[string]string{
 	"decode":                 "protobuf messages, by the generated code that internal/rpc's targets run",
 	"prefill":                "protobuf messages, by the generated code that internal/rpc's targets run",
 	"cuda":                   "objects of the compiler that it has just run",
+	"engine/kvcache":         "digests that it has made itself",
 	"engine/backend/cuda":    "matrices, whose number of bytes Load holds against their shape before it reads them",
 	"engine/workers":         "messages and steps of its own other processes, which it started and shares memory with",
 	"internal/config":        "arguments, environment and YAML, which the target of internal/roles passes to it",

@@ -56,7 +56,7 @@ func simFlags(s *config.Set, o *simulate.Options) (printProfile *bool) {
 	s.StringVar(&o.Load, "load", "", `requests to draw instead of a trace, such as "rps=10,n=2000,in=lognormal(8,0.9),out=343,prefix=0.3". Lengths: 343, 100-2000, lognormal(MU,SIGMA) or exp(MEAN) tokens; prefix: the share of prompts that others have in common; further keys: prefixes, burstiness`)
 	s.CountVar(&o.Requests, "num-prompts", 0, 0, "requests of the trace or load; 0: all of the trace, or the n of the load")
 	s.Float64Var(&o.Speedup, "speedup", 1, "factor on the pace of the requests")
-	s.StringSliceVar(&o.Events, "event", nil, `changes of the fleet at times since the start: "120s kill decode-1", "60s drain prefill-0 10s", "90s start decode-2", "30s cancel 10%"; may be repeated`)
+	s.StringSliceVar(&o.Events, "event", nil, `changes of the fleet at times since the start: "120s kill decode-1", "60s drain prefill-0 10s", "90s start decode-2", "2m kill gateway-0", "30s cancel 10%"; may be repeated`)
 	s.Uint64Var(&o.Seed, "seed", 0, "seed of drawn requests, of the router's draws and of the requests that an event cancels")
 	s.Float64Var(&o.Price, "price-per-hour", -1, "US dollars for a node and hour, instead of the profile's; 0: no cost is printed")
 	s.Section("Gateways")

@@ -23,18 +23,27 @@ var actions = [...]string{"kill", "drain", "start", "cancel"}
 
 func (a Action) String() string { return actions[a] }
 
-// Target is a node, numbered from 0 in its role.
+// Target is a node or a gateway, numbered from 0 in its role. The zero value is the first decode
+// node.
 type Target struct {
 	Prefill bool
+	Gateway bool
 	Node    int
 }
 
-// String returns the name of the node.
+// String returns the name of the node or gateway.
 func (t Target) String() string {
-	if t.Prefill {
-		return fmt.Sprintf("prefill-%d", t.Node)
+	return fmt.Sprintf("%s-%d", t.role(), t.Node)
+}
+
+func (t Target) role() string {
+	switch {
+	case t.Gateway:
+		return "gateway"
+	case t.Prefill:
+		return "prefill"
 	}
-	return fmt.Sprintf("decode-%d", t.Node)
+	return "decode"
 }
 
 // Event is a change of the fleet at a time.
@@ -63,8 +72,8 @@ const DrainTimeout = 30 * time.Second
 // maxNodes bounds a fleet.
 const maxNodes = 100_000
 
-// ParseEvent parses "120s kill decode-1", "1m drain prefill-0 10s", "90s start decode-4" and
-// "30s cancel 10%".
+// ParseEvent parses "120s kill decode-1", "1m drain prefill-0 10s", "90s start decode-4",
+// "2m kill gateway-0" and "30s cancel 10%".
 func ParseEvent(text string) (e Event, err error) {
 	bad := func(why string) (Event, error) {
 		return Event{}, fmt.Errorf("%w: event %q: %s: write such as 120s kill decode-1, 60s drain decode-0 10s, 90s start decode-4 or 30s cancel 10%%", ErrOptions, text, why)
@@ -95,11 +104,13 @@ func ParseEvent(text string) (e Event, err error) {
 	}
 	role, number, _ := strings.Cut(parts[2], "-")
 	n, err := strconv.Atoi(number)
-	if role != "prefill" && role != "decode" || err != nil || n < 0 || n >= maxNodes {
+	e.Target = Target{role == "prefill", role == "gateway", n}
+	if role != e.Target.role() || err != nil || n < 0 || n >= maxNodes {
 		return bad(fmt.Sprintf("%q is not a node", parts[2]))
 	}
-	e.Target = Target{role == "prefill", n}
 	switch {
+	case e.Action == Drain && e.Target.Gateway:
+		return bad("gateways are not drained: kill or start them")
 	case e.Action == Drain && len(parts) == 4:
 		if e.Timeout, err = time.ParseDuration(parts[3]); err != nil || e.Timeout < 0 {
 			return bad(fmt.Sprintf("%q is not a duration", parts[3]))
@@ -116,6 +127,9 @@ func ParseEvent(text string) (e Event, err error) {
 func (o *Options) largest() (prefill, decode int) {
 	prefill, decode = o.Prefill, o.Decode
 	for _, e := range o.Events {
+		if e.Target.Gateway {
+			continue
+		}
 		if e.Action == Start && e.Target.Prefill {
 			prefill = max(prefill, e.Target.Node+1)
 		} else if e.Action == Start {
@@ -132,13 +146,16 @@ func (o *Options) checkEvents() error {
 		return fmt.Errorf("%w: %d nodes: at most %d are simulated", ErrOptions, prefill+decode, maxNodes)
 	}
 	for _, e := range o.Events {
-		n := decode
+		n, last := decode, e.Target
 		if e.Target.Prefill {
 			n = prefill
+		} else if e.Target.Gateway {
+			n = o.Gateways
 		}
+		last.Node = n - 1
 		switch {
 		case e.Action != Cancel && e.Target.Node >= n:
-			return fmt.Errorf("%w: event %q: the fleet has no %v: its last one is %v", ErrOptions, e, e.Target, Target{e.Target.Prefill, n - 1})
+			return fmt.Errorf("%w: event %q: the fleet has no %v: its last one is %v", ErrOptions, e, e.Target, last)
 		case e.Action == Start && e.Target.Prefill && o.Prefill == 0:
 			return fmt.Errorf("%w: event %q: a fleet of colocated nodes has no prefill nodes: give it one, such as 1P2D", ErrOptions, e)
 		}
@@ -168,6 +185,14 @@ func (f *fleet) do(e Event, draw *rand.Rand) {
 		}
 		return
 	}
+	if e.Target.Gateway {
+		if g := f.gateways[e.Target.Node]; e.Action == Kill {
+			g.kill()
+		} else {
+			g.down = false
+		}
+		return
+	}
 	nodes := f.decode
 	if e.Target.Prefill {
 		nodes = f.prefill
@@ -180,4 +205,30 @@ func (f *fleet) do(e Event, draw *rand.Rand) {
 	case Start:
 		n.launch()
 	}
+}
+
+// kill ends the gateway's process. Its clients lose their streams, and its nodes end the work when
+// their connections break. Later requests arrive at other gateways.
+func (g *gateway) kill() {
+	if g.down {
+		return
+	}
+	g.down = true
+	g.f.result.Killed++
+	for i := range g.f.result.Requests {
+		if r := &g.f.result.Requests[i]; r.g == g && r.arrived && !r.closed {
+			g.f.drop(r, ErrGateway)
+		}
+	}
+}
+
+// arrivesAt returns the gateway at which a request arrives: its own, or the next one that works;
+// nil: none works.
+func (f *fleet) arrivesAt(r *Request) *gateway {
+	for i := range f.gateways {
+		if g := f.gateways[(int(r.index)+i)%len(f.gateways)]; !g.down {
+			return g
+		}
+	}
+	return nil
 }

@@ -20,6 +20,10 @@ func randomEvents(draw *rand.Rand, o *Options, span time.Duration) (events []Eve
 		e := Event{At: time.Duration(draw.Float64() * float64(span)), Action: Action(draw.IntN(len(actions))), Timeout: time.Duration(draw.IntN(4000)) * time.Millisecond}
 		if e.Action == Cancel {
 			e.Share = 0.2 + 0.5*draw.Float64()
+		} else if draw.IntN(6) == 0 && e.Action != Drain {
+			e.Target = Target{Gateway: true, Node: draw.IntN(o.Gateways)}
+			events = append(events, e)
+			continue
 		} else if e.Target.Prefill = draw.IntN(2) == 0 && o.Prefill > 0; e.Target.Prefill {
 			e.Target.Node = draw.IntN(o.Prefill)
 		} else {
@@ -84,7 +88,7 @@ func TestRandomEvents(t *testing.T) {
 			want := q.Output
 			if q.Err != nil {
 				want = q.emitted
-				for _, known := range []error{ErrTooLong, ErrRefused, ErrNoNode, ErrNode, ErrDeadline, ErrCancelled} {
+				for _, known := range []error{ErrTooLong, ErrRefused, ErrNoNode, ErrNode, ErrDeadline, ErrCancelled, ErrGateway} {
 					if errors.Is(q.Err, known) {
 						reasons[known]++
 						want = -1
@@ -178,6 +182,34 @@ func TestKilledNodesStreamsResume(t *testing.T) {
 	}
 }
 
+// The streams of a gateway that dies fail, the other's do not, and later requests of both arrive at
+// the other until the first one is back.
+func TestKilledGateway(t *testing.T) {
+	o := dynamoFleet(t, 0, 2, 0, 1)
+	o.Heartbeat, o.Gateways = 100*time.Millisecond, 2
+	o.Events = []Event{{At: 10 * time.Second, Action: Kill, Target: Target{Gateway: true}}, {At: 20 * time.Second, Action: Start, Target: Target{Gateway: true}}}
+	r := play(t, 200, o)
+	failed, moved := 0, 0
+	for i := range r.Requests {
+		q := &r.Requests[i]
+		if q.Err != nil {
+			failed++
+			if i%2 == 1 || q.At > 10*time.Second || !errors.Is(q.Err, ErrGateway) {
+				t.Errorf("request %d at %v: %v", i, q.At, q.Err)
+			}
+		}
+		if i%2 == 0 && q.g != r.Requests[0].g {
+			moved++
+			if q.At < 10*time.Second || q.At > 20*time.Second {
+				t.Errorf("request %d at %v arrived at the other gateway", i, q.At)
+			}
+		}
+	}
+	if failed == 0 || moved == 0 || r.Killed != 1 {
+		t.Errorf("%d requests failed, %d arrived at the other gateway, %d deaths", failed, moved, r.Killed)
+	}
+}
+
 // While no node is left, requests fail or wait; a node that starts serves again.
 func TestFleetThatRestarts(t *testing.T) {
 	o := dynamoFleet(t, 0, 1, 0, 1)
@@ -205,6 +237,7 @@ func TestParseEvent(t *testing.T) {
 		" 60s  drain prefill-0 10s ": {At: time.Minute, Action: Drain, Target: Target{Prefill: true}, Timeout: 10 * time.Second},
 		"1m drain decode-0":          {At: time.Minute, Action: Drain, Timeout: DrainTimeout},
 		"90s start decode-4":         {At: 90 * time.Second, Action: Start, Target: Target{Node: 4}},
+		"2m kill gateway-1":          {At: 2 * time.Minute, Action: Kill, Target: Target{Gateway: true, Node: 1}},
 		"30s cancel 10%":             {At: 30 * time.Second, Action: Cancel, Share: 0.1},
 	} {
 		got, err := ParseEvent(text)
@@ -217,7 +250,7 @@ func TestParseEvent(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"": "a time, an action and a node", "soon kill decode-1": "not a time", "-1s kill decode-1": "not a time", "1s stop decode-1": "not an action",
-		"1s kill gateway-0": "not a node", "1s kill decode": "not a node", "1s kill decode--1": "not a node", "1s kill decode-1 2s": "one word too many",
+		"1s kill router-0": "not a node", "1s kill decode": "not a node", "1s kill decode--1": "not a node", "1s kill decode-1 2s": "one word too many",
 		"1s drain decode-1 soon": "not a duration", "1s cancel 10": "not a share", "1s cancel 0%": "not a share", "1s cancel NaN%": "not a share", "1s start decode-100000": "not a node",
 	} {
 		if _, err := ParseEvent(text); !errors.Is(err, ErrOptions) || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {

@@ -20,6 +20,7 @@ var (
 	ErrNode      = errors.New("the decode node failed")
 	ErrDeadline  = errors.New("the request's deadline passed")
 	ErrCancelled = errors.New("the client left")
+	ErrGateway   = errors.New("the gateway failed")
 )
 
 // maxAnswer is longer than every answer.
@@ -98,8 +99,14 @@ func (g *gateway) mayGo(tokens int) bool {
 
 // arrive routes a request that a client sends, or queues it.
 func (f *fleet) arrive(r *Request) {
-	g, l := r.g, &f.limits
+	l := &f.limits
 	r.arrived = true
+	g := f.arrivesAt(r)
+	if g == nil {
+		f.lose(r, ErrGateway)
+		return
+	}
+	r.g = g
 	if l.RequestTimeout > 0 {
 		f.clock.at(f.clock.now+l.RequestTimeout, func() { f.cancel(r, ErrDeadline) })
 	}
@@ -141,7 +148,7 @@ func (f *fleet) at() time.Time { return time.Unix(0, int64(f.clock.now)) }
 // fill routes waiting requests while there is room for the next one, and then those that
 // may pass it, first to nodes that it does not wait for.
 func (g *gateway) fill() {
-	if g.filling || g.waiting.Len() == 0 {
+	if g.filling || g.down || g.waiting.Len() == 0 {
 		return
 	}
 	g.filling = true
@@ -311,11 +318,17 @@ func (f *fleet) close(r *Request) {
 	r.g.fill()
 }
 
-// cancel ends a request at its gateway. Its nodes learn of it by a message.
+// cancel ends a request at its gateway.
 func (f *fleet) cancel(r *Request, why error) {
 	if r.closed {
 		return
 	}
+	f.result.Cancelled++
+	f.drop(r, why)
+}
+
+// drop ends a request without an answer of its nodes, which learn of it by a message.
+func (f *fleet) drop(r *Request, why error) {
 	if r.item != nil {
 		r.g.waiting.Remove(f.at(), r.item)
 	}
@@ -323,6 +336,5 @@ func (f *fleet) cancel(r *Request, why error) {
 		r.g.leave(a)
 		f.cleanUp(f.o.RoundTrip/2, func() { f.abort(a) })
 	}
-	f.result.Cancelled++
 	f.lose(r, why)
 }

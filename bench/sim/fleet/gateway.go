@@ -14,6 +14,7 @@ import (
 // gateway is the state of a gateway and its decisions.
 type gateway struct {
 	f               *fleet
+	down            bool
 	view            route.View
 	decode, prefill known
 	draw            *rand.Rand
@@ -197,8 +198,11 @@ func (k *known) hold(h *route.Holdings, tokens int, hashes []kvcache.Hash) {
 	if len(k.levels) > 0 {
 		clear(h.Blocks)
 	}
-	h.Tokens, h.Most, h.Least = tokens-1, h.Most[:0], 0
-	k.levels = k.index.Levels(hashes, k.levels[:0])
+	h.Tokens, h.Most, h.Least, k.levels = tokens-1, h.Most[:0], 0, k.levels[:0]
+	if len(hashes) == 0 || !k.index.Holds(hashes[0]) {
+		return // most prompts without a prefix in common
+	}
+	k.levels = k.index.Levels(hashes, k.levels)
 	for i := range k.levels {
 		k.levels[i].Write(h.Blocks)
 	}

@@ -305,7 +305,7 @@ func (f *fleet) abort(a *attempt) {
 // blocks that the network may write are free when that node has answered.
 func (n *node) remove(a *attempt) {
 	f := n.f
-	n.look() // before its tokens are nobody's
+	n.look() // counts its tokens until now
 	a.added = false
 	delete(n.attempts, a.id)
 	if k := a.ask; k != nil && !k.over {

@@ -5,11 +5,12 @@ import (
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
-// Content is named, not made: a KV block of a prompt has the name of the trace's ids that it covers,
-// and a block with tokens of an answer has one that no other request has. Names are chained, so that
+// Requests have no tokens. A KV block of a prompt has the name of the trace's ids that it covers. A
+// block with tokens of an answer has a name that no other request has. Names are chained, so that
 // equal blocks after different ones differ.
 
-// nameBlocks returns the names of the request's blocks in so many tokens, valid until the next call.
+// nameBlocks returns the names of the request's full blocks in so many tokens. They are valid until
+// the next call.
 func (f *fleet) nameBlocks(r *Request, tokens int) []kvcache.Hash {
 	f.names = f.names[:0]
 	size := f.o.BlockTokens
@@ -30,7 +31,7 @@ func (r *Request) name(start, end int) kvcache.Hash {
 		return answer | kvcache.Hash(r.index)<<24 | kvcache.Hash(start)
 	}
 	first, last := start/r.idTokens, (end-1)/r.idTokens
-	if last >= len(r.ids) { // the trace does not say which prompts have these tokens in common
+	if last >= len(r.ids) { // without ids: equal in all prompts
 		return nameless | kvcache.Hash(start)
 	}
 	name := r.ids[first]

@@ -47,7 +47,7 @@ type Result struct {
 	Local          int           // prompts computed by decode nodes
 	Retried        int           // attempts after one without a token
 	Resumed        int           // attempts after one with tokens
-	Killed         int           // nodes
+	Killed         int           // nodes and gateways
 	Started        int           // nodes, after the run's start
 	Drained        int           // nodes
 	Preemptions    uint64

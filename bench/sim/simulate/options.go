@@ -72,6 +72,12 @@ const maxTokens = 500_000_000
 // do not have it.
 const heartbeat = 100 * time.Millisecond
 
+// Bounds of a step.
+const (
+	maxSeqs    = 1 << 20
+	maxBatched = 1 << 28
+)
+
 // minHeartbeat bounds the reports of a run.
 const minHeartbeat = time.Millisecond
 
@@ -139,6 +145,9 @@ func (r *run) prepare() (err error) {
 	}
 	if !(r.Speedup > 0 && r.Speedup <= 1e6) {
 		return fmt.Errorf("%w: --speedup %g: want more than 0, such as 2 for twice the load", ErrOption, r.Speedup)
+	}
+	if r.MaxSeqs > maxSeqs || r.BatchedTokens > maxBatched {
+		return fmt.Errorf("%w: --max-num-seqs %d and --max-num-batched-tokens %d: at most %d and %d are simulated, and no node runs so many: give those of a node, such as 256 and 2048", ErrOption, r.MaxSeqs, r.BatchedTokens, maxSeqs, maxBatched)
 	}
 	if r.BatchedTokens < r.MaxSeqs {
 		return fmt.Errorf("%w: --max-num-batched-tokens %d is less than --max-num-seqs %d: raise the one or lower the other", ErrOption, r.BatchedTokens, r.MaxSeqs)

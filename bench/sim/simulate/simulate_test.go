@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -185,6 +186,8 @@ func TestWrongOptions(t *testing.T) {
 		{func(o *Options) { o.Goodput = []string{"tpot:4"} }, "the shortest step"},
 		{func(o *Options) { o.Speedup = 1e-9 }, "give --num-prompts or --speedup"},
 		{func(o *Options) { o.BatchedTokens = 8 }, "--max-num-batched-tokens 8"},
+		{func(o *Options) { o.MaxSeqs, o.BatchedTokens = math.MaxInt, math.MaxInt }, "at most 1048576 and 268435456 are simulated"},
+		{func(o *Options) { o.Events = []string{"1s kill gateway-2"} }, "has no gateway-2: its last one is gateway-1"},
 	} {
 		o := options()
 		c.change(&o)

@@ -109,8 +109,8 @@ func (b *Blocks) Held(node string, hashes []kvcache.Hash, tokens int, groups []k
 	return int((*held)[at])
 }
 
-// levels is look for one group of blocks without a window, and appends the levels of the prompt. The
-// caller holds mu for reading while it uses them.
+// levels is look for one group of blocks without a window. It also appends the prompt's levels,
+// which the caller uses while it holds mu for reading.
 func (b *Blocks) levels(held []int32, levels []route.Level, hashes []kvcache.Hash) ([]int32, []route.Level) {
 	held = slices.Grow(held[:0], b.index.Slots())[:b.index.Slots()]
 	clear(held)
