@@ -371,7 +371,7 @@ const (
 	mostLoad    = 8
 	mostSlow    = 2
 	growthSteps = 4 // of the bisection
-	slowSteps   = 3
+	slowSteps   = 2
 )
 
 // bisect finds the factor from which on a fleet fails: above low, which does not fail. It tries
@@ -428,31 +428,15 @@ func (s *search) slow(plan *Plan) (err error) {
 	if err != nil || plan.TooSlow > first || s.Nodes[plan.Fleet.Node].Error == 0 {
 		return err
 	}
-	// The least fleet that holds although the estimate was too fast: found on the part, decided on the
-	// whole.
+	// The least fleet that holds although the estimate was too fast.
 	f := plan.Fleet
 	f.Prefill, f.Decode = ceil(first*float64(f.Prefill)), ceil(first*float64(f.Decode))
-	s.slowness, s.part = first, true
+	s.slowness = first
 	defer func() { s.slowness = 0 }()
-	f, _, err = s.settle([]Fleet{f})
-	s.part = false
-	for err == nil && f.Nodes() <= s.MaxNodes {
-		c := Case{Fleet: f, Load: 1, Slow: first}
-		var rows []Row
-		if rows, err = s.rows([]string{"steps that slow"}, []Case{c}); err != nil || rows[0].Meets {
-			if err == nil {
-				plan.Safe = &rows[0]
-			}
-			return err
-		}
-		if prefill, decode := s.short(rows[0].Outcome); f.Prefill > 0 && prefill {
-			f.Prefill++
-			if decode {
-				f.Decode++
-			}
-		} else {
-			f.Decode++
-		}
+	f, ok, err := s.settle([]Fleet{f})
+	if c := (Case{Fleet: f, Load: 1, Slow: first}); ok && s.outcomes[c] != nil {
+		row := s.row("steps that slow", c, s.outcomes[c])
+		plan.Safe = &row
 	}
 	return err
 }

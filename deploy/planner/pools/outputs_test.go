@@ -112,7 +112,7 @@ func TestForms(t *testing.T) {
 	if size := fmt.Sprintf("%vP%vD", prefill, decode); !strings.Contains(page, "Plan of a fleet: "+size) {
 		t.Errorf("the values have %s", size)
 	}
-	if nodes := values["nodes"].(map[string]any); nodes["gpus"] != 2 || nodes["shm"] != "16Gi" || nodes["config"].(map[string]any)["tensor-parallel-size"] != 2 {
+	if nodes := values["nodes"].(map[string]any); nodes["gpus"] != 2 || nodes["shm"] != "16Gi" || nodes["config"].(map[string]any)["tensor-parallel-size"] != 2 || nodes["config"].(map[string]any)["price-per-hour"] != 5.9 {
 		t.Errorf("%v", nodes)
 	}
 }

@@ -179,6 +179,8 @@ func (r *run) doubt() string {
 	case p.Slow == 0 || !p.Meets:
 	case math.IsInf(p.TooSlow, 1):
 		text += fmt.Sprintf(" The plan holds even if steps take %.2f times as long.", p.Slow)
+	case p.Slow < 1.01:
+		text += fmt.Sprintf(" The plan fails if steps take %.2f times as long.", p.TooSlow)
 	default:
 		text += fmt.Sprintf(" The plan holds while steps take at most %.2f times as long; at %.2f times it fails.", p.Slow, p.TooSlow)
 	}
