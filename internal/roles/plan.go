@@ -3,6 +3,7 @@ package roles
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 
@@ -29,6 +30,14 @@ func runPlanPools(v *cli.Invocation) error {
 	}
 	o.Command = "tandem plan pools " + cli.Quoted(v.Arguments)
 	o.Workers = runtime.GOMAXPROCS(0)
+	if cli.Draws(os.Stderr) {
+		o.Progress = func(simulated, budget int) {
+			fmt.Fprint(v.ErrOut, "\r\x1b[K")
+			if simulated > 0 {
+				fmt.Fprintf(v.ErrOut, "simulated %d requests of at most %d", simulated, budget)
+			}
+		}
+	}
 	err := pools.Run(&o, v.Out)
 	if errors.Is(err, pools.ErrOption) {
 		return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), pools.ErrOption.Error()+": "))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,9 +64,13 @@ func TestReport(t *testing.T) {
 			t.Errorf("the text has %q:\n%s", never, text)
 		}
 	}
-	o.Workers = 1
+	var progress []int
+	o.Workers, o.Progress = 1, func(simulated, budget int) { progress = append(progress, simulated) }
 	if again := planned(t, o); again != text {
 		t.Errorf("equal options gave another text:\n%s", again)
+	}
+	if n := len(progress); n < 3 || progress[n-1] != 0 || !slices.IsSorted(progress[:n-1]) || progress[n-2] > o.Budget {
+		t.Errorf("progress %v", progress)
 	}
 }
 
@@ -195,6 +200,27 @@ func TestDropTooLong(t *testing.T) {
 	o.Loads, o.DropTooLong, o.Shape = []string{"rps=5,n=150,in=lognormal(7,0.5),out=50", "rps=.1,n=1,in=200000,out=5"}, true, "colocated"
 	if text := planned(t, o); !strings.Contains(text, "Left out: 1 request of more tokens than a node can serve") {
 		t.Error(text)
+	}
+}
+
+// Fleets that would not fit in memory are not simulated, and a plan that meets no objective is
+// reported as such.
+func TestNoFleet(t *testing.T) {
+	o := options()
+	o.Loads, o.MaxNodes, o.Shape, o.TTFT = []string{"rps=72,n=600,in=1500,out=60"}, 3, "colocated", "p90=110ms"
+	text := planned(t, o)
+	for _, want := range []string{"No fleet that was simulated meets every objective. The best one: 3 colocated nodes of h100:llama-8b", "Allow more nodes (--max-nodes)", "fails TTFT p90"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	r := &run{Options: &o, block: 16}
+	var err error
+	if r.profiles, err = o.readProfiles(); err != nil {
+		t.Fatal(err)
+	}
+	if n, each := r.nodesInMemory(), r.profiles[0].Memory.Blocks; n*each*o.Workers > maxBlocks || n < 500 {
+		t.Errorf("%d nodes of %d blocks", n, each)
 	}
 }
 

@@ -470,6 +470,9 @@ func (r *run) inputs() (lines []string) {
 	if len(r.whole) < len(r.trace) {
 		add("Simulated: %s, from %d windows that are evenly spread over the load; --budget %d simulates all", count(len(r.whole), "request"), windowsOf, wholeShare*len(r.trace))
 	}
+	if n := r.problem.MaxNodes; n < r.MaxNodes {
+		add("Fleets of at most %s were simulated, because larger ones do not fit in memory", count(n, "node"))
+	}
 	for _, q := range r.profiles {
 		text := fmt.Sprintf("Step times of %s: %s", q.Node.Name, q.Basis())
 		if q.Node.Price > 0 {
