@@ -246,16 +246,28 @@ func (s *search) fill(a *Alternative) error {
 	if err != nil && !errors.Is(err, errBudget) {
 		return err
 	}
-	for i := range fleets {
-		fleets[i].Settings = tuned.Settings
-	}
+	// The part may mislead about settings, so that the whole load decides.
 	s.part = false
-	f, _, err := s.settle(fleets)
-	c := Case{Fleet: f, Load: 1, Slow: 1}
-	if o := s.outcomes[c]; o != nil {
-		a.Row = s.row("", c, o)
+	for i, settings := range []Settings{s.Settings[0], tuned.Settings} {
+		if i == 1 && settings == s.Settings[0] {
+			break
+		}
+		for k := range fleets {
+			fleets[k].Settings = settings
+		}
+		var f Fleet
+		f, _, err = s.settle(fleets)
+		c := Case{Fleet: f, Load: 1, Slow: 1}
+		if o := s.outcomes[c]; o != nil {
+			if next := (Alternative{Pools: a.Pools, Row: s.row("", c, o)}); a.Outcome == nil || better(&next, a) {
+				a.Row = next.Row
+			}
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // row returns the row of a case.
@@ -371,7 +383,7 @@ const (
 	mostLoad    = 8
 	mostSlow    = 2
 	growthSteps = 4 // of the bisection
-	slowSteps   = 2
+	slowSteps   = 3
 )
 
 // bisect finds the factor from which on a fleet fails: above low, which does not fail. It tries

@@ -85,7 +85,7 @@ func poolFlags(s *config.Set, o *pools.Options) (api *[]float64) {
 	s.Float64Var(&o.Machine.Ops, "ops-per-hour", 0, "US dollars for an hour of a bought node's place and care")
 	api = s.Float64Slice("api-price", nil, "US dollars of an API for a million prompt tokens and for a million answer tokens, such as 0.05,0.40, to compare with")
 	s.Section("Search and output")
-	s.CountVar(&o.Budget, "budget", 420_000, 1, "requests that are simulated at most, of all fleets together")
+	s.CountVar(&o.Budget, "budget", 1_000_000, 1, "requests that are simulated at most, of all fleets together")
 	s.StringVar(&o.HTML, "html", "", "file to write the plan to as one HTML page with plots")
 	s.StringVar(&o.Helm, "helm", "", "file to write the fleet to as values of the Helm chart")
 	s.BoolVar(&o.Up, "up", false, "print only the command that starts the fleet on one machine")
