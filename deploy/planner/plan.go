@@ -79,11 +79,14 @@ func Make(p Problem) (*Plan, error) {
 	}
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		batch := p.Settings[0].BatchedTokens
+		batch, most := p.Settings[0].BatchedTokens, 0
+		for _, settings := range p.Settings {
+			most = max(most, settings.BatchedTokens)
+		}
 		d := Describe(n, p.Requests, batch)
 		ttft := p.limit(TTFT)
 		s.demands = append(s.demands, d)
-		s.floors = append(s.floors, FloorOf(n, p.Requests, &d, batch, ttft.Limit, cmp.Or(ttft.Percentile, 90)))
+		s.floors = append(s.floors, FloorOf(n, p.Requests, most, ttft.Limit, cmp.Or(ttft.Percentile, 90)))
 		s.bounds = append(s.bounds, d.Bounds(n, p.limit(TPOT, ITL).Limit))
 	}
 	plan := &Plan{Finished: true}

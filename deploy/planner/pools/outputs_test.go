@@ -114,7 +114,7 @@ func TestForms(t *testing.T) {
 	values := helmValues(t, o.Helm)
 	pools := values["pools"].(map[string]any)
 	prefill, decode := pools["prefill"].(map[string]any)["replicas"], pools["decode"].(map[string]any)["replicas"]
-	if size := fmt.Sprintf("%vP%vD", prefill, decode); !strings.Contains(page, "Plan of a fleet: "+size) {
+	if size := fmt.Sprintf("<td>%vP%vD</td>", prefill, decode); !strings.Contains(page, "<tr class=\"marked\"><th>→ chosen</th>"+size) {
 		t.Errorf("the values have %s", size)
 	}
 	if nodes := values["nodes"].(map[string]any); nodes["gpus"] != 2 || nodes["shm"] != "16Gi" || nodes["config"].(map[string]any)["tensor-parallel-size"] != 2 || nodes["config"].(map[string]any)["price-per-hour"] != 5.9 {

@@ -1,6 +1,7 @@
 package pools
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -138,6 +139,7 @@ func node(p *profile.Profile) planner.Node {
 	n := planner.Node{
 		Name: p.Node.Name, GPUs: p.Node.TP, Price: p.Node.Price, KVTokens: p.Memory.Blocks * p.Memory.BlockTokens,
 		Fixed: p.Step.Decode.Fixed + between, PerSeq: p.Step.Decode.PerSeq, PerCtx: p.Step.Decode.PerCtx,
+		Alone:   times.Step(profile.Shape{Streams: 1, ContextSum: 1}).Seconds(),
 		Latency: p.Gateway.PerRequest + p.Gateway.PerToken + p.Step.Overhead.Emit + fleet.DefaultRoundTrip.Seconds(),
 		Chunk: func(tokens, start int) float64 {
 			return times.Step(profile.Shape{Chunk: tokens, Attended: float64(tokens) * (float64(start) + float64(tokens)/2)}).Seconds()
@@ -191,7 +193,7 @@ func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
 		})
 	}
 	wg.Wait()
-	return outcomes, errors.Join(errs...)
+	return outcomes, cmp.Or(errs...)
 }
 
 // one simulates a case.

@@ -167,6 +167,7 @@ func TestWrongInput(t *testing.T) {
 		{func(o *Options) { o.Profiles = []string{"h100:llama-8b", "h100:qwen3-8b"} }, "profile h100:llama-8b is of model llama-8b with 32 layers, and h100:qwen3-8b of qwen3-8b with 36 layers: give profiles of one model"},
 		{func(o *Options) { o.Profiles = []string{measured(t, "h100:llama-8b"), "h200:llama-8b"} }, "profile measured is measured, and h200:llama-8b is estimate ±25 %: measure both, or add --compare-estimates"},
 		{func(o *Options) { o.Profiles, o.GPUs = []string{measured(t, "h100:llama-8b")}, []int{1, 2} }, "which has one number of GPUs: give a profile for each number"},
+		{func(o *Options) { o.Profiles, o.TPOT = []string{"2xh100:mixtral-8x7b"}, "p90=5ms" }, "a request alone on a node takes 6.1ms a token"},
 		{func(o *Options) { o.Profiles, o.GPUs = []string{"h100:llama-70b"}, []int{1} }, "leave no KV memory"},
 		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices and --profile 1 profiles"},
 		{func(o *Options) { o.Prices = []float64{-1} }, "--price-per-hour -1"},
@@ -266,8 +267,8 @@ func TestMooncakeFigures(t *testing.T) {
 		list[i].Cached = 0
 	}
 	d := planner.Describe(&n, list, 8192)
-	floor := planner.FloorOf(&n, list, &d, 8192, 2*time.Second, 90)
-	one := planner.FloorOf(&n, list, &d, 8192, time.Second, 90)
+	floor := planner.FloorOf(&n, list, 8192, 2*time.Second, 90)
+	one := planner.FloorOf(&n, list, 8192, time.Second, 90)
 	for _, c := range []struct {
 		what      string
 		got, want float64

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -388,6 +389,9 @@ func (r *run) others() (lines []string) {
 	}
 	if len(lines) == 0 {
 		lines = []string{"none was considered"}
+	}
+	if without := slices.IndexFunc(r.profiles, func(p *profile.Profile) bool { return p.Node.Price == 0 }); without >= 0 && len(r.profiles) > 1 {
+		lines = append(lines, fmt.Sprintf("Fleets were compared by their GPUs, because no price of %s is known: give --price-per-hour", r.profiles[without].Node.Name))
 	}
 	return lines
 }
