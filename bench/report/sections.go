@@ -39,7 +39,9 @@ func WriteSections(w io.Writer, title, summary string, facts []string, sections 
 	writeHead(&b, title, summary, facts)
 	b.WriteString("<style>tr.marked{background:#eaf4fb;font-weight:600}.wide td,.wide th{white-space:nowrap;padding:.3em .55em}.wide td:last-child,.wide th:last-child{text-align:left}.grid2 td{text-align:center;min-width:4.6em;border:2px solid #fff}.grid2 td.marked{border:2px solid #222}.grid2 table{display:inline-table}.grid2 small{color:#444}p{max-width:75ch}li{max-width:90ch}</style>\n")
 	for i := range sections {
-		sections[i].write(&b)
+		if s := &sections[i]; len(s.Text)+len(s.Table)+len(s.Grids)+len(s.Charts)+len(s.List) > 0 {
+			s.write(&b)
+		}
 	}
 	b.WriteString("</html>\n")
 	_, err := io.WriteString(w, b.String())

@@ -67,11 +67,11 @@ type Floor struct {
 	Infeasible float64       // share of requests whose first token is later than the limit, with every shared prefix cached
 	Cold       float64       // the same without caches
 	Longest    int           // tokens of the longest prompt within the limit, without caches
-	TPOT       time.Duration // of a request alone on a node, at the mean context
+	TPOT       time.Duration // of a short request alone on a node
 }
 
-// FloorOf returns the floor for a limit of the TTFT at a percentile.
-func FloorOf(n *Node, requests []Request, d *Demand, batch int, limit time.Duration, percentile float64) (f Floor) {
+// FloorOf returns the floor for a limit of the TTFT at a percentile, with steps of batch tokens.
+func FloorOf(n *Node, requests []Request, batch int, limit time.Duration, percentile float64) (f Floor) {
 	times := promptTimes{n: n, batch: batch}
 	all := make([]float64, len(requests))
 	warm, cold := 0, 0
@@ -89,7 +89,7 @@ func FloorOf(n *Node, requests []Request, d *Demand, batch int, limit time.Durat
 	slices.Sort(all)
 	f.TTFT = duration(all[min(len(all)-1, int(percentile/100*float64(len(all))))])
 	f.Infeasible, f.Cold = float64(warm)/float64(len(all)), float64(cold)/float64(len(all))
-	f.TPOT = duration(n.Fixed + n.PerSeq + n.PerCtx*d.Context)
+	f.TPOT = duration(n.Alone)
 	return f
 }
 
@@ -178,15 +178,17 @@ func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	b.GuessPrefill = max(b.Prefill, ceil(d.Work/GuessBusy))
 	b.Decode = max(1, ceil(decodeWork))
 	b.Colocated = max(1, ceil(d.Work+decodeWork))
-	holds := func(nodes int, kv, share float64) bool {
+	fastest := *n // of few sequences, which read few experts
+	fastest.Fixed = min(n.Fixed, n.Alone)
+	holds := func(n *Node, nodes int, kv, share float64) bool {
 		s := d.Decoding(n, nodes)
 		return s.KV <= kv && (itl == 0 || s.ITL <= share*itl.Seconds())
 	}
-	for b.Decode < maxGuess && !holds(b.Decode, 1, 1) {
+	for b.Decode < maxGuess && !holds(&fastest, b.Decode, 1, 1) {
 		b.Decode += max(1, b.Decode/64)
 	}
 	b.GuessDecode = b.Decode
-	for b.GuessDecode < maxGuess && !holds(b.GuessDecode, GuessKV, guessITL) {
+	for b.GuessDecode < maxGuess && !holds(n, b.GuessDecode, GuessKV, guessITL) {
 		b.GuessDecode += max(1, b.GuessDecode/64)
 	}
 	b.GuessColocated = max(b.Colocated, ceil((d.Work+decodeWork)/GuessBusy))

@@ -79,11 +79,14 @@ func Make(p Problem) (*Plan, error) {
 	}
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
-		batch := p.Settings[0].BatchedTokens
+		batch, most := p.Settings[0].BatchedTokens, 0
+		for _, settings := range p.Settings {
+			most = max(most, settings.BatchedTokens)
+		}
 		d := Describe(n, p.Requests, batch)
 		ttft := p.limit(TTFT)
 		s.demands = append(s.demands, d)
-		s.floors = append(s.floors, FloorOf(n, p.Requests, &d, batch, ttft.Limit, cmp.Or(ttft.Percentile, 90)))
+		s.floors = append(s.floors, FloorOf(n, p.Requests, most, ttft.Limit, cmp.Or(ttft.Percentile, 90)))
 		s.bounds = append(s.bounds, d.Bounds(n, p.limit(TPOT, ITL).Limit))
 	}
 	plan := &Plan{Finished: true}
@@ -246,16 +249,28 @@ func (s *search) fill(a *Alternative) error {
 	if err != nil && !errors.Is(err, errBudget) {
 		return err
 	}
-	for i := range fleets {
-		fleets[i].Settings = tuned.Settings
-	}
+	// The part may mislead about settings, so that the whole load decides.
 	s.part = false
-	f, _, err := s.settle(fleets)
-	c := Case{Fleet: f, Load: 1, Slow: 1}
-	if o := s.outcomes[c]; o != nil {
-		a.Row = s.row("", c, o)
+	for i, settings := range []Settings{s.Settings[0], tuned.Settings} {
+		if i == 1 && settings == s.Settings[0] {
+			break
+		}
+		for k := range fleets {
+			fleets[k].Settings = settings
+		}
+		var f Fleet
+		f, _, err = s.settle(fleets)
+		c := Case{Fleet: f, Load: 1, Slow: 1}
+		if o := s.outcomes[c]; o != nil {
+			if next := (Alternative{Pools: a.Pools, Row: s.row("", c, o)}); a.Outcome == nil || better(&next, a) {
+				a.Row = next.Row
+			}
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // row returns the row of a case.
@@ -428,31 +443,15 @@ func (s *search) slow(plan *Plan) (err error) {
 	if err != nil || plan.TooSlow > first || s.Nodes[plan.Fleet.Node].Error == 0 {
 		return err
 	}
-	// The least fleet that holds although the estimate was too fast: found on the part, decided on the
-	// whole.
+	// The least fleet that holds although the estimate was too fast.
 	f := plan.Fleet
 	f.Prefill, f.Decode = ceil(first*float64(f.Prefill)), ceil(first*float64(f.Decode))
-	s.slowness, s.part = first, true
+	s.slowness = first
 	defer func() { s.slowness = 0 }()
-	f, _, err = s.settle([]Fleet{f})
-	s.part = false
-	for err == nil && f.Nodes() <= s.MaxNodes {
-		c := Case{Fleet: f, Load: 1, Slow: first}
-		var rows []Row
-		if rows, err = s.rows([]string{"steps that slow"}, []Case{c}); err != nil || rows[0].Meets {
-			if err == nil {
-				plan.Safe = &rows[0]
-			}
-			return err
-		}
-		if prefill, decode := s.short(rows[0].Outcome); f.Prefill > 0 && prefill {
-			f.Prefill++
-			if decode {
-				f.Decode++
-			}
-		} else {
-			f.Decode++
-		}
+	f, ok, err := s.settle([]Fleet{f})
+	if c := (Case{Fleet: f, Load: 1, Slow: first}); ok && s.outcomes[c] != nil {
+		row := s.row("steps that slow", c, s.outcomes[c])
+		plan.Safe = &row
 	}
 	return err
 }

@@ -15,7 +15,7 @@ import (
 func h100() Node {
 	const fixed, perToken, perPair = 6.403e-3, 20.36e-6, .782e-9
 	return Node{
-		Name: "h100", GPUs: 1, Price: 2.99, KVTokens: 806 * 512, Fixed: fixed, PerSeq: 10.57e-6, PerCtx: 42.19e-9,
+		Name: "h100", GPUs: 1, Price: 2.99, KVTokens: 806 * 512, Fixed: fixed, PerSeq: 10.57e-6, PerCtx: 42.19e-9, Alone: fixed + 10.57e-6,
 		Chunk: func(tokens, start int) float64 {
 			return fixed + perToken*float64(tokens) + perPair*float64(tokens)*(float64(start)+float64(tokens)/2)
 		},
@@ -221,7 +221,7 @@ func TestFloor(t *testing.T) {
 		want   string
 	}{
 		{func(p *Problem) { p.Objectives[0].Limit = 30 * time.Millisecond }, "TTFT p90 cannot be at most 30ms on h100: 100.0 % of the prompts take longer on an idle node; raise the limit to 49ms"},
-		{func(p *Problem) { p.Objectives[1].Limit = 5 * time.Millisecond }, "TPOT p90 cannot be at most 5ms on h100: a request alone on a node takes 6.6ms a token"},
+		{func(p *Problem) { p.Objectives[1].Limit = 5 * time.Millisecond }, "TPOT p90 cannot be at most 5ms on h100: a request alone on a node takes 6.5ms a token"},
 		{func(p *Problem) { p.Goodput, p.Requests[7].Prompt = .9995, 60_000 }, "goodput cannot be 0.9995 on h100: the first token of 0.1 % of the requests"},
 		{func(p *Problem) { p.MaxNodes, p.Requests = 2, load(1000, 100, 2000, 200) }, "nodes are needed, and at most 2 are allowed"},
 		{func(p *Problem) { p.Budget = 10 }, "raise it to 20000 or more"},

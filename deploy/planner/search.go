@@ -183,26 +183,12 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 	return best, nil
 }
 
-// Bounds of a busy pool and of full memory, above which a pool is short of nodes.
+// Shares of the time and of memory above which a pool limits a fleet that fails.
 const (
 	busyPool = .85
 	fullBusy = .93
 	fullKV   = .9
 )
-
-// short reports which pool of a fleet that fails is short of nodes.
-func (s *search) short(o *Outcome) (prefill, decode bool) {
-	late, slow := false, false
-	for i, g := range s.Objectives {
-		if o.Values[i] > g.Limit {
-			late = late || g.Metric == TTFT || g.Metric == E2EL
-			slow = slow || g.Metric != TTFT
-		}
-	}
-	decode = slow || o.DecodeKV > fullKV
-	prefill = late && (o.PrefillBusy > busyPool || !decode)
-	return prefill, decode
-}
 
 // settle decides among fleets that are near to each other. It begins with the best of them, adds
 // nodes until the objectives are met, and removes nodes while they are. It returns false if that

@@ -12,15 +12,12 @@ import (
 // plan computes properties of a fleet before it exists. Its first argument is the kind of plan,
 // which is a command of the table. Flags of memory may precede it.
 func plan(v *Invocation) error {
-	if v.declared || len(v.Arguments) == 0 {
-		if _, err := v.Parse(0); err != nil {
-			return err
-		}
+	if len(v.Arguments) == 0 && !v.declared {
 		return errKind(v)
 	}
 	kinds := v.Table.kinds("plan")
 	for i := range kinds {
-		if c := &kinds[i]; c.Name == "plan "+v.Arguments[0] {
+		if c := &kinds[i]; len(v.Arguments) > 0 && c.Name == "plan "+v.Arguments[0] {
 			v.Set, v.Arguments = c.Flags(v.Out), v.Arguments[1:]
 			return c.Run(v)
 		}

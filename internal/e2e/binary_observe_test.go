@@ -131,6 +131,9 @@ func afterLoad(perBlockBytes int64) []want {
 		{g, "tandem:build_info", `role="gateway"`, 1},
 		{p, "tandem:build_info", `role="prefill"`, 2},
 		{d, "tandem:build_info", `role="decode"`, 2},
+		{g, "tandem:price_dollars_per_hour", "", 3.5},
+		{p, "tandem:price_dollars_per_hour", "", 7},
+		{d, "tandem:price_dollars_per_hour", "", 7},
 		{g, "tandem:http_requests_total", `route="/v1/completions",status="200"`, n},
 		{g, "tandem:gateway_requests_in_flight", "", 0},
 		{g, "tandem:gateway_attempts_total", "", n},
@@ -319,7 +322,7 @@ func startObserved(t *testing.T, rules func(string) string, args ...string) (*cl
 	c.port, c.nPrefill, c.seen = freePorts(t, 5), 2, map[string]bool{}
 	path := binary(t)
 	c.start("env", append(append([]string{"OTEL_BSP_SCHEDULE_DELAY=100", path, "up", "--port", strconv.Itoa(c.port), "--state-dir", c.state, "--prefill", "2", "--decode", "2", "--otlp-traces-endpoint", otlp.URL,
-		"--min-remote-prefill-tokens", "0", "--max-connections", strconv.Itoa(oConnections), "--kv-cache-memory-bytes", strconv.FormatInt(oBlocks*blockBytes(t), 10)}, slow...), args...)...)
+		"--price-per-hour", "3.5", "--min-remote-prefill-tokens", "0", "--max-connections", strconv.Itoa(oConnections), "--kv-cache-memory-bytes", strconv.FormatInt(oBlocks*blockBytes(t), 10)}, slow...), args...)...)
 	c.waitUp()
 	p := startProm(t, c, rules)
 	// Before any load, so that rates see all of it.

@@ -39,9 +39,15 @@ func checkModel(o engine.LoadOptions) error {
 	return nil
 }
 
+// maxPrice bounds --price-per-hour.
+const maxPrice = 1e6
+
 // check refuses settings of the log and of traces.
 func (p *processFlags) check() error {
 	err := p.Options.Check()
+	if !(p.price >= 0 && p.price <= maxPrice) {
+		err = errors.Join(err, fmt.Errorf("%w: --price-per-hour %g: want US dollars, 0 to %g", config.ErrValue, p.price, float64(maxPrice)))
+	}
 	if terr := trace.Check(p.traces); errors.Is(terr, trace.ErrOption) {
 		return errors.Join(err, fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(terr.Error(), trace.ErrOption.Error()+": ")))
 	}

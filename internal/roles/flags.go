@@ -25,6 +25,7 @@ type processFlags struct {
 	process.Options
 	quietStats      bool
 	traces          string // URL of a collector
+	price           float64
 	shutdownTimeout time.Duration
 }
 
@@ -36,6 +37,7 @@ func (p *processFlags) register(s *config.Set) {
 	s.StringVar(&p.LogFormat, "log-format", "text", "text, lines in vLLM's format, or json")
 	s.BoolVar(&p.quietStats, "disable-log-stats", false, "do not log throughput every 10 seconds")
 	s.StringVar(&p.traces, "otlp-traces-endpoint", "", "URL of a collector for traces, OTLP over HTTP, such as http://127.0.0.1:4318; default: OTEL_EXPORTER_OTLP_ENDPOINT")
+	s.Float64Var(&p.price, "price-per-hour", 0, "US dollars for an hour of this process's machine or GPUs, which metrics and the dashboard divide by tokens; of tandem up: of each process")
 	p.shutdownTimeout = 30 * time.Second
 	s.SecondsVar(&p.shutdownTimeout, "shutdown-timeout", false, "how long running requests may take after SIGTERM")
 }

@@ -259,6 +259,7 @@ func runGateway(v *cli.Invocation) error {
 		return err
 	}
 	o.Metrics.Info(metrics.BuildInfo, version, "gateway")
+	priceMetric(o.Metrics, f.p.price)
 	clusterExpiry(d, o.Metrics)
 	RPCMetrics(o.Metrics, o.RPC.Counters)
 	g, err := gateway.New(o)

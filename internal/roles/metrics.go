@@ -50,6 +50,9 @@ func (n *NodeMetrics) usage() float64 {
 	return float64(u.Blocks-u.Free-u.Cached) / float64(u.Blocks)
 }
 
+// priceMetric exports the price of an hour of the process.
+func priceMetric(set *metrics.Set, price float64) { set.Gauge(metrics.PricePerHour).Set(price) }
+
 // counter connects a counter of the engine.
 func (n *NodeMetrics) counter(id metrics.ID, f func(s engine.Stats) uint64, labels ...string) {
 	n.Set.Counter(id, labels...).Func(func() float64 { return float64(f(n.Stats())) })

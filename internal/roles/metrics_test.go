@@ -90,6 +90,7 @@ func TestMeters(t *testing.T) {
 		n, l := &NodeMetrics{Set: metrics.New(roles, "m"), Stats: func() engine.Stats { return st }}, new(engine.Loaded)
 		l.Scheduler.MaxQueued, l.Scheduler.MaxSeqs, l.Scheduler.Pool.BlockTokens, l.KV.Blocks, l.KV.DType, l.Adapters.Places = 901, 902, 16, 64, backend.BF16, 3
 		n.Engine(l, "1.2.3", name)
+		priceMetric(n.Set, 913.5)
 		RPCMetrics(n.Set, served, asked)
 		traceMetrics(n.Set, nil)
 		return n
@@ -102,6 +103,7 @@ func TestMeters(t *testing.T) {
 	d.BlockEvents(func() uint64 { return 911 })
 
 	both := map[string]any{
+		`tandem:price_dollars_per_hour`:                                     913.5,
 		`vllm:num_requests_running`:                                         sch.Running,
 		`vllm:kv_cache_usage_perc`:                                          float64(b.Blocks-b.Free-b.Cached) / float64(b.Blocks),
 		`vllm:prefix_cache_queries_total`:                                   sch.PrefixQueries,

@@ -107,6 +107,7 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	}
 	n.meters.Set = metrics.New(roles, l.Bundle.ModelName)
 	traceMetrics(n.meters.Set, n.tr)
+	priceMetric(n.meters.Set, p.price)
 	clusterExpiry(d, n.meters.Set)
 	eo := l.Options()
 	if role == "prefill" {

@@ -3,6 +3,7 @@ package roles
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strings"
 
@@ -29,6 +30,14 @@ func runPlanPools(v *cli.Invocation) error {
 	}
 	o.Command = "tandem plan pools " + cli.Quoted(v.Arguments)
 	o.Workers = runtime.GOMAXPROCS(0)
+	if cli.Draws(os.Stderr) {
+		o.Progress = func(simulated, budget int) {
+			fmt.Fprint(v.ErrOut, "\r\x1b[K")
+			if simulated > 0 {
+				fmt.Fprintf(v.ErrOut, "simulated %d requests of at most %d", simulated, budget)
+			}
+		}
+	}
 	err := pools.Run(&o, v.Out)
 	if errors.Is(err, pools.ErrOption) {
 		return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), pools.ErrOption.Error()+": "))
@@ -76,7 +85,7 @@ func poolFlags(s *config.Set, o *pools.Options) (api *[]float64) {
 	s.Float64Var(&o.Machine.Ops, "ops-per-hour", 0, "US dollars for an hour of a bought node's place and care")
 	api = s.Float64Slice("api-price", nil, "US dollars of an API for a million prompt tokens and for a million answer tokens, such as 0.05,0.40, to compare with")
 	s.Section("Search and output")
-	s.CountVar(&o.Budget, "budget", 400_000, 1, "requests that are simulated at most, of all fleets together")
+	s.CountVar(&o.Budget, "budget", 1_000_000, 1, "requests that are simulated at most, of all fleets together")
 	s.StringVar(&o.HTML, "html", "", "file to write the plan to as one HTML page with plots")
 	s.StringVar(&o.Helm, "helm", "", "file to write the fleet to as values of the Helm chart")
 	s.BoolVar(&o.Up, "up", false, "print only the command that starts the fleet on one machine")

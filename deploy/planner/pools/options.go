@@ -59,6 +59,10 @@ type Options struct {
 	Machine             cost.Machine // with Capex: its price instead of Prices
 	APIInput, APIOutput float64      // US dollars for a million tokens of an API; 0: none
 
+	// Progress, if not nil, is called after simulations with their requests so far, and at last
+	// with 0.
+	Progress func(simulated, budget int)
+
 	JSON, Explain, Up bool
 	HTML, Helm        string // files
 }

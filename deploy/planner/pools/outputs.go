@@ -15,6 +15,9 @@ import (
 	"github.com/tandem-serving/tandem/deploy/planner"
 )
 
+// maxUp is the most nodes that tandem up starts.
+const maxUp = 64
+
 // outputs writes the plan in the forms that the options ask for.
 func (r *run) outputs(out io.Writer) error {
 	b := bufio.NewWriter(out)
@@ -26,6 +29,9 @@ func (r *run) outputs(out io.Writer) error {
 			return err
 		}
 	case r.Up:
+		if n := r.plan.Fleet.Nodes(); n > maxUp {
+			return fmt.Errorf("%w: --up: tandem up starts at most %d nodes, and the plan has %d: --helm FILE writes values for Kubernetes", ErrOption, maxUp, n)
+		}
 		fmt.Fprintln(b, r.upCommand())
 	default:
 		r.print(b)
@@ -92,6 +98,9 @@ func (r *run) helm(w io.Writer) error {
 		fmt.Fprintf(&b, "  config:\n    min-remote-prefill-tokens: %d\n", f.MinRemote)
 	}
 	fmt.Fprintf(&b, "nodes:\n  config:\n    max-num-batched-tokens: %d\n    max-num-seqs: %d\n", f.BatchedTokens, f.MaxSeqs)
+	if p.Node.Price > 0 {
+		fmt.Fprintf(&b, "    price-per-hour: %.4g\n", p.Node.Price)
+	}
 	if p.Node.TP > 1 {
 		fmt.Fprintf(&b, "    tensor-parallel-size: %d\n  shm: 16Gi\n", p.Node.TP)
 	}

@@ -1,8 +1,10 @@
 package pools
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,7 +14,10 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/tandem-serving/tandem/bench/sim/fleet"
+	"github.com/tandem-serving/tandem/bench/sim/simulate"
 	"github.com/tandem-serving/tandem/deploy/planner"
+	"github.com/tandem-serving/tandem/internal/limits"
 )
 
 // checkSchema holds a value against a JSON schema of types, properties, bounds and lists of values.
@@ -109,10 +114,10 @@ func TestForms(t *testing.T) {
 	values := helmValues(t, o.Helm)
 	pools := values["pools"].(map[string]any)
 	prefill, decode := pools["prefill"].(map[string]any)["replicas"], pools["decode"].(map[string]any)["replicas"]
-	if size := fmt.Sprintf("%vP%vD", prefill, decode); !strings.Contains(page, "Plan of a fleet: "+size) {
+	if size := fmt.Sprintf("<td>%vP%vD</td>", prefill, decode); !strings.Contains(page, "<tr class=\"marked\"><th>→ chosen</th>"+size) {
 		t.Errorf("the values have %s", size)
 	}
-	if nodes := values["nodes"].(map[string]any); nodes["gpus"] != 2 || nodes["shm"] != "16Gi" || nodes["config"].(map[string]any)["tensor-parallel-size"] != 2 {
+	if nodes := values["nodes"].(map[string]any); nodes["gpus"] != 2 || nodes["shm"] != "16Gi" || nodes["config"].(map[string]any)["tensor-parallel-size"] != 2 || nodes["config"].(map[string]any)["price-per-hour"] != 5.9 {
 		t.Errorf("%v", nodes)
 	}
 }
@@ -157,5 +162,42 @@ func TestJSON(t *testing.T) {
 	o.JSON, o.Up, o.Helm = false, true, ""
 	if text, want := planned(t, o), fmt.Sprintf("tandem up --prefill 0 --decode %d --model MODEL --max-num-batched-tokens 2048 --max-num-seqs 256\n", plan.Fleet.Decode); text != want {
 		t.Errorf("%q, want %q", text, want)
+	}
+}
+
+// The figures of a plan are those of tandem sim.
+func TestAsSimulated(t *testing.T) {
+	o := options()
+	r := &run{Options: &o}
+	if err := r.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	c := planner.Case{Fleet: planner.Fleet{Prefill: 1, Decode: 2, Settings: r.problem.Settings[0]}, Load: 1, Slow: 1}
+	got, err := r.one(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := simulate.Options{
+		Fleet: "1P2D", Profile: o.Profiles[0], Load: o.Loads[0], Seed: o.Seed, Speedup: 1, Price: -1, Gateways: 1, Policy: "prefix", MinRemote: 16, Limits: limits.Default(), BlockTokens: r.block,
+		BatchedTokens: 2048, MaxSeqs: 256, RoundTrip: fleet.DefaultRoundTrip, GrantTimeout: grantTimeout, Goodput: []string{"ttft:1000", "tpot:40"}, Metrics: []string{"ttft", "tpot", "itl"}, Percentiles: []float64{90, 99}, Save: true, File: filepath.Join(t.TempDir(), "r.json"),
+	}
+	if err := simulate.Run(&s, new(bytes.Buffer)); err != nil {
+		t.Fatal(err)
+	}
+	data, err := os.ReadFile(s.File)
+	var figures map[string]any
+	if err == nil {
+		err = json.Unmarshal(data, &figures)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]float64{
+		"p90_ttft_ms": got.TTFT.P90.Seconds() * 1e3, "p90_tpot_ms": got.TPOT.P90.Seconds() * 1e3, "p99_itl_ms": got.ITL.P99.Seconds() * 1e3,
+		"request_goodput": got.Goodput * got.RequestRate, "output_throughput": got.Output, "decode_busy": got.DecodeBusy,
+	} {
+		if v, _ := figures[key].(float64); math.Abs(v-want) > .02*want {
+			t.Errorf("%s: %g by the plan, %v by tandem sim", key, want, figures[key])
+		}
 	}
 }

@@ -33,7 +33,7 @@ func (r *run) page(w io.Writer) error {
 	for i := range p.Neighbours {
 		neighbours.Table = append(neighbours.Table, r.cells(&p.Neighbours[i]))
 	}
-	sections := []report.Section{neighbours, r.growthSection(), r.gridSection(), r.errorSection()}
+	sections := []report.Section{{Title: "Words", List: glossary}, neighbours, r.growthSection(), r.gridSection(), r.errorSection()}
 	if len(p.Losses) > 0 {
 		loss := report.Section{Title: "If a node dies", Text: []string{"It dies " + r.lossText() + "."}, Table: [][]string{r.head("")}}
 		for i := range p.Losses {
@@ -46,10 +46,9 @@ func (r *run) page(w io.Writer) error {
 		report.Section{Title: "Other kinds of fleets", List: r.others()},
 		report.Section{Title: "Start it", List: append(r.settingLines(), "On one machine: "+r.upCommand(), "On Kubernetes: tandem plan pools with --helm FILE writes the values of the chart.")},
 		report.Section{Title: "How the numbers came about", List: r.explanation()},
-		report.Section{Title: "Words", List: glossary},
 		report.Section{Title: "What the figures rest on", List: r.inputs()},
 	)
-	return report.WriteSections(w, "Plan of a fleet: "+p.Fleet.Size(), lines[0], facts, sections)
+	return report.WriteSections(w, "Plan of a fleet: "+r.sizes(p.Fleet), lines[0], facts, sections)
 }
 
 // note returns the remark of a plot about an estimate, and about the part of the load.

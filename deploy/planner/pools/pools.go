@@ -1,6 +1,7 @@
 package pools
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,7 @@ type run struct {
 	tenants     []tenant
 	dropped     int // requests that are too long
 	block       int // tokens of a simulated KV block
+	simulated   int // requests so far
 	problem     planner.Problem
 	plan        *planner.Plan
 }
@@ -49,6 +51,9 @@ func Run(o *Options, out io.Writer) error {
 		return err
 	}
 	plan, err := planner.Make(r.problem)
+	if r.Progress != nil {
+		r.Progress(0, r.Budget)
+	}
 	if err != nil {
 		if errors.Is(err, planner.ErrProblem) || errors.Is(err, fleet.ErrOptions) || errors.Is(err, fleet.ErrStuck) {
 			return wrap(err)
@@ -88,13 +93,25 @@ func (r *run) prepare() (err error) {
 	p := &r.problem
 	*p = planner.Problem{
 		Requests: requests(r.whole), Objectives: goals, Goodput: r.Goodput, Settings: r.settings(),
-		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: r.MaxNodes, Spare: r.Spare, Plots: r.HTML != "",
+		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: min(r.MaxNodes, r.nodesInMemory()), Spare: r.Spare, Plots: r.HTML != "",
 		Budget: r.Budget, Whole: len(r.whole), PartOf: len(r.part), Simulate: r.simulate,
 	}
 	for _, q := range r.profiles {
 		p.Nodes = append(p.Nodes, node(q))
 	}
 	return nil
+}
+
+// maxBlocks bounds the KV blocks of all fleets that are simulated at once, about 100 bytes each.
+const maxBlocks = 64_000_000
+
+// nodesInMemory returns the most nodes of a fleet whose simulations fit in memory.
+func (r *run) nodesInMemory() int {
+	most := 0
+	for _, p := range r.profiles {
+		most = max(most, p.Memory.Blocks*p.Memory.BlockTokens/r.block)
+	}
+	return max(1, maxBlocks/max(1, most)/max(1, r.Workers))
 }
 
 // settings returns the settings that are tried: each number of tokens of a step, then each number
@@ -122,6 +139,7 @@ func node(p *profile.Profile) planner.Node {
 	n := planner.Node{
 		Name: p.Node.Name, GPUs: p.Node.TP, Price: p.Node.Price, KVTokens: p.Memory.Blocks * p.Memory.BlockTokens,
 		Fixed: p.Step.Decode.Fixed + between, PerSeq: p.Step.Decode.PerSeq, PerCtx: p.Step.Decode.PerCtx,
+		Alone:   times.Step(profile.Shape{Streams: 1, ContextSum: 1}).Seconds(),
 		Latency: p.Gateway.PerRequest + p.Gateway.PerToken + p.Step.Overhead.Emit + fleet.DefaultRoundTrip.Seconds(),
 		Chunk: func(tokens, start int) float64 {
 			return times.Step(profile.Shape{Chunk: tokens, Attended: float64(tokens) * (float64(start) + float64(tokens)/2)}).Seconds()
@@ -156,6 +174,15 @@ func (r *run) blockTokens() int {
 // simulate runs cases, several at once.
 func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
 	outcomes, errs := make([]planner.Outcome, len(cases)), make([]error, len(cases))
+	if r.Progress != nil {
+		for _, c := range cases {
+			r.simulated += len(r.whole)
+			if c.Part {
+				r.simulated += len(r.part) - len(r.whole)
+			}
+		}
+		defer func() { r.Progress(r.simulated, r.Budget) }()
+	}
 	turn := make(chan struct{}, max(1, r.Workers))
 	var wg sync.WaitGroup
 	for i := range cases {
@@ -166,7 +193,7 @@ func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
 		})
 	}
 	wg.Wait()
-	return outcomes, errors.Join(errs...)
+	return outcomes, cmp.Or(errs...)
 }
 
 // one simulates a case.

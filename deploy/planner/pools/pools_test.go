@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,9 +64,13 @@ func TestReport(t *testing.T) {
 			t.Errorf("the text has %q:\n%s", never, text)
 		}
 	}
-	o.Workers = 1
+	var progress []int
+	o.Workers, o.Progress = 1, func(simulated, budget int) { progress = append(progress, simulated) }
 	if again := planned(t, o); again != text {
 		t.Errorf("equal options gave another text:\n%s", again)
+	}
+	if n := len(progress); n < 3 || progress[n-1] != 0 || !slices.IsSorted(progress[:n-1]) || progress[n-2] > o.Budget {
+		t.Errorf("progress %v", progress)
 	}
 }
 
@@ -162,6 +167,7 @@ func TestWrongInput(t *testing.T) {
 		{func(o *Options) { o.Profiles = []string{"h100:llama-8b", "h100:qwen3-8b"} }, "profile h100:llama-8b is of model llama-8b with 32 layers, and h100:qwen3-8b of qwen3-8b with 36 layers: give profiles of one model"},
 		{func(o *Options) { o.Profiles = []string{measured(t, "h100:llama-8b"), "h200:llama-8b"} }, "profile measured is measured, and h200:llama-8b is estimate ±25 %: measure both, or add --compare-estimates"},
 		{func(o *Options) { o.Profiles, o.GPUs = []string{measured(t, "h100:llama-8b")}, []int{1, 2} }, "which has one number of GPUs: give a profile for each number"},
+		{func(o *Options) { o.Profiles, o.TPOT = []string{"2xh100:mixtral-8x7b"}, "p90=5ms" }, "a request alone on a node takes 6.1ms a token"},
 		{func(o *Options) { o.Profiles, o.GPUs = []string{"h100:llama-70b"}, []int{1} }, "leave no KV memory"},
 		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices and --profile 1 profiles"},
 		{func(o *Options) { o.Prices = []float64{-1} }, "--price-per-hour -1"},
@@ -195,6 +201,27 @@ func TestDropTooLong(t *testing.T) {
 	o.Loads, o.DropTooLong, o.Shape = []string{"rps=5,n=150,in=lognormal(7,0.5),out=50", "rps=.1,n=1,in=200000,out=5"}, true, "colocated"
 	if text := planned(t, o); !strings.Contains(text, "Left out: 1 request of more tokens than a node can serve") {
 		t.Error(text)
+	}
+}
+
+// Fleets that would not fit in memory are not simulated, and a plan that meets no objective is
+// reported as such.
+func TestNoFleet(t *testing.T) {
+	o := options()
+	o.Loads, o.MaxNodes, o.Shape, o.TTFT = []string{"rps=72,n=600,in=1500,out=60"}, 3, "colocated", "p90=110ms"
+	text := planned(t, o)
+	for _, want := range []string{"No fleet that was simulated meets every objective. The best one: 3 colocated nodes of h100:llama-8b", "Allow more nodes (--max-nodes)", "fails TTFT p90"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	r := &run{Options: &o, block: 16}
+	var err error
+	if r.profiles, err = o.readProfiles(); err != nil {
+		t.Fatal(err)
+	}
+	if n, each := r.nodesInMemory(), r.profiles[0].Memory.Blocks; n*each*o.Workers > maxBlocks || n < 500 {
+		t.Errorf("%d nodes of %d blocks", n, each)
 	}
 }
 
@@ -240,8 +267,8 @@ func TestMooncakeFigures(t *testing.T) {
 		list[i].Cached = 0
 	}
 	d := planner.Describe(&n, list, 8192)
-	floor := planner.FloorOf(&n, list, &d, 8192, 2*time.Second, 90)
-	one := planner.FloorOf(&n, list, &d, 8192, time.Second, 90)
+	floor := planner.FloorOf(&n, list, 8192, 2*time.Second, 90)
+	one := planner.FloorOf(&n, list, 8192, time.Second, 90)
 	for _, c := range []struct {
 		what      string
 		got, want float64

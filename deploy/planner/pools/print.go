@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -179,6 +180,8 @@ func (r *run) doubt() string {
 	case p.Slow == 0 || !p.Meets:
 	case math.IsInf(p.TooSlow, 1):
 		text += fmt.Sprintf(" The plan holds even if steps take %.2f times as long.", p.Slow)
+	case p.Slow < 1.01:
+		text += fmt.Sprintf(" The plan fails if steps take %.2f times as long.", p.TooSlow)
 	default:
 		text += fmt.Sprintf(" The plan holds while steps take at most %.2f times as long; at %.2f times it fails.", p.Slow, p.TooSlow)
 	}
@@ -387,6 +390,9 @@ func (r *run) others() (lines []string) {
 	if len(lines) == 0 {
 		lines = []string{"none was considered"}
 	}
+	if without := slices.IndexFunc(r.profiles, func(p *profile.Profile) bool { return p.Node.Price == 0 }); without >= 0 && len(r.profiles) > 1 {
+		lines = append(lines, fmt.Sprintf("Fleets were compared by their GPUs, because no price of %s is known: give --price-per-hour", r.profiles[without].Node.Name))
+	}
 	return lines
 }
 
@@ -467,6 +473,9 @@ func (r *run) inputs() (lines []string) {
 	add("%.0f %% of prompt tokens repeat the beginning of an earlier prompt; an unlimited cache would have them. Simulated caches had %.0f %%", 100*d.Cached, 100*p.Outcome.Cached)
 	if len(r.whole) < len(r.trace) {
 		add("Simulated: %s, from %d windows that are evenly spread over the load; --budget %d simulates all", count(len(r.whole), "request"), windowsOf, wholeShare*len(r.trace))
+	}
+	if n := r.problem.MaxNodes; n < r.MaxNodes {
+		add("Fleets of at most %s were simulated, because larger ones do not fit in memory", count(n, "node"))
 	}
 	for _, q := range r.profiles {
 		text := fmt.Sprintf("Step times of %s: %s", q.Node.Name, q.Basis())

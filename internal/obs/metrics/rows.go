@@ -9,6 +9,8 @@ const request = Gateway | Decode
 var (
 	BuildInfo = info("tandem:build_info", all,
 		"Always 1; labels are the program's version and the role of the process.", label("version"), label("role"))
+	PricePerHour = gauge("tandem:price_dollars_per_hour", all,
+		"Price of an hour of this process in US dollars, as --price-per-hour has it; 0: none was given. The sum over a fleet, divided by its tokens, is the price of a token.")
 	LoRARequestsInfo = info("vllm:lora_requests_info", nodes,
 		"The time, in Unix seconds; labels are the adapters of waiting and running requests, joined by commas, and the most adapters of a step. Only with --enable-lora.", label("max_lora"), label("waiting_lora_adapters"), label("running_lora_adapters"))
 
