@@ -26,7 +26,10 @@ void run_rows(const Run &r, const td_op &o) {
       break;
     case TD_ANGLES: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, angles, o, r.step); break;
     case TD_ROPE: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, rope, o, r.step); break;
-    case TD_STORE_KV: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, store_kv, o, r.step); break;
+    case TD_STORE_KV:
+      if (o.type == TD_FP8) TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, store_kv_fp8, o, r.step);
+      else TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, store_kv, o, r.step);
+      break;
     case TD_PLACE: {
       int64_t heads = int64_t(rows) * (o.heads + 2 * o.kv_heads);
       constexpr int each = kRowThreads / 32;

@@ -128,11 +128,8 @@ TD_DEVICE uint8_t e4m3(float f) {
   return uint8_t(sign | ((u >> 20) - (120 << 3)));
 }
 
-TD_DEVICE void put_pair(char *page, int type, int64_t to, float a, float b, float scale) {
-  if (type == TD_FP8) {
-    page[to] = char(e4m3(a / scale));
-    page[to + 1] = char(e4m3(b / scale));
-  } else if (type == TD_BF16) {
+TD_DEVICE void put_pair(char *page, int type, int64_t to, float a, float b) {
+  if (type == TD_BF16) {
     reinterpret_cast<uint32_t *>(page)[to / 2] = bf16_pack(a, b);
   } else {
     reinterpret_cast<float *>(page)[to] = a;
@@ -140,29 +137,39 @@ TD_DEVICE void put_pair(char *page, int type, int64_t to, float a, float b, floa
   }
 }
 
-// store_kv writes a row's keys and values to its slot: pages are K [kv_heads,
+// store_row writes a row's keys and values to its slot: pages are K [kv_heads,
 // block_tokens, dim], then V the same; of a latent [block_tokens, dim] for both.
-// Heads are of even size.
-TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) {
+// Heads are of even size. kScaled: they are TD_FP8, divided by the scales of their heads.
+template <bool kScaled>
+TD_DEVICE void store_row(const td_op &o, const Step &s) {
   int row = block_x();
   if (row >= live(s, o)) return;
   int slot = s.slots[o.group * s.tokens + row];
   char *page = at<char>(o.kv) + int64_t(slot / o.block_tokens) * o.page_bytes;
   const float *k = at<const float>(o.a), *v = at<const float>(o.b);
-  const float *k_scales = at<const float>(o.w), *v_scales = at<const float>(o.bias);  // of TD_FP8
+  auto put = [&](char *half, int64_t to, const float *from, td_address scales, int head) {
+    if constexpr (kScaled) {
+      float scale = at<const float>(scales)[head];
+      half[to] = char(e4m3(from[0] / scale));
+      half[to + 1] = char(e4m3(from[1] / scale));
+    } else {
+      put_pair(half, o.type, to, from[0], from[1]);
+    }
+  };
   for (int i = thread_id() * 2; i < o.n; i += kRowThreads * 2) {
     int64_t to = (int64_t(i / o.dim) * o.block_tokens + slot % o.block_tokens) * o.dim + i % o.dim;
     if (o.v_at == 0) {
-      const float *from = i < o.k ? k + int64_t(row) * o.k + i : v + int64_t(row) * (o.n - o.k) + i - o.k;
-      put_pair(page, o.type, to, from[0], from[1], k_scales ? k_scales[0] : 1);
+      put(page, to, i < o.k ? k + int64_t(row) * o.k + i : v + int64_t(row) * (o.n - o.k) + i - o.k, o.w, 0);
     } else {
       int64_t from = int64_t(row) * o.n + i;
-      int head = i / o.dim;
-      put_pair(page, o.type, to, k[from], k[from + 1], k_scales ? k_scales[head] : 1);
-      put_pair(page + o.v_at, o.type, to, v[from], v[from + 1], v_scales ? v_scales[head] : 1);
+      put(page, to, k + from, o.w, i / o.dim);
+      put(page + o.v_at, to, v + from, o.bias, i / o.dim);
     }
   }
 }
+
+TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) { store_row<false>(o, s); }
+TD_KERNEL(kRowThreads) store_kv_fp8(td_op o, Step s) { store_row<true>(o, s); }
 
 // place computes the input of attention from a row's products, with a warp per head. It
 // norms queries and keys if there are norms, rotates them, and stores keys and values in

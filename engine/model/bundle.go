@@ -57,7 +57,7 @@ func (s *Source) Bundle() (*Bundle, error) {
 	if b.Vectors, err = s.vectors(); err != nil {
 		return nil, err
 	}
-	return b, nil
+	return b, s.reranker(b)
 }
 
 // ReadTokenizer is a folder's tokenizer and chat template, read without the

@@ -83,6 +83,8 @@ architecture that ends in `+"`Model`"+`, such as `+"`Qwen3Model`"+`, is the one 
 
 Models with the module `+"`"+`LogitScore`+"`"+`, and those of an architecture that ends in
 `+"`"+`ForSequenceClassification`+"`"+`, score pairs of texts instead (`+"`"+`/score`+"`"+`, `+"`"+`/rerank`+"`"+`).
+So does a folder without `+"`"+`modules.json`+"`"+` whose name has Qwen3-Reranker, by the tokens yes and no
+behind the prompt of its model card.
 
 ## Not served
 

@@ -46,6 +46,8 @@ type Source struct {
 	Name   string
 	Config Config
 
+	repository string // the folder's name, or that of the model in a Hugging Face cache
+
 	files   fs.FS
 	weights func() (*safetensors.Checkpoint, error)
 	close   func() error
@@ -71,7 +73,11 @@ func OpenDir(dir string) (*Source, error) {
 	if abs, err := filepath.Abs(dir); err == nil {
 		name = filepath.Base(abs)
 	}
-	return newSource(regular.Dir(dir), name, func() (*safetensors.Checkpoint, error) { return safetensors.OpenDir(dir) })
+	s, err := newSource(regular.Dir(dir), name, func() (*safetensors.Checkpoint, error) { return safetensors.OpenDir(dir) })
+	if err == nil {
+		s.repository = repositoryOf(dir)
+	}
+	return s, err
 }
 
 // OpenFS opens a checkpoint folder of a file system, such as an embedded one.
