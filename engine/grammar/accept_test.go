@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"strings"
 	"testing"
 )
 
@@ -42,6 +43,10 @@ func TestAccepts(t *testing.T) {
 		{JSONSchema, `{"type":"string","pattern":"^(ab)+$","maxLength":5}`, []string{`"ab"`, `"abab"`}, []string{`"ababab"`, `"aba"`, `""`}},
 		{JSONSchema, `{"type":"string","pattern":"b"}`, []string{`"ab"`, `"b"`, `"xbx"`}, []string{`"a"`}},
 		{JSONSchema, `{"type":"string","format":"date"}`, []string{`"2024-02-29"`, `"2023-12-31"`}, []string{`"2023-02-29"`, `"2023-13-01"`}},
+		{JSONSchema, `{"type":"string","format":"email"}`, []string{`"a.b-c@x.org"`, `"` + strings.Repeat("a", 64) + `@x"`, `"a@` + strings.Repeat("abc.", 10) + `de"`},
+			[]string{`"` + strings.Repeat("a", 65) + `@x"`, `"` + strings.Repeat("a.", 32) + `a@x"`, `"a..b@x"`, `".a@x"`, `"a.@x"`, `"@x"`, `"a@` + strings.Repeat(strings.Repeat("a", 63)+".", 4) + `a"`}},
+		{JSONSchema, `{"type":"string","format":"hostname","minLength":2}`, []string{`"a-b.x"`, `"` + strings.Repeat(strings.Repeat("a", 63)+".", 2) + `a"`, `"` + strings.Repeat("a.", 15) + `a"`},
+			[]string{`"a"`, `"-a"`, `"a-.b"`, `"` + strings.Repeat("a", 64) + `"`, `"` + strings.Repeat(strings.Repeat("a", 62)+".", 5) + `a"`}},
 		{JSONSchema, `{"oneOf":[{"required":["a"]},{"required":["b"]}],"type":"object"}`, []string{`{"a":1}`, `{"b":1,"c":2}`}, []string{`{"a":1,"b":1}`, `{"c":1}`}},
 		{JSONSchema, `{"if":{"properties":{"k":{"const":"x"}},"required":["k"]},"then":{"required":["a"]},"type":"object","properties":{"k":{"type":"string"}}}`,
 			[]string{`{"k":"x","a":1}`, `{"k":"y"}`, `{}`}, []string{`{"k":"x"}`}},

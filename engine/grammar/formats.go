@@ -7,7 +7,7 @@ var stringFormats = map[string]string{
 	"time":      timeFormat,
 	"date-time": dateFormat + `[Tt]` + timeFormat,
 	"duration":  `P(?:\d+W|` + durationDate + `(?:T` + durationTime + `)?|T` + durationTime + `)`,
-	"email":     `[!#-'*+\-/-9=?A-Z^-~]+(?:\.[!#-'*+\-/-9=?A-Z^-~]+)*@` + hostnameFormat,
+	"email":     `(?:` + atext + `{1,64}|` + atext + `(?:\.?` + atext + `){0,31})@` + hostnameFormat,
 	"hostname":  hostnameFormat,
 	"ipv4":      ipv4Format,
 	"ipv6":      ipv6Format,
@@ -30,8 +30,16 @@ const (
 	durationDate = `(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)`
 )
 
-// RFC 1123: labels of letters, digits and inner hyphens, at most 63 characters each.
-const hostnameFormat = `[0-9A-Za-z](?:[0-9A-Za-z\-]{0,61}[0-9A-Za-z])?(?:\.[0-9A-Za-z](?:[0-9A-Za-z\-]{0,61}[0-9A-Za-z])?)*`
+// RFC 5321: a local part has at most 64 characters. With dots, it is here of at most 32 others.
+const atext = `[!#-'*+\-/-9=?A-Z^-~]`
+
+// RFC 1123: labels of letters, digits and inner hyphens, at most 63 characters each and 253 with
+// their dots. More than three labels are here of at most 14 characters each, and at most 16.
+const (
+	hostnameFormat = `(?:` + label + `(?:\.` + label + `){0,2}|` + shortLabel + `(?:\.` + shortLabel + `){3,15})`
+	label          = `[0-9A-Za-z](?:[0-9A-Za-z\-]{0,61}[0-9A-Za-z])?`
+	shortLabel     = `[0-9A-Za-z](?:[0-9A-Za-z\-]{0,12}[0-9A-Za-z])?`
+)
 
 const (
 	octet      = `(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)`
