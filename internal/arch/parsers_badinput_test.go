@@ -74,6 +74,7 @@ var parsed = map[string]string{
 	"internal/arch/mutants":  "the tree's own sources, by go/parser, a list of the tree, by lines, and what it wrote itself",
 	"internal/arch/verdict":  "the output of go test, by gotestsum into plain fields",
 	"bench/kvtransfer":       "what the programs it runs print, by encoding/json into plain fields",
+	"bench/checkpoint/write": "a vocabulary of the test environment, by encoding/json into plain fields",
 	"bench/links":            "what iperf3 prints, by encoding/json into plain fields",
 }
 
