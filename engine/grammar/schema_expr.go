@@ -182,12 +182,13 @@ func (f *flat) numberKey() string {
 	if f.hi != nil {
 		key += fmt.Sprint(" to ", *f.hi)
 	}
+	out := []byte(key)
 	for _, l := range f.notLits {
 		if l.kind == '0' {
-			key += " not " + l.text
+			out = append(append(out, " not "...), l.text...)
 		}
 	}
-	return key
+	return string(out)
 }
 
 // shared returns the expression that make makes, as a rule under key, so that equal parts of a
@@ -264,6 +265,9 @@ func (c *schemaCompiler) numberGraph(f *flat, integer bool) (*graph, error) {
 			continue
 		}
 		g, err := multiplesOf(m, integer, &c.limits)
+		if err == nil {
+			err = c.step(100 * g.states()) // with the intersection that follows
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -326,13 +330,13 @@ func (c *schemaCompiler) intersect(parts []*graph, not []string) (*graph, error)
 func (f *flat) stringKey() string {
 	s := &f.strings
 	patterns := slices.Sorted(slices.Values(s.patterns)) // their order does not matter
-	key := fmt.Sprintf("string %d %d %q %q %q", s.min, s.max, patterns, s.not, s.formats)
+	key := fmt.Appendf(nil, "string %d %d %q %q %q", s.min, s.max, patterns, s.not, s.formats)
 	for _, l := range f.notLits {
 		if l.kind == '"' {
-			key += fmt.Sprintf(" not %q", l.text)
+			key = fmt.Appendf(key, " not %q", l.text)
 		}
 	}
-	return key
+	return string(key)
 }
 
 // pattern returns the expression of a pattern.
@@ -386,6 +390,24 @@ func (c *schemaCompiler) formatExpr(name string) (*expr, error) {
 	}
 	c.exprs["format "+name] = e
 	return e, nil
+}
+
+// formatGraph returns the automaton of a format.
+func (c *schemaCompiler) formatGraph(name string) (*graph, error) {
+	key := "\x00" + name // no pattern
+	if g, ok := c.graphs[key]; ok {
+		return g, nil
+	}
+	e, err := c.formatExpr(name)
+	if err != nil {
+		return nil, err
+	}
+	g, err := c.determinize(e)
+	if err != nil {
+		return nil, err
+	}
+	c.graphs[key] = g
+	return g, nil
 }
 
 // string returns the strings of a flat.
@@ -477,11 +499,7 @@ func (c *schemaCompiler) stringAutomaton(f *flat, not []string) (*graph, error) 
 		parts = append(parts, g)
 	}
 	for _, name := range f.strings.formats {
-		e, err := c.formatExpr(name)
-		if err != nil {
-			return nil, err
-		}
-		g, err := c.determinize(e)
+		g, err := c.formatGraph(name)
 		if err != nil {
 			return nil, err
 		}

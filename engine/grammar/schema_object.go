@@ -103,6 +103,9 @@ func (c *schemaCompiler) declared(f *flat) []string {
 
 // property returns the schemas of the value of a key, nil if the key is not allowed.
 func (c *schemaCompiler) property(f *flat, key string) ([]*value, error) {
+	if err := c.step(len(f.objects.members)); err != nil {
+		return nil, err
+	}
 	conj := []*value{}
 	for _, m := range f.objects.members {
 		named := false
@@ -245,7 +248,7 @@ func (c *schemaCompiler) divide(groups []keyGroup, pattern string, schema *value
 		if in == nil || without == nil || len(out) > c.limits.AlternateSets {
 			return nil, limitError("grammar", "", "states", c.limits.DFAStates)
 		}
-		if err := c.step(16 * (in.states() + without.states())); err != nil {
+		if err := c.step(64 * (in.states() + without.states())); err != nil { // of microseconds each
 			return nil, err
 		}
 		if !in.empty() {

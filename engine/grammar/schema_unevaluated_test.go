@@ -73,23 +73,41 @@ func TestUnevaluated(t *testing.T) {
 	}
 }
 
-// Values are compared with each other within the counted steps.
-func TestComparedValues(t *testing.T) {
-	list := func(from, n int) string {
+// What a schema has many times is compared, combined and negated within the counted steps.
+func TestCountedWork(t *testing.T) {
+	list := func(n int, format string) string {
 		var b strings.Builder
 		for i := range n {
-			fmt.Fprintf(&b, ",%d", from+i)
+			fmt.Fprintf(&b, ","+format, i+1)
 		}
-		return "[" + b.String()[1:] + "]"
+		return b.String()[1:]
 	}
+	limits := DefaultLimits()
+	limits.CompileSteps /= 10
 	for _, schema := range []string{
-		`{"allOf":[{"enum":` + list(0, 60_000) + `},{"enum":` + list(60_000, 60_000) + `}]}`,
-		`{"enum":` + list(0, 60_000) + `,"not":{"enum":` + list(60_000, 60_000) + `}}`,
-		`{"enum":[` + list(0, 120_000) + `],"uniqueItems":true}`,
-		`{"type":"object","propertyNames":{"enum":` + list(0, 120_000) + `},"required":["a","b","c"]}`,
+		`{"allOf":[{"enum":[` + list(6_000, "%d") + `]},{"enum":[` + list(6_000, "-%d") + `]}]}`,
+		`{"enum":[` + list(6_000, "%d") + `],"not":{"enum":[` + list(6_000, "-%d") + `]}}`,
+		`{"enum":[[` + list(6_000, "%d") + `]],"uniqueItems":true}`,
+		`{"enum":[[` + list(6_000, "%d") + `]],"contains":{"enum":[` + list(6_000, "-%d") + `]}}`,
+		`{"oneOf":[` + list(2_000, `{"required":["k%d"]}`) + `]}`,
+		`{"allOf":[` + list(100, `{"patternProperties":{"a{%d}":{"type":"string"}}}`) + `]}`,
+		`{"properties":{` + list(100, `"p%[1]d":{"type":"integer","multipleOf":1%03[1]d}`) + `}}`,
 	} {
-		_, err := Compile(Source{Kind: JSONSchema, Text: []byte(schema)}, DefaultLimits())
-		if !errors.Is(err, ErrBudget) && !errors.Is(err, ErrEmpty) {
+		if _, err := Compile(Source{Kind: JSONSchema, Text: []byte(schema)}, limits); !errors.Is(err, ErrBudget) {
+			t.Errorf("%s: %v", clip(schema), err)
+		}
+	}
+	// Formats are determinized once, and values are written once into the keys of strings.
+	for _, schema := range []string{
+		`{"properties":{` + list(200, `"p%[1]d":{"type":"string","format":"uri-reference","maxLength":%[1]d}`) + `}}`,
+		`{"type":"string","pattern":"^[a-z0-9]+$","not":{"enum":[` + list(20_000, `"a%d"`) + `]}}`,
+	} {
+		c := newSchemaCompiler(DefaultLimits())
+		root, err := readJSON([]byte(schema), 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = c.schema(root); err != nil {
 			t.Errorf("%s: %v", clip(schema), err)
 		}
 	}

@@ -100,11 +100,7 @@ func (c *schemaCompiler) validString(s string, f *flat) (bool, error) {
 		}
 	}
 	for _, name := range f.strings.formats {
-		e, err := c.formatExpr(name)
-		if err != nil {
-			return false, err
-		}
-		g, err := c.determinize(e)
+		g, err := c.formatGraph(name)
 		if err != nil || !g.matches(s) {
 			return false, err
 		}
