@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Autoscalers of the chart, by the external metrics of the pods. Load by prompts adds prefill nodes
+// Autoscalers of the chart work by the external metrics of the pods. Load by prompts adds prefill nodes
 // and no decode node; load by answers adds decode nodes and no prefill node. Both pools are as small
 // as before when the load has ended, and streams that run then fail and change in nothing.
 func (f *fleet) testAutoscaling(t *testing.T) {
@@ -45,7 +45,6 @@ func (f *fleet) testAutoscaling(t *testing.T) {
 		t.Logf("%d streams ended while the pool shrank", stop())
 		f.unharmed(t, l)
 	})
-	f.upgrade(t)
 }
 
 // sizes are numbers of pods.
