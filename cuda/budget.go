@@ -139,7 +139,7 @@ func checkBudgets(used []Usage) error {
 	for _, u := range used {
 		budget := budgetOf(budgets, u.Kernel)
 		if strings.HasPrefix(u.Arch, "sm_1") && budget > 0 {
-			budget += budget / 8 // its ptxas takes up to 20 registers more; blocks are bounded by TD_KERNEL_OF
+			budget += budget / 8 // its ptxas uses up to 20 registers more; TD_KERNEL_OF still bounds them
 		}
 		switch {
 		case budget == 0:

@@ -1,8 +1,8 @@
 // Package cuda builds the shared objects of this folder: the kernels for GPUs, with nvcc,
 // and their host twin, with the C++ compiler. Each source is compiled by itself and cached
-// under the hash of its compiler, flags, source and the headers that it includes, so that a
-// build compiles only what has changed. The cache also holds ptxas's report of each kernel and counts of its machine
-// code, which are compared with budgets.
+// under the hash of its compiler, flags, source and the headers that it includes, so that a build
+// compiles only what has changed. The cache also holds ptxas's report of each kernel and counts of
+// its machine code, which are compared with budgets.
 //
 // Invariant: both objects have the functions of api.h and come from the same kernels.
 // Differences between them are in kernels/ptx.cuh and runtime/device_*.h only.

@@ -134,9 +134,10 @@ func TestModelPage(t *testing.T) {
 	page.WriteString("# A prediction of speeds\n\n<!-- Written by `go test ./cuda -run TestModelPage -update`. -->\n\n" +
 		"No GPU has run this code. This page is arithmetic for an H200 by fixed constants: 4.3 TB/s times\n" +
 		"0.92, 4 instructions a cycle at 1.755 GHz on each of 132 multiprocessors times 0.75, 1.3 us for a\n" +
-		"node of a graph, 3 us for a step's copy, and 788 TFLOP/s times 0.85 for cuBLASLt. The instructions of\n" +
-		"a kernel are its budget (`budget.go`), which the compiled code keeps. The kernels are those of\n" +
-		"`TD_KERNELS=all` and `TD_DRAWS=slices`. A measurement replaces a row as soon as there is one.\n\n" +
+		"node of a graph, 3 us for a step's copy, and 788 TFLOP/s times 0.85 for cuBLASLt. The\n" +
+		"instructions of a kernel are its budget (`budget.go`), which the compiled code keeps. The kernels\n" +
+		"are those of `TD_KERNELS=all` and `TD_DRAWS=slices`. A measurement replaces a row as soon as there\n" +
+		"is one.\n\n" +
 		"| row | prediction | aim | launches a step |\n|---|---|---|---|\n")
 	row := func(name string, speed, aim float64, launches string) {
 		fmt.Fprintf(&page, "| %s | %.0f tok/s | %.0f | %s |\n", name, speed, aim, launches)

@@ -19,9 +19,9 @@ struct SplitMemory {
   int last;
 };
 
-// split_fetch starts the copies of a warp's slice of a tile. Both addresses are the lane's. ahead is
-// the distance of the lane's first row from the first of count positions. Other positions become
-// zero, because a page's bytes beyond its tokens may not be numbers.
+// split_fetch starts the copies of a warp's slice of a tile. Both addresses are the lane's. ahead
+// is the distance of the lane's first row from the first of count positions. Other positions
+// become zero, because a page's bytes beyond its tokens may not be numbers.
 template <int kDim>
 TD_DEVICE void split_fetch(uint16_t *to, const char *from, int ahead, int count) {
   using S = Shape<kDim>;

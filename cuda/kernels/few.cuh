@@ -1,7 +1,7 @@
 // Products of one or two rows with MXFP4 matrices, on tensor cores. The weights are on the side of
-// sixteen rows. A lane reads a block of 32 numbers and its scale at once; since a product may take
-// its columns in any order, no lane needs another's numbers. Each activation is three bf16, in three
-// of the eight columns. The warps of a block split the columns of the matrix.
+// sixteen rows. A lane reads a block of 32 numbers and its scale at once. The order of a product's
+// columns does not matter, so that no lane needs another lane's numbers. Each activation is three
+// bf16, in three of the eight columns. The warps of a block split the columns of the matrix.
 #pragma once
 #include "product.cuh"
 
@@ -22,8 +22,8 @@ TD_DEVICE uint32_t fp4_pair(uint32_t word) {
   return (top & 0x80008000u) | (top >> 6 & 0x01c001c0u);
 }
 
-// few_rows writes rows of activations to shared memory: for each word of eight weights of a block, a
-// column of each row and part, with numbers (0, 4), (1, 5), (2, 6) and (3, 7).
+// few_rows writes rows of activations to shared memory: for each word of eight weights of a block,
+// a column of each row and part, with numbers (0, 4), (1, 5), (2, 6) and (3, 7).
 TD_DEVICE void few_rows(Vec4 *x, const float *from, int rows, int k) {
   int blocks = k / 32;
   for (int i = thread_id(); i < rows * (k / 8); i += kFewThreads) {

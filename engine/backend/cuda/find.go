@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Folders of cuBLASLt other than those of the dynamic linker: CUDA's, and those of Python's packages,
-// which PyTorch brings along. Environment variables name the roots of virtual environments.
+// Folders of cuBLASLt other than those of the dynamic linker: CUDA's, and those of Python's
+// packages, on which PyTorch depends. Environment variables name the roots of virtual environments.
 var (
 	blasRoots   = []string{"/usr", "/usr/local", "/opt/conda"}
 	blasEnvs    = []string{"VIRTUAL_ENV", "CONDA_PREFIX"}

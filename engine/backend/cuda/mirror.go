@@ -60,7 +60,8 @@ func (c *CUDA) Fetch(blocks [][]int32) error {
 	return c.awaitCopies(c.kv.copies)
 }
 
-// Land copies pages to the device; see backend.Mirror. Steps that use none of the blocks do not wait.
+// Land copies pages to the device; see backend.Mirror. Steps that use none of the blocks do not
+// wait.
 func (c *CUDA) Land(blocks [][]int32) (backend.Arrival, error) {
 	if err := c.checkBlocks(blocks); err != nil {
 		return nil, err
