@@ -103,6 +103,7 @@ var examples = map[string]example{
 	"DELETE /admin/drain/{node}":         {"/admin/drain/d1", ""},
 	"POST " + openai.LoadAdapterPath:     {openai.LoadAdapterPath, `{"lora_name": "sql", "lora_path": "/srv/sql-adapter"}`},
 	"POST " + openai.UnloadAdapterPath:   {openai.UnloadAdapterPath, `{"lora_name": "sql"}`},
+	"GET /admin/record":                  {"/admin/record?session=7f3a", ""},
 	"GET /debug/route":                   {"/debug/route?prompt=What+is+prefill", ""},
 }
 

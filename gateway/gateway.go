@@ -66,6 +66,9 @@ type Gateway struct {
 	responseKeys *responses.Keys
 	warnDropped  rate.Sometimes
 
+	planner  *planner // nil: there is none
+	recorder recorder
+
 	draining atomic.Bool
 	cut      context.CancelFunc // ends all requests
 	targeted scraped
@@ -137,7 +140,11 @@ func New(o Options) (*Gateway, error) {
 			AddressFull: o.Metrics.Counter(metrics.GatewayRefused, "address"), Full: o.Metrics.Counter(metrics.GatewayRefused, "connections"), Evicted: o.Metrics.Counter(metrics.GatewayEvictedConns),
 		}, Log: o.Log})
 	g.http = clients
+	if o.Planner != nil {
+		g.planner = newPlanner(g, *o.Planner)
+	}
 	g.native = native.New(g.Service, native.Options{
+		Arrived: g.arrived(), Answered: g.answered,
 		Nodes:         nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Log: o.Log},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
 		ChatTemplate: o.ChatTemplate, ToolCallParser: o.ToolCallParser, ReasoningParser: o.ReasoningParser, NoToolCalls: o.NoToolCalls,
@@ -170,6 +177,9 @@ func (g *Gateway) Addr() string { return g.http.Addr().String() }
 
 // SetMembers replaces the members of the fleet. Any goroutine may call it.
 func (g *Gateway) SetMembers(members []nodes.Member) {
+	if g.planner != nil {
+		g.planner.members.Store(&members)
+	}
 	g.native.SetMembers(members)
 }
 
@@ -198,6 +208,9 @@ func (g *Gateway) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	wg.Go(func() { g.native.Run(work) })
 	wg.Go(func() { g.keepRoom(work) })
+	if g.planner != nil {
+		wg.Go(func() { g.planner.run(work) })
+	}
 	if g.o.APIKeyFile != "" {
 		wg.Go(func() {
 			g.keys.Watch(work, g.Log, g.Meters.Gauge(metrics.GatewayKeyFileBad), func(k *auth.Key) { g.Queue.SetWeight(k.Flow(), k.Limits.Weight) })

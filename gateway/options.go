@@ -91,6 +91,9 @@ type Options struct {
 	AllowedOrigins []string // of web pages that may read answers, see CheckOrigins; empty: the gateway's own
 	AllowedHosts   []string // names for which ports without keys answer; nil or with *: any
 
+	// Planner decides how many nodes the fleet should have; nil: there is none.
+	Planner *Planner
+
 	ShutdownTimeout time.Duration
 	DrainDelay      time.Duration // within ShutdownTimeout
 

@@ -137,6 +137,7 @@ func mooncakeLine(line []byte) (q Request, err error) {
 		Tokens    int      `json:"input_length"`
 		Output    int      `json:"output_length"`
 		Blocks    []uint64 `json:"hash_ids"`
+		Block     int      `json:"block_tokens"` // of each of Blocks, as tandem record writes it; 0: BlockTokens
 	}
 	if err := json.Unmarshal(line, &l); err != nil {
 		return q, fmt.Errorf(`%w: write such as {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}`, err)
@@ -147,7 +148,10 @@ func mooncakeLine(line []byte) (q Request, err error) {
 	if l.Blocks != nil && len(l.Blocks) == 0 {
 		return q, errors.New("hash_ids is empty: write an id for each 512 tokens, or leave it out")
 	}
-	q = Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens, Output: l.Output}
+	if l.Block < 0 || l.Block > maxTokens {
+		return q, fmt.Errorf("block_tokens is %d: write the prompt tokens of each of hash_ids, or leave it out for %d", l.Block, BlockTokens)
+	}
+	q = Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens, Output: l.Output, Block: l.Block}
 	for _, b := range l.Blocks {
 		q.Blocks = append(q.Blocks, kvcache.Hash(mix(b+1)))
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/gateway/render"
 	"github.com/tandem-serving/tandem/internal/cluster"
 )
 
@@ -41,6 +42,21 @@ type Options struct {
 	LogPromptText          int               // characters of each prompt in the request's log line
 	Quiet                  bool              // does not log that there is no model
 	KeepModels             bool              // a model whose nodes are all gone keeps its name, and its requests wait for one
+
+	// Arrived, if set, is called for each request that the fleet can serve, before the queue. Answered,
+	// if set, is called for each choice whose answer is complete. Neither may block.
+	Arrived  func(prompt int)
+	Answered func(a *Answered)
+}
+
+// Answered is an answer. It is valid during the call.
+type Answered struct {
+	Start  time.Time // of the request
+	Prompt *render.Prompt
+	// BlockTokens is the number of tokens of each of Prompt.Hashes.
+	BlockTokens int
+	Cached      int // tokens of the prompt
+	Output      int // tokens of the answer
 }
 
 // Fleet answers requests by decode nodes. Make it with New.

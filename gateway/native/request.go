@@ -47,6 +47,9 @@ func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) *open
 	if fault := x.LetIn(x.nPrompt); fault != nil {
 		return fault
 	}
+	if arrived := x.fleet.o.Arrived; arrived != nil {
+		arrived(x.nPrompt)
+	}
 	req.Priority = x.Priority(req.Priority)
 	if x.makeChoices(m, prompts); x.pools() {
 		return nil

@@ -71,6 +71,9 @@ func (x *request) Stop() {
 		switch {
 		case c.done():
 			x.CountAnswer(&c.times, len(c.prompt.Tokens), x.outputOf(c))
+			if answered := x.fleet.o.Answered; answered != nil {
+				answered(&Answered{x.Start, c.prompt, x.model.BlockTokens, c.cached, len(c.output)})
+			}
 			x.CountFinished(c.countedReason(), 1)
 		case x.Admitted:
 			x.CountFinished(x.Broken(), 1)

@@ -19,7 +19,7 @@ import (
 var mayImport = map[string][]string{
 	".": {"internal/roles"},
 	"internal/roles": { // the subcommands, which know every role
-		"bench", "bench/dataset", "bench/load", "bench/report", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner/pools",
+		"bench", "bench/dataset", "bench/load", "bench/report", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner/control", "deploy/planner/pools",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
 		"internal/batch", "internal/cluster", "internal/cli", "internal/config", "internal/console", "internal/kubernetes", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",
@@ -27,7 +27,7 @@ var mayImport = map[string][]string{
 
 	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
-		"gateway/admit", "gateway/api/messages", "gateway/api/openai", "gateway/api/responses", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
+		"deploy/planner/control", "gateway/admit", "gateway/api/messages", "gateway/api/openai", "gateway/api/responses", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
 		"gateway/render", "gateway/render/jinja", "gateway/render/parse", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
@@ -57,10 +57,11 @@ var mayImport = map[string][]string{
 	"decode/course": {},
 	"decode":        {"decode/course", "engine", "engine/kvcache", "engine/scheduler", "kvtransfer", "internal/breaker", "internal/cluster", "internal/node", "internal/rpc", "internal/rpc/nodepb", "internal/obs/trace"},
 
-	"deploy/release":     {}, // a module of its own
-	"deploy/test/checks": {}, // in a module of its own, as are the next
-	"deploy/test/crds":   {},
-	"deploy/test/kube":   {"deploy/test/crds"},
+	"deploy/planner/control": {},
+	"deploy/release":         {}, // a module of its own
+	"deploy/test/checks":     {}, // in a module of its own, as are the next
+	"deploy/test/crds":       {},
+	"deploy/test/kube":       {"deploy/test/crds"},
 
 	"cuda":       {},
 	"cuda/build": {"cuda"},
@@ -164,7 +165,7 @@ var mayImport = map[string][]string{
 var roles = []string{"gateway", "prefill", "decode"}
 
 // pure are the deciders: plain state machines (see purity_test.go).
-var pure = []string{"deploy/planner", "internal/cost", "internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "gateway/render/parse", "gateway/render/parse/args", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course"}
+var pure = []string{"deploy/planner", "internal/cost", "internal/explainlog", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "gateway/render/parse", "gateway/render/parse/args", "engine/grammar", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course", "deploy/planner/control"}
 
 // badImports holds the imports of the files against a table and returns what
 // breaks it, one line each.

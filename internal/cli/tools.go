@@ -45,6 +45,8 @@ func Tools() Table {
 		{"plan memory", "CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.", planExample, planMemory},
 		{"profile", "[MODEL] [flags]", "Measures the step times of a node with this machine and model, and writes them to a profile, which tandem sim reads.",
 			"tandem profile ./Llama-3.2-1B-Instruct --out node.yaml", profileNode},
+		{"record", "[flags]", "Records a trace of the requests that a gateway answers: times, lengths and which prompts begin alike, no text and no names.",
+			"tandem record --url http://127.0.0.1:8000 --for 1h --out trace.jsonl", record},
 		{"ca", "[renew|list] DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME; renews or lists them.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
 		{"doctor", "[flags]", "Checks this machine and, with --url, a fleet: each line has a state, a figure and what to do.",

@@ -99,7 +99,7 @@ func (g *gatewayFlags) check() (err error) {
 	if err := gateway.CheckResponseKeys(&g.Options); err != nil {
 		errs = append(errs, fmt.Errorf("%w: --response-key-file: %w", config.ErrValue, err))
 	}
-	return errors.Join(append(errs, g.checkAdmin())...)
+	return errors.Join(append(errs, g.checkAdmin(), g.planner.check())...)
 }
 
 // checkAdmin refuses a malformed --admin-listen, and one that other machines reach.

@@ -246,6 +246,7 @@ func runGateway(v *cli.Invocation) error {
 	}
 	o.ServedModelName, o.ChatTemplate = f.name, f.text
 	id := cluster.NewID(d.Name, time.Now())
+	o.Planner = f.g.planner.options(id)
 	o.RPC = rpc.Options{Hello: &nodepb.Hello{NodeId: id, Role: "gateway", Build: version}, Log: d.Log, Counters: new(rpc.Counters)}
 	if !alone {
 		o.RPC.TLS, o.ResponseSecret = d.Certs.Client(), d.Certs.GossipKey()

@@ -233,6 +233,7 @@ func TestMeters(t *testing.T) {
 	// What other parts feed, and what a role never counts.
 	elsewhere := map[string]bool{
 		"tandem:certificate_expiry_timestamp_seconds": true, "tandem:accept_errors_total": true, "tandem:trace_spans_total": true, "tandem:block_events_dropped_total": true, "vllm:request_success_total": true,
+		"tandem:engine_work_total": true, "tandem:engine_work_seconds_total": true,
 		"tandem:kv_transfer_bytes_total": true, "tandem:kv_transfer_shared_bytes_total": true, "tandem:kv_transfer_rdma_bytes_total": true, "tandem:kv_transfer_pieces_total": true, "tandem:kv_transfers_total": true, "tandem:kv_transfer_failures_total": true,
 	}
 	for _, c := range []struct {

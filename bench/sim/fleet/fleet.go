@@ -89,6 +89,11 @@ type Options struct {
 	KeepGaps     bool          // keep the times between the tokens of each request
 	SampleEvery  time.Duration // between two Samples of the result; 0: none
 	Stepwise     bool          // plan no step ahead; the result is the same
+
+	// Control, if set, is called every ControlEvery. Its events, none of them a Cancel, happen at
+	// once. Nodes that it starts must be in the fleet: an event that is never reached adds them.
+	Control      func(*Sample) []Event
+	ControlEvery time.Duration
 }
 
 // resolve sets defaults and checks the options.
@@ -211,6 +216,9 @@ func (f *fleet) play() error {
 	f.setEvents()
 	if f.o.SampleEvery > 0 {
 		f.sample()
+	}
+	if f.o.Control != nil {
+		f.control()
 	}
 	arrivals := f.result.Requests
 	for f.failed == nil && (len(arrivals) > 0 || f.result.open > 0 || f.cleaning > 0) {

@@ -41,7 +41,7 @@ import (
 // packages are the packages that a run samples: the deciders, whose purity internal/arch tests,
 // and the two roles of nodes.
 var packages = []string{
-	"deploy/planner", "internal/cost", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course",
+	"deploy/planner", "deploy/planner/control", "internal/cost", "internal/lengths", "gateway/admit", "gateway/exchange/choice", "gateway/liveness", "engine/scheduler", "engine/kvcache", "engine/memory", "gateway/route", "kvtransfer/lease", "prefill/line", "decode/course",
 	"decode", "prefill",
 }
 

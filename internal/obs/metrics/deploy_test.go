@@ -162,6 +162,7 @@ var unshown = map[string]string{
 	"tandem:prefill_tokens_computed_total":               "tokens per step",
 	"tandem:engine_steps_total":                          "the p95 of a step; an alert watches that there are any",
 	"tandem:engine_work_total":                           "tokens per step; tandem profile --from reads it",
+	"tandem:desired_nodes":                               "for autoscalers; docs/planner.md",
 	"tandem:engine_work_seconds_total":                   "as tandem:engine_work_total",
 	"tandem:kv_transfers_total":                          "KV transfer: bytes",
 	"tandem:kv_transfer_pieces_total":                    "KV transfer: bytes",

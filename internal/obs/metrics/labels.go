@@ -36,7 +36,7 @@ var (
 	HTTPRoutes = []string{"/v1/chat/completions", "/v1/completions", "/inference/v1/generate", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/v1/embeddings", "/pooling", "/v2/embed", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank", "/v1/models", "/v1/models/{model}", "/tokenize", "/detokenize",
 		"/v1/chat/completions/render", "/v1/completions/render", "/v1/chat/completions/derender", "/v1/completions/derender",
 		"/v1/responses/{response}", "/v1/chat/completions/batch", "/invocations", "/tokenizer_info", "/abort_requests",
-		"/livez", "/readyz", "/health", "/ping", "/version", "/load", "/metrics", "/debug/targets", "/log-level", "/admin/drain/{node}",
+		"/livez", "/readyz", "/health", "/ping", "/version", "/load", "/metrics", "/debug/targets", "/log-level", "/admin/drain/{node}", "/admin/desired", "/admin/record",
 		"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/openapi.json", "/docs", "/debug/nodes", "/debug/route", "other"}
 	// HTTPStatuses are the statuses of the gateway itself, and classes for other statuses
 	// of upstreams.

@@ -1,0 +1,166 @@
+package control
+
+import (
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// options are those of a kind of node whose prompts take a second for 1,000 tokens.
+func options() Options {
+	return Options{
+		Costs: Costs{PromptToken: 1e-3, Fixed: 10e-3, PerSeq: 1e-3, PerCtx: 1e-7, KVTokens: 1e6, Start: 40 * time.Second},
+		TTFT:  2 * time.Second, ITL: 50 * time.Millisecond, Most: [roles]int{50, 50},
+	}
+}
+
+// play ticks a controller with a constant demand, whose nodes are as many as it wants, and returns
+// its last decisions.
+func play(c *Controller, from, to, tick time.Duration, change func(*Sample)) (d [roles]Decision) {
+	for at := from; at < to; at += tick {
+		s := Sample{At: at}
+		for range 20 { // 4 s of prompts, and 2 s of answers without their fixed part, per second
+			s.Arrive(c.Costs(), 1000, 0)
+			s.End(c.Costs(), 1000, 450)
+		}
+		for r := range s.Nodes {
+			s.Nodes[r].Ready = c.targets[r]
+			if !c.started {
+				s.Nodes[r].Ready = 3
+			}
+		}
+		if change != nil {
+			change(&s)
+		}
+		d = c.Tick(s)
+	}
+	return d
+}
+
+// The work of a load gives the number of nodes, which is reached within bounds and kept.
+func TestLevel(t *testing.T) {
+	c := New(options())
+	d := play(c, 0, 10*time.Minute, 5*time.Second, nil)
+	// Prompts: 4 s/s at a load of 0.75. Answers: 4 per second with 450 · (1 ms + 1225 · 0.1 µs) = 0.505 s
+	// each, at 0.8 of the four fifths that the ITL leaves.
+	if d[Prefill].Target < 5 || d[Prefill].Target > 8 || d[Decode].Target != 4 && d[Decode].Target != 3 {
+		t.Errorf("%+v", d)
+	}
+	if d[Prefill].Need < 5.3 || d[Prefill].Need > 5.4 || d[Decode].Need < 3.1 || d[Decode].Need > 3.3 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// Prompts that wait beyond what the nodes compute in time ask for nodes in addition.
+func TestBacklog(t *testing.T) {
+	c := New(options())
+	before := play(c, 0, 10*time.Minute, 5*time.Second, nil)[Prefill]
+	after := play(c, 10*time.Minute, 10*time.Minute+10*time.Second, 5*time.Second, func(s *Sample) { s.Backlog = 50 })[Prefill]
+	if after.Target <= before.Target || after.Target > 2*before.Target || !strings.Contains(after.Why, "50.0 s of prompts wait") && after.Change != 0 {
+		t.Errorf("%+v, then %+v", before, after)
+	}
+	if usual := play(c, 10*time.Minute+10*time.Second, 10*time.Minute+20*time.Second, 5*time.Second, func(s *Sample) { s.Backlog = 3 })[Prefill]; usual.Target != after.Target {
+		t.Errorf("a usual backlog changes %d to %d", after.Target, usual.Target)
+	}
+}
+
+// Without load a role shrinks after Hold, a step for each cooldown, and not while nodes are lost or do
+// not report.
+func TestShrink(t *testing.T) {
+	c := New(options())
+	play(c, 0, 10*time.Minute, 5*time.Second, nil)
+	start := c.targets[Prefill]
+	idle := func(s *Sample) { s.Demand = Demand{} }
+	stale := func(s *Sample) { s.Demand, s.Stale = Demand{}, true }
+	if d := play(c, 10*time.Minute, 14*time.Minute, 5*time.Second, idle)[Prefill]; d.Target != start {
+		t.Errorf("shrinks from %d to %d within 4 minutes", start, d.Target)
+	}
+	if d := play(c, 14*time.Minute, 40*time.Minute, 5*time.Second, stale)[Prefill]; d.Target != start {
+		t.Errorf("shrinks from %d to %d without reports", start, d.Target)
+	}
+	lost := func(s *Sample) {
+		s.Demand = Demand{}
+		if s.At%(100*time.Second) == 0 {
+			s.Nodes[Prefill].Ready--
+		}
+	}
+	if d := play(c, 40*time.Minute, 50*time.Minute, 5*time.Second, lost)[Prefill]; d.Target != start {
+		t.Errorf("shrinks from %d to %d while nodes are lost", start, d.Target)
+	}
+	if d := play(c, 50*time.Minute, 51*time.Minute+30*time.Second, 5*time.Second, idle)[Prefill]; d.Target != start-2 {
+		t.Errorf("from %d to %d in a minute and a half", start, d.Target)
+	}
+	if d := play(c, 52*time.Minute, 90*time.Minute, 5*time.Second, idle)[Prefill]; d.Target != 1 {
+		t.Errorf("%d nodes without load", d.Target)
+	}
+}
+
+// Whatever is sampled, targets stay within the bounds and steps up within theirs, and a second
+// controller decides the same.
+func TestRandomSamples(t *testing.T) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 7))
+		o := options()
+		o.Least, o.Most = [roles]int{r.IntN(4), r.IntN(4)}, [roles]int{r.IntN(30), r.IntN(30)}
+		c, twin := New(o), New(o)
+		at := time.Duration(0)
+		last := [roles]int{}
+		for i := range 2000 {
+			at += time.Duration(r.IntN(20_000)) * time.Millisecond
+			s := Sample{At: at, Backlog: r.Float64() * float64(r.IntN(3)) * 100, Stale: r.IntN(20) == 0}
+			for range r.IntN(1 + i%200) {
+				s.Arrive(&o.Costs, r.IntN(4000), r.IntN(4000))
+				s.End(&o.Costs, r.IntN(4000), r.IntN(500))
+			}
+			for role := range s.Nodes {
+				s.Nodes[role] = Nodes{r.IntN(30), r.IntN(5)}
+			}
+			d := c.Tick(s)
+			if twin.Tick(s) != d {
+				t.Fatalf("seed %d, tick %d: two controllers differ", seed, i)
+			}
+			for role := range d {
+				low, high := max(1, o.Least[role]), max(1, o.Least[role], o.Most[role])
+				step := d[role].Target - last[role]
+				if d[role].Target < low || d[role].Target > high || i > 0 && (step != d[role].Change || step > max(leastStep, last[role])) || d[role].Change != 0 && d[role].Why == "" {
+					t.Fatalf("seed %d, tick %d: %+v after %d, bounds %d to %d", seed, i, d[role], last[role], low, high)
+				}
+				last[role] = d[role].Target
+			}
+		}
+	}
+}
+
+// The gateway with the lowest id leads where it sees a majority of the members last known.
+func TestQuorum(t *testing.T) {
+	var q Quorum
+	for i, c := range []struct {
+		gateways []string
+		members  int
+		want     bool
+	}{
+		{[]string{"g2"}, 6, true}, {[]string{"g2", "g1"}, 7, false}, {[]string{"g2", "g3"}, 7, true},
+		{[]string{"g2"}, 3, false}, // a partition: 3 of 7
+		{[]string{"g2"}, 4, true}, {[]string{"g2"}, 2, false}, {[]string{"g2"}, 3, true},
+	} {
+		if got := q.Leads("g2", slices.Clone(c.gateways), c.members); got != c.want {
+			t.Errorf("case %d: %v", i, got)
+		}
+	}
+}
+
+// A tick takes far less than a millisecond.
+func BenchmarkTick(b *testing.B) {
+	c := New(options())
+	s := Sample{Nodes: [roles]Nodes{{5, 0}, {5, 0}}}
+	for range 1000 {
+		s.Arrive(c.Costs(), 1000, 100)
+		s.End(c.Costs(), 1000, 200)
+	}
+	for b.Loop() {
+		s.At += 5 * time.Second
+		c.Tick(s)
+	}
+}
