@@ -121,7 +121,7 @@ func TestResponses(t *testing.T) {
 		`{"input":"a","logprobs":true}`:                                                                         "logprobs",
 		`{"input":"a","model":"x"}`:                                                                             "model",
 		`{"input":"a","text":{"format":{"type":"json_schema","name":"n"}}}`:                                     "text.format.schema",
-		`{"input":"a","text":{"format":{"type":"json_schema","name":"n","schema":{"unevaluatedItems":false}}}}`: "text.format.schema",
+		`{"input":"a","text":{"format":{"type":"json_schema","name":"n","schema":{"anyOf":[true],"unevaluatedItems":false}}}}`: "text.format.schema",
 		`{"input":[{"role":"user","content":[{"type":"input_file"}]}]}`:                                         "input[0].content[0].type",
 		`{"input":"` + strings.Repeat("a ", 100000) + `"}`:                                                      "input",
 	} {

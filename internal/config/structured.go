@@ -25,7 +25,7 @@ func (c *StructuredOutputs) Set(v string) error {
 		Compact    bool   `json:"disable_any_whitespace"`
 		NoFallback bool   `json:"disable_fallback"` // there is one implementation
 		NoOthers   bool   `json:"disable_additional_properties"`
-		Reasoning  *bool  `json:"enable_in_reasoning"`
+		Reasoning  bool   `json:"enable_in_reasoning"`
 		Parser     string `json:"reasoning_parser"`
 	}
 	d := json.NewDecoder(strings.NewReader(v))
@@ -38,8 +38,10 @@ func (c *StructuredOutputs) Set(v string) error {
 		return fmt.Errorf("%s: backend %q is not there; use auto", v, in.Backend)
 	case in.NoOthers:
 		return fmt.Errorf("%s: disable_additional_properties is not supported; put additionalProperties into the schemas", v)
-	case in.Reasoning != nil && !*in.Reasoning || in.Parser != "":
-		return fmt.Errorf("%s: answers are constrained from their first token: leave enable_in_reasoning and reasoning_parser out", v)
+	case in.Reasoning:
+		return fmt.Errorf("%s: enable_in_reasoning is not supported: answers are constrained behind their reasoning; leave it out", v)
+	case in.Parser != "":
+		return fmt.Errorf("%s: reasoning_parser is not supported here; use --reasoning-parser", v)
 	}
 	*c = StructuredOutputs{in.Compact, v}
 	return nil
