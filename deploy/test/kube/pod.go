@@ -234,8 +234,9 @@ func (p *pod) patchStatus(ctx context.Context) {
 func (p *pod) status() *corev1.PodStatus {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	begun := p.started
 	s := &corev1.PodStatus{
-		Phase: p.phase, StartTime: &p.started, HostIP: hostAddress, HostIPs: []corev1.HostIP{{IP: hostAddress}}, ObservedGeneration: p.spec.Generation,
+		Phase: p.phase, StartTime: &begun, HostIP: hostAddress, HostIPs: []corev1.HostIP{{IP: hostAddress}}, ObservedGeneration: p.spec.Generation,
 	}
 	if p.address != "" && p.phase != corev1.PodFailed && p.phase != corev1.PodSucceeded {
 		s.PodIP, s.PodIPs = p.address, []corev1.PodIP{{IP: p.address}}
@@ -283,9 +284,10 @@ type run struct {
 
 // status returns the container's status. pod.mu is held.
 func (r *run) status(waiting string) corev1.ContainerStatus {
+	started := r.started // the status is encoded without the lock
 	s := corev1.ContainerStatus{
 		Name: r.container.Name, Image: r.container.Image, ImageID: r.container.Image, Ready: r.ready || r.finished && r.exit == 0 && r.isInit(),
-		RestartCount: r.restarts, Started: &r.started, ContainerID: fmt.Sprintf("process://%d", r.pod.serial),
+		RestartCount: r.restarts, Started: &started, ContainerID: fmt.Sprintf("process://%d", r.pod.serial),
 	}
 	switch {
 	case !r.running.IsZero():
