@@ -99,7 +99,6 @@ func TestWait(t *testing.T) {
 type world struct {
 	prefill, decode, colocated int // at the load 1, for pools with 4 prefill nodes fewer decode nodes are enough
 	runs, requests             int
-	t                          *testing.T
 }
 
 func (w *world) simulate(cases []Case) (list []Outcome, err error) {

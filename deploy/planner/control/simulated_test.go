@@ -108,7 +108,6 @@ type outcome struct {
 	goodput   float64
 	reversals [roles]int // changes of direction of the targets
 	largest   [roles]int
-	nodeHours float64
 	log       []string
 }
 
