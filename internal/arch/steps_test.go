@@ -24,6 +24,7 @@ func TestCheckNeedsNoInstallation(t *testing.T) {
 // makefileList returns the words of a variable of the Makefile.
 func makefileList(t *testing.T, name string) []string {
 	t.Helper()
+	t.Setenv("MAKEFLAGS", "") // of a make that runs this test
 	cmd := exec.Command("make", "-s", "--no-print-directory", "-f", "-", "print")
 	cmd.Dir = root
 	cmd.Stdin = strings.NewReader("include Makefile\nprint:\n\t@echo $(" + name + ")\n")
