@@ -20,8 +20,8 @@ type unigram struct {
 	fallback bool // an unknown piece becomes the tokens of its bytes
 }
 
-// maxPiece bounds the bytes of a token. The time for a byte of text grows with the longest token that
-// it may begin, and trainers write tokens of at most a few dozen characters.
+// maxPiece bounds the bytes of a token, because the time for a byte of text grows with the longest
+// token that begins there. Trainers write tokens of at most a few dozen characters.
 const maxPiece = 1 << 10
 
 // unknownPenalty is how much less than the lowest score an unknown character has.
