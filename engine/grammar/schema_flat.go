@@ -474,7 +474,10 @@ func (c *schemaCompiler) contains(flats []*flat, v, x *value) ([]*flat, error) {
 	case least == 1 && most == unlimited:
 		return each(flats, func(f *flat) { f.arrays.contains = append(f.arrays.contains, x) }), nil
 	}
-	if slices.ContainsFunc(flats, func(f *flat) bool { return f.types&typeArray != 0 }) {
+	arrays := func(f *flat) bool {
+		return f.types&typeArray != 0 && (!f.limited || slices.ContainsFunc(f.lits, func(l *value) bool { return l.kind == '[' }))
+	}
+	if slices.ContainsFunc(flats, arrays) {
 		return nil, refuse(v, "contains", "is not supported with this minContains or maxContains")
 	}
 	return flats, nil

@@ -39,6 +39,8 @@ func TestUnevaluated(t *testing.T) {
 		{`{"contains":{"const":1},"maxContains":2}`, nil, nil, "contains"},
 		{`{"contains":{"const":1},"minItems":2}`, nil, nil, "contains"},
 		{`{"allOf":[{"contains":{"const":1}},{"contains":{"const":2}}]}`, nil, nil, "contains"},
+		{`{"enum":["a",1],"contains":{"const":1},"maxContains":2}`, []string{`"a"`, `1`}, []string{`[1]`, `2`}, ""},
+		{`{"enum":["a",[1]],"contains":{"const":1},"maxContains":2}`, nil, nil, "contains"},
 		{`{"type":"object","contains":{"const":1},"maxContains":2}`, []string{`{}`}, []string{`[1]`}, ""},
 		{`{"if":{"contains":{"const":1}},"then":{"maxItems":1}}`, nil, nil, "if"},
 		{`{"type":"array","contains":{"type":"string","enum":[1]}}`, nil, nil, "type"},

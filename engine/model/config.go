@@ -187,7 +187,7 @@ func parseConfigs(text, generation, quantization []byte) (Config, error) {
 		return Config{}, fmt.Errorf("%w: config.json: %w", ErrConfig, err)
 	}
 	raw.text, raw.Wrapped = text, wrapped
-	if quantization != nil && len(raw.Quantization) == 0 {
+	if quantization != nil && (len(raw.Quantization) == 0 || bytes.Equal(raw.Quantization, []byte("null"))) {
 		if raw.Quantization, err = fromModelOpt(quantization); err != nil {
 			return Config{}, err
 		}

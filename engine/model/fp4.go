@@ -23,8 +23,8 @@ const (
 	fp4Group    = 16 // inputs that share a scale
 )
 
-// fp4Parts are the ends of the names of a matrix's further tensors. Those of activations and of KV
-// are not used.
+// fp4Parts are the ends of the names of a matrix's further tensors. Those of activations
+// are not used, and those of KV only by ScaleKV.
 var fp4Parts = []string{"weight_global_scale", "weight_scale_2", "input_global_scale", "k_scale", "v_scale"}
 
 // e2m1 are the values of E2M1.

@@ -94,7 +94,7 @@ func TestIntegers(t *testing.T) {
 
 // Older checkpoints of the Model Optimizer name their format in a file of its own.
 func TestModelOptFile(t *testing.T) {
-	config := func(name, own string) (Config, error) {
+	config := func(name, own string, null bool) (Config, error) {
 		text, err := os.ReadFile(filepath.Join("testdata/quantized", name, "config.json"))
 		if err != nil {
 			t.Fatal(err)
@@ -103,7 +103,9 @@ func TestModelOptFile(t *testing.T) {
 		if err := json.Unmarshal(text, &keys); err != nil {
 			t.Fatal(err)
 		}
-		delete(keys, "quantization_config")
+		if delete(keys, "quantization_config"); null {
+			keys["quantization_config"] = nil
+		}
 		if text, err = json.Marshal(keys); err != nil {
 			t.Fatal(err)
 		}
@@ -115,18 +117,18 @@ func TestModelOptFile(t *testing.T) {
 		}
 		return OpenConfig(dir)
 	}
-	fp4, err := config("modelopt-nvfp4", `{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}}`)
+	fp4, err := config("modelopt-nvfp4", `{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}}`, true)
 	if err != nil || fp4.Integers == nil || !fp4.StoredIn(modelOpt) || !fp4.StoredIn(modelOptFP4) {
 		t.Errorf("%+v, %v", fp4.Integers, err)
 	}
-	fp8, err := config("modelopt-fp8", `{"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head", "model.vision*"]}}`)
+	fp8, err := config("modelopt-fp8", `{"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head", "model.vision*"]}}`, false)
 	if err != nil || fp8.FP8 == nil || !fp8.FP8.kept("model.vision.0.weight") || !fp8.FP8.kept("lm_head.weight") || fp8.FP8.kept("model.layers.0.mlp.up_proj.weight") || !fp8.StoredIn(modelOpt) {
 		t.Errorf("%+v, %v", fp8.FP8, err)
 	}
-	if plain, err := config("modelopt-fp8", `{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}`); err != nil || plain.FP8 != nil || plain.Integers != nil {
+	if plain, err := config("modelopt-fp8", `{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}`, true); err != nil || plain.FP8 != nil || plain.Integers != nil {
 		t.Errorf("%+v, %v", plain, err)
 	}
-	if _, err := config("modelopt-fp8", `[]`); err == nil || !strings.Contains(err.Error(), modelOptFile) {
+	if _, err := config("modelopt-fp8", `[]`, false); err == nil || !strings.Contains(err.Error(), modelOptFile) {
 		t.Errorf("err = %v", err)
 	}
 }

@@ -74,7 +74,7 @@ func (c *Config) layerScales(checkpoint *safetensors.Checkpoint, layer int, name
 		for _, d := range t.Shape {
 			count *= d
 		}
-		perHead := c.Latent == nil && count == heads.of && t.Shape[0] == count
+		perHead := c.Latent == nil && count > 1 && count == heads.of && t.Shape[0] == count
 		if widths[t.DType] < 2 || count != 1 && !perHead {
 			return nil, "", fmt.Errorf("%w: %s: %s %v, want one number, or one for each of %d heads", ErrWeights, t.Name, t.DType, t.Shape, heads.of)
 		}

@@ -169,6 +169,23 @@ func TestKVScales(t *testing.T) {
 	}
 }
 
+// The scale of a model with one KV head is a number without a shape.
+func TestKVScaleOfOneHead(t *testing.T) {
+	src := withScales(t, "gemma", map[string]safetensors.Tensor{"k_scale": vector(nil, 3), "v_scale": vector([]int{1}, 5)})
+	if heads := src.Config.dims().kvHeads; heads.of != 1 {
+		t.Fatalf("%d heads", heads.of)
+	}
+	checkpoint, err := src.weights()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, names := range map[float32][]string{3: keyScales, 5: valueScales} {
+		if got, _, err := src.Config.layerScales(checkpoint, 0, names); err != nil || !slices.Equal(got, []float32{want}) {
+			t.Errorf("%v, %v, want %v", got, err, want)
+		}
+	}
+}
+
 // Each rank has the scales of its heads.
 func TestKVScalesOfRanks(t *testing.T) {
 	src := withScales(t, "gqa-tied", map[string]safetensors.Tensor{"k_scale": vector([]int{2}, 3, 5)})

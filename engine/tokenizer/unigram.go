@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"slices"
 	"unicode/utf8"
@@ -19,6 +20,10 @@ type unigram struct {
 	fallback bool // an unknown piece becomes the tokens of its bytes
 }
 
+// maxPiece bounds the bytes of a token, because the time for a byte of text grows with the longest
+// token that begins there. Trainers write tokens of at most a few dozen characters.
+const maxPiece = 1 << 10
+
 // unknownPenalty is how much less than the lowest score an unknown character has.
 const unknownPenalty = 10
 
@@ -35,7 +40,10 @@ func (t *Tokenizer) loadUnigram(m *modelJSON) error {
 		}
 	}
 	size := 0
-	for token := range m.Vocab {
+	for token, id := range m.Vocab {
+		if len(token) > maxPiece {
+			return &UnsupportedError{"model.vocab", fmt.Sprintf("token %d of %d bytes, more than %d", id, len(token), maxPiece)}
+		}
 		size += len(token)
 	}
 	u.next = newPairTable(size)

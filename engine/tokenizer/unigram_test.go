@@ -94,6 +94,7 @@ func TestUnigramRefuses(t *testing.T) {
 		{`["a",-1]`, `["a"]`, ErrInvalid, "1 parts"},
 		{`["a",-1]`, `["a",-1,0]`, ErrInvalid, "3 parts"},
 		{`["a",-1]`, `[1,-1]`, ErrInvalid, "vocab"},
+		{`["a",-1]`, `["` + strings.Repeat("a", 1025) + `",-1]`, ErrUnsupported, "token 1 of 1025 bytes"},
 		{`["a",-1]`, `["a",1e999]`, ErrInvalid, "vocab"},
 		{`"vocab":[`, `"vocab":{}, "x":[`, ErrInvalid, "vocab"},
 		{`"decoder":{"type":"Metaspace"`, `"decoder":{"type":"WordPiece"`, ErrUnsupported, "WordPiece"},
@@ -113,6 +114,14 @@ func TestUnigramOfLongTexts(t *testing.T) {
 	tok, err := Load([]byte(smallUnigram))
 	if err != nil {
 		t.Fatal(err)
+	}
+	long := `["` + strings.Repeat("a", maxPiece) + `",-9000],["a",-1]`
+	slow, err := Load([]byte(strings.Replace(smallUnigram, `["a",-1]`, long, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if start := time.Now(); len(slow.Encode(strings.Repeat("a", 1<<14), false)) != 1+1<<14 || time.Since(start) > 20*time.Second {
+		t.Errorf("the longest token takes %v", time.Since(start))
 	}
 	for _, text := range []string{strings.Repeat("a", 1<<20), strings.Repeat("x", 1<<20), strings.Repeat("ab", 1<<19)} {
 		start, taken := time.Now(), 0

@@ -425,6 +425,7 @@ func (c *Conn) end() error {
 		c.onClose()
 	}
 	c.mu.Unlock()
+	c.release() // also what reserve got while Close ran
 	c.l.mu.Lock()
 	c.l.unlink(c)
 	c.l.mu.Unlock()

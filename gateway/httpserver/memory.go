@@ -71,6 +71,9 @@ func (c *Conn) reserve(n int) bool {
 		return false
 	}
 	c.held.Add(int64(n))
+	if c.isClosed() { // nothing else frees it
+		c.release()
+	}
 	if held > limitFrom && l.limiting.CompareAndSwap(false, true) {
 		collector.tighten(most)
 		go l.limitGarbage(most)
@@ -78,10 +81,26 @@ func (c *Conn) reserve(n int) bool {
 	return true
 }
 
-// unreserve frees n bytes that reserve reserved.
+// isClosed reports whether the connection is closed.
+func (c *Conn) isClosed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.closed
+}
+
+// unreserve frees n bytes that reserve reserved, unless release has freed them.
 func (c *Conn) unreserve(n int) {
-	c.held.Add(-int64(n))
-	c.l.held.Add(-int64(n))
+	for {
+		held := c.held.Load()
+		freed := min(held, int64(n))
+		if freed <= 0 {
+			return
+		}
+		if c.held.CompareAndSwap(held, held-freed) {
+			c.l.held.Add(-freed)
+			return
+		}
+	}
 }
 
 // limitGarbage runs after tighten(most), while large bodies are held, and returns their memory to

@@ -1,9 +1,46 @@
 package httpserver
 
 import (
+	"net"
 	"runtime/debug"
 	"testing"
 )
+
+// Memory that a request reserves while its connection closes, or returns after that, is freed once.
+func TestReservationsOfClosedConnections(t *testing.T) {
+	here, there := net.Pipe()
+	defer there.Close()
+	accepted := make(chan net.Conn, 1)
+	accepted <- here
+	l := newListener(oneConn{accepted}, 0, Counters{}, nil)
+	nc, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := nc.(*Conn)
+	if !c.reserve(1000) || l.Held() != 1000 {
+		t.Fatalf("%d bytes are reserved", l.Held())
+	}
+	c.unreserve(400)
+	if l.Held() != 600 {
+		t.Errorf("%d bytes are reserved, want 600", l.Held())
+	}
+	_ = c.Close() // the other end is open
+	for range 2 {
+		c.unreserve(600)
+		if l.Held() != 0 {
+			t.Errorf("%d bytes are reserved after the end", l.Held())
+		}
+		c.reserve(2000)
+	}
+}
+
+// oneConn is a listener of connections from a channel.
+type oneConn struct{ conns chan net.Conn }
+
+func (l oneConn) Accept() (net.Conn, error) { return <-l.conns, nil }
+func (l oneConn) Close() error              { return nil }
+func (l oneConn) Addr() net.Addr            { return &net.TCPAddr{} }
 
 // While large bodies are held Go's memory limit leaves room for them and for a share of
 // garbage; afterwards it is what it was.

@@ -91,6 +91,11 @@ func New(silence time.Duration) *Decider {
 // askAfter is the silence after which a node is asked, and asked again.
 func (d *Decider) askAfter() time.Duration { return d.silence * 2 / 5 }
 
+// muteAfter is the silence of all nodes after which the network counts as lost. An idle node that
+// answers when it is asked is not silent for so long, because it is asked at most Interval after
+// askAfter and its answer is observed Interval later.
+func (d *Decider) muteAfter() time.Duration { return max(d.silence/2, d.askAfter()+2*Interval) }
+
 // Observe takes all connected nodes at now and returns a verdict for each, which is valid until the
 // next call. The silence of a node that was missing in an earlier call begins again.
 func (d *Decider) Observe(now time.Time, nodes []Node) []Verdict {
@@ -105,7 +110,7 @@ func (d *Decider) Observe(now time.Time, nodes []Node) []Verdict {
 	}
 
 	d.verdicts, d.silent, d.next = d.verdicts[:0], d.silent[:0], Interval
-	anySpeaks := false
+	anySpeaks, mute := false, len(nodes) > 0
 	for i, n := range nodes {
 		s, known := d.nodes[n.Name]
 		switch {
@@ -116,6 +121,7 @@ func (d *Decider) Observe(now time.Time, nodes []Node) []Verdict {
 		}
 		verdict, quiet := Alive, d.clock-s.lastByte
 		anySpeaks = anySpeaks || quiet < d.silence/2
+		mute = mute && quiet >= d.muteAfter()
 		switch {
 		case quiet >= d.silence:
 			d.silent = append(d.silent, i)
@@ -132,9 +138,9 @@ func (d *Decider) Observe(now time.Time, nodes []Node) []Verdict {
 	d.nodes, d.spare = d.spare, d.nodes
 	clear(d.spare)
 	switch {
-	case len(nodes) > 0 && !anySpeaks:
+	case mute:
 		d.mute = d.clock
-	case len(d.silent) > 0 && d.clock-d.mute >= d.silence:
+	case anySpeaks && len(d.silent) > 0 && d.clock-d.mute >= d.silence:
 		d.move(nodes)
 	}
 	return d.verdicts

@@ -443,6 +443,25 @@ func TestNetworkReturns(t *testing.T) {
 	}
 }
 
+// A node is lost although the only other one is idle and speaks when it is asked.
+func TestIdleSpeaker(t *testing.T) {
+	for _, silence := range []time.Duration{MinSilence, silence, 5 * time.Second} {
+		d, start := New(silence), time.Unix(1000, 0)
+		now, read, lost := start, start, false
+		for !lost && now.Sub(start) < 2*silence {
+			verdicts := d.Observe(now, []Node{{Name: "gone", ReadAt: start}, {Name: "idle", ReadAt: read}})
+			lost = verdicts[0] == Lost
+			if verdicts[1] == Ask {
+				read = now.Add(time.Millisecond)
+			}
+			now = now.Add(d.Next())
+		}
+		if !lost {
+			t.Errorf("with a bound of %v the node is not lost after %v", silence, now.Sub(start))
+		}
+	}
+}
+
 // A clock that goes back counts as no time.
 func TestTimeGoesBack(t *testing.T) {
 	d, now := New(silence), time.Unix(1000, 0)

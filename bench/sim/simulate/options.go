@@ -204,6 +204,9 @@ func (r *run) readProfile() (err error) {
 		return wrap(err)
 	}
 	p := r.profile
+	if !(r.Price >= 0 || r.Price == -1) {
+		return fmt.Errorf("%w: --price-per-hour %g: give US dollars, or -1 for the profile's price", ErrOption, r.Price)
+	}
 	if r.Price >= 0 {
 		p.Node.Price = r.Price
 	}

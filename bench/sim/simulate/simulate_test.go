@@ -169,6 +169,8 @@ func TestWrongOptions(t *testing.T) {
 		{func(o *Options) { o.Load = "rps=1" }, "has no in"},
 		{func(o *Options) { o.Load = "rps=1,n=1000000,in=10,out=100000" }, "give --num-prompts"},
 		{func(o *Options) { o.Speedup = 0 }, "--speedup 0"},
+		{func(o *Options) { o.Price = math.NaN() }, "--price-per-hour NaN"},
+		{func(o *Options) { o.Price = -2 }, "--price-per-hour -2"},
 		{func(o *Options) { o.Policy = "best" }, "--policy"},
 		{func(o *Options) { o.Events = []string{"now kill decode-0"} }, "not a time"},
 		{func(o *Options) { o.Events = []string{"1s kill decode-9"} }, "has no decode-9"},

@@ -77,7 +77,7 @@ func typedBytes(name string, size int) int {
 	case "binary", "ubinary":
 		return object + size/8*len(",-128")
 	}
-	return object + size*len(",-1.1754944e-38")
+	return object + size*len(",-1.00000012e-20") // a float32 has up to nine digits
 }
 
 // AppendEmbeddings appends the answer of Embeddings or Pooling. created is in seconds since 1970.
@@ -123,6 +123,7 @@ func AppendTypedEmbeddings(dst []byte, id string, texts []string, vectors [][]fl
 	if types == nil {
 		types = embeddingTypes[:1]
 	}
+	dst = growFor(dst, vectors, types...)
 	dst = append(AppendString(append(dst, `{"id":`...), id), `,"embeddings":{`...)
 	for i, name := range types {
 		if i > 0 {
