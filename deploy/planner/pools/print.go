@@ -122,7 +122,7 @@ func (r *run) summary() (lines []string) {
 	if p.Meets {
 		for i := range p.Neighbours {
 			if n := &p.Neighbours[i]; n.Nodes() < f.Nodes() && !n.Meets {
-				lines = append(lines, fmt.Sprintf("With %s (%s) the fleet fails: %s; %s.", n.Name, n.Size(), r.failing(n.Outcome), planner.Cause(n.Outcome, n.Prefill > 0)))
+				lines = append(lines, fmt.Sprintf("With %s (%s) the fleet fails: %s; %s.", n.Name, n.Size(), r.failing(n.Outcome), planner.Cause(n.Outcome, n.Prefill > 0, r.problem.Fails(n.Outcome)[0])))
 			}
 		}
 	}
