@@ -79,6 +79,8 @@ func TestStatusesAndWords(t *testing.T) {
 		{"plan", nil, 2, "name the kind of plan"},
 		{"plan --kv-memory 1GiB pools", nil, 2, "name the kind of plan first"},
 		{"plan pool", nil, 2, "name the kind of plan first"},
+		{"plan memory --kv-memori 1GiB", nil, 2, "`tandem plan memory --help` lists them"},
+		{"plan memory a b", nil, 2, "`tandem plan memory --help` shows the usage"},
 		{"plan memory ./none --kv-memory 1GiB", nil, 2, "no such file"},
 		{"plan memory ../../engine/model/testdata/gqa-tied", nil, 2, "--kv-memory 0: give the bytes left"},
 		{"plan memory ../../engine/model/testdata/gqa-tied --kv-memory 1GiB --block-size -1", nil, 2, "--block-size -1, want"},
