@@ -97,7 +97,9 @@ func (r *run) prepare() (err error) {
 		Budget: r.Budget, Whole: len(r.whole), PartOf: len(r.part), Simulate: r.simulate,
 	}
 	for _, q := range r.profiles {
-		p.Nodes = append(p.Nodes, node(q))
+		n := node(q)
+		n.Price *= 1 + r.Overhead
+		p.Nodes = append(p.Nodes, n)
 	}
 	return nil
 }

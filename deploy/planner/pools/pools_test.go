@@ -2,11 +2,15 @@ package pools
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -100,6 +104,33 @@ func TestBoughtNodes(t *testing.T) {
 	list, err := o.readProfiles()
 	if err != nil || fmt.Sprintf("%.3f", list[0].Node.Price) != "1.256" { // 1 + .156 + .1
 		t.Errorf("%g, %v", list[0].Node.Price, err)
+	}
+}
+
+// The overhead is part of every price of a fleet.
+func TestOverhead(t *testing.T) {
+	o := options()
+	o.Prices, o.Overhead, o.Spare = []float64{2}, .1, 1
+	text := planned(t, o)
+	found := regexp.MustCompile(`(\d+) nodes at \$2\.00 an hour and 10 % of it for overhead: \$([\d.]+) an hour`).FindStringSubmatch(text)
+	if found == nil {
+		t.Fatalf("no price in\n%s", text)
+	}
+	n, _ := strconv.Atoi(found[1])
+	if want := fmt.Sprintf("%.2f", 2.2*float64(n)); found[2] != want || !strings.Contains(text, "GPUs in all, $"+want+" an hour") {
+		t.Errorf("want $%s an hour in\n%s", want, text)
+	}
+	o.JSON = true
+	var plan struct {
+		Fleet struct {
+			Price float64 `json:"price_per_hour"`
+		}
+		Cost struct {
+			Price float64 `json:"per_hour"`
+		}
+	}
+	if err := json.Unmarshal([]byte(planned(t, o)), &plan); err != nil || math.Abs(plan.Fleet.Price-plan.Cost.Price) > 1e-9 {
+		t.Errorf("%+v, %v", plan, err)
 	}
 }
 

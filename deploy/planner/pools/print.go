@@ -420,7 +420,11 @@ func (r *run) costLines() (lines []string) {
 	}
 	c := r.fleetCost(p.Fleet, p.Outcome)
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	add("%s at $%s an hour: $%.2f an hour, $%s a month", count(p.Fleet.Nodes(), "node"), dollars(node.Node.Price), c.Hourly(), report.Figure(math.Round(c.Monthly())))
+	overhead := ""
+	if r.Overhead > 0 {
+		overhead = fmt.Sprintf(" and %g %% of it for overhead", round(100*r.Overhead))
+	}
+	add("%s at $%s an hour%s: $%.2f an hour, $%s a month", count(p.Fleet.Nodes(), "node"), dollars(node.Node.Price), overhead, c.Hourly(), report.Figure(math.Round(c.Monthly())))
 	add("a million tokens: $%s of prompts and answers together, $%s of answers if prompts are free, $%s of those within every limit%s",
 		dollars(c.Blended()), dollars(c.AllOnOutput()), dollars(c.GoodTokens()), r.basis(p.Fleet))
 	if c.Pools() {
