@@ -168,7 +168,7 @@ func (s *search) choose(plan *Plan) error {
 		}
 		possible = true
 		if best >= 0 && list[best].Meets && lowest(a) > list[best].Price {
-			a.Reason = fmt.Sprintf("not simulated: at least %d nodes are needed, which cost more", a.Least)
+			a.Reason = fmt.Sprintf("not simulated: the least number of nodes, %d, costs more", a.Least)
 			continue
 		}
 		if err := s.fill(a); errors.Is(err, errBudget) {

@@ -202,6 +202,8 @@ func TestWrongInput(t *testing.T) {
 		{func(o *Options) { o.Profiles, o.GPUs = []string{"h100:llama-70b"}, []int{1} }, "leave no KV memory"},
 		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices and --profile 1 profiles"},
 		{func(o *Options) { o.Prices = []float64{-1} }, "--price-per-hour -1"},
+		{func(o *Options) { o.Prices, o.Machine.Capex = []float64{1}, 9e3 }, "of --price-per-hour and --capex only one can be the price of a node"},
+		{func(o *Options) { o.Loads = []string{"a: rps=1,in=9,out=9", "a: rps=1,in=9,out=9"} }, "two loads are called a: give each a name of its own"},
 		{func(o *Options) { o.HTML = filepath.Join(t.TempDir(), "none", "x.html") }, "its folder does not exist"},
 		{func(o *Options) { o.JSON, o.Up = true, true }, "--json and --up"},
 		{func(o *Options) { o.Growth = 0 }, "--growth 0: want 0.001 to 1000"},
