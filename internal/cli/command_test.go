@@ -76,6 +76,7 @@ func TestStatusesAndWords(t *testing.T) {
 		{"ca " + t.TempDir() + " router/a", nil, 2, `"router/a", want gateway/NAME, node/NAME or NAME`},
 		{"ca " + t.TempDir() + " gateway/g node/d", nil, 0, ""},
 		{"ca " + t.TempDir() + " d1", nil, 0, "warning: the certificate of d1 has no role: `tandem ca DIR gateway/NAME`"},
+		{"profile --peer 127.0.0.1:1", nil, 2, "--peer 127.0.0.1:1: dial tcp 127.0.0.1:1: connect: connection refused: start tandem bench transfer --listen there first"},
 		{"plan", nil, 2, "name the kind of plan"},
 		{"plan --kv-memory 1GiB pools", nil, 2, "name the kind of plan first"},
 		{"plan pool", nil, 2, "name the kind of plan first"},
