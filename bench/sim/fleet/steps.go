@@ -6,10 +6,10 @@ import (
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
-// A node whose batch only decodes repeats its step until a request ends, a block is full, or another
-// event reaches the node. Such steps are planned ahead: their ends are computed, and only the last
-// one is an alarm. An event that reads or changes the node first repeats the steps that have ended
-// (look, change). So the result of a run is the same as with an alarm for each step.
+// A node whose batch only decodes repeats its step until a request ends, a block is full, or
+// another event reaches the node. Such steps are planned ahead: their ends are computed, and only
+// the last one is an alarm. An event that reads or changes the node first repeats the steps that
+// have ended (look, change). So the result of a run is the same as with an alarm for each step.
 
 // Numbers of steps that are planned at once. A plan that is cut short has cost more than it saved.
 const (
