@@ -140,7 +140,7 @@ func node(p *profile.Profile) planner.Node {
 	between := p.Step.Overhead.Between
 	n := planner.Node{
 		Name: p.Node.Name, GPUs: p.Node.TP, Price: p.Node.Price, KVTokens: p.Memory.Blocks * p.Memory.BlockTokens,
-		Fixed: p.Step.Decode.Fixed + between, PerSeq: p.Step.Decode.PerSeq, PerCtx: p.Step.Decode.PerCtx,
+		Fixed: p.Step.Decode.Fixed + between, PerSeq: p.Step.Decode.PerSeq, PerCtx: p.Step.Decode.PerCtx, Mixed: p.Step.Mixed.Gamma,
 		Alone:   times.Step(profile.Shape{Streams: 1, ContextSum: 1}).Seconds(),
 		Latency: p.Gateway.PerRequest + p.Gateway.PerToken + p.Step.Overhead.Emit + fleet.DefaultRoundTrip.Seconds(),
 		Chunk: func(tokens, start int) float64 {
