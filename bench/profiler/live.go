@@ -67,7 +67,7 @@ func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 	p := *o.Base
 	rows := map[string][]profile.TimedStep{}
 	last := make([]*scrape, len(o.URLs))
-	failed := make([]int, len(o.URLs))
+	failed, seen := make([]int, len(o.URLs)), make([]bool, len(o.URLs))
 	began := time.Now()
 	tick := time.NewTicker(o.Every)
 	defer tick.Stop()
@@ -75,13 +75,13 @@ func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 		for i, url := range o.URLs {
 			s, err := readScrape(ctx, url)
 			if err != nil {
-				if failed[i]++; failed[i] >= maxFailed || last[i] == nil {
+				if failed[i]++; failed[i] >= maxFailed || !seen[i] {
 					return nil, err
 				}
 				last[i] = nil // the node may have been started again
 				continue
 			}
-			failed[i] = 0
+			failed[i], seen[i] = 0, true
 			if s.blocks > 0 {
 				p.Memory = profile.Memory{Blocks: s.blocks, BlockTokens: s.blockTokens}
 			}

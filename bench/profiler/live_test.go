@@ -126,3 +126,24 @@ func TestLiveRefuses(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A node that answers no metrics for a moment, as while it starts again, does not end the
+// measurement. One that does not come back ends it.
+func TestLiveStartsAgain(t *testing.T) {
+	base, _, _ := profile.Named("h200:llama-8b")
+	for _, c := range []struct{ down, most int }{{maxFailed - 1, math.MaxInt}, {maxFailed, 5 + maxFailed}} {
+		up, scrapes := &node{times: base.Times(), kinds: map[string]*counters{"decode": {}, "prefill": {}}, shape: varied}, 0
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+			if scrapes++; scrapes > 5 && scrapes <= 5+c.down {
+				http.Error(w, "starting", http.StatusServiceUnavailable)
+				return
+			}
+			up.ServeHTTP(w, q)
+		}))
+		_, err := Live(t.Context(), LiveOptions{URLs: []string{server.URL}, For: 400 * time.Millisecond, Every: 20 * time.Millisecond, Base: base})
+		server.Close()
+		if fails := c.down == maxFailed; errors.Is(err, ErrLive) != fails || scrapes > c.most {
+			t.Errorf("down for %d scrapes: %d scrapes, %v", c.down, scrapes, err)
+		}
+	}
+}

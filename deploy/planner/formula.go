@@ -17,6 +17,7 @@ type Demand struct {
 	Context        float64 // mean tokens that a decoded token attends to
 	Residence      float64 // sum over answer tokens of the context, per second
 
+	LeastWork float64 // Work if every step were full, without attention
 	Work      float64 // seconds of prefill per second, with every shared prefix cached
 	ColdWork  float64 // the same without caches
 	Service   float64 // mean seconds of a prompt, with every shared prefix cached
@@ -28,7 +29,8 @@ func Describe(n *Node, requests []Request, batch int) (d Demand) {
 	d.Requests = len(requests)
 	d.Span = max(requests[len(requests)-1].At.Seconds()-requests[0].At.Seconds(), 1e-3)
 	d.Rate = float64(len(requests)) / d.Span
-	var prompt, output, cached, context, warm, cold, square float64
+	var prompt, output, cached, context, warm, cold, square, least float64
+	perToken := n.Chunk(batch, 0) / float64(batch)
 	times := promptTimes{n: n, batch: batch}
 	for _, q := range requests {
 		out := float64(max(1, q.Output))
@@ -36,8 +38,10 @@ func Describe(n *Node, requests []Request, batch int) (d Demand) {
 		context += out * (float64(q.Prompt) + out/2)
 		s := times.seconds(q.Prompt, q.Cached)
 		warm, square, cold = warm+s, square+s*s, cold+times.seconds(q.Prompt, 0)
+		least += perToken * float64(max(1, q.Prompt-q.Cached))
 		d.Longest = max(d.Longest, q.Prompt)
 	}
+	d.LeastWork = least / d.Span
 	k := float64(len(requests))
 	d.Prompt, d.Output, d.Cached, d.Context = prompt/k, output/k, cached/prompt, context/output
 	d.Residence = context / d.Span
@@ -160,6 +164,8 @@ func (d *Demand) Backlog(n *Node, requests []Request, batch, k int) (longest flo
 type Bounds struct {
 	Prefill, Decode, Colocated                int // no fleet with fewer can keep up
 	GuessPrefill, GuessDecode, GuessColocated int
+	// Nodes is the least number of nodes of any fleet, whatever a simulation of a short load shows.
+	Nodes int
 }
 
 // Shares of the nodes' time and memory at which a guess plans them. Prompts of very different
@@ -174,6 +180,8 @@ const (
 // none.
 func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	decodeWork := d.Rate * d.Output * (n.PerSeq + n.PerCtx*d.Context) // seconds per second, in large batches
+	low, high := min(d.LeastWork, decodeWork), max(d.LeastWork, decodeWork)
+	b.Nodes = max(1, ceil(surely*(high+n.Mixed*low)))
 	b.Prefill = max(1, ceil(d.Work))
 	b.GuessPrefill = max(b.Prefill, ceil(d.Work/GuessBusy))
 	b.Decode = max(1, ceil(decodeWork))
@@ -194,6 +202,9 @@ func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	b.GuessColocated = max(b.Colocated, ceil((d.Work+decodeWork)/GuessBusy))
 	return b
 }
+
+// surely is the share of LeastWork that no fleet is without: larger steps take less per token.
+const surely = .9
 
 // maxGuess bounds the nodes of a guess.
 const maxGuess = 1 << 20

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -167,7 +168,7 @@ func (s *search) choose(plan *Plan) error {
 		}
 		possible = true
 		if best >= 0 && list[best].Meets && lowest(a) > list[best].Price {
-			a.Reason = fmt.Sprintf("not simulated: at least %d nodes are needed, which cost more", a.Least)
+			a.Reason = fmt.Sprintf("not simulated: the least number of nodes, %d, costs more", a.Least)
 			continue
 		}
 		if err := s.fill(a); errors.Is(err, errBudget) {
@@ -429,7 +430,7 @@ func (s *search) grow(plan *Plan) (err error) {
 		r := &plan.Growth[i]
 		for _, name := range s.Problem.Fails(r.Outcome) {
 			if !slices.ContainsFunc(plan.Breaks, func(b Break) bool { return b.Objective == name }) {
-				plan.Breaks = append(plan.Breaks, Break{name, r.Load, Cause(r.Outcome, r.Prefill > 0)})
+				plan.Breaks = append(plan.Breaks, Break{name, r.Load, Cause(r.Outcome, r.Prefill > 0, name)})
 			}
 		}
 	}
@@ -456,9 +457,10 @@ func (s *search) slow(plan *Plan) (err error) {
 	return err
 }
 
-// Cause returns what limits a fleet, as its nodes show it. pools reports whether it has prefill
-// nodes.
-func Cause(o *Outcome, pools bool) string {
+// Cause returns why a fleet fails an objective, which Fails has named, as its nodes show it. pools
+// reports whether the fleet has prefill nodes.
+func Cause(o *Outcome, pools bool, objective string) string {
+	between := strings.HasPrefix(objective, "TPOT") || strings.HasPrefix(objective, "ITL") // prompts that wait do not count
 	nodes := "nodes"
 	if pools {
 		nodes = "decode nodes"
@@ -466,6 +468,7 @@ func Cause(o *Outcome, pools bool) string {
 	switch {
 	case o.Failed > 0 && o.TTFT.P99 == Failing:
 		return fmt.Sprintf("%d requests are refused, because too many wait", o.Failed)
+	case between:
 	case pools && o.PrefillBusy > fullBusy:
 		return fmt.Sprintf("prefill nodes compute %.0f %% of the time, so that prompts wait", 100*o.PrefillBusy)
 	case o.DecodeKV > fullKV:
@@ -476,7 +479,6 @@ func Cause(o *Outcome, pools bool) string {
 		return fmt.Sprintf("nodes compute %.0f %% of the time, so that prompts wait", 100*o.DecodeBusy)
 	case pools && o.PrefillBusy > .6:
 		return fmt.Sprintf("prompts wait for each other in bursts (prefill nodes compute %.0f %% of the time)", 100*o.PrefillBusy)
-	default:
-		return fmt.Sprintf("steps of %s take longer with more requests in them", nodes)
 	}
+	return fmt.Sprintf("steps of %s take longer with more requests in them", nodes)
 }

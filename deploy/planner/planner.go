@@ -31,6 +31,7 @@ type Node struct {
 	Chunk func(tokens, start int) float64
 	// Coefficients of a step that decodes, in seconds.
 	Fixed, PerSeq, PerCtx float64
+	Mixed                 float64 // share of the shorter kind of work that a step with both kinds takes
 	Alone                 float64 // seconds of a step that decodes one short sequence
 	// Latency is the seconds of a request in addition to its steps, without waiting.
 	Latency float64

@@ -256,3 +256,28 @@ func TestLeast(t *testing.T) {
 		}
 	}
 }
+
+// Prompts that wait are no cause of long times between tokens.
+func TestCause(t *testing.T) {
+	o := &Outcome{PrefillBusy: .99, DecodeBusy: 1, DecodeKV: .95, TTFT: Quantiles{P90: 9 * time.Second}, TPOT: Quantiles{P90: time.Second}}
+	for _, c := range []struct {
+		objective Metric
+		pools     bool
+		want      string
+	}{
+		{TTFT, true, "prefill nodes compute 99 %"},
+		{TTFT, false, "KV memory of nodes is full (95 %"},
+		{E2EL, true, "prefill nodes compute 99 %"},
+		{TPOT, true, "steps of decode nodes take longer"},
+		{TPOT, false, "steps of nodes take longer"},
+		{ITL, false, "steps of nodes take longer"},
+	} {
+		if got := Cause(o, c.pools, Objective{Metric: c.objective, Percentile: 90}.Name()); !strings.HasPrefix(strings.TrimPrefix(got, "the "), c.want) {
+			t.Errorf("%s, pools %v: %q, want %q", c.objective, c.pools, got, c.want)
+		}
+	}
+	o.Failed, o.TTFT.P99 = 7, Failing
+	if got := Cause(o, false, "TPOT p90"); got != "7 requests are refused, because too many wait" {
+		t.Error(got)
+	}
+}

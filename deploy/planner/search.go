@@ -229,7 +229,7 @@ func (s *search) around(f Fleet, step int) (list []Fleet) {
 	add := func(prefill, decode int) {
 		g := f
 		g.Prefill, g.Decode = f.Prefill+prefill, f.Decode+decode
-		if g.Decode > 0 && (f.Prefill == 0) == (g.Prefill == 0) && g.Prefill >= 0 && g.Nodes() <= s.MaxNodes {
+		if g.Decode > 0 && (f.Prefill == 0) == (g.Prefill == 0) && g.Prefill >= 0 && g.Nodes() <= s.MaxNodes && g.Nodes() >= s.bounds[g.Node].Nodes {
 			list = append(list, g)
 		}
 	}

@@ -55,7 +55,7 @@ func (p *Pool) Extend(c *Chain, tokens []int32) {
 }
 
 // Name adds links for the next units of the sequence, identified by names in place of tokens.
-// Extend adds no link for a unit that has one. Name is for simulations, which have no tokens. Names
+// Extend adds no link for a unit that has one. It is for simulations, which have no tokens. Names
 // must not come from clients, because two sequences of names with one digest can be found.
 func (c *Chain) Name(names ...Hash) {
 	c.links = slices.Grow(c.links, len(names))

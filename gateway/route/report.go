@@ -44,9 +44,9 @@ func (s *State) Merge(r *Report, own Sent, answer int) {
 // steps, so that a slow node, or one of unknown speed, does not run dry between two requests.
 const leastBacklog = 2048
 
-// Room returns how many requests a decode node takes in addition to those of other gateways. own
-// is the number of the report's requests that are this gateway's. A node takes as many requests as
-// it runs at once, and waiting more. A node that cannot run so many, for want of KV blocks, takes
+// Room returns how many requests a decode node takes in addition to those of other gateways. own is
+// the number of the report's requests that are this gateway's. A node takes as many requests as it
+// runs at once, and waiting more. A node that cannot run so many, for want of KV blocks, takes
 // those that it runs, and waiting more.
 func (r *Report) Room(maxRunning, waiting, own int) int {
 	if r.Waiting > waiting {

@@ -37,7 +37,9 @@ func New(name, args, summary, example string, run func(*Invocation) error) Comma
 
 // Flags returns a new flag set of the command.
 func (c *Command) Flags(out io.Writer) *config.Set {
-	return config.New(strings.TrimSpace(c.Name+" "+c.Args), c.Summary, c.Example, out)
+	s := config.New(strings.TrimSpace(c.Name+" "+c.Args), c.Summary, c.Example, out)
+	s.Init(c.Name, pflag.ContinueOnError) // such as "plan pools", for errors that name the help
+	return s
 }
 
 // Invocation is one call of a command.

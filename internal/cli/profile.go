@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"net/url"
 	"os"
 	"strings"
@@ -46,7 +47,7 @@ func (f *profileFlags) register(v *Invocation) {
 	v.StringVar(&f.out, "out", "", "file to write the profile to, which tandem sim --profile reads; empty: the standard output")
 	v.StringVar(&f.o.Name, "name", "", "name of this kind of node in the profile; default: its kernels and threads")
 	v.SecondsVar(&f.o.Budget, "budget", false, "time for the measurement of steps; 0: 45s for the built-in model, 4m for others")
-	v.StringVar(&f.peer, "peer", "", "HOST:PORT of `tandem bench transfer --listen` on another machine, to measure KV transfer to it; default: the loopback interface of this machine")
+	v.StringVar(&f.peer, "peer", "", "HOST:PORT of tandem bench transfer --listen on another machine, to measure KV transfer to it; default: the loopback interface of this machine")
 	v.Float64Var(&f.price, "price-per-hour", 0, "US dollars for an hour of the node; 0: no cost is computed")
 	v.Float64Var(&f.watts, "watts", 0, "power of the node; 0: not known")
 	v.Uint64Var(&f.o.Seed, "seed", 0, "seed of the tokens")
@@ -98,6 +99,9 @@ func profileNode(v *Invocation) error {
 	if err != nil {
 		return err
 	}
+	if err := f.reach(); err != nil {
+		return err
+	}
 	ctx, _, stop := process.Signals()
 	defer stop()
 	out, err := createProfile(f.out, v.Out)
@@ -132,6 +136,21 @@ func profileNode(v *Invocation) error {
 	return nil
 }
 
+// reachTimeout bounds the connection to the peer before the measurement.
+const reachTimeout = 5 * time.Second
+
+// reach returns an error if the peer cannot be reached, before minutes of measurement.
+func (f *profileFlags) reach() error {
+	if f.peer == "" || len(f.from) > 0 {
+		return nil
+	}
+	conn, err := net.DialTimeout("tcp", f.peer, reachTimeout)
+	if err != nil {
+		return fmt.Errorf("%w: --peer %s: %w: start tandem bench transfer --listen there first", config.ErrValue, f.peer, err)
+	}
+	return conn.Close()
+}
+
 // measure measures the steps of a model in this process, or of nodes that serve.
 func (f *profileFlags) measure(ctx context.Context, v *Invocation, log *slog.Logger) (*profiler.Result, error) {
 	var err error
@@ -152,7 +171,7 @@ func (f *profileFlags) measure(ctx context.Context, v *Invocation, log *slog.Log
 			}
 			f.live.URLs = append(f.live.URLs, u.String())
 		}
-		fmt.Fprintf(v.ErrOut, "Reading the counters of %d nodes for %v\n", len(f.from), f.live.For)
+		fmt.Fprintf(v.ErrOut, "Reading the counters of %s for %v\n", strings.Join(f.from, ", "), f.live.For)
 		r, err := profiler.Live(ctx, f.live)
 		if r != nil && f.price > 0 {
 			r.Profile.Node.Price = f.price

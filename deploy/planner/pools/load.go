@@ -87,6 +87,9 @@ func (r *run) draw(i int, text string) error {
 	if m := tenantName.FindStringSubmatch(text); m != nil {
 		t.name, spec = m[1], m[2]
 	}
+	if slices.ContainsFunc(r.tenants, func(other tenant) bool { return other.name == t.name }) {
+		return fmt.Errorf("%w: two loads are called %s: give each a name of its own", ErrOption, t.name)
+	}
 	l, err := sim.ParseLoad(spec)
 	if err != nil {
 		return wrap(err)

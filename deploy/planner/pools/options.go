@@ -143,6 +143,9 @@ func (o *Options) check() error {
 			return fmt.Errorf("%w: --%s %g: want %g to %g", ErrOption, f.flag, f.value, f.least, f.most)
 		}
 	}
+	if len(o.Prices) > 0 && o.Machine.Capex > 0 {
+		return fmt.Errorf("%w: of --price-per-hour and --capex only one can be the price of a node: leave one", ErrOption)
+	}
 	for _, price := range o.Prices {
 		if !(price >= 0 && price <= 1e6) {
 			return fmt.Errorf("%w: --price-per-hour %g: want US dollars for an hour of a node, 0 to 1e6", ErrOption, price)

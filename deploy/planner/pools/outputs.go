@@ -204,7 +204,7 @@ func (r *run) jsonRow(row *planner.Row) report.Object {
 	}
 	return report.Object{
 		{Key: "name", Value: row.Name}, {Key: "fleet", Value: row.Size()}, {Key: "prefill", Value: row.Prefill}, {Key: "decode", Value: row.Decode}, {Key: "profile", Value: p.Node.Name}, {Key: "gpus", Value: r.gpus(row.Fleet)},
-		{Key: "price_per_hour", Value: float64(row.Nodes()) * p.Node.Price}, {Key: "load", Value: row.Load}, {Key: "step_time", Value: row.Slow}, {Key: "meets_objectives", Value: row.Meets}, {Key: "estimate", Value: r.estimated(row.Fleet)}, {Key: "error", Value: p.Step.Error},
+		{Key: "price_per_hour", Value: float64(row.Nodes()) * p.Node.Price * (1 + r.Overhead)}, {Key: "load", Value: row.Load}, {Key: "step_time", Value: row.Slow}, {Key: "meets_objectives", Value: row.Meets}, {Key: "estimate", Value: r.estimated(row.Fleet)}, {Key: "error", Value: p.Step.Error},
 		{Key: "ttft_ms", Value: three(row.TTFT)}, {Key: "tpot_ms", Value: three(row.TPOT)}, {Key: "itl_ms", Value: three(row.ITL)}, {Key: "goodput", Value: row.Goodput}, {Key: "failed", Value: row.Failed},
 		{Key: "prefill_busy", Value: row.PrefillBusy}, {Key: "decode_busy", Value: row.DecodeBusy}, {Key: "kv_usage_max", Value: row.DecodeKV}, {Key: "prefix_cache_hit_rate", Value: row.Cached}, {Key: "local_prefill_share", Value: row.Local},
 		{Key: "input_tokens_per_second", Value: row.Input}, {Key: "output_tokens_per_second", Value: row.Output},

@@ -97,7 +97,9 @@ func (r *run) prepare() (err error) {
 		Budget: r.Budget, Whole: len(r.whole), PartOf: len(r.part), Simulate: r.simulate,
 	}
 	for _, q := range r.profiles {
-		p.Nodes = append(p.Nodes, node(q))
+		n := node(q)
+		n.Price *= 1 + r.Overhead
+		p.Nodes = append(p.Nodes, n)
 	}
 	return nil
 }
@@ -138,7 +140,7 @@ func node(p *profile.Profile) planner.Node {
 	between := p.Step.Overhead.Between
 	n := planner.Node{
 		Name: p.Node.Name, GPUs: p.Node.TP, Price: p.Node.Price, KVTokens: p.Memory.Blocks * p.Memory.BlockTokens,
-		Fixed: p.Step.Decode.Fixed + between, PerSeq: p.Step.Decode.PerSeq, PerCtx: p.Step.Decode.PerCtx,
+		Fixed: p.Step.Decode.Fixed + between, PerSeq: p.Step.Decode.PerSeq, PerCtx: p.Step.Decode.PerCtx, Mixed: p.Step.Mixed.Gamma,
 		Alone:   times.Step(profile.Shape{Streams: 1, ContextSum: 1}).Seconds(),
 		Latency: p.Gateway.PerRequest + p.Gateway.PerToken + p.Step.Overhead.Emit + fleet.DefaultRoundTrip.Seconds(),
 		Chunk: func(tokens, start int) float64 {

@@ -2,11 +2,15 @@ package pools
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +107,33 @@ func TestBoughtNodes(t *testing.T) {
 	}
 }
 
+// The overhead is part of every price of a fleet.
+func TestOverhead(t *testing.T) {
+	o := options()
+	o.Prices, o.Overhead, o.Spare = []float64{2}, .1, 1
+	text := planned(t, o)
+	found := regexp.MustCompile(`(\d+) nodes at \$2\.00 an hour and 10 % of it for overhead: \$([\d.]+) an hour`).FindStringSubmatch(text)
+	if found == nil {
+		t.Fatalf("no price in\n%s", text)
+	}
+	n, _ := strconv.Atoi(found[1])
+	if want := fmt.Sprintf("%.2f", 2.2*float64(n)); found[2] != want || !strings.Contains(text, "GPUs in all, $"+want+" an hour") {
+		t.Errorf("want $%s an hour in\n%s", want, text)
+	}
+	o.JSON = true
+	var plan struct {
+		Fleet struct {
+			Price float64 `json:"price_per_hour"`
+		}
+		Cost struct {
+			Price float64 `json:"per_hour"`
+		}
+	}
+	if err := json.Unmarshal([]byte(planned(t, o)), &plan); err != nil || math.Abs(plan.Fleet.Price-plan.Cost.Price) > 1e-9 {
+		t.Errorf("%+v, %v", plan, err)
+	}
+}
+
 // written writes a file and returns its name.
 func written(t *testing.T, text string) string {
 	t.Helper()
@@ -171,6 +202,8 @@ func TestWrongInput(t *testing.T) {
 		{func(o *Options) { o.Profiles, o.GPUs = []string{"h100:llama-70b"}, []int{1} }, "leave no KV memory"},
 		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices and --profile 1 profiles"},
 		{func(o *Options) { o.Prices = []float64{-1} }, "--price-per-hour -1"},
+		{func(o *Options) { o.Prices, o.Machine.Capex = []float64{1}, 9e3 }, "of --price-per-hour and --capex only one can be the price of a node"},
+		{func(o *Options) { o.Loads = []string{"a: rps=1,in=9,out=9", "a: rps=1,in=9,out=9"} }, "two loads are called a: give each a name of its own"},
 		{func(o *Options) { o.HTML = filepath.Join(t.TempDir(), "none", "x.html") }, "its folder does not exist"},
 		{func(o *Options) { o.JSON, o.Up = true, true }, "--json and --up"},
 		{func(o *Options) { o.Growth = 0 }, "--growth 0: want 0.001 to 1000"},
@@ -279,5 +312,17 @@ func TestMooncakeFigures(t *testing.T) {
 		if c.got < c.want*.99 || c.got > c.want*1.01 {
 			t.Errorf("%s: %.4g, want %.4g", c.what, c.got, c.want)
 		}
+	}
+}
+
+// A load of seconds ends before an overloaded fleet shows it. No plan has less time than the work
+// of its load takes.
+func TestShortLoad(t *testing.T) {
+	o := options()
+	o.Loads, o.Shape, o.TTFT, o.TPOT, o.MaxNodes, o.Budget, o.JSON = []string{"rps=400,n=400,in=1000,out=200"}, "colocated", "p90=2s", "p90=50ms", 64, 12_000, true
+	var plan struct{ Fleet struct{ Decode int } }
+	// 400 · (1000 · 20.3 µs + 200 · (11 µs + 42.5 ns · 1100)) = 12.7 seconds a second, of which .9
+	if err := json.Unmarshal([]byte(planned(t, o)), &plan); err != nil || plan.Fleet.Decode < 12 {
+		t.Errorf("%+v, %v", plan, err)
 	}
 }

@@ -122,7 +122,7 @@ func (r *run) summary() (lines []string) {
 	if p.Meets {
 		for i := range p.Neighbours {
 			if n := &p.Neighbours[i]; n.Nodes() < f.Nodes() && !n.Meets {
-				lines = append(lines, fmt.Sprintf("With %s (%s) the fleet fails: %s; %s.", n.Name, n.Size(), r.failing(n.Outcome), planner.Cause(n.Outcome, n.Prefill > 0)))
+				lines = append(lines, fmt.Sprintf("With %s (%s) the fleet fails: %s; %s.", n.Name, n.Size(), r.failing(n.Outcome), planner.Cause(n.Outcome, n.Prefill > 0, r.problem.Fails(n.Outcome)[0])))
 			}
 		}
 	}
@@ -420,7 +420,11 @@ func (r *run) costLines() (lines []string) {
 	}
 	c := r.fleetCost(p.Fleet, p.Outcome)
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	add("%s at $%s an hour: $%.2f an hour, $%s a month", count(p.Fleet.Nodes(), "node"), dollars(node.Node.Price), c.Hourly(), report.Figure(math.Round(c.Monthly())))
+	overhead := ""
+	if r.Overhead > 0 {
+		overhead = fmt.Sprintf(" and %g %% of it for overhead", round(100*r.Overhead))
+	}
+	add("%s at $%s an hour%s: $%.2f an hour, $%s a month", count(p.Fleet.Nodes(), "node"), dollars(node.Node.Price), overhead, c.Hourly(), report.Figure(math.Round(c.Monthly())))
 	add("a million tokens: $%s of prompts and answers together, $%s of answers if prompts are free, $%s of those within every limit%s",
 		dollars(c.Blended()), dollars(c.AllOnOutput()), dollars(c.GoodTokens()), r.basis(p.Fleet))
 	if c.Pools() {
