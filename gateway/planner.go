@@ -54,7 +54,7 @@ type desired struct {
 
 // desiredRole is the number of nodes of a role.
 type desiredRole struct {
-	Desired *int    `json:"desired,omitempty"` // only of the gateway that leads
+	Desired *int    `json:"desired,omitempty"` // only of the gateway that leads, once it has seen nodes
 	Advised int     `json:"advised"`
 	Ready   int     `json:"ready"`
 	Start   int     `json:"starting"`
@@ -116,7 +116,7 @@ func (p *planner) tick(at time.Duration) {
 		role := control.Role(r)
 		*to = desiredRole{Advised: d[r].Target, Ready: s.Nodes[r].Ready, Start: s.Nodes[r].Starting, Need: d[r].Need, Why: d[r].Why}
 		value := 0.0
-		if leads {
+		if leads && d[r].Known {
 			to.Desired, value = &to.Advised, float64(to.Advised)
 		}
 		p.g.Meters.Gauge(metrics.DesiredNodes, role.String()).Set(value)
@@ -141,7 +141,7 @@ func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string,
 	s.At = at
 	p.mu.Lock()
 	s.Demand, p.demand = p.demand, control.Demand{}
-	uncached := 1 - p.cached
+	uncached := max(0, 1-p.cached)
 	p.mu.Unlock()
 	gateways = []string{p.o.ID}
 	members = 1
