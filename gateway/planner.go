@@ -69,7 +69,7 @@ func newPlanner(g *Gateway, o Planner) *planner {
 	return &planner{g: g, o: o, c: control.New(o.Options), began: time.Now()}
 }
 
-// arrived counts a request that the fleet can serve, whether or not it is refused later.
+// arrived counts a choice that the fleet can serve, whether or not it is refused later.
 func (p *planner) arrived(prompt int) {
 	p.mu.Lock()
 	p.demand.Arrive(&p.o.Costs, prompt, int(p.cached*float64(prompt)))

@@ -43,7 +43,7 @@ type Options struct {
 	Quiet                  bool              // does not log that there is no model
 	KeepModels             bool              // a model whose nodes are all gone keeps its name, and its requests wait for one
 
-	// Arrived, if set, is called for each request that the fleet can serve, before the queue. Answered,
+	// Arrived, if set, is called for each choice that the fleet can serve, before the queue. Answered,
 	// if set, is called for each choice whose answer is complete. Neither may block.
 	Arrived  func(prompt int)
 	Answered func(a *Answered)
