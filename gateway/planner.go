@@ -77,7 +77,7 @@ func (p *planner) arrived(prompt int) {
 }
 
 // answered counts an answer.
-func (p *planner) answered(a *native.Answered) {
+func (p *planner) answered(a *native.Ended) {
 	n := float64(max(1, len(a.Prompt.Tokens)))
 	p.mu.Lock()
 	p.cached += (float64(a.Cached)/n - p.cached) * min(1, n/cachedTokens)
@@ -205,10 +205,10 @@ func (g *Gateway) arrived() func(prompt int) {
 	return g.planner.arrived
 }
 
-// answered counts and records an answer.
-func (g *Gateway) answered(a *native.Answered) {
-	if g.planner != nil {
+// ended counts and records a choice that has ended.
+func (g *Gateway) ended(a *native.Ended) {
+	if g.planner != nil && a.End == native.EndAnswered {
 		g.planner.answered(a)
 	}
-	g.recorder.answered(a)
+	g.recorder.ended(a)
 }
