@@ -3,6 +3,7 @@ package gateway
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +25,7 @@ const plannerInterval = 5 * time.Second
 type Planner struct {
 	control.Options
 	ID       string        // of this gateway among the members
+	Model    string        // fingerprint of the profile's model, in a profile's format; empty: not known
 	Interval time.Duration // between two decisions; 0: plannerInterval
 }
 
@@ -48,6 +50,7 @@ type planner struct {
 type desired struct {
 	Model   string      `json:"model"`
 	Leads   bool        `json:"leads"`
+	Note    string      `json:"note,omitempty"`
 	Prefill desiredRole `json:"prefill"`
 	Decode  desiredRole `json:"decode"`
 }
@@ -112,6 +115,12 @@ func (p *planner) tick(at time.Duration) {
 		now.Model = m.Name
 	}
 	last := p.now.Load()
+	if m := p.g.native.Models.Load(); m != nil && p.o.Model != "" && p.o.Model != fmt.Sprintf("%#016x", m.Fingerprint) {
+		now.Note = "the profile is of another model: its times may not be those of the nodes"
+		if last == nil || last.Note == "" {
+			p.g.Log.Warn("planner: profile of another model", "model", m.Name)
+		}
+	}
 	for r, to := range []*desiredRole{&now.Prefill, &now.Decode} {
 		role := control.Role(r)
 		*to = desiredRole{Advised: d[r].Target, Ready: s.Nodes[r].Ready, Start: s.Nodes[r].Starting, Need: d[r].Need, Why: d[r].Why}

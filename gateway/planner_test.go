@@ -55,6 +55,20 @@ func TestPlanner(t *testing.T) {
 	if v := b.g.Meters.Gauge(metrics.DesiredNodes, "prefill").Get(); int(v) != d.Prefill.Advised {
 		t.Errorf("metric %v, answer %+v", v, d.Prefill)
 	}
+	if d.Note != "" || strings.Contains(b.log.String(), "another model") {
+		t.Errorf("a profile without a model: %+v", d)
+	}
+	p.o.Model = "0x0000000000000007"
+	p.tick(2*time.Minute + time.Second)
+	if d := view(); d.Note != "" {
+		t.Errorf("a profile of the nodes' model: %+v", d)
+	}
+	p.o.Model = "0x0000000000000008"
+	p.tick(2*time.Minute + 2*time.Second)
+	p.tick(2*time.Minute + 3*time.Second)
+	if d := view(); !strings.Contains(d.Note, "another model") || strings.Count(b.log.String(), "planner: profile of another model") != 1 {
+		t.Errorf("a profile of another model: %+v", d)
+	}
 	if text := b.log.String(); !strings.Contains(text, "planner: number of nodes changed") || !strings.Contains(text, "role=prefill from=") {
 		t.Error(text)
 	}

@@ -42,7 +42,7 @@ func (f *plannerFlags) options(id string) *gateway.Planner {
 		return nil
 	}
 	d, c := &p.Step.Decode, &p.Step.Prefill
-	return &gateway.Planner{ID: id, Options: control.Options{
+	return &gateway.Planner{ID: id, Model: p.Model.Fingerprint, Options: control.Options{
 		Costs: control.Costs{
 			PromptToken: c.PerToken, PromptPair: c.PerPair, Fixed: d.Fixed + p.Step.Overhead.Between, PerSeq: d.PerSeq, PerCtx: d.PerCtx,
 			KVTokens: float64(p.Memory.Blocks * p.Memory.BlockTokens), Start: p.Start.Total(),
