@@ -100,7 +100,7 @@ func (r *recorder) ended(a *native.Ended) {
 }
 
 // recording reports whether a request that arrived at a time belongs to the recording, which it
-// ends where nobody reads it. r.mu is held.
+// ends if no client reads it. r.mu is held.
 func (r *recorder) recording(start time.Time) bool {
 	if r.session != "" && time.Since(r.asked) > recordIdle {
 		r.stop()

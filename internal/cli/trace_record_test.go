@@ -83,7 +83,7 @@ func TestRecordingOutage(t *testing.T) {
 	defer gateway.Close()
 	r := &recording{most: 100, every: time.Millisecond, ids: map[uint64]uint64{}}
 	err := r.read(t.Context(), &console.Client{URL: gateway.URL}, time.Minute)
-	if err == nil || !strings.Contains(err.Error(), "begun the recording anew") || len(r.requests) != 2 || calls != 4 {
+	if err == nil || !strings.Contains(err.Error(), "begun the recording again") || len(r.requests) != 2 || calls != 4 {
 		t.Errorf("%v, %d requests, %d calls", err, len(r.requests), calls)
 	}
 }
