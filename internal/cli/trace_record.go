@@ -147,8 +147,8 @@ func (t *recording) read(ctx context.Context, c *console.Client, length time.Dur
 }
 
 // write writes the trace in order of arrival, from 0 on. The tokens behind a prompt's last block
-// get an id of their own, so that no other prompt has them. The length of an incomplete answer is not
-// known: the trace has the mean of the complete ones, or the tokens received if these are more.
+// get an id of their own, so that no other prompt has them. The length of an incomplete answer is
+// not known: the trace has the mean of the complete ones, or the tokens received if these are more.
 func (t *recording) write(out io.Writer) error {
 	slices.SortStableFunc(t.requests, func(a, b console.Recorded) int { return cmp.Compare(a.At, b.At) })
 	w := bufio.NewWriter(out)
