@@ -3,6 +3,7 @@ package gateway
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,6 +25,7 @@ const plannerInterval = 5 * time.Second
 type Planner struct {
 	control.Options
 	ID       string        // of this gateway among the members
+	Model    string        // fingerprint of the profile's model, in a profile's format; empty: not known
 	Interval time.Duration // between two decisions; 0: plannerInterval
 }
 
@@ -48,13 +50,14 @@ type planner struct {
 type desired struct {
 	Model   string      `json:"model"`
 	Leads   bool        `json:"leads"`
+	Note    string      `json:"note,omitempty"`
 	Prefill desiredRole `json:"prefill"`
 	Decode  desiredRole `json:"decode"`
 }
 
 // desiredRole is the number of nodes of a role.
 type desiredRole struct {
-	Desired *int    `json:"desired,omitempty"` // only of the gateway that leads
+	Desired *int    `json:"desired,omitempty"` // only of the gateway that leads, once it has seen nodes
 	Advised int     `json:"advised"`
 	Ready   int     `json:"ready"`
 	Start   int     `json:"starting"`
@@ -69,7 +72,7 @@ func newPlanner(g *Gateway, o Planner) *planner {
 	return &planner{g: g, o: o, c: control.New(o.Options), began: time.Now()}
 }
 
-// arrived counts a request that the fleet can serve, whether or not it is refused later.
+// arrived counts a choice that the fleet can serve, whether or not it is refused later.
 func (p *planner) arrived(prompt int) {
 	p.mu.Lock()
 	p.demand.Arrive(&p.o.Costs, prompt, int(p.cached*float64(prompt)))
@@ -77,7 +80,7 @@ func (p *planner) arrived(prompt int) {
 }
 
 // answered counts an answer.
-func (p *planner) answered(a *native.Answered) {
+func (p *planner) answered(a *native.Ended) {
 	n := float64(max(1, len(a.Prompt.Tokens)))
 	p.mu.Lock()
 	p.cached += (float64(a.Cached)/n - p.cached) * min(1, n/cachedTokens)
@@ -112,11 +115,17 @@ func (p *planner) tick(at time.Duration) {
 		now.Model = m.Name
 	}
 	last := p.now.Load()
+	if m := p.g.native.Models.Load(); m != nil && p.o.Model != "" && p.o.Model != fmt.Sprintf("%#016x", m.Fingerprint) {
+		now.Note = "the profile is of another model: its times may not be those of the nodes"
+		if last == nil || last.Note == "" {
+			p.g.Log.Warn("planner: profile of another model", "model", m.Name)
+		}
+	}
 	for r, to := range []*desiredRole{&now.Prefill, &now.Decode} {
 		role := control.Role(r)
 		*to = desiredRole{Advised: d[r].Target, Ready: s.Nodes[r].Ready, Start: s.Nodes[r].Starting, Need: d[r].Need, Why: d[r].Why}
 		value := 0.0
-		if leads {
+		if leads && d[r].Known {
 			to.Desired, value = &to.Advised, float64(to.Advised)
 		}
 		p.g.Meters.Gauge(metrics.DesiredNodes, role.String()).Set(value)
@@ -141,7 +150,7 @@ func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string,
 	s.At = at
 	p.mu.Lock()
 	s.Demand, p.demand = p.demand, control.Demand{}
-	uncached := 1 - p.cached
+	uncached := max(0, 1-p.cached)
 	p.mu.Unlock()
 	gateways = []string{p.o.ID}
 	members = 1
@@ -205,10 +214,10 @@ func (g *Gateway) arrived() func(prompt int) {
 	return g.planner.arrived
 }
 
-// answered counts and records an answer.
-func (g *Gateway) answered(a *native.Answered) {
-	if g.planner != nil {
+// ended counts and records a choice that has ended.
+func (g *Gateway) ended(a *native.Ended) {
+	if g.planner != nil && a.End == native.EndAnswered {
 		g.planner.answered(a)
 	}
-	g.recorder.answered(a)
+	g.recorder.ended(a)
 }

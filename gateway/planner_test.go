@@ -31,6 +31,9 @@ func TestPlanner(t *testing.T) {
 	}
 	b.g.SetMembers(members)
 	p.tick(0)
+	if d := p.now.Load(); d.Prefill.Desired != nil || b.g.Meters.Gauge(metrics.DesiredNodes, "decode").Get() != 0 {
+		t.Errorf("asks for nodes before it has seen the fleet: %+v", d)
+	}
 	for at := time.Duration(0); at < 2*time.Minute; at += plannerInterval {
 		for range 10 {
 			b.post("/v1/completions", `{"prompt":"`+strings.Repeat("x", 100)+`","max_tokens":2}`)
@@ -51,6 +54,20 @@ func TestPlanner(t *testing.T) {
 	}
 	if v := b.g.Meters.Gauge(metrics.DesiredNodes, "prefill").Get(); int(v) != d.Prefill.Advised {
 		t.Errorf("metric %v, answer %+v", v, d.Prefill)
+	}
+	if d.Note != "" || strings.Contains(b.log.String(), "another model") {
+		t.Errorf("a profile without a model: %+v", d)
+	}
+	p.o.Model = "0x0000000000000007"
+	p.tick(2*time.Minute + time.Second)
+	if d := view(); d.Note != "" {
+		t.Errorf("a profile of the nodes' model: %+v", d)
+	}
+	p.o.Model = "0x0000000000000008"
+	p.tick(2*time.Minute + 2*time.Second)
+	p.tick(2*time.Minute + 3*time.Second)
+	if d := view(); !strings.Contains(d.Note, "another model") || strings.Count(b.log.String(), "planner: profile of another model") != 1 {
+		t.Errorf("a profile of another model: %+v", d)
 	}
 	if text := b.log.String(); !strings.Contains(text, "planner: number of nodes changed") || !strings.Contains(text, "role=prefill from=") {
 		t.Error(text)
@@ -75,5 +92,17 @@ func TestNoPlanner(t *testing.T) {
 	b := newBed(t, Options{}, map[string]nodestest.Options{"d": {}})
 	if r := b.do("GET", "/admin/desired", ""); r.StatusCode != 503 {
 		t.Errorf("status %d", r.StatusCode)
+	}
+}
+
+// A request of several choices is as many: its answers are counted one by one, too.
+func TestPlannerCountsChoices(t *testing.T) {
+	b := newBed(t, Options{Planner: planned()}, map[string]nodestest.Options{"d": {}})
+	b.post("/v1/completions", `{"prompt":["aaaaaaaaaa","bbbb"],"n":3,"max_tokens":2}`)
+	p := b.g.planner
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.demand.Requests != 6 || p.demand.Ended != 6 || p.demand.Work < 3.5 || p.demand.Work > 4.3 {
+		t.Errorf("%+v", p.demand)
 	}
 }

@@ -27,22 +27,24 @@ const (
 	maxSessionID  = 64                    // bytes
 )
 
-// recorded is an answered request without anything that names its client or its text.
+// recorded is a choice that has ended, without anything that names its client or its text.
 type recorded struct {
-	At     int64    `json:"at_ms"` // of arrival, since the recording's start
-	Prompt int      `json:"prompt_tokens"`
-	Output int      `json:"output_tokens"`
-	Blocks []uint64 `json:"blocks,omitempty"` // a keyed hash for each BlockTokens of the prompt, from the first on
+	At     int64      `json:"at_ms"` // of arrival, since the recording's start
+	Prompt int        `json:"prompt_tokens"`
+	Output int        `json:"output_tokens"`
+	End    native.End `json:"end"`
+	Blocks []uint64   `json:"blocks,omitempty"` // a keyed hash for each BlockTokens of the prompt, from the first on
 }
 
-// recordings is the answer of /admin/record: what was answered since the last call.
+// recordings is the answer of /admin/record: the choices that have ended since the last call.
 type recordings struct {
+	Began       bool       `json:"began"` // this call has started the recording
 	BlockTokens int        `json:"block_tokens"`
 	Dropped     int        `json:"dropped"` // since the recording's start
 	Requests    []recorded `json:"requests"`
 }
 
-// recorder records answered requests while a client of /admin/record reads them.
+// recorder records requests while a client of /admin/record reads them.
 type recorder struct {
 	active atomic.Bool
 
@@ -56,36 +58,64 @@ type recorder struct {
 	requests []recorded
 }
 
-// answered records a request that arrived within the recording.
-func (r *recorder) answered(a *native.Answered) {
+// ended records a choice whose request arrived within the recording. The hashes are computed
+// without the lock, because a long prompt has thousands of them.
+func (r *recorder) ended(a *native.Ended) {
 	if !r.active.Load() {
 		return
 	}
+	each := 0 // hashes of the prompt in a block of the recording
+	if recordBlock%a.BlockTokens == 0 {
+		each = recordBlock / a.BlockTokens
+	}
+	n := 0
+	if each > 0 {
+		n = len(a.Prompt.Hashes) / each
+	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	switch n := len(a.Prompt.Tokens) / recordBlock; {
-	case time.Since(r.asked) > recordIdle:
-		r.stop()
-		return
-	case a.Start.Before(r.began):
-		return
-	case len(r.requests) >= maxRecorded || r.blocks+n > maxRecordedID:
-		r.dropped++
+	began, key := r.began, r.key
+	ok := r.recording(a.Start) && r.room(n)
+	r.mu.Unlock()
+	if !ok {
 		return
 	}
-	q := recorded{At: a.Start.Sub(r.began).Round(recordRound).Milliseconds(), Prompt: len(a.Prompt.Tokens), Output: a.Output}
-	if each := recordBlock / a.BlockTokens; each > 0 {
-		h := hmac.New(sha256.New, r.key[:])
-		for i := each - 1; i < len(a.Prompt.Hashes); i += each {
+	q := recorded{At: a.Start.Sub(began).Round(recordRound).Milliseconds(), Prompt: len(a.Prompt.Tokens), Output: a.Output, End: a.End}
+	if n > 0 {
+		q.Blocks = make([]uint64, n)
+		h := hmac.New(sha256.New, key[:])
+		for i := range q.Blocks {
 			var in [8]byte
-			binary.LittleEndian.PutUint64(in[:], uint64(a.Prompt.Hashes[i]))
+			binary.LittleEndian.PutUint64(in[:], uint64(a.Prompt.Hashes[(i+1)*each-1]))
 			h.Reset()
 			h.Write(in[:])
-			q.Blocks = append(q.Blocks, binary.LittleEndian.Uint64(h.Sum(nil)))
+			q.Blocks[i] = binary.LittleEndian.Uint64(h.Sum(nil))
 		}
 	}
-	r.blocks += len(q.Blocks)
-	r.requests = append(r.requests, q)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if key == r.key && r.recording(a.Start) && r.room(n) {
+		r.blocks += n
+		r.requests = append(r.requests, q)
+	}
+}
+
+// recording reports whether a request that arrived at a time belongs to the recording, which it
+// ends if no client reads it. r.mu is held.
+func (r *recorder) recording(start time.Time) bool {
+	if r.session != "" && time.Since(r.asked) > recordIdle {
+		r.stop()
+	}
+	return r.session != "" && !start.Before(r.began)
+}
+
+// room reports whether a request with n hashes fits, and counts it as dropped if it does not. r.mu
+// is held.
+func (r *recorder) room(n int) bool {
+	if len(r.requests) < maxRecorded && r.blocks+n <= maxRecordedID {
+		return true
+	}
+	r.dropped++
+	return false
 }
 
 // stop ends the recording.
@@ -106,13 +136,14 @@ func (r *recorder) take(session string, now time.Time) (recordings, bool) {
 	if r.session != "" && r.session != session {
 		return recordings{}, false
 	}
-	if r.session == "" {
+	first := r.session == ""
+	if first {
 		r.session, r.began = session, now
 		_, _ = rand.Read(r.key[:]) // never fails
 		r.active.Store(true)
 	}
 	r.asked = now
-	out := recordings{BlockTokens: recordBlock, Dropped: r.dropped, Requests: r.requests}
+	out := recordings{Began: first, BlockTokens: recordBlock, Dropped: r.dropped, Requests: r.requests}
 	if r.requests == nil {
 		out.Requests = []recorded{}
 	}
@@ -120,7 +151,7 @@ func (r *recorder) take(session string, now time.Time) (recordings, bool) {
 	return out, true
 }
 
-// record answers with the requests that were answered since the last call of a recording.
+// record answers with the requests that have ended since the last call of a recording.
 func (g *Gateway) record(ctx *fasthttp.RequestCtx) {
 	session := string(ctx.QueryArgs().Peek("session"))
 	if session == "" || len(session) > maxSessionID {

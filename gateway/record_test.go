@@ -88,14 +88,73 @@ func TestRecordBound(t *testing.T) {
 	r := &recorder{}
 	r.take("s", time.Now())
 	r.requests = make([]recorded, maxRecorded)
-	a := &native.Answered{Start: time.Now(), Prompt: &render.Prompt{Tokens: make([]int32, 200)}, BlockTokens: 16, Output: 3}
-	r.answered(a)
+	a := &native.Ended{Start: time.Now(), Prompt: &render.Prompt{Tokens: make([]int32, 200), Hashes: make([]kvcache.Hash, 12)}, BlockTokens: 16, Output: 3}
+	r.ended(a)
 	if out, ok := r.take("s", time.Now()); !ok || len(out.Requests) != maxRecorded || out.Dropped != 1 {
 		t.Errorf("%d requests, %d dropped", len(out.Requests), out.Dropped)
 	}
 	r.blocks = maxRecordedID
-	r.answered(a)
+	r.ended(a)
 	if out, _ := r.take("s", time.Now()); len(out.Requests) != 0 || out.Dropped != 2 {
 		t.Errorf("%d requests, %d dropped", len(out.Requests), out.Dropped)
+	}
+}
+
+// A refused request is load, too: the recording has it with its end, and what its client left.
+func TestRecordRefused(t *testing.T) {
+	b, gate := crowd(t, Options{Limits: Limits{MaxQueuedRequests: 1}})
+	take := func() []recorded {
+		r, ok := b.g.recorder.take("s", time.Now())
+		if !ok {
+			t.Fatal("no recording")
+		}
+		return r.Requests
+	}
+	if r, _ := b.g.recorder.take("s", time.Now()); !r.Began {
+		t.Error("the first call does not begin the recording")
+	}
+	runs := b.ask("a", 0)
+	b.ask("b", 0)
+	waits := b.ask("c", 0)
+	b.post("/v1/completions", `{"prompt":"`+strings.Repeat("d", 70)+`","n":2}`).wantError(t, 429, "1 requests wait")
+	if r := take(); len(r) != 2 || r[0].End != native.EndRefused || r[0].Output != 0 || r[0].Prompt != 70 || len(r[0].Blocks) != 1 {
+		t.Errorf("%+v", r)
+	}
+	var r []recorded
+	waits.Close()
+	b.until(func() bool { r = append(r, take()...); return len(r) == 1 })
+	if r[0].End != native.EndRefused {
+		t.Errorf("left the queue: %+v", r)
+	}
+	runs.Close()
+	b.until(func() bool { r = append(r, take()...); return len(r) == 2 })
+	if r[1].End != native.EndIncomplete {
+		t.Errorf("left its answer: %+v", r)
+	}
+	close(gate)
+	b.until(func() bool { r = append(r, take()...); return len(r) == 3 })
+	if r[2].End != native.EndAnswered || r[2].Output != 2 {
+		t.Errorf("answered: %+v", r)
+	}
+}
+
+// Blocks that do not divide those of a recording give no hashes, and one recording's requests do
+// not get into the next.
+func TestRecordBlocks(t *testing.T) {
+	for block, want := range map[int]int{16: 3, 32: 6, 64: 12, 48: 0, 128: 0} {
+		r := &recorder{}
+		r.take("s", time.Now())
+		r.ended(&native.Ended{Start: time.Now(), Prompt: &render.Prompt{Tokens: make([]int32, 200), Hashes: make([]kvcache.Hash, 12)}, BlockTokens: block})
+		if out, _ := r.take("s", time.Now()); len(out.Requests) != 1 || out.Began || len(out.Requests[0].Blocks) != want {
+			t.Errorf("blocks of %d tokens: %+v", block, out)
+		}
+	}
+	r := &recorder{}
+	early := &native.Ended{Start: time.Now(), Prompt: &render.Prompt{Tokens: make([]int32, 200)}, BlockTokens: 16}
+	r.take("s", time.Now().Add(-time.Hour))
+	r.take("again", time.Now())
+	r.ended(early)
+	if out, _ := r.take("again", time.Now()); len(out.Requests) != 0 {
+		t.Errorf("%+v", out)
 	}
 }

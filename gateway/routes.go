@@ -112,7 +112,7 @@ var routes = []endpoint{
 	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Key: true, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Key: true, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "GET", Path: "/admin/desired", Key: true, Summary: "The number of nodes that the fleet should have, with --planner-profile", Answer: "Object", Errors: []int{401, 503}}, (*Gateway).desired, operators},
-	{openai.Operation{Method: "GET", Path: "/admin/record", Key: true, Summary: "Lengths, times and keyed block hashes of the requests answered since the last call with this ?session", Answer: "Object", Errors: []int{400, 401, 403, 409}}, (*Gateway).record, overseers},
+	{openai.Operation{Method: "GET", Path: "/admin/record", Key: true, Summary: "Lengths, times and keyed block hashes of the requests that ended since the last call with this ?session", Answer: "Object", Errors: []int{400, 401, 403, 409}}, (*Gateway).record, overseers},
 	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Drain a node, by name or address; streams that run after ?timeout=30s resume on other nodes", Answer: "Object",
 		Errors: []int{400, 401, 403, 409, 503}}, (*Gateway).drainNode, operators},
 	{openai.Operation{Method: "DELETE", Path: drainPath + "{node}", Key: true, Summary: "Let it take work again", Answer: "Object", Errors: []int{401, 403, 409, 503}}, (*Gateway).drainNode, operators},

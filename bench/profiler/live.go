@@ -66,8 +66,8 @@ func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 	}
 	p := *o.Base
 	rows := map[string][]profile.TimedStep{}
-	last := make([]*scrape, len(o.URLs))
-	failed, seen := make([]int, len(o.URLs)), make([]bool, len(o.URLs))
+	last, known := make([]*scrape, len(o.URLs)), make([]bool, len(o.URLs))
+	failed := make([]int, len(o.URLs))
 	began := time.Now()
 	tick := time.NewTicker(o.Every)
 	defer tick.Stop()
@@ -75,14 +75,14 @@ func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 		for i, url := range o.URLs {
 			s, err := readScrape(ctx, url)
 			if err != nil {
-				if failed[i]++; failed[i] >= maxFailed || !seen[i] {
+				if failed[i]++; failed[i] >= maxFailed || !known[i] {
 					return nil, err
 				}
 				last[i] = nil // the node may have been started again
 				continue
 			}
-			failed[i], seen[i] = 0, true
-			if s.blocks > 0 {
+			failed[i], known[i] = 0, true
+			if s.blocks > 0 && s.blockTokens > 0 {
 				p.Memory = profile.Memory{Blocks: s.blocks, BlockTokens: s.blockTokens}
 			}
 			addRows(rows, last[i], s)
@@ -98,8 +98,9 @@ func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 	return fitLive(&p, rows)
 }
 
-// addRows adds the mean steps between two scrapes of a node. Counters that have shrunk are those of
-// a new process, whose first steps do not count.
+// addRows adds the mean steps between two scrapes of a node. If any counter of a kind has shrunk,
+// the process is a new one, and its first steps do not count. Values that are not finite, and steps
+// without work of their kind, are left out.
 func addRows(rows map[string][]profile.TimedStep, last, now *scrape) {
 	if last == nil {
 		return
@@ -107,13 +108,17 @@ func addRows(rows map[string][]profile.TimedStep, last, now *scrape) {
 	for kind, b := range now.kinds {
 		a := last.kinds[kind]
 		n := b.steps - a.steps
-		if n < leastPerRow || b.seconds <= a.seconds {
-			continue
-		}
-		rows[kind] = append(rows[kind], profile.TimedStep{
+		s := profile.TimedStep{
 			Chunk: (b.prompt - a.prompt) / n, Attended: (b.attended - a.attended) / n, Streams: (b.sequences - a.sequences) / n, ContextSum: (b.context - a.context) / n,
 			Seconds: (b.seconds - a.seconds) / n, Weight: n,
-		})
+		}
+		sound := n >= leastPerRow && s.Seconds > 0 && (kind != "decode" || s.Streams > 0) && (kind != "prefill" || s.Chunk > 0)
+		for _, x := range []float64{s.Chunk, s.Attended, s.Streams, s.ContextSum, s.Seconds, n} {
+			sound = sound && x >= 0 && !math.IsInf(x, 0)
+		}
+		if sound {
+			rows[kind] = append(rows[kind], s)
+		}
 	}
 }
 
@@ -243,8 +248,21 @@ func readScrape(ctx context.Context, url string) (*scrape, error) {
 				of = l.GetValue()
 			}
 		}
-		c, v := s.kinds[kind], m.GetCounter().GetValue()
-		*map[string]*float64{"steps": &c.steps, "sequences": &c.sequences, "context": &c.context, "prompt": &c.prompt, "attended": &c.attended, "": &c.seconds}[of] = v
+		c := s.kinds[kind]
+		switch v := m.GetCounter().GetValue(); of { // a newer node may count more
+		case "steps":
+			c.steps = v
+		case "sequences":
+			c.sequences = v
+		case "context":
+			c.context = v
+		case "prompt":
+			c.prompt = v
+		case "attended":
+			c.attended = v
+		case "":
+			c.seconds = v
+		}
 		s.kinds[kind] = c
 	}
 	for _, m := range families[cacheMetric].GetMetric() {

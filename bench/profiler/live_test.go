@@ -39,7 +39,7 @@ func (n *node) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, `vllm:cache_config_info{block_size="16",cache_dtype="bf16",num_gpu_blocks="777"} 1`)
 	fmt.Fprintln(w, "# TYPE tandem:engine_work_total counter")
 	for kind, c := range n.kinds {
-		for of, v := range map[string]float64{"steps": c.steps, "sequences": c.sequences, "context": c.context, "prompt": c.prompt, "attended": c.attended} {
+		for of, v := range map[string]float64{"steps": c.steps, "sequences": c.sequences, "context": c.context, "prompt": c.prompt, "attended": c.attended, "of a newer node": 1} {
 			fmt.Fprintf(w, "tandem:engine_work_total{step=%q,of=%q} %g\n", kind, of, v)
 		}
 	}
@@ -127,23 +127,51 @@ func TestLiveRefuses(t *testing.T) {
 	}
 }
 
-// A node that answers no metrics for a moment, as while it starts again, does not end the
-// measurement. One that does not come back ends it.
-func TestLiveStartsAgain(t *testing.T) {
-	base, _, _ := profile.Named("h200:llama-8b")
-	for _, c := range []struct{ down, most int }{{maxFailed - 1, math.MaxInt}, {maxFailed, 5 + maxFailed}} {
-		up, scrapes := &node{times: base.Times(), kinds: map[string]*counters{"decode": {}, "prefill": {}}, shape: varied}, 0
+// Counters of a new process, values that are not finite, and steps without work give no row.
+func TestAddRowsLeavesOut(t *testing.T) {
+	t.Parallel()
+	whole := counters{steps: 100, sequences: 400, context: 4000, seconds: 1}
+	for name, change := range map[string]func(c *counters){
+		"no sequence":        func(c *counters) { c.sequences = 0 },
+		"fewer tokens":       func(c *counters) { c.context = -1 },
+		"infinite context":   func(c *counters) { c.context = math.Inf(1) },
+		"seconds not known":  func(c *counters) { c.seconds = math.NaN() },
+		"no seconds":         func(c *counters) { c.seconds = 0 },
+		"too few steps":      func(c *counters) { c.steps = 2 },
+		"steps not a number": func(c *counters) { c.steps = math.NaN() },
+		"":                   func(*counters) {},
+	} {
+		now, rows := whole, map[string][]profile.TimedStep{}
+		change(&now)
+		addRows(rows, &scrape{}, &scrape{kinds: map[string]counters{"decode": now}})
+		if got, want := len(rows["decode"]), map[bool]int{true: 1}[name == ""]; got != want {
+			t.Errorf("%q: %d rows, want %d", name, got, want)
+		}
+	}
+}
+
+// A node that restarts may miss two scrapes in a row. One that misses three ends the measurement.
+func TestLiveRestart(t *testing.T) {
+	t.Parallel()
+	p, _, err := profile.Named("h200:llama-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base, _, _ := profile.Named("l4:llama-8b")
+	n := &node{times: p.Times(), kinds: map[string]*counters{"decode": {}, "prefill": {}}, shape: varied}
+	for _, misses := range []int{2, 3} {
+		times := 0
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-			if scrapes++; scrapes > 5 && scrapes <= 5+c.down {
+			if times++; times > 3 && times <= 3+misses {
 				http.Error(w, "starting", http.StatusServiceUnavailable)
 				return
 			}
-			up.ServeHTTP(w, q)
+			n.ServeHTTP(w, q)
 		}))
-		_, err := Live(t.Context(), LiveOptions{URLs: []string{server.URL}, For: 400 * time.Millisecond, Every: 20 * time.Millisecond, Base: base})
+		_, err := Live(t.Context(), LiveOptions{URLs: []string{server.URL}, For: 600 * time.Millisecond, Every: 20 * time.Millisecond, Base: base})
 		server.Close()
-		if fails := c.down == maxFailed; errors.Is(err, ErrLive) != fails || scrapes > c.most {
-			t.Errorf("down for %d scrapes: %d scrapes, %v", c.down, scrapes, err)
+		if (err != nil) != (misses == 3) {
+			t.Errorf("%d missed scrapes: %v", misses, err)
 		}
 	}
 }

@@ -43,20 +43,31 @@ type Options struct {
 	Quiet                  bool              // does not log that there is no model
 	KeepModels             bool              // a model whose nodes are all gone keeps its name, and its requests wait for one
 
-	// Arrived, if set, is called for each request that the fleet can serve, before the queue. Answered,
-	// if set, is called for each choice whose answer is complete. Neither may block.
-	Arrived  func(prompt int)
-	Answered func(a *Answered)
+	// Arrived, if set, is called for each choice that the fleet can serve, before the queue. Ended,
+	// if set, is called for each of them when its request ends. Neither may block.
+	Arrived func(prompt int)
+	Ended   func(a *Ended)
 }
 
-// Answered is an answer. It is valid during the call.
-type Answered struct {
+// End is how a choice ended.
+type End string
+
+// Ends of a choice.
+const (
+	EndAnswered   End = "answered"
+	EndIncomplete End = "incomplete" // of a request that was admitted
+	EndRefused    End = "refused"    // of a request that was not admitted; its client may have left the queue
+)
+
+// Ended is a choice that has ended. It is valid during the call.
+type Ended struct {
+	End    End
 	Start  time.Time // of the request
 	Prompt *render.Prompt
 	// BlockTokens is the number of tokens of each of Prompt.Hashes.
 	BlockTokens int
 	Cached      int // tokens of the prompt
-	Output      int // tokens of the answer
+	Output      int // tokens of the answer, received so far
 }
 
 // Fleet answers requests by decode nodes. Make it with New.

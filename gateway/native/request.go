@@ -47,11 +47,14 @@ func (x *request) parse(body []byte, charge func(bytes int) *openai.Error) *open
 	if fault := x.LetIn(x.nPrompt); fault != nil {
 		return fault
 	}
-	if arrived := x.fleet.o.Arrived; arrived != nil {
-		arrived(x.nPrompt)
-	}
 	req.Priority = x.Priority(req.Priority)
-	if x.makeChoices(m, prompts); x.pools() {
+	x.makeChoices(m, prompts)
+	if arrived := x.fleet.o.Arrived; arrived != nil {
+		for i := range x.choices {
+			arrived(len(x.choices[i].prompt.Tokens))
+		}
+	}
+	if x.pools() {
 		return nil
 	}
 	meters.Histogram(metrics.RequestParamsN).Observe(float64(req.N))

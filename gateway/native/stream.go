@@ -68,15 +68,18 @@ func (x *request) Stop() {
 		}
 		x.leave(c)
 		most = max(most, len(c.output))
+		end := EndRefused
 		switch {
 		case c.done():
 			x.CountAnswer(&c.times, len(c.prompt.Tokens), x.outputOf(c))
-			if answered := x.fleet.o.Answered; answered != nil {
-				answered(&Answered{x.Start, c.prompt, x.model.BlockTokens, c.cached, len(c.output)})
-			}
+			end = EndAnswered
 			x.CountFinished(c.countedReason(), 1)
 		case x.Admitted:
+			end = EndIncomplete
 			x.CountFinished(x.Broken(), 1)
+		}
+		if ended := x.fleet.o.Ended; ended != nil {
+			ended(&Ended{end, x.Start, c.prompt, x.model.BlockTokens, c.cached, len(c.output)})
 		}
 	}
 	if len(x.choices) > 0 && x.live == 0 && !x.pools() {

@@ -79,12 +79,23 @@ func (f *profileFlags) check() error {
 	return errors.Join(errs...)
 }
 
+// unused returns an error for each flag of a measurement that was given together with --from.
+func (f *profileFlags) unused(v *Invocation) error {
+	var errs []error
+	for _, name := range []string{"budget", "peer", "seed"} {
+		if len(f.from) > 0 && v.Changed(name) {
+			errs = append(errs, fmt.Errorf("%w: --%s: --from measures no steps of its own: leave one of them out", config.ErrValue, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // profileNode measures the profile of a node, and writes it.
 func profileNode(v *Invocation) error {
 	var f profileFlags
 	process0 := profiler.SinceStart()
 	f.register(v)
-	v.Check(f.check)
+	v.Check(func() error { return errors.Join(f.check(), f.unused(v)) })
 	f.m.CheckIn(v, func(o engine.LoadOptions) error {
 		if len(f.from) > 0 {
 			return nil
@@ -173,8 +184,9 @@ func (f *profileFlags) measure(ctx context.Context, v *Invocation, log *slog.Log
 		}
 		fmt.Fprintf(v.ErrOut, "Reading the counters of %s for %v\n", strings.Join(f.from, ", "), f.live.For)
 		r, err := profiler.Live(ctx, f.live)
-		if r != nil && f.price > 0 {
-			r.Profile.Node.Price = f.price
+		if r != nil {
+			n := &r.Profile.Node
+			n.Name, n.Price, n.Watts = cmp.Or(f.o.Name, n.Name), cmp.Or(f.price, n.Price), cmp.Or(f.watts, n.Watts)
 		}
 		return r, err
 	}

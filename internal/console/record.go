@@ -7,29 +7,43 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"time"
 )
 
-// Recordings is what a gateway has answered since the last call of Record with the same session.
+// Ends of a recorded request.
+const (
+	EndIncomplete = "incomplete"
+	EndRefused    = "refused"
+)
+
+// Recordings are the requests that have ended since the last call of Record with the same session.
 type Recordings struct {
-	BlockTokens int `json:"block_tokens"`
-	Dropped     int `json:"dropped"` // since the first call
+	Began       bool `json:"began"` // this call has started the recording
+	BlockTokens int  `json:"block_tokens"`
+	Dropped     int  `json:"dropped"` // since the first call
 	Requests    []Recorded
 }
 
-// Recorded is an answered request.
+// Recorded is a request that has ended.
 type Recorded struct {
 	At     int64    `json:"at_ms"` // of arrival, since the first call
 	Prompt int      `json:"prompt_tokens"`
 	Output int      `json:"output_tokens"`
+	End    string   `json:"end"`    // empty: a gateway of an older release, which recorded answered ones only
 	Blocks []uint64 `json:"blocks"` // a hash for each BlockTokens of the prompt
 }
+
+// recordTimeout bounds the duration of a call.
+const recordTimeout = 20 * time.Second
 
 // maxRecordings bounds an answer of /admin/record in bytes.
 const maxRecordings = 256 << 20
 
-// Record returns what the gateway has answered since the last call, and has it record from the
-// first call on until 30 seconds after the last one.
+// Record returns the requests that have ended since the last call, and has the gateway record from
+// the first call on until 30 seconds after the last one.
 func (c *Client) Record(ctx context.Context, session string) (*Recordings, error) {
+	ctx, cancel := context.WithTimeout(ctx, recordTimeout)
+	defer cancel()
 	path := "/admin/record?session=" + url.QueryEscape(session)
 	resp, err := c.do(ctx, http.MethodGet, path, nil)
 	if err != nil {

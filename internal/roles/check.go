@@ -125,6 +125,8 @@ func (f *gatewayCommand) check() error {
 	errs[1] = f.p.check()
 	if !f.alone() {
 		errs[2] = errors.Join(f.p.checkCluster("gateway"), f.c.check())
+	} else if f.g.planner.file != "" {
+		errs[2] = fmt.Errorf("%w: --planner-profile: a gateway without --tls-dir has no nodes to plan: leave it out", config.ErrValue)
 	}
 	_, err := upstreamServers(&f.u, slog.New(slog.DiscardHandler))
 	_, _, nerr := servedNames(f.name)

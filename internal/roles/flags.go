@@ -173,11 +173,6 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.CountVar(&g.MinRemotePrefillTokens, "min-remote-prefill-tokens", minRemotePrefill, 0, "prompts with fewer uncached tokens are prefilled on the decode node")
 	s.SecondsVar(&l.RequestTimeout, "request-timeout", false, "longest duration of a request")
 	s.StringVar(&g.Policy, "policy", "prefix", "routing policy: prefix, consistent_hash, least_load, power_of_two, round_robin or session; the header X-Tandem-Policy overrides it")
-	g.planner.ttft, g.planner.itl = 2*time.Second, 50*time.Millisecond
-	s.StringVar(&g.planner.file, "planner-profile", "", "profile of the nodes, as for tandem sim: the gateway computes how many nodes the fleet should have (tandem:desired_nodes, /admin/desired), for an autoscaler; empty: it does not")
-	s.SecondsVar(&g.planner.ttft, "planner-ttft", false, "time to the first token within which the planner has waiting prompts computed")
-	s.SecondsVar(&g.planner.itl, "planner-itl", false, "time between two tokens that the planner plans decode nodes for")
-	s.CountVar(&g.planner.most, "planner-max-nodes", 64, 1, "most nodes of a role that the planner asks for")
 	s.SecondsVar(&l.ResumeTimeout, "resume-timeout", true, "how long a stream waits for another decode node after its node died")
 	s.SecondsVar(&g.StallTimeout, "stall-timeout", true, "time after which streams move from a decode node that makes no step; 0: never")
 	s.SecondsVar(&g.NodeSilence, "node-silence", true, "time after which streams move from a decode node without heartbeats, at most from half of the nodes within 10s; at least 1s; 0: never")
@@ -211,4 +206,14 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.CountVar(&l.MaxQueuedGrammars, "max-queued-grammars", l.MaxQueuedGrammars, 1, "constrained requests that may wait for the compilation of their grammar; further ones get 429")
 	s.SizeVar(&l.GrammarCache, "grammar-outcome-memory", false, "memory of recent outcomes of compiling grammars in the gateway")
 	s.CountVar(&l.MaxLogprobs, "max-logprobs", l.MaxLogprobs, 1, "most log-probabilities per token (top_logprobs) of a request; at most 256")
+}
+
+// register adds the flags. A server of one node has none of them.
+func (f *plannerFlags) register(s *config.Set) {
+	s.Section("Planner")
+	f.ttft, f.itl = 2*time.Second, 50*time.Millisecond
+	s.StringVar(&f.file, "planner-profile", "", "profile of the nodes, as for tandem sim: the gateway computes how many nodes the fleet should have (tandem:desired_nodes, /admin/desired), for an autoscaler; empty: it does not")
+	s.SecondsVar(&f.ttft, "planner-ttft", false, "time to the first token within which the planner has waiting prompts computed")
+	s.SecondsVar(&f.itl, "planner-itl", false, "time between two tokens that the planner plans decode nodes for")
+	s.CountVar(&f.most, "planner-max-nodes", 64, 1, "most nodes of a role that the planner asks for")
 }

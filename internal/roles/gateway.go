@@ -110,6 +110,7 @@ func newGatewayCommand(out io.Writer) *gatewayCommand {
 	f := &gatewayCommand{Set: table().Find("gateway").Flags(out)}
 	f.First("tls-dir", "host", "port", "ssl-certfile", "ssl-keyfile", "api-key-file")
 	f.g.register(f.Set, gateway.DefaultMinRemotePrefillTokens)
+	f.g.planner.register(f.Set)
 	f.StringVar(&f.name, "served-model-name", "", "name in the API of the nodes' model, the first of several; default: its own; further names of that model, and NAME=MODEL for one of nodes or upstreams; a list with commas")
 	f.StringVar(&f.template, "chat-template", "", "chat template instead of the model's own: a file, or the template itself")
 	f.u.register(f.Set, &f.g.Limits)

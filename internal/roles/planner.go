@@ -28,7 +28,8 @@ func (f *plannerFlags) check() (err error) {
 	if f.profile, err = profile.Load(f.file); err != nil {
 		return fmt.Errorf("%w: --planner-profile: %s", config.ErrValue, strings.TrimPrefix(err.Error(), profile.ErrProfile.Error()+": "))
 	}
-	if fixed := f.profile.Step.Decode.Fixed; f.itl.Seconds() <= fixed {
+	// The controller's fixed time of a step, as options has it.
+	if fixed := f.profile.Step.Decode.Fixed + f.profile.Step.Overhead.Between; f.itl.Seconds() <= fixed {
 		return fmt.Errorf("%w: --planner-itl %v: a step of %s takes %.0f ms however few sequences it has: give a longer time", config.ErrValue, f.itl, f.profile.Node.Name, 1e3*fixed)
 	}
 	return nil
@@ -41,7 +42,7 @@ func (f *plannerFlags) options(id string) *gateway.Planner {
 		return nil
 	}
 	d, c := &p.Step.Decode, &p.Step.Prefill
-	return &gateway.Planner{ID: id, Options: control.Options{
+	return &gateway.Planner{ID: id, Model: p.Model.Fingerprint, Options: control.Options{
 		Costs: control.Costs{
 			PromptToken: c.PerToken, PromptPair: c.PerPair, Fixed: d.Fixed + p.Step.Overhead.Between, PerSeq: d.PerSeq, PerCtx: d.PerCtx,
 			KVTokens: float64(p.Memory.Blocks * p.Memory.BlockTokens), Start: p.Start.Total(),

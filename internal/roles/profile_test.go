@@ -31,6 +31,9 @@ func TestProfileRefuses(t *testing.T) {
 		"does not model drafts":                       {"--speculative-config", `{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":3,"prompt_lookup_min":2}`},
 		"./nothing":                                   {"./nothing"},
 		"give a longer --budget":                      {"--max-model-len", "64", "--device", "cpu", "--budget", "1"},
+		"--peer: --from measures no steps of its own": {"--from", "127.0.0.1:1", "--base", "h200:llama-8b", "--peer", "127.0.0.1:1"},
+		"--seed: --from measures no steps of its own": {"--from", "127.0.0.1:1", "--base", "h200:llama-8b", "--seed", "1"},
+		"connection refused":                          {"--from", "127.0.0.1:1", "--base", "h200:llama-8b"},
 		"unexpected argument":                         {"builtin", "more"},
 	} {
 		status, out, errOut := tandem(append([]string{"profile"}, args...)...)

@@ -23,6 +23,7 @@ func runUp(v *cli.Invocation) error {
 	var p processFlags
 	m.Register(v.Set)
 	g.register(v.Set, gateway.DefaultMinRemotePrefillTokens)
+	g.planner.register(v.Set)
 	p.register(v.Set)
 	v.Section("Cluster")
 	nPrefill := v.Int("prefill", 1, "prefill nodes")

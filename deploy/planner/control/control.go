@@ -131,7 +131,7 @@ type Sample struct {
 	Demand                // since the last tick
 	Backlog float64       // seconds of prompts that wait, in gateways and on nodes
 	Nodes   [roles]Nodes
-	Stale   bool // nodes have not reported: nothing is decided
+	Stale   bool // nodes have not reported: nothing is decided, nor for figures that are not sound
 }
 
 // Decision is the number of nodes that a role should have.
@@ -140,6 +140,9 @@ type Decision struct {
 	Change int     // of the target by this decision
 	Need   float64 // nodes that the expected work needs
 	Why    string  // with the arithmetic
+	// Known is whether nodes were seen and, once, did not change between two ticks. Before that a
+	// target may be too small, because the fleet is only partly seen.
+	Known bool
 }
 
 // mean is an exponential mean of a rate.
@@ -173,6 +176,8 @@ type Controller struct {
 	changed           [roles]time.Duration // or changed
 	lost              [roles]time.Duration // when nodes were last lost
 	ready             [roles]int
+	have              [roles]int // nodes at the last tick
+	known             bool
 }
 
 // needed is a number of nodes at a time.
@@ -210,14 +215,45 @@ func (c *Controller) Tick(s Sample) (d [roles]Decision) {
 	}
 	tick := s.At - c.last
 	c.last = s.At
-	if tick > 0 {
+	if !s.sound() {
+		s.Demand, s.Backlog, s.Stale = Demand{}, 0, true
+	} else if tick > 0 {
 		c.learn(&s, tick)
 	}
+	c.look(&s, tick)
 	for r := range roles {
 		d[r] = c.decide(r, &s)
+		d[r].Known = c.known
 	}
 	return d
 }
+
+// sound reports whether all figures of the sample are finite and none is negative.
+func (s *Sample) sound() bool {
+	for _, x := range []float64{s.Requests, s.Work, s.Square, s.Ended, s.Decoded, s.DecodedSq, s.Context, s.Backlog} {
+		if !(x >= 0) || math.IsInf(x, 0) {
+			return false
+		}
+	}
+	return true
+}
+
+// look follows the nodes until the first decision: a gateway that has just started sees them one
+// after the other, and the first of them are not the fleet.
+func (c *Controller) look(s *Sample, tick time.Duration) {
+	same := tick > 0 && !s.Stale
+	for r, n := range s.Nodes {
+		have := n.Ready + n.Starting
+		same = same && have == c.have[r]
+		if c.have[r] = have; !c.settled(s.At) {
+			c.targets[r] = c.within(Role(r), max(c.targets[r], have))
+		}
+	}
+	c.known = c.known || same
+}
+
+// settled reports whether means have settled.
+func (c *Controller) settled(now time.Duration) bool { return now-c.began >= firstTime }
 
 // learn moves the means. A decode node's work of a request is that of the answers that ended.
 func (c *Controller) learn(s *Sample, tick time.Duration) {
@@ -286,12 +322,11 @@ func (c *Controller) decide(r Role, s *Sample) Decision {
 	slow := &c.slow[r]
 	c.remember(r, now, max(need, c.need(r, max(long.work, slow.work+shrinking*deviation(slow.square, c.slowTime())))+drain))
 	d := Decision{Target: c.targets[r], Need: need}
-	settled := now-c.began >= firstTime
 	target := c.targets[r]
 	switch {
-	case s.Stale, !settled:
+	case s.Stale, !c.settled(now):
 	case sure > float64(target):
-		d.Target = min(int(math.Ceil(need)), target+max(leastStep, target))
+		d.Target = int(min(math.Ceil(need), float64(target+max(leastStep, target))))
 		d.Why = fmt.Sprintf("work %.2f s/s, expected %.2f in %v: %.2f nodes, %.2f without noise, above %d", short.work, expected, c.o.Start, need, sure, target)
 		if drain > 0 {
 			d.Why += fmt.Sprintf("; %.1f s of prompts wait: %.2f nodes of these", s.Backlog, drain)

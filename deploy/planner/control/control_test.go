@@ -1,6 +1,7 @@
 package control
 
 import (
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -106,7 +107,7 @@ func TestRandomSamples(t *testing.T) {
 		o.Least, o.Most = [roles]int{r.IntN(4), r.IntN(4)}, [roles]int{r.IntN(30), r.IntN(30)}
 		c, twin := New(o), New(o)
 		at := time.Duration(0)
-		last := [roles]int{}
+		last, most, first := [roles]int{}, [roles]int{}, time.Duration(0)
 		for i := range 2000 {
 			at += time.Duration(r.IntN(20_000)) * time.Millisecond
 			s := Sample{At: at, Backlog: r.Float64() * float64(r.IntN(3)) * 100, Stale: r.IntN(20) == 0}
@@ -117,6 +118,9 @@ func TestRandomSamples(t *testing.T) {
 			for role := range s.Nodes {
 				s.Nodes[role] = Nodes{r.IntN(30), r.IntN(5)}
 			}
+			if i == 0 {
+				first = at
+			}
 			d := c.Tick(s)
 			if twin.Tick(s) != d {
 				t.Fatalf("seed %d, tick %d: two controllers differ", seed, i)
@@ -124,12 +128,67 @@ func TestRandomSamples(t *testing.T) {
 			for role := range d {
 				low, high := max(1, o.Least[role]), max(1, o.Least[role], o.Most[role])
 				step := d[role].Target - last[role]
-				if d[role].Target < low || d[role].Target > high || i > 0 && (step != d[role].Change || step > max(leastStep, last[role])) || d[role].Change != 0 && d[role].Why == "" {
+				if most[role] = max(most[role], s.Nodes[role].Ready+s.Nodes[role].Starting); at-first < firstTime { // the nodes are followed
+					if want := min(max(most[role], low), high); d[role].Target != want || d[role].Change != 0 {
+						t.Fatalf("seed %d, tick %d: %+v, want %d", seed, i, d[role], want)
+					}
+					step = 0
+				}
+				if d[role].Target < low || d[role].Target > high || (step != d[role].Change || step > max(leastStep, last[role])) || d[role].Change != 0 && d[role].Why == "" {
 					t.Fatalf("seed %d, tick %d: %+v after %d, bounds %d to %d", seed, i, d[role], last[role], low, high)
 				}
 				last[role] = d[role].Target
 			}
 		}
+	}
+}
+
+// A gateway that starts sees the nodes one after the other. It takes none of those that it has not
+// seen yet from the fleet, and its targets are known from two equal ticks on.
+func TestStart(t *testing.T) {
+	c := New(options())
+	for i, nodes := range []int{0, 1, 8, 8, 5, 8} {
+		s := Sample{At: time.Duration(i) * 5 * time.Second, Stale: nodes == 0}
+		for r := range s.Nodes {
+			s.Nodes[r].Ready = nodes
+		}
+		for r, d := range c.Tick(s) {
+			if want := max(1, nodes, c.targets[r]); d.Target != want || d.Change != 0 || d.Known != (i >= 3) {
+				t.Errorf("tick %d, %v: %+v, want %d", i, Role(r), d, want)
+			}
+		}
+	}
+	if c.targets != [roles]int{8, 8} {
+		t.Errorf("%v", c.targets)
+	}
+	empty := New(options())
+	for at := time.Duration(0); at < time.Hour; at += 5 * time.Second {
+		if d := empty.Tick(Sample{At: at, Stale: true})[Decode]; d.Known || d.Target != 1 {
+			t.Fatalf("without nodes: %+v", d)
+		}
+	}
+}
+
+// Figures that are not finite, or negative, decide nothing and leave no trace.
+func TestBadSample(t *testing.T) {
+	c := New(options())
+	before := play(c, 0, 10*time.Minute, 5*time.Second, nil)
+	at := 10 * time.Minute
+	for _, x := range []float64{math.NaN(), math.Inf(1), -1} {
+		for _, field := range []func(s *Sample) *float64{
+			func(s *Sample) *float64 { return &s.Work }, func(s *Sample) *float64 { return &s.Backlog }, func(s *Sample) *float64 { return &s.DecodedSq },
+		} {
+			d := play(c, at, at+5*time.Second, 5*time.Second, func(s *Sample) { *field(s) = x })
+			if at += 5 * time.Second; d[Prefill].Change != 0 || d[Decode].Change != 0 {
+				t.Errorf("%g: %+v", x, d)
+			}
+		}
+	}
+	if after := play(c, at, at+10*time.Minute, 5*time.Second, nil); after[Prefill].Target != before[Prefill].Target || after[Decode].Target != before[Decode].Target {
+		t.Errorf("%+v, then %+v", before, after)
+	}
+	if d := play(c, at+10*time.Minute, at+10*time.Minute+5*time.Second, 5*time.Second, func(s *Sample) { s.Backlog = 1e300 })[Prefill]; d.Change < leastStep || d.Target > c.o.Most[Prefill] {
+		t.Errorf("a backlog beyond all integers: %+v", d)
 	}
 }
 
