@@ -150,7 +150,7 @@ test-deploy: build $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release $(
 	@$(GO) run -C deploy/test ./checks $(CURDIR)/logs/deploy
 
 deploy-chart:
-	$(call deploytest,chart,-C deploy/test,-run 'TestChart|TestLint|TestRefusedValues|TestDefinitions' .)
+	$(call deploytest,chart,-C deploy/test,-tags deploy -run 'TestChart|TestLint|TestLongNames|TestRefusedValues|TestDefinitions' .)
 	$(call deploytest,kube,-C deploy/test TANDEM_KUBERNETES=$(CURDIR)/$(KUBERNETES),-tags deploy ./kube)
 
 deploy-packages:

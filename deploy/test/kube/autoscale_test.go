@@ -5,8 +5,13 @@ package kube
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Autoscalers of the chart work by the external metrics of the pods. Load by prompts adds prefill nodes
@@ -18,7 +23,12 @@ func (f *fleet) testAutoscaling(t *testing.T) {
 		"--set", "nodes.autoscaling.type=hpa", "--set", "nodes.autoscaling.maxReplicas=2",
 		"--set", "nodes.autoscaling.stabilizationSeconds=5", "--set", "nodes.autoscaling.removeEverySeconds=1",
 	}
-	f.upgrade(t, scale...)
+	f.keepReplicas(t)
+	f.helm(t, scale...)
+	d, err := f.Client.AppsV1().Deployments(namespace).Get(t.Context(), "tandem-decode", metav1.GetOptions{})
+	if err != nil || d.Spec.Replicas == nil || *d.Spec.Replicas != 2 {
+		t.Errorf("the decode pool has not kept its size: %v, %v", d.Spec.Replicas, err)
+	}
 	f.Until(t, settleBound, "a pod in each pool", func() error { return f.sizes(t, 1, 1) })
 	l := f.load(t)
 
@@ -45,6 +55,27 @@ func (f *fleet) testAutoscaling(t *testing.T) {
 		t.Logf("%d streams ended while the pool shrank", stop())
 		f.unharmed(t, l)
 	})
+}
+
+// keepReplicas runs the command of docs/kubernetes.md by which a running pool keeps its size when its
+// autoscaler is added.
+func (f *fleet) keepReplicas(t *testing.T) {
+	t.Helper()
+	page, err := os.ReadFile("../../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, command, found := strings.Cut(string(page), "  kubectl -n llm apply --server-side")
+	command, _, ended := strings.Cut(command, "  ```")
+	if !found || !ended {
+		t.Fatal("docs/kubernetes.md lacks the command")
+	}
+	command = strings.ReplaceAll("kubectl -n llm apply --server-side"+command, "\n  ", "\n")
+	cmd := exec.CommandContext(t.Context(), "sh", "-ec", command)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+f.path("kubeconfig"), "HOME="+f.dir, "PATH="+f.bin+":"+os.Getenv("PATH"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
 }
 
 // sizes are numbers of pods.
