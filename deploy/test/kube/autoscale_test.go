@@ -30,6 +30,9 @@ func (f *fleet) testAutoscaling(t *testing.T) {
 		t.Errorf("the decode pool has not kept its size: %v, %v", d.Spec.Replicas, err)
 	}
 	f.Until(t, settleBound, "a pod in each pool", func() error { return f.sizes(t, 1, 1) })
+	for _, pool := range []string{"prefill", "decode"} {
+		f.rolledOut(t, pool)
+	}
 	l := f.load(t)
 
 	t.Run("prompts", func(t *testing.T) {
