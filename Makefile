@@ -78,7 +78,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -146,7 +146,7 @@ test-deploy: build $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release $(
 	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null && command -v ip >/dev/null \
 		|| $(call apt,skopeo umoci bubblewrap lintian rpm iproute2)
 	@rm -rf .cache/release logs/deploy && mkdir -p logs/deploy
-	@$(MAKE) --no-print-directory -k -j2 -Otarget deploy-chart deploy-packages || true
+	@$(MAKE) --no-print-directory -k -j3 -Otarget deploy-chart deploy-packages deploy-proxies || true
 	@$(GO) run -C deploy/test ./checks $(CURDIR)/logs/deploy
 
 deploy-chart:
@@ -155,10 +155,13 @@ deploy-chart:
 
 deploy-packages:
 	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH)
-	$(call deploytest,release,-C deploy/release TANDEM_DIST=$(CURDIR)/.cache/release,-tags deploy -run 'TestImage|TestWheelInstalls|TestPackages|Glibc|TestReproducible' .)
+	$(call deploytest,release,-C deploy/release TANDEM_DIST=$(CURDIR)/.cache/release TANDEM_ZIG_PYTHON=$(CURDIR)/$(ZIG)/bin/python,-tags deploy -run 'TestImage|TestWheelInstalls|TestPackages|Glibc|TestReproducible|TestTwoBuilds' .)
 	$(call deploytest,systemd,TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb),-tags deploy ./deploy/systemd)
-	$(call deploytest,binary,,-run '^TestBinaryProxies$$' ./internal/e2e)
 	$(call deploytest,helm,,-run TestValues ./deploy/helm)
+
+# Mostly waits: 90 seconds of silence.
+deploy-proxies:
+	$(call deploytest,binary,,-tags deploy -parallel 8 -run '^TestBinaryProxies(InUse)?$$' ./internal/e2e)
 
 # Clients and controllers compare versions, which go build does not know.
 KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
