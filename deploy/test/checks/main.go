@@ -36,7 +36,7 @@ var all = []check{
 	{9, "prompts add prefill pods, answers decode pods; both go again", []string{"kube TestKubernetes/Autoscaling/prompts", "kube TestKubernetes/Autoscaling/answers", "kube TestKubernetes/Autoscaling/down"}, ""},
 	{10, "upstreams by k8s: with list and watch; 401 and 403 are logged", []string{"kube TestKubernetes/Discovery"}, ""},
 	{11, "gossip by a headless name that is late; gateways are replaced", []string{"kube TestKubernetes/Names"}, ""},
-	{12, "the image runs as nobody with a read-only root and opens libfabric; two builds are the same", []string{"release TestImage", "release TestTwoBuilds/image"}, ""},
+	{12, "the image runs without rights on a read-only root and opens libfabric; two builds are the same", []string{"release TestImage", "release TestTwoBuilds/image"}, ""},
 	{13, "the image with CUDA kernels names the GPU", nil, "needs a GPU"},
 	{14, "units boot, restart after SIGKILL and by the watchdog, drain", []string{"systemd TestUnits", "systemd TestUnitsBoot"}, ""},
 	{15, "no connection of 200 a second is refused while the gateway restarts", []string{"systemd TestUnitsBoot/no-connection-refused-while-restarting", "systemd TestUnitsBoot/socket-activate"}, ""},
