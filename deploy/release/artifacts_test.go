@@ -151,11 +151,21 @@ func checkNobody(t *testing.T, top, dir string, sandbox func(args ...string) *ex
 	}
 }
 
-// The wheel installs into a fresh environment and puts the program on its path.
+// The wheel installs into a fresh environment and puts the program on its path. auditwheel agrees with
+// its platform tag.
 func TestWheelInstalls(t *testing.T) {
 	dir := t.TempDir()
+	wheel := artifactOf(t, "tandem_serving-*_"+targets[runtime.GOARCH].rpm+".whl")
+	auditwheel := os.Getenv("TANDEM_AUDITWHEEL")
+	if auditwheel == "" {
+		t.Fatal("TANDEM_AUDITWHEEL is not set: run make test-deploy")
+	}
+	tag := `platform tag: "` + targets[runtime.GOARCH].wheel + `"`
+	if out := strings.Join(strings.Fields(output(t, auditwheel, "show", wheel)), " "); !strings.Contains(out, tag) {
+		t.Errorf("auditwheel: no %s:\n%s", tag, out)
+	}
 	output(t, "python3", "-m", "venv", dir)
-	output(t, dir+"/bin/pip", "install", "-q", "--no-index", artifactOf(t, "tandem_serving-*_"+targets[runtime.GOARCH].rpm+".whl"))
+	output(t, dir+"/bin/pip", "install", "-q", "--no-index", wheel)
 	if out := output(t, dir+"/bin/tandem", "version"); !strings.Contains(out, "kernels:") {
 		t.Errorf("version: %s", out)
 	}
