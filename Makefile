@@ -25,6 +25,7 @@ MOONCAKE_VERSION     := 0.3.13.post1
 VLLM_ROUTER_VERSION  := 0.1.17
 SMG_VERSION          := 1.13.0
 ZIG_VERSION          := 0.17.1
+AUDITWHEEL_VERSION   := 6.8.2
 LLGUIDANCE_VERSION   := 1.9.1
 JSONSCHEMA_VERSION   := 4.26.0
 GPT_TOKENIZER_VERSION := 4.0.0
@@ -40,6 +41,7 @@ SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 ZIG    := .cache/zig-$(ZIG_VERSION)
+AUDITWHEEL := .cache/auditwheel-$(AUDITWHEEL_VERSION)
 # The control plane, kubectl and helm of make test-deploy.
 KUBERNETES_VERSION := $(shell sed -n 's/^\tk8s.io.kubernetes v\([0-9.]*\).*/\1/p' deploy/test/tools/go.mod)
 KUBERNETES := .cache/kubernetes-$(KUBERNETES_VERSION)
@@ -78,7 +80,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -142,23 +144,26 @@ SYSTEMD_ROOT := .cache/systemd-root-bookworm
 deploytest = @echo "== $(1)"; $(GO) tool gotestsum --format testname --format-icons text --hide-summary skipped --jsonfile $(CURDIR)/logs/deploy/$(1).json \
 	--raw-command -- env $(2) $(GO) test -json -count=1 -timeout 30m $(3) || true
 
-test-deploy: build $(ZIG)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release $(KUBERNETES)/installed debian prometheus ## packages, image, units and the chart as they are installed: under a real systemd in a container, and on a Kubernetes whose pods are processes; needs root, four minutes and once ten more; ends with a table of checks
+test-deploy: build $(ZIG)/installed $(AUDITWHEEL)/installed mmdebstrap $(SYSTEMD_ROOT)/etc/os-release $(KUBERNETES)/installed debian prometheus ## packages, image, units and the chart as they are installed: under a real systemd in a container, and on a Kubernetes whose pods are processes; needs root, four minutes and once ten more; ends with a table of checks
 	@command -v skopeo >/dev/null && command -v umoci >/dev/null && command -v bwrap >/dev/null && command -v lintian >/dev/null && command -v rpm >/dev/null && command -v ip >/dev/null \
 		|| $(call apt,skopeo umoci bubblewrap lintian rpm iproute2)
 	@rm -rf .cache/release logs/deploy && mkdir -p logs/deploy
-	@$(MAKE) --no-print-directory -k -j2 -Otarget deploy-chart deploy-packages || true
+	@$(MAKE) --no-print-directory -k -j3 -Otarget deploy-chart deploy-packages deploy-proxies || true
 	@$(GO) run -C deploy/test ./checks $(CURDIR)/logs/deploy
 
 deploy-chart:
-	$(call deploytest,chart,-C deploy/test,-run 'TestChart|TestLint|TestRefusedValues|TestDefinitions' .)
+	$(call deploytest,chart,-C deploy/test,-tags deploy -run 'TestChart|TestLint|TestLongNames|TestRefusedValues|TestDefinitions' .)
 	$(call deploytest,kube,-C deploy/test TANDEM_KUBERNETES=$(CURDIR)/$(KUBERNETES),-tags deploy ./kube)
 
 deploy-packages:
 	cd deploy/release && $(GO) run . -root ../.. -out ../../.cache/release -version $(RELEASE) -python $(CURDIR)/$(ZIG)/bin/python -arch $$($(GO) env GOARCH)
-	$(call deploytest,release,-C deploy/release TANDEM_DIST=$(CURDIR)/.cache/release,-tags deploy -run 'TestImage|TestWheelInstalls|TestPackages|Glibc|TestReproducible' .)
+	$(call deploytest,release,-C deploy/release TANDEM_DIST=$(CURDIR)/.cache/release TANDEM_ZIG_PYTHON=$(CURDIR)/$(ZIG)/bin/python TANDEM_AUDITWHEEL=$(CURDIR)/$(AUDITWHEEL)/bin/auditwheel,-tags deploy -run 'TestImage|TestWheelInstalls|TestPackages|Glibc|TestReproducible|TestTwoBuilds' .)
 	$(call deploytest,systemd,TANDEM_SYSTEMD_ROOT=$(CURDIR)/$(SYSTEMD_ROOT) TANDEM_DEB=$$(echo $(CURDIR)/.cache/release/*.deb),-tags deploy ./deploy/systemd)
-	$(call deploytest,binary,,-run '^TestBinaryProxies$$' ./internal/e2e)
 	$(call deploytest,helm,,-run TestValues ./deploy/helm)
+
+# Mostly waits: 90 seconds of silence.
+deploy-proxies:
+	$(call deploytest,binary,,-tags deploy -parallel 8 -run '^TestBinaryProxies(InUse)?$$' ./internal/e2e)
 
 # Clients and controllers compare versions, which go build does not know.
 KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
@@ -445,6 +450,13 @@ $(ZIG)/installed:
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
 	$(PYTHON) -m venv --clear $(ZIG)
 	$(ZIG)/bin/python -m pip install -q --disable-pip-version-check ziglang==$(ZIG_VERSION)
+	@touch $@
+
+# The judge of the platform tag of wheels.
+$(AUDITWHEEL)/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(AUDITWHEEL)
+	$(AUDITWHEEL)/bin/python -m pip install -q --disable-pip-version-check auditwheel==$(AUDITWHEEL_VERSION)
 	@touch $@
 
 # NIXL brings torch and libraries for GPUs, Mooncake asks for those of RDMA; neither needs such a device over TCP.

@@ -5,12 +5,17 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -55,6 +60,11 @@ func TestImage(t *testing.T) {
 	if out, err := sandbox("version").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "tandem "+version) {
 		t.Errorf("version: %v\n%s", err, out)
 	}
+	var config struct{ Config struct{ User string } }
+	if err := json.Unmarshal([]byte(output(t, "skopeo", "inspect", "--config", "oci:"+dir+"/single:x")), &config); err != nil || config.Config.User != "65532:65532" {
+		t.Errorf("the image's user is %q, %v", config.Config.User, err)
+	}
+	t.Run("nobody", func(t *testing.T) { checkNobody(t, filepath.Dir(dir), dir, sandbox) })
 	for _, shell := range []string{"bin/sh", "usr/bin/sh", "usr/bin/bash", "usr/bin/apt"} {
 		if _, err := os.Lstat(filepath.Join(root, shell)); err == nil {
 			t.Errorf("the image has %s", shell)
@@ -99,11 +109,63 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// The wheel installs into a fresh environment and puts the program on its path.
+// checkNobody starts the image's server from an account without rights and sends a chat. The folders
+// from top to dir become readable.
+func checkNobody(t *testing.T, top, dir string, sandbox func(args ...string) *exec.Cmd) {
+	for _, d := range []string{top, dir, dir + "/bundle"} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := listener.Addr().String()
+	listener.Close()
+	_, port, _ := net.SplitHostPort(addr)
+	serve := sandbox("serve", "--host", "127.0.0.1", "--port", port, "--kv-cache-memory-bytes", "64MiB")
+	nobody := uint32(65534)
+	serve.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}, Pdeathsig: syscall.SIGKILL}
+	var log bytes.Buffer
+	serve.Stdout, serve.Stderr = &log, &log
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var answer string
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		resp, err := http.Post("http://"+addr+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"Hi","max_tokens":4}`))
+		if err != nil {
+			continue
+		}
+		text, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if answer = string(text); err == nil && resp.StatusCode == 200 {
+			break
+		}
+	}
+	_ = serve.Process.Kill() // --die-with-parent ends the server
+	_ = serve.Wait()
+	if !strings.Contains(answer, `"text"`) {
+		t.Errorf("the answer is %q\n%s", answer, log.String())
+	}
+}
+
+// The wheel installs into a fresh environment and puts the program on its path. auditwheel agrees with
+// its platform tag.
 func TestWheelInstalls(t *testing.T) {
 	dir := t.TempDir()
+	wheel := artifactOf(t, "tandem_serving-*_"+targets[runtime.GOARCH].rpm+".whl")
+	auditwheel := os.Getenv("TANDEM_AUDITWHEEL")
+	if auditwheel == "" {
+		t.Fatal("TANDEM_AUDITWHEEL is not set: run make test-deploy")
+	}
+	tag := `platform tag: "` + targets[runtime.GOARCH].wheel + `"`
+	if out := strings.Join(strings.Fields(output(t, auditwheel, "show", wheel)), " "); !strings.Contains(out, tag) {
+		t.Errorf("auditwheel: no %s:\n%s", tag, out)
+	}
 	output(t, "python3", "-m", "venv", dir)
-	output(t, dir+"/bin/pip", "install", "-q", "--no-index", artifactOf(t, "tandem_serving-*_"+targets[runtime.GOARCH].rpm+".whl"))
+	output(t, dir+"/bin/pip", "install", "-q", "--no-index", wheel)
 	if out := output(t, dir+"/bin/tandem", "version"); !strings.Contains(out, "kernels:") {
 		t.Errorf("version: %s", out)
 	}

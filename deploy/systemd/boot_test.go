@@ -30,6 +30,15 @@ func TestUnitsBoot(t *testing.T) {
 	run(t, "cp", "-a", "--reflink=auto", base, root)
 	run(t, "cp", deb, filepath.Join(root, "root/tandem.deb"))
 	run(t, "cp", "testdata/check.sh", filepath.Join(root, "root/check.sh"))
+	inside, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, "cp", inside, filepath.Join(root, "root/inside"))
+	run(t, "cp", "-r", "../../engine/builtin/model", filepath.Join(root, "root/model"))
+	if err := os.WriteFile(filepath.Join(root, "root/hub.conf"), hubOptions(t), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	units := filepath.Join(root, "etc/systemd/system")
 	unit := "[Service]\nExecStart=/root/check.sh\n"
 	if err := os.WriteFile(filepath.Join(units, "check.service"), []byte(unit), 0o644); err != nil {
@@ -54,6 +63,9 @@ func TestUnitsBoot(t *testing.T) {
 		t.Fatalf("no check ran: %v, %v\n%s", rerr, err, out)
 	}
 	defer results.Close()
+	if text, err := os.ReadFile(filepath.Join(root, "asked")); err == nil {
+		t.Logf("requests while the gateway restarts: %s", text)
+	}
 	ended, checks := false, 0
 	for lines := bufio.NewScanner(results); lines.Scan(); {
 		line := lines.Text()
@@ -74,6 +86,21 @@ func TestUnitsBoot(t *testing.T) {
 		journal, _ := os.ReadFile(filepath.Join(root, "journal")) // missing where the checks did not end
 		t.Fatalf("ended: %v after %d checks; %v\n%s\n%s", ended, checks, err, journal, out)
 	}
+}
+
+// hubOptions returns the options of docs/systemd.md for models of a hub.
+func hubOptions(t *testing.T) []byte {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/systemd.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, found := strings.Cut(string(page), "```ini\n")
+	text, _, ended := strings.Cut(text, "```")
+	if !found || !ended || !strings.Contains(text, "HF_HUB_CACHE=") {
+		t.Fatal("docs/systemd.md lacks the options for models of a hub")
+	}
+	return []byte(text)
 }
 
 func run(t *testing.T, name string, args ...string) {

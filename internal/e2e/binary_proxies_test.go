@@ -116,65 +116,90 @@ func documented(t *testing.T, language string, replace ...string) string {
 	return text
 }
 
+// proxyProgram returns the path of nginx or haproxy.
+func proxyProgram(t *testing.T, name string) string {
+	t.Helper()
+	program, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("needs %s, of Debian", name)
+	}
+	return program
+}
+
+// startProxy starts nginx or haproxy at a port of 127.0.0.1 by the configuration of docs/proxies.md, in
+// front of gateways at ports. Ports and certificates differ from the page, and for a patience other
+// than "" how long the proxy waits for a gateway.
+func startProxy(t *testing.T, program string, port int, patience string, gateways ...int) {
+	t.Helper()
+	dir, name := t.TempDir(), filepath.Base(program)
+	crt, key, both := siteCertificate(t, dir)
+	if patience == "" {
+		patience = "10m"
+	}
+	var cmd *exec.Cmd
+	switch name {
+	case "nginx":
+		servers := documented(t, "nginx", "    server 127.0.0.1:8000 max_fails=0;", serverLines("    server 127.0.0.1:%[2]d max_fails=0;\n", gateways), "listen 443 ssl", fmt.Sprintf("listen 127.0.0.1:%d ssl", port),
+			"/etc/ssl/site.crt", crt, "/etc/ssl/site.key", key, "proxy_read_timeout 10m", "proxy_read_timeout "+patience)
+		user := ""
+		if os.Geteuid() == 0 {
+			user = "user root;\n"
+		}
+		text := fmt.Sprintf("%sdaemon off;\npid %[2]s/pid;\nerror_log stderr;\nevents {}\nhttp {\naccess_log off;\n"+
+			"client_body_temp_path %[2]s/b; proxy_temp_path %[2]s/p; fastcgi_temp_path %[2]s/f; uwsgi_temp_path %[2]s/u; scgi_temp_path %[2]s/s;\n%[3]s}\n", user, dir, servers)
+		file := filepath.Join(dir, "nginx.conf")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd = exec.Command(program, "-c", file, "-p", dir, "-e", "stderr")
+	case "haproxy":
+		text := documented(t, "haproxy", "    server gw1 127.0.0.1:8000 check inter 1s\n", serverLines("    server gw%[1]d 127.0.0.1:%[2]d check inter 1s\n", gateways),
+			"bind :443 ssl", fmt.Sprintf("bind 127.0.0.1:%d ssl", port), "/etc/haproxy/site.pem", both, "timeout server 10m", "timeout server "+patience)
+		file := filepath.Join(dir, "haproxy.cfg")
+		if err := os.WriteFile(file, []byte("global\n    maxconn 100\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cmd = exec.Command(program, "-db", "-f", file)
+	}
+	var log output
+	cmd.Stdout, cmd.Stderr = &log, &log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
+		_ = cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s:\n%s", name, log.String())
+		}
+	})
+}
+
+// serverLines returns a line of a configuration for each gateway: its number from 1 on, and its port.
+func serverLines(line string, gateways []int) string {
+	var b strings.Builder
+	for i, port := range gateways {
+		fmt.Fprintf(&b, line, i+1, port)
+	}
+	return b.String()
+}
+
 // The configurations of docs/proxies.md pass each event on at once, large bodies, and streams that
 // are silent for longer than the proxy waits where --sse-early-head is set. Clients of a proxy do
 // not count as programs on the gateway's machine. Ports, certificates and the proxy's patience
 // differ from the page.
 func TestBinaryProxies(t *testing.T) {
 	t.Parallel()
-	const patience = "1s"
-	for name, start := range map[string]func(t *testing.T, dir, program string, port, gateway int) *exec.Cmd{
-		"nginx": func(t *testing.T, dir, program string, port, gateway int) *exec.Cmd {
-			crt, key, _ := siteCertificate(t, dir)
-			servers := documented(t, "nginx", "127.0.0.1:8000", fmt.Sprintf("127.0.0.1:%d", gateway), "listen 443 ssl", fmt.Sprintf("listen 127.0.0.1:%d ssl", port),
-				"/etc/ssl/site.crt", crt, "/etc/ssl/site.key", key, "proxy_read_timeout 10m", "proxy_read_timeout "+patience)
-			user := ""
-			if os.Geteuid() == 0 {
-				user = "user root;\n"
-			}
-			text := fmt.Sprintf("%sdaemon off;\npid %[2]s/pid;\nerror_log stderr;\nevents {}\nhttp {\naccess_log off;\n"+
-				"client_body_temp_path %[2]s/b; proxy_temp_path %[2]s/p; fastcgi_temp_path %[2]s/f; uwsgi_temp_path %[2]s/u; scgi_temp_path %[2]s/s;\n%[3]s}\n", user, dir, servers)
-			file := filepath.Join(dir, "nginx.conf")
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			return exec.Command(program, "-c", file, "-p", dir, "-e", "stderr")
-		},
-		"haproxy": func(t *testing.T, dir, program string, port, gateway int) *exec.Cmd {
-			_, _, both := siteCertificate(t, dir)
-			text := documented(t, "haproxy", "127.0.0.1:8000", fmt.Sprintf("127.0.0.1:%d", gateway), "bind :443 ssl", fmt.Sprintf("bind 127.0.0.1:%d ssl", port),
-				"/etc/haproxy/site.pem", both, "timeout server 10m", "timeout server "+patience)
-			file := filepath.Join(dir, "haproxy.cfg")
-			if err := os.WriteFile(file, []byte("global\n    maxconn 100\n"+text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			return exec.Command(program, "-db", "-f", file)
-		},
-	} {
+	for _, name := range []string{"nginx", "haproxy"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			binary(t)
-			program, err := exec.LookPath(name)
-			if err != nil {
-				t.Skipf("needs %s, of Debian", name)
-			}
+			program := proxyProgram(t, name)
 			port := freePorts(t, 2)
 			far := startPacedServer(t)
-			gateway := daemonOf(t, "gateway", "--port", strconv.Itoa(port), "--upstream", far.URL, "--allowed-hosts", "llm.example", "--sse-early-head", "--sse-keep-alive", "200ms", "--shutdown-timeout", "2")
-			cmd := start(t, t.TempDir(), program, port+1, port)
-			var log output
-			cmd.Stdout, cmd.Stderr = &log, &log
-			cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
-				_ = cmd.Wait()
-				if t.Failed() {
-					t.Logf("%s:\n%s\ngateway:\n%s", name, log.String(), gateway.log.String())
-				}
-			})
+			daemonOf(t, "gateway", "--port", strconv.Itoa(port), "--upstream", far.URL, "--allowed-hosts", "llm.example", "--sse-early-head", "--sse-keep-alive", "200ms", "--shutdown-timeout", "2")
+			startProxy(t, program, port+1, "1s", port)
 			client := &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, ServerName: "llm.example"}}}
 			defer client.CloseIdleConnections()
 			ask := func(method, path string, body []byte) (*http.Response, error) {

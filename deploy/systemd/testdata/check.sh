@@ -65,22 +65,43 @@ check stop-is-no-failure is tandem-gateway Result success
 # New connections wait in the socket while the gateway restarts.
 systemctl enable --now tandem-gateway.socket >/dev/null 2>&1
 check socket-starts-gateway until_ok 60 chat
-(
-	refused=0 asked=0
-	while [ ! -e /stop-asking ]; do
-		asked=$((asked + 1))
-		curl -s -o /dev/null -m 60 http://127.0.0.1:8000/livez
-		case $? in 0 | 52 | 56) ;; *) refused=$((refused + 1)) ;; esac
-	done
-	echo "$asked $refused" >/asked
-) &
+inside() { TANDEM_INSIDE=/root/model exec /root/inside -test.count=1 -test.v -test.run "^$1\$"; }
+(inside TestRequests >/asked 2>&1) &
 asking=$!
+sleep 1
 systemctl restart tandem-gateway
+sleep 1
 touch /stop-asking
-wait $asking
-check no-connection-refused-while-restarting bash -c 'read -r asked refused </asked; echo "$asked asked, $refused refused"; [ "$asked" -gt 2 ] && [ "$refused" = 0 ]'
+check no-connection-refused-while-restarting bash -c "tail --pid=$asking -f /dev/null; cat /asked; grep -q '^--- PASS: TestRequests' /asked"
+cat /asked
+
+# A model of a hub, by the settings of docs/systemd.md.
+(inside TestHub >/hub 2>&1) &
+hub=$!
+check hub-starts until_ok 10 test -s /hub-url
+for role in decode prefill; do
+	SYSTEMD_EDITOR='cp /root/hub.conf' script -qec "systemctl edit tandem-$role@" /dev/null
+	printf 'model: org/name\ndownload: true\n' >>/etc/tandem/$role.yaml
+	(umask 077; printf 'HF_ENDPOINT=%s\nHF_TOKEN=hf_secret\n' "$(cat /hub-url)" >/hub.env; cat /hub.env >>/etc/tandem/$role-0.env)
+	chmod 600 /etc/tandem/$role-0.env
+done
+chat_hub() { curl -sf -m 20 http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"model":"org/name","prompt":"Hi","max_tokens":4}' | grep -q '"text"'; }
+check hub-model-is-downloaded timeout 60 systemctl restart tandem-decode@0 tandem-prefill@0
+check chat-of-hub-model until_ok 30 chat_hub
+check hub-cache-is-the-accounts bash -c '[ "$(stat -c %U /var/cache/tandem/models--org--name)" = tandem ]'
+kill $hub
+sed -i 's/^download: true/download: false/' /etc/tandem/decode.yaml /etc/tandem/prefill.yaml
+check hub-model-starts-from-the-cache timeout 60 systemctl restart tandem-decode@0 tandem-prefill@0
+check chat-of-cached-model until_ok 30 chat_hub
 
 systemctl stop tandem-gateway.socket tandem-gateway
+# The same without a unit: the program starts at the first connection.
+systemd-socket-activate -l 127.0.0.1:8001 /usr/bin/tandem gateway --config /etc/tandem/gateway.yaml >/activated 2>&1 &
+activated=$!
+check socket-activate bash -c 'for i in $(seq 100); do curl -sf -m 20 http://127.0.0.1:8001/livez && exit; sleep .1; done; cat /activated; exit 1'
+kill $activated
+until_ok 30 bash -c "! kill -0 $activated"
+
 echo 'no-such-setting: 1' >>/etc/tandem/gateway.yaml
 systemctl start tandem-gateway 2>/dev/null
 sleep 3

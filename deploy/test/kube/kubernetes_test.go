@@ -85,14 +85,20 @@ nodes:
 // upgrade installs or upgrades the release with the values and more, and waits for its rollouts.
 func (f *fleet) upgrade(t *testing.T, more ...string) {
 	t.Helper()
+	f.helm(t, more...)
+	for _, d := range []string{"prefill", "decode", "gateway"} {
+		f.rolledOut(t, d)
+	}
+}
+
+// helm installs or upgrades the release with the values and more.
+func (f *fleet) helm(t *testing.T, more ...string) {
+	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
 	if err := os.WriteFile(file, []byte(values), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	f.Run(t, "helm", append([]string{"upgrade", "--install", "tandem", chartDir, "--namespace", namespace, "--values", file}, more...)...)
-	for _, d := range []string{"prefill", "decode", "gateway"} {
-		f.rolledOut(t, d)
-	}
 }
 
 // rolledOut waits until a Deployment is as its specification.

@@ -31,7 +31,7 @@ func (*driver) run(recorded, int, int, int) bool              { return false }
 func (*driver) blas(string) (int, error)                      { return 0, errBuild }
 func (*driver) host([]byte, int) []byte                       { return nil }
 func (*driver) copy([]piece, bool) bool                       { return false }
-func (*driver) follow() bool                                 { return false }
+func (*driver) follow() bool                                  { return false }
 func (*driver) digest([]piece) bool                           { return false }
 func (*driver) poll() (bool, error)                           { return false, errBuild }
 func (*driver) wait() bool                                    { return false }

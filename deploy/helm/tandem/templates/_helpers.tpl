@@ -1,15 +1,15 @@
-{{/* tandem.fullname is the prefix of all names, at most 40 characters, so that suffixes fit. */}}
+{{/* tandem.fullname is the prefix of all names, at most 40 characters, so that suffixes fit. The end
+     of a longer one is replaced by a hash, so that two releases do not share their objects. */}}
 {{- define "tandem.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- $full := .Values.fullnameOverride -}}
+{{- if not $full -}}
+{{- $full = ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- end -}}
+{{- if gt (len $full) 40 -}}
+{{- $full = printf "%s-%s" ($full | trunc 31 | trimSuffix "-") (sha256sum $full | trunc 8) -}}
 {{- end -}}
+{{- trimSuffix "-" $full -}}
 {{- end -}}
 
 {{/* tandem.selector is the part of the labels that never changes. */}}
