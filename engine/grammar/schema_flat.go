@@ -154,7 +154,7 @@ func (c *schemaCompiler) apply(flats []*flat, v *value, depth int) ([]*flat, err
 			if flats, err = c.keyword(flats, v, k, v.vals[i], depth); err != nil || len(flats) == 0 {
 				return nil, err
 			}
-			n := 16 * len(flats)
+			n := 16 * 4 * len(flats)
 			for _, f := range flats {
 				n += f.size()
 			}
