@@ -128,12 +128,12 @@ func (c *schemaCompiler) typed(f *flat, lits *[]string, seen map[string]bool) ([
 		out = append(out, e)
 		return err
 	}
-	if f.types&typeNull != 0 && !f.excludes(&value{kind: 'n'}) {
+	if f.types&typeNull != 0 && !f.excludes(&value{kind: 'n'}, &c.steps) {
 		*lits = append(*lits, "null")
 	}
 	if f.types&typeBool != 0 {
 		for _, b := range []bool{false, true} {
-			if v := boolValue(b); !f.excludes(v) {
+			if v := boolValue(b); !f.excludes(v, &c.steps) {
 				*lits = append(*lits, scalars(v)...)
 			}
 		}
@@ -173,8 +173,8 @@ func (c *schemaCompiler) typed(f *flat, lits *[]string, seen map[string]bool) ([
 }
 
 // excludes reports whether a value is one of those that not excludes.
-func (f *flat) excludes(v *value) bool {
-	return slices.ContainsFunc(f.notLits, func(l *value) bool { return equalValues(l, v) })
+func (f *flat) excludes(v *value, steps *int) bool {
+	return slices.ContainsFunc(f.notLits, func(l *value) bool { return equalValues(l, v, steps) })
 }
 
 func (f *flat) numberKey() string {

@@ -281,7 +281,7 @@ func (c *schemaCompiler) values(flats []*flat, v *value, k string, x *value) ([]
 			if err = c.step(len(list)); err != nil {
 				return
 			}
-			if slices.ContainsFunc(list, func(b *value) bool { return equalValues(a, b) }) {
+			if slices.ContainsFunc(list, func(b *value) bool { return equalValues(a, b, &c.steps) }) {
 				kept = append(kept, a)
 			}
 		}

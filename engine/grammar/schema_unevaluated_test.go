@@ -90,6 +90,7 @@ func TestCountedWork(t *testing.T) {
 		`{"enum":[[` + list(6_000, "%d") + `]],"uniqueItems":true}`,
 		`{"enum":[[` + list(6_000, "%d") + `]],"contains":{"enum":[` + list(6_000, "-%d") + `]}}`,
 		`{"oneOf":[` + list(2_000, `{"required":["k%d"]}`) + `]}`,
+		`{"oneOf":[` + list(1_000, `{"const":{"a":[0,0,0,0,0,0,0,0,0,0],"b":%d}}`) + `]}`,
 		`{"oneOf":[` + list(35, `{"type":"object","properties":{"a%d":{"maxLength":0},"b%[1]d":{"maxLength":1},"c%[1]d":{"maxLength":2}},"maxProperties":4}`) + `]}`,
 		`{"allOf":[` + list(100, `{"patternProperties":{"a{%d}":{"type":"string"}}}`) + `]}`,
 		`{"properties":{` + list(100, `"p%[1]d":{"type":"integer","multipleOf":1%03[1]d}`) + `}}`,

@@ -11,9 +11,9 @@
 //
 // Guides whose last mask was expensive wait in a queue of their own, and never have all workers.
 //
-// A grammar has at most one worker. A Guide whose turn comes while another of its grammar is being
-// computed is parked, so that the worker continues with other grammars. It keeps its turn: it is the
-// first in its queue when the grammar is free.
+// A grammar has at most one worker. A Guide whose turn comes while a worker has its grammar is
+// parked, so that the other workers continue with other grammars. When the grammar is free, its
+// first parked Guide becomes the first of its queue.
 //
 // # Invariant
 //
@@ -291,8 +291,8 @@ func (m *Masks) next() *Guide {
 	}
 }
 
-// free ends the hold of an entry. The first of its parked Guides becomes the first of its queue. The
-// caller holds mu.
+// free ends the hold of an entry. The first of its parked Guides becomes the first of its queue.
+// The caller holds mu.
 func (m *Masks) free(e *entry) {
 	e.held = false
 	if len(e.parked) == 0 {
