@@ -166,17 +166,6 @@ func TestEngineOnTheTwin(t *testing.T) {
 	}
 }
 
-// twinWords is a vocabulary of printable ASCII, other pairs of letters, and a token that ends.
-func twinWords(vocab int) *grammar.Vocabulary {
-	tokens := make([][]byte, vocab)
-	for id := range vocab - 1 {
-		if tokens[id] = []byte{byte(' ' + id)}; id >= 95 {
-			tokens[id] = []byte{byte('a' + id%26), byte('a' + id/26%26)}
-		}
-	}
-	return grammar.NewVocabulary(tokens, nil, []int32{int32(vocab - 1)})
-}
-
 // constrainedAnswers runs constrained requests next to others. It returns the tokens of each, the
 // log-probabilities of those that request them, and the model, which has counted masks.
 func constrainedAnswers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, m *behind) {

@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/bits"
 	"math/rand/v2"
 	"runtime"
@@ -14,6 +16,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/masks"
 	"github.com/tandem-serving/tandem/engine/ngram"
+	"github.com/tandem-serving/tandem/engine/sample"
 	"github.com/tandem-serving/tandem/engine/scheduler"
 )
 
@@ -154,6 +157,104 @@ func TestConstrainedOnEveryPath(t *testing.T) {
 	}
 }
 
+// Without a draft of any kind, tokens that are alone in their masks are guesses. Choices of one prompt differ by their seeds only. A stop token ends an output inside its
+// grammar.
+func TestCertainTokensAndChoices(t *testing.T) {
+	c := small()
+	c.MaxDrafts, c.MaxOutputs = 6, c.MaxSeqs+20
+	b := newBench(t, c, guided).start()
+	g := Grammar{Kind: grammar.Regex, Text: []byte(`(one certain run|another long run)( and[x-z]){2}`)}
+	var all []*caller
+	for i := range 8 {
+		q := b.caller(tokens(9, 1), 40)
+		q.Grammar, q.Sampling.Seed = &g, uint64(i)
+		if i >= 4 {
+			q.Stop = []int32{'d' - ' '}
+		}
+		all = append(all, q)
+		b.add(q)
+	}
+	outputs := map[string]bool{}
+	for i, q := range all {
+		last := q.wait()
+		want, finish := walkAlone(t, g, q.Prompt, q.Sampling.Seed, q.MaxTokens)
+		if n := slices.Index(want, 'd'-' '); i >= 4 {
+			want, finish = want[:n+1], FinishStop
+		}
+		if !slices.Equal(q.tokens, want) || last.Finish != finish {
+			t.Errorf("choice %d: %v, finish %d; alone %v, finish %d", i, q.tokens, last.Finish, want, finish)
+		}
+		outputs[fmt.Sprint(q.tokens)] = true
+	}
+	b.settled()
+	s := b.Stats().Scheduler
+	accepted := uint64(0)
+	for _, n := range s.Accepted {
+		accepted += n
+	}
+	if len(outputs) < 4 || accepted < 60 {
+		t.Errorf("%d outputs, %d of %d certain tokens accepted", len(outputs), accepted, s.Drafted)
+	}
+}
+
+// The rules of a request apply within its mask: bias chooses among the tokens that the grammar
+// allows and none besides, and an end that min_tokens excludes is not sampled, whatever its bias. A
+// mask of which the rules leave no token ends the request.
+func TestRulesWithinMask(t *testing.T) {
+	l, err := Load(LoadOptions{Model: "model/testdata/gqa-tied", Threads: 1, KVMemory: 4 << 20, MaxSeqs: 4, MaxBatchedTokens: 24, MaxModelLen: 96, KVDType: "float32", Device: "cpu", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	words, end := twinWords(l.Model.VocabSize()), int32(l.Model.VocabSize()-1)
+	eo := l.Options()
+	guided(&eo)
+	eo.Vocabulary = func() (masks.Vocabulary, error) { return masks.Vocabulary{Vocabulary: words}, nil }
+	e, err := New(eo)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	go e.Run(ctx)
+	const most = 100
+	for _, c := range []struct {
+		pattern string
+		rules   Rules
+		want    string
+		err     string
+	}{
+		{"[ab]{6}", Rules{Bias: []sample.Bias{{Token: 'b' - ' ', Value: most}, {Token: 'z' - ' ', Value: most}}}, "bbbbbb", ""},
+		{"[ab]{6}", Rules{Bias: []sample.Bias{{Token: 'b' - ' ', Value: -most}}}, "aaaaaa", ""},
+		{"a{1,12}", Rules{Bias: []sample.Bias{{Token: end, Value: most}}}, "a", ""},
+		{"a{1,12}", Rules{MinTokens: 6, Stops: []int32{end}, Bias: []sample.Bias{{Token: end, Value: most}}}, "aaaaaa", ""},
+		{"aa", Rules{MinTokens: 6, Stops: []int32{end}}, "aa", "exclude every token"},
+		{"(ab|cd)+", Rules{Allowed: []int32{'a' - ' ', 'b' - ' ', 'z' - ' ', end}, MinTokens: 4, Stops: []int32{end}, Bias: []sample.Bias{{Token: end, Value: most}}}, "abab", ""},
+	} {
+		var text []byte
+		done := make(chan Token, 1)
+		r := &Request{Prompt: tokens(6, 3), MaxTokens: 20, Rules: c.rules, Grammar: &Grammar{Kind: grammar.Regex, Text: []byte(c.pattern)}}
+		r.Emit = func(tk Token) {
+			if tk.ID >= 0 && tk.ID != end {
+				text = append(text, byte(' '+tk.ID))
+			}
+			if tk.Finish != 0 {
+				done <- tk
+			}
+		}
+		if _, _, err := e.Add(r); err != nil {
+			t.Fatal(err)
+		}
+		last := <-done
+		if string(text) != c.want || (last.Err != nil) != (c.err != "") || !strings.Contains(fmt.Sprint(last.Err), c.err) || c.err == "" && last.Finish != FinishStop {
+			t.Errorf("%s with %+v: %q, finish %d, %v; want %q, %q", c.pattern, c.rules, text, last.Finish, last.Err, c.want, c.err)
+		}
+	}
+	stop()
+	<-e.Done()
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // While a mask is not known its request sits out, and others run. It holds the place of its rank.
 func TestMaskIsNotReady(t *testing.T) {
 	ready := make(chan struct{})
@@ -274,4 +375,15 @@ func TestConstrainedWithoutVocabulary(t *testing.T) {
 	if _, _, err := b.Add(&r.Request); !errors.Is(err, ErrGrammar) {
 		t.Errorf("%v", err)
 	}
+}
+
+// twinWords is a vocabulary of printable ASCII, other pairs of letters, and a token that ends.
+func twinWords(vocab int) *grammar.Vocabulary {
+	tokens := make([][]byte, vocab)
+	for id := range vocab - 1 {
+		if tokens[id] = []byte{byte(' ' + id)}; id >= 95 {
+			tokens[id] = []byte{byte('a' + id%26), byte('a' + id/26%26)}
+		}
+	}
+	return grammar.NewVocabulary(tokens, nil, []int32{int32(vocab - 1)})
 }

@@ -335,7 +335,9 @@ func (b *builder) exceptNode(t *keyTrie, tagged charMode, child int32, only bool
 // graph returns the position at which the strings of an automaton start.
 func (b *builder) graph(e *expr, next int32) int32 {
 	g := e.graph
-	g.describe()
+	if b.fail(g.describe(b.limits)); b.err != nil {
+		return 0
+	}
 	g.forget()
 	if !g.counted {
 		return b.graphStates(g, e.mode, next)

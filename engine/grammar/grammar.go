@@ -66,6 +66,9 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 	if err != nil {
 		return nil, named(src.Kind, err)
 	}
+	if c != nil {
+		limits.steps = &c.steps
+	}
 	if src.After != "" {
 		t := &tagCompiler{c: newSchemaCompiler(limits), special: src.Special}
 		before, err := t.free(boolValue(true), []string{src.After})
@@ -77,7 +80,7 @@ func Compile(src Source, limits Limits) (*Grammar, error) {
 	}
 	p, err := link(rules, start, &limits)
 	if errors.Is(err, ErrEmpty) && c != nil {
-		if e := emptySchema(c.schemas, limits); e != nil {
+		if e := c.emptySchema(); e != nil {
 			err = e
 		}
 	}

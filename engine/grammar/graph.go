@@ -2,6 +2,7 @@ package grammar
 
 import (
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -76,6 +77,7 @@ func determinize(e *expr, limits *Limits) (*graph, error) {
 		return nil, err
 	}
 	g := &graph{class: p.class, classes: p.classes}
+	spent := a.work
 	index := make([]int32, first+1) // [states of a] 1 + number
 	index[first] = 1
 	order := []int32{first}
@@ -106,12 +108,24 @@ func determinize(e *expr, limits *Limits) (*graph, error) {
 			}
 			g.next = append(double(g.next, 1), index[t]-1) // -1 for the dead state
 		}
+		if err := limits.spend(transitionSteps*(a.work-spent) + p.classes/4); err != nil {
+			return nil, err
+		}
+		spent = a.work
 	}
-	return g.finish(), nil
+	return g.finish(limits)
 }
 
+// transitionSteps is the number of compile steps of a transition that an Automaton computes.
+const transitionSteps = 5
+
 // finish trims and minimizes g.
-func (g *graph) finish() *graph { return g.trim().minimize() }
+func (g *graph) finish(limits *Limits) (*graph, error) {
+	if err := limits.spend(g.states() * g.classes / 16); err != nil {
+		return nil, err
+	}
+	return g.trim().minimize(limits)
+}
 
 // trim removes the states that are not reached or reach no acceptance.
 func (g *graph) trim() *graph {
@@ -214,14 +228,19 @@ func (g *graph) runs(s int32) []byteRun {
 }
 
 // describe finds the states between characters and those from which every string is accepted.
-func (g *graph) describe() {
+func (g *graph) describe(limits *Limits) error {
 	if g.whole != nil {
-		return
+		return nil
 	}
 	n := g.states()
+	if err := limits.spend(characterSteps * n); err != nil {
+		return err
+	}
+	all := *limits
+	all.DFAStates = math.MaxInt
 	g.whole, g.between = make([]bool, n), make([]bool, n)
 	if g.start < 0 {
-		return
+		return nil
 	}
 	g.between[g.start] = true
 	todo := []int32{g.start}
@@ -245,9 +264,17 @@ func (g *graph) describe() {
 		}
 		from := *g
 		from.start = int32(s)
-		g.whole[s] = combine(anyText(), &from, onlyFirst, 1<<30).empty()
+		more, err := combine(anyText(), &from, onlyFirst, &all)
+		if err != nil {
+			return err
+		}
+		g.whole[s] = more.empty()
 	}
+	return nil
 }
+
+// characterSteps is the number of compile steps of finding which states follow a state.
+const characterSteps = 25
 
 // targets returns the states that follow s after one byte, sorted.
 func (g *graph) targets(s int32) []int32 {
@@ -338,8 +365,8 @@ func bytesAfter(c byte) int {
 func both(x, y bool) bool      { return x && y }
 func onlyFirst(x, y bool) bool { return x && !y }
 
-// combine returns the product of two graphs, nil if it has more than limit states.
-func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
+// combine returns the product of two graphs, at most of Limits.DFAStates states.
+func combine(x, y *graph, accept func(bool, bool) bool, limits *Limits) (*graph, error) {
 	g := &graph{}
 	classes := map[[2]uint8]uint8{}
 	var pairs [][2]uint8 // [classes] those of x and y
@@ -356,10 +383,17 @@ func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 	g.classes = len(pairs)
 	if x.start < 0 {
 		g.start = -1
-		return g
+		return g, nil
 	}
 	needBoth := accept(true, true)
 	index := newPairs(x.states(), y.states())
+	perState := 1 + g.classes/4
+	if index.few != nil {
+		perState += g.classes / 2
+	}
+	if err := limits.spend(combineSteps + len(index.dense)/4096); err != nil {
+		return nil, err
+	}
 	var order [][2]int32
 	visit := func(p [2]int32) int32 {
 		if p[0] < 0 || needBoth && p[1] < 0 {
@@ -373,8 +407,11 @@ func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 	}
 	g.start = visit([2]int32{x.start, y.start})
 	for i := 0; i < len(order); i++ {
-		if len(order) > limit {
-			return nil
+		if len(order) > limits.DFAStates {
+			return nil, limitError("grammar", "", "states", limits.DFAStates)
+		}
+		if err := limits.spend(perState); err != nil {
+			return nil, err
 		}
 		p := order[i]
 		g.accept = append(g.accept, accept(x.accept[p[0]], p[1] >= 0 && y.accept[p[1]]))
@@ -388,8 +425,11 @@ func combine(x, y *graph, accept func(bool, bool) bool, limit int) *graph {
 			g.next = append(g.next, visit(to))
 		}
 	}
-	return g.trim()
+	return g.trim(), nil
 }
+
+// combineSteps is the number of compile steps of combining two small graphs.
+const combineSteps = 80
 
 // pairs numbers pairs of states, of which the second may be -1.
 type pairs struct {

@@ -55,18 +55,22 @@ func (g *graph) longestFrom() []int32 {
 	return out
 }
 
-// count returns g restricted to strings of lo to hi characters. steps bounds the work; beyond it
-// the result is nil.
-func (g *graph) count(lo, hi int32, steps int) *graph {
+// count returns g restricted to strings of lo to hi characters.
+func (g *graph) count(lo, hi int32, limits *Limits) (*graph, error) {
 	if g.empty() {
-		return g
+		return g, nil
+	}
+	if err := limits.spend(characterSteps * g.states()); err != nil {
+		return nil, err
 	}
 	longest := g.longestFrom()
 	if lo <= g.shortest() && longest[g.start] <= hi {
 		g.forget()
-		return g
+		return g, nil
 	}
-	g.describe()
+	if err := g.describe(limits); err != nil {
+		return nil, err
+	}
 	c := *g
 	c.counted, c.min, c.max = true, lo, hi
 	c.longest = longest
@@ -85,8 +89,11 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 				work += 1 + len(succ[s])
 			}
 		}
-		if work*(int(hi)+1) > steps {
-			return nil
+		if work*(int(hi)+1) > limits.CompileSteps {
+			return nil, limitError("grammar", "", "lengths of a pattern", limits.CompileSteps)
+		}
+		if err := limits.spend((work + g.states()) * (int(hi) + 1) / 32); err != nil {
+			return nil, err
 		}
 		c.fillLengths(succ)
 		for _, s := range inner {
@@ -101,9 +108,9 @@ func (g *graph) count(lo, hi int32, steps int) *graph {
 	g.forget()
 	c.forget()
 	if !c.possible(c.start, lo, hi) {
-		return &graph{start: -1, classes: 1}
+		return &graph{start: -1, classes: 1}, nil
 	}
-	return &c
+	return &c, nil
 }
 
 // innerStates returns the states inside characters, those with fewer bytes to come first, and the

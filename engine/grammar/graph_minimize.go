@@ -3,8 +3,11 @@ package grammar
 // minimize joins states that accept the same strings, by Hopcroft's algorithm. From every state of
 // g acceptance can be reached. Transitions that are missing lead to a further state, which accepts
 // nothing.
-func (g *graph) minimize() *graph {
+func (g *graph) minimize(limits *Limits) (*graph, error) {
 	n := g.states()
+	if err := limits.spend(1 + n*g.classes/8); err != nil {
+		return nil, err
+	}
 	p := newPartition(n + 1)
 	for s, ok := range g.accept {
 		if ok {
@@ -17,17 +20,22 @@ func (g *graph) minimize() *graph {
 		b := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
 		members = append(members[:0], p.states[p.begin[b]:p.end[b]]...)
+		visits := g.classes * (1 + len(members))
 		for c := range g.classes {
 			for _, s := range members {
 				at := c*(n+1) + int(s)
+				visits += int(first[at+1] - first[at])
 				for _, from := range sources[first[at]:first[at+1]] {
 					p.mark(from)
 				}
 			}
 			todo = p.split(todo)
 		}
+		if err := limits.spend(visits / 12); err != nil {
+			return nil, err
+		}
 	}
-	return g.joined(p)
+	return g.joined(p), nil
 }
 
 // sources returns the states from which a class leads to a state: those of class c and state s

@@ -22,7 +22,10 @@ func TestMinimize(t *testing.T) {
 		for s := range g.accept {
 			g.accept[s] = r.IntN(3) == 0
 		}
-		m := g.finish()
+		m, err := g.finish(&Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
 		for range 300 {
 			text := make([]byte, r.IntN(12))
 			for i := range text {
@@ -45,5 +48,8 @@ func TestMinimize(t *testing.T) {
 // differ reports whether a string leads to acceptance from one of two states only.
 func differ(x, y *graph, a, b int32) bool {
 	x.start, y.start = a, b
-	return !combine(x, y, onlyFirst, 1<<20).empty() || !combine(y, x, onlyFirst, 1<<20).empty()
+	limits := &Limits{DFAStates: 1 << 20}
+	more, err := combine(x, y, onlyFirst, limits)
+	less, err2 := combine(y, x, onlyFirst, limits)
+	return err != nil || err2 != nil || !more.empty() || !less.empty()
 }

@@ -408,8 +408,8 @@ func compareMagnitude(d, x decimal) int {
 func isPlain(number string) bool { return !strings.ContainsAny(number, ".eE") }
 
 // equalValues reports whether two JSON values are equal as JSON Schema defines it: numbers by
-// value, members in any order.
-func equalValues(a, b *value) bool {
+// value, members in any order. It counts a compile step for each item and member.
+func equalValues(a, b *value, steps *int) bool {
 	if a.kind != b.kind {
 		return false
 	}
@@ -433,7 +433,7 @@ func equalValues(a, b *value) bool {
 			return false
 		}
 		for i := range a.arr {
-			if !equalValues(a.arr[i], b.arr[i]) {
+			if *steps++; !equalValues(a.arr[i], b.arr[i], steps) {
 				return false
 			}
 		}
@@ -442,7 +442,8 @@ func equalValues(a, b *value) bool {
 			return false
 		}
 		for i, k := range a.keys {
-			if x := b.get(k); x == nil || !equalValues(a.vals[i], x) {
+			*steps++
+			if x := b.get(k); x == nil || !equalValues(a.vals[i], x, steps) {
 				return false
 			}
 		}

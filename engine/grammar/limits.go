@@ -23,6 +23,8 @@ type Limits struct {
 	Whitespace    int // between JSON tokens: a newline with its indentation, or a space; 0 allows none
 	RegexRepeat   int // largest count of a repeat in a pattern
 	AlternateSets int // alternatives of one schema after anyOf, oneOf and if are distributed
+
+	steps *int // compile steps so far; nil: they are not counted
 }
 
 // DefaultLimits returns the bounds that servers use unless an operator changes them.
@@ -44,6 +46,18 @@ func DefaultLimits() Limits {
 		RegexRepeat:   100_000_000,
 		AlternateSets: 512,
 	}
+}
+
+// spend counts n compile steps. A step is about 100 ns of work, so that the steps of CompileSteps
+// take less than a second.
+func (l *Limits) spend(n int) error {
+	if l.steps == nil {
+		return nil
+	}
+	if *l.steps += n; *l.steps > l.CompileSteps {
+		return limitError("grammar", "", "compile steps", l.CompileSteps)
+	}
+	return nil
 }
 
 // ErrBudget means that a grammar needs more work or memory than a limit allows.

@@ -38,13 +38,13 @@ func numberRange(lo, hi *bound, integer bool, limits *Limits) (*graph, error) {
 			return nil, err
 		}
 		if g != nil {
-			if x = combine(g, x, both, limits.DFAStates); x == nil {
-				return nil, fmt.Errorf("%w: more than %d states", ErrBudget, limits.DFAStates)
+			if x, err = combine(g, x, both, limits); err != nil {
+				return nil, err
 			}
 		}
 		g = x
 	}
-	return g.finish(), nil
+	return g.finish(limits)
 }
 
 // atLeast returns the numbers from b upwards.
@@ -216,7 +216,10 @@ func multiplesOf(m decimal, integer bool, limits *Limits) (*graph, error) {
 	if !n.IsInt64() || n.Int64()*int64(places+2)+4 > int64(limits.DFAStates) {
 		return nil, fmt.Errorf("%w: multiples of %s need more than %d states", ErrBudget, m, limits.DFAStates)
 	}
-	return multipleGraph(int(n.Int64()), places, integer), nil
+	if err := limits.spend(4 * int(n.Int64()) * (places + 3)); err != nil { // 256 transitions of each
+		return nil, err
+	}
+	return multipleGraph(int(n.Int64()), places, integer).finish(limits)
 }
 
 // multipleGraph has a state for the start, for a sign, for a leading zero and for each remainder
@@ -261,7 +264,7 @@ func multipleGraph(n, places int, integer bool) *graph {
 	if !integer {
 		edge(zero, '.', point)
 	}
-	return g.finish()
+	return g
 }
 
 // fractionStates fills the states of remainder r behind the point.

@@ -284,8 +284,8 @@ func (p *parameterCompiler) texts(conj []*value, kind string) (*expr, error) {
 				return nil, asRefusal(f.source, "pattern", err)
 			}
 			if bounded {
-				if g = g.count(s.min, s.max, p.c.limits.CompileSteps); g == nil {
-					return nil, asRefusal(f.source, "maxLength", limitError("grammar", "", "lengths of a text", p.c.limits.CompileSteps))
+				if g, err = g.count(s.min, s.max, &p.c.limits); err != nil {
+					return nil, asRefusal(f.source, "maxLength", err)
 				}
 			}
 			return graphExpr(g, modeRaw), nil

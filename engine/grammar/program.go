@@ -139,9 +139,10 @@ func link(rules []*expr, start int32, limits *Limits) (*program, error) {
 }
 
 func (b *builder) add(p position) int32 {
-	if len(b.p.pos) >= b.limits.Positions && b.err == nil {
-		b.err = limitError("grammar", "", "positions", b.limits.Positions)
+	if len(b.p.pos) >= b.limits.Positions {
+		b.fail(limitError("grammar", "", "positions", b.limits.Positions))
 	}
+	b.fail(b.limits.spend(2))
 	if b.err != nil {
 		return 0
 	}
@@ -156,6 +157,13 @@ func double[T any](s []T, n int) []T {
 		s = slices.Grow(s, max(n, len(s)))
 	}
 	return s
+}
+
+// fail keeps the first error.
+func (b *builder) fail(err error) {
+	if b.err == nil && err != nil {
+		b.err = err
+	}
 }
 
 func (b *builder) height(i int32) int32 { return b.p.pos[i].height }
@@ -182,6 +190,10 @@ func (b *builder) join(nexts []int32, edges []edge) int32 {
 		h = min(h, b.height(e.next))
 	}
 	for _, n := range nexts {
+		b.fail(b.limits.spend(1 + len(rest)/32))
+		if b.err != nil {
+			return 0
+		}
 		p := &b.p.pos[n]
 		h = min(h, p.height)
 		if p.op == opBytes && p.flag&(flagPlain|flagCommit) == 0 {
@@ -232,6 +244,7 @@ func (b *builder) bytes(edges []edge, flag uint8) int32 {
 	if b.err != nil {
 		return 0
 	}
+	b.fail(b.limits.spend(1 + len(edges)/2))
 	if len(edges) > 1 {
 		slices.SortFunc(edges, edge.compare)
 		edges = slices.Compact(edges)

@@ -91,7 +91,17 @@ func clip(s string) string {
 // flatten moves the anchors of groups at the ends of an alternative outwards.
 func (p *regexParser) flatten(a *anchored) ([]*anchored, error) {
 	out := []*anchored{{e: emptyString}}
-	for i, part := range a.parts {
+	for i := 0; i < len(a.parts); i++ {
+		part, run := a.parts[i], []*expr{emptyString} // run: parts that need no look at anchors, joined at once
+		for ; i < len(a.parts) && a.parts[i].anchor == 0 && a.parts[i].group == nil; i++ {
+			run = append(run, a.parts[i].e)
+		}
+		if len(run) > 1 {
+			i--
+		}
+		if err := p.limits.spend(len(out) * (len(run) + i/8)); err != nil {
+			return nil, err
+		}
 		first, last := i == 0, i == len(a.parts)-1
 		var next []*anchored
 		for _, o := range out {
@@ -116,7 +126,8 @@ func (p *regexParser) flatten(a *anchored) ([]*anchored, error) {
 					}
 				}
 			default:
-				next = append(next, &anchored{begin: o.begin, end: o.end, e: seq(o.e, part.e)})
+				run[0] = o.e
+				next = append(next, &anchored{begin: o.begin, end: o.end, e: seq(run...)})
 			}
 		}
 		if len(next) > p.limits.AlternateSets {

@@ -62,6 +62,7 @@ func newSchemaCompiler(limits Limits) *schemaCompiler {
 		indent := rep(bytesOf(runeRange{'\t', '\t'}, runeRange{' ', ' '}), 0, int32(limits.Whitespace-1))
 		c.space = opt(alt(lit(" "), seq(lit("\n"), indent)))
 	}
+	c.limits.steps = &c.steps
 	c.comma = seq(lit(","), c.space)
 	c.colon = seq(c.space, lit(":"), c.space)
 	return c
@@ -276,6 +277,7 @@ func (c *schemaCompiler) rule(conj []*value) (int32, error) {
 // that have no siblings.
 func (c *schemaCompiler) simplify(conj []*value) []*value {
 	var out []*value
+	c.steps += len(conj) * len(conj) / 64
 	for _, v := range conj {
 		for range 16 {
 			ref := v.get("$ref")
@@ -300,6 +302,9 @@ func (c *schemaCompiler) simplify(conj []*value) []*value {
 func (c *schemaCompiler) resolve(v, ref *value) (*value, error) {
 	if ref.kind != '"' {
 		return nil, refuse(v, "$ref", "is not a string")
+	}
+	if err := c.step(1 + len(ref.text)/8); err != nil {
+		return nil, err
 	}
 	uri, fragment, _ := strings.Cut(ref.text, "#")
 	res := v.res

@@ -155,7 +155,7 @@ func (c *schemaCompiler) uniqueArray(f *flat, prefix int) (*expr, error) {
 			}
 			twice := false
 			for _, v := range values {
-				twice = twice || equalValues(v, l)
+				twice = twice || equalValues(v, l, &c.steps)
 			}
 			if ok && !twice {
 				values = append(values, l)

@@ -14,18 +14,21 @@ type rootSchema struct {
 }
 
 // emptySchema returns why the first of several schemas without an instance has none; nil: all have
-// some. It compiles them again, which takes at most the time of their compilation.
-func emptySchema(schemas []rootSchema, limits Limits) error {
-	for _, s := range schemas {
-		c := newSchemaCompiler(limits)
+// some. It compiles them again, within the steps that are left.
+func (c *schemaCompiler) emptySchema() error {
+	spent := c.steps
+	for _, s := range c.schemas {
+		c := newSchemaCompiler(c.limits)
+		c.steps = spent
 		start, err := c.schema(s.v, s.also...)
 		if err != nil {
-			return nil // it compiles only in the notation of its tag
+			return nil // no steps are left, or it compiles only in the notation of its tag
 		}
 		x := &emptiness{c, heightsOf(c.rules), map[int32]bool{}}
 		if x.heights[start] >= infinite {
 			return x.conjunction(append(slices.Clone(s.also), s.v), start)
 		}
+		spent = c.steps
 	}
 	return nil
 }

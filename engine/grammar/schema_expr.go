@@ -116,6 +116,9 @@ func (c *schemaCompiler) literal(l *value) (*expr, error) {
 // another alternative has brought already.
 func (c *schemaCompiler) typed(f *flat, lits *[]string, seen map[string]bool) ([]*expr, error) {
 	var out []*expr
+	if err := c.step(len(f.notLits)/4 + len(f.strings.patterns) + len(f.strings.formats)); err != nil {
+		return nil, err
+	}
 	once := func(key string, make func() (*expr, error)) error {
 		if seen[key] {
 			return nil
@@ -125,12 +128,12 @@ func (c *schemaCompiler) typed(f *flat, lits *[]string, seen map[string]bool) ([
 		out = append(out, e)
 		return err
 	}
-	if f.types&typeNull != 0 && !f.excludes(&value{kind: 'n'}) {
+	if f.types&typeNull != 0 && !f.excludes(&value{kind: 'n'}, &c.steps) {
 		*lits = append(*lits, "null")
 	}
 	if f.types&typeBool != 0 {
 		for _, b := range []bool{false, true} {
-			if v := boolValue(b); !f.excludes(v) {
+			if v := boolValue(b); !f.excludes(v, &c.steps) {
 				*lits = append(*lits, scalars(v)...)
 			}
 		}
@@ -170,8 +173,8 @@ func (c *schemaCompiler) typed(f *flat, lits *[]string, seen map[string]bool) ([
 }
 
 // excludes reports whether a value is one of those that not excludes.
-func (f *flat) excludes(v *value) bool {
-	return slices.ContainsFunc(f.notLits, func(l *value) bool { return equalValues(l, v) })
+func (f *flat) excludes(v *value, steps *int) bool {
+	return slices.ContainsFunc(f.notLits, func(l *value) bool { return equalValues(l, v, steps) })
 }
 
 func (f *flat) numberKey() string {
@@ -265,9 +268,6 @@ func (c *schemaCompiler) numberGraph(f *flat, integer bool) (*graph, error) {
 			continue
 		}
 		g, err := multiplesOf(m, integer, &c.limits)
-		if err == nil {
-			err = c.step(100 * g.states()) // with the intersection that follows
-		}
 		if err != nil {
 			return nil, err
 		}
@@ -304,12 +304,13 @@ func (c *schemaCompiler) intersect(parts []*graph, not []string) (*graph, error)
 		return nil, nil
 	}
 	g := parts[0]
+	var err error
 	if len(parts) == 1 && len(not) == 0 {
 		return g, nil
 	}
 	for _, x := range parts[1:] {
-		if g = combine(g, x, both, c.limits.DFAStates); g == nil {
-			return nil, limitError("grammar", "", "states", c.limits.DFAStates)
+		if g, err = combine(g, x, both, &c.limits); err != nil {
+			return nil, err
 		}
 	}
 	if len(not) > 0 {
@@ -317,14 +318,11 @@ func (c *schemaCompiler) intersect(parts []*graph, not []string) (*graph, error)
 		if err != nil {
 			return nil, err
 		}
-		if g = combine(g, x, onlyFirst, c.limits.DFAStates); g == nil {
-			return nil, limitError("grammar", "", "states", c.limits.DFAStates)
+		if g, err = combine(g, x, onlyFirst, &c.limits); err != nil {
+			return nil, err
 		}
 	}
-	if err := c.step(g.states() * 16); err != nil {
-		return nil, err
-	}
-	return g.finish(), nil
+	return g.finish(&c.limits)
 }
 
 func (f *flat) stringKey() string {
@@ -339,16 +337,19 @@ func (f *flat) stringKey() string {
 	return string(key)
 }
 
-// pattern returns the expression of a pattern.
-func (c *schemaCompiler) pattern(text, keyword, at string) (*expr, error) {
+// pattern returns the expression of a pattern. Errors have the pointer of at with below; nil: none.
+func (c *schemaCompiler) pattern(text, keyword string, at *value, below string) (*expr, error) {
 	if e, ok := c.exprs["pattern "+text]; ok {
 		return e, nil
 	}
-	if err := c.step(len(text)); err != nil {
+	if err := c.step(4 * len(text)); err != nil {
 		return nil, err
 	}
-	e, err := parsePattern(text, keyword, at, false, &c.limits)
+	e, err := parsePattern(text, keyword, "", false, &c.limits)
 	if err != nil {
+		if at != nil { // its pointer is made where it is needed, because schemas may be deep
+			_, err = parsePattern(text, keyword, pointer(at)+below, false, &c.limits)
+		}
 		return nil, err
 	}
 	c.exprs["pattern "+text] = e
@@ -360,7 +361,7 @@ func (c *schemaCompiler) patternGraph(text string) (*graph, error) {
 	if g, ok := c.graphs[text]; ok {
 		return g, nil
 	}
-	e, err := c.pattern(text, "pattern", "")
+	e, err := c.pattern(text, "pattern", nil, "")
 	if err != nil {
 		return nil, err
 	}
@@ -373,11 +374,7 @@ func (c *schemaCompiler) patternGraph(text string) (*graph, error) {
 }
 
 func (c *schemaCompiler) determinize(e *expr) (*graph, error) {
-	g, err := determinize(e, &c.limits)
-	if err != nil {
-		return nil, err
-	}
-	return g, c.step(g.states() * 16)
+	return determinize(e, &c.limits)
 }
 
 func (c *schemaCompiler) formatExpr(name string) (*expr, error) {
@@ -426,7 +423,7 @@ func (c *schemaCompiler) stringBody(f *flat) (*expr, error) {
 	s := &f.strings
 	var parts []*expr
 	for _, p := range s.patterns {
-		e, err := c.pattern(p, "pattern", pointer(f.source))
+		e, err := c.pattern(p, "pattern", f.source, "")
 		if err != nil {
 			return nil, err
 		}
@@ -481,8 +478,8 @@ func (c *schemaCompiler) stringGraph(f *flat, not []string) (*expr, error) {
 		return nil, asRefusal(f.source, "pattern", err)
 	}
 	if s.min > 0 || s.max != unlimited {
-		if g = g.count(s.min, s.max, c.limits.CompileSteps); g == nil {
-			return nil, asRefusal(f.source, "maxLength", limitError("grammar", "", "lengths of a pattern", c.limits.CompileSteps))
+		if g, err = g.count(s.min, s.max, &c.limits); err != nil {
+			return nil, asRefusal(f.source, "maxLength", err)
 		}
 	}
 	return graphExpr(g, modeJSON), nil
@@ -513,11 +510,9 @@ func (c *schemaCompiler) stringAutomaton(f *flat, not []string) (*graph, error) 
 		if err != nil {
 			return nil, err
 		}
-		left := combine(parts[0], g, onlyFirst, c.limits.DFAStates)
-		if left == nil {
-			return nil, limitError("grammar", "", "states", c.limits.DFAStates)
+		if parts[0], err = combine(parts[0], g, onlyFirst, &c.limits); err != nil {
+			return nil, err
 		}
-		parts[0] = left
 	}
 	return c.intersect(parts, not)
 }

@@ -96,6 +96,13 @@ func (f *flat) clone() *flat {
 	return &c
 }
 
+// size returns the memory of all lists but that of values, in pointers.
+func (f *flat) size() int {
+	s, a, o := &f.strings, &f.arrays, &f.objects
+	texts := len(s.patterns) + len(s.not) + len(s.formats) + len(o.required)
+	return len(f.notLits) + len(a.contains) + len(o.names) + 2*texts + 3*len(o.members) + 4*len(a.items) + 5*len(f.multiple)
+}
+
 // flatten returns the alternatives of a conjunction.
 func (c *schemaCompiler) flatten(conj []*value) ([]*flat, error) {
 	var source *value
@@ -145,6 +152,13 @@ func (c *schemaCompiler) apply(flats []*flat, v *value, depth int) ([]*flat, err
 				continue
 			}
 			if flats, err = c.keyword(flats, v, k, v.vals[i], depth); err != nil || len(flats) == 0 {
+				return nil, err
+			}
+			n := 16 * 4 * len(flats)
+			for _, f := range flats {
+				n += f.size()
+			}
+			if err := c.step(n / 16); err != nil { // lists are copied where they grow
 				return nil, err
 			}
 			if len(flats) > c.limits.AlternateSets {
@@ -267,7 +281,7 @@ func (c *schemaCompiler) values(flats []*flat, v *value, k string, x *value) ([]
 			if err = c.step(len(list)); err != nil {
 				return
 			}
-			if slices.ContainsFunc(list, func(b *value) bool { return equalValues(a, b) }) {
+			if slices.ContainsFunc(list, func(b *value) bool { return equalValues(a, b, &c.steps) }) {
 				kept = append(kept, a)
 			}
 		}
@@ -319,7 +333,7 @@ func (c *schemaCompiler) stringKeyword(flats []*flat, v *value, k string, x *val
 		return nil, refuse(v, k, "is not a string")
 	}
 	if k == "pattern" {
-		if _, err := c.pattern(x.text, k, pointer(v)+"/pattern"); err != nil {
+		if _, err := c.pattern(x.text, k, v, "/pattern"); err != nil {
 			return nil, err
 		}
 		return each(flats, func(f *flat) {
@@ -540,7 +554,7 @@ func (c *schemaCompiler) checkPatterns(v, patterns *value) error {
 		return nil
 	}
 	for _, k := range patterns.keys {
-		if _, err := c.pattern(k, "patternProperties", pointer(v)+"/patternProperties"); err != nil {
+		if _, err := c.pattern(k, "patternProperties", v, "/patternProperties"); err != nil {
 			return err
 		}
 	}

@@ -176,6 +176,7 @@ func (c *schemaCompiler) dependent(flats []*flat, v *value, k string, x *value, 
 
 // synthetic returns a schema that the compiler makes in the place of another.
 func (c *schemaCompiler) synthetic(at *value, kv ...any) *value {
+	c.steps += 6
 	s := objectValue(kv...)
 	s.parent, s.name, s.res = at.parent, at.name, at.res
 	for _, x := range s.vals {

@@ -115,6 +115,9 @@ func (c *schemaCompiler) property(f *flat, key string) ([]*value, error) {
 			}
 		}
 		if m.patterns != nil {
+			if err := c.step(len(m.patterns.keys) * (1 + len(key)/32)); err != nil {
+				return nil, err
+			}
 			for i, p := range m.patterns.keys {
 				ok, err := c.matchesPattern(p, key)
 				if err != nil {
@@ -244,18 +247,25 @@ func (c *schemaCompiler) divide(groups []keyGroup, pattern string, schema *value
 	}
 	var out []keyGroup
 	for _, g := range groups {
-		in, without := combine(g.keys, x, both, c.limits.DFAStates), combine(g.keys, x, onlyFirst, c.limits.DFAStates)
-		if in == nil || without == nil || len(out) > c.limits.AlternateSets {
+		if len(out) > c.limits.AlternateSets {
 			return nil, limitError("grammar", "", "states", c.limits.DFAStates)
 		}
-		if err := c.step(64 * (in.states() + without.states())); err != nil { // of microseconds each
-			return nil, err
-		}
-		if !in.empty() {
-			out = append(out, keyGroup{in.finish(), append(slices.Clip(g.matched), schema)})
-		}
-		if !without.empty() {
-			out = append(out, keyGroup{without.finish(), g.matched})
+		for _, accept := range []func(bool, bool) bool{both, onlyFirst} {
+			part, err := combine(g.keys, x, accept, &c.limits)
+			if err != nil {
+				return nil, err
+			}
+			if part.empty() {
+				continue
+			}
+			if part, err = part.finish(&c.limits); err != nil {
+				return nil, err
+			}
+			matched := g.matched
+			if accept(true, true) {
+				matched = append(slices.Clip(matched), schema)
+			}
+			out = append(out, keyGroup{part, matched})
 		}
 	}
 	return out, nil

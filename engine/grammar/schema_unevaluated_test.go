@@ -92,8 +92,18 @@ func TestCountedWork(t *testing.T) {
 		`{"enum":[[` + list(6_000, "%d") + `]],"uniqueItems":true}`,
 		`{"enum":[[` + list(6_000, "%d") + `]],"contains":{"enum":[` + list(6_000, "-%d") + `]}}`,
 		`{"oneOf":[` + list(2_000, `{"required":["k%d"]}`) + `]}`,
+		`{"oneOf":[` + list(1_000, `{"const":{"a":[0,0,0,0,0,0,0,0,0,0],"b":%d}}`) + `]}`,
+		`{"oneOf":[` + list(35, `{"type":"object","properties":{"a%d":{"maxLength":0},"b%[1]d":{"maxLength":1},"c%[1]d":{"maxLength":2}},"maxProperties":4}`) + `]}`,
 		`{"allOf":[` + list(100, `{"patternProperties":{"a{%d}":{"type":"string"}}}`) + `]}`,
 		`{"properties":{` + list(100, `"p%[1]d":{"type":"integer","multipleOf":1%03[1]d}`) + `}}`,
+		`{"properties":{` + list(2_000, `"p%[1]d":{"type":"string","format":"hostname","maxLength":%[1]d}`) + `}}`,
+		`{"properties":{` + list(300, `"p%[1]d":{"type":"string","pattern":"[a-z]{2}x","maxLength":1%03[1]d}`) + `}}`,
+		`{"properties":{` + list(300, `"p%[1]d":{"type":"integer","multipleOf":%[1]d,"minimum":1,"allOf":[{"multipleOf":29}]}`) + `}}`,
+		`{"properties":{` + list(100, `"p%d":{"type":"object","patternProperties":{"a.*b.*%[1]d":true,"^(a|ab|abc){%[1]d}$":true}}`) + `}}`,
+		`{"allOf":[` + list(6_000, `{"multipleOf":0.1%d}`) + `]}`,
+		`{"allOf":[` + list(6_000, `{"items":{"minLength":%d}}`) + `]}`,
+		`{"anyOf":[` + list(400, `{"minLength":%d}`) + `],"allOf":[` + list(2_000, `{"maxItems":%d}`) + `]}`,
+		`{"properties":{` + list(100, `"p%d":{"pattern":"%[1]d`+strings.Repeat("(a?", 200)+strings.Repeat(")*", 200)+`"}`) + `}}`,
 	} {
 		if _, err := Compile(Source{Kind: JSONSchema, Text: []byte(schema)}, limits); !errors.Is(err, ErrBudget) {
 			t.Errorf("%s: %v", clip(schema), err)

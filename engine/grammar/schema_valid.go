@@ -14,7 +14,7 @@ func (c *schemaCompiler) validConj(v *value, conj []*value) (bool, error) {
 		}
 		ok := !f.limited
 		for _, l := range f.lits {
-			ok = ok || equalValues(l, v)
+			ok = ok || equalValues(l, v, &c.steps)
 		}
 		if !ok {
 			continue
@@ -31,7 +31,7 @@ func (c *schemaCompiler) valid(v *value, f *flat) (bool, error) {
 	if err := c.step(1 + len(f.notLits)); err != nil {
 		return false, err
 	}
-	if f.excludes(v) {
+	if f.excludes(v, &c.steps) {
 		return false, nil
 	}
 	switch v.kind {
@@ -124,7 +124,7 @@ func (c *schemaCompiler) validArray(v *value, f *flat) (bool, error) {
 			return false, err
 		}
 		for _, y := range v.arr[:i] {
-			if equalValues(x, y) {
+			if equalValues(x, y, &c.steps) {
 				return false, nil
 			}
 		}
@@ -199,10 +199,10 @@ func (c *schemaCompiler) emptyFlat(f *flat) (bool, error) {
 		}
 		return true, nil
 	}
-	if f.types&typeNull != 0 && !f.excludes(&value{kind: 'n'}) {
+	if f.types&typeNull != 0 && !f.excludes(&value{kind: 'n'}, &c.steps) {
 		return false, nil
 	}
-	if f.types&typeBool != 0 && !(f.excludes(boolValue(true)) && f.excludes(boolValue(false))) {
+	if f.types&typeBool != 0 && !(f.excludes(boolValue(true), &c.steps) && f.excludes(boolValue(false), &c.steps)) {
 		return false, nil
 	}
 	if f.types&typeNumber != 0 {

@@ -68,7 +68,7 @@ func (o *orderer) text(v *value, f *flat) string {
 			declared := o.c.declared(f)
 			if f.limited {
 				for _, l := range f.lits {
-					if equalValues(l, v) {
+					if equalValues(l, v, new(int)) {
 						declared = l.keys
 					}
 				}

@@ -248,14 +248,17 @@ func (t *tagCompiler) freeGraph(v *value, words, first []string) (*graph, error)
 	if err != nil {
 		return nil, asRefusal(v, "structural_tag", err)
 	}
-	without := combine(anyText(), with, onlyFirst, t.c.limits.DFAStates)
-	if without == nil {
-		return nil, asRefusal(v, "structural_tag", limitError("grammar", "", "states", t.c.limits.DFAStates))
+	without, err := combine(anyText(), with, onlyFirst, &t.c.limits)
+	if err == nil {
+		without, err = without.finish(&t.c.limits)
+	}
+	if err != nil {
+		return nil, asRefusal(v, "structural_tag", err)
 	}
 	if t.texts == nil {
 		t.texts = map[string]*graph{}
 	}
-	t.texts[key] = without.finish()
+	t.texts[key] = without
 	return t.texts[key], nil
 }
 

@@ -28,7 +28,8 @@ type Guide struct {
 	err     error
 
 	// Guarded by Masks.mu.
-	working bool // queued, or with a worker
+	working bool // queued, parked, or with a worker
+	slow    bool // of the queue slow
 	closed  bool
 }
 

@@ -11,6 +11,10 @@
 //
 // Guides whose last mask was expensive wait in a queue of their own, and never have all workers.
 //
+// A grammar has at most one worker. A Guide whose turn comes while a worker has its grammar is
+// parked, so that the other workers continue with other grammars. When the grammar is free, its
+// first parked Guide becomes the first of its queue.
+//
 // # Invariant
 //
 // Which token a mask allows, and at which token a Guide fails, depends on the grammar and the
@@ -28,6 +32,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -92,6 +97,7 @@ type Masks struct {
 	queue   []*Guide  // that wait for a worker
 	slow    []*Guide  // likewise: new ones, and those whose last mask was expensive
 	busy    int       // workers with a Guide of slow
+	parked  int       // Guides of all entries that are parked
 	entries map[key]*entry
 	bytes   int    // of all entries
 	uses    uint64 // calls of open so far
@@ -109,10 +115,12 @@ type entry struct {
 	a   *grammar.Automaton
 	err error // of the compilation
 	// Guarded by Masks.mu.
-	key   key
-	refs  int    // Guides
-	used  uint64 // Masks.uses at the last open
-	bytes int
+	key    key
+	refs   int    // Guides
+	used   uint64 // Masks.uses at the last open
+	bytes  int
+	held   bool     // a worker has a Guide of it
+	parked []*Guide // whose turn came while it was held
 }
 
 // New returns Masks. Its workers start with the first Guide.
@@ -147,7 +155,7 @@ func (m *Masks) Stats() Stats {
 	defer m.mu.Unlock()
 	return Stats{
 		Cached: m.cached.Load(), Computed: m.computed.Load(), Steps: m.steps.Load(), Ended: m.ended.Load(),
-		Grammars: len(m.entries), Bytes: m.bytes, Waiting: len(m.queue) + len(m.slow),
+		Grammars: len(m.entries), Bytes: m.bytes, Waiting: len(m.queue) + len(m.slow) + m.parked,
 	}
 }
 
@@ -219,7 +227,7 @@ func (m *Masks) run() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for {
-		g, slow := m.next()
+		g := m.next()
 		if g == nil {
 			return
 		}
@@ -230,7 +238,7 @@ func (m *Masks) run() {
 			bytes = g.entry.size()
 			m.mu.Lock()
 		}
-		if slow {
+		if g.slow {
 			m.busy--
 			m.work.Signal() // a Guide of slow may have waited for this worker
 		}
@@ -244,6 +252,7 @@ func (m *Masks) run() {
 			m.mu.Lock()
 			m.settle(g.entry, bytes)
 		}
+		m.free(g.entry)
 		g.ready.Store(true)
 		select {
 		case m.ready <- struct{}{}:
@@ -253,29 +262,58 @@ func (m *Masks) run() {
 	}
 }
 
-// next waits for a Guide and removes it from its queue; nil: closed. The caller holds mu.
-func (m *Masks) next() (g *Guide, slow bool) {
+// next waits for a Guide whose grammar is free, removes it from its queue and holds its grammar. It
+// parks the Guides before it. nil: closed. The caller holds mu.
+func (m *Masks) next() *Guide {
 	for {
+		var g *Guide
 		switch {
 		case m.closed:
-			return nil, false
+			return nil
 		case len(m.queue) > 0:
 			g, m.queue = m.queue[0], m.queue[1:]
-			return g, false
 		case len(m.slow) > 0 && m.busy < max(1, m.o.Workers-1):
 			g, m.slow = m.slow[0], m.slow[1:]
-			m.busy++
-			return g, true
+		default:
+			m.work.Wait()
+			continue
 		}
-		m.work.Wait()
+		if e := g.entry; e.held {
+			e.parked = append(e.parked, g)
+			m.parked++
+			continue
+		}
+		g.entry.held = true
+		if g.slow {
+			m.busy++
+		}
+		return g
 	}
+}
+
+// free ends the hold of an entry. The first of its parked Guides becomes the first of its queue.
+// The caller holds mu.
+func (m *Masks) free(e *entry) {
+	e.held = false
+	if len(e.parked) == 0 {
+		return
+	}
+	g := e.parked[0]
+	e.parked = slices.Delete(e.parked, 0, 1)
+	m.parked--
+	if g.slow {
+		m.slow = slices.Insert(m.slow, 0, g)
+	} else {
+		m.queue = slices.Insert(m.queue, 0, g)
+	}
+	m.work.Signal()
 }
 
 // enqueue has a worker compute g.
 func (m *Masks) enqueue(g *Guide, slow bool) {
 	g.ready.Store(false)
 	m.mu.Lock()
-	g.working = true
+	g.working, g.slow = true, slow
 	if !m.started && !m.closed {
 		m.started = true
 		for range m.o.Workers {

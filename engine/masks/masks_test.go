@@ -273,6 +273,66 @@ func TestExpensiveMasksWaitApart(t *testing.T) {
 	second.Close(m)
 }
 
+// Guides of a grammar whose lock a worker holds for long leave all workers to other grammars. They
+// continue when it is free, and have the masks that they have alone.
+func TestSlowGrammarDelaysNoOther(t *testing.T) {
+	const streams = 8
+	for _, workers := range []int{1, 2} {
+		m := newMasks(t, func(o *Options) { o.Workers = workers })
+		slow := make([]*Guide, streams)
+		for i := range slow {
+			slow[i] = m.Start(sources[2], nil)
+			wait(t, m, slow[i])
+		}
+		e := slow[0].entry
+		for m.mu.Lock(); e.held; m.mu.Lock() { // the last worker may not have left it yet
+			m.mu.Unlock()
+			time.Sleep(10 * time.Microsecond)
+		}
+		e.held = true // as a worker with a long mask
+		m.mu.Unlock()
+		e.mu.Lock()
+		for i, g := range slow {
+			g.Advance(m, 1, 'a')
+			if i == 0 {
+				g.Close(m) // while it waits
+			}
+		}
+		before := m.Stats().Computed
+		other := m.Start(sources[1], nil)
+		for _, c := range []byte(`{"name": "aaaa", "age": 12`) {
+			wait(t, m, other)
+			other.Advance(m, 1, int32(c))
+		}
+		wait(t, m, other)
+		if s := m.Stats(); other.Err() != nil || s.Waiting != streams || s.Computed < before+4 {
+			t.Errorf("%d workers: %v, %+v", workers, other.Err(), s)
+		}
+		other.Close(m)
+		e.mu.Unlock()
+		m.mu.Lock()
+		m.free(e)
+		m.mu.Unlock()
+		alone := newMasks(t, nil).Start(sources[2], []int32{'a'})
+		for _, g := range slow {
+			wait(t, m, g)
+		}
+		for m.Stats().Waiting > 0 || !alone.Ready() {
+			time.Sleep(10 * time.Microsecond)
+		}
+		for i, g := range slow[1:] {
+			if g.Err() != nil || !slices.Equal(g.Mask(0), alone.Mask(0)) {
+				t.Errorf("%d workers, guide %d: %v, or another mask", workers, i+1, g.Err())
+			}
+			g.Close(m)
+		}
+		m.Close()
+		if e.refs != 0 || m.busy != 0 || m.parked != 0 || len(e.parked) != 0 {
+			t.Errorf("%d workers: %d references, %d busy, %d parked", workers, e.refs, m.busy, m.parked)
+		}
+	}
+}
+
 // The caches of idle grammars are dropped, and grammars in use keep what they need.
 func TestCacheBytes(t *testing.T) {
 	m := newMasks(t, func(o *Options) { o.CacheBytes = 1 << 20 })
