@@ -152,7 +152,7 @@ var (
 	GatewayClassChanges = counter("tandem:gateway_class_changes_total", Gateway,
 		"Streams that continued on a node of another numerics class because no node of theirs was usable; later tokens are valid and may differ.")
 	DesiredNodes = gauge("tandem:desired_nodes", Gateway,
-		"Nodes that the fleet should have, by the planner of the gateway that leads; 0 on other gateways, and without --planner-profile. For autoscaling: max(tandem:desired_nodes{role=\"decode\"}).", label("role", "prefill", "decode"))
+		"Nodes that the fleet should have, by the planner of the gateway that leads; 0 on other gateways, and without --planner-profile. For autoscaling: max(tandem:desired_nodes{pool=\"decode\"}).", label("pool", "prefill", "decode"))
 	GatewayNodesLost = counter("tandem:gateway_nodes_lost_total", Gateway,
 		"Decode nodes whose streams moved although the connection was open: no heartbeats for --node-silence, or no step for --stall-timeout.", label("reason", "silence", "stall"))
 	GatewayRefused = counter("tandem:gateway_refused_total", Gateway,
