@@ -134,7 +134,7 @@ func (o *Options) check() error {
 		least, most float64
 	}{
 		{"growth", o.Growth, 1e-3, 1e3}, {"goodput-share", o.Goodput, 0, 1}, {"max-nodes", float64(o.MaxNodes), 1, maxNodes}, {"spare", float64(o.Spare), 0, maxNodes},
-		{"budget", float64(o.Budget), 1, 1e9}, {"max-num-seqs", float64(o.MaxSeqs), 1, 1 << 20}, {"gateways", float64(o.Gateways), 1, 1000},
+		{"budget", float64(o.Budget), 1, maxBudget}, {"max-num-seqs", float64(o.MaxSeqs), 1, 1 << 20}, {"gateways", float64(o.Gateways), 1, 1000},
 		{"overhead", o.Overhead, 0, 10}, {"capex", o.Machine.Capex, 0, 1e9}, {"capex-years", o.Machine.Years, .1, 100}, {"availability", o.Machine.Availability, .01, 1},
 		{"watts", o.Machine.Watts, 0, 1e6}, {"pue", o.Machine.PUE, 1, 10}, {"price-per-kwh", o.Machine.PerKWh, 0, 100}, {"ops-per-hour", o.Machine.Ops, 0, 1e6},
 		{"api-price input", o.APIInput, 0, 1e6}, {"api-price output", o.APIOutput, 0, 1e6},
@@ -165,8 +165,11 @@ func (o *Options) check() error {
 	return nil
 }
 
-// maxNodes bounds --max-nodes.
-const maxNodes = 10_000
+// maxNodes and maxBudget bound --max-nodes and --budget.
+const (
+	maxNodes  = 10_000
+	maxBudget = 1e9
+)
 
 // readProfiles reads the profiles. Estimates by name become one for each number of GPUs.
 func (o *Options) readProfiles() (list []*profile.Profile, err error) {

@@ -325,4 +325,8 @@ func TestShortLoad(t *testing.T) {
 	if err := json.Unmarshal([]byte(planned(t, o)), &plan); err != nil || plan.Fleet.Decode < 12 {
 		t.Errorf("%+v, %v", plan, err)
 	}
+	o.JSON = false
+	if text := planned(t, o); !strings.Contains(text, "The simulated load takes 0.999 s.") || !strings.Contains(text, "give a load of a minute, with --budget 7") {
+		t.Error(text)
+	}
 }

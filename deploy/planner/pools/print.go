@@ -126,6 +126,13 @@ func (r *run) summary() (lines []string) {
 			}
 		}
 	}
+	if s := r.whole[len(r.whole)-1].At; s < shortLoad {
+		text := fmt.Sprintf("The simulated load takes %.3g s. A fleet that cannot keep up may fail later only, so that the load may grow less than this", s.Seconds())
+		if budget := wholeShare * p.Demand.Rate * shortLoad.Seconds(); budget <= maxBudget {
+			text += fmt.Sprintf(": give a load of a minute, with --budget %.0f or more", max(float64(r.Budget), math.Ceil(budget)))
+		}
+		lines = append(lines, text+".")
+	}
 	if r.estimated(f) {
 		lines = append(lines, r.doubt())
 	}
@@ -148,6 +155,9 @@ func (r *run) failing(o *planner.Outcome) string {
 	}
 	return strings.Join(list, ", ")
 }
+
+// shortLoad is the time that a simulated load should take.
+const shortLoad = time.Minute
 
 // near is the factor on the load below which a fleet that fails has too little room for an ordinary
 // day.
