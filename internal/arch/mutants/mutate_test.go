@@ -279,7 +279,7 @@ func TestFates(t *testing.T) {
 	for want, m := range map[fate]*mutant{
 		survived: change("package liveness", "package liveness // as it was"),
 		killed:   change("quiet >= d.silence", "quiet < d.silence"),
-		timedOut: change("\tanySpeaks := false", "\tfor now.IsZero() == false {\n\t}\n\tanySpeaks := false"),
+		timedOut: change("\tanySpeaks, mute := false", "\tfor now.IsZero() == false {\n\t}\n\tanySpeaks, mute := false"),
 		broken:   change("package liveness", "package lively"),
 	} {
 		bound := time.Minute // of a busy machine's compiler
