@@ -288,11 +288,11 @@ func TestConstrainedContent(t *testing.T) {
 			}
 		}
 		for fields, want := range map[string]string{
-			`"guided_regex":"(?=a)"`:                                 "guided_regex: regex: ",
-			`"guided_choice":["` + strings.Repeat("a", 1<<20) + `"]`: "guided_choice",
-			`"guided_grammar":"root ::= root"`:                       "guided_grammar: ebnf",
-			`"guided_json":"{}}"`:                                    "guided_json: json",
-			`"guided_json":{"items":{"contains":{"type":"null"},"maxContains":2}}`:                "guided_json: contains at #/items/contains: ",
+			`"guided_regex":"(?=a)"`:                                               "guided_regex: regex: ",
+			`"guided_choice":["` + strings.Repeat("a", 1<<20) + `"]`:               "guided_choice",
+			`"guided_grammar":"root ::= root"`:                                     "guided_grammar: ebnf",
+			`"guided_json":"{}}"`:                                                  "guided_json: json",
+			`"guided_json":{"items":{"contains":{"type":"null"},"maxContains":2}}`: "guided_json: contains at #/items/contains: ",
 		} {
 			if r := b.post(chatPath, `{`+hi+`,`+fields+`}`); r.StatusCode != 400 || !strings.Contains(r.body, want) || strings.Contains(r.body, "structural_tag") {
 				t.Errorf("%s: %.60s: %d %.300s", name, fields, r.StatusCode, r.body)

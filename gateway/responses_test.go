@@ -114,16 +114,16 @@ func TestResponses(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	for body, param := range map[string]string{
-		`{"input":"a","store":true}`:                                                                            "store",
-		`{"input":"a","max_output_tokens":200000}`:                                                              "max_output_tokens",
-		`{"input":"a","metadata":{"a":"` + strings.Repeat("b", 513) + `"}}`:                                     "metadata.a",
-		`{"input":"a","user":"` + strings.Repeat("b", 513) + `"}`:                                               "user",
-		`{"input":"a","logprobs":true}`:                                                                         "logprobs",
-		`{"input":"a","model":"x"}`:                                                                             "model",
-		`{"input":"a","text":{"format":{"type":"json_schema","name":"n"}}}`:                                     "text.format.schema",
+		`{"input":"a","store":true}`:                                        "store",
+		`{"input":"a","max_output_tokens":200000}`:                          "max_output_tokens",
+		`{"input":"a","metadata":{"a":"` + strings.Repeat("b", 513) + `"}}`: "metadata.a",
+		`{"input":"a","user":"` + strings.Repeat("b", 513) + `"}`:           "user",
+		`{"input":"a","logprobs":true}`:                                     "logprobs",
+		`{"input":"a","model":"x"}`:                                         "model",
+		`{"input":"a","text":{"format":{"type":"json_schema","name":"n"}}}`: "text.format.schema",
 		`{"input":"a","text":{"format":{"type":"json_schema","name":"n","schema":{"anyOf":[true],"unevaluatedItems":false}}}}`: "text.format.schema",
-		`{"input":[{"role":"user","content":[{"type":"input_file"}]}]}`:                                         "input[0].content[0].type",
-		`{"input":"` + strings.Repeat("a ", 100000) + `"}`:                                                      "input",
+		`{"input":[{"role":"user","content":[{"type":"input_file"}]}]}`:                                                        "input[0].content[0].type",
+		`{"input":"` + strings.Repeat("a ", 100000) + `"}`:                                                                     "input",
 	} {
 		if r := b.post(responses.Path, body); r.StatusCode != 400 && r.StatusCode != 404 || *r.parse(t).Error.Param != param {
 			t.Errorf("%.100s: %d %s", body, r.StatusCode, r.body)

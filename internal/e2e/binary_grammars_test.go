@@ -106,9 +106,9 @@ func TestBinaryGrammars(t *testing.T) {
 	}
 	for body, want := range map[string]string{
 		`{"prompt":"a","response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"contains":{"type":"null"},"maxContains":2}}}}`: "contains at #",
-		`{"prompt":"a","structured_outputs":{"regex":"(?=a)"}}`:                                                       "regex",
-		`{"prompt":"a","guided_json":{"description":"` + strings.Repeat("a", 70_000) + `"}}`:                          "--max-grammar-bytes",
-		`{"prompt":"a","min_tokens":4,"max_tokens":9,"structured_outputs":{"choice":["x"]}}`:                          "exclude every token that the grammar allows",
+		`{"prompt":"a","structured_outputs":{"regex":"(?=a)"}}`:                              "regex",
+		`{"prompt":"a","guided_json":{"description":"` + strings.Repeat("a", 70_000) + `"}}`: "--max-grammar-bytes",
+		`{"prompt":"a","min_tokens":4,"max_tokens":9,"structured_outputs":{"choice":["x"]}}`: "exclude every token that the grammar allows",
 	} {
 		var fields map[string]any
 		if err := json.Unmarshal([]byte(body), &fields); err != nil {
