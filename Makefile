@@ -163,7 +163,7 @@ deploy-packages:
 
 # Mostly waits: 90 seconds of silence.
 deploy-proxies:
-	$(call deploytest,binary,,-tags deploy -parallel 8 -run '^TestBinaryProxies(InUse)?$$' ./internal/e2e)
+	$(call deploytest,binary,,-tags deploy -parallel 8 -run '^TestBinary(Proxies(InUse)?|Slurm.*)$$' ./internal/e2e)
 
 # Clients and controllers compare versions, which go build does not know.
 KUBERNETES_LDFLAGS := -s -w -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
