@@ -58,6 +58,9 @@ func (p *Pool) Events(dst []Event) (events []Event, gap bool) {
 	return dst, gap
 }
 
+// HasEvents reports whether Events would return an event.
+func (p *Pool) HasEvents() bool { return p.events.n > 0 }
+
 // AppendHashed appends a Stored event for every hashed block, in block order. Later
 // events continue this snapshot. A hash that two blocks of a group share comes twice.
 func (p *Pool) AppendHashed(dst []Event) []Event {

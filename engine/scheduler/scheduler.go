@@ -435,6 +435,9 @@ func (s *Scheduler) Events(dst []kvcache.Event) (events []kvcache.Event, gap boo
 	return s.pool.Events(dst)
 }
 
+// HasEvents reports whether Events would return an event.
+func (s *Scheduler) HasEvents() bool { return s.pool.HasEvents() }
+
 // AppendHashed appends a snapshot of the prefix cache. Later Events continue it.
 func (s *Scheduler) AppendHashed(dst []kvcache.Event) []kvcache.Event {
 	return s.pool.AppendHashed(dst)

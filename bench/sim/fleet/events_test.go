@@ -75,7 +75,10 @@ func TestRandomEvents(t *testing.T) {
 	}
 	var total Result
 	reasons := map[error]int{}
-	for seed := range seeds {
+	for seed := range seeds + 1 {
+		if seed == seeds {
+			seed = 346 // a request's node depends on when the eviction of a block is published
+		}
 		name, trace, o := eventsFleet(seed)
 		r, err := Run(trace, o)
 		if err != nil {

@@ -10,6 +10,9 @@ import (
 // another event reaches the node. Such steps are planned ahead: their ends are computed, and only
 // the last one is an alarm. An event that reads or changes the node first repeats the steps that
 // have ended (look, change). So the result of a run is the same as with an alarm for each step.
+//
+// A step's end publishes the block events since the last end, those of the step's own allocations
+// included. So the end of a step that begins with block events is an alarm.
 
 // Numbers of steps that are planned at once. A plan that is cut short has cost more than it saved.
 const (
@@ -51,6 +54,9 @@ func (n *node) begin() {
 	n.stepping, n.began, n.length, n.steady = true, now, firstPlan, n.repeats()
 	n.ends, n.next = n.ends[:0], 0
 	more := min(n.steady, n.length)
+	if n.s.HasEvents() {
+		more = 0 // stepEnd publishes them, and plans the repetitions
+	}
 	n.steady -= more
 	n.planAhead(now, n.shape, 1+more)
 	n.stepBegins(now)
@@ -122,6 +128,7 @@ func (n *node) stepEnd() {
 	following.ContextSum += n.shape.Streams
 	n.planAhead(n.ends[0], following, more)
 	n.repeat(1)
+	n.publish()
 }
 
 // repeat ends so many planned steps, each of which another one follows.
