@@ -318,10 +318,11 @@ PACKAGES  = $(shell $(GO) list ./...)
 # Packages whose tests do not run under the race detector: one goroutine each, and a second or more of
 # CPU time, which the detector multiplies by 3 to 14. What is parallel below engine/model runs in
 # engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda.
-WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/simulate engine/backend/cuda engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
+WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/simulate engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
 	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
 # Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
 # schedules on each class of numerics, and counts of allocations, to which the race detector adds.
+# TestVirtualMeters and TestVirtualShares have one form, and run under it only.
 ALSO_PLAIN   := engine/tokenizer internal/e2e internal/rpc
 # Tests of kernels that show nothing under a sanitizer or an emulator, or take minutes there.
 DISTORTED    := Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable|TestDraws$$
@@ -351,7 +352,7 @@ step-fuzz: # every fuzz target for SOAK_FUZZ; little time for minimizing, which 
 step-race: # all tests under the race detector
 	@$(call gotest,race,,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
 step-plain: # tests that the race detector would distort
-	@$(call gotest,plain,,-skip ^TestBinary $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN)))
+	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares))' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN)))
 step-portable: # the engine's tests without C kernels
 	@$(call gotest,portable,CGO_ENABLED=0,./engine/backend/cpu ./engine/model)
 step-sanitize: # the C kernels under the address and undefined-behaviour sanitizers, without the slow references in Go

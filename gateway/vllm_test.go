@@ -160,8 +160,14 @@ func TestAbortRequests(t *testing.T) {
 	if a := b.abort(`{"request_ids":["r3"]}`, as("boss")); !slices.Equal(a.IDs, []string{"r3"}) {
 		t.Errorf("%+v", a)
 	}
+	if s := other.receive().events(t); !s.done || s.finish[0] != "abort" {
+		t.Errorf("%+v", s)
+	}
 	if a := b.abort(`{}`, as("boss")); !slices.Equal(a.IDs, []string{"r4"}) {
 		t.Errorf("%+v", a)
+	}
+	if r := last.receive(); r.StatusCode != 200 || *r.parse(t).Choices[0].Finish != "abort" {
+		t.Error(r.StatusCode, r.body)
 	}
 	for _, body := range []string{`{"request_ids":"r1"}`, `{"request_ids":[1]}`, `{"request_ids":[null]}`, `null`, `[]`, ``, `x`, `{"request_ids":[` + strings.Repeat(`"a",`, openai.MaxAborts) + `"a"]}`} {
 		if r := b.post("/abort_requests", body, as("boss")); r.StatusCode != 400 {

@@ -845,29 +845,32 @@ func TestPullStalls(t *testing.T) {
 		"middle": {"/blob/model.safetensors", "no byte within 300ms"},
 		"slow":   {"/tokenizer.json", "slower than 65536 bytes per second"},
 	} {
-		b := newBed(t)
-		b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
-			if !strings.Contains(r.URL.Path, c.path) {
-				return false
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newBed(t)
+			b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+				if !strings.Contains(r.URL.Path, c.path) {
+					return false
+				}
+				if name == "middle" {
+					_, _ = w.Write(b.Files["model.safetensors"][:1000])
+				}
+				for name == "slow" && r.Context().Err() == nil {
+					_, _ = w.Write([]byte("{"))
+					_ = http.NewResponseController(w).Flush()
+					time.Sleep(10 * time.Millisecond)
+				}
+				if name != "head" && name != "API" {
+					_ = http.NewResponseController(w).Flush()
+				}
+				<-r.Context().Done()
+				return true
 			}
-			if name == "middle" {
-				_, _ = w.Write(b.Files["model.safetensors"][:1000])
+			o := b.options()
+			o.answer, o.stall = 300*time.Millisecond, 300*time.Millisecond
+			if _, err := b.pull(o); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%s: %v, want %q", name, err, c.want)
 			}
-			for name == "slow" && r.Context().Err() == nil {
-				_, _ = w.Write([]byte("{"))
-				_ = http.NewResponseController(w).Flush()
-				time.Sleep(10 * time.Millisecond)
-			}
-			if name != "head" && name != "API" {
-				_ = http.NewResponseController(w).Flush()
-			}
-			<-r.Context().Done()
-			return true
-		}
-		o := b.options()
-		o.answer, o.stall = 300*time.Millisecond, 300*time.Millisecond
-		if _, err := b.pull(o); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s: %v, want %q", name, err, c.want)
-		}
+		})
 	}
 }

@@ -110,7 +110,7 @@ func TestLatentAttention(t *testing.T) {
 			for i, p := range rng.Perm(blocks) {
 				table[i] = int32(p)
 			}
-			stored := func(t, d int) float64 {
+			asStored := func(t, d int) float64 {
 				f := cs[t*latent+min(d, latent-1)]
 				if d >= latent {
 					f = ks[t*rest+d-latent]
@@ -123,6 +123,11 @@ func TestLatentAttention(t *testing.T) {
 				}
 				return float64(f)
 			}
+			all := make([]float64, n*dim) // converted once
+			for i := range all {
+				all[i] = asStored(i/dim, i%dim)
+			}
+			stored := func(t, d int) float64 { return all[t*dim+d] }
 			step := func(from, count int) {
 				s := &backend.Step{Spans: []backend.Span{{Tokens: int32(count), Start: int32(from), Tables: [][]int32{table}}}}
 				for i := range count {

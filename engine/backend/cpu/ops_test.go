@@ -383,11 +383,19 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 		}
 		return float64(f)
 	}
+	stored := func(which int, values []float32) []float64 {
+		list := make([]float64, len(values))
+		for i, v := range values {
+			list[i] = round(which, i/a.dim%a.kvHeads, v)
+		}
+		return list
+	}
+	keys, values := stored(0, ks), stored(1, vs)
 	first := 0
 	for _, s := range seqs {
 		for i := 0; i < len(s.tokens); i += 1 + rng.IntN(7) {
 			for h := range a.heads {
-				want, bound := naiveHead(a, qs, ks, vs, sinks, first, i, h, float64(scale), round)
+				want, bound := naiveHead(a, qs, keys, values, sinks, first, i, h, float64(scale))
 				for d := range want {
 					at := ((first+i)*a.heads+h)*a.dim + d
 					near(t, seed, "attention", at, ys[at], want[d], bound)
@@ -400,8 +408,7 @@ func checkAttention(t *testing.T, kernels string, seed uint64, rng *rand.Rand, a
 
 // naiveHead is softmax(q·K)·V of head h of token i of the sequence whose first
 // row is first, with a bound on the error of a sound float32 computation.
-func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, scale float64,
-	round func(which, head int, f float32) float64) (out []float64, bound float64) {
+func naiveHead(a attentionCase, qs []float32, keys, values []float64, sinks []float32, first, i, h int, scale float64) (out []float64, bound float64) {
 	kh := h / (a.heads / a.kvHeads)
 	scores, most, from := make([]float64, i+1), math.Inf(-1), 0
 	if a.window > 0 {
@@ -409,7 +416,7 @@ func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, sc
 	}
 	for t := from; t <= i; t++ {
 		for d := range a.dim {
-			scores[t] += float64(qs[((first+i)*a.heads+h)*a.dim+d]) * round(0, kh, ks[((first+t)*a.kvHeads+kh)*a.dim+d]) * scale
+			scores[t] += float64(qs[((first+i)*a.heads+h)*a.dim+d]) * keys[((first+t)*a.kvHeads+kh)*a.dim+d] * scale
 		}
 		if a.softcap > 0 {
 			scores[t] = a.softcap * math.Tanh(scores[t]/a.softcap)
@@ -425,7 +432,7 @@ func naiveHead(a attentionCase, qs, ks, vs, sinks []float32, first, i, h int, sc
 		e := math.Exp(scores[t] - most)
 		total += e
 		for d := range out {
-			out[d] += e * round(1, kh, vs[((first+t)*a.kvHeads+kh)*a.dim+d])
+			out[d] += e * values[((first+t)*a.kvHeads+kh)*a.dim+d]
 		}
 	}
 	for d := range out {
