@@ -3,15 +3,22 @@ package scheduler
 import "slices"
 
 // Steady returns how often Repeat may repeat the running step: as long as each of its requests
-// decodes one token, no request ends by MaxModelLen or fills a block, and the next Schedule would
-// return the same requests. Only steps of requests with a Chain are steady.
+// decodes one token, no request ends by MaxModelLen or fills a block, NextReserved would change
+// nothing, and the next Schedule would return the same requests in the same order. Only steps of
+// requests with a Chain are steady.
 func (s *Scheduler) Steady() int {
 	if !s.stepping || len(s.inStep) == 0 || len(s.inStep) != len(s.running) || len(s.next.inStep)+len(s.duplicates) > 0 || s.order != nil ||
 		s.cfg.Draft != nil || s.cfg.DraftAll != nil || s.cfg.Guide != nil || len(s.batch.Completed)+len(s.batch.Preempted) > 0 {
 		return 0
 	}
+	if len(s.roomQueue) > 0 && s.tryReserve(s.roomQueue[0].r) { // Schedule has freed blocks of a held request
+		return 0
+	}
 	n := s.cfg.MaxModelLen
-	for _, r := range s.inStep {
+	for i, r := range s.inStep {
+		if r != s.running[i] { // it was admitted after requests that rank behind it
+			return 0
+		}
 		if r.state != stateRunning || !r.named || !r.samples || r.scheduled != 1 || r.drafts+r.extra > 0 || r.once || r.sitsOut || r.scored < r.score {
 			return 0
 		}

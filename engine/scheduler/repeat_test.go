@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -14,18 +15,36 @@ type namedPair struct {
 	left         map[RequestID]int // tokens until the answer ends
 }
 
-func (p *namedPair) add(t *testing.T, id RequestID, tokens, answer int) {
+func (p *namedPair) add(t *testing.T, id RequestID, tokens, answer int, hold bool) {
 	t.Helper()
 	for _, s := range []*Scheduler{p.step, p.repeat} {
 		c := s.pool.NewChain(0, 0)
 		for b := range (tokens + answer) / 4 {
-			c.Name(kvcache.Hash(uint64(id)<<32 | uint64(b)))
+			c.Name(kvcache.Hash(uint64(id%8)<<32 | uint64(b))) // others have the same content
 		}
-		if _, err := s.Add(Request{ID: id, Tokens: make([]int32, tokens, tokens+answer), Chain: &c, MaxNew: answer}, 0); err != nil {
+		if _, err := s.Add(Request{ID: id, Tokens: make([]int32, tokens, tokens+answer), Chain: &c, MaxNew: answer, Hold: hold}, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	p.left[id] = answer
+}
+
+// reserve makes a held request reserve blocks, or wait for room. Its KV arrives at once.
+func (p *namedPair) reserve(t *testing.T, id RequestID, upTo int) {
+	t.Helper()
+	for _, s := range []*Scheduler{p.step, p.repeat} {
+		res, err := s.ReserveInTurn(id, upTo)
+		if err == nil {
+			err = s.Arrived(res.ID)
+		} else if errors.Is(err, ErrNothingMissing) || errors.Is(err, ErrNeverFits) {
+			err = s.Proceed(id)
+		} else if errors.Is(err, ErrNoRoom) {
+			err = nil
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // end ends the running step of a scheduler and begins the next one.
@@ -40,14 +59,24 @@ func (p *namedPair) end(s *Scheduler, b Batch, count bool) Batch {
 		}
 	}
 	s.Update(b, results)
-	return s.Schedule(0)
+	for {
+		id, res, err, ok := s.NextReserved()
+		switch {
+		case !ok:
+			return s.Schedule(0)
+		case err == nil:
+			s.Arrived(res.ID)
+		default:
+			s.Proceed(id)
+		}
+	}
 }
 
 // Repeat has the effect of as many steps, however many are repeated at once, while requests arrive,
-// end, fill blocks and wait for memory.
+// end, fill blocks, wait for memory and get KV from other nodes.
 func TestRepeat(t *testing.T) {
 	total := 0
-	for seed := range uint64(20) {
+	for seed := range uint64(200) {
 		draw := rand.New(rand.NewPCG(seed, 7))
 		cfg := Config{Pool: kvcache.Config{Blocks: 12 + draw.IntN(30), BlockTokens: 4}, MaxBatchedTokens: 16, MaxSeqs: 1 + draw.IntN(5), MaxModelLen: 40}
 		p := namedPair{left: map[RequestID]int{}}
@@ -57,11 +86,24 @@ func TestRepeat(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		var held []int // tokens of the prompts, by the order of arrival; 0: not held
 		a, b := p.step.Schedule(0), p.repeat.Schedule(0)
 		for id, step := RequestID(1), 0; step < 200; step++ {
 			if id < 20 && draw.IntN(4) == 0 {
-				p.add(t, id, 1+draw.IntN(20), 1+draw.IntN(25))
+				tokens, hold := 1+draw.IntN(20), draw.IntN(2) == 0
+				p.add(t, id, tokens, 1+draw.IntN(25), hold)
+				if held = append(held, tokens); !hold {
+					held[id-1] = 0
+				}
 				id++
+			}
+			if i := draw.IntN(20); i < len(held) && held[i] > 0 {
+				if held[i] > 1 {
+					p.reserve(t, RequestID(i+1), held[i]-1)
+				} else if err := errors.Join(p.step.Proceed(RequestID(i+1)), p.repeat.Proceed(RequestID(i+1))); err != nil {
+					t.Fatal(err)
+				}
+				held[i] = 0
 			}
 			n := p.repeat.Steady()
 			for i := range b.Seqs {

@@ -176,6 +176,12 @@ func (s *Scheduler) NextReserved() (id RequestID, res Reservation, err error, ok
 	return r.id, res, err, true
 }
 
+// tryReserve reports whether NextReserved would do more than look at the request that has waited
+// longest, r.
+func (s *Scheduler) tryReserve(r *request) bool {
+	return s.byID[r.id] != r || r.state != stateHeld || r.reservation != nil || s.roomFor(r.reserveBlocks)
+}
+
 // StopWaiting ends a request's wait for room and reports whether it waited. If
 // several requests had the ID in turn, it is the current one, if any.
 func (s *Scheduler) StopWaiting(id RequestID) bool {
