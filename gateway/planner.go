@@ -12,7 +12,6 @@ import (
 
 	"github.com/tandem-serving/tandem/deploy/planner/control"
 	"github.com/tandem-serving/tandem/gateway/api/openai"
-	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
@@ -195,7 +194,7 @@ func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string,
 // desired answers with the number of nodes that the fleet should have.
 func (g *Gateway) desired(ctx *fasthttp.RequestCtx) {
 	if g.planner == nil {
-		g.fail(ctx, openai.Unavailable(exchange.RetryAfter, "this gateway has no planner: start it with --planner-profile FILE"))
+		g.fail(ctx, &openai.Error{Status: 404, Type: openai.TypeNotFound, Message: "this gateway has no planner: start it with --planner-profile FILE"})
 		return
 	}
 	d := g.planner.now.Load()

@@ -90,7 +90,7 @@ func TestPlanner(t *testing.T) {
 // Without a planner there is no answer.
 func TestNoPlanner(t *testing.T) {
 	b := newBed(t, Options{}, map[string]nodestest.Options{"d": {}})
-	if r := b.do("GET", "/admin/desired", ""); r.StatusCode != 503 {
+	if r := b.do("GET", "/admin/desired", ""); r.StatusCode != 404 {
 		t.Errorf("status %d", r.StatusCode)
 	}
 }

@@ -215,7 +215,7 @@ func TestDocument(t *testing.T) {
 			if method == "post" {
 				probe = strings.Replace(probe, "{response}", "resp_1/cancel", 1)
 			}
-			if r := b.do(strings.ToUpper(method), probe, ""); r.StatusCode == 404 && !strings.Contains(r.body, "answers are not stored here") || r.StatusCode == 405 || op.Responses["200"] == nil {
+			if r := b.do(strings.ToUpper(method), probe, ""); r.StatusCode == 404 && !strings.Contains(r.body, "answers are not stored here") && !strings.Contains(r.body, "has no planner") || r.StatusCode == 405 || op.Responses["200"] == nil {
 				t.Errorf("%s %s: %d", method, path, r.StatusCode)
 			}
 			ref := op.RequestBody.Content["application/json"].Schema["$ref"]

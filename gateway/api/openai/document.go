@@ -20,6 +20,7 @@ type Operation struct {
 	Answer  string   // schema of a JSON answer, by its name in components; empty: plain text
 	Events  string   // schema of each event, if the answer may be streamed
 	Typed   bool     // events have types, and no [DONE] follows the last one
+	Query   string   // name of a required parameter of the query, an identifier; empty: there is none
 	Key     bool     // requires an API key, if there are keys
 	Fails   string   // schema of errors, by its name in components; empty: Error. Such streams have no [DONE]
 	Errors  []int    // statuses other than 200 and those that follow from Body, Key and Path
@@ -141,6 +142,9 @@ func (o *Operation) describe(keys bool) schema {
 	}
 	if _, name, ok := strings.Cut(strings.TrimSuffix(o.Path, "}"), "{"); ok {
 		op["parameters"] = []schema{{"name": name, "in": "path", "required": true, "schema": schema{"type": "string"}}}
+	}
+	if o.Query != "" {
+		op["parameters"] = []schema{{"name": o.Query, "in": "query", "required": true, "schema": schema{"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}}}
 	}
 	if o.Key && keys {
 		op["security"] = []schema{{"key": []string{}}, {"x-api-key": []string{}}, {"api-key": []string{}}}
