@@ -139,7 +139,7 @@ func (p *grammarPaths) run(g *nodepb.Generate, vocab int) {
 	p.more("n = 3", 0, p.second.decEng.Stats().BatchedSteps)
 
 	st = f.decEng.Stats()
-	for seed := 3; seed < 12 && f.decEng.Stats().Scheduler.Preemptions == st.Scheduler.Preemptions; seed += 4 {
+	for seed := 3; seed < 43 && f.decEng.Stats().Scheduler.Preemptions == st.Scheduler.Preemptions; seed += 4 {
 		var all []*nodepb.Generate
 		for i := range 4 {
 			v := variant(seed+i, 0)
