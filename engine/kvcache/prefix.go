@@ -73,6 +73,14 @@ func (c *Chain) Name(names ...Hash) {
 	}
 }
 
+// AppendHashes appends the hashes of the chain's first n links to dst. The chain must have as many.
+func (c *Chain) AppendHashes(dst []Hash, n int) []Hash {
+	for i := range c.links[:n] {
+		dst = append(dst, c.links[i].hash)
+	}
+	return dst
+}
+
 // next chains one unit's tokens (little-endian int32) onto d.
 func (d digest) next(tokens []int32) (out digest) {
 	var buf [16 + 4*64]byte

@@ -311,7 +311,7 @@ func (f *fleet) close(r *Request) {
 	f.progress = f.clock.now
 	f.result.Span = max(f.result.Span, r.Last, f.clock.now)
 	f.result.open--
-	r.closed = true
+	r.closed, r.chain = true, nil
 	if r.admitted {
 		r.g.room.running--
 	}

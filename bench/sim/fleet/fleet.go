@@ -143,6 +143,7 @@ type fleet struct {
 	progress                    time.Duration // when a request last advanced
 	tokens                      []int32       // zeros, as many as the longest request has: chains name the content
 	names                       []kvcache.Hash
+	common                      filter // blocks that gateways may look up
 	events                      []kvcache.Event
 	failed                      error
 }
@@ -188,6 +189,7 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 		longest = max(longest, r.Prompt+r.Output)
 	}
 	f.tokens = make([]int32, longest+1)
+	f.findCommon()
 	if err := f.play(); err != nil {
 		return nil, err
 	}

@@ -28,6 +28,9 @@ type attempt struct {
 	blocks    int // expected number of blocks on its node
 }
 
+// streams reports whether the attempt's gateway receives the tokens that its node samples.
+func (a *attempt) streams() bool { return a.added && !a.over }
+
 // ask is a prompt that a decode node has sent to a prefill node.
 type ask struct {
 	a           *attempt
@@ -56,7 +59,7 @@ func (f *fleet) addAttempt(a *attempt) {
 		f.failLater(a, choice.Failure{Refused: true, HandedOver: true, Untouched: true})
 		return
 	}
-	id, cached, err := n.add(scheduler.Request{Tokens: f.tokens[:a.tokens], Chain: f.chain(r, r.Prompt+r.Output), Hold: len(a.prefill) > 0, MaxNew: r.Output - r.emitted})
+	id, cached, err := n.add(scheduler.Request{Tokens: f.tokens[:a.tokens], Chain: f.chain(r), Hold: len(a.prefill) > 0, MaxNew: r.Output - r.emitted})
 	switch {
 	case errors.Is(err, scheduler.ErrTooLong):
 		r.g.leave(a)
@@ -255,7 +258,7 @@ func (f *fleet) compute(k *ask) {
 	p := k.p
 	k.pushed = f.clock.now
 	p.line.Grant(k.ticket)
-	id, cached, err := p.add(scheduler.Request{Tokens: f.tokens[:k.a.tokens-1], Chain: f.chain(k.a.r, k.a.tokens-1), ComputeOnly: true, Ticket: k.ticket})
+	id, cached, err := p.add(scheduler.Request{Tokens: f.tokens[:k.a.tokens-1], Chain: f.chain(k.a.r), ComputeOnly: true, Ticket: k.ticket})
 	if err != nil {
 		f.fail(err)
 		return

@@ -46,14 +46,17 @@ func (r *Request) name(start, end int) kvcache.Hash {
 
 // hashes appends the hashes of the request's full blocks in so many tokens.
 func (f *fleet) hashes(dst []kvcache.Hash, r *Request, tokens int) []kvcache.Hash {
-	return kvcache.AppendNamed(dst, 0, f.nameBlocks(r, tokens)...)
+	return f.chain(r).AppendHashes(dst, tokens/f.o.BlockTokens)
 }
 
-// chain returns a chain of the request's full blocks in so many tokens.
-func (f *fleet) chain(r *Request, tokens int) *kvcache.Chain {
-	c := new(kvcache.Chain)
-	c.Name(f.nameBlocks(r, tokens)...)
-	return c
+// chain returns the chain of the full blocks of the request's prompt and answer. It is made once,
+// for the request's gateway and all its nodes.
+func (f *fleet) chain(r *Request) *kvcache.Chain {
+	if r.chain == nil {
+		r.chain = new(kvcache.Chain)
+		r.chain.Name(f.nameBlocks(r, r.Prompt+r.Output)...)
+	}
+	return r.chain
 }
 
 // key returns the ring key of the request's first tokens, of which hashes are the full blocks.

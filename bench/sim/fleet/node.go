@@ -32,6 +32,7 @@ type node struct {
 	s        *scheduler.Scheduler // used by others through look and change
 	lastID   scheduler.RequestID
 	batch    scheduler.Batch
+	seqs     []*attempt // of the batch's Seqs; nil: a job, or one of no attempt
 	stepping bool
 	began    time.Duration   // of the first step of the plan
 	shape    Shape           // of the running step
@@ -142,7 +143,7 @@ func (n *node) endStep() {
 			continue
 		}
 		finished := false
-		if a := n.attempts[q.ID]; a != nil && !a.over {
+		if a := n.seqs[i]; a != nil && a.streams() {
 			n.f.emit(a.r)
 			finished = a.r.emitted >= a.r.Output
 		}

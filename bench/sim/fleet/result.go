@@ -31,6 +31,7 @@ type Request struct {
 	item                      *admit.Item // in its gateway's queue; nil: it has not waited
 	a                         *attempt    // nil: none runs
 	choice                    choice.Choice[int]
+	chain                     *kvcache.Chain // nil: not made yet, or the request has ended
 }
 
 // Received returns the number of tokens that the client has received.

@@ -51,6 +51,10 @@ func (n *node) setAlarm() {
 func (n *node) begin() {
 	now := n.f.clock.now
 	n.shape = shape(&n.batch)
+	n.seqs = n.seqs[:0]
+	for i := range n.batch.Seqs {
+		n.seqs = append(n.seqs, n.attempts[n.batch.Seqs[i].ID])
+	}
 	n.stepping, n.began, n.length, n.steady = true, now, firstPlan, n.repeats()
 	n.ends, n.next = n.ends[:0], 0
 	more := min(n.steady, n.length)
@@ -69,9 +73,9 @@ func (n *node) repeats() int {
 	}
 	most := n.s.Steady()
 	for i := 0; i < len(n.batch.Seqs) && most > 0; i++ {
-		a := n.attempts[n.batch.Seqs[i].ID]
+		a := n.seqs[i]
 		switch {
-		case a == nil || a.over: // its tokens are not received
+		case a == nil || !a.streams(): // its tokens are not received
 		case a.claimedOf != nil: // the first token changes what its gateway counts
 			return 0
 		default:
@@ -139,8 +143,8 @@ func (n *node) repeat(steps int) {
 	f, ends := n.f, n.ends[n.next:n.next+steps]
 	n.s.Repeat(steps)
 	streams := 0
-	for i := range n.batch.Seqs {
-		if a := n.attempts[n.batch.Seqs[i].ID]; a != nil && !a.over {
+	for _, a := range n.seqs {
+		if a != nil && a.streams() {
 			f.emitAll(a.r, ends)
 			streams++
 		}
