@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/bench/sim"
+	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/gateway/route"
 )
 
@@ -178,6 +179,28 @@ func TestRunsRepeat(t *testing.T) {
 				t.Error("a second run had another result")
 			}
 		})
+	}
+}
+
+// The digest has the block events: runs with equal times of requests differ if their nodes evict
+// other blocks.
+func TestDigestHasBlockEvents(t *testing.T) {
+	var trace []sim.Request
+	for i := range 20 {
+		trace = append(trace, sim.Request{At: time.Duration(i) * time.Second, Tokens: 1200, Output: 4, Blocks: []kvcache.Hash{kvcache.Hash(3 * i), 1, 2}})
+	}
+	run := func(blocks int) *Result {
+		o := dynamoFleet(t, 0, 1, route.Prefix, 1)
+		o.Blocks, o.Steps = blocks, stepTimes[1] // which do not depend on the pool
+		r, err := Run(trace, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	small, large := run(16), run(1000)
+	if small.Requests[19].Last != large.Requests[19].Last || small.Digest() == large.Digest() {
+		t.Errorf("last tokens at %v and %v, digests %x and %x", small.Requests[19].Last, large.Requests[19].Last, small.Digest(), large.Digest())
 	}
 }
 

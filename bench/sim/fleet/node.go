@@ -187,6 +187,7 @@ func (n *node) publish() {
 	if f.events, gap = n.s.Events(f.events[:0]); gap {
 		f.fail(fmt.Errorf("%s has more than %d block events in a step", n.name(), maxEvents))
 	}
+	f.result.publish(n, f.events)
 	if f.o.NoEvents || len(f.events) == 0 {
 		return
 	}

@@ -1,10 +1,12 @@
 package fleet
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/fnv"
 	"math"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -62,8 +64,9 @@ type Result struct {
 	Checks         int // schedulers and lines whose laws were verified
 	Samples        []Sample
 
-	open int
-	gaps histogram
+	open      int
+	gaps      histogram
+	published uint64 // hash of all block events, of their nodes and times
 }
 
 // Sample is the state of the fleet at a time.
@@ -135,14 +138,39 @@ func (r *Result) Summarize(g Goals) Summary {
 // ITL returns a quantile, from 0 to 1, of the times between tokens of all requests.
 func (r *Result) ITL(quantile float64) time.Duration { return r.gaps.quantile(quantile) }
 
-// Digest hashes the times of every request. Equal runs have equal digests.
+// Digest hashes the times of every request, the counters, and the block events of every node with
+// their times. Equal runs have equal digests.
 func (r *Result) Digest() uint64 {
 	h := fnv.New64a()
+	var line []byte
 	for i := range r.Requests {
 		q := &r.Requests[i]
-		fmt.Fprintln(h, q.At, q.First, q.Last, q.emitted, q.Err)
+		line = line[:0]
+		for _, n := range [...]time.Duration{q.At, q.First, q.Last, time.Duration(q.emitted)} {
+			line = binary.LittleEndian.AppendUint64(line, uint64(n))
+		}
+		if q.Err != nil {
+			line = append(line, q.Err.Error()...)
+		}
+		h.Write(line)
 	}
+	fmt.Fprintln(h, r.Span, r.Tokens, r.Failed, r.Cancelled, r.Waited, r.Local, r.Retried, r.Resumed, r.Killed, r.Started, r.Drained,
+		r.Preemptions, r.GrantsDeferred, r.GrantTimeouts, r.GrantWait, r.Reuse, r.PrefillBusy, r.DecodeBusy, r.Steps, r.published)
 	return h.Sum64()
+}
+
+// publish adds block events to the hash of all.
+func (r *Result) publish(n *node, events []kvcache.Event) {
+	if len(events) == 0 {
+		return
+	}
+	mix := func(x uint64) { r.published = bits.RotateLeft64(r.published^x, 29) * 0x9e3779b97f4a7c15 }
+	mix(uint64(n.f.clock.now))
+	mix(n.order)
+	for _, e := range events {
+		mix(uint64(e.Hash))
+		mix(uint64(e.Kind))
+	}
 }
 
 // check verifies a node's scheduler and line.
