@@ -58,6 +58,9 @@ func eventsFleet(seed uint64) (name string, trace []sim.Request, o Options) {
 		l.RetriesPerSecond, l.ResumesPerSecond, l.ResumeTimeout, l.MaxAttempts = 1, 1, time.Second, 1
 	}
 	o.Limits = &l
+	if seed%3 == 0 {
+		o.Link = 1e8 * float64(1+seed%50)
+	}
 	o.Events = randomEvents(draw, &o, trace[len(trace)-1].At+5*time.Second)
 	return name, trace, o
 }

@@ -78,6 +78,7 @@ type Options struct {
 	GrantTimeout time.Duration // after which a decode node tries the next prefill node; 0: never
 	RoundTrip    time.Duration // between two nodes; 0: DefaultRoundTrip
 	Bandwidth    float64       // bytes per second of a transfer; 0: DefaultBandwidth
+	Link         float64       // bytes per second of a node's link, which its transfers share; 0: not a limit
 	Setup        time.Duration // of a transfer
 	KVBytes      float64       // of a token; 0: DefaultKVBytes
 	Layers       int           // which are sent one by one; 0: DefaultLayers
@@ -109,9 +110,9 @@ func (o *Options) resolve() error {
 	setDefault(&o.Layers, DefaultLayers)
 	setDefault(&o.Speedup, 1)
 	if o.Prefill < 0 || o.Decode < 1 || o.Gateways < 1 || o.Steps.Name == "" || o.RunAhead < 1 || o.Heartbeat < 0 || o.GrantTimeout < 0 ||
-		!(o.Bandwidth > 0) || !(o.KVBytes >= 0) || o.Layers < 1 || !(o.Speedup > 0) {
-		return fmt.Errorf("%w: %d prefill and %d decode nodes (at least 0 and 1), %d gateways, step times %q, run-ahead %d, heartbeat %v, grant timeout %v, %g bytes/s, %g bytes a token, %d layers, speedup %g",
-			ErrOptions, o.Prefill, o.Decode, o.Gateways, o.Steps.Name, o.RunAhead, o.Heartbeat, o.GrantTimeout, o.Bandwidth, o.KVBytes, o.Layers, o.Speedup)
+		!(o.Bandwidth > 0) || !(o.Link >= 0) || !(o.KVBytes >= 0) || o.Layers < 1 || !(o.Speedup > 0) {
+		return fmt.Errorf("%w: %d prefill and %d decode nodes (at least 0 and 1), %d gateways, step times %q, run-ahead %d, heartbeat %v, grant timeout %v, %g bytes/s, links of %g, %g bytes a token, %d layers, speedup %g",
+			ErrOptions, o.Prefill, o.Decode, o.Gateways, o.Steps.Name, o.RunAhead, o.Heartbeat, o.GrantTimeout, o.Bandwidth, o.Link, o.KVBytes, o.Layers, o.Speedup)
 	}
 	if o.ReportDelay < 0 || o.Setup < 0 || o.Dispatch < 0 || o.Emit < 0 || o.Start < 0 || o.SampleEvery < 0 {
 		return fmt.Errorf("%w: delay of reports %v, setup %v, dispatch %v, emit %v, start %v and interval of samples %v: none may be negative",

@@ -41,6 +41,7 @@ type ask struct {
 	reservation scheduler.ReservationID
 	from        int           // first token that is transferred
 	pushed      time.Duration // when its transfer began
+	transfer    *transfer     // with Options.Link; nil: it has not begun
 	removed     bool          // from the prefill node
 	over        bool          // for its decode node
 }
@@ -139,6 +140,9 @@ func (n *node) removeJob(k *ask) {
 		return
 	}
 	k.removed = true
+	if k.transfer != nil {
+		n.f.stop(k.transfer)
+	}
 	delete(n.pushing, k.ticket)
 	if n.jobs[k.ticket] != k {
 		return
@@ -276,24 +280,32 @@ func (f *fleet) computed(k *ask) {
 	p := k.p
 	p.leave(k)
 	p.pushing[k.ticket] = k
-	bytes := time.Duration(float64(k.a.tokens-1-k.from) * f.o.KVBytes / f.o.Bandwidth * float64(time.Second))
-	end := max(f.clock.now+bytes/time.Duration(f.o.Layers), k.pushed+bytes) + f.o.Setup + f.o.RoundTrip/2
-	f.clock.at(end, func() {
-		if k.removed {
-			return
-		}
-		k.removed = true
-		delete(p.pushing, k.ticket)
-		if k.over {
-			return
-		}
-		k.over = true
-		if err := k.a.n.change().Arrived(k.reservation); err != nil {
-			f.fail(err)
-		}
-		k.a.course.Report(course.Delivered)
-		k.a.n.start()
-	})
+	bytes := float64(k.a.tokens-1-k.from) * f.o.KVBytes
+	if f.o.Link > 0 {
+		f.release(f.transferOf(k), bytes, true)
+		return
+	}
+	alone := time.Duration(bytes / f.o.Bandwidth * float64(time.Second))
+	end := max(f.clock.now+alone/time.Duration(f.o.Layers), k.pushed+alone) + f.o.Setup + f.o.RoundTrip/2
+	f.clock.at(end, func() { f.delivered(k) })
+}
+
+// delivered ends a job whose KV has arrived at its decode node.
+func (f *fleet) delivered(k *ask) {
+	if k.removed {
+		return
+	}
+	k.removed = true
+	delete(k.p.pushing, k.ticket)
+	if k.over {
+		return
+	}
+	k.over = true
+	if err := k.a.n.change().Arrived(k.reservation); err != nil {
+		f.fail(err)
+	}
+	k.a.course.Report(course.Delivered)
+	k.a.n.start()
 }
 
 // abort ends an attempt on its node, after its gateway has ended it.

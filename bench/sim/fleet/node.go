@@ -56,6 +56,7 @@ type node struct {
 	computing map[scheduler.RequestID]*ask
 	pushing   map[line.ID]*ask // computed, with KV under way
 	tickets   line.ID          // tickets given so far
+	transfers []*transfer      // that have bytes to send over its link
 }
 
 // counts are a node's counters.
@@ -132,6 +133,7 @@ func (n *node) start() {
 // endStep samples the step's tokens, publishes block events and starts the next step.
 func (n *node) endStep() {
 	n.stepping = false
+	n.releaseChunks(true)
 	n.results = n.results[:0]
 	chunk := 0
 	for i := range n.batch.Seqs {

@@ -64,6 +64,7 @@ func (n *node) begin() {
 	n.steady -= more
 	n.planAhead(now, n.shape, 1+more)
 	n.stepBegins(now)
+	n.releaseChunks(false)
 }
 
 // repeats returns how often the running step may be repeated.

@@ -114,7 +114,8 @@ type Overhead struct {
 type Transfer struct {
 	Setup          float64 `yaml:"setup"` // of one transfer
 	BytesPerSecond float64 `yaml:"bytes_per_second"`
-	PerLayer       bool    `yaml:"per_layer"` // each layer leaves while the next one computes
+	Link           float64 `yaml:"link_bytes_per_second,omitempty"` // of a node, whose transfers share it; 0: not a limit
+	PerLayer       bool    `yaml:"per_layer"`                       // each layer leaves while the next one computes
 	Checksum       bool    `yaml:"checksum"`
 	Over           string  `yaml:"over,omitempty"` // what was measured, such as loopback
 }
@@ -203,6 +204,7 @@ func (p *Profile) Check() error {
 		{"step.overhead.emit", p.Step.Overhead.Emit, 0, maxSeconds, "write seconds"},
 		{"transfer.setup", p.Transfer.Setup, 0, maxSeconds, "write seconds"},
 		{"transfer.bytes_per_second", p.Transfer.BytesPerSecond, 1, maxBytes, "write the speed of KV transfer, which `tandem bench transfer` measures"},
+		{"transfer.link_bytes_per_second", p.Transfer.Link, 0, maxBytes, "write the speed of a node's network link in bytes per second, or leave it out"},
 		{"gateway.per_request", p.Gateway.PerRequest, 0, maxSeconds, "write seconds"},
 		{"gateway.per_token", p.Gateway.PerToken, 0, maxSeconds, "write seconds"},
 		{"gateway.heartbeat", p.Gateway.Heartbeat, 0, maxSeconds, "write seconds"},

@@ -292,7 +292,7 @@ func FleetOptions(p *profile.Profile, times *profile.Times, roundTrip time.Durat
 		Blocks: p.Memory.Blocks, BlockTokens: p.Memory.BlockTokens,
 		Steps:     fleet.StepTimes{Name: p.Node.Name, Source: p.Basis(), Step: func(s fleet.Shape, _ int) time.Duration { return times.Of(s) }, Count: times.Count},
 		Heartbeat: cmp.Or(seconds(p.Gateway.Heartbeat), heartbeat), ReportDelay: seconds(p.Gateway.ReportDelay), RoundTrip: roundTrip,
-		Bandwidth: p.Transfer.BytesPerSecond, Setup: seconds(p.Transfer.Setup), KVBytes: p.Model.KVBytes, Layers: p.Model.Layers,
+		Bandwidth: p.Transfer.BytesPerSecond, Link: p.Transfer.Link, Setup: seconds(p.Transfer.Setup), KVBytes: p.Model.KVBytes, Layers: p.Model.Layers,
 		Dispatch: seconds(p.Gateway.PerRequest) + roundTrip/2,
 		Emit:     seconds(p.Step.Overhead.Emit+p.Gateway.PerToken) + roundTrip/2,
 		Start:    p.Start.Total(),
