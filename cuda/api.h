@@ -24,7 +24,7 @@ typedef uint64_t td_address; // on the device; 0: none
 
 // Kernels of TD_KERNELS. Those below TD_TRIED_BITS change bits of results.
 enum {
-  TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16,
+  TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16, TD_TRIED_CHUNK = 32, TD_TRIED_CHUNK16 = 64,
   TD_TRIED_BITS = 1 << 16,
   TD_TRIED_ARRIVALS = 1 << 16
 };

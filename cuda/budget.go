@@ -17,6 +17,7 @@ var budgets = map[string]int{
 	"attend_plain": 80,
 	// Accumulators of 16 rows take half as many registers as there are columns.
 	"attend_decode": 168, "attend_split": 168, "attend_split<256>": 184, "attend_split<512>": 184, "attend_chunk": 168, "attend_chunk<128>": 208, "attend_join": 80,
+	"attend_tiles": 248, "attend_tiles<64,2>": 168, "attend_tiles<64,1>": 152, "attend_tiles<128,1>": 224, "attend_tiles<512,1>": 200, // 2 blocks; of 64 columns 3
 	"gemv":          128,                       // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
 	"gemv<2,4,0,0>": 168, "gemv<2,4,1,0>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
 	"gemv<4,4,0,0>": 168, "gemv<4,4,1,0>": 168, "gemv<5,4,0,0>": 168, "gemv<5,4,1,0>": 168, // as above, of eight and four bits
@@ -36,7 +37,7 @@ var budgets = map[string]int{
 var loopBudgets = map[string]int{
 	"gemv<1,1,0,0>": 23, "gemv<1,1,1,0>": 23, "gemv<1,1,0,1>": 29, "gemv<1,1,1,1>": 29,
 	"gemv": 96, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205,
-	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_join": 46,
+	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_tiles": 92, "attend_tiles<128,2>": 145, "attend_tiles<128,1>": 118, "attend_tiles<64,2>": 210, "attend_tiles<64,1>": 175, "attend_join": 46,
 	"norm": 36, "head_norm": 34, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
 	"route": 40, "route_groups": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72,
 	"rule": 172, "sample": 390, "logprobs": 390, "weigh": 390, "edge": 510,

@@ -118,6 +118,7 @@ case $slot in
 		for n in 1 33; do TD_KERNELS=$kernels latency "8b-64-at-1k-$kernels-$n" 60 --batch-size 64 --max-num-seqs 64 --input-len $((few * 32)) --output-len $n; done
 		TD_KERNELS=$kernels latency "8b-prefill-$kernels" 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
 	done
+	TD_KERNELS=attention,norm,blas,live,warm,chunk latency 8b-prefill-chunk 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
 	latency 8b-prefill-own 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1 --cublaslt none
 	for kernels in attention none; do TD_KERNELS=$kernels tests "$kernels" 30 -test.run '^$' -test.bench DecodeAttention -test.benchtime 1s; done
 	tests push 30 -test.run '^$' -test.bench Push -test.benchtime 1s

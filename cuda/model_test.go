@@ -18,7 +18,7 @@ const (
 	node      = 1.3e-6                   // seconds between the ends of dependent nodes of a graph, besides their work
 	hostCopy  = 3e-6                     // of a step's memory
 	matmul    = 788e12 * 0.85            // operations a second of cuBLASLt
-	chunkTile = 1490                     // instructions of a warp of attend_chunk for 16 rows, 32 positions, 128 columns (SASS)
+	mmaSync   = 989e12 * 0.62            // operations a second of mma.sync, whose rate is published as part of wgmma's
 	kvRow     = 2                        // bytes of a number of KV
 	sliceKB   = 8192 * 4 / 1024          // of a block that draws
 	fixed     = 10                       // nodes of a step outside of its layers: embed, angles, rows, a norm, logits, four of a draw, finish
@@ -123,8 +123,17 @@ func total(all []work) (seconds float64, nodes int) {
 func (s *shape) prefill(tokens int) float64 {
 	l, n := float64(s.layers), float64(tokens)
 	products := 2 * n * l * (s.attentionWeights() + s.denseWeights()) / matmul
-	tiles := l * float64(s.heads) * n / 16 * (n/2 + 16) / 32 * float64(s.headDim) / 128
-	return products + tiles*chunkTile/issue + s.activations(tokens)/bandwidth + float64(16*s.layers)*node
+	return products + s.chunks(tokens, 2) + s.activations(tokens)/bandwidth + float64(16*s.layers)*node
+}
+
+// chunks is the time of a prompt's attention by attend_tiles, with queries and weights of as many
+// parts. A warp computes tiles of 16 rows and 32 positions, and copies a quarter of K and V.
+func (s *shape) chunks(tokens, parts int) float64 {
+	tiles := float64(s.layers*s.heads*tokens) / 16 * float64(tokens/2+16) / 32
+	kb := float64(2*32*s.headDim*kvRow) / 4 / 1024
+	instructions := kb * float64(budgetOf(loopBudgets, fmt.Sprintf("attend_tiles<%d,%d>", s.headDim, parts)))
+	operations := float64(parts * 2 * 2 * 16 * 32 * s.headDim)
+	return tiles * max(instructions/issue, operations/mmaSync)
 }
 
 // TestModelPage holds cuda/model.md, which -update writes: a prediction of an H200's speed by the
@@ -135,9 +144,10 @@ func TestModelPage(t *testing.T) {
 		"No GPU has run this code. This page is arithmetic for an H200 by fixed constants: 4.3 TB/s times\n" +
 		"0.92, 4 instructions a cycle at 1.755 GHz on each of 132 multiprocessors times 0.75, 1.3 us for a\n" +
 		"node of a graph, 3 us for a step's copy, and 788 TFLOP/s times 0.85 for cuBLASLt. The\n" +
-		"instructions of a kernel are its budget (`budget.go`), which the compiled code keeps. The kernels\n" +
-		"are those of `TD_KERNELS=all` and `TD_DRAWS=slices`. A measurement replaces a row as soon as there\n" +
-		"is one.\n\n" +
+		"instructions of a kernel are its budget (`budget.go`), which the compiled code keeps. Attention of\n" +
+		"prompts is bound by mma.sync at 0.62 of 989 TFLOP/s, or by its instructions. The kernels are those\n" +
+		"of `TD_KERNELS=all` and `TD_DRAWS=slices`, without `chunk16`. A measurement replaces a row as soon\n" +
+		"as there is one.\n\n" +
 		"| row | prediction | aim | launches a step |\n|---|---|---|---|\n")
 	row := func(name string, speed, aim float64, launches string) {
 		fmt.Fprintf(&page, "| %s | %.0f tok/s | %.0f | %s |\n", name, speed, aim, launches)
@@ -147,6 +157,9 @@ func TestModelPage(t *testing.T) {
 	}
 	aims := map[string]float64{llama1B.name: 1000, llama8B.name: 245, oss20B.name: 400, oss120B.name: 300}
 	launches := map[string]int{llama1B.name: 106, llama8B.name: 202, oss20B.name: 322, oss120B.name: 478}
+	if n := 4 * budgetOf(loopBudgets, "attend_tiles<128,2>"); n > 700 {
+		t.Errorf("attend_tiles takes %d instructions for 16 rows, 32 positions and 128 columns, at most 700 are aimed at", n)
+	}
 	shapes := []*shape{&llama1B, &llama8B, &oss20B, &oss120B}
 	for _, s := range shapes {
 		seconds, nodes := total(s.decode(100))
@@ -157,7 +170,18 @@ func TestModelPage(t *testing.T) {
 	}
 	seconds, nodes := total(llama8B.batch(64, 1024))
 	row("Llama 8B, 64 rows of 1,024 positions", 64/seconds, 7000, fmt.Sprint(nodes))
-	row("Llama 8B, a prompt of 2,048 tokens", 2048/llama8B.prefill(2048), 33000, "")
+	if 64/seconds < 7000 {
+		t.Errorf("64 rows: %.0f tok/s", 64/seconds)
+	}
+	speed := 2048 / llama8B.prefill(2048)
+	row("Llama 8B, a prompt of 2,048 tokens", speed, 33000, "")
+	if speed < 33000 {
+		t.Errorf("a prompt: %.0f tok/s", speed)
+	}
+	page.WriteString("\n## Attention of a prompt of Llama 8B\n\n| tokens | `chunk`, ms | `chunk16`, ms |\n|---|---|---|\n")
+	for _, n := range []int{2048, 8192} {
+		fmt.Fprintf(&page, "| %d | %.1f | %.1f |\n", n, llama8B.chunks(n, 2)*1e3, llama8B.chunks(n, 1)*1e3)
+	}
 	page.WriteString("\n## One row, by part\n\n| model | part | MB | us | bound by |\n|---|---|---|---|---|\n")
 	for _, s := range shapes {
 		for _, w := range s.decode(100) {

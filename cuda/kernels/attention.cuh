@@ -4,7 +4,7 @@
 #pragma once
 #include "common.cuh"
 
-// in_chunk reports whether attend_chunk processes the row.
+// in_chunk reports whether attend_chunk or attend_tiles processes the row, if either has its size.
 TD_DEVICE bool in_chunk(const Step &s, int row) { return s.row_span[row] & TD_IN_CHUNK; }
 
 // Context is the part of the KV that a row attends to: positions [first, end) of its block table.

@@ -215,13 +215,14 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
 
 // attend_decode processes single rows. A block has a row, up to sixteen heads of one KV
 // head, and every n-th part of the context. It writes a part's output before division, and
-// for each head the greatest score (to base two) and the sum of weights.
+// for each head the greatest score (to base two) and the sum of weights. With chunked 1, rows of
+// chunks are not processed.
 template <int kDim>
-TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, float *parts) {
+TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, int chunked, float *parts) {
   using S = Shape<kDim>;
   DecodeMemory<kDim> &m = *reinterpret_cast<DecodeMemory<kDim> *>(shared_memory());
   int row = row_from + block_x(), group = o.heads / o.kv_heads, packs = (group + kTile - 1) / kTile;
-  if (row >= live(s, o) || (kChunked<kDim> && in_chunk(s, row))) return;
+  if (row >= live(s, o) || (chunked && in_chunk(s, row))) return;
   int kv_head = block_y() / packs, head = kv_head * group + block_y() % packs * kTile;
   int heads = (kv_head + 1) * group - head;
   heads = heads < kTile ? heads : kTile;
@@ -242,9 +243,9 @@ TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, float *parts
   }
 }
 // attend_join adds the parts of a row's head, in order, and the sink.
-TD_KERNEL(kMmaThreads) attend_join(td_op o, Step s, int row_from, const float *parts) {
+TD_KERNEL(kMmaThreads) attend_join(td_op o, Step s, int row_from, int chunked, const float *parts) {
   int row = row_from + block_x(), head = block_y();
-  if (row >= live(s, o) || (o.dim <= 128 && in_chunk(s, row))) return;
+  if (row >= live(s, o) || (chunked && in_chunk(s, row))) return;
   Context c = context(o, s, row);
   int size = part_size(c.end, kPart), from = c.first / size, to = (c.end + size - 1) / size, dim = o.dim;
   const float *mine = parts + (int64_t(block_x()) * o.heads + head) * kParts * (dim + 2);

@@ -5,11 +5,10 @@
 #include "../runtime/plan.h"
 
 template <int kDim>
-static void run_split(const Run &r, const td_op &o) {
+static void run_split(const Run &r, const td_op &o, bool chunked) {
   static const int resident = device::resident(attend_split<kDim>, kMmaThreads, sizeof(SplitMemory<kDim>));
   int group = o.heads / o.kv_heads, packs = (group + kSplitHeads - 1) / kSplitHeads, each = o.kv_heads * packs, rows = r.rows(o);
-  bool listed = kChunked<kDim> && rows > TD_FEW;  // smaller steps have no chunks
-  if (listed && r.alone >= 0) rows = r.alone;
+  if (chunked && r.alone >= 0) rows = r.alone;
   int64_t parts = int64_t(o.heads) * kParts * (kDim + 2) * 4;
   // The rows whose parts and counters there is memory for.
   int most = std::max(std::min(int(r.workspace_bytes / parts), kArrivals / each), 1);
@@ -18,17 +17,17 @@ static void run_split(const Run &r, const td_op &o) {
     int n = std::min(most, rows - from);
     // As many blocks as the device runs at a time; each processes every z-th part.
     int z = std::clamp(resident * r.processors / (n * each), 1, kParts);
-    TD_LAUNCH(r.stream, n, each, z, kMmaThreads, sizeof(SplitMemory<kDim>), attend_split<kDim>, o, r.step, from, int(listed), least, r.workspace, r.arrived);
+    TD_LAUNCH(r.stream, n, each, z, kMmaThreads, sizeof(SplitMemory<kDim>), attend_split<kDim>, o, r.step, from, int(chunked), least, r.workspace, r.arrived);
   }
 }
 
-bool run_split_attention(const Run &r, const td_op &o) {
+bool run_split_attention(const Run &r, const td_op &o, bool chunked) {
   if (o.block_tokens % kTile != 0 || o.heads / o.kv_heads * o.kv_heads > kArrivals) return false;
   switch (o.dim) {
-    case 64: run_split<64>(r, o); return true;
-    case 128: run_split<128>(r, o); return true;
-    case 256: run_split<256>(r, o); return true;
-    case 512: run_split<512>(r, o); return true;
+    case 64: run_split<64>(r, o, chunked); return true;
+    case 128: run_split<128>(r, o, chunked); return true;
+    case 256: run_split<256>(r, o, chunked); return true;
+    case 512: run_split<512>(r, o, chunked); return true;
   }
   return false;
 }

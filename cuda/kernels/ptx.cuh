@@ -38,6 +38,9 @@ struct alignas(16) Vec4 {
 struct alignas(16) Float4 {
   float v[4];
 };
+struct alignas(8) Float2 {
+  float v[2];
+};
 
 TD_HOST_DEVICE float bits_float(uint32_t u) {
 #if defined(__CUDA_ARCH__)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -113,9 +114,10 @@ func TestBLASRefused(t *testing.T) {
 // With one order for all products the bits of a row's logits are the same alone, in a chunk,
 // in other chunks, and with other rows.
 func TestDeterministic(t *testing.T) {
-	for _, dir := range []string{"gpt-oss-mxfp4", "gqa-tied"}[:determined] {
-		t.Run(dir, func(t *testing.T) {
-			src, err := model.OpenDir("../../model/testdata/" + dir)
+	for _, c := range []struct{ dir, kernels string }{{"gpt-oss-mxfp4", "all"}, {"gpt-oss-mxfp4", ""}, {"gqa-tied", ""}}[:determined] {
+		t.Run(c.dir+"/"+c.kernels, func(t *testing.T) {
+			t.Setenv("TD_KERNELS", c.kernels)
+			src, err := model.OpenDir("../../model/testdata/" + c.dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -164,6 +166,62 @@ func TestDeterministic(t *testing.T) {
 					}
 					if !slices.EqualFunc(got, want, func(a, b float32) bool { return math.Float32bits(a) == math.Float32bits(b) }) {
 						t.Errorf("%s, beside others %v: logits have other bits: %s", name, crowd, fmt.Sprint(got[:3], want[:3]))
+					}
+				}
+			}
+		})
+	}
+}
+
+// The same holds for attention on tensor cores, over the bf16 KV of a sequence. Without one order,
+// attend_tiles gives the same bits in chunks of any length.
+func TestDeterministicAttention(t *testing.T) {
+	const total, heads, kvHeads = 44, 3, 1
+	for _, c := range []struct {
+		dim, window int
+		kernels     string
+		chunks      bool
+	}{{64, 0, "", false}, {128, 25, "", false}, {64, 0, "all", false}, {128, 25, "all", false}, {256, 0, "all", false},
+		{64, 0, "chunk", true}, {128, 25, "chunk16", true}, {256, 25, "chunk", true}, {512, 0, "chunk", true}} {
+		t.Run(fmt.Sprintf("%d/%s", c.dim, c.kernels), func(t *testing.T) {
+			t.Setenv("TD_KERNELS", c.kernels)
+			var want []float32
+			all := [][]int{{total}, {41, 42, 43, total}, {5, 35, 43, total}, {20, 22, total}}
+			if c.chunks {
+				all = [][]int{{total}, {17, total}, {27, total}}
+			}
+			for _, cuts := range all {
+				dev := openGPU(t, Options{Limits: benchLimits, Deterministic: !c.chunks, Eager: true})
+				b := &bench{Backend: dev, rng: rand.New(rand.NewPCG(1, 1)), rows: total}
+				b.must(dev.AllocKV(backend.UniformKV(1, 8, 16, kvHeads, c.dim, backend.BF16)))
+				q, k, v, y := b.input(heads*c.dim, 1), b.input(kvHeads*c.dim, 1), b.input(kvHeads*c.dim, 1), b.output(heads*c.dim)
+				a := backend.AttentionSpec{Heads: heads, KVHeads: kvHeads, HeadDim: c.dim, Scale: 0.3, Window: c.window}
+				var got []float32
+				start := 0
+				for _, end := range cuts {
+					s := &backend.Step{Spans: []backend.Span{{Tokens: int32(end - start), Start: int32(start), Tables: [][]int32{{5, 2, 7}}}}}
+					for p := start; p < end; p++ {
+						s.Tokens, s.Positions = append(s.Tokens, int32(p)), append(s.Positions, int32(p))
+					}
+					b.must(dev.Replay(backend.Key{Tokens: total}, s, func() {
+						for _, f := range b.inputs {
+							f()
+						}
+						b.StoreKV(0, k, v)
+						b.Attention(y, q, a)
+					}, nil))
+					got = append(got, dev.Download(nil, y)...)
+					start = end
+				}
+				if err := dev.Close(); err != nil {
+					t.Fatal(err)
+				}
+				if want == nil {
+					want = got
+				}
+				for i := range want {
+					if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
+						t.Fatalf("cuts %v: number %d of row %d is %v, in one chunk %v", cuts, i%(heads*c.dim), i/(heads*c.dim), got[i], want[i])
 					}
 				}
 			}
