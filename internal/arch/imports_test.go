@@ -84,7 +84,7 @@ var mayImport = map[string][]string{
 	"bench/sim":              {"bench/load", "gateway/route", "engine/kvcache", "internal/regular"},
 	"bench/sim/fleet":        {"bench/sim", "bench/sim/profile", "gateway/admit", "gateway/exchange/choice", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler", "internal/limits"},
 	"bench/sim/profile":      {"engine/scheduler", "internal/regular"},
-	"bench/sim/simulate":     {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/limits"},
+	"bench/sim/simulate":     {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/lengths", "internal/limits"},
 	"deploy/planner":         {},
 	"deploy/planner/pools":   {"bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner", "engine/kvcache", "internal/cost", "internal/limits"},
 	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
