@@ -317,8 +317,9 @@ MODULE   := github.com/tandem-serving/tandem
 PACKAGES  = $(shell $(GO) list ./...)
 # Packages whose tests do not run under the race detector: one goroutine each, and a second or more of
 # CPU time, which the detector multiplies by 3 to 14. What is parallel below engine/model runs in
-# engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda.
-WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/simulate engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
+# engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda. bench/sim/prove
+# runs the roles, which have their own tests.
+WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/prove bench/sim/simulate engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
 	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
 # Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
 # schedules on each class of numerics, and counts of allocations, to which the race detector adds.

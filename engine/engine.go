@@ -145,7 +145,7 @@ type Engine struct {
 	logprobRows    []logprobRow      // rows for rate
 	outputLogprobs []*LogProbs       // [outputs of the step], nil if not requested
 	pace           scorePace
-	stepPace       stepPace
+	stepPace       scheduler.Pace
 	hiddenModel    hiddenModel                              // nil: there are no vectors
 	hidden         []float32                                // [outputs × hidden] of the step, if a request has Pool
 	ruler          backend.Ruler                            // nil: the host applies the rules of requests
@@ -218,7 +218,7 @@ func New(o Options) (*Engine, error) {
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 		adapters: newAdapters(o.AdapterPlaces),
 	}
-	e.stepPace = newStepPace(o.StepTime, cmp.Or(o.Scheduler.MaxBatchedTokens, scheduler.DefaultMaxBatchedTokens))
+	e.stepPace = scheduler.NewPace(o.StepTime, cmp.Or(o.Scheduler.MaxBatchedTokens, scheduler.DefaultMaxBatchedTokens))
 	e.mirror = mirrorOf(o.Backend)
 	e.direct = directOf(e.mirror)
 	e.scorer, _ = o.Backend.(backend.Scorer)
@@ -503,10 +503,8 @@ func (e *Engine) runBatch(b scheduler.Batch) error {
 // recordPace updates the bounds of later steps by the time that a step took.
 func (e *Engine) recordPace(b scheduler.Batch, took time.Duration) {
 	e.pace.record(b, took)
-	if e.stepPace.target > 0 {
-		e.stepPace.record(b.Tokens, took)
-		e.sched.LimitTokens(e.stepPace.limit)
-	}
+	e.stepPace.Record(b.Tokens, took)
+	e.sched.LimitTokens(e.stepPace.Limit())
 }
 
 // countStep counts a step that took this long on the device.

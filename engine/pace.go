@@ -67,34 +67,6 @@ func (p *scorePace) record(b scheduler.Batch, took time.Duration) {
 	}
 }
 
-// leastStepTokens is what a step may always have. With fewer rows the kernels read
-// each weight for too few tokens at once.
-const leastStepTokens = 64
-
-// stepPace bounds the tokens of a step so that it takes about target, which bounds how
-// long a prompt waits that arrives meanwhile and comes first. Steps that take longer
-// shrink the bound. Steps that fill it and take less let it grow.
-type stepPace struct {
-	target time.Duration // 0: no bound
-	most   int           // tokens of a step without a bound by time
-	limit  int
-}
-
-func newStepPace(target time.Duration, most int) stepPace {
-	return stepPace{target: target, most: most, limit: most}
-}
-
-// record records a step of so many tokens.
-func (p *stepPace) record(tokens int, took time.Duration) {
-	switch {
-	case p.target == 0 || tokens == 0:
-	case took > p.target:
-		p.limit = min(p.limit, max(leastStepTokens, int(float64(tokens)*float64(p.target)/float64(took))))
-	case tokens >= p.limit-p.limit/8: // shorter steps do not predict longer ones
-		p.limit = min(p.most, max(p.limit+1, int(float64(p.limit)*min(2, float64(p.target)/float64(max(1, took))))))
-	}
-}
-
 // average returns the mean of now and before, which has weight 3. before 0 means that there is
 // none.
 func average(before, now time.Duration) time.Duration {

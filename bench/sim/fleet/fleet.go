@@ -17,6 +17,7 @@ package fleet
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -60,10 +61,14 @@ type Options struct {
 
 	Policy    route.Policy
 	MinRemote int    // as --min-remote-prefill-tokens; 0: DefaultMinRemote, 1: always remote
-	Seed      uint64 // of the router's random choices, and of the choice of cancelled requests
+	Seed      uint64 // of the router's random choices, the order of grants, and the choice of cancelled requests
 	// Placing varies what a policy leaves to chance: the places of nodes on the hash ring,
 	// and round robin's first node.
-	Placing  int
+	Placing int
+	// Names and Keys are those of a real fleet on the same trace, so that both place prompts alike:
+	// the nodes' names, and the ring key of each request's prompt. Nil: they are made up.
+	Names    func(Target) string
+	Keys     []kvcache.Hash
 	NoEvents bool // gateways get no block events
 	NoRoom   bool // the router ignores KV memory
 	// Limits are those of the gateways; nil: requests are refused only if no node can hold them.
@@ -74,6 +79,7 @@ type Options struct {
 	Heartbeat   time.Duration
 	ReportDelay time.Duration // from a heartbeat or a block event to the gateways
 
+	StepTime     time.Duration // that prefill nodes aim at for a step; 0: only BatchedTokens bounds it
 	RunAhead     int           // prompt tokens that a prefill node starts before they are computed; 0: 2 × BatchedTokens
 	GrantTimeout time.Duration // after which a decode node tries the next prefill node; 0: never
 	RoundTrip    time.Duration // between two nodes; 0: DefaultRoundTrip
@@ -114,9 +120,9 @@ func (o *Options) resolve() error {
 		return fmt.Errorf("%w: %d prefill and %d decode nodes (at least 0 and 1), %d gateways, step times %q, run-ahead %d, heartbeat %v, grant timeout %v, %g bytes/s, links of %g, %g bytes a token, %d layers, speedup %g",
 			ErrOptions, o.Prefill, o.Decode, o.Gateways, o.Steps.Name, o.RunAhead, o.Heartbeat, o.GrantTimeout, o.Bandwidth, o.Link, o.KVBytes, o.Layers, o.Speedup)
 	}
-	if o.ReportDelay < 0 || o.Setup < 0 || o.Dispatch < 0 || o.Emit < 0 || o.Start < 0 || o.SampleEvery < 0 {
-		return fmt.Errorf("%w: delay of reports %v, setup %v, dispatch %v, emit %v, start %v and interval of samples %v: none may be negative",
-			ErrOptions, o.ReportDelay, o.Setup, o.Dispatch, o.Emit, o.Start, o.SampleEvery)
+	if o.StepTime < 0 || o.ReportDelay < 0 || o.Setup < 0 || o.Dispatch < 0 || o.Emit < 0 || o.Start < 0 || o.SampleEvery < 0 {
+		return fmt.Errorf("%w: step time %v, delay of reports %v, setup %v, dispatch %v, emit %v, start %v and interval of samples %v: none may be negative",
+			ErrOptions, o.StepTime, o.ReportDelay, o.Setup, o.Dispatch, o.Emit, o.Start, o.SampleEvery)
 	}
 	return o.checkEvents()
 }
@@ -140,6 +146,7 @@ type fleet struct {
 	result                      Result
 	budget                      *rate.Limiter // of retries before the first token
 	resumes                     *rate.Limiter
+	draw                        *rand.Rand    // of the order of grants
 	cleaning                    int           // messages under way that end work of requests that have ended
 	progress                    time.Duration // when a request last advanced
 	tokens                      []int32       // zeros, as many as the longest request has: chains name the content
@@ -157,7 +164,10 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 	if len(trace) == 0 {
 		return nil, fmt.Errorf("%w: an empty trace", ErrOptions)
 	}
-	f := &fleet{o: o}
+	if o.Keys != nil && len(o.Keys) != len(trace) {
+		return nil, fmt.Errorf("%w: %d keys of %d requests", ErrOptions, len(o.Keys), len(trace))
+	}
+	f := &fleet{o: o, draw: rand.New(rand.NewPCG(o.Seed, 1<<33))}
 	f.setLimits()
 	prefill, decode := o.largest()
 	for role, n := range []int{decode, prefill} {

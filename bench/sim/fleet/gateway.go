@@ -38,6 +38,7 @@ type known struct {
 	reports []route.Report
 	own     []int // of a report's requests, those of this gateway
 	sent    []route.Sent
+	local   []bool // decode: the last prompt worth a transfer was computed there
 
 	states  []route.State // of the gateway's view, kept from one decision to the next
 	changed []int32       // nodes whose state is to be computed again
@@ -73,7 +74,11 @@ func newGateway(f *fleet, i int) *gateway {
 func newTable(f *fleet) *route.Table {
 	names := func(role int, nodes []*node) (list []route.Node) {
 		for i := range nodes {
-			list = append(list, route.Node{Name: fmt.Sprintf("10.%d.%d.%d:%d", role, i/250, i%250, 7101+f.o.Placing)})
+			name := fmt.Sprintf("10.%d.%d.%d:%d", role, i/250, i%250, 7101+f.o.Placing)
+			if f.o.Names != nil {
+				name = f.o.Names(Target{Prefill: role == 2, Node: i})
+			}
+			list = append(list, route.Node{Name: name})
 		}
 		return list
 	}
@@ -82,7 +87,7 @@ func newTable(f *fleet) *route.Table {
 
 func newKnown(nodes []*node, index *route.Index) known {
 	n := len(nodes)
-	k := known{nodes: nodes, index: index, usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n), states: make([]route.State, n), isIn: make([]bool, n)}
+	k := known{nodes: nodes, index: index, usable: make([]bool, n), reports: make([]route.Report, n), own: make([]int, n), sent: make([]route.Sent, n), local: make([]bool, n), states: make([]route.State, n), isIn: make([]bool, n)}
 	for i := range nodes {
 		k.usable[i] = nodes[i].up
 	}
@@ -190,7 +195,7 @@ func (k *known) look(o *Options, answer int) {
 		if o.Heartbeat == 0 {
 			k.reports[i].Rate = k.nodes[i].rate
 		}
-		k.states[i] = route.State{Usable: k.usable[i], Full: k.states[i].Full}
+		k.states[i] = route.State{Usable: k.usable[i], Full: k.states[i].Full, Local: k.local[i]}
 		k.states[i].Merge(&k.reports[i], k.sent[i], answer)
 	}
 	k.changed = k.changed[:0]
@@ -260,6 +265,16 @@ func (g *gateway) avoid(r *Request) {
 			}
 			return
 		}
+	}
+}
+
+// remember records for the next decision whether the decode node computes a prompt that is worth a
+// transfer.
+func (g *gateway) remember(d *route.Decision) {
+	k, at, local := &g.decode, d.Decode, d.PrefillReason == route.ReasonLocal
+	if (local || d.PrefillReason == route.ReasonRemote) && k.local[at] != local {
+		k.local[at] = local
+		k.change(at)
 	}
 }
 
@@ -346,26 +361,36 @@ func (n *node) beat() {
 	}
 }
 
-// beater returns a function that reports the node, and calls itself after each interval until the
-// node dies.
+// idleReports is the time between two reports of a node whose load does not change, as in
+// internal/node.
+const idleReports = 500 * time.Millisecond
+
+// beater returns a function that reports the node if its load has changed or the last report is
+// old, and calls itself after each interval until the node dies.
 func (n *node) beater() func() {
 	f, epoch := n.f, n.epoch
+	var last route.Report
 	var beat func()
+	skipped, most := 0, int(idleReports/f.o.Heartbeat)-1
 	beat = func() {
 		if n.epoch != epoch {
 			return
 		}
-		if f.o.ReportDelay == 0 {
-			f.reported(n, n.report())
-		} else {
-			r := n.report()
-			f.clock.at(f.clock.now+f.o.ReportDelay, func() {
-				if n.epoch == epoch {
-					f.reported(n, r)
-				}
-			})
-		}
 		f.clock.at(f.clock.now+f.o.Heartbeat, beat)
+		r := n.report()
+		if skipped++; skipped <= most && r.Running == last.Running && r.Waiting == last.Waiting && r.Held == last.Held && r.Queued == last.Queued {
+			return
+		}
+		last, skipped = r, 0
+		if f.o.ReportDelay == 0 {
+			f.reported(n, r)
+			return
+		}
+		f.clock.at(f.clock.now+f.o.ReportDelay, func() {
+			if n.epoch == epoch {
+				f.reported(n, r)
+			}
+		})
 	}
 	return beat
 }
@@ -391,10 +416,11 @@ func (g *gateway) reported(n *node, r route.Report) {
 // report returns the node's heartbeat with the fields of decode/drain.go and
 // prefill/heartbeat.go.
 func (n *node) report() route.Report {
-	st := n.look().Stats()
+	st := n.stats()
 	r := route.Report{Running: st.Running, Waiting: st.Waiting + n.line.Waiting(), Held: st.Held, Queued: st.Pending + n.line.WaitingTokens(), Rate: n.rate, StepTokens: st.StepTokens}
 	if n.computes {
 		r.ShortFirst, r.Lengths = true, n.line.Lengths()
+		return r
 	}
 	b := &st.Blocks
 	r.Memory = route.Memory{Total: route.Count(b.Blocks), Free: route.Count(b.Free), Cached: route.Count(b.Cached), Reserved: route.Count(st.Wanted)}

@@ -49,7 +49,7 @@ type ask struct {
 // addAttempt adds a routed request to its decode node and sends its prompt to the first prefill
 // node.
 func (f *fleet) addAttempt(a *attempt) {
-	n, r := a.n, a.r
+	n := a.n
 	switch {
 	case a.over:
 		return
@@ -60,6 +60,25 @@ func (f *fleet) addAttempt(a *attempt) {
 		f.failLater(a, choice.Failure{Refused: true, HandedOver: true, Untouched: true})
 		return
 	}
+	if len(a.prefill) == 0 { // the same as after the running step
+		f.accept(a)
+		return
+	}
+	epoch := n.epoch
+	n.afterStep(func() {
+		switch {
+		case a.over:
+		case n.epoch != epoch:
+			f.failLater(a, choice.Failure{Lost: true})
+		default:
+			f.accept(a)
+		}
+	})
+}
+
+// accept adds an attempt to its node's scheduler.
+func (f *fleet) accept(a *attempt) {
+	n, r := a.n, a.r
 	id, cached, err := n.add(scheduler.Request{Tokens: f.tokens[:a.tokens], Chain: f.chain(r), Hold: len(a.prefill) > 0, MaxNew: r.Output - r.emitted})
 	switch {
 	case errors.Is(err, scheduler.ErrTooLong):
@@ -130,7 +149,7 @@ func (n *node) admit() {
 			return
 		}
 		k, asked := n.jobs[ticket], n.f.clock.now
-		n.f.afterMessage(func() { n.f.grant(k, asked) })
+		n.f.afterMessage(func() { k.a.n.afterStep(func() { n.f.grant(k, asked) }) })
 	}
 }
 
@@ -172,7 +191,7 @@ func (f *fleet) grant(k *ask, asked time.Duration) {
 	}
 	a, n := k.a, k.a.n
 	ready := func(res scheduler.Reservation, err error) { f.granted(k, asked, res, err) }
-	res, err := n.change().ReserveInTurn(a.id, a.tokens-1)
+	res, err := n.changeNow().ReserveInTurn(a.id, a.tokens-1)
 	if !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
 		ready(res, err)
 		return
@@ -204,7 +223,9 @@ func (f *fleet) granted(k *ask, asked time.Duration, res scheduler.Reservation, 
 	case err == nil:
 		k.reservation, k.from = res.ID, res.From
 		f.result.GrantWait += f.clock.now - asked
-		f.afterMessage(func() { f.compute(k) })
+		// Goroutines answer the grants of one step in any order.
+		half := f.o.RoundTrip / 2
+		f.clock.at(f.clock.now+half/2+time.Duration(f.draw.Int64N(int64(half)+1)), func() { f.compute(k) })
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
 		f.end(k, course.Useless)
 	default:
@@ -269,8 +290,10 @@ func (f *fleet) compute(k *ask) {
 	}
 	k.id = id
 	p.computing[id] = k
-	p.line.Cached(k.ticket, cached)
-	p.admit()
+	p.afterStep(func() {
+		p.line.Cached(k.ticket, cached)
+		p.admit()
+	})
 	p.start()
 }
 

@@ -61,6 +61,9 @@ func (f *fleet) chain(r *Request) *kvcache.Chain {
 
 // key returns the ring key of the request's first tokens, of which hashes are the full blocks.
 func (f *fleet) key(hashes []kvcache.Hash, r *Request, tokens int) kvcache.Hash {
+	if f.o.Keys != nil {
+		return f.o.Keys[r.index]
+	}
 	root := kvcache.Hash(0)
 	if len(hashes) == 0 {
 		root = r.name(0, tokens)

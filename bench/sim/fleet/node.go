@@ -44,8 +44,11 @@ type node struct {
 	order    uint64          // of the ends of steps, among nodes
 	busy     time.Duration   // with all of the running step
 	rate     float64         // prompt tokens per second
+	pace     scheduler.Pace  // of a prefill node
 	steps    int
 	results  []scheduler.Result
+	changed  bool // within the running step; then before has the state before that
+	before   scheduler.Stats
 	past     counts // of earlier epochs
 
 	attempts map[scheduler.RequestID]*attempt // decode
@@ -82,6 +85,10 @@ func (n *node) reset() error {
 	o := &n.f.o
 	n.attempts, n.awaiting = map[scheduler.RequestID]*attempt{}, map[scheduler.RequestID]func(scheduler.Reservation, error){}
 	n.line, n.jobs, n.computing, n.pushing = line.New(o.RunAhead), map[line.ID]*ask{}, map[scheduler.RequestID]*ask{}, map[line.ID]*ask{}
+	n.pace = scheduler.NewPace(0, o.BatchedTokens)
+	if n.computes {
+		n.pace = scheduler.NewPace(o.StepTime, o.BatchedTokens)
+	}
 	var err error
 	n.s, err = scheduler.New(scheduler.Config{
 		Pool:             kvcache.Config{Blocks: o.Blocks, BlockTokens: o.BlockTokens, MaxEvents: maxEvents},
@@ -107,6 +114,16 @@ func (n *node) add(q scheduler.Request) (scheduler.RequestID, int, error) {
 	}
 	cached, err := s.Add(q, n.f.clock.now)
 	return q.ID, cached, err
+}
+
+// afterStep calls a function that the caller waits for, which the engine does between two steps. It
+// is for functions that do not change the step after the running one.
+func (n *node) afterStep(call func()) {
+	if n.look(); n.stepping {
+		n.f.clock.at(n.ends[n.next], call)
+		return
+	}
+	call()
 }
 
 // start begins the next step, unless a step is running or there is nothing to compute.
@@ -135,12 +152,10 @@ func (n *node) endStep() {
 	n.stepping = false
 	n.releaseChunks(true)
 	n.results = n.results[:0]
-	chunk := 0
+	prompt := 0
 	for i := range n.batch.Seqs {
 		q := &n.batch.Seqs[i]
-		if len(q.Tokens) > 1 {
-			chunk += len(q.Tokens)
-		}
+		prompt += n.promptTokens(q)
 		if !q.Sample {
 			continue
 		}
@@ -151,17 +166,27 @@ func (n *node) endStep() {
 		}
 		n.results = append(n.results, scheduler.Result{Tokens: n.f.tokens[:1], Finished: finished})
 	}
-	if chunk > 0 {
-		rate := float64(chunk) / (n.f.clock.now - n.began).Seconds()
+	if prompt > 0 {
+		rate := float64(n.batch.Tokens) / (n.f.clock.now - n.began).Seconds()
 		if n.rate == 0 {
 			n.rate = rate
 		}
-		n.rate += (rate - n.rate) * min(1, float64(chunk)/rateWindow)
+		n.rate += (rate - n.rate) * min(1, float64(prompt)/rateWindow)
 		n.f.rateChanged(n)
 	}
+	n.pace.Record(n.batch.Tokens, n.f.clock.now-n.began)
+	n.s.LimitTokens(n.pace.Limit())
 	n.end(n.s.Update(n.batch, n.results))
 	n.publish()
 	n.start()
+}
+
+// promptTokens returns how many tokens of its prompt a sequence computes in a step.
+func (n *node) promptTokens(q *scheduler.Seq) int {
+	if a := n.attempts[q.ID]; a != nil {
+		return max(0, min(q.Start+len(q.Tokens), a.tokens)-q.Start)
+	}
+	return len(q.Tokens) // all are of a job's prompt, or those of an ended request do not matter
 }
 
 // end handles the requests that a step has ended.

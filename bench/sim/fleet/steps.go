@@ -27,8 +27,26 @@ func (n *node) look() *scheduler.Scheduler {
 }
 
 // change returns the scheduler for a caller that may change what the next step does. The running
-// step is the last one of its plan.
+// step is the last one of its plan. Reports do not have the change before that step has ended,
+// because the engine makes it then.
 func (n *node) change() *scheduler.Scheduler {
+	n.catchUp()
+	if n.stepping && !n.changed {
+		n.changed, n.before = true, n.s.Stats()
+	}
+	return n.changeNow()
+}
+
+// stats returns the state that a report has.
+func (n *node) stats() scheduler.Stats {
+	if n.catchUp(); n.stepping && n.changed {
+		return n.before
+	}
+	return n.s.Stats()
+}
+
+// changeNow is change for a caller whose change was made before the running step.
+func (n *node) changeNow() *scheduler.Scheduler {
 	n.catchUp()
 	if !n.stepping || n.next == len(n.ends)-1 && n.steady == 0 {
 		return n.s
@@ -55,7 +73,7 @@ func (n *node) begin() {
 	for i := range n.batch.Seqs {
 		n.seqs = append(n.seqs, n.attempts[n.batch.Seqs[i].ID])
 	}
-	n.stepping, n.began, n.length, n.steady = true, now, firstPlan, n.repeats()
+	n.stepping, n.began, n.length, n.steady, n.changed = true, now, firstPlan, n.repeats(), false
 	n.ends, n.next = n.ends[:0], 0
 	more := min(n.steady, n.length)
 	if n.s.HasEvents() {

@@ -26,6 +26,7 @@ import (
 	"github.com/tandem-serving/tandem/bench/sim/fleet"
 	"github.com/tandem-serving/tandem/bench/sim/profile"
 	"github.com/tandem-serving/tandem/gateway/route"
+	"github.com/tandem-serving/tandem/internal/lengths"
 	"github.com/tandem-serving/tandem/internal/limits"
 )
 
@@ -296,6 +297,7 @@ func FleetOptions(p *profile.Profile, times *profile.Times, roundTrip time.Durat
 		Dispatch: seconds(p.Gateway.PerRequest) + roundTrip/2,
 		Emit:     seconds(p.Step.Overhead.Emit+p.Gateway.PerToken) + roundTrip/2,
 		Start:    p.Start.Total(),
+		StepTime: lengths.StepTime,
 	}
 	if !p.Transfer.PerLayer {
 		o.Layers = 1
