@@ -83,6 +83,9 @@ func TestLlamaCpp(t *testing.T) {
 					t.Errorf("quantization %s: only %d of %d tokens are llama.cpp's", q, same, all)
 				}
 			}
+			if mean := divergence(t, src, g.Prompts); !(mean <= 0.005) {
+				t.Errorf("with weights of 8 bits the probabilities diverge by %.5f", mean)
+			}
 			b, err := src.Bundle()
 			if err != nil {
 				t.Fatal(err)
