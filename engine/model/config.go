@@ -48,6 +48,10 @@ type Config struct {
 	// neighbours: GGUF has them so for Llama.
 	Paired bool
 
+	// Apart reports whether, in the files, each matrix is a tensor of its own, also those that
+	// the architecture's folders have in one. Source has it so for GGUF.
+	Apart bool
+
 	// Wrapped reports whether the checkpoint is multimodal: the names of the text model's weights
 	// then have another prefix.
 	Wrapped bool

@@ -119,6 +119,11 @@ type rowBuffers struct {
 func newDecoder(c *Config) network {
 	f := &c.Features
 	d := &decoder{cfg: c, arch: architectures[c.Architecture], Layers: make([]decoderLayer, c.Layers)}
+	if c.Apart {
+		apart := *d.arch
+		apart.fused, apart.stacked = nil, nil
+		d.arch = &apart
+	}
 	d.rope = c.Rope.table(c.rotary())
 	if f.QueryGrowth != 0 {
 		d.query = d.rope

@@ -20,31 +20,20 @@ import (
 // tokenizer.json and chat_template.jinja, and its tensors get the names of transformers. Blocks of
 // 4 to 8 bits are expanded to float32 as they are loaded.
 
-// ggufArchitecture is how the files of one general.architecture are read.
-type ggufArchitecture struct {
-	name   string // in architectures
-	paired bool   // see Config.Paired
-	also   func(*ggufFile, map[string]any) error
-}
-
-// ggufArchitectures are the values of general.architecture that are read.
-var ggufArchitectures = map[string]ggufArchitecture{
-	"llama":    {name: "LlamaForCausalLM", paired: true, also: ggufLlama},
-	"qwen2":    {name: "Qwen2ForCausalLM"},
-	"qwen3":    {name: "Qwen3ForCausalLM"},
-	"qwen3moe": {name: "Qwen3MoeForCausalLM", also: ggufQwen3MoE},
-}
-
 // ggufNames are the names of a layer's modules: a file's, and those of the decoder's tags.
 var ggufNames = map[string]string{
-	"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+	"attn_norm": "input_layernorm", "post_attention_norm": "post_self_attn_layernorm", "ffn_norm": "post_attention_layernorm", "post_ffw_norm": "post_mlp_layernorm",
 	"attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
 	"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
 	"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
+	"ffn_gate_shexp": "mlp.shared_experts.gate_proj", "ffn_up_shexp": "mlp.shared_experts.up_proj", "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 
 // ggufExperts are modules of all experts of a layer in one tensor.
-var ggufExperts = map[string]string{"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+var ggufExperts = map[string][]rowsOf{
+	"ffn_gate_exps": {{"gate_proj", 0}}, "ffn_up_exps": {{"up_proj", 0}}, "ffn_down_exps": {{"down_proj", 0}},
+	"ffn_gate_up_exps": {{"gate_proj", 0}, {"up_proj", 0}},
+}
 
 // ggufFile is an open GGUF file.
 type ggufFile struct {
@@ -85,14 +74,16 @@ func openGGUF(path string) (_ *Source, err error) {
 		return nil, fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
 	name := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
-	s, err := newSource(made, name, func() (*safetensors.Checkpoint, error) {
-		c.Split(f.split(architectures[a.name]))
+	var s *Source
+	s, err = newSource(made, name, func() (*safetensors.Checkpoint, error) {
+		c.Split(f.split(&s.Config, a))
 		return c, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.Config.Paired, s.expands, s.close = a.paired, f.types(), c.Close
+	s.Config.Paired, s.Config.Apart, s.Config.Features.OnePlus = a.paired, true, false
+	s.expands, s.close = f.types(), c.Close
 	return s, nil
 }
 
@@ -103,6 +94,9 @@ func (f *ggufFile) types() string {
 		if _, ok := gguf.BlockOf(t.Type); ok {
 			names[t.Type] = true
 		}
+	}
+	if len(names) == 0 {
+		return "GGUF"
 	}
 	return "GGUF with " + strings.Join(slices.Sorted(maps.Keys(names)), ", ")
 }
@@ -126,7 +120,6 @@ func (f *ggufFile) files() (a ggufArchitecture, made memoryFiles, err error) {
 	if made["tokenizer.json"], err = vocabulary.JSON(); err != nil {
 		return a, nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
-	a.name = config["architectures"].([]string)[0]
 	for name, content := range map[string]any{"config.json": config, "tokenizer_config.json": tokens} {
 		if made[name], err = json.Marshal(content); err != nil {
 			return a, nil, fmt.Errorf("%w: %w", ErrConfig, err) // such as a NaN
@@ -178,14 +171,14 @@ func (f *ggufFile) config(a ggufArchitecture) (map[string]any, error) {
 		}
 	}
 	c["eos_token_id"] = ends
-	if err := f.rope(c); err != nil || a.also == nil {
+	if err := f.rope(a, c); err != nil || a.also == nil {
 		return c, err
 	}
 	return c, a.also(f, c)
 }
 
 // rope sets the keys of the rotation.
-func (f *ggufFile) rope(c map[string]any) error {
+func (f *ggufFile) rope(a ggufArchitecture, c map[string]any) error {
 	if theta, ok := f.Float(f.arch + ".rope.freq_base"); ok {
 		c["rope_theta"] = theta
 	}
@@ -194,10 +187,13 @@ func (f *ggufFile) rope(c map[string]any) error {
 	if !ok && heads > 0 {
 		dim = hidden / heads
 	}
-	for _, key := range []string{"rope.dimension_count", "attention.value_length"} {
-		if n, ok := f.Int(f.arch + "." + key); ok && n != dim {
-			return fmt.Errorf("%w: %s.%s is %d, in heads of %d; supported: equal sizes", ErrUnsupported, f.arch, key, n, dim)
-		}
+	if n, ok := f.Int(f.arch + ".attention.value_length"); ok && n != dim {
+		return fmt.Errorf("%w: %s.attention.value_length is %d, in heads of %d; supported: equal sizes", ErrUnsupported, f.arch, n, dim)
+	}
+	if n, ok := f.Int(f.arch + ".rope.dimension_count"); ok && dim > 0 && architectures[a.name].partial > 0 {
+		c["partial_rotary_factor"] = min((float64(n)+0.5)/float64(dim), 1) // rounded down to n columns
+	} else if ok && n != dim {
+		return fmt.Errorf("%w: %s.rope.dimension_count is %d, in heads of %d; supported: equal sizes", ErrUnsupported, f.arch, n, dim)
 	}
 	kind, _ := f.String(f.arch + ".rope.scaling.type")
 	factor, _ := f.Float(f.arch + ".rope.scaling.factor")
@@ -207,20 +203,30 @@ func (f *ggufFile) rope(c map[string]any) error {
 	case "linear":
 		c["rope_scaling"] = map[string]any{"rope_type": kind, "factor": factor}
 	case "yarn":
-		c["rope_scaling"] = map[string]any{"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+		yarn := map[string]any{"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+		for key, name := range map[string]string{"attn_factor": "attention_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"} {
+			if n, ok := f.Float(f.arch + ".rope.scaling.yarn_" + key); ok {
+				yarn[name] = n
+			}
+		}
+		c["rope_scaling"] = yarn
+	case "longrope":
+		return f.longrope(c)
 	default:
-		return fmt.Errorf("%w: %s.rope.scaling.type is %q; supported: none, linear, yarn", ErrUnsupported, f.arch, kind)
+		return fmt.Errorf("%w: %s.rope.scaling.type is %q; supported: none, linear, longrope, yarn", ErrUnsupported, f.arch, kind)
 	}
-	freqs, ok := f.tensors["rope_freqs.weight"]
-	if !ok {
+	if f.tensors["rope_factors_long.weight"].Data != nil {
+		return f.longrope(c)
+	}
+	if _, ok := f.tensors["rope_freqs.weight"]; !ok {
 		return nil
 	}
-	if kind == "linear" || kind == "yarn" || freqs.Type != "F32" || len(freqs.Shape) != 1 {
-		return fmt.Errorf("%w: rope_freqs.weight of type %s %v with rope.scaling.type %q; supported: a vector of F32 without scaling", ErrUnsupported, freqs.Type, freqs.Shape, kind)
+	if kind == "linear" || kind == "yarn" {
+		return fmt.Errorf("%w: rope_freqs.weight with rope.scaling.type %q; supported: without scaling", ErrUnsupported, kind)
 	}
-	factors := make([]float64, freqs.Shape[0])
-	for i := range factors {
-		factors[i] = float64(number(freqs.Data, i, "F32"))
+	factors, err := f.factors("rope_freqs.weight")
+	if err != nil {
+		return err
 	}
 	// Llama 3.1's stretch: the factor of each wavelength, at all lengths.
 	c["rope_scaling"] = map[string]any{
@@ -230,28 +236,37 @@ func (f *ggufFile) rope(c map[string]any) error {
 	return nil
 }
 
-// ggufLlama reads what Mixtral and Mistral have beyond Llama: experts and a window.
-func ggufLlama(f *ggufFile, c map[string]any) error {
-	if n, ok := f.Int("llama.expert_count"); ok && n > 0 {
-		used, _ := f.Int("llama.expert_used_count")
-		c["architectures"], c["num_local_experts"], c["num_experts_per_tok"] = []string{"MixtralForCausalLM"}, n, used
+// longrope sets the keys of a rotation with factors for short and for long contexts.
+func (f *ggufFile) longrope(c map[string]any) error {
+	short, err := f.factors("rope_factors_short.weight")
+	if err != nil {
+		return err
 	}
-	if n, ok := f.Int("llama.attention.sliding_window"); ok && n > 0 {
-		c["architectures"], c["sliding_window"] = []string{"MistralForCausalLM"}, n
+	long, err := f.factors("rope_factors_long.weight")
+	if err != nil {
+		return err
 	}
+	rope := map[string]any{"rope_type": "longrope", "short_factor": short, "long_factor": long}
+	for key, name := range map[string]string{"attn_factor": "attention_factor", "original_context_length": "original_max_position_embeddings"} {
+		if n, ok := f.Float(f.arch + ".rope.scaling." + key); ok {
+			rope[name] = n
+		}
+	}
+	c["rope_scaling"] = rope
 	return nil
 }
 
-func ggufQwen3MoE(f *ggufFile, c map[string]any) error {
-	for key, name := range map[string]string{"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"} {
-		n, ok := f.Int("qwen3moe." + key)
-		if !ok {
-			return fmt.Errorf("%w: qwen3moe.%s is missing, or not one integer", ErrConfig, key)
-		}
-		c[name] = n
+// factors returns a vector of F32.
+func (f *ggufFile) factors(name string) ([]float64, error) {
+	t, ok := f.tensors[name]
+	if !ok || t.Type != "F32" || len(t.Shape) != 1 {
+		return nil, fmt.Errorf("%w: %s of type %s %v; supported: a vector of F32", ErrUnsupported, name, t.Type, t.Shape)
 	}
-	c["norm_topk_prob"] = true
-	return nil
+	factors := make([]float64, t.Shape[0])
+	for i := range factors {
+		factors[i] = float64(number(t.Data, i, "F32"))
+	}
+	return factors, nil
 }
 
 // token returns the id of a special token; -1: there is none.
@@ -288,54 +303,117 @@ func (f *ggufFile) vocabulary() (*tokenizer.Vocabulary, map[string]string) {
 	return v, tokens
 }
 
-// split returns what a file's tensor becomes: a tensor of another name, or one for each expert.
-func (f *ggufFile) split(a *architecture) func(safetensors.Tensor) []safetensors.Tensor {
-	renamed := func(t safetensors.Tensor, name string) safetensors.Tensor {
-		if t.Name = name; a.rename != nil {
-			t.Name = a.rename.Replace(name)
+// split returns what a file's tensor becomes: a tensor of another name, one for each expert, or
+// one for each of the matrices that it holds.
+func (f *ggufFile) split(c *Config, a ggufArchitecture) func(safetensors.Tensor) []safetensors.Tensor {
+	rename := func(name string) string {
+		if r := architectures[c.Architecture].rename; r != nil {
+			return r.Replace(name)
 		}
-		return t
+		return name
 	}
 	top := map[string]string{"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
 	return func(t safetensors.Tensor) []safetensors.Tensor {
-		if t.Name == "rope_freqs.weight" { // in the config
+		switch t.Name {
+		case "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight": // in the config
 			return nil
 		}
 		if name, ok := top[t.Name]; ok {
-			return []safetensors.Tensor{renamed(t, name)}
+			t.Name = rename(name)
+			return []safetensors.Tensor{t}
 		}
 		parts := strings.Split(t.Name, ".")
 		if len(parts) != 4 || parts[0] != "blk" {
 			return []safetensors.Tensor{t} // Load reports it
 		}
-		layer := "model.layers." + parts[1] + "."
-		if name, ok := ggufNames[parts[2]]; ok {
-			return []safetensors.Tensor{renamed(t, layer+name+"."+parts[3])}
+		layer, kind, end := "model.layers."+parts[1]+".", parts[2], "."+parts[3]
+		if name, ok := ggufExperts[kind]; ok {
+			return eachExpert(t, func(one safetensors.Tensor, expert int) []safetensors.Tensor {
+				return cutRows(one, func(module string) string {
+					return rename(layer + "mlp.experts." + strconv.Itoa(expert) + "." + module + end)
+				}, name...)
+			})
 		}
-		module, ok := ggufExperts[parts[2]]
-		if !ok || len(t.Shape) != 3 || t.Shape[0] > maxExperts {
+		_, gate := f.tensors["blk."+parts[1]+".ffn_gate.weight"]
+		name := func(module string) string { return rename(layer + module + end) }
+		switch {
+		case kind == "attn_qkv":
+			q, kv := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
+			return cutRows(t, name, rowsOf{"self_attn.q_proj", q}, rowsOf{"self_attn.k_proj", kv}, rowsOf{"self_attn.v_proj", kv})
+		case kind == "ffn_up" && !gate:
+			return cutRows(t, name, rowsOf{"mlp.gate_proj", c.FFN}, rowsOf{"mlp.up_proj", c.FFN})
+		case kind == "exp_probs_b":
+			t.Name = rename(layer + "mlp.gate.e_score_correction_bias")
+		case a.names[kind] != "":
+			t.Name = name(a.names[kind])
+		case ggufNames[kind] != "":
+			t.Name = name(ggufNames[kind])
+		}
+		return []safetensors.Tensor{t}
+	}
+}
+
+// rowsOf is a module that has so many rows of a tensor; 0: an equal share.
+type rowsOf struct {
+	module string
+	rows   int
+}
+
+// cutRows returns the modules that a tensor holds, the rows of one behind those of another. A
+// tensor of another number of rows is returned as it is, and Load reports it.
+func cutRows(t safetensors.Tensor, name func(module string) string, modules ...rowsOf) []safetensors.Tensor {
+	if len(t.Shape) == 0 {
+		return []safetensors.Tensor{t}
+	}
+	var out []safetensors.Tensor
+	size, at := len(t.Data)/t.Shape[0], 0
+	for _, m := range modules {
+		rows := m.rows
+		if rows == 0 {
+			rows = t.Shape[0] / len(modules)
+		}
+		if rows > t.Shape[0]-at {
 			return []safetensors.Tensor{t}
 		}
-		var experts []safetensors.Tensor
-		size := len(t.Data) / t.Shape[0]
-		for e := range t.Shape[0] {
-			one := renamed(t, layer+"mlp.experts."+strconv.Itoa(e)+"."+module+"."+parts[3])
-			one.Shape, one.Data = t.Shape[1:], t.Data[e*size:(e+1)*size]
-			experts = append(experts, one)
-		}
-		return experts
+		part := t
+		part.Name, part.Shape = name(m.module), append([]int{rows}, t.Shape[1:]...)
+		part.Data = t.Data[at*size : (at+rows)*size]
+		at += rows
+		out = append(out, part)
 	}
+	if at != t.Shape[0] {
+		return []safetensors.Tensor{t}
+	}
+	return out
+}
+
+// eachExpert returns what cut makes of each expert's part of a tensor.
+func eachExpert(t safetensors.Tensor, cut func(one safetensors.Tensor, expert int) []safetensors.Tensor) []safetensors.Tensor {
+	if len(t.Shape) != 3 || t.Shape[0] > maxExperts {
+		return []safetensors.Tensor{t} // Load reports it
+	}
+	var experts []safetensors.Tensor
+	size := len(t.Data) / t.Shape[0]
+	for e := range t.Shape[0] {
+		one := t
+		one.Shape, one.Data = t.Shape[1:], t.Data[e*size:(e+1)*size]
+		experts = append(experts, cut(one, e)...)
+	}
+	return experts
 }
 
 // readRows has the tensor read by rows, if its type has blocks, or if its rows are in another
 // order than transformers has them in.
 func (s *stored) readRows(config *Config) {
 	block, blocks := gguf.BlockOf(s.DType)
-	paired := config.Paired && (strings.HasSuffix(s.Name, "q_proj.weight") || strings.HasSuffix(s.Name, "k_proj.weight"))
+	paired := config.Paired && (strings.Contains(s.Name, ".q_proj.") || strings.Contains(s.Name, ".k_proj."))
 	if !blocks && (!paired || widths[s.DType] == 0) || len(s.Shape) == 0 {
 		return
 	}
 	cols, dtype, data, dim := s.Shape[len(s.Shape)-1], s.DType, s.Data, config.HeadDim
+	if len(s.Shape) == 1 && !blocks {
+		cols = 1
+	}
 	s.made = backend.F32
 	if dtype == "BF16" {
 		s.made = backend.BF16

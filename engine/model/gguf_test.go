@@ -2,18 +2,14 @@ package model
 
 import (
 	"bytes"
-	"compress/gzip"
 	"encoding/binary"
-	"encoding/json"
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
-	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
 
 // ggufCheckpoints are the files of testdata/gguf.
@@ -55,40 +51,11 @@ func TestGGUF(t *testing.T) {
 func TestGGUFTokenizer(t *testing.T) {
 	for _, name := range ggufCheckpoints {
 		t.Run(name, func(t *testing.T) {
-			b, err := openGGUFCheckpoint(t, name).Bundle()
-			if err != nil {
-				t.Fatal(err)
+			src := openGGUFCheckpoint(t, name)
+			if b, err := src.Bundle(); err != nil || b.ChatTemplate == "" || len(b.EOSTokenIDs) != 1 {
+				t.Errorf("%+v, %v", b, err)
 			}
-			if b.ChatTemplate == "" || b.BosToken == "" || b.EosToken == "" || len(b.EOSTokenIDs) != 1 {
-				t.Errorf("template %q, bos %q, eos %q, ends %v", b.ChatTemplate, b.BosToken, b.EosToken, b.EOSTokenIDs)
-			}
-			tok, err := tokenizer.Load(b.TokenizerJSON)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f, err := os.Open(filepath.Join("testdata", "gguf", name, "goldens.json.gz"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			z, err := gzip.NewReader(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var g struct {
-				Texts []struct {
-					Text string
-					IDs  []int32
-				}
-			}
-			if err := json.NewDecoder(z).Decode(&g); err != nil || len(g.Texts) == 0 {
-				t.Fatalf("%d texts, %v", len(g.Texts), err)
-			}
-			for _, c := range g.Texts {
-				if ids := tok.Encode(c.Text, false); !slices.Equal(ids, c.IDs) {
-					t.Errorf("%q: %v, transformers %v", c.Text, ids, c.IDs)
-				}
-			}
+			checkTexts(t, src, "gguf/"+name)
 		})
 	}
 }
@@ -123,6 +90,9 @@ func ggufFileOf(t testing.TB, values map[string]any, tensors ...string) string {
 			put(int32(v))
 		case float64:
 			put(uint32(12))
+			put(v)
+		case bool:
+			put(uint32(7))
 			put(v)
 		case []string:
 			put(uint32(9))
@@ -196,30 +166,30 @@ func TestGGUFFrequencies(t *testing.T) {
 // What a file needs beyond this package is refused by its key and value.
 func TestGGUFRefuses(t *testing.T) {
 	for says, changes := range map[string]map[string]any{
-		`general.architecture is "mamba"; supported: llama, qwen2`:         {"general.architecture": "mamba"},
-		`general.architecture is ""`:                                       {"general.architecture": 7},
-		`split.count is 3; merge the parts first`:                          {"split.count": 3},
-		`llama.block_count is missing, or not one integer`:                 {"llama.block_count": nil},
-		`llama.attention.head_count is missing, or not one integer`:        {"llama.attention.head_count": []int32{2, 2}},
-		`llama.attention.head_count_kv is not one integer`:                 {"llama.attention.head_count_kv": []int32{2, 2}},
-		`num_attention_heads is 0`:                                         {"llama.attention.head_count": 0},
-		`num_hidden_layers is 1000000, at most`:                            {"llama.block_count": 1000000},
-		`hidden_size is -8`:                                                {"llama.embedding_length": -8},
-		`rms_norm_eps is 0`:                                                {"llama.attention.layer_norm_rms_epsilon": nil},
-		`unsupported value: NaN`:                                           {"llama.attention.layer_norm_rms_epsilon": math.NaN()},
-		`llama.rope.dimension_count is 2, in heads of 4`:                   {"llama.rope.dimension_count": 2},
-		`llama.attention.value_length is 8, in heads of 4`:                 {"llama.attention.value_length": 8},
-		`llama.rope.scaling.type is "luck"; supported: none, linear, yarn`: {"llama.rope.scaling.type": "luck"},
+		`general.architecture is "mamba"; supported: gemma, gemma2, gemma3, glm4`: {"general.architecture": "mamba"},
+		`general.architecture is ""`:                                                 {"general.architecture": 7},
+		`split.count is 3; merge the parts first`:                                    {"split.count": 3},
+		`llama.block_count is missing, or not one integer`:                           {"llama.block_count": nil},
+		`llama.attention.head_count is missing, or not one integer`:                  {"llama.attention.head_count": []int32{2, 2}},
+		`llama.attention.head_count_kv is not one integer`:                           {"llama.attention.head_count_kv": []int32{2, 2}},
+		`num_attention_heads is 0`:                                                   {"llama.attention.head_count": 0},
+		`num_hidden_layers is 1000000, at most`:                                      {"llama.block_count": 1000000},
+		`hidden_size is -8`:                                                          {"llama.embedding_length": -8},
+		`rms_norm_eps is 0`:                                                          {"llama.attention.layer_norm_rms_epsilon": nil},
+		`unsupported value: NaN`:                                                     {"llama.attention.layer_norm_rms_epsilon": math.NaN()},
+		`llama.rope.dimension_count is 2, in heads of 4`:                             {"llama.rope.dimension_count": 2},
+		`llama.attention.value_length is 8, in heads of 4`:                           {"llama.attention.value_length": 8},
+		`llama.rope.scaling.type is "luck"; supported: none, linear, longrope, yarn`: {"llama.rope.scaling.type": "luck"},
 		`factor 0`:  {"llama.rope.scaling.type": "linear"},
 		`"martian"`: {"tokenizer.ggml.pre": "martian"},
-		`tokenizer.ggml.pre (read are deepseek-r1-qwen, gpt-2, llama-bpe`: {"tokenizer.ggml.pre": nil},
-		`tokenizer.ggml.model "bert"`:                                     {"tokenizer.ggml.model": "bert"},
-		`tokenizer.ggml has 0 tokens`:                                     {"tokenizer.ggml.tokens": nil},
-		`tokenizer.ggml has 4 tokens, 2 token_type`:                       {"tokenizer.ggml.token_type": []int32{1, 1}},
-		`token 1 has 5000 bytes, at most 4096`:                            {"tokenizer.ggml.tokens": []string{"a", strings.Repeat("b", 5000), "ab", "c"}},
-		`tokenizer.ggml: token 9 of 4`:                                    {"tokenizer.ggml.eos_token_id": 9},
-		`tokenizer.ggml.merges: "ab" is no pair`:                          {"tokenizer.ggml.merges": []string{"ab"}},
-		`the vocabulary has the piece "a" twice`:                          {"tokenizer.ggml.tokens": []string{"a", "a", "b", "c"}},
+		`tokenizer.ggml.pre (read are chatglm-bpe, codeshell, command-r, dbrx, deepseek-r1-qwen`: {"tokenizer.ggml.pre": nil},
+		`tokenizer.ggml.model "bert"`:               {"tokenizer.ggml.model": "bert"},
+		`tokenizer.ggml has 0 tokens`:               {"tokenizer.ggml.tokens": nil},
+		`tokenizer.ggml has 4 tokens, 2 token_type`: {"tokenizer.ggml.token_type": []int32{1, 1}},
+		`token 1 has 5000 bytes, at most 4096`:      {"tokenizer.ggml.tokens": []string{"a", strings.Repeat("b", 5000), "ab", "c"}},
+		`tokenizer.ggml: token 9 of 4`:              {"tokenizer.ggml.eos_token_id": 9},
+		`tokenizer.ggml.merges: "ab" is no pair`:    {"tokenizer.ggml.merges": []string{"ab"}},
+		`the vocabulary has the piece "a" twice`:    {"tokenizer.ggml.tokens": []string{"a", "a", "b", "c"}},
 	} {
 		src, err := OpenDir(ggufFileOf(t, ggufValues(changes)))
 		if err == nil {

@@ -33,7 +33,11 @@ var llamas = []string{"mha", "gqa-tied", "headdim", "mistral-window", "mistral-f
 
 // goldens are what transformers computed for one of them.
 type goldens struct {
-	Cases []golden `json:"cases"`
+	Cases []golden   `json:"cases"`
+	Texts []struct { // of files with a tokenizer
+		Text string
+		IDs  []int32
+	} `json:"texts"`
 }
 
 type golden struct {

@@ -26,8 +26,7 @@ made from the table in the code: ` + "`go test ./engine/model -run TestModelsPag
 Every architecture runs on CPUs and GPUs, in fp32, bf16, fp16 and fp8 as stored, from integers of
 GPTQ, AWQ and compressed-tensors, from NVFP4, in int8 and int4 made at load, with LoRA adapters of
 attention and dense MLP matrices, with tensor parallelism, and with its KV cache shipped between
-nodes, unless the last column names an exception. GGUF files of llama, qwen2, qwen3 and qwen3moe are
-read as the folders that they were made from.
+nodes, unless the last column names an exception.
 
 | architecture | ` + "`model_type`" + ` | models | beyond Llama |
 |---|---|---|---|
@@ -38,6 +37,20 @@ read as the folders that they were made from.
 			t.Errorf("%s is without models", name)
 		}
 		fmt.Fprintf(&b, "| `%s` | `%s` | %s | %s |\n", name, strings.Join(a.types, "`, `"), a.models, a.has)
+	}
+	b.WriteString(`
+## GGUF files
+
+A GGUF file is read as the folder that it was made from, by its ` + "`general.architecture`" + `. Files of
+other architectures are refused by name. Texts are cut into tokens as transformers does: llama.cpp
+puts one space more before a text that begins with a space, and behind a special token, where the
+vocabulary is SentencePiece's.
+
+| ` + "`general.architecture`" + ` | read as |
+|---|---|
+`)
+	for _, name := range slices.Sorted(maps.Keys(ggufArchitectures)) {
+		fmt.Fprintf(&b, "| `%s` | `%s` |\n", name, ggufArchitectures[name].name)
 	}
 	b.WriteString(`
 ## Multimodal models

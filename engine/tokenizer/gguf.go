@@ -37,15 +37,29 @@ type ggmlPre struct {
 
 // ggmlPres are the values of tokenizer.ggml.pre that are read.
 var ggmlPres = map[string]ggmlPre{
+	"chatglm-bpe":      {pattern: "llama3"},
+	"codeshell":        {digits: true},
+	"command-r":        {digits: true, nfc: true},
+	"dbrx":             {pattern: "llama3"},
+	"deepseek-r1-qwen": {pattern: "qwen2", nfc: true},
+	"exaone":           {digits: true},
+	"glm4":             {pattern: "llama3", ignoreMerges: true},
 	"gpt-2":            {pattern: "gpt2"},
+	"gpt-4o":           {pattern: "o200k"},
 	"llama-bpe":        {pattern: "llama3", ignoreMerges: true},
 	"llama3":           {pattern: "llama3", ignoreMerges: true},
+	"llama4":           {pattern: "o200k"},
 	"llama-v3":         {pattern: "llama3", ignoreMerges: true},
+	"minerva-7b":       {digits: true},
+	"mpt":              {pattern: "gpt2", nfc: true},
+	"olmo":             {pattern: "gpt2", nfc: true},
+	"phi-2":            {pattern: "gpt2"},
 	"qwen2":            {pattern: "qwen2", nfc: true},
-	"deepseek-r1-qwen": {pattern: "qwen2", nfc: true},
-	"tekken":           {pattern: "tekken", ignoreMerges: true},
+	"refact":           {digits: true},
+	"smaug-bpe":        {pattern: "llama3"},
 	"smollm":           {digits: true},
 	"starcoder":        {digits: true},
+	"tekken":           {pattern: "tekken", ignoreMerges: true},
 }
 
 // JSON returns the tokenizer.json that is equal to the vocabulary. Models and ways to cut a text

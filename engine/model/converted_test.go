@@ -1,0 +1,139 @@
+package model
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/safetensors"
+	"github.com/tandem-serving/tandem/engine/tokenizer"
+)
+
+// convertedFiles returns the names of the files of testdata/converted.
+func convertedFiles(t testing.TB) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/converted/*.gguf")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, f := range files {
+		names = append(names, strings.TrimSuffix(filepath.Base(f), ".gguf"))
+	}
+	return names
+}
+
+func openConverted(t testing.TB, name string) *Source {
+	t.Helper()
+	src, err := OpenDir(filepath.Join("testdata", "converted", name+".gguf"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = src.Close() })
+	return src
+}
+
+// Files of llama.cpp's converter give the logits that transformers computes with the folders that
+// they were made from, on one rank and on two, and the ids of transformers' tokenizers.
+func TestConverted(t *testing.T) {
+	for _, name := range convertedFiles(t) {
+		t.Run(name, func(t *testing.T) {
+			src, g := openConverted(t, name), readGoldensOf(t, "converted/"+name)
+			if worst := worstOf(t, loadFamily(t, src, cpu.Auto, Options{}, nil), g, familyLimits.Tokens); worst > tolerance {
+				t.Errorf("a logit is off by %g, at most %g is allowed", worst, tolerance)
+			}
+			familyShards(t, src, g)
+			familyBytes(t, src)
+			checkTexts(t, src, "converted/"+name)
+		})
+	}
+}
+
+// checkTexts holds the ids of texts to those of transformers.
+func checkTexts(t *testing.T, src *Source, name string) {
+	t.Helper()
+	b, err := src.Bundle()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.BosToken == "" || b.EosToken == "" || len(b.EOSTokenIDs) == 0 {
+		t.Errorf("bos %q, eos %q, ends %v", b.BosToken, b.EosToken, b.EOSTokenIDs)
+	}
+	tok, err := tokenizer.Load(b.TokenizerJSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := readGoldensOf(t, name).Texts
+	if len(texts) == 0 {
+		t.Fatal("no texts")
+	}
+	for _, c := range texts {
+		if ids := tok.Encode(c.Text, false); !slices.Equal(ids, c.IDs) {
+			t.Errorf("%q: %v, transformers %v", c.Text, ids, c.IDs)
+		}
+	}
+}
+
+// What a family's file needs beyond its folder's architecture is refused by its key and value, and
+// keys that contradict each other are refused, too.
+func TestConvertedRefuses(t *testing.T) {
+	for says, c := range map[string]struct {
+		arch    string
+		changes map[string]any
+	}{
+		`glm4.rope.dimension_sections is [8 12 12 0]; supported: none`:                {"glm4", map[string]any{"rope.dimension_sections": []int32{8, 12, 12, 0}}},
+		`glm4.nextn_predict_layers is 1; supported: 0`:                                {"glm4", map[string]any{"nextn_predict_layers": 1}},
+		`glm4moe.expert_count is missing`:                                             {"glm4moe", map[string]any{"expert_used_count": 1, "expert_feed_forward_length": 8, "expert_shared_count": 1}},
+		`glm4moe.expert_gating_func is 1; supported: 2`:                               {"glm4moe", map[string]any{"expert_gating_func": 1}},
+		`num_hidden_layers is -6`:                                                     {"glm4moe", map[string]any{"nextn_predict_layers": 7, "expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 8, "expert_shared_count": 1}},
+		`granite.rope.scaling.finetuned is false`:                                     {"granite", map[string]any{"rope.scaling.finetuned": false}},
+		`logits_scaling is 0`:                                                         {"granite", map[string]any{"logit_scale": 0.0}},
+		`granitemoe.expert_used_count is missing`:                                     {"granitemoe", map[string]any{"expert_count": 2}},
+		`olmo2.attention.sliding_window is 4096; supported: none`:                     {"olmo2", map[string]any{"attention.sliding_window": 4096}},
+		`gemma2.attention.sliding_window_pattern has 3 values for 1 layers`:           {"gemma2", map[string]any{"attention.sliding_window_pattern": []int32{1, 0, 1}}},
+		`gemma3.attention.sliding_window_pattern is -1`:                               {"gemma3", map[string]any{"attention.sliding_window": 8, "attention.sliding_window_pattern": -1}},
+		`sliding_window is -8`:                                                        {"gemma3", map[string]any{"attention.sliding_window": -8}},
+		`rope_factors_short.weight of type  []; supported: a vector of F32`:           {"phi3", map[string]any{"rope.scaling.type": "longrope"}},
+		`partial_rotary_factor 0.125 of head_dim 4 are 0 columns`:                     {"phi3", map[string]any{"rope.dimension_count": 0}},
+		`gemma.rope.dimension_count is 2, in heads of 4; supported: equal sizes`:      {"gemma", map[string]any{"rope.dimension_count": 2}},
+		`gemma2.block_count is 1000000, not between 1 and`:                            {"gemma2", map[string]any{"block_count": 1000000}},
+		`num_experts_per_tok is 9, num_experts 2`:                                     {"granitemoe", map[string]any{"expert_count": 2, "expert_used_count": 9}},
+		`qwen3moe.expert_feed_forward_length is missing, or not one integer`:          {"qwen3moe", map[string]any{"expert_count": 2, "expert_used_count": 1}},
+		`yarn with factor 4, beta_fast 1, beta_slow 32, original_max_position_embedd`: {"qwen2", map[string]any{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 8, "rope.scaling.yarn_beta_fast": 1.0, "rope.scaling.yarn_beta_slow": 32.0}},
+	} {
+		values := map[string]any{}
+		for key, v := range ggufValues(nil) {
+			values[strings.Replace(key, "llama.", c.arch+".", 1)] = v
+		}
+		values["general.architecture"] = c.arch
+		for key, v := range c.changes {
+			values[c.arch+"."+key] = v
+		}
+		src, err := OpenDir(ggufFileOf(t, values))
+		if err == nil {
+			_ = src.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: err = %v, want %q", c.arch, err, says)
+		}
+	}
+}
+
+// Tensors of more or fewer rows than their matrices have are reported by name.
+func TestCutRows(t *testing.T) {
+	whole := safetensors.Tensor{Name: "w", Shape: []int{6, 2}, Data: []byte("aabbccddeeff")}
+	name := func(module string) string { return "x." + module }
+	parts := cutRows(whole, name, rowsOf{"q", 3}, rowsOf{"k", 2}, rowsOf{"v", 1})
+	if len(parts) != 3 || string(parts[0].Data) != "aabbcc" || string(parts[2].Data) != "ff" || parts[1].Name != "x.k" || !slices.Equal(parts[1].Shape, []int{2, 2}) {
+		t.Errorf("%+v", parts)
+	}
+	if halves := cutRows(whole, name, rowsOf{"gate", 0}, rowsOf{"up", 0}); len(halves) != 2 || string(halves[1].Data) != "ddeeff" {
+		t.Errorf("%+v", halves)
+	}
+	for _, rows := range [][]rowsOf{{{"q", 7}}, {{"q", 2}, {"k", 2}}, {{"a", 0}, {"b", 0}, {"c", 0}, {"d", 0}}} {
+		if got := cutRows(whole, name, rows...); len(got) != 1 || got[0].Name != "w" {
+			t.Errorf("%v: %+v", rows, got)
+		}
+	}
+}

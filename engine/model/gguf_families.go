@@ -1,0 +1,224 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+)
+
+// ggufArchitecture is how the files of one general.architecture are read.
+type ggufArchitecture struct {
+	name   string            // in architectures
+	paired bool              // see Config.Paired
+	names  map[string]string // of modules, where they are not those of ggufNames
+	also   func(f *ggufFile, c map[string]any) error
+}
+
+// ggufArchitectures are the values of general.architecture that are read.
+var ggufArchitectures = map[string]ggufArchitecture{
+	"gemma":      {name: "GemmaForCausalLM", also: ggufGemma},
+	"gemma2":     {name: "Gemma2ForCausalLM", also: ggufGemma2},
+	"gemma3":     {name: "Gemma3ForCausalLM", also: ggufGemma3},
+	"glm4":       {name: "Glm4ForCausalLM", also: ggufGLM4},
+	"glm4moe":    {name: "Glm4MoeForCausalLM", also: ggufGLM4MoE, names: map[string]string{"post_attention_norm": "post_attention_layernorm"}},
+	"granite":    {name: "GraniteForCausalLM", paired: true, also: ggufGranite},
+	"granitemoe": {name: "GraniteMoeForCausalLM", paired: true, also: ggufGraniteMoE},
+	"llama":      {name: "LlamaForCausalLM", paired: true, also: ggufLlama},
+	"olmo2":      {name: "Olmo2ForCausalLM", also: ggufOLMo2},
+	"phi3":       {name: "Phi3ForCausalLM", also: ggufPhi3},
+	"qwen2":      {name: "Qwen2ForCausalLM"},
+	"qwen3":      {name: "Qwen3ForCausalLM"},
+	"qwen3moe":   {name: "Qwen3MoeForCausalLM", also: ggufQwen3MoE},
+	"smollm3":    {name: "SmolLM3ForCausalLM", paired: true, also: (*ggufFile).biases},
+}
+
+// ggufExpertKeys are the keys of experts, as most architectures have them in config.json.
+var ggufExpertKeys = map[string]string{"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"}
+
+// ints sets keys of config.json to integers of the file, which must have them.
+func (f *ggufFile) ints(c map[string]any, keys map[string]string) error {
+	for key, name := range keys {
+		n, ok := f.Int(f.arch + "." + key)
+		if !ok {
+			return fmt.Errorf("%w: %s.%s is missing, or not one integer", ErrConfig, f.arch, key)
+		}
+		c[name] = n
+	}
+	return nil
+}
+
+// floats sets keys of config.json to numbers of the file, where it has them.
+func (f *ggufFile) floats(c map[string]any, keys map[string]string) {
+	for key, name := range keys {
+		if n, ok := f.Float(f.arch + "." + key); ok {
+			c[name] = n
+		}
+	}
+}
+
+// has reports whether the first layer has a tensor.
+func (f *ggufFile) has(tensor string) bool {
+	_, ok := f.tensors["blk.0."+tensor]
+	return ok
+}
+
+// biases sets the keys of biases, which the metadata do not have, by the tensors.
+func (f *ggufFile) biases(c map[string]any) error {
+	c["attention_bias"], c["mlp_bias"] = f.has("attn_q.bias"), f.has("ffn_up.bias")
+	return nil
+}
+
+// window sets the keys of a window. Every stride-th layer has none, unless the file has a pattern.
+func (f *ggufFile) window(c map[string]any, window int64, stride int) error {
+	key := f.arch + ".attention.sliding_window"
+	if n, ok := f.Int(key); ok {
+		window = n
+	}
+	layers := c["num_hidden_layers"].(int64)
+	if layers < 1 || layers > maxLayers {
+		return fmt.Errorf("%w: %s.block_count is %d, not between 1 and %d", ErrConfig, f.arch, layers, maxLayers)
+	}
+	kinds := slices.Repeat([]string{"full_attention"}, int(layers))
+	c["layer_types"], c["sliding_window"] = kinds, nil
+	if window == 0 {
+		return nil
+	}
+	c["sliding_window"] = window
+	if n, ok := f.Int(key + "_pattern"); ok {
+		if n < 0 || n > maxLayers {
+			return fmt.Errorf("%w: %s_pattern is %d", ErrConfig, key, n)
+		}
+		stride = int(n)
+	}
+	all := f.Ints(key + "_pattern")
+	if all != nil && len(all) != len(kinds) {
+		return fmt.Errorf("%w: %s_pattern has %d values for %d layers", ErrConfig, key, len(all), len(kinds))
+	}
+	for i := range kinds {
+		if all == nil && (stride == 0 || (i+1)%stride != 0) || all != nil && all[i] != 0 {
+			kinds[i] = "sliding_attention"
+		}
+	}
+	return nil
+}
+
+// ggufLlama reads what Mixtral and Mistral have beyond Llama: experts and a window.
+func ggufLlama(f *ggufFile, c map[string]any) error {
+	if n, ok := f.Int("llama.expert_count"); ok && n > 0 {
+		used, _ := f.Int("llama.expert_used_count")
+		c["architectures"], c["num_local_experts"], c["num_experts_per_tok"] = []string{"MixtralForCausalLM"}, n, used
+		return nil
+	}
+	if n, ok := f.Int("llama.attention.sliding_window"); ok && n > 0 {
+		c["architectures"], c["sliding_window"] = []string{"MistralForCausalLM"}, n
+	}
+	return f.biases(c)
+}
+
+func ggufQwen3MoE(f *ggufFile, c map[string]any) error {
+	c["norm_topk_prob"] = true
+	return f.ints(c, ggufExpertKeys)
+}
+
+// ggufGemma reads Gemma 1. The norms of its files have the 1 that transformers adds to a weight.
+func ggufGemma(f *ggufFile, c map[string]any) error {
+	c["hidden_activation"] = "gelu_pytorch_tanh"
+	return f.biases(c)
+}
+
+// gemmaScale sets the factor of scores, which the files do not have. It is that of the size of a
+// head, except in the largest model, where it is that of the columns for each head.
+func (f *ggufFile) gemmaScale(c map[string]any, layersOfLargest int64) {
+	heads := c["num_attention_heads"].(int64)
+	if c["query_pre_attn_scalar"] = c["head_dim"]; c["num_hidden_layers"] == layersOfLargest && heads > 0 {
+		c["query_pre_attn_scalar"] = c["hidden_size"].(int64) / heads
+	}
+}
+
+func ggufGemma2(f *ggufFile, c map[string]any) error {
+	f.gemmaScale(c, 46)
+	f.floats(c, map[string]string{"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"})
+	if err := f.window(c, 4096, 2); err != nil {
+		return err
+	}
+	return ggufGemma(f, c)
+}
+
+func ggufGemma3(f *ggufFile, c map[string]any) error {
+	f.gemmaScale(c, 62)
+	f.floats(c, map[string]string{"final_logit_softcapping": "final_logit_softcapping", "rope.freq_base_swa": "rope_local_base_freq"})
+	if err := f.window(c, 0, 6); err != nil {
+		return err
+	}
+	return ggufGemma(f, c)
+}
+
+func ggufGLM4(f *ggufFile, c map[string]any) error {
+	if n := f.Ints("glm4.rope.dimension_sections"); slices.ContainsFunc(n, func(n int64) bool { return n != 0 }) {
+		return fmt.Errorf("%w: glm4.rope.dimension_sections is %v; supported: none", ErrUnsupported, n)
+	}
+	if n, ok := f.Int("glm4.nextn_predict_layers"); ok && n != 0 {
+		return fmt.Errorf("%w: glm4.nextn_predict_layers is %d; supported: 0", ErrUnsupported, n)
+	}
+	return f.biases(c)
+}
+
+func ggufGLM4MoE(f *ggufFile, c map[string]any) error {
+	if n, ok := f.Int("glm4moe.nextn_predict_layers"); ok { // which are not computed
+		c["num_hidden_layers"] = c["num_hidden_layers"].(int64) - n
+	}
+	c["use_qk_norm"] = f.has("attn_q_norm.weight")
+	f.floats(c, map[string]string{"expert_weights_scale": "routed_scaling_factor"})
+	for key, name := range map[string]string{"expert_group_count": "n_group", "expert_group_used_count": "topk_group", "leading_dense_block_count": "first_k_dense_replace"} {
+		if n, ok := f.Int("glm4moe." + key); ok {
+			c[name] = n
+		}
+	}
+	if norm, ok := f.Bool("glm4moe.expert_weights_norm"); ok {
+		c["norm_topk_prob"] = norm
+	}
+	if n, ok := f.Int("glm4moe.expert_gating_func"); ok && n != 2 {
+		return fmt.Errorf("%w: glm4moe.expert_gating_func is %d; supported: 2, the logistic function", ErrUnsupported, n)
+	}
+	keys := map[string]string{"expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts"}
+	if err := f.ints(c, keys); err != nil {
+		return err
+	}
+	return f.biases(c)
+}
+
+func ggufGranite(f *ggufFile, c map[string]any) error {
+	if tuned, ok := f.Bool(f.arch + ".rope.scaling.finetuned"); ok && !tuned {
+		return fmt.Errorf("%w: %s.rope.scaling.finetuned is false, which means no rotation; supported: true", ErrUnsupported, f.arch)
+	}
+	f.floats(c, map[string]string{
+		"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
+	})
+	return f.biases(c)
+}
+
+func ggufGraniteMoE(f *ggufFile, c map[string]any) error {
+	if err := f.ints(c, map[string]string{"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}); err != nil {
+		return err
+	}
+	if n, ok := f.Int("granitemoe.expert_shared_feed_forward_length"); ok && n > 0 {
+		c["architectures"], c["shared_intermediate_size"] = []string{"GraniteMoeSharedForCausalLM"}, n
+	}
+	return ggufGranite(f, c)
+}
+
+func ggufOLMo2(f *ggufFile, c map[string]any) error {
+	if n, ok := f.Int("olmo2.attention.sliding_window"); ok && n > 0 { // OLMo 3
+		return fmt.Errorf("%w: olmo2.attention.sliding_window is %d; supported: none", ErrUnsupported, n)
+	}
+	return f.biases(c)
+}
+
+func ggufPhi3(f *ggufFile, c map[string]any) error {
+	if n, ok := f.Int("phi3.attention.sliding_window"); ok && n > 0 {
+		c["sliding_window"] = n
+	}
+	if original, ok := f.Int("phi3.rope.scaling.original_context_length"); ok {
+		c["original_max_position_embeddings"] = original
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+"""Makes the GGUF files below converted/, as llama.cpp's own converter writes them, and what Hugging
+Face transformers computes with the folders that they were made from. Run it here, next to torch,
+transformers and sentencepiece, with llama.cpp's source (LLAMA=FOLDER, such as vendor/llama.cpp of the
+source package llama-cpp-python 0.3.36, which bench/engine/llama.sh downloads):
+
+    LLAMA=FOLDER python make_converted.py [NAME …]
+
+Weights are random and rounded to float16, in which the files hold matrices. Next to NAME.gguf is
+NAME/goldens.json.gz: the logits of transformers in float32, and the ids of some texts.
+"""
+
+import gzip
+import io
+import json
+import os
+import pathlib
+import sys
+import tempfile
+
+import sentencepiece
+import torch
+from make_goldens import FAMILY, GRANITE, fill, goldens
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+LLAMA = pathlib.Path(os.environ["LLAMA"])
+sys.path[:0] = [str(LLAMA), str(LLAMA / "gguf-py")]
+import gguf  # noqa: E402
+from conversion import ModelBase, get_model_architecture, get_model_class  # noqa: E402
+from conversion.base import ModelType, TextModel  # noqa: E402
+
+ROOT = pathlib.Path(__file__).parent / "converted"
+TEXTS = ["Hello world", " two  spaces\n\nand 12345 lines", "I'll we've DON'T", "naïve Ünïcödé 你好 🙂", "<|user|>x<|endoftext|>", "", "a\tb\r\n c", "the then there", "   \n  x  "]
+CORPUS = pathlib.Path(__file__).parent.parent.parent.parent / "ARCHITECTURE.md"
+VOCAB = 384
+
+
+def sentencepiece_vocabulary(folder, spec):
+    """A vocabulary with merges and byte fallback, trained on a page of this project."""
+    out = io.BytesIO()
+    lines = CORPUS.read_text().splitlines()[:200]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=out, model_type="bpe", vocab_size=spec.get("pieces", VOCAB), byte_fallback=True, character_coverage=0.98,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, add_dummy_prefix=spec["space"], num_threads=1, minloglevel=2,
+    )
+    (folder / "tokenizer.model").write_bytes(out.getvalue())
+    (folder / "tokenizer_config.json").write_text(json.dumps(spec["class"]))
+
+
+def byte_vocabulary(folder, spec):
+    merges = ["t h", "th e", "Ġ the", "Ġ t", "l o", "l l", "o r", "H e", "r e", "Ġ w", "1 2", "Ġ Ġ", "Ċ Ċ", "Ã ¯", "1 23", "2 3"]
+    tokens = list(bytes_to_unicode().values()) + sorted({m.replace(" ", "") for m in merges})
+    special = ["<|endoftext|>", "<|user|>", "<|bos|>", "[gMASK]", "<|observation|>"]
+    added = [dict(id=len(tokens) + i, content=t, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True) for i, t in enumerate(special)]
+    merges = [m for m in merges if m != "1 23"] + ["1 23"]
+    cut = [dict(type="Split", pattern=dict(Regex=spec["regex"]), behavior="Isolated", invert=False)] if "regex" in spec else [dict(type="Digits", individual_digits=True)]
+    file = dict(
+        version="1.0", truncation=None, padding=None, added_tokens=added, normalizer=None, post_processor=None, decoder=dict(type="ByteLevel", add_prefix_space=True, trim_offsets=True, use_regex=True),
+        pre_tokenizer=dict(type="Sequence", pretokenizers=[*cut, dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex="regex" not in spec)]),
+        model=dict(type="BPE", dropout=None, unk_token=None, fuse_unk=False, byte_fallback=False, ignore_merges=spec.get("ignore_merges", False),
+                   vocab={t: i for i, t in enumerate(tokens)}, merges=merges),
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="PreTrainedTokenizerFast", eos_token="<|endoftext|>", bos_token="<|bos|>")))
+
+
+def convert(folder, path, pre, fuse):
+    """Has llama.cpp's converter write a file."""
+    TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # which it finds by the ids of published vocabularies
+    hparams = ModelBase.load_hparams(folder, False)
+    kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
+    with torch.inference_mode():
+        kind(folder, gguf.LlamaFileType.MOSTLY_F16, path, eager=True, fuse_qkv=fuse).write()
+
+
+def make(name, spec):
+    (ROOT / name).mkdir(parents=True, exist_ok=True)
+    path = ROOT / f"{name}.gguf"
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        config = FAMILY | dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=40, bos_token_id=1, eos_token_id=2, max_position_embeddings=1024) | spec["config"]
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config)).float().eval()
+        fill(model, spec["seed"])
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(p.half().float())
+        model.save_pretrained(folder)
+        (sentencepiece_vocabulary if "space" in spec else byte_vocabulary)(folder, spec)
+        convert(folder, path, spec.get("pre", "default"), spec.get("fuse", False))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        result = next(r for r in (goldens(model, spec["seed"] + k, False, True, spec.get("static")) for k in range(50)) if r)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        result["texts"] = [dict(text=text, ids=tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS]
+    with open(ROOT / name / "goldens.json.gz", "wb") as f:
+        with gzip.GzipFile(fileobj=f, mode="wb", mtime=0, filename="") as z:
+            z.write(json.dumps(result, separators=(",", ":")).encode())
+    for file in [path, ROOT / name / "goldens.json.gz"]:
+        file.chmod(0o644)
+    print(f"{name}: logits deviate by {result['deviation']:.2f}, {path.stat().st_size} bytes")
+
+
+ROPE = dict(rope_type="default", rope_theta=10000.0)
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2 = LLAMA3.replace("{1,3}", "")
+GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+SPACED = dict(space=True, **{"class": dict(tokenizer_class="LlamaTokenizer", legacy=False, add_bos_token=True, bos_token="<s>", eos_token="</s>", unk_token="<unk>")})
+BARE = dict(space=False, **{"class": dict(tokenizer_class="LlamaTokenizer", legacy=False, add_prefix_space=False, add_bos_token=True, bos_token="<s>", eos_token="</s>", unk_token="<unk>")})
+GEMMA = dict(head_dim=16, rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", pad_token_id=0, query_pre_attn_scalar=16)
+EXPERTS = dict(num_local_experts=6, num_experts_per_tok=2)
+
+MODELS = {
+    "llama": dict(seed=601, **SPACED, config=dict(
+        model_type="llama", num_hidden_layers=2, attention_bias=True, mlp_bias=True, tie_word_embeddings=False,
+        rope_parameters=dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64))),
+    "mixtral": dict(seed=602, **SPACED, config=EXPERTS | dict(
+        model_type="mixtral", num_hidden_layers=2, intermediate_size=24, sliding_window=None, tie_word_embeddings=False, rope_parameters=ROPE)),
+    "gemma": dict(seed=603, **BARE, config=GEMMA | dict(model_type="gemma", num_hidden_layers=2, num_key_value_heads=1, tie_word_embeddings=True, rope_parameters=ROPE)),
+    "gemma2": dict(seed=604, **BARE, config=GEMMA | dict(
+        model_type="gemma2", tie_word_embeddings=True, sliding_window=37, attn_logit_softcapping=5.0, final_logit_softcapping=12.0, rope_parameters=ROPE)),
+    # six layers, of which the last one alone sees all
+    "gemma3": dict(seed=605, **BARE, config=GEMMA | dict(
+        model_type="gemma3_text", num_hidden_layers=6, tie_word_embeddings=True, sliding_window=37,
+        rope_parameters=dict(full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0), sliding_attention=ROPE))),
+    "phi3": dict(seed=606, **SPACED, static=True, config=dict(
+        model_type="phi3", num_hidden_layers=2, sliding_window=53, tie_word_embeddings=False, pad_token_id=0, original_max_position_embeddings=128,
+        max_position_embeddings=1024, partial_rotary_factor=0.75,
+        rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75, original_max_position_embeddings=128, short_factor=[1.0, 1.1, 1.2], long_factor=[1.0, 2.0, 4.0]))),
+    "glm4": dict(seed=607, pre="glm4", regex=LLAMA3, ignore_merges=True, config=dict(
+        model_type="glm4", head_dim=16, attention_bias=True, tie_word_embeddings=False, pad_token_id=0, rope_parameters=ROPE | dict(partial_rotary_factor=0.5))),
+    "glm4-moe": dict(seed=608, pre="glm4", regex=LLAMA3, ignore_merges=True, config=dict(
+        model_type="glm4_moe", head_dim=16, attention_bias=True, use_qk_norm=True, tie_word_embeddings=False, pad_token_id=0, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
+        moe_intermediate_size=24, first_k_dense_replace=1, routed_scaling_factor=1.5, norm_topk_prob=True, n_group=1, topk_group=1,
+        rope_parameters=ROPE | dict(partial_rotary_factor=0.5))),
+    "qwen2": dict(seed=609, pre="qwen2", regex=QWEN2, fuse=True, config=dict(model_type="qwen2", tie_word_embeddings=True, use_sliding_window=False, rope_parameters=dict(
+        rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=160), max_position_embeddings=160)),
+    "qwen3": dict(seed=610, pre="qwen2", regex=QWEN2, config=dict(model_type="qwen3", head_dim=16, tie_word_embeddings=False, use_sliding_window=False, rope_parameters=ROPE)),
+    "qwen3moe": dict(seed=611, pre="qwen2", regex=QWEN2, config=dict(
+        model_type="qwen3_moe", head_dim=16, num_hidden_layers=2, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
+        tie_word_embeddings=False, use_sliding_window=False, rope_parameters=ROPE)),
+    "olmo2": dict(seed=612, pre="dbrx", regex=LLAMA3, config=dict(model_type="olmo2", tie_word_embeddings=False, pad_token_id=0, rope_parameters=ROPE)),
+    "granite": dict(seed=613, pre="refact", config=GRANITE | dict(model_type="granite", attention_bias=True, mlp_bias=True)),
+    "granitemoe": dict(seed=614, pre="refact", config=GRANITE | EXPERTS | dict(model_type="granitemoe", num_hidden_layers=2, intermediate_size=24)),
+    "granitemoe-shared": dict(seed=615, pre="refact", config=GRANITE | EXPERTS | dict(
+        model_type="granitemoeshared", num_hidden_layers=2, intermediate_size=24, shared_intermediate_size=40)),
+    "smollm3": dict(seed=616, pre="llama-bpe", regex=LLAMA3, ignore_merges=True, config=dict(
+        model_type="smollm3", num_hidden_layers=4, tie_word_embeddings=True, pad_token_id=0, no_rope_layer_interval=4, rope_parameters=dict(rope_type="default", rope_theta=5000000.0))),
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or MODELS:
+        make(name, MODELS[name])
