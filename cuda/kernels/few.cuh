@@ -23,8 +23,8 @@ TD_DEVICE uint32_t fp4_pair(uint32_t word) {
 }
 
 // few_rows writes rows of activations to shared memory: for each word of eight weights of a block,
-// a column of each row and part, with numbers (0, 4), (1, 5), (2, 6) and (3, 7). With order, the rows
-// are those of its choices.
+// a column of each row and part, with numbers (0, 4), (1, 5), (2, 6) and (3, 7). With order, the
+// rows are those of its choices.
 TD_DEVICE void few_rows(Vec4 *x, const float *from, const int32_t *order, int top_k, int rows, int k) {
   int blocks = k / 32;
   for (int i = thread_id(); i < rows * (k / 8); i += kFewThreads) {
