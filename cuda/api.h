@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 12
+#define TD_VERSION 13
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -25,6 +25,7 @@ typedef uint64_t td_address; // on the device; 0: none
 // Kernels of TD_KERNELS. Those below TD_TRIED_BITS change bits of results.
 enum {
   TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16, TD_TRIED_CHUNK = 32, TD_TRIED_CHUNK16 = 64,
+  TD_TRIED_MOE = 128,
   TD_TRIED_BITS = 1 << 16,
   TD_TRIED_ARRIVALS = 1 << 16
 };
@@ -97,6 +98,10 @@ typedef struct {
 // host marks at least TD_CHUNK_LEAST of them.
 enum { TD_IN_CHUNK = 1 << 30, TD_CHUNK_ROWS = 64, TD_CHUNK_LEAST = 8, TD_FEW = 16 };
 
+// TD_MOE_ROWS is the most rows of a plan whose experts' rows are neither grouped nor copied by
+// kernels of their own.
+enum { TD_MOE_ROWS = 8 };
+
 // A step's memory on the host, pinned. The device has its own copy, which td_run
 // updates; of the tables it updates only the entries that td_tables has announced. There
 // are two steps, so that the host fills one while the device works on the other. A step's
@@ -130,7 +135,9 @@ enum {
   TD_EMBED = 1, // dst[row] = w[ids[row] - k], for ids within from rows; 0 for other ids
   // dst = a·wᵀ + bias; for experts with slots and list. act 1: dst = act(dst, more[0].dst). In plans
   // of one row, for bf16 without experts: normalize 1: a is normed, with weights extra and scale as
-  // of TD_NORM; from 1: the product is added to dst.
+  // of TD_NORM; from 1: the product is added to dst. In plans of TD_MOE_ROWS rows, for MXFP4 with
+  // list: direct 1: a has the rows, not their slots; b: the rows' sums, as of TD_COMBINE, go there,
+  // and are added with from 1.
   TD_LINEAR,
   TD_NORM,      // dst = norm(a)·w for each dim columns; with b: first a += b
   TD_ANGLES,    // dst = cosines and sines [tokens, dim] from w [dim/2] frequencies
@@ -139,7 +146,7 @@ enum {
   TD_ATTENTION, // values have k columns
   TD_GATED_ACT,
   TD_ROWS, // dst[i] = a[out_rows[i]]
-  TD_ROUTE,
+  TD_ROUTE, // with direct 1, in plans of TD_MOE_ROWS rows, TD_GROUP as well
   TD_GROUP,
   TD_SCATTER,
   TD_COMBINE,
@@ -151,7 +158,7 @@ enum {
   // and odd steps. After the rules of an output with a mask, tokens outside its bitmap are
   // excluded.
   TD_SAMPLE,
-  TD_ROUTE_GROUPS, // by σ(a) + bias: the kv_heads best of heads groups of experts; weights times scale
+  TD_ROUTE_GROUPS, // as TD_ROUTE, by σ(a) + bias: the kv_heads best of heads groups of experts; weights times scale
   TD_SPLIT,        // dst[head][row] = the first dim of each head's k columns of a; lists the heads' spans
   TD_JOIN,         // dst[row] = each head's dim columns of b[head][row], then those of a that TD_SPLIT left
   TD_ALL_REDUCE,   // dst = the sum of all ranks' dst
@@ -206,7 +213,7 @@ typedef struct {
   int32_t type;          // of w, or of KV. KV of TD_FP8 has scales [kv_heads]: of keys in w, of values in bias
   int32_t act, from;
   int32_t slots;         // for experts: slots per row; 0: 1
-  int32_t top_k, experts, normalize;
+  int32_t top_k, experts, normalize, direct;
   float scale;
   float cap;             // of TD_ATTENTION: scores become cap tanh(score / cap); 0: not bounded.
                          // of TD_ANGLES: growth over positions of from each; 0: none

@@ -126,7 +126,7 @@ case $slot in
 	;;
 3)
 	model gpt-oss-20b
-	for kernels in all none; do
+	for kernels in all none attention,norm,fused,mxfp4,warm; do # the last one without moe
 		for n in $((few / 2)) $((many / 2)); do TD_KERNELS=$kernels latency "20b-$kernels-$n" 40 --batch-size 1 --max-num-seqs 1 --input-len 16 --output-len "$n"; done
 	done
 	latency 20b-prefill 40 --batch-size 1 --max-num-seqs 1 --input-len $((few * 62)) --output-len 1

@@ -38,6 +38,11 @@ TD_HOST_DEVICE T *at(td_address a) {
   return reinterpret_cast<T *>(a);
 }
 
+// order_of returns the choices by their slots, which route_few stores after the slots by choices.
+TD_DEVICE int32_t *order_of(const td_op &o, const Step &s) {
+  return at<int32_t>(o.slot) + int64_t(o.outputs ? s.outputs : s.tokens) * o.top_k;
+}
+
 // block_sum returns the sum over all threads to each of them. scratch is a float per warp,
 // which the caller must not reuse before another barrier.
 template <int kThreads>

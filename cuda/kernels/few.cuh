@@ -23,12 +23,13 @@ TD_DEVICE uint32_t fp4_pair(uint32_t word) {
 }
 
 // few_rows writes rows of activations to shared memory: for each word of eight weights of a block,
-// a column of each row and part, with numbers (0, 4), (1, 5), (2, 6) and (3, 7).
-TD_DEVICE void few_rows(Vec4 *x, const float *from, int rows, int k) {
+// a column of each row and part, with numbers (0, 4), (1, 5), (2, 6) and (3, 7). With order, the
+// rows are those of its choices.
+TD_DEVICE void few_rows(Vec4 *x, const float *from, const int32_t *order, int top_k, int rows, int k) {
   int blocks = k / 32;
   for (int i = thread_id(); i < rows * (k / 8); i += kFewThreads) {
     int row = i / (k / 8), word = i % (k / 8);
-    const Float4 *p = reinterpret_cast<const Float4 *>(from + int64_t(row) * k + word * 8);
+    const Float4 *p = reinterpret_cast<const Float4 *>(from + int64_t(order ? order[row] / top_k : row) * k + word * 8);
     Float4 low = p[0], high = p[1];
     Vec4 *to = x + (word % 4 * blocks + word / 4) * kFewColumns + row * 3;
     uint32_t parts[4][3];
@@ -39,8 +40,10 @@ TD_DEVICE void few_rows(Vec4 *x, const float *from, int rows, int k) {
   }
 }
 
+// few_mxfp4 may also combine the products of a row's experts. The last of the blocks with the same
+// outputs then adds them in the order of their ranks; arrived counts these blocks, from 0.
 template <int kGated>
-TD_KERNEL_OF(kFewThreads, 4) few_mxfp4(td_op o, Step s) {
+TD_KERNEL_OF(kFewThreads, 4) few_mxfp4(td_op o, Step s, int *arrived) {
   Vec4 *x = reinterpret_cast<Vec4 *>(shared_memory());  // [4, k/32, columns]
   float *sums = reinterpret_cast<float *>(x + o.k / 8 * kFewColumns);  // [warps, outputs, 8]
   constexpr int kEach = kGated ? kFewOut / 2 : kFewOut;
@@ -60,7 +63,8 @@ TD_KERNEL_OF(kFewThreads, 4) few_mxfp4(td_op o, Step s) {
   }
   for (int first = 0; first < p.count; first += kFewRows) {
     int rows = p.count - first < kFewRows ? p.count - first : kFewRows;
-    few_rows(x, at<const float>(o.a) + int64_t(p.first + first) * o.k, rows, o.k);
+    int slot = p.first + first;
+    few_rows(x, at<const float>(o.a) + (o.direct ? 0 : int64_t(slot) * o.k), o.direct ? order_of(o, s) + slot : nullptr, o.top_k, rows, o.k);
     sync();
     const Vec4 *column = x + (g < 3 * rows ? g : 0);
     float sum[2][4] = {};
@@ -114,5 +118,19 @@ TD_KERNEL_OF(kFewThreads, 4) few_mxfp4(td_op o, Step s) {
       at<float>(t.dst)[int64_t(p.first + first + row) * t.n + out + to] = v;
     }
     // All threads meet before the sums are written again, and have read x.
+  }
+  if constexpr (!kGated) {
+    int *last = reinterpret_cast<int *>(sums + kFewWarps * kFewOut * 8);
+    if (!o.b || p.count == 0 || !last_block(arrived + block_x(), at<const int32_t>(o.list)[0], last)) return;
+    for (int i = tid; i < kFewOut * s.counts[o.outputs]; i += kFewThreads) {
+      int row = i / kFewOut, to = out + i % kFewOut;
+      if (to >= o.n) continue;
+      float sum = 0, *dst = at<float>(o.b) + int64_t(row) * o.n + to;
+      for (int j = 0; j < o.top_k; j++) {
+        int64_t choice = int64_t(row) * o.top_k + j;
+        sum += at<const float>(o.weights)[choice] * at<const float>(o.dst)[at<const int32_t>(o.slot)[choice] * int64_t(o.n) + to];
+      }
+      *dst = sum + (o.from ? *dst : 0);
+    }
   }
 }

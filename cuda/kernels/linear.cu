@@ -115,7 +115,7 @@ static void run_either(const Run &r, const td_op &o, bool few, int rows, int eac
 void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
   if (rows == 0) return;  // a plan without outputs
-  if (o.normalize || o.from) return run_fused(r, o);
+  if (!o.table && (o.normalize || o.from)) return run_fused(r, o);
   if (r.blas && o.act && blas_fits(o, rows, r.blas->fewest)) return run_gated(r, o);
   if (r.blas && o.more[0].n && blas_fits(o, rows, r.blas->fewest)) {
     for (int i = 0; i < 3; i++)
@@ -130,8 +130,12 @@ void run_linear(const Run &r, const td_op &o) {
     if (rows == o.slots) each = 1;  // a row's experts differ
   }
   bool few = each <= kGemvRows && !r.one_order;
-  if (o.act && !few) return run_gated(r, o);
   if (r.tried.mxfp4 && few && few_fits(o, each)) return run_few(r, o, spans);
+  if (o.direct || o.b) {
+    if (r.stream.error.empty()) r.stream.error = "rows or a sum of experts within a product that does not support it";
+    return;
+  }
+  if (o.act && !few) return run_gated(r, o);
   switch (o.type) {
     case TD_F32: return run_gemvs<TD_F32>(r, o, each, spans);
     case TD_BF16: return run_either<TD_BF16>(r, o, few || o.k % 8, rows, each, spans);

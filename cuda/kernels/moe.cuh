@@ -36,11 +36,10 @@ TD_DEVICE int best_expert(const float *score, int experts, const int32_t *chosen
   return best;
 }
 
-// route selects a row's experts, of equals the first, and weighs them, with a warp per row.
-TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
-  float *score = reinterpret_cast<float *>(shared_memory());  // [experts]
-  int row = block_x(), lane = lane_id();
-  if (row >= live(s, o)) return;
+// route_row selects a row's experts, of equals the first, and weighs them, by a warp. score has
+// route_floats.
+TD_DEVICE void route_row(const td_op &o, int row, float *score) {
+  int lane = lane_id();
   const float *from = at<const float>(o.a) + int64_t(row) * o.experts;
   int32_t *chosen = at<int32_t>(o.chosen) + int64_t(row) * o.top_k;
   float *weights = at<float>(o.weights) + int64_t(row) * o.top_k;
@@ -70,16 +69,14 @@ TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
     for (int j = 0; j < o.top_k; j++) weights[j] *= by * (o.extra ? at<const float>(o.extra)[chosen[j]] : 1);
 }
 
-// route_groups is route for groups of neighbouring experts. Only the groups with the largest
-// sum of their two best scores take part, and scores are σ(a) + bias. Without a bias the scores
-// are the softmax of a, and a group's score is that of its best expert.
-TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
-  float *p = reinterpret_cast<float *>(shared_memory());  // [experts] σ
-  float *score = p + o.experts;                            // [experts]
-  float *together = score + o.experts;                     // [groups]
+// route_row_groups is route_row for groups of neighbouring experts. Only the groups with the
+// largest sum of their two best scores take part, and scores are σ(a) + bias. Without a bias the
+// scores are the softmax of a, and a group's score is that of its best expert.
+TD_DEVICE void route_row_groups(const td_op &o, int row, float *p) {  // p: [experts] σ
+  float *score = p + o.experts;                                        // [experts]
+  float *together = score + o.experts;                                 // [groups]
   int32_t *dropped = reinterpret_cast<int32_t *>(together + o.heads);
-  int row = block_x(), lane = lane_id(), size = o.experts / o.heads;
-  if (row >= live(s, o)) return;
+  int lane = lane_id(), size = o.experts / o.heads;
   const float *from = at<const float>(o.a) + int64_t(row) * o.experts;
   int32_t *chosen = at<int32_t>(o.chosen) + int64_t(row) * o.top_k;
   float *weights = at<float>(o.weights) + int64_t(row) * o.top_k;
@@ -131,6 +128,61 @@ TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
   float by = o.scale / (o.normalize ? sum + 1e-20f : 1);
   if (lane == 0)
     for (int j = 0; j < o.top_k; j++) weights[j] *= by;
+}
+
+// route and route_groups choose the experts of each row.
+TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
+  if (block_x() < live(s, o)) route_row(o, block_x(), reinterpret_cast<float *>(shared_memory()));
+}
+TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
+  if (block_x() < live(s, o)) route_row_groups(o, block_x(), reinterpret_cast<float *>(shared_memory()));
+}
+
+// route_floats returns the numbers of shared memory that a row's choice takes.
+TD_HOST_DEVICE int route_floats(const td_op &o) { return o.kind == TD_ROUTE ? o.experts : 2 * (o.experts + o.heads); }
+
+// route_few is route, or route_groups, and group for at most TD_MOE_ROWS rows, in one block with a
+// warp per row. It also stores the order of the choices. As a row's experts differ, no expert has
+// more choices than there are rows, which is one span.
+template <int kGroups>
+TD_KERNEL(TD_MOE_ROWS * 32) route_few(td_op o, Step s) {
+  float *scores = reinterpret_cast<float *>(shared_memory());  // [rows, route_floats]
+  int32_t *chosen = reinterpret_cast<int32_t *>(scores + TD_MOE_ROWS * route_floats(o));  // [rows, top_k]
+  int32_t *first = chosen + TD_MOE_ROWS * o.top_k;             // [rows, top_k] 1: of its expert's choices
+  int tid = thread_id(), row = tid / 32, rows = live(s, o), n = rows * o.top_k;
+  if (row < rows) {
+    if constexpr (kGroups) route_row_groups(o, row, scores + row * route_floats(o));
+    else route_row(o, row, scores + row * route_floats(o));
+    const int32_t *from = at<const int32_t>(o.chosen) + row * o.top_k;
+    for (int j = lane_id(); j < o.top_k; j += 32) chosen[row * o.top_k + j] = from[j];
+  }
+  sync();
+  for (int i = tid; i < n; i += TD_MOE_ROWS * 32) {
+    int same = 0;
+    for (int j = 0; j < i; j++) same += chosen[j] == chosen[i];
+    first[i] = same == 0;
+  }
+  sync();
+  int32_t *slot = at<int32_t>(o.slot), *order = order_of(o, s), *list = at<int32_t>(o.list);
+  for (int i = tid; i < n; i += TD_MOE_ROWS * 32) {
+    int before = 0, spans = 0, count = 0, all = 0;
+    for (int j = 0; j < n; j++) {
+      bool less = chosen[j] < chosen[i], equal = chosen[j] == chosen[i];
+      before += less || (equal && j < i);
+      spans += less && first[j];
+      count += equal;
+      all += first[j];
+    }
+    slot[i] = before;
+    order[before] = i;
+    if (first[i]) {
+      list[1 + 3 * spans] = chosen[i];
+      list[2 + 3 * spans] = before;
+      list[3 + 3 * spans] = count;
+    }
+    if (i == 0) list[0] = all;
+  }
+  if (tid == 0 && n == 0) list[0] = 0;
 }
 
 // group assigns every choice its slot and lists the spans: their number, then expert, first

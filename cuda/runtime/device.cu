@@ -210,7 +210,8 @@ struct td_device {
     for (int i = from; i < to; i++) {
       const td_op &o = p->ops[size_t(i)];
       run_op(r, o);
-      if (o.dst == r.narrowed || o.more[0].dst == r.narrowed || o.more[1].dst == r.narrowed || (o.a == r.narrowed && (o.kind == TD_PLACE || (o.kind == TD_NORM && o.b)))) r.narrowed = 0;
+      if (o.dst == r.narrowed || o.more[0].dst == r.narrowed || o.more[1].dst == r.narrowed || (o.b == r.narrowed && o.kind == TD_LINEAR)) r.narrowed = 0;
+      if (o.a == r.narrowed && (o.kind == TD_PLACE || (o.kind == TD_NORM && o.b))) r.narrowed = 0;
     }
   }
 
@@ -272,7 +273,7 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
     for (auto &s : d->staging) s = d->pinned(kStaging);
     ok = d->workspace && d->staging[0] && d->staging[1];
     d->info.tried = d->tried.bits();
-    if (ok && d->tried.attention) {
+    if (ok && (d->tried.attention || d->tried.moe)) {
       std::vector<char> zeros(sizeof(int) * kArrivals);
       d->arrived = static_cast<int *>(d->alloc(int64_t(zeros.size())));
       ok = d->arrived && td_upload(d, reinterpret_cast<td_address>(d->arrived), zeros.data(), int64_t(zeros.size()));

@@ -68,16 +68,17 @@ struct Tried {
   bool arrivals = false;   // steps run while KV arrives that they do not use
   bool chunk = false;      // attention of chunks by attend_tiles, with 16 bits of queries' and weights' fractions
   bool chunk16 = false;    // the same with queries and weights rounded to bf16
+  bool moe = false;        // choices and sums of experts fused with their neighbours, for few rows
   bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
 
   // bits returns which kernels are used, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | arrivals * TD_TRIED_ARRIVALS; }
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("warm")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm")};
   }
 };
 

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 12
+const version = 13
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -11,12 +11,17 @@ const (
 	chunkRows  = 64
 	chunkLeast = 8
 	fewRows    = 16
+	moeRows    = 8
 )
 
-// TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_ARRIVALS: steps
-// run while KV arrives that they do not use. Switches below TD_TRIED_BITS change bits of results.
+// TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_MOE: choices of
+// experts and, with TD_TRIED_MXFP4, their sums are fused with their neighbours. TD_TRIED_ARRIVALS:
+// steps run while KV arrives that they do not use. Switches below TD_TRIED_BITS change bits of
+// results.
 const (
 	triedFused    = 4
+	triedMXFP4    = 16
+	triedMoE      = 128
 	triedBits     = 1 << 16
 	triedArrivals = 1 << 16
 )
@@ -138,7 +143,7 @@ type op struct {
 	dtype                              int32
 	act, from                          int32
 	slots                              int32
-	topK, experts, normalize           int32
+	topK, experts, normalize, direct   int32
 	scale, cap                         float32
 	dst, a, b, w, bias, extra          address
 	kv                                 address

@@ -1,6 +1,10 @@
 package cuda
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
 
 // fuse replaces neighbouring operations by one where a kernel computes them together,
 // which saves launches and memory traffic. Marks keep their places; nothing is fused
@@ -184,6 +188,59 @@ func fuseRow(ops []op, marks []stop) ([]op, []stop) {
 	return ops, marks
 }
 
+// Bounds of products by few_mxfp4.
+const (
+	fewColumns    = 4096
+	fewExpertRows = 2 // on average
+)
+
+// fuseMoE fuses the choice of experts with the order of its slots, for at most moeRows rows. If
+// few_mxfp4 computes both products, they read rows instead of slots, and add up the experts of a
+// row. The sum goes to the residual stream if a norm adds it next and no later operation reads it.
+func fuseMoE(ops []op, marks []stop, key backend.Key, few bool) ([]op, []stop) {
+	rows := func(o *op) int {
+		if o.outputs != 0 {
+			return key.Outputs
+		}
+		return key.Tokens
+	}
+	fits := func(o *op) bool {
+		return o.kind == opLinear && o.table != 0 && o.dtype == typeMXFP4 && o.k%32 == 0 && o.k <= fewColumns &&
+			(rows(o) <= 1 || rows(o)*int(o.topK) <= fewExpertRows*int(o.experts))
+	}
+	remove := func(i int) {
+		ops = slices.Delete(ops, i, i+1)
+		for j := range marks {
+			if marks[j].at > i {
+				marks[j].at--
+			}
+		}
+	}
+	for i := 0; i+1 < len(ops); i++ {
+		if r := &ops[i]; (r.kind != opRoute && r.kind != opRouteGroups) || rows(r) > moeRows || ops[i+1].kind != opGroup || ops[i+1].list != r.list {
+			continue
+		}
+		ops[i].direct = 1
+		remove(i + 1)
+		if !few || i+4 >= len(ops) || ops[i+1].kind != opScatter || !fits(&ops[i+2]) || ops[i+2].act == 0 || !fits(&ops[i+3]) || ops[i+4].kind != opCombine {
+			continue
+		}
+		scatter, gate, down, sum := ops[i+1], &ops[i+2], &ops[i+3], ops[i+4]
+		if gate.a != scatter.dst || down.a != gate.dst || sum.a != down.dst || gate.dst == scatter.a || sum.dst == down.a {
+			continue
+		}
+		gate.a, gate.direct, down.b = scatter.a, 1, sum.dst
+		if i+5 < len(ops) && !slices.ContainsFunc(marks, func(m stop) bool { return m.at == i+5 }) {
+			if next := &ops[i+5]; next.kind == opNorm && next.outputs == down.outputs && next.dim == next.n && next.b == sum.dst && next.a != sum.dst && nextUse(ops[i+6:], sum.dst) == useWrite {
+				down.b, down.from, next.b = next.a, 1, 0
+			}
+		}
+		remove(i + 4)
+		remove(i + 1)
+	}
+	return ops, marks
+}
+
 // use is what later operations do first with a buffer.
 type use int
 
@@ -195,10 +252,11 @@ const (
 
 func nextUse(rest []op, b address) use {
 	for _, o := range rest {
-		if o.a == b || o.b == b || o.extra == b || (o.kind != opLinear && o.kind != opNorm || o.from != 0) && o.dst == b {
+		sum := o.kind == opLinear && o.b == b // of experts
+		if o.a == b || o.b == b && (!sum || o.from != 0) || o.extra == b || (o.kind != opLinear && o.kind != opNorm || o.from != 0) && o.dst == b {
 			return useRead
 		}
-		if o.dst == b {
+		if o.dst == b || sum {
 			return useWrite
 		}
 	}

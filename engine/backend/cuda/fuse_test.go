@@ -57,13 +57,22 @@ func TestFuse(t *testing.T) {
 }
 
 // A layer of a plan of one row is six operations where norms and residuals are within products, or
-// thirteen with experts; of other plans it is eight. cuda/model.md counts these as launches.
+// thirteen with experts; of other plans it is eight. cuda/model.md counts these as launches. The
+// model with experts has two layers: the second one has buffers of its own, so that the norm between
+// them is by itself.
 func TestFuseRow(t *testing.T) {
-	t.Setenv("TD_KERNELS", "fused")
 	for _, c := range []struct {
 		dir        string
 		rows, each int
-	}{{"../../builtin/model", 1, 6}, {"../../builtin/model", 2, 8}, {"../../model/testdata/gpt-oss-mxfp4", 1, 13}} {
+		kernels    string
+		variant    string
+	}{
+		{"../../builtin/model", 1, 6, "fused", "-tried4-"}, {"../../builtin/model", 2, 8, "fused", "-tried4-"},
+		{"../../model/testdata/gpt-oss-mxfp4", 1, 13, "fused", "-tried4-"}, {"../../model/testdata/gpt-oss-mxfp4", 1, 12, "fused,moe", "-tried132-"},
+		{"../../model/testdata/gpt-oss-mxfp4", 1, 10, "fused,moe,mxfp4", "-tried148-"}, {"../../model/testdata/gpt-oss-mxfp4", 2, 10, "fused,moe,mxfp4", "-tried148-"},
+		{"../../model/testdata/gpt-oss-mxfp4", 16, 13, "fused,moe,mxfp4", "-tried148-"},
+	} {
+		t.Setenv("TD_KERNELS", c.kernels)
 		src, err := model.OpenDir(c.dir)
 		if err != nil {
 			t.Fatal(err)
@@ -76,11 +85,46 @@ func TestFuseRow(t *testing.T) {
 		p := dev.plans[backend.Key{Tokens: c.rows, Outputs: c.rows}]
 		for i := range max(1, src.Config.Layers-2) { // the last one has its own buffers
 			if n := p.marks[i+1].at - p.marks[i].at; n != c.each {
-				t.Errorf("%s, %d rows: layer %d has %d operations, want %d", c.dir, c.rows, i, n, c.each)
+				t.Errorf("%s, %d rows, %s: layer %d has %d operations, want %d", c.dir, c.rows, c.kernels, i, n, c.each)
 			}
 		}
-		if v := dev.Variant(); !strings.Contains(v, "-tried4-") {
+		if v := dev.Variant(); !strings.Contains(v, c.variant) {
 			t.Errorf("variant %s", v)
+		}
+	}
+}
+
+// A layer with experts between other such layers is nine operations in a plan of one row.
+func TestFuseMoE(t *testing.T) {
+	src, err := model.OpenDir("../../model/testdata/gpt-oss-mxfp4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { src.Close() })
+	dev := openGPU(t, Options{Limits: modelLimits, Eager: true, unfused: true})
+	if _, err := sit(t, src, dev, backend.F32).Capture(1, nil); err != nil {
+		t.Fatal(err)
+	}
+	key := backend.Key{Tokens: 1, Outputs: 1}
+	p := dev.plans[key]
+	layer := slices.DeleteFunc(slices.Clone(p.ops[p.marks[0].at:p.marks[1].at]), func(o op) bool { return o.kind == opAngles })
+	var ops []op
+	var marks []stop
+	for i := range 4 {
+		ops = append(ops, layer...)
+		marks = append(marks, stop{len(ops), i})
+	}
+	ops, marks = fuse(ops, marks)
+	ops, marks = fuseMoE(ops, marks, key, true)
+	ops, marks = fuseRow(ops, marks)
+	want := []opKind{opAttention, opLinear, opNorm, opLinear, opRoute, opLinear, opLinear, opLinear, opPlace}
+	for i := range 2 {
+		got := ops[marks[i].at:marks[i+1].at]
+		if !slices.EqualFunc(got, want, func(o op, k opKind) bool { return o.kind == k }) {
+			t.Fatalf("layer %d: %+v", i, got)
+		}
+		if got[4].direct != 1 || got[5].direct != 1 || got[6].from != 1 || got[6].b != got[1].dst || got[7].normalize != 1 {
+			t.Errorf("layer %d: %+v", i, got)
 		}
 	}
 }

@@ -6,7 +6,7 @@ import "github.com/tandem-serving/tandem/engine/backend"
 type routing struct {
 	rows                        backend.Rows
 	topK, experts               int
-	chosen, weights, slot, list address
+	chosen, weights, slot, list address // slot: of each choice, then the choice of each slot
 }
 
 // spanSlots is kSpanSlots of the kernels: the most slots of one span.
@@ -25,7 +25,7 @@ func (c *CUDA) routing(rows backend.Rows, topK, experts int) *routing {
 	for _, a := range []struct {
 		to *address
 		n  int
-	}{{&r.chosen, n}, {&r.weights, n}, {&r.slot, n}, {&r.list, 1 + 3*(min(n, experts)+n/spanSlots)}} {
+	}{{&r.chosen, n}, {&r.weights, n}, {&r.slot, 2 * n}, {&r.list, 1 + 3*(min(n, experts)+n/spanSlots)}} {
 		if err == nil {
 			*a.to, err = c.reserve(a.n*4, "routing")
 		}

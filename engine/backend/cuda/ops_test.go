@@ -316,7 +316,8 @@ func kernelCases() (all []kernelCase) {
 		rows, experts, k  int
 		dt                backend.DType
 		sigmoid, normalze bool
-	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4/by mxfp4", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4", 5, 5, 2, backend.MXFP4, false, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
+	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4/by mxfp4", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4", 5, 5, 2, backend.MXFP4, false, true},
+		{"one/by mxfp4,moe", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4,moe", 5, 5, 2, backend.MXFP4, false, false}, {"few/by moe", 8, 9, 3, backend.BF16, false, true}, {"groups/by moe", 7, 12, 3, backend.F32, true, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
 		add("moe/"+c.name, c.rows, func(b *bench) func() {
 			const hidden, inner = 64, 96
 			x, y, router := b.input(hidden, 1), b.output(hidden), b.input(c.experts, 2)
@@ -332,11 +333,18 @@ func kernelCases() (all []kernelCase) {
 					spec.Sigmoid.Softmax, spec.Sigmoid.Bias = true, backend.NoWeight
 				}
 			}
-			return func() { b.MoE(y, x, router, spec) }
+			if !strings.HasSuffix(c.name, "moe") {
+				return func() { b.MoE(y, x, router, spec) }
+			}
+			stream, z, w := b.input(hidden, 1), b.output(hidden), b.weight(backend.BF16, 1, hidden)
+			b.results = append(b.results, stream)
+			return func() {
+				b.MoE(y, x, router, spec)
+				b.AddRMSNorm(z, stream, y, w, 1e-5)
+				b.MoE(y, z, router, spec)
+			}
 		})
-		if strings.HasSuffix(c.name, "/by mxfp4") {
-			all[len(all)-1].kernels = "mxfp4"
-		}
+		_, all[len(all)-1].kernels, _ = strings.Cut(c.name, "/by ")
 	}
 	add("heads", 70, func(b *bench) func() {
 		x, y := b.input(3*40, 1), b.output(3*24)

@@ -228,6 +228,9 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 	p := c.recording
 	if !c.opts.unfused {
 		p.ops, p.marks = fuse(p.ops, p.marks)
+		if c.info.tried&triedMoE != 0 {
+			p.ops, p.marks = fuseMoE(p.ops, p.marks, key, c.info.tried&triedMXFP4 != 0 && !c.opts.Deterministic)
+		}
 		if c.info.tried&triedFused != 0 && key.Tokens == 1 && !c.opts.Deterministic {
 			p.ops, p.marks = fuseRow(p.ops, p.marks)
 		}
