@@ -80,7 +80,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate sim-proof demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -275,6 +275,11 @@ gate: build ## the gateway next to an earlier binary of it: BEFORE=path; fails i
 	$(GO) build -o .cache/bench-gateway/gateway ./bench/gateway
 	$(PRIORITY) .cache/bench-gateway/gateway -before "$(BEFORE)" -tandem $(BINARY) -rounds 10 $(ARGS)
 
+sim-proof: build ## the simulator next to real processes, as bench/results/sim-proof.md; ARGS="-parts sleep" picks a part; takes half an hour
+	@mkdir -p .cache/sim-proof
+	$(GO) build -o .cache/sim-proof/proof ./bench/sim/proof
+	$(PRIORITY) .cache/sim-proof/proof -tandem $(BINARY) -commit "$(shell git describe --always --dirty)" $(ARGS)
+
 demo-report: build ## one prefill and one decode node next to two that do both, each pinned to a core, as bench/results/demo-report; takes an hour
 	@mkdir -p .cache/bench-demo
 	$(GO) build -o .cache/bench-demo/demo ./bench/demo
@@ -318,8 +323,8 @@ PACKAGES  = $(shell $(GO) list ./...)
 # Packages whose tests do not run under the race detector: one goroutine each, and a second or more of
 # CPU time, which the detector multiplies by 3 to 14. What is parallel below engine/model runs in
 # engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda. bench/sim/prove
-# runs the roles, which have their own tests.
-WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/prove bench/sim/simulate engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
+# and bench/sim/proof run the roles, which have their own tests.
+WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
 	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
 # Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
 # schedules on each class of numerics, and counts of allocations, to which the race detector adds.

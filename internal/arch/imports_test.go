@@ -84,15 +84,19 @@ var mayImport = map[string][]string{
 	"bench/sim":              {"bench/load", "gateway/route", "engine/kvcache", "internal/regular"},
 	"bench/sim/fleet":        {"bench/sim", "bench/sim/profile", "gateway/admit", "gateway/exchange/choice", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler", "internal/limits"},
 	"bench/sim/profile":      {"engine/scheduler", "internal/regular"},
-	"bench/sim/prove":        {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route"},
-	"bench/sim/simulate":     {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/lengths", "internal/limits"},
-	"bench/sim/sleep":        {"bench/sim/profile", "engine/backend"},
-	"deploy/planner":         {},
-	"deploy/planner/pools":   {"bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner", "engine/kvcache", "internal/cost", "internal/limits"},
-	"bench/sim/replay":       {"bench/sim", "bench/sim/fleet", "gateway/route"},
-	"bench/sim/speed":        {"bench/sim", "bench/sim/fleet", "engine/kvcache"},
-	"bench/transfer":         {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
-	"bench/truth":            {"bench", "bench/load", "bench/report", "engine/builtin"},
+	"bench/sim/proof": { // a twin of main whose nodes sleep
+		"bench", "bench/checkpoint", "bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/prove", "bench/sim/simulate", "bench/sim/sleep", "deploy/planner/pools",
+		"engine", "gateway/route", "internal/cost", "internal/launch", "internal/limits", "internal/roles",
+	},
+	"bench/sim/prove":      {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route"},
+	"bench/sim/simulate":   {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/lengths", "internal/limits"},
+	"bench/sim/sleep":      {"bench/sim/profile", "engine/backend"},
+	"deploy/planner":       {},
+	"deploy/planner/pools": {"bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner", "engine/kvcache", "internal/cost", "internal/limits"},
+	"bench/sim/replay":     {"bench/sim", "bench/sim/fleet", "gateway/route"},
+	"bench/sim/speed":      {"bench/sim", "bench/sim/fleet", "engine/kvcache"},
+	"bench/transfer":       {"bench/load", "bench/report", "kvtransfer", "kvtransfer/fabric"},
+	"bench/truth":          {"bench", "bench/load", "bench/report", "engine/builtin"},
 
 	"kvtransfer":        {"kvtransfer/crc32c", "kvtransfer/fabric", "kvtransfer/lease"},
 	"kvtransfer/crc32c": {},
@@ -238,7 +242,9 @@ func badTable(table map[string][]string) []string {
 				say("%s may import %s, which has no line", p, to)
 			case to == ".":
 				say("%s may import main", p)
-			case p == "." || p == "internal/roles": // the program itself
+			case to == "bench/sim/sleep" && p != "bench/sim/proof":
+				say("%s may import %s: nodes that compute nothing are for proofs only", p, to)
+			case p == "." || p == "internal/roles" || p == "bench/sim/proof": // the program itself, and its twin for proofs
 			case to == "internal/roles":
 				say("%s may import %s, which only main knows", p, to)
 			case (to == "internal/config" || to == "internal/cli") && p != "internal/cli":
@@ -308,6 +314,7 @@ func TestImportsSeeFaults(t *testing.T) {
 		{"internal/rpc", "gateway/render", "which belongs to a role"},
 		{"gateway", "internal/config", "which only internal/roles knows"},
 		{"bench", "internal/roles", "which only main knows"},
+		{"internal/roles", "bench/sim/sleep", "nodes that compute nothing are for proofs only"},
 		{"gateway/native/nodes", "kvtransfer", "only nodes move KV"},
 		{"engine", "internal/rpc", "knows nothing of the fleet"},
 		{"gateway", "internal/hub", "only commands download"},

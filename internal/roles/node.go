@@ -114,6 +114,9 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 		eo.StepTime, eo.Vocabulary = lengths.StepTime, nil
 	}
 	eo.Logger, eo.OnStep, eo.OnBlocks, eo.Watch = d.Log, on.step, on.blocks, WatchEngine(n.meters.Set)
+	if changeEngine != nil {
+		changeEngine(&eo)
+	}
 	n.eng, err = engine.New(eo)
 	if err != nil {
 		return nil, err

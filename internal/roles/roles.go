@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/internal/cli"
 )
 
@@ -36,6 +37,16 @@ func table() cli.Table {
 		cli.New("run-batch", "-i IN -o OUT [flags]", "Answers the requests of a file, by a model in this process or a gateway, and continues after a kill where it ended.",
 			"tandem run-batch -i requests.jsonl -o answers.jsonl --model ./Llama-3.2-1B-Instruct", runBatch),
 	}, tools...)
+}
+
+// changeEngine, if not nil, changes the options of the process's engine. Only MainWith sets it.
+var changeEngine func(*engine.Options)
+
+// MainWith is Main with engines whose options change sets. It is for programs that prove something
+// of the roles, such as bench/sim/proof. The program tandem calls Main, which has no such engines.
+func MainWith(change func(*engine.Options), release string, args, environ []string, out, errOut io.Writer) int {
+	changeEngine = change
+	return Main(release, args, environ, out, errOut)
 }
 
 // Main runs the program with the arguments after its name and returns the exit status.
