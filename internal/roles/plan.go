@@ -31,10 +31,10 @@ func runPlanPools(v *cli.Invocation) error {
 	o.Command = "tandem plan pools " + cli.Quoted(v.Arguments)
 	o.Workers = runtime.GOMAXPROCS(0)
 	if cli.Draws(os.Stderr) {
-		o.Progress = func(simulated, budget int) {
+		o.Progress = func(p pools.Progress) {
 			fmt.Fprint(v.ErrOut, "\r\x1b[K")
-			if simulated > 0 {
-				fmt.Fprintf(v.ErrOut, "simulated %d requests of at most %d", simulated, budget)
+			if p.Budget > 0 {
+				fmt.Fprintf(v.ErrOut, "simulated %d requests of at most %d; %s with %d requests is running", p.Simulated, p.Budget, p.Running, p.Requests)
 			}
 		}
 	}

@@ -98,7 +98,7 @@ func (r *run) draw(i int, text string) error {
 		l.N = r.Requests
 	} else if !requestCount.MatchString(spec) {
 		// A fleet that cannot keep up needs some time to show it.
-		l.N = min(max(minDrawn, int(min(l.Rate*drawnSeconds, maxLoad))), max(minDrawn, r.Budget/wholeShare/len(r.Loads)))
+		l.N = min(max(minDrawn, int(min(l.Rate*drawnSeconds, maxLoad))), max(minDrawn, int(r.longer*float64(r.Budget/wholeShare/len(r.Loads)))))
 	}
 	if len(r.trace)+l.N > maxLoad {
 		return fmt.Errorf("%w: the loads have more than %d requests together: draw fewer, with n=", ErrOption, maxLoad)

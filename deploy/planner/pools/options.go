@@ -59,12 +59,19 @@ type Options struct {
 	Machine             cost.Machine // with Capex: its price instead of Prices
 	APIInput, APIOutput float64      // US dollars for a million tokens of an API; 0: none
 
-	// Progress, if not nil, is called after simulations with their requests so far, and at last
-	// with 0.
-	Progress func(simulated, budget int)
+	// Progress, if not nil, is called before and after each simulation, by one goroutine at a time,
+	// and at last with the zero Progress.
+	Progress func(Progress)
 
 	JSON, Explain, Up bool
 	HTML, Helm        string // files
+}
+
+// Progress is how far the search for a plan is.
+type Progress struct {
+	Running           string // size of the fleet whose simulation began last
+	Requests          int    // of its simulation
+	Simulated, Budget int    // requests of all simulations that have ended; at most Budget
 }
 
 // Shapes are the kinds of fleets that can be planned.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,22 +38,24 @@ type run struct {
 	trace       []sim.Request // all
 	whole, part []sim.Request // that are simulated
 	tenants     []tenant
-	dropped     int // requests that are too long
-	block       int // tokens of a simulated KV block
-	simulated   int // requests so far
+	dropped     int     // requests that are too long
+	block       int     // tokens of a simulated KV block
+	sliced      bool    // large fleets are simulated as slices
+	longer      float64 // factor on the requests of the load, of which slices take a part
+	simulated   int     // requests so far
 	problem     planner.Problem
 	plan        *planner.Plan
 }
 
 // Run makes a plan and writes it to out.
 func Run(o *Options, out io.Writer) error {
-	r := &run{Options: o}
+	r := &run{Options: o, longer: 1}
 	if err := r.prepare(); err != nil {
 		return err
 	}
 	plan, err := planner.Make(r.problem)
 	if r.Progress != nil {
-		r.Progress(0, r.Budget)
+		r.Progress(Progress{})
 	}
 	if err != nil {
 		if errors.Is(err, planner.ErrProblem) || errors.Is(err, fleet.ErrOptions) || errors.Is(err, fleet.ErrStuck) {
@@ -88,13 +91,18 @@ func (r *run) prepare() (err error) {
 	if err := r.readLoad(); err != nil {
 		return err
 	}
-	r.whole = windows(r.trace, max(minPart, r.Budget/wholeShare), windowsOf)
+	r.lengthen()
+	r.whole = windows(r.trace, max(minPart, int(r.longer*float64(r.Budget/wholeShare))), windowsOf)
 	r.part = windows(r.whole, max(minPart, len(r.whole)/partShare), windowsOf)
+	list := requests(r.whole)
 	p := &r.problem
 	*p = planner.Problem{
-		Requests: requests(r.whole), Objectives: goals, Goodput: r.Goodput, Settings: r.settings(),
-		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: min(r.MaxNodes, r.nodesInMemory()), Spare: r.Spare, Plots: r.HTML != "",
-		Budget: r.Budget, Whole: len(r.whole), PartOf: len(r.part), Simulate: r.simulate,
+		Requests: list, Objectives: goals, Goodput: r.Goodput, Settings: r.settings(),
+		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: r.MaxNodes, Spare: r.Spare, Plots: r.HTML != "",
+		Budget: r.Budget, Whole: r.counted(r.whole), PartOf: r.counted(r.part), Simulate: r.simulate,
+	}
+	if !r.sliced {
+		p.MaxNodes = min(p.MaxNodes, r.nodesInMemory())
 	}
 	for _, q := range r.profiles {
 		n := node(q)
@@ -176,14 +184,21 @@ func (r *run) blockTokens() int {
 // simulate runs cases, several at once.
 func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
 	outcomes, errs := make([]planner.Outcome, len(cases)), make([]error, len(cases))
-	if r.Progress != nil {
-		for _, c := range cases {
-			r.simulated += len(r.whole)
-			if c.Part {
-				r.simulated += len(r.part) - len(r.whole)
-			}
+	var mu sync.Mutex
+	progress := func(c planner.Case, ended bool) {
+		if r.Progress == nil {
+			return
 		}
-		defer func() { r.Progress(r.simulated, r.Budget) }()
+		mu.Lock()
+		defer mu.Unlock()
+		list := r.whole
+		if c.Part {
+			list = r.part
+		}
+		if ended {
+			r.simulated += r.counted(list)
+		}
+		r.Progress(Progress{Running: c.Size(), Requests: r.counted(list), Simulated: r.simulated, Budget: r.Budget})
 	}
 	turn := make(chan struct{}, max(1, r.Workers))
 	var wg sync.WaitGroup
@@ -191,11 +206,18 @@ func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
 		turn <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turn }()
+			progress(cases[i], false)
 			outcomes[i], errs[i] = r.one(cases[i])
+			progress(cases[i], true)
 		})
 	}
 	wg.Wait()
 	return outcomes, cmp.Or(errs...)
+}
+
+// counted returns the number of requests of the budget that a simulation of requests uses.
+func (r *run) counted(list []sim.Request) int {
+	return max(1, int(float64(len(list))/max(1, r.longer)))
 }
 
 // one simulates a case.
@@ -204,13 +226,14 @@ func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
 	if c.Part {
 		trace = r.part
 	}
-	trace = unshared(trace, c.Unshared)
+	prefill, decode, share := r.slice(c.Fleet)
+	trace = unshared(thinned(trace, share), c.Unshared)
 	times := p.Times()
 	f := simulate.FleetOptions(p, times, fleet.DefaultRoundTrip)
 	step := f.Steps.Step
 	f.Steps.Step = func(s fleet.Shape, pool int) time.Duration { return time.Duration(c.Slow * float64(step(s, pool))) }
 	all := limits.Default()
-	f.Prefill, f.Decode, f.Gateways, f.Limits = c.Prefill, c.Decode, r.Gateways, &all
+	f.Prefill, f.Decode, f.Gateways, f.Limits = prefill, decode, r.Gateways, &all
 	f.BatchedTokens, f.MaxSeqs, f.MinRemote = c.BatchedTokens, c.MaxSeqs, max(1, c.MinRemote)
 	f.Blocks, f.BlockTokens = max(2, p.Memory.Blocks*p.Memory.BlockTokens/r.block), r.block
 	if f.MaxModelLen > 0 {
@@ -228,6 +251,12 @@ func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
 		return o, err
 	}
 	r.measure(&o, result)
+	if share < 1 {
+		for _, n := range []*int{&o.Failed, &o.Waited, &o.Resumed, &o.Preempted} {
+			*n = int(math.Round(float64(*n) / share))
+		}
+		o.Input, o.Output, o.RequestRate = o.Input/share, o.Output/share, o.RequestRate/share
+	}
 	for _, u := range []profile.Uses{times.Decode, times.Prefill} {
 		o.Points, o.Coefficients = o.Points+u.Points, o.Coefficients+u.Coefficients
 	}

@@ -69,7 +69,12 @@ func TestReport(t *testing.T) {
 		}
 	}
 	var progress []int
-	o.Workers, o.Progress = 1, func(simulated, budget int) { progress = append(progress, simulated) }
+	o.Workers, o.Progress = 1, func(p Progress) {
+		progress = append(progress, p.Simulated)
+		if p != (Progress{}) && (p.Running == "" || p.Requests == 0 || p.Budget != o.Budget) {
+			t.Errorf("%+v", p)
+		}
+	}
 	if again := planned(t, o); again != text {
 		t.Errorf("equal options gave another text:\n%s", again)
 	}

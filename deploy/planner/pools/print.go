@@ -491,6 +491,10 @@ func (r *run) inputs() (lines []string) {
 	if n := r.problem.MaxNodes; n < r.MaxNodes {
 		add("Fleets of at most %s were simulated, because larger ones do not fit in memory", count(n, "node"))
 	}
+	if r.sliced && p.Fleet.Nodes() > sliceNodes {
+		prefill, decode, share := r.slice(p.Fleet)
+		add("Fleets of more than %d nodes were simulated as slices: the chosen one as %s with %.3g %% of the requests. A node that dies is a larger part of a slice", sliceNodes, planner.Fleet{Prefill: prefill, Decode: decode}.Size(), 100*share)
+	}
 	for _, q := range r.profiles {
 		text := fmt.Sprintf("Step times of %s: %s", q.Node.Name, q.Basis())
 		if q.Node.Price > 0 {
