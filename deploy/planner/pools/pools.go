@@ -35,6 +35,7 @@ type run struct {
 	*Options
 	profiles    []*profile.Profile
 	trace       []sim.Request // all
+	source      string        // of the trace, if it is not of the options
 	whole, part []sim.Request // that are simulated
 	tenants     []tenant
 	dropped     int // requests that are too long
@@ -65,20 +66,8 @@ func Run(o *Options, out io.Writer) error {
 }
 
 // prepare checks the options, reads the files and states the problem.
-func (r *run) prepare() (err error) {
-	if err := r.check(); err != nil {
-		return err
-	}
-	// Before minutes of simulations.
-	for flag, name := range map[string]string{"html": r.HTML, "helm": r.Helm} {
-		if name == "" {
-			continue
-		}
-		if info, err := os.Stat(filepath.Dir(name)); err != nil || !info.IsDir() {
-			return fmt.Errorf("%w: --%s %s: its folder does not exist: create it, or name another file", ErrOption, flag, name)
-		}
-	}
-	goals, err := r.objectives()
+func (r *run) prepare() error {
+	goals, err := r.checkAll()
 	if err != nil {
 		return err
 	}
@@ -88,6 +77,29 @@ func (r *run) prepare() (err error) {
 	if err := r.readLoad(); err != nil {
 		return err
 	}
+	r.state(goals)
+	return nil
+}
+
+// checkAll checks the options and returns the objectives.
+func (r *run) checkAll() ([]planner.Objective, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	// Before minutes of simulations.
+	for flag, name := range map[string]string{"html": r.HTML, "helm": r.Helm} {
+		if name == "" {
+			continue
+		}
+		if info, err := os.Stat(filepath.Dir(name)); err != nil || !info.IsDir() {
+			return nil, fmt.Errorf("%w: --%s %s: its folder does not exist: create it, or name another file", ErrOption, flag, name)
+		}
+	}
+	return r.objectives()
+}
+
+// state states the problem for the profiles and the load.
+func (r *run) state(goals []planner.Objective) {
 	r.whole = windows(r.trace, max(minPart, r.Budget/wholeShare), windowsOf)
 	r.part = windows(r.whole, max(minPart, len(r.whole)/partShare), windowsOf)
 	p := &r.problem
@@ -101,7 +113,6 @@ func (r *run) prepare() (err error) {
 		n.Price *= 1 + r.Overhead
 		p.Nodes = append(p.Nodes, n)
 	}
-	return nil
 }
 
 // maxBlocks bounds the KV blocks of all fleets that are simulated at once, about 100 bytes each.
@@ -175,7 +186,7 @@ func (r *run) blockTokens() int {
 
 // simulate runs cases, several at once.
 func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
-	outcomes, errs := make([]planner.Outcome, len(cases)), make([]error, len(cases))
+	outcomes := make([]planner.Outcome, len(cases))
 	if r.Progress != nil {
 		for _, c := range cases {
 			r.simulated += len(r.whole)
@@ -185,25 +196,50 @@ func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
 		}
 		defer func() { r.Progress(r.simulated, r.Budget) }()
 	}
+	return outcomes, r.atOnce(len(cases), func(i int) (err error) {
+		outcomes[i], err = r.one(cases[i])
+		return err
+	})
+}
+
+// atOnce calls f with 0 to n-1, on as many goroutines as there are workers, and returns the error
+// of the least number.
+func (r *run) atOnce(n int, f func(i int) error) error {
+	errs := make([]error, n)
 	turn := make(chan struct{}, max(1, r.Workers))
 	var wg sync.WaitGroup
-	for i := range cases {
+	for i := range n {
 		turn <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turn }()
-			outcomes[i], errs[i] = r.one(cases[i])
+			errs[i] = f(i)
 		})
 	}
 	wg.Wait()
-	return outcomes, cmp.Or(errs...)
+	return cmp.Or(errs...)
 }
 
 // one simulates a case.
-func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
-	p, trace := r.profiles[c.Node], r.whole
+func (r *run) one(c planner.Case) (planner.Outcome, error) {
+	trace := r.whole
 	if c.Part {
 		trace = r.part
 	}
+	var events func(span, start time.Duration) []fleet.Event
+	if c.Loss != planner.NoLoss {
+		events = func(span, _ time.Duration) []fleet.Event {
+			target, at := fleet.Target{Prefill: c.Loss == planner.LosePrefill}, span*2/5
+			return []fleet.Event{{At: at, Action: fleet.Kill, Target: target}, {At: at + time.Millisecond, Action: fleet.Start, Target: target}}
+		}
+	}
+	o, _, err := r.play(c, trace, events)
+	return o, err
+}
+
+// play simulates a case with a trace, and with the events for its duration and for that of a node's
+// start; nil: there are none. It returns the duration until the last token, too.
+func (r *run) play(c planner.Case, trace []sim.Request, events func(span, start time.Duration) []fleet.Event) (o planner.Outcome, took time.Duration, err error) {
+	p := r.profiles[c.Node]
 	trace = unshared(trace, c.Unshared)
 	times := p.Times()
 	f := simulate.FleetOptions(p, times, fleet.DefaultRoundTrip)
@@ -219,19 +255,18 @@ func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
 	f.Seed, f.Speedup, f.GrantTimeout = r.Seed, c.Load, grantTimeout
 	span := time.Duration(float64(trace[len(trace)-1].At) / c.Load)
 	f.SampleEvery = max(100*time.Millisecond, span/300)
-	if c.Loss != planner.NoLoss {
-		target, at := fleet.Target{Prefill: c.Loss == planner.LosePrefill}, span*2/5
-		f.Events = []fleet.Event{{At: at, Action: fleet.Kill, Target: target}, {At: at + time.Millisecond, Action: fleet.Start, Target: target}}
+	if events != nil {
+		f.Events = events(span, f.Start)
 	}
 	result, err := fleet.Run(trace, f)
 	if err != nil {
-		return o, err
+		return o, 0, err
 	}
 	r.measure(&o, result)
 	for _, u := range []profile.Uses{times.Decode, times.Prefill} {
 		o.Points, o.Coefficients = o.Points+u.Points, o.Coefficients+u.Coefficients
 	}
-	return o, nil
+	return o, result.Span, nil
 }
 
 // measure computes an outcome. Requests that failed are the slowest ones in every percentile.
