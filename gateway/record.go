@@ -21,10 +21,11 @@ const (
 	recordIdle = 30 * time.Second
 	// recordBlock is the number of prompt tokens of a hash.
 	recordBlock   = 64
-	recordRound   = 10 * time.Millisecond // times of arrival are rounded to it
-	maxRecorded   = 50_000                // requests between two calls
-	maxRecordedID = 4 << 20               // hashes of these, 8 bytes each
-	maxSessionID  = 64                    // bytes
+	recordRound   = 10 * time.Millisecond  // times of arrival are rounded to it
+	recordedRound = 100 * time.Microsecond // durations are rounded to it
+	maxRecorded   = 50_000                 // requests between two calls
+	maxRecordedID = 4 << 20                // hashes of these, 8 bytes each
+	maxSessionID  = 64                     // bytes
 )
 
 // recorded is a choice that has ended, without anything that names its client or its text.
@@ -33,7 +34,9 @@ type recorded struct {
 	Prompt int        `json:"prompt_tokens"`
 	Output int        `json:"output_tokens"`
 	End    native.End `json:"end"`
-	Blocks []uint64   `json:"blocks,omitempty"` // a keyed hash for each BlockTokens of the prompt, from the first on
+	First  int64      `json:"first_us,omitempty"` // from arrival to the first token
+	Last   int64      `json:"last_us,omitempty"`  // and to the last one
+	Blocks []uint64   `json:"blocks,omitempty"`   // a keyed hash for each BlockTokens of the prompt, from the first on
 }
 
 // recordings is the answer of /admin/record: the choices that have ended since the last call.
@@ -80,6 +83,9 @@ func (r *recorder) ended(a *native.Ended) {
 		return
 	}
 	q := recorded{At: a.Start.Sub(began).Round(recordRound).Milliseconds(), Prompt: len(a.Prompt.Tokens), Output: a.Output, End: a.End}
+	if t := &a.Times; !t.First.IsZero() {
+		q.First, q.Last = t.First.Sub(a.Start).Round(recordedRound).Microseconds(), t.Last.Sub(a.Start).Round(recordedRound).Microseconds()
+	}
 	if n > 0 {
 		q.Blocks = make([]uint64, n)
 		h := hmac.New(sha256.New, key[:])

@@ -50,6 +50,9 @@ func TestRecord(t *testing.T) {
 	if first.Blocks[0] != second.Blocks[0] || first.Blocks[1] != second.Blocks[1] || first.Blocks[0] == first.Blocks[1] || first.At%10 != 0 {
 		t.Errorf("%+v", r.Requests)
 	}
+	if first.First <= 0 || first.Last < first.First || first.Last > time.Minute.Microseconds() || first.First%100 != 0 {
+		t.Errorf("tokens after %d to %d µs", first.First, first.Last)
+	}
 	m := b.g.native.Models.Load()
 	tokens := make([]int32, len(common))
 	for i := range common {

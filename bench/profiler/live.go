@@ -28,6 +28,8 @@ type LiveOptions struct {
 	Every time.Duration    // between two scrapes
 	Base  *profile.Profile // whose step times are replaced
 	Log   io.Writer        // progress
+	// Stop, if not nil, ends the measurement early when it is closed.
+	Stop <-chan struct{}
 }
 
 // Bounds of what counters have to have for a fit.
@@ -90,9 +92,12 @@ func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 		}
 		select {
 		case <-tick.C:
+			continue
+		case <-o.Stop:
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+		break
 	}
 	p.Measured = profile.Origin{Seconds: round(time.Since(began).Seconds())}
 	return fitLive(&p, rows)
@@ -212,13 +217,27 @@ func halves(rows []profile.TimedStep) (a, b []profile.TimedStep) {
 	return a, b
 }
 
+// Masked returns a URL, which need not be valid, without its user and password.
+func Masked(url string) string {
+	scheme, rest, found := strings.Cut(url, "://")
+	if !found {
+		scheme, rest = "", url
+	}
+	// A password that is not escaped may have a slash, so that the last @ counts.
+	rest = rest[strings.LastIndexByte(rest, '@')+1:]
+	if found {
+		scheme += "://"
+	}
+	return scheme + rest
+}
+
 // readScrape reads the metrics of a node.
 func readScrape(ctx context.Context, url string) (*scrape, error) {
 	ctx, cancel := context.WithTimeout(ctx, scrapeTimeout)
 	defer cancel()
 	q, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return nil, fmt.Errorf("%w: --from %s: give a node's URL such as http://10.0.0.2:7301/metrics", ErrOption, url)
+		return nil, fmt.Errorf("%w: --from %s: give a node's URL such as http://10.0.0.2:7301/metrics", ErrOption, Masked(url))
 	}
 	a, err := http.DefaultClient.Do(q)
 	if err != nil {
@@ -226,16 +245,16 @@ func readScrape(ctx context.Context, url string) (*scrape, error) {
 	}
 	defer a.Body.Close()
 	if a.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%w: %s answered %s: give the address of a node's metrics, which tandem status shows", ErrLive, url, a.Status)
+		return nil, fmt.Errorf("%w: %s answered %s: give the address of a node's metrics, which tandem status shows", ErrLive, Masked(url), a.Status)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(io.LimitReader(a.Body, maxScrape))
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s sends no metrics: %w", ErrLive, url, err)
+		return nil, fmt.Errorf("%w: %s sends no metrics: %w", ErrLive, Masked(url), err)
 	}
 	work, seconds := families[workMetric], families[secondsMetric]
 	if work == nil || seconds == nil {
-		return nil, fmt.Errorf("%w: %s has no %s: give a prefill or decode node of this release, not a gateway", ErrLive, url, workMetric)
+		return nil, fmt.Errorf("%w: %s has no %s: give a prefill or decode node of this release, not a gateway", ErrLive, Masked(url), workMetric)
 	}
 	s := &scrape{kinds: map[string]counters{}}
 	for _, m := range slices.Concat(work.GetMetric(), seconds.GetMetric()) {

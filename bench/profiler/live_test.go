@@ -1,6 +1,7 @@
 package profiler
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -172,6 +173,41 @@ func TestLiveRestart(t *testing.T) {
 		server.Close()
 		if (err != nil) != (misses == 3) {
 			t.Errorf("%d missed scrapes: %v", misses, err)
+		}
+	}
+}
+
+// No error has the password of a node's metrics.
+func TestMasked(t *testing.T) {
+	for url, want := range map[string]string{
+		"http://u:p@h:7301/metrics": "http://h:7301/metrics", "h:7301": "h:7301", "u:p@h": "h", "http://u:a/b@c@h": "http://h", "": "", "http://h/x?y=1": "http://h/x?y=1",
+	} {
+		if got := Masked(url); got != want {
+			t.Errorf("%s: %s, want %s", url, got, want)
+		}
+	}
+	answers := []string{"503", "not metrics {", "# TYPE a counter\na 1\n"}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, password, _ := r.BasicAuth(); password != "secret" {
+			t.Errorf("password %q", password)
+		}
+		if answers[0] == "503" {
+			w.WriteHeader(503)
+		}
+		_, _ = w.Write([]byte(answers[0]))
+		answers = answers[1:]
+	}))
+	defer server.Close()
+	url := strings.Replace(server.URL, "http://", "http://user:secret@", 1)
+	for range 3 {
+		if _, err := readScrape(context.Background(), url); err == nil || strings.Contains(err.Error(), "secret") || !strings.Contains(err.Error(), "127.0.0.1") {
+			t.Error(err)
+		}
+	}
+	server.Close()
+	for _, url := range []string{url, "http://user:secret@ h"} {
+		if _, err := readScrape(context.Background(), url); err == nil || strings.Contains(err.Error(), "secret") {
+			t.Error(err)
 		}
 	}
 }

@@ -92,7 +92,9 @@ func Make(p Problem) (*Plan, error) {
 	}
 	plan := &Plan{Finished: true}
 	total := p.Budget
-	p.Budget = max(p.Whole, total*6/10) // the rest is for the simulations of the chosen fleet
+	if !p.Brief {
+		p.Budget = max(p.Whole, total*6/10) // the rest is for the simulations of the chosen fleet
+	}
 	if err := s.choose(plan); err != nil {
 		return nil, err
 	}
@@ -298,6 +300,9 @@ func (s *search) examine(plan *Plan) (err error) {
 	}
 	plan.Outcome = outcomes[0]
 	plan.Meets = s.Meets(plan.Outcome)
+	if s.Brief {
+		return nil
+	}
 	var names []string
 	var cases []Case
 	for _, c := range []struct {

@@ -155,6 +155,7 @@ type Problem struct {
 	MaxNodes  int        // of a fleet
 	Spare     int        // nodes that are added to each pool
 	Plots     bool       // also simulate what only plots show
+	Brief     bool       // simulate no neighbours, growth, losses and slower steps
 	Budget    int        // simulated requests
 	Whole     int        // requests of the whole load that is simulated
 	PartOf    int        // requests of the part

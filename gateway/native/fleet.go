@@ -68,6 +68,8 @@ type Ended struct {
 	BlockTokens int
 	Cached      int // tokens of the prompt
 	Output      int // tokens of the answer, received so far
+	// Times are when the first and the last tokens of the answer arrived.
+	Times exchange.Timing
 }
 
 // Fleet answers requests by decode nodes. Make it with New.

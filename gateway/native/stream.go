@@ -79,7 +79,7 @@ func (x *request) Stop() {
 			x.CountFinished(x.Broken(), 1)
 		}
 		if ended := x.fleet.o.Ended; ended != nil {
-			ended(&Ended{end, x.Start, c.prompt, x.model.BlockTokens, c.cached, len(c.output)})
+			ended(&Ended{end, x.Start, c.prompt, x.model.BlockTokens, c.cached, len(c.output), c.times})
 		}
 	}
 	if len(x.choices) > 0 && x.live == 0 && !x.pools() {

@@ -19,7 +19,7 @@ import (
 var mayImport = map[string][]string{
 	".": {"internal/roles"},
 	"internal/roles": { // the subcommands, which know every role
-		"bench", "bench/dataset", "bench/load", "bench/report", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner/control", "deploy/planner/pools",
+		"bench", "bench/dataset", "bench/load", "bench/profiler", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner/control", "deploy/planner/pools",
 		"gateway", "gateway/proxy", "gateway/proxy/upstream", "gateway/proxy/discover", "gateway/route", "gateway/native/nodes", "prefill", "decode", "engine", "engine/kvcache", "engine/memory", "engine/scheduler", "kvtransfer", "kvtransfer/fabric",
 		"internal/batch", "internal/cluster", "internal/cli", "internal/config", "internal/console", "internal/kubernetes", "internal/launch", "internal/lengths", "internal/limits", "internal/obs/logs", "internal/obs/metrics",
 		"internal/process", "internal/regular", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf", "internal/obs/trace",

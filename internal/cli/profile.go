@@ -169,20 +169,10 @@ func (f *profileFlags) measure(ctx context.Context, v *Invocation, log *slog.Log
 		if f.live.Base, err = profile.Load(f.base); err != nil {
 			return nil, err
 		}
-		for _, from := range f.from {
-			if !strings.Contains(from, "://") {
-				from = "http://" + from
-			}
-			u, err := url.Parse(from)
-			if err != nil || u.Host == "" {
-				return nil, fmt.Errorf("%w: --from %s: give a node's metrics such as 10.0.0.2:7301", config.ErrValue, from)
-			}
-			if u.Path == "" || u.Path == "/" {
-				u.Path = "/metrics"
-			}
-			f.live.URLs = append(f.live.URLs, u.String())
+		if f.live.URLs, err = MetricsURLs(f.from); err != nil {
+			return nil, err
 		}
-		fmt.Fprintf(v.ErrOut, "Reading the counters of %s for %v\n", strings.Join(f.from, ", "), f.live.For)
+		fmt.Fprintf(v.ErrOut, "Reading the counters of %s for %v\n", strings.Join(masked(f.from), ", "), f.live.For)
 		r, err := profiler.Live(ctx, f.live)
 		if r != nil {
 			n := &r.Profile.Node
@@ -201,6 +191,34 @@ func (f *profileFlags) measure(ctx context.Context, v *Invocation, log *slog.Log
 		}
 	}
 	return profiler.Measure(ctx, f.o)
+}
+
+// MetricsURLs returns the URLs of nodes' metrics from the values of --from.
+func MetricsURLs(from []string) (urls []string, err error) {
+	for _, text := range from {
+		full := text
+		if !strings.Contains(full, "://") {
+			full = "http://" + full
+		}
+		u, err := url.Parse(full)
+		if err != nil || u.Host == "" {
+			return nil, fmt.Errorf("%w: --from %s: give a node's metrics such as 10.0.0.2:7301", config.ErrValue, profiler.Masked(text))
+		}
+		if u.Path == "" || u.Path == "/" {
+			u.Path = "/metrics"
+		}
+		urls = append(urls, u.String())
+	}
+	return urls, nil
+}
+
+// masked returns URLs without users and passwords.
+func masked(urls []string) []string {
+	list := make([]string, len(urls))
+	for i := range urls {
+		list[i] = profiler.Masked(urls[i])
+	}
+	return list
 }
 
 // asValue returns an error about options as one that the user can correct.

@@ -98,8 +98,8 @@ func gatewayURL(v *Invocation, url *string, usage string) {
 	v.Var(config.Value(url, "string", text, console.BaseURL), "url", usage+": HOST:PORT, or a URL with or without /v1")
 }
 
-// client declares the flags of a gateway's address.
-func client(v *Invocation) *console.Client {
+// Client declares the flags of a gateway's address.
+func Client(v *Invocation) *console.Client {
 	c := &console.Client{URL: "http://127.0.0.1:8000"}
 	gatewayURL(v, &c.URL, "the gateway")
 	v.StringVar(&c.Key, "api-key", "", "bearer token")
@@ -117,7 +117,7 @@ const (
 // chat asks one message, which is the arguments, then the input if that is no terminal. Without
 // either it holds a conversation.
 func chat(v *Invocation) error {
-	c := client(v)
+	c := Client(v)
 	var o console.ChatOptions
 	v.StringVar(&o.Model, "model", "", "model; default: the only one served")
 	v.StringVar(&o.System, "system", "", "system message")
@@ -241,7 +241,7 @@ func width(w io.Writer) int {
 }
 
 func showStatus(v *Invocation) error {
-	c := client(v)
+	c := Client(v)
 	asJSON := v.Bool("json", false, "as one JSON object")
 	watch := v.Bool("watch", false, "show it again and again, until Ctrl-C")
 	interval := v.Duration("interval", 2*time.Second, "with --watch: the time between two")

@@ -34,16 +34,12 @@ const (
 
 // record writes a trace of the requests that a gateway gets.
 func record(v *Invocation) error {
-	c := client(v)
+	c := Client(v)
 	length := time.Hour
-	v.SecondsVar(&length, "for", false, "length of the recording; Ctrl-C ends it earlier, and the trace has the requests so far")
+	most := RecordFlags(v, &length, "length of the recording; Ctrl-C ends it earlier, and the trace has the requests so far")
 	out := v.String("out", "", "file to write the trace to, which tandem sim --trace reads; empty: the standard output")
-	most := v.Int("max-requests", recordRequests, "requests after which the recording ends")
 	if _, err := v.Parse(0); err != nil {
 		return err
-	}
-	if *most < 1 || *most > recordRequests {
-		return fmt.Errorf("%w: --max-requests %d: give 1 to %d", config.ErrValue, *most, recordRequests)
 	}
 	file, err := createProfile(*out, v.Out)
 	if err != nil {
@@ -51,38 +47,55 @@ func record(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
-	t := &recording{most: *most, every: recordEvery, ids: map[uint64]uint64{}}
-	err = t.read(ctx, c, length)
-	if err != nil && len(t.requests) == 0 && ctx.Err() == nil {
-		return errors.Join(err, file.discard())
+	t, err := Record(ctx, c, length, *most)
+	if len(t.Requests) == 0 {
+		return errors.Join(cmp.Or(err, context.Cause(ctx)), file.discard())
 	}
-	if err != nil && ctx.Err() == nil {
-		err = fmt.Errorf("the trace ends early: %w", err)
-	} else {
-		err = nil
-	}
-	if len(t.requests) == 0 {
-		return errors.Join(cmp.Or(context.Cause(ctx), fmt.Errorf("%w: no request for the gateway's own nodes ended in %v: record for longer, or a gateway that has clients", config.ErrValue, length)), file.discard())
-	}
-	if werr := t.write(file); werr != nil {
+	if werr := t.Write(file); werr != nil {
 		return errors.Join(werr, file.discard())
 	}
 	if cerr := file.Close(); cerr != nil {
 		return cerr
 	}
-	fmt.Fprintf(v.ErrOut, "%d requests recorded", len(t.requests))
-	if t.refused+t.incomplete > 0 {
-		fmt.Fprintf(v.ErrOut, ", of which %d were refused and %d not answered completely", t.refused, t.incomplete)
-	}
-	if t.dropped > 0 {
-		fmt.Fprintf(v.ErrOut, "; %d were dropped, because there were too many between two readings", t.dropped)
-	}
-	fmt.Fprintln(v.ErrOut)
+	fmt.Fprintln(v.ErrOut, t)
 	return cmp.Or(err, context.Cause(ctx))
 }
 
-// recording is the requests that were recorded.
-type recording struct {
+// RecordFlags declares the flags of a recording, whose usage of --for is given. It returns the
+// requests after which the recording ends.
+func RecordFlags(v *Invocation, length *time.Duration, usage string) (most *int) {
+	v.SecondsVar(length, "for", false, usage)
+	most = v.Int("max-requests", recordRequests, "requests after which the recording ends")
+	v.Check(func() error {
+		if *most < 1 || *most > recordRequests {
+			return fmt.Errorf("%w: --max-requests %d: give 1 to %d", config.ErrValue, *most, recordRequests)
+		}
+		return nil
+	})
+	return most
+}
+
+// Record records the requests that a gateway gets until the length is over, ctx ends or there are
+// most requests. It returns an error if the recording ended early by itself, and if nothing was
+// recorded although ctx has not ended.
+func Record(ctx context.Context, c *console.Client, length time.Duration, most int) (*Recording, error) {
+	t := &Recording{most: most, every: recordEvery, ids: map[uint64]uint64{}}
+	err := t.read(ctx, c, length)
+	switch {
+	case ctx.Err() != nil:
+		return t, nil
+	case err != nil && len(t.Requests) > 0:
+		return t, fmt.Errorf("the trace ends early: %w", err)
+	case err == nil && len(t.Requests) == 0:
+		return t, fmt.Errorf("%w: no request for the gateway's own nodes ended in %v: record for longer, or a gateway that has clients", config.ErrValue, length)
+	}
+	return t, err
+}
+
+// Recording is the requests that were recorded.
+type Recording struct {
+	Requests []console.Recorded
+
 	most        int
 	every       time.Duration // between two readings
 	blockTokens int
@@ -91,11 +104,22 @@ type recording struct {
 	refused     int
 	incomplete  int
 	ids         map[uint64]uint64 // of hashes in the trace, so that no hash is written
-	requests    []console.Recorded
+}
+
+// String returns how many requests were recorded, and how many were not answered.
+func (t *Recording) String() string {
+	text := fmt.Sprintf("%d requests recorded", len(t.Requests))
+	if t.refused+t.incomplete > 0 {
+		text += fmt.Sprintf(", of which %d were refused and %d not answered completely", t.refused, t.incomplete)
+	}
+	if t.dropped > 0 {
+		text += fmt.Sprintf("; %d were dropped, because there were too many between two readings", t.dropped)
+	}
+	return text
 }
 
 // read reads from a gateway until the recording ends. An error means that it ends early.
-func (t *recording) read(ctx context.Context, c *console.Client, length time.Duration) error {
+func (t *Recording) read(ctx context.Context, c *console.Client, length time.Duration) error {
 	session := rand.Text()
 	ctx, cancel := context.WithTimeout(ctx, length)
 	defer cancel()
@@ -117,7 +141,7 @@ func (t *recording) read(ctx context.Context, c *console.Client, length time.Dur
 		last = time.Now()
 		t.blockTokens, t.dropped = r.BlockTokens, r.Dropped
 		for _, q := range r.Requests {
-			if t.hashes += len(q.Blocks); len(t.requests) == t.most || t.hashes > recordHashes {
+			if t.hashes += len(q.Blocks); len(t.Requests) == t.most || t.hashes > recordHashes {
 				return nil
 			}
 			switch q.End {
@@ -134,7 +158,7 @@ func (t *recording) read(ctx context.Context, c *console.Client, length time.Dur
 				}
 				q.Blocks[i] = id
 			}
-			t.requests = append(t.requests, q)
+			t.Requests = append(t.Requests, q)
 		}
 		if ctx.Err() != nil {
 			return nil
@@ -146,21 +170,21 @@ func (t *recording) read(ctx context.Context, c *console.Client, length time.Dur
 	}
 }
 
-// write writes the trace in order of arrival, from 0 on. The tokens behind a prompt's last block
+// Write writes the trace in order of arrival, from 0 on. The tokens behind a prompt's last block
 // get an id of their own, so that no other prompt has them. The length of an incomplete answer is
 // not known: the trace has the mean of the complete ones, or the tokens received if these are more.
-func (t *recording) write(out io.Writer) error {
-	slices.SortStableFunc(t.requests, func(a, b console.Recorded) int { return cmp.Compare(a.At, b.At) })
+func (t *Recording) Write(out io.Writer) error {
+	slices.SortStableFunc(t.Requests, func(a, b console.Recorded) int { return cmp.Compare(a.At, b.At) })
 	w := bufio.NewWriter(out)
 	next := uint64(len(t.ids))
 	answers, tokens := 0, 0
-	for i := range t.requests {
-		if q := &t.requests[i]; complete(q) {
+	for i := range t.Requests {
+		if q := &t.Requests[i]; complete(q) {
 			answers, tokens = answers+1, tokens+q.Output
 		}
 	}
 	mean := int(math.Round(float64(tokens) / float64(max(1, answers))))
-	for _, q := range t.requests {
+	for _, q := range t.Requests {
 		end := q.End
 		if complete(&q) {
 			end = ""
@@ -174,7 +198,7 @@ func (t *recording) write(out io.Writer) error {
 			Block     int      `json:"block_tokens"`
 			IDs       []uint64 `json:"hash_ids"`
 			End       string   `json:"end,omitempty"`
-		}{q.At - t.requests[0].At, q.Prompt, q.Output, t.blockTokens, append(q.Blocks, next), end})
+		}{q.At - t.Requests[0].At, q.Prompt, q.Output, t.blockTokens, append(q.Blocks, next), end})
 		if err != nil {
 			return err
 		}

@@ -18,12 +18,12 @@ import (
 // A recording is written in order of arrival, with small ids in place of hashes, and the simulator
 // reads it. What follows the last block of a prompt is shared with no other.
 func TestRecordingIsATrace(t *testing.T) {
-	r := &recording{blockTokens: 64, ids: map[uint64]uint64{}, requests: []console.Recorded{
+	r := &Recording{blockTokens: 64, ids: map[uint64]uint64{}, Requests: []console.Recorded{
 		{At: 5020, Prompt: 200, Output: 7, Blocks: []uint64{0, 1, 2}}, {At: 5000, Prompt: 150, Output: 9, Blocks: []uint64{0, 1}}, {At: 5010, Prompt: 10, Output: 1},
 	}}
 	r.ids[1<<63], r.ids[1<<62], r.ids[7] = 0, 1, 2
 	var b bytes.Buffer
-	if err := r.write(&b); err != nil {
+	if err := r.Write(&b); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "trace.jsonl")
@@ -45,12 +45,12 @@ func TestRecordingIsATrace(t *testing.T) {
 // Requests that were refused or broken off have the mean length of the answers, and say how they
 // ended.
 func TestRecordingOfRefused(t *testing.T) {
-	r := &recording{blockTokens: 64, requests: []console.Recorded{
+	r := &Recording{blockTokens: 64, Requests: []console.Recorded{
 		{At: 0, Prompt: 9, Output: 10, End: "answered"}, {At: 1, Prompt: 9, Output: 31, End: ""}, {At: 2, Prompt: 9, End: "refused"},
 		{At: 3, Prompt: 9, Output: 3, End: "incomplete"}, {At: 4, Prompt: 9, Output: 90, End: "incomplete"},
 	}}
 	var b bytes.Buffer
-	if err := r.write(&b); err != nil {
+	if err := r.Write(&b); err != nil {
 		t.Fatal(err)
 	}
 	trace, err := sim.ReadTrace(strings.NewReader(b.String()))
@@ -81,9 +81,9 @@ func TestRecordingOutage(t *testing.T) {
 		}
 	}))
 	defer gateway.Close()
-	r := &recording{most: 100, every: time.Millisecond, ids: map[uint64]uint64{}}
+	r := &Recording{most: 100, every: time.Millisecond, ids: map[uint64]uint64{}}
 	err := r.read(t.Context(), &console.Client{URL: gateway.URL}, time.Minute)
-	if err == nil || !strings.Contains(err.Error(), "begun the recording again") || len(r.requests) != 2 || calls != 4 {
-		t.Errorf("%v, %d requests, %d calls", err, len(r.requests), calls)
+	if err == nil || !strings.Contains(err.Error(), "begun the recording again") || len(r.Requests) != 2 || calls != 4 {
+		t.Errorf("%v, %d requests, %d calls", err, len(r.Requests), calls)
 	}
 }

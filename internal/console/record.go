@@ -29,8 +29,10 @@ type Recorded struct {
 	At     int64    `json:"at_ms"` // of arrival, since the first call
 	Prompt int      `json:"prompt_tokens"`
 	Output int      `json:"output_tokens"`
-	End    string   `json:"end"`    // empty: a gateway of an older release, which recorded answered ones only
-	Blocks []uint64 `json:"blocks"` // a hash for each BlockTokens of the prompt
+	End    string   `json:"end"`      // empty: a gateway of an older release, which recorded answered ones only
+	First  int64    `json:"first_us"` // from arrival to the first token; 0: there is none, or an older gateway
+	Last   int64    `json:"last_us"`  // and to the last one
+	Blocks []uint64 `json:"blocks"`   // a hash for each BlockTokens of the prompt
 }
 
 // recordTimeout bounds the duration of a call.

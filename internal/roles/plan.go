@@ -29,16 +29,26 @@ func runPlanPools(v *cli.Invocation) error {
 		o.APIInput, o.APIOutput = (*api)[0], (*api)[1]
 	}
 	o.Command = "tandem plan pools " + cli.Quoted(v.Arguments)
+	useMachine(v, &o)
+	return ofPools(pools.Run(&o, v.Out))
+}
+
+// useMachine has simulations use every processor, and show their progress on a terminal.
+func useMachine(v *cli.Invocation, o *pools.Options) {
 	o.Workers = runtime.GOMAXPROCS(0)
-	if cli.Draws(os.Stderr) {
-		o.Progress = func(p pools.Progress) {
-			fmt.Fprint(v.ErrOut, "\r\x1b[K")
-			if p.Budget > 0 {
-				fmt.Fprintf(v.ErrOut, "simulated %d requests of at most %d; %s with %d requests is running", p.Simulated, p.Budget, p.Running, p.Requests)
-			}
+	if !cli.Draws(os.Stderr) {
+		return
+	}
+	o.Progress = func(p pools.Progress) {
+		fmt.Fprint(v.ErrOut, "\r\x1b[K")
+		if p.Budget > 0 {
+			fmt.Fprintf(v.ErrOut, "simulated %d requests of at most %d; %s with %d requests is running", p.Simulated, p.Budget, p.Running, p.Requests)
 		}
 	}
-	err := pools.Run(&o, v.Out)
+}
+
+// ofPools returns an error of a plan as one that the user can correct.
+func ofPools(err error) error {
 	if errors.Is(err, pools.ErrOption) {
 		return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), pools.ErrOption.Error()+": "))
 	}
@@ -56,12 +66,7 @@ func poolFlags(s *config.Set, o *pools.Options) (api *[]float64) {
 	s.Float64Var(&o.Growth, "growth", 1, "factor on the pace of the load to plan for, such as 1.3 for a growth of 30 %")
 	s.Uint64Var(&o.Seed, "seed", 0, "seed of drawn requests and of the router's draws")
 	s.BoolVar(&o.DropTooLong, "drop-too-long", false, "leave out requests that are longer than a node can serve")
-	s.Section("Objectives")
-	s.StringVar(&o.TTFT, "ttft", "p90=2s", "time to the first token of a share of the requests, such as p90=2s; empty: no objective")
-	s.StringVar(&o.TPOT, "tpot", "p90=50ms", "mean time per further token, in the same form")
-	s.StringVar(&o.ITL, "itl", "", "times between tokens, of all requests together, in the same form")
-	s.StringVar(&o.E2EL, "e2el", "", "time to the last token, in the same form")
-	s.Float64Var(&o.Goodput, "goodput-share", 0, "share of the requests that have to be within every limit, such as 0.95; 0: only the percentiles count")
+	goalFlags(s, o)
 	s.Section("Nodes")
 	s.StringSliceVar(&o.Profiles, "profile", nil, "step times of the kinds of nodes to choose from: files, or estimates by name, GPU:MODEL or NxGPU:MODEL, such as 4xh100:llama-70b. GPUs: "+profile.GPUs()+"; models: "+profile.Models())
 	s.IntSliceVar(&o.GPUs, "gpus-per-node", nil, "numbers of GPUs that compute one model (--tensor-parallel-size) to choose from, such as 1,2,4; only for estimates by name; default: that of the profile")
@@ -73,6 +78,30 @@ func poolFlags(s *config.Set, o *pools.Options) (api *[]float64) {
 	s.CountVar(&o.MaxSeqs, "max-num-seqs", scheduler.DefaultMaxSeqs, 1, "requests that a node runs at once")
 	s.IntSliceVar(&o.MinRemote, "min-remote-prefill-tokens", []int{gateway.DefaultMinRemotePrefillTokens, 512, 1}, "uncached tokens from which on prompts are computed by prefill nodes, to choose from; 1: always")
 	s.CountVar(&o.Gateways, "gateways", 1, 1, "gateways among which requests are spread in turn")
+	costFlags(s, o)
+	api = s.Float64Slice("api-price", nil, "US dollars of an API for a million prompt tokens and for a million answer tokens, such as 0.05,0.40, to compare with")
+	s.Section("Search and output")
+	s.CountVar(&o.Budget, "budget", 1_000_000, 1, "requests that are simulated at most, of all fleets together")
+	s.StringVar(&o.HTML, "html", "", "file to write the plan to as one HTML page with plots")
+	s.StringVar(&o.Helm, "helm", "", "file to write the fleet to as values of the Helm chart")
+	s.BoolVar(&o.Up, "up", false, "print only the command that starts the fleet on one machine")
+	s.BoolVar(&o.Explain, "explain", false, "also print how each number was derived")
+	s.BoolVar(&o.JSON, "json", false, "print the plan as one JSON object")
+	return api
+}
+
+// goalFlags declares the objectives of a plan.
+func goalFlags(s *config.Set, o *pools.Options) {
+	s.Section("Objectives")
+	s.StringVar(&o.TTFT, "ttft", "p90=2s", "time to the first token of a share of the requests, such as p90=2s; empty: no objective")
+	s.StringVar(&o.TPOT, "tpot", "p90=50ms", "mean time per further token, in the same form")
+	s.StringVar(&o.ITL, "itl", "", "times between tokens, of all requests together, in the same form")
+	s.StringVar(&o.E2EL, "e2el", "", "time to the last token, in the same form")
+	s.Float64Var(&o.Goodput, "goodput-share", 0, "share of the requests that have to be within every limit, such as 0.95; 0: only the percentiles count")
+}
+
+// costFlags declares the prices of nodes.
+func costFlags(s *config.Set, o *pools.Options) {
 	s.Section("Cost")
 	s.Float64SliceVar(&o.Prices, "price-per-hour", nil, "US dollars for a node and hour, one for all profiles or one for each, instead of the profile's")
 	s.Float64Var(&o.Overhead, "overhead", 0, "share that is added to the price of nodes, such as 0.1 for gateways and staff")
@@ -83,13 +112,4 @@ func poolFlags(s *config.Set, o *pools.Options) (api *[]float64) {
 	s.Float64Var(&o.Machine.PUE, "pue", 1.3, "power of the data center for each watt of a bought node")
 	s.Float64Var(&o.Machine.PerKWh, "price-per-kwh", 0.12, "US dollars for a kilowatt hour")
 	s.Float64Var(&o.Machine.Ops, "ops-per-hour", 0, "US dollars for an hour of a bought node's place and care")
-	api = s.Float64Slice("api-price", nil, "US dollars of an API for a million prompt tokens and for a million answer tokens, such as 0.05,0.40, to compare with")
-	s.Section("Search and output")
-	s.CountVar(&o.Budget, "budget", 1_000_000, 1, "requests that are simulated at most, of all fleets together")
-	s.StringVar(&o.HTML, "html", "", "file to write the plan to as one HTML page with plots")
-	s.StringVar(&o.Helm, "helm", "", "file to write the fleet to as values of the Helm chart")
-	s.BoolVar(&o.Up, "up", false, "print only the command that starts the fleet on one machine")
-	s.BoolVar(&o.Explain, "explain", false, "also print how each number was derived")
-	s.BoolVar(&o.JSON, "json", false, "print the plan as one JSON object")
-	return api
 }

@@ -33,13 +33,14 @@ func TestProfileRefuses(t *testing.T) {
 		"give a longer --budget":                      {"--max-model-len", "64", "--device", "cpu", "--budget", "1"},
 		"--peer: --from measures no steps of its own": {"--from", "127.0.0.1:1", "--base", "h200:llama-8b", "--peer", "127.0.0.1:1"},
 		"--seed: --from measures no steps of its own": {"--from", "127.0.0.1:1", "--base", "h200:llama-8b", "--seed", "1"},
-		"connection refused":                          {"--from", "127.0.0.1:1", "--base", "h200:llama-8b"},
+		"connection refused":                          {"--from", "http://user:secret@127.0.0.1:1", "--base", "h200:llama-8b"},
+		"--from h:x: give a node's metrics":           {"--from", "user:secret@h:x", "--base", "h200:llama-8b"},
 		"unexpected argument":                         {"builtin", "more"},
 	} {
 		status, out, errOut := tandem(append([]string{"profile"}, args...)...)
 		lines := strings.Split(strings.TrimSpace(errOut), "\n")
 		last := lines[len(lines)-1]
-		if status != 2 || out != "" || !strings.HasPrefix(last, "tandem profile: ") || !strings.Contains(last, want) || strings.Contains(last, "profiler: ") {
+		if status != 2 || out != "" || !strings.HasPrefix(last, "tandem profile: ") || !strings.Contains(last, want) || strings.Contains(last, "profiler: ") || strings.Contains(errOut, "secret") {
 			t.Errorf("%q: status %d\n%s%s", want, status, out, errOut)
 		}
 	}

@@ -22,7 +22,10 @@ func table() cli.Table {
 		`tandem sim --fleet 6P2D --profile h200:llama-8b --load "rps=20,in=lognormal(8,0.9),out=343,prefix=0.3"`, runSim),
 		cli.New("plan pools", "--profile PROFILE --trace FILE|--load SPEC [flags]",
 			"Chooses the numbers of prefill and decode nodes for a load: simulates fleets, prints the cheapest one that meets the objectives, its neighbours, the load at which it fails, and its cost.",
-			`tandem plan pools --profile h100:llama-8b --load "rps=10,in=lognormal(8,0.9),out=343,prefix=0.3" --ttft p90=2s --tpot p90=50ms`, runPlanPools))
+			`tandem plan pools --profile h100:llama-8b --load "rps=10,in=lognormal(8,0.9),out=343,prefix=0.3" --ttft p90=2s --tpot p90=50ms`, runPlanPools),
+		cli.New("advise", "--profile PROFILE [flags]",
+			"Advises about a fleet that runs: records its load, compares the prediction of the simulator with what the gateway measured, and prints what a cheaper fleet saves, what to change first, and what the fleet risks.",
+			"tandem advise --url http://127.0.0.1:8000 --profile node.yaml --for 10m --price-per-hour 3.80", runAdvise))
 	return append(cli.Table{
 		cli.New("up", "[flags]", "Starts a cluster on this machine: a gateway, prefill nodes and decode nodes, each a process.",
 			"tandem up --prefill 1 --decode 2 --model ./Llama-3.2-1B-Instruct", runUp),

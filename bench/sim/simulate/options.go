@@ -85,8 +85,8 @@ const minHeartbeat = time.Millisecond
 // fleetSize matches the size of a fleet.
 var fleetSize = regexp.MustCompile(`^(?:(\d{1,6})[Pp])?(\d{1,6})[Dd]?$`)
 
-// parseFleet parses 6P2D (6 prefill and 2 decode nodes), 8D or 8 (8 colocated nodes).
-func parseFleet(text string) (prefill, decode int, err error) {
+// ParseFleet parses 6P2D (6 prefill and 2 decode nodes), 8D or 8 (8 colocated nodes).
+func ParseFleet(text string) (prefill, decode int, err error) {
 	m := fleetSize.FindStringSubmatch(text)
 	if m != nil {
 		prefill, _ = strconv.Atoi(m[1]) // empty: 0
@@ -131,7 +131,7 @@ func (r *run) prepare() (err error) {
 		return wrap(err)
 	}
 	f := &r.fleet
-	if f.Prefill, f.Decode, err = parseFleet(r.Fleet); err != nil {
+	if f.Prefill, f.Decode, err = ParseFleet(r.Fleet); err != nil {
 		return err
 	}
 	if f.Policy, err = route.ParsePolicy(r.Policy); err != nil {

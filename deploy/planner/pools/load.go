@@ -59,6 +59,12 @@ func (r *run) readLoad() error {
 		}
 		slices.SortStableFunc(r.trace, func(a, b sim.Request) int { return int(a.At - b.At) })
 	}
+	return r.checkLoad()
+}
+
+// checkLoad checks the load and sets its pace.
+func (r *run) checkLoad() error {
+	o := r.Options
 	if last := r.trace[len(r.trace)-1].At; last <= 0 && len(r.trace) > 1 {
 		return fmt.Errorf("%w: all %d requests arrive at the same time: a plan needs the times of the requests", ErrOption, len(r.trace))
 	}

@@ -1,5 +1,6 @@
-// Package pools is the command `tandem plan pools`. It reads a load and profiles of nodes, has
-// deploy/planner choose the numbers of nodes, and prints the plan.
+// Package pools is the commands `tandem plan pools` and `tandem advise`. It reads a load and
+// profiles of nodes, has deploy/planner choose the numbers of nodes, and prints the plan. For a
+// fleet that runs, it compares the simulation with what was measured, and prints what to change.
 //
 // Fleets are simulated by bench/sim/fleet, with the real router, queue and scheduler. Prices are
 // computed by internal/cost.
@@ -191,14 +192,7 @@ func (o *Options) readProfiles() (list []*profile.Profile, err error) {
 		if err != nil {
 			return nil, wrap(err)
 		}
-		if len(o.Prices) > 0 {
-			p.Node.Price = o.Prices[min(i, len(o.Prices)-1)]
-		}
-		if o.Machine.Capex > 0 {
-			m := o.Machine
-			m.Watts = cmp.Or(m.Watts, p.Node.Watts)
-			p.Node.Price = m.PerHour()
-		}
+		o.setPrice(p, i)
 		if len(o.GPUs) == 0 {
 			list = append(list, p)
 			continue
@@ -210,6 +204,18 @@ func (o *Options) readProfiles() (list []*profile.Profile, err error) {
 		list = append(list, more...)
 	}
 	return list, comparable(list, o.CompareEstimates)
+}
+
+// setPrice sets the price of the i-th profile.
+func (o *Options) setPrice(p *profile.Profile, i int) {
+	if len(o.Prices) > 0 {
+		p.Node.Price = o.Prices[min(i, len(o.Prices)-1)]
+	}
+	if o.Machine.Capex > 0 {
+		m := o.Machine
+		m.Watts = cmp.Or(m.Watts, p.Node.Watts)
+		p.Node.Price = m.PerHour()
+	}
 }
 
 // withGPUs returns an estimate with other numbers of GPUs for each model, at the same price for a

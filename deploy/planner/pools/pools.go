@@ -36,6 +36,7 @@ type run struct {
 	*Options
 	profiles    []*profile.Profile
 	trace       []sim.Request // all
+	source      string        // of the trace, if it is not of the options
 	whole, part []sim.Request // that are simulated
 	tenants     []tenant
 	dropped     int     // requests that are too long
@@ -68,20 +69,8 @@ func Run(o *Options, out io.Writer) error {
 }
 
 // prepare checks the options, reads the files and states the problem.
-func (r *run) prepare() (err error) {
-	if err := r.check(); err != nil {
-		return err
-	}
-	// Before minutes of simulations.
-	for flag, name := range map[string]string{"html": r.HTML, "helm": r.Helm} {
-		if name == "" {
-			continue
-		}
-		if info, err := os.Stat(filepath.Dir(name)); err != nil || !info.IsDir() {
-			return fmt.Errorf("%w: --%s %s: its folder does not exist: create it, or name another file", ErrOption, flag, name)
-		}
-	}
-	goals, err := r.objectives()
+func (r *run) prepare() error {
+	goals, err := r.checkAll()
 	if err != nil {
 		return err
 	}
@@ -92,7 +81,30 @@ func (r *run) prepare() (err error) {
 		return err
 	}
 	r.lengthen()
-	r.whole = windows(r.trace, max(minPart, int(r.longer*float64(r.Budget/wholeShare))), windowsOf)
+	r.state(goals)
+	return nil
+}
+
+// checkAll checks the options and returns the objectives.
+func (r *run) checkAll() ([]planner.Objective, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	// Before minutes of simulations.
+	for flag, name := range map[string]string{"html": r.HTML, "helm": r.Helm} {
+		if name == "" {
+			continue
+		}
+		if info, err := os.Stat(filepath.Dir(name)); err != nil || !info.IsDir() {
+			return nil, fmt.Errorf("%w: --%s %s: its folder does not exist: create it, or name another file", ErrOption, flag, name)
+		}
+	}
+	return r.objectives()
+}
+
+// state states the problem for the profiles and the load.
+func (r *run) state(goals []planner.Objective) {
+	r.whole = windows(r.trace, max(minPart, int(max(1, r.longer)*float64(r.Budget/wholeShare))), windowsOf)
 	r.part = windows(r.whole, max(minPart, len(r.whole)/partShare), windowsOf)
 	list := requests(r.whole)
 	p := &r.problem
@@ -109,7 +121,6 @@ func (r *run) prepare() (err error) {
 		n.Price *= 1 + r.Overhead
 		p.Nodes = append(p.Nodes, n)
 	}
-	return nil
 }
 
 // maxBlocks bounds the KV blocks of all fleets that are simulated at once, about 100 bytes each.
@@ -183,7 +194,7 @@ func (r *run) blockTokens() int {
 
 // simulate runs cases, several at once.
 func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
-	outcomes, errs := make([]planner.Outcome, len(cases)), make([]error, len(cases))
+	outcomes := make([]planner.Outcome, len(cases))
 	var mu sync.Mutex
 	progress := func(c planner.Case, ended bool) {
 		if r.Progress == nil {
@@ -200,19 +211,29 @@ func (r *run) simulate(cases []planner.Case) ([]planner.Outcome, error) {
 		}
 		r.Progress(Progress{Running: c.Size(), Requests: r.counted(list), Simulated: r.simulated, Budget: r.Budget})
 	}
+	return outcomes, r.atOnce(len(cases), func(i int) (err error) {
+		progress(cases[i], false)
+		defer progress(cases[i], true)
+		outcomes[i], err = r.one(cases[i])
+		return err
+	})
+}
+
+// atOnce calls f with 0 to n-1, on as many goroutines as there are workers, and returns the error
+// of the least number.
+func (r *run) atOnce(n int, f func(i int) error) error {
+	errs := make([]error, n)
 	turn := make(chan struct{}, max(1, r.Workers))
 	var wg sync.WaitGroup
-	for i := range cases {
+	for i := range n {
 		turn <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turn }()
-			progress(cases[i], false)
-			outcomes[i], errs[i] = r.one(cases[i])
-			progress(cases[i], true)
+			errs[i] = f(i)
 		})
 	}
 	wg.Wait()
-	return outcomes, cmp.Or(errs...)
+	return cmp.Or(errs...)
 }
 
 // counted returns the number of requests of the budget that a simulation of requests uses.
@@ -221,11 +242,26 @@ func (r *run) counted(list []sim.Request) int {
 }
 
 // one simulates a case.
-func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
-	p, trace := r.profiles[c.Node], r.whole
+func (r *run) one(c planner.Case) (planner.Outcome, error) {
+	trace := r.whole
 	if c.Part {
 		trace = r.part
 	}
+	var events func(span, start time.Duration) []fleet.Event
+	if c.Loss != planner.NoLoss {
+		events = func(span, _ time.Duration) []fleet.Event {
+			target, at := fleet.Target{Prefill: c.Loss == planner.LosePrefill}, span*2/5
+			return []fleet.Event{{At: at, Action: fleet.Kill, Target: target}, {At: at + time.Millisecond, Action: fleet.Start, Target: target}}
+		}
+	}
+	o, _, err := r.play(c, trace, events)
+	return o, err
+}
+
+// play simulates a case with a trace, and with the events for its duration and for that of a node's
+// start; nil: there are none. It returns the duration until the last token, too.
+func (r *run) play(c planner.Case, trace []sim.Request, events func(span, start time.Duration) []fleet.Event) (o planner.Outcome, took time.Duration, err error) {
+	p := r.profiles[c.Node]
 	prefill, decode, share := r.slice(c.Fleet)
 	trace = unshared(thinned(trace, share), c.Unshared)
 	times := p.Times()
@@ -242,13 +278,12 @@ func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
 	f.Seed, f.Speedup, f.GrantTimeout = r.Seed, c.Load, grantTimeout
 	span := time.Duration(float64(trace[len(trace)-1].At) / c.Load)
 	f.SampleEvery = max(100*time.Millisecond, span/300)
-	if c.Loss != planner.NoLoss {
-		target, at := fleet.Target{Prefill: c.Loss == planner.LosePrefill}, span*2/5
-		f.Events = []fleet.Event{{At: at, Action: fleet.Kill, Target: target}, {At: at + time.Millisecond, Action: fleet.Start, Target: target}}
+	if events != nil {
+		f.Events = events(span, f.Start)
 	}
 	result, err := fleet.Run(trace, f)
 	if err != nil {
-		return o, err
+		return o, 0, err
 	}
 	r.measure(&o, result)
 	if share < 1 {
@@ -260,7 +295,7 @@ func (r *run) one(c planner.Case) (o planner.Outcome, err error) {
 	for _, u := range []profile.Uses{times.Decode, times.Prefill} {
 		o.Points, o.Coefficients = o.Points+u.Points, o.Coefficients+u.Coefficients
 	}
-	return o, nil
+	return o, result.Span, nil
 }
 
 // measure computes an outcome. Requests that failed are the slowest ones in every percentile.

@@ -1,6 +1,7 @@
 package pools
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -473,7 +474,7 @@ func (r *run) inputs() (lines []string) {
 	p := r.plan
 	d := &p.Demand
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
-	load := r.Trace
+	load := cmp.Or(r.source, r.Trace)
 	if load == "" {
 		load = strings.Join(r.Loads, " + ") + fmt.Sprintf(", seed %d", r.Seed)
 	}
