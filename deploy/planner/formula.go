@@ -17,20 +17,21 @@ type Demand struct {
 	Context        float64 // mean tokens that a decoded token attends to
 	Residence      float64 // sum over answer tokens of the context, per second
 
-	LeastWork float64 // Work if every step were full, without attention
-	Work      float64 // seconds of prefill per second, with every shared prefix cached
+	LeastWork float64 // Work if prompts share steps as well as they can: no fleet has less
+	Work      float64 // seconds of prefill per second, each prompt alone, with every shared prefix cached
 	ColdWork  float64 // the same without caches
 	Service   float64 // mean seconds of a prompt, with every shared prefix cached
 	Variation float64 // squared coefficient of variation of these
 }
 
-// Describe computes a load's figures for a kind of node. batch is the tokens of a step.
-func Describe(n *Node, requests []Request, batch int) (d Demand) {
+// Describe computes a load's figures for a kind of node. batch is the tokens of a step; of
+// LeastWork, most.
+func Describe(n *Node, requests []Request, batch, most int) (d Demand) {
 	d.Requests = len(requests)
 	d.Span = max(requests[len(requests)-1].At.Seconds()-requests[0].At.Seconds(), 1e-3)
 	d.Rate = float64(len(requests)) / d.Span
 	var prompt, output, cached, context, warm, cold, square, least float64
-	perToken := n.Chunk(batch, 0) / float64(batch)
+	perToken, perPair := n.leastChunk(most)
 	times := promptTimes{n: n, batch: batch}
 	for _, q := range requests {
 		out := float64(max(1, q.Output))
@@ -38,7 +39,9 @@ func Describe(n *Node, requests []Request, batch int) (d Demand) {
 		context += out * (float64(q.Prompt) + out/2)
 		s := times.seconds(q.Prompt, q.Cached)
 		warm, square, cold = warm+s, square+s*s, cold+times.seconds(q.Prompt, 0)
-		least += perToken * float64(max(1, q.Prompt-q.Cached))
+		start := float64(min(q.Cached, q.Prompt-1))
+		n := float64(q.Prompt) - start
+		least += perToken*n + perPair*n*(start+n/2)
 		d.Longest = max(d.Longest, q.Prompt)
 	}
 	d.LeastWork = least / d.Span
@@ -48,6 +51,30 @@ func Describe(n *Node, requests []Request, batch int) (d Demand) {
 	d.Work, d.ColdWork, d.Service = warm/d.Span, cold/d.Span, warm/k
 	d.Variation = max(0, square/k/(d.Service*d.Service)-1)
 	return d
+}
+
+// leastChunk returns seconds of a token, and of a pair of a token and one before it, of which the
+// sum is at most the time of a step with at most so many tokens, whichever prompts share it.
+func (n *Node) leastChunk(most int) (perToken, perPair float64) {
+	sizes := []int{most}
+	for t := 1; t < most; t = max(t+1, t*5/4) {
+		sizes = append(sizes, t)
+	}
+	starts := []int{1 << 10, 1 << 12, 1 << 14, 1 << 16}
+	perToken, perPair = math.Inf(1), math.Inf(1)
+	for _, t := range sizes {
+		for _, start := range starts {
+			perPair = min(perPair, (n.Chunk(t, start)-n.Chunk(t, 0))/(float64(t)*float64(start)))
+		}
+	}
+	perPair = max(0, perPair)
+	for _, t := range sizes {
+		for _, start := range append(starts, 0, -t/2) { // -t/2: tokens of many prompts, which attend to few
+			attended := float64(t) * (float64(start) + float64(t)/2)
+			perToken = min(perToken, (n.Chunk(t, start)-perPair*attended)/float64(t))
+		}
+	}
+	return max(0, perToken), perPair
 }
 
 // promptTimes computes the seconds of prompts.
@@ -180,12 +207,15 @@ const (
 // none.
 func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	decodeWork := d.Rate * d.Output * (n.PerSeq + n.PerCtx*d.Context) // seconds per second, in large batches
-	low, high := min(d.LeastWork, decodeWork), max(d.LeastWork, decodeWork)
-	b.Nodes = max(1, ceil(surely*(high+n.Mixed*low)))
-	b.Prefill = max(1, ceil(d.Work))
-	b.GuessPrefill = max(b.Prefill, ceil(d.Work/GuessBusy))
+	both := d.LeastWork + decodeWork
+	if n.Mixed < 1 { // the one kind of work may hide the other
+		both = max(d.LeastWork, decodeWork)
+	}
+	b.Nodes = max(1, ceil(surely*both))
+	b.Prefill = max(1, ceil(d.LeastWork))
+	b.GuessPrefill = max(b.Prefill, ceil(d.LeastWork/GuessBusy))
 	b.Decode = max(1, ceil(decodeWork))
-	b.Colocated = max(1, ceil(d.Work+decodeWork))
+	b.Colocated = max(1, ceil(both))
 	fastest := *n // of few sequences, which read few experts
 	fastest.Fixed = min(n.Fixed, n.Alone)
 	holds := func(n *Node, nodes int, kv, share float64) bool {
@@ -199,11 +229,11 @@ func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	for b.GuessDecode < maxGuess && !holds(n, b.GuessDecode, GuessKV, guessITL) {
 		b.GuessDecode += max(1, b.GuessDecode/64)
 	}
-	b.GuessColocated = max(b.Colocated, ceil((d.Work+decodeWork)/GuessBusy))
+	b.GuessColocated = max(b.Colocated, ceil((d.LeastWork+decodeWork)/GuessBusy))
 	return b
 }
 
-// surely is the share of LeastWork that no fleet is without: larger steps take less per token.
+// surely is the share of the work that a fleet does while a short load lasts; the rest may be late.
 const surely = .9
 
 // maxGuess bounds the nodes of a guess.

@@ -84,7 +84,7 @@ func Make(p Problem) (*Plan, error) {
 		for _, settings := range p.Settings {
 			most = max(most, settings.BatchedTokens)
 		}
-		d := Describe(n, p.Requests, batch)
+		d := Describe(n, p.Requests, batch, most)
 		ttft := p.limit(TTFT)
 		s.demands = append(s.demands, d)
 		s.floors = append(s.floors, FloorOf(n, p.Requests, most, ttft.Limit, cmp.Or(ttft.Percentile, 90)))

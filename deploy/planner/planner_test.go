@@ -89,7 +89,7 @@ func TestWait(t *testing.T) {
 	n := h100()
 	requests := load(10, 1000, 8000, 1)
 	one := (promptTimes{n: &n, batch: 8192}).seconds(8000, 0)
-	d := Describe(&n, requests, 8192)
+	d := Describe(&n, requests, 8192, 8192)
 	if got := d.Backlog(&n, requests, 8192, 2); !close(got, 5*one, .03) {
 		t.Errorf("ten prompts at once: the backlog of two nodes is %g s, want %g", got, 5*one)
 	}

@@ -205,6 +205,7 @@ func (s *search) settle(fleets []Fleet) (f Fleet, ok bool, err error) {
 		}
 		f, ok, err = s.best(more)
 	}
+	gallops := true // until a step was too large
 	for step := max(1, f.Nodes()/32); err == nil; {
 		var next Fleet
 		var met bool
@@ -213,11 +214,14 @@ func (s *search) settle(fleets []Fleet) (f Fleet, ok bool, err error) {
 		}
 		switch {
 		case met:
-			f = next
+			if f = next; gallops && step > 1 { // near the end, every fleet next to the best one counts
+				step *= 2
+			}
 		case step == 1:
 			return f, ok, nil
 		default:
 			step /= 2
+			gallops = false
 		}
 	}
 	return f, ok, err

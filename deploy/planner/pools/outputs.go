@@ -220,8 +220,8 @@ func (r *run) explanation() (lines []string) {
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	add("Rate: %s / %.0f s = %.3g requests a second (load)", count(d.Requests, "request"), d.Span, d.Rate)
 	add("Prompt: %.3g s of steps of at most %d tokens on average, with every shared beginning cached (%.0f %% of tokens) and an idle node (step times: %s)", d.Service, f.BatchedTokens, 100*d.Cached, source)
-	add("Work of prompts: %.3g requests a second · %.3g s = %.3g seconds a second, %.3g without caches. So at least %s compute prompts; at %.0f %% of their time %d",
-		d.Rate, d.Service, d.Work, d.ColdWork, count(p.Bounds.Prefill, "node"), 100*planner.GuessBusy, p.Bounds.GuessPrefill)
+	add("Work of prompts: %.3g requests a second · %.3g s = %.3g seconds a second, %.3g without caches, and %.3g if prompts share steps as well as they can. So at least %s compute prompts; at %.0f %% of their time %d",
+		d.Rate, d.Service, d.Work, d.ColdWork, d.LeastWork, count(p.Bounds.Prefill, "node"), 100*planner.GuessBusy, p.Bounds.GuessPrefill)
 	k := max(1, f.Prefill)
 	if f.Prefill == 0 {
 		k = f.Decode

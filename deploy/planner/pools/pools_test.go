@@ -304,7 +304,7 @@ func TestMooncakeFigures(t *testing.T) {
 		list[i].At = time.Duration(float64(list[i].At) / 3)
 		list[i].Cached = 0
 	}
-	d := planner.Describe(&n, list, 8192)
+	d := planner.Describe(&n, list, 8192, 8192)
 	floor := planner.FloorOf(&n, list, 8192, 2*time.Second, 90)
 	one := planner.FloorOf(&n, list, 8192, time.Second, 90)
 	for _, c := range []struct {

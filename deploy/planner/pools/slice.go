@@ -2,6 +2,7 @@ package pools
 
 import (
 	"math"
+	"slices"
 
 	"github.com/tandem-serving/tandem/bench/sim"
 	"github.com/tandem-serving/tandem/deploy/planner"
@@ -70,7 +71,7 @@ func (r *run) lengthen() {
 	nodes := math.MaxInt
 	for _, q := range r.profiles {
 		n := node(q)
-		d := planner.Describe(&n, list, r.BatchedTokens[0])
+		d := planner.Describe(&n, list, r.BatchedTokens[0], slices.Max(r.BatchedTokens))
 		nodes = min(nodes, d.Bounds(&n, 0).Nodes)
 	}
 	r.longer = max(1, min(float64(nodes)/sliceNodes/2, maxLonger))
