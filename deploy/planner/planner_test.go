@@ -175,6 +175,17 @@ func TestFindsTheLeast(t *testing.T) {
 	}
 }
 
+// A fleet of all nodes that are allowed is divided in other ways if the guess fails.
+func TestSplitsTheMost(t *testing.T) {
+	for _, w := range []world{{prefill: 8, decode: 3, colocated: 99}, {prefill: 3, decode: 8, colocated: 99}, {prefill: 6, decode: 5, colocated: 99}} {
+		p := problem(&w)
+		p.MaxNodes = 12
+		if plan, err := Make(p); err != nil || !plan.Meets || plan.Fleet.Nodes() != 12 {
+			t.Errorf("%+v: %+v, %v, want 12 nodes that meet the objectives", w, plan, err)
+		}
+	}
+}
+
 // However small the budget, it is kept.
 func TestBudget(t *testing.T) {
 	found := 0

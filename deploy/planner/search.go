@@ -134,11 +134,7 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 	}
 	// A fleet with room in both pools, which grows until it meets the objectives.
 	p, d := b.GuessPrefill, b.GuessDecode
-	for {
-		if p+d > s.MaxNodes {
-			p = max(b.Prefill, min(p, p*s.MaxNodes/(p+d)))
-			d = s.MaxNodes - p
-		}
+	for p+d < s.MaxNodes {
 		ok, err := s.meets(fleet(p, d))
 		if err != nil {
 			return nil, err
@@ -146,10 +142,14 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 		if ok {
 			break
 		}
-		if p+d >= s.MaxNodes {
-			return nil, nil
-		}
 		p, d = p+max(1, p/2), d+max(1, d/2)
+	}
+	if p+d >= s.MaxNodes {
+		ok, err := false, error(nil)
+		if p, ok, err = s.splitMost(b, p*s.MaxNodes/(p+d), fleet); err != nil || !ok {
+			return nil, err
+		}
+		d = s.MaxNodes - p
 	}
 	high := d
 	if d, err = least(b.Decode, d, high, func(n int) (bool, error) { return s.meets(fleet(p, n)) }); err != nil {
@@ -181,6 +181,28 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 		}
 	}
 	return best, nil
+}
+
+// splitMost returns the prefill nodes of a fleet of MaxNodes that meets the objectives on the part.
+// It begins with a guess, and tries more of them before fewer.
+func (s *search) splitMost(b Bounds, guess int, fleet func(p, d int) Fleet) (prefill int, ok bool, err error) {
+	most := s.MaxNodes - b.Decode
+	guess = min(max(guess, b.Prefill), most)
+	splits := []int{guess}
+	for p := guess; p < most; {
+		p = min(p+max(1, p/2), most)
+		splits = append(splits, p)
+	}
+	for p := guess; p > b.Prefill; {
+		p = max(p-max(1, p/3), b.Prefill)
+		splits = append(splits, p)
+	}
+	for _, p := range splits {
+		if ok, err := s.meets(fleet(p, s.MaxNodes-p)); ok || err != nil {
+			return p, ok, err
+		}
+	}
+	return 0, false, nil
 }
 
 // Shares of the time and of memory above which a pool limits a fleet that fails.
