@@ -48,6 +48,9 @@ const sleeping = "TANDEM_PROOF_PROFILE"
 type options struct {
 	parts, fleets, loads, dir, out, tandem, commit string
 	seconds, port                                  int
+	budget                                         time.Duration // of tandem profile; 0: its default
+
+	profiled *profiled // nil: not yet
 }
 
 func main() {
@@ -95,6 +98,7 @@ func proof(ctx context.Context, args []string, out, errOut io.Writer) error {
 	f.StringVar(&o.fleets, "fleets", "2P2D,4P4D,8P8D", "fleets of sleeping nodes")
 	f.StringVar(&o.loads, "loads", "0.3,0.6,0.85", "loads of the sleeping fleets, of their capacity")
 	f.IntVar(&o.seconds, "seconds", 120, "of arrivals in each run")
+	f.DurationVar(&o.budget, "budget", 0, "of tandem profile; 0: its default")
 	f.IntVar(&o.port, "port", 9700, "of the gateway; nodes have those after it")
 	f.StringVar(&o.dir, "dir", ".cache/sim-proof", "folder for models, traces and logs")
 	f.StringVar(&o.out, "out", "bench/results/sim-proof.md", "the page")

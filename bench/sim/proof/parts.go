@@ -256,21 +256,32 @@ func percentile(rec *load.Record, metric string, at float64) float64 {
 // bench/demo.
 var shape = checkpoint.Shape{Vocab: 50257, Hidden: 768, FFN: 2048, Layers: 12, Heads: 12, KVHeads: 12, HeadDim: 64, Positions: 4096, RopeTheta: 10000}
 
-// profileModel writes the model and profiles it on one core. It returns the profile's file and the
-// command's report.
-func (o *options) profileModel(ctx context.Context, errOut io.Writer) (model, file, text string, err error) {
-	model, file = filepath.Join(o.dir, "model"), filepath.Join(o.dir, "engine.yaml")
-	if err := errors.Join(shape.HuggingFace(model), shape.Tokenizer(model)); err != nil {
-		return "", "", "", err
+// profiled is the model of the nodes that compute, and its profile.
+type profiled struct {
+	model  string // folder
+	file   string // of the profile
+	report string // of tandem profile
+}
+
+// profileModel writes the model and profiles it on one core, once.
+func (o *options) profileModel(ctx context.Context, errOut io.Writer) (*profiled, error) {
+	if o.profiled != nil {
+		return o.profiled, nil
 	}
-	args := append([]string{"-c", "0", o.tandem, "profile", model, "--out", file, "--threads", "1"}, engineFlags...)
+	p := &profiled{model: filepath.Join(o.dir, "model"), file: filepath.Join(o.dir, "engine.yaml")}
+	if err := errors.Join(shape.HuggingFace(p.model), shape.Tokenizer(p.model)); err != nil {
+		return nil, err
+	}
+	args := append([]string{"-c", "0", o.tandem, "profile", p.model, "--out", p.file, "--threads", "1", "--budget", o.budget.String()}, engineFlags...)
 	c := exec.CommandContext(ctx, "taskset", args...)
 	var both bytes.Buffer
 	c.Stdout, c.Stderr = io.MultiWriter(&both, errOut), io.MultiWriter(&both, errOut)
 	if err := c.Run(); err != nil {
-		return "", "", "", fmt.Errorf("tandem profile: %w", err)
+		return nil, fmt.Errorf("tandem profile: %w", err)
 	}
-	return model, file, both.String(), nil
+	p.report = both.String()
+	o.profiled = p
+	return p, nil
 }
 
 // engineFlags are those of the nodes that compute.
@@ -278,15 +289,15 @@ var engineFlags = []string{"--quantization", "int8", "--kv-cache-memory-bytes", 
 
 // engine is the part with nodes that compute.
 func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, error) {
-	model, file, _, err := o.profileModel(ctx, errOut)
+	m, err := o.profileModel(ctx, errOut)
 	if err != nil {
 		return "", err
 	}
-	p, err := profile.Load(file)
+	p, err := profile.Load(m.file)
 	if err != nil {
 		return "", err
 	}
-	n := &node{tokens: model, flags: append([]string{"--model", model}, engineFlags...)}
+	n := &node{tokens: m.model, flags: append([]string{"--model", m.model}, engineFlags...)}
 	const spec = "in=64-512,out=16-96"
 	f := simulated(p, 1, 1)
 	var table strings.Builder
@@ -321,13 +332,13 @@ var heldOut = regexp.MustCompile(`(?m)^(.*\S) +([0-9.e+-]+) +([0-9.e+-]+) +([+-]
 
 // shapes is the part about the profile on shapes that were not fitted.
 func (o *options) shapes(ctx context.Context, _, errOut io.Writer) (string, error) {
-	_, _, text, err := o.profileModel(ctx, errOut)
+	p, err := o.profileModel(ctx, errOut)
 	if err != nil {
 		return "", err
 	}
 	var figures []prove.Figure
 	sum := 0.0
-	for _, m := range heldOut.FindAllStringSubmatch(text, -1) {
+	for _, m := range heldOut.FindAllStringSubmatch(p.report, -1) {
 		predicted, err := strconv.ParseFloat(m[2], 64)
 		measured, err2 := strconv.ParseFloat(m[3], 64)
 		if err := errors.Join(err, err2); err != nil {
@@ -338,7 +349,7 @@ func (o *options) shapes(ctx context.Context, _, errOut io.Writer) (string, erro
 		sum += math.Abs(f.Error())
 	}
 	if len(figures) == 0 {
-		return "", fmt.Errorf("tandem profile has reported no shape that was not fitted: %s", text)
+		return "", fmt.Errorf("tandem profile has reported no shape that was not fitted: %s", p.report)
 	}
 	var table strings.Builder
 	if err := prove.WriteRows(&table, "step", figures); err != nil {
