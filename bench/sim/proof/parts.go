@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -156,7 +157,7 @@ func (o *options) sleep(ctx context.Context, out, errOut io.Writer) (string, err
 				return "", err
 			}
 			r, err := o.measure(ctx, n, prefill, decode, trace, out, errOut)
-			if err != nil {
+			if err = errors.Join(err, r.complete()); err != nil {
 				return "", err
 			}
 			figures, err := compare(f, trace, r, sleepBounds)
@@ -189,7 +190,7 @@ func (o *options) plan(ctx context.Context, out, errOut io.Writer) (string, erro
 	if err != nil {
 		return "", err
 	}
-	const ttft, tpot = 500, 50 // ms at p90
+	const ttft, tpot = 700, 60 // ms at p90
 	spec := fmt.Sprintf("rps=18,n=%d,in=100-1200,out=30-90", 18*o.seconds)
 	p := pools.Options{
 		Profiles: []string{n.profile}, Loads: []string{spec}, Growth: 1, Seed: 1, TTFT: fmt.Sprintf("p90=%dms", ttft), TPOT: fmt.Sprintf("p90=%dms", tpot), Shape: "pools", MaxNodes: 16,
@@ -246,10 +247,12 @@ func (o *options) plan(ctx context.Context, out, errOut io.Writer) (string, erro
 	return fmt.Sprintf("## A planned fleet\n\n`tandem plan pools` for the nodes that sleep, `--load %q --ttft p90=%dms --tpot p90=%dms`: the fleet that it chose, and those with a node less.\n\n%s%s", spec, ttft, tpot, prove.TableHead, table.String()), nil
 }
 
-// percentile returns a percentile of a latency in milliseconds.
+// percentile returns a percentile of a latency in milliseconds. Failed requests are the slowest.
 func percentile(rec *load.Record, metric string, at float64) float64 {
-	o := report.Options{Metrics: []string{metric}, Percentiles: []float64{at}, RequestRate: math.Inf(1)}
-	return report.Summarize(rec, o, func(i int) int { return rec.Outcomes[i].Prompt }, func(i int) int { return rec.Outcomes[i].Output }).Stats[metric].Percentiles[0]
+	s := report.Summarize(rec, report.Options{Metrics: []string{metric}, RequestRate: math.Inf(1)}, func(i int) int { return rec.Outcomes[i].Prompt }, func(i int) int { return rec.Outcomes[i].Output })
+	values := append(s.Samples(metric), slices.Repeat([]float64{math.Inf(1)}, s.Failed)...)
+	slices.Sort(values)
+	return values[min(len(values)-1, int(at/100*float64(len(values))))]
 }
 
 // shape is that of the model of the nodes that compute, with 123.5 million parameters, as in
@@ -285,7 +288,7 @@ func (o *options) profileModel(ctx context.Context, errOut io.Writer) (*profiled
 }
 
 // engineFlags are those of the nodes that compute.
-var engineFlags = []string{"--quantization", "int8", "--kv-cache-memory-bytes", "512MiB", "--max-num-seqs", strconv.Itoa(maxSeqs), "--max-num-batched-tokens", strconv.Itoa(maxTokens)}
+var engineFlags = []string{"--quantization", "int8", "--kv-cache-memory-bytes", "512MiB", "--max-model-len", "1024", "--max-num-seqs", strconv.Itoa(maxSeqs), "--max-num-batched-tokens", strconv.Itoa(maxTokens)}
 
 // engine is the part with nodes that compute.
 func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, error) {
@@ -308,7 +311,7 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 			return "", err
 		}
 		r, err := o.measure(ctx, n, 1, 1, trace, out, errOut)
-		if err != nil {
+		if err = errors.Join(err, r.complete()); err != nil {
 			return "", err
 		}
 		figures, err := compare(f, trace, r, engineBounds)
