@@ -146,6 +146,20 @@ type run struct {
 	nodes   float64 // of all nodes together
 }
 
+// complete returns an error if requests have failed. It returns nil for a nil run.
+func (r *run) complete() error {
+	failed := 0
+	for i := 0; r != nil && i < len(r.record.Outcomes); i++ {
+		if r.record.Outcomes[i].Err != nil {
+			failed++
+		}
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d requests failed: the folder runs of -dir has the fleet's output", failed, len(r.record.Outcomes))
+	}
+	return nil
+}
+
 // measure starts a fleet, plays a trace against it, and stops it.
 func (o *options) measure(ctx context.Context, n *node, prefill, decode int, trace []sim.Request, out, errOut io.Writer) (*run, error) {
 	file := filepath.Join(o.dir, "trace.jsonl")
@@ -176,9 +190,6 @@ func (o *options) measure(ctx context.Context, n *node, prefill, decode int, tra
 		return nil, err
 	}
 	p := &points[0]
-	if p.Summary.Failed > 0 {
-		return nil, fmt.Errorf("%d of %d requests failed; the fleet's output is in %s", p.Summary.Failed, len(trace), filepath.Join(o.dir, "runs"))
-	}
 	r := &run{record: &load.Record{Duration: p.Summary.Duration}, limited: p.Limited, client: p.Client}
 	for i := range p.Summary.Requests {
 		q := &p.Summary.Requests[i]

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -156,7 +157,7 @@ func (o *options) sleep(ctx context.Context, out, errOut io.Writer) (string, err
 				return "", err
 			}
 			r, err := o.measure(ctx, n, prefill, decode, trace, out, errOut)
-			if err != nil {
+			if err = errors.Join(err, r.complete()); err != nil {
 				return "", err
 			}
 			figures, err := compare(f, trace, r, sleepBounds)
@@ -189,7 +190,7 @@ func (o *options) plan(ctx context.Context, out, errOut io.Writer) (string, erro
 	if err != nil {
 		return "", err
 	}
-	const ttft, tpot = 500, 50 // ms at p90
+	const ttft, tpot = 700, 60 // ms at p90
 	spec := fmt.Sprintf("rps=18,n=%d,in=100-1200,out=30-90", 18*o.seconds)
 	p := pools.Options{
 		Profiles: []string{n.profile}, Loads: []string{spec}, Growth: 1, Seed: 1, TTFT: fmt.Sprintf("p90=%dms", ttft), TPOT: fmt.Sprintf("p90=%dms", tpot), Shape: "pools", MaxNodes: 16,
@@ -246,47 +247,60 @@ func (o *options) plan(ctx context.Context, out, errOut io.Writer) (string, erro
 	return fmt.Sprintf("## A planned fleet\n\n`tandem plan pools` for the nodes that sleep, `--load %q --ttft p90=%dms --tpot p90=%dms`: the fleet that it chose, and those with a node less.\n\n%s%s", spec, ttft, tpot, prove.TableHead, table.String()), nil
 }
 
-// percentile returns a percentile of a latency in milliseconds.
+// percentile returns a percentile of a latency in milliseconds. Failed requests are the slowest.
 func percentile(rec *load.Record, metric string, at float64) float64 {
-	o := report.Options{Metrics: []string{metric}, Percentiles: []float64{at}, RequestRate: math.Inf(1)}
-	return report.Summarize(rec, o, func(i int) int { return rec.Outcomes[i].Prompt }, func(i int) int { return rec.Outcomes[i].Output }).Stats[metric].Percentiles[0]
+	s := report.Summarize(rec, report.Options{Metrics: []string{metric}, RequestRate: math.Inf(1)}, func(i int) int { return rec.Outcomes[i].Prompt }, func(i int) int { return rec.Outcomes[i].Output })
+	values := append(s.Samples(metric), slices.Repeat([]float64{math.Inf(1)}, s.Failed)...)
+	slices.Sort(values)
+	return values[min(len(values)-1, int(at/100*float64(len(values))))]
 }
 
 // shape is that of the model of the nodes that compute, with 123.5 million parameters, as in
 // bench/demo.
 var shape = checkpoint.Shape{Vocab: 50257, Hidden: 768, FFN: 2048, Layers: 12, Heads: 12, KVHeads: 12, HeadDim: 64, Positions: 4096, RopeTheta: 10000}
 
-// profileModel writes the model and profiles it on one core. It returns the profile's file and the
-// command's report.
-func (o *options) profileModel(ctx context.Context, errOut io.Writer) (model, file, text string, err error) {
-	model, file = filepath.Join(o.dir, "model"), filepath.Join(o.dir, "engine.yaml")
-	if err := errors.Join(shape.HuggingFace(model), shape.Tokenizer(model)); err != nil {
-		return "", "", "", err
+// profiled is the model of the nodes that compute, and its profile.
+type profiled struct {
+	model  string // folder
+	file   string // of the profile
+	report string // of tandem profile
+}
+
+// profileModel writes the model and profiles it on one core, once.
+func (o *options) profileModel(ctx context.Context, errOut io.Writer) (*profiled, error) {
+	if o.profiled != nil {
+		return o.profiled, nil
 	}
-	args := append([]string{"-c", "0", o.tandem, "profile", model, "--out", file, "--threads", "1"}, engineFlags...)
+	p := &profiled{model: filepath.Join(o.dir, "model"), file: filepath.Join(o.dir, "engine.yaml")}
+	if err := errors.Join(shape.HuggingFace(p.model), shape.Tokenizer(p.model)); err != nil {
+		return nil, err
+	}
+	args := append([]string{"-c", "0", o.tandem, "profile", p.model, "--out", p.file, "--threads", "1", "--budget", o.budget.String()}, engineFlags...)
 	c := exec.CommandContext(ctx, "taskset", args...)
 	var both bytes.Buffer
 	c.Stdout, c.Stderr = io.MultiWriter(&both, errOut), io.MultiWriter(&both, errOut)
 	if err := c.Run(); err != nil {
-		return "", "", "", fmt.Errorf("tandem profile: %w", err)
+		return nil, fmt.Errorf("tandem profile: %w", err)
 	}
-	return model, file, both.String(), nil
+	p.report = both.String()
+	o.profiled = p
+	return p, nil
 }
 
 // engineFlags are those of the nodes that compute.
-var engineFlags = []string{"--quantization", "int8", "--kv-cache-memory-bytes", "512MiB", "--max-num-seqs", strconv.Itoa(maxSeqs), "--max-num-batched-tokens", strconv.Itoa(maxTokens)}
+var engineFlags = []string{"--quantization", "int8", "--kv-cache-memory-bytes", "512MiB", "--max-model-len", "1024", "--max-num-seqs", strconv.Itoa(maxSeqs), "--max-num-batched-tokens", strconv.Itoa(maxTokens)}
 
 // engine is the part with nodes that compute.
 func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, error) {
-	model, file, _, err := o.profileModel(ctx, errOut)
+	m, err := o.profileModel(ctx, errOut)
 	if err != nil {
 		return "", err
 	}
-	p, err := profile.Load(file)
+	p, err := profile.Load(m.file)
 	if err != nil {
 		return "", err
 	}
-	n := &node{tokens: model, flags: append([]string{"--model", model}, engineFlags...)}
+	n := &node{tokens: m.model, flags: append([]string{"--model", m.model}, engineFlags...)}
 	const spec = "in=64-512,out=16-96"
 	f := simulated(p, 1, 1)
 	var table strings.Builder
@@ -297,7 +311,7 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 			return "", err
 		}
 		r, err := o.measure(ctx, n, 1, 1, trace, out, errOut)
-		if err != nil {
+		if err = errors.Join(err, r.complete()); err != nil {
 			return "", err
 		}
 		figures, err := compare(f, trace, r, engineBounds)
@@ -321,13 +335,13 @@ var heldOut = regexp.MustCompile(`(?m)^(.*\S) +([0-9.e+-]+) +([0-9.e+-]+) +([+-]
 
 // shapes is the part about the profile on shapes that were not fitted.
 func (o *options) shapes(ctx context.Context, _, errOut io.Writer) (string, error) {
-	_, _, text, err := o.profileModel(ctx, errOut)
+	p, err := o.profileModel(ctx, errOut)
 	if err != nil {
 		return "", err
 	}
 	var figures []prove.Figure
 	sum := 0.0
-	for _, m := range heldOut.FindAllStringSubmatch(text, -1) {
+	for _, m := range heldOut.FindAllStringSubmatch(p.report, -1) {
 		predicted, err := strconv.ParseFloat(m[2], 64)
 		measured, err2 := strconv.ParseFloat(m[3], 64)
 		if err := errors.Join(err, err2); err != nil {
@@ -338,7 +352,7 @@ func (o *options) shapes(ctx context.Context, _, errOut io.Writer) (string, erro
 		sum += math.Abs(f.Error())
 	}
 	if len(figures) == 0 {
-		return "", fmt.Errorf("tandem profile has reported no shape that was not fitted: %s", text)
+		return "", fmt.Errorf("tandem profile has reported no shape that was not fitted: %s", p.report)
 	}
 	var table strings.Builder
 	if err := prove.WriteRows(&table, "step", figures); err != nil {

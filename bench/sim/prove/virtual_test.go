@@ -340,7 +340,10 @@ func TestVirtualFleets(t *testing.T) {
 		ttft                                    float64 // factor on the bounds
 	}
 	forms := []form{{0, 4, 300, 1, 1, 1}, {2, 2, 600, 1, 4, 4}}
-	if os.Getenv("TANDEM_SOAK") != "" {
+	switch {
+	case testing.Short():
+		forms = forms[:1]
+	case os.Getenv("TANDEM_SOAK") != "":
 		forms = []form{{0, 4, 2000, 1, 1, 1}, {2, 2, 2000, 4, 8, 1}, {4, 4, 2000, 4, 8, 1}}
 	}
 	goals := Goals{TTFT: 150 * time.Millisecond, TPOT: 20 * time.Millisecond}
