@@ -2,7 +2,6 @@ package model
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"math"
@@ -67,7 +66,7 @@ func ReadTokenizer(folder fs.FS) (*Bundle, error) {
 	s, b := &Source{files: folder}, new(Bundle)
 	err := s.text(b)
 	if err == nil && b.TokenizerJSON == nil {
-		err = fmt.Errorf("%w: it has no tokenizer.json and no tokenizer.model", ErrSource)
+		err = fmt.Errorf("%w: it has no tokenizer.json, tokenizer.model, tiktoken.model or tekken.json", ErrSource)
 	}
 	return b, err
 }
@@ -94,8 +93,8 @@ func (s *Source) text(b *Bundle) (err error) {
 }
 
 // asClass returns tokenizer.json as transformers reads it for the class that
-// tokenizer_config.json names. In a folder without it, it is made of tekken.json or of
-// tokenizer.model.
+// tokenizer_config.json names. In a folder without it, it is made of tekken.json,
+// tokenizer.model or tiktoken.model.
 func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
 	text, err := s.optional("tokenizer_config.json")
 	if err != nil {
@@ -125,10 +124,13 @@ func (s *Source) otherTokenizer(config []byte) ([]byte, error) {
 		read func([]byte) ([]byte, error)
 	}{
 		{"tekken.json", tokenizer.FromTekken},
-		{"tokenizer.model", func(data []byte) ([]byte, error) { return tokenizer.FromSentencePiece(data, config) }},
-		{"tiktoken.model", func([]byte) ([]byte, error) {
-			return nil, errors.New("this format is not read; add a tokenizer.json")
+		{"tokenizer.model", func(data []byte) ([]byte, error) {
+			if tokenizer.IsTiktoken(data) {
+				return tokenizer.FromTiktoken(data, config)
+			}
+			return tokenizer.FromSentencePiece(data, config)
 		}},
+		{"tiktoken.model", func(data []byte) ([]byte, error) { return tokenizer.FromTiktoken(data, config) }},
 	} {
 		data, err := s.optional(f.name)
 		if err != nil {

@@ -31,6 +31,7 @@ var patterns = []pattern{
 	{"qwen2", `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`, scanQwen2},
 	{"o200k", `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`, scanO200K},
 	{"tekken", `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`, scanTekken},
+	{"kimi", `[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`, scanKimi},
 }
 
 func findPattern(expr string) (scanner, bool) {
@@ -100,39 +101,54 @@ func scanCL100K(t *charTable, s string, i, digits int) int {
 }
 
 func scanO200K(t *charTable, s string, i int) int {
-	return scanCased(t, s, i, 3, contractionFold)
+	return scanCased(t, s, i, casing{digits: 3, tail: contractionFold, slashes: true})
 }
 
 func scanTekken(t *charTable, s string, i int) int {
-	return scanCased(t, s, i, 1, func(string, int) int { return 0 })
+	return scanCased(t, s, i, casing{digits: 1, slashes: true})
+}
+
+// scanKimi is scanO200K with words of Han characters, which no other word has.
+func scanKimi(t *charTable, s string, i int) int {
+	if end := t.run(s, i, han); end > i {
+		return end
+	}
+	return scanCased(t, s, i, casing{digits: 3, tail: contractionFold, avoid: han})
+}
+
+// casing is how a pattern of scanCased differs from others.
+type casing struct {
+	digits  int                   // the most that stay together
+	tail    func(string, int) int // finds what may follow a word, 0 for nothing; nil: nothing may
+	slashes bool                  // signs end in line breaks and slashes, not in line breaks alone
+	avoid   class                 // characters that are in no word
 }
 
 // scanCased is the family of patterns that began with OpenAI's o200k, which cut
-// words where case changes; digits is the most that stay together, and tail
-// finds what may follow a word, 0 for nothing.
-func scanCased(t *charTable, s string, i, digits int, tail func(string, int) int) int {
+// words where case changes.
+func scanCased(t *charTable, s string, i int, p casing) int {
 	c, width := t.at(s, i)
 	start := i // of the word, behind one sign that may lead it
 	if c&(letter|number) == 0 && s[i] != '\r' && s[i] != '\n' {
 		start += width
 	}
-	end, lowered := casedWord(t, s, start)
-	if !lowered && start > i && c&lower != 0 {
+	end, lowered := casedWord(t, s, start, p.avoid)
+	if !lowered && start > i && c&lower != 0 && c&p.avoid == 0 {
 		// The sign is a mark. A word of upper case alone is the second
 		// choice; the first is a word of lower case, as the mark alone is.
 		end, start = i+width, i
 	}
 	if end > start {
-		if end < len(s) && s[end] == '\'' {
-			return max(end, tail(s, end))
+		if end < len(s) && s[end] == '\'' && p.tail != nil {
+			return max(end, p.tail(s, end))
 		}
 		return end
 	}
 	if c&number != 0 {
-		return atMost(t, s, i+width, number, digits-1)
+		return atMost(t, s, i+width, number, p.digits-1)
 	}
 	if end := signs(t, s, i); end > 0 {
-		for end < len(s) && (s[end] == '\r' || s[end] == '\n' || s[end] == '/') {
+		for end < len(s) && (s[end] == '\r' || s[end] == '\n' || p.slashes && s[end] == '/') {
 			end++
 		}
 		return end
@@ -142,13 +158,17 @@ func scanCased(t *charTable, s string, i, digits int, tail func(string, int) int
 
 // casedWord returns the end of `U*L+` at i, U being upper and L lower, which
 // share what has no case; where there is no L, the end of `U*` and false.
-func casedWord(t *charTable, s string, i int) (end int, lowered bool) {
+// Characters of a class to avoid end a word.
+func casedWord(t *charTable, s string, i int, avoid class) (end int, lowered bool) {
 	both := 0 // end of the last character in U that is in L too
 	for i < len(s) {
 		c, width := t.at(s, i)
+		if c&avoid != 0 {
+			break
+		}
 		if c&upper == 0 {
 			if c&lower != 0 {
-				return t.run(s, i+width, lower), true
+				return t.runOf(s, i+width, lower, avoid), true
 			}
 			break
 		}
@@ -161,6 +181,21 @@ func casedWord(t *charTable, s string, i int) (end int, lowered bool) {
 		return both, true
 	}
 	return i, false
+}
+
+// runOf is run for characters that have none of the properties in avoid.
+func (t *charTable) runOf(s string, i int, want, avoid class) int {
+	if avoid == 0 {
+		return t.run(s, i, want)
+	}
+	for i < len(s) {
+		c, width := t.at(s, i)
+		if c&want == 0 || c&avoid != 0 {
+			break
+		}
+		i += width
+	}
+	return i
 }
 
 // signs returns the end of ` ?[^\s\p{L}\p{N}]+` at i, or 0.

@@ -107,12 +107,19 @@ func TestSentencePieceRefuses(t *testing.T) {
 
 // Neither format makes the converters panic, and what they accept is a tokenizer.json or refused.
 func FuzzOtherFormats(f *testing.F) {
-	f.Add([]byte("\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x12\x05\x18\x02\x98\x02\x01"), false)
-	f.Add([]byte(`{"config":{"pattern":"x","default_vocab_size":259,"default_num_special_tokens":3},"vocab":[{"rank":0,"token_bytes":"AA=="}],"special_tokens":[{"rank":1,"token_str":"<s>"}]}`), true)
-	f.Fuzz(func(t *testing.T, data []byte, tekken bool) {
-		text, err := FromSentencePiece(data, []byte(`{"tokenizer_class":"LlamaTokenizer","add_bos_token":true,"add_eos_token":true}`))
-		if tekken {
+	f.Add([]byte("\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x12\x05\x18\x02\x98\x02\x01"), uint8(0))
+	f.Add([]byte(`{"config":{"pattern":"x","default_vocab_size":259,"default_num_special_tokens":3},"vocab":[{"rank":0,"token_bytes":"AA=="}],"special_tokens":[{"rank":1,"token_str":"<s>"}]}`), uint8(1))
+	f.Add([]byte(strings.Join(strings.SplitAfter(loadTiktoken(f).Ranks, "\n")[:300], "")), uint8(2))
+	f.Fuzz(func(t *testing.T, data []byte, kind uint8) {
+		var text []byte
+		var err error
+		switch kind % 3 {
+		case 0:
+			text, err = FromSentencePiece(data, []byte(`{"tokenizer_class":"LlamaTokenizer","add_bos_token":true,"add_eos_token":true}`))
+		case 1:
 			text, err = FromTekken(data)
+		case 2:
+			text, err = FromTiktoken(data, []byte(`{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"301":{"content":"<|x|>"}}}`))
 		}
 		if err == nil {
 			_, err = Load(text)

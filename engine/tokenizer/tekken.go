@@ -55,13 +55,20 @@ func FromTekken(data []byte) ([]byte, error) {
 		}
 		tokens[i] = string(raw)
 	}
-	vocab, merges, err := rankedMerges(tokens, f.Config.Special)
+	return rankedJSON(tokens, f.Config.Special, special, f.Config.Pattern, "<s>")
+}
+
+// rankedJSON returns the tokenizer.json of tokens in the order of their ranks, whose ids begin at
+// first. begin are the special tokens that begin a text; those that special does not have are left
+// out.
+func rankedJSON(tokens []string, first int, special []addedToken, expr string, begin ...string) ([]byte, error) {
+	vocab, merges, err := rankedMerges(tokens, first)
 	if err != nil {
 		return nil, err
 	}
 	for _, a := range special {
 		if _, twice := vocab[a.Content]; twice {
-			return nil, invalid("tekken.json: the special token %q is in the vocabulary, too", a.Content)
+			return nil, invalid("the special token %q is in the vocabulary, too", a.Content)
 		}
 		vocab[a.Content] = a.ID
 	}
@@ -69,17 +76,20 @@ func FromTekken(data []byte) ([]byte, error) {
 	file := object{
 		"version": "1.0", "added_tokens": special, "normalizer": nil,
 		"pre_tokenizer": object{"type": "Sequence", "pretokenizers": []object{
-			{"type": "Split", "pattern": object{"Regex": f.Config.Pattern}, "behavior": "Isolated", "invert": false},
+			{"type": "Split", "pattern": object{"Regex": expr}, "behavior": "Isolated", "invert": false},
 			{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
 		}},
 		"decoder": object{"type": "ByteLevel"},
 		"model":   object{"type": "BPE", "ignore_merges": true, "vocab": vocab, "merges": merges},
 	}
-	if i := slices.IndexFunc(special, func(a addedToken) bool { return a.Content == "<s>" }); i >= 0 {
-		file["post_processor"] = object{
-			"type": "TemplateProcessing", "single": []object{{"SpecialToken": object{"id": "<s>"}}, {"Sequence": object{"id": "A"}}},
-			"special_tokens": object{"<s>": object{"id": "<s>", "ids": []int32{special[i].ID}}},
+	single, ids := []object{}, object{}
+	for _, text := range begin {
+		if i := slices.IndexFunc(special, func(a addedToken) bool { return a.Content == text }); i >= 0 {
+			single, ids[text] = append(single, object{"SpecialToken": object{"id": text}}), object{"id": text, "ids": []int32{special[i].ID}}
 		}
+	}
+	if len(single) > 0 {
+		file["post_processor"] = object{"type": "TemplateProcessing", "single": append(single, object{"Sequence": object{"id": "A"}}), "special_tokens": ids}
 	}
 	return encode(file)
 }

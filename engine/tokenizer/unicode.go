@@ -15,7 +15,7 @@ import (
 var unicodeData []byte
 
 // class is a set of properties of one code point.
-type class uint8
+type class uint16
 
 const (
 	letter    class = 1 << iota // \p{L}
@@ -26,7 +26,15 @@ const (
 	word                        // \w
 	composing                   // may change under NFC, alone or after another
 	lower                       // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
+	han                         // \p{Han}, not in unicode.bin
 )
+
+// hanRanges are the code points of \p{Han} in tiktoken 0.14.0.
+var hanRanges = [][2]rune{
+	{0x2e80, 0x2e99}, {0x2e9b, 0x2ef3}, {0x2f00, 0x2fd5}, {0x3005, 0x3005}, {0x3007, 0x3007}, {0x3021, 0x3029}, {0x3038, 0x303b}, {0x3400, 0x4dbf},
+	{0x4e00, 0x9fff}, {0xf900, 0xfa6d}, {0xfa70, 0xfad9}, {0x16fe2, 0x16fe3}, {0x16ff0, 0x16ff1}, {0x20000, 0x2a6df}, {0x2a700, 0x2b739}, {0x2b740, 0x2b81d},
+	{0x2b820, 0x2cea1}, {0x2ceb0, 0x2ebe0}, {0x2ebf0, 0x2ee5d}, {0x2f800, 0x2fa1d}, {0x30000, 0x3134a}, {0x31350, 0x323af},
+}
 
 const (
 	pageBits  = 7 // 128 code points a page: ASCII is page 0
@@ -57,6 +65,11 @@ var chars = sync.OnceValue(func() *charTable {
 	}
 	flat := make([]class, utf8.MaxRune+1)
 	eachRange(next, func(r rune, v int) { flat[r] = class(v) })
+	for _, lo := range hanRanges {
+		for r := lo[0]; r <= lo[1]; r++ {
+			flat[r] |= han
+		}
+	}
 	t := &charTable{ccc: map[rune]uint8{}, decompose: map[rune][]rune{}, compose: map[[2]rune]rune{}}
 	eachRange(next, func(r rune, v int) { t.ccc[r] = uint8(v) })
 	at := rune(0)

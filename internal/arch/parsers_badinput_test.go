@@ -23,7 +23,7 @@ var parsers = map[string][]string{
 	"engine/model":           {"FuzzConfig", "FuzzBundle", "FuzzAdapterConfig"},                                      // config.json and the files beside the weights; adapters
 	"engine/gguf":            {"FuzzParse"},                                                                          // metadata and weights of llama.cpp's files
 	"engine/safetensors":     {"FuzzParse", "FuzzIndex"},                                                             // weights and their index
-	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},                                         // tokenizer.json; prompts; tekken.json, tokenizer.model
+	"engine/tokenizer":       {"FuzzLoad", "FuzzEncode", "FuzzOtherFormats"},                                         // tokenizer.json; prompts; tekken.json, tokenizer.model, tiktoken.model
 	"gateway/api/responses":  {"FuzzChat"},                                                                           // bodies of requests
 	"gateway/proxy/upstream": {"FuzzAnswer", "FuzzEnvelope"},                                                         // upstreams' answers; bodies of requests
 	"gateway/render":         {"FuzzFromJSON"},                                                                       // messages, tools
