@@ -336,8 +336,8 @@ WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/simu
 # which the race detector adds. TestVirtualMeters and TestVirtualShares have one form,
 # and run under it only.
 ALSO_PLAIN   := engine/backend/cpu engine/tokenizer internal/e2e internal/rpc
-# Tests of package gateway about one request at a time with grammars; most of their work is one goroutine's.
-LOGIC        := (ConstrainedContent)
+# Tests of package gateway that do less under it.
+GATEWAY_PLAIN := Constrained(Content|AnswersResume)
 # Tests of kernels that show nothing under a sanitizer or an emulator, or take minutes there.
 DISTORTED    := Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable|TestDraws$$
 ARM64        := CGO_ENABLED=1 GOOS=linux GOARCH=arm64 CC=aarch64-linux-gnu-gcc
@@ -364,16 +364,16 @@ step-fuzz: # every fuzz target for SOAK_FUZZ; little time for minimizing, which 
 		$(GO) tool gotestsum --format testname --jsonfile $(RESULTS)/fuzz/$$(echo $$p | tr / -)-$$f.json --raw-command -- \
 		$(GO) test -json $$p -run '^$$' -fuzz "^$$f\$$" -fuzztime $(SOAK_FUZZ) -fuzzminimizetime 10x -timeout 4h || failed=1; done; done; exit $${failed:-0}
 step-race: # all tests under the race detector
-	@$(call gotest,race,,-race -skip '^Test(Binary|$(LOGIC)$$)' $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
+	@$(call gotest,race,,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
 step-plain: # tests that the race detector would distort
 	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares))' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN))); status=$$?; \
-	$(call gotest,plain,,-run '^Test$(LOGIC)$$' ./gateway,logic) && exit $$status
+	$(call gotest,plain,,-run '^Test$(GATEWAY_PLAIN)$$' ./gateway,gateway) && exit $$status
 step-portable: # the engine's tests without C kernels
 	@$(call gotest,portable,CGO_ENABLED=0,./engine/backend/cpu ./engine/model)
 step-sanitize: # the C kernels under the address and undefined-behaviour sanitizers, without the slow references in Go
 	@$(call gotest,sanitize,$(UBSAN),-asan -gcflags=-asan=false -run '/^(avx512|avx2|neon|generic)$$|^TestQuantized/^(avx512vnni|avxvnni)$$' -skip '$(DISTORTED)' ./engine/backend/cpu)
 step-sanitize-cuda: # the kernels for GPUs, on their host twin; bits that are equal without sanitizers are equal with them
-	@$(call gotest,sanitize-cuda,CGO_ENABLED=1 TANDEM_CUDA_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0,-asan -gcflags=-asan=false -skip 'Barriers|Deterministic|FusedBits' ./engine/backend/cuda)
+	@$(call gotest,sanitize-cuda,$(UBSAN) TANDEM_CUDA_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0,-asan -gcflags=-asan=false -skip 'Barriers|Deterministic|FusedBits' ./engine/backend/cuda)
 step-arm64: # the kernels for 64-bit ARM, emulated
 	@$(call gotest,arm64,$(ARM64),-exec 'qemu-aarch64 -L /usr/aarch64-linux-gnu' -run '/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$$/^neon$$/^random$$' -skip '$(DISTORTED)' ./engine/backend/cpu ./engine/model)
 step-release: # packages and wheels, with a small program in them
@@ -382,8 +382,8 @@ step-release: # packages and wheels, with a small program in them
 step-chart: # the Helm chart: rendered, held against Kubernetes' types, its pods run as processes; staticcheck reads all of Helm, two minutes, and so only in a soak
 	@cd deploy/test && $(GO) vet ./... && if [ -n "$$TANDEM_SOAK" ]; then staticcheck ./...; fi
 	@$(call gotest,chart,-C deploy/test,./...)
-step-binary: # the built binary, end to end; most of its tests wait most of the time
-	@$(call gotest,binary,,-parallel 4 -run ^TestBinary -skip '^TestBinary(GuideLLM|HostileStopped|HostileLoad|Policies)$$' ./internal/e2e)
+step-binary: # the built binary, end to end; most of its tests wait most of the time; schemathesis has the binary of binary-race
+	@$(call gotest,binary,,-parallel 4 -run ^TestBinary -skip '^TestBinary(GuideLLM|HostileStopped|HostileLoad|OpenAPI|Policies)$$' ./internal/e2e)
 step-guidellm: # guidellm, which is gigabytes, before nodes and before a server of another kind
 	@$(call gotest,guidellm,,-run '^TestBinaryGuideLLM$$' ./internal/e2e)
 step-kills: # 500 kills of nodes under streams; ten minutes are enough
