@@ -216,7 +216,11 @@ generate: $(TOOLS)/protoc-gen-go ## write the code that comes from internal/rpc/
 	@command -v protoc >/dev/null || $(call apt,protobuf-compiler)
 	cd internal/rpc && protoc --go_out=nodepb --go_opt=paths=source_relative node.proto
 
-test: build $(TOOLS)/staticcheck $(PYENV) $(NODEENV)/installed $(CUDA)/installed debian libfabric prometheus ## all checks and tests; ONLY="race binary" picks steps
+# Installations wait for the network, and the build does not. staticcheck comes after them, so that
+# it finds what it shares with the build compiled.
+test: ## all checks and tests; ONLY="race binary" picks steps
+	@$(MAKE) --no-print-directory -j4 -Otarget build $(CUDA)/installed $(PYENV) $(NODEENV)/installed debian libfabric prometheus
+	@$(MAKE) --no-print-directory $(TOOLS)/staticcheck
 	@$(call steps,$(or $(ONLY),$(STEPS)))
 
 soak: export TANDEM_SOAK := 1
@@ -285,38 +289,45 @@ demo-report: build ## one prefill and one decode node next to two that do both, 
 	$(GO) build -o .cache/bench-demo/demo ./bench/demo
 	$(PRIORITY) .cache/bench-demo/demo -tandem $(BINARY) -out $(DEMO_OUT) -commit "$(shell git describe --always --dirty)" $(ARGS)
 
-# apt installs a Debian package, or names what is missing. It waits for another installation.
+# apt installs a Debian package, or names what is missing. It waits for another installation, also of
+# this make: apt-get update does not.
 APT := -o DPkg::Lock::Timeout=300
+apt-get = flock .cache/apt.lock apt-get $(APT)
 apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please install $(1) (apt-get install $(1)), or run make as root" >&2; exit 1; }; \
-	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; \
-	apt-get $(APT) install -y -q $(1) || { apt-get $(APT) update -q && apt-get $(APT) install -y -q $(1); }; }
+	DEBIAN_FRONTEND=noninteractive; export DEBIAN_FRONTEND; mkdir -p .cache; \
+	$(apt-get) install -y -q $(1) || { $(apt-get) update -q && $(apt-get) install -y -q $(1); }; }
 
 # The steps of make test and make soak, in order; each is a target step-NAME below. Nothing in the
-# steps TOGETHER depends on time: they run two at a time, because most end with one long test. LONG
-# steps run in a soak, or by name.
-FIRST      := gofmt vet staticcheck build-nocgo build-arm64 cuda rules prometheus fuzz race
-TOGETHER   := plain portable sanitize sanitize-cuda arm64
-LAST       := release chart binary guidellm kills policies hostile mutants build-race binary-race
+# steps STATIC and TOGETHER depends on time: they run two at a time, because most end with one long
+# test or compilation. Neighbours in these lists compile for different settings, so that neither
+# compiles what the other is compiling. LONG steps run in a soak, or by name.
+STATIC     := cuda vet build-arm64 staticcheck build-nocgo gofmt rules prometheus
+ALONE      := fuzz race
+TOGETHER   := plain sanitize-cuda arm64 portable chart sanitize build-race release
+LAST       := binary guidellm kills policies hostile mutants binary-race
+GROUPS     := STATIC ALONE TOGETHER LAST
+ALL        := $(foreach group,$(GROUPS),$($(group)))
 LONG       := fuzz guidellm kills policies hostile mutants
-STEPS      := $(filter-out $(LONG),$(FIRST) $(TOGETHER) $(LAST))
-SOAK_STEPS := fuzz race plain portable sanitize sanitize-cuda chart binary guidellm policies mutants build-race binary-race
+STEPS      := $(filter-out $(LONG),$(ALL))
+SOAK_STEPS := fuzz race plain sanitize-cuda portable chart sanitize build-race binary guidellm policies mutants binary-race
 RESULTS    := logs/test
 
 # steps runs steps and judges their results; the second argument is further flags of the verdict. A step
 # that fails does not end the run.
-steps = $(if $(filter-out $(FIRST) $(TOGETHER) $(LAST),$(1)),$(error no such step: $(filter-out $(FIRST) $(TOGETHER) $(LAST),$(1)); there are $(FIRST) $(TOGETHER) $(LAST))) \
+steps = $(if $(filter-out $(ALL),$(1)),$(error no such step: $(filter-out $(ALL),$(1)); there are $(ALL))) \
 	rm -rf $(RESULTS); mkdir -p $(RESULTS); \
-	$(foreach group,FIRST TOGETHER LAST,$(if $(filter $(1),$($(group))),$(MAKE) --no-print-directory RESULTS=$(RESULTS) $(if $(filter TOGETHER,$(group)),-j2 -Otarget) $(patsubst %,run-%,$(filter $(1),$($(group))));)) \
-	$(GO) run ./internal/arch/verdict $(if $(RUN),-picked) $(2) $(RESULTS) $(filter $(1),$(FIRST) $(TOGETHER) $(LAST))
+	$(foreach group,$(GROUPS),$(if $(filter $(1),$($(group))),$(MAKE) --no-print-directory RESULTS=$(RESULTS) $(if $(filter STATIC TOGETHER,$(group)),-j2 -Otarget) $(patsubst %,run-%,$(filter $(1),$($(group))));)) \
+	$(GO) run ./internal/arch/verdict $(if $(RUN),-picked) $(2) $(RESULTS) $(filter $(1),$(ALL))
 
 # run-NAME runs a step and keeps what it prints and its exit status.
 run-%:
 	@echo "== $*"; mkdir -p $(RESULTS)/$*; { $(MAKE) --no-print-directory step-$* 2>&1; echo $$? > $(RESULTS)/$*/status; } | tee $(RESULTS)/$*/output
 
 # gotest runs go test for a step, with an environment and arguments. -count=1, because go test does not
-# count the programs that tests start (the binary, Python) among the inputs of a cached result.
-gotest = $(GO) tool gotestsum --format pkgname --format-icons text --format-hide-empty-pkg --hide-summary skipped --jsonfile $(RESULTS)/$(1)/tests.json \
-	--raw-command -- env $(2) $(GO) test -json -count=1 -timeout $(if $(TANDEM_SOAK),4h$(SOAK_MINUTES)m,10m) $(3) $(if $(RUN),-run '$(RUN)')
+# count the programs that tests start (the binary, Python) among the inputs of a cached result. -vet=off,
+# because the step vet has more checks, and each step would vet all dependencies again for its settings.
+gotest = $(GO) tool gotestsum --format pkgname --format-icons text --format-hide-empty-pkg --hide-summary skipped --jsonfile $(RESULTS)/$(1)/$(or $(4),tests).json \
+	--raw-command -- env $(2) $(GO) test -json -count=1 -vet=off -timeout $(if $(TANDEM_SOAK),4h$(SOAK_MINUTES)m,10m) $(3) $(if $(RUN),-run '$(RUN)')
 
 MODULE   := github.com/tandem-serving/tandem
 PACKAGES  = $(shell $(GO) list ./...)
@@ -326,10 +337,13 @@ PACKAGES  = $(shell $(GO) list ./...)
 # and bench/sim/proof run the roles, which have their own tests.
 WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
 	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
-# Packages that also run without it: 10,000 texts for every vocabulary (10 times as long under it), 300
-# schedules on each class of numerics, and counts of allocations, to which the race detector adds.
-# TestVirtualMeters and TestVirtualShares have one form, and run under it only.
-ALSO_PLAIN   := engine/tokenizer internal/e2e internal/rpc
+# Packages that also run without it: eight times as many seeds of each kernel, 10,000 texts for every
+# vocabulary (10 times as long under it), every class of numerics, and counts of allocations, to
+# which the race detector adds. TestVirtualMeters and TestVirtualShares have one form,
+# and run under it only.
+ALSO_PLAIN   := engine/backend/cpu engine/tokenizer internal/e2e internal/rpc
+# Tests of package gateway that do less under it.
+GATEWAY_PLAIN := Constrained(Content|AnswersResume)
 # Tests of kernels that show nothing under a sanitizer or an emulator, or take minutes there.
 DISTORTED    := Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable|TestDraws$$
 ARM64        := CGO_ENABLED=1 GOOS=linux GOARCH=arm64 CC=aarch64-linux-gnu-gcc
@@ -358,13 +372,14 @@ step-fuzz: # every fuzz target for SOAK_FUZZ; little time for minimizing, which 
 step-race: # all tests under the race detector
 	@$(call gotest,race,,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
 step-plain: # tests that the race detector would distort
-	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares))' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN)))
+	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares))' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN))); status=$$?; \
+	$(call gotest,plain,,-run '^Test$(GATEWAY_PLAIN)$$' ./gateway,gateway) && exit $$status
 step-portable: # the engine's tests without C kernels
 	@$(call gotest,portable,CGO_ENABLED=0,./engine/backend/cpu ./engine/model)
 step-sanitize: # the C kernels under the address and undefined-behaviour sanitizers, without the slow references in Go
 	@$(call gotest,sanitize,$(UBSAN),-asan -gcflags=-asan=false -run '/^(avx512|avx2|neon|generic)$$|^TestQuantized/^(avx512vnni|avxvnni)$$' -skip '$(DISTORTED)' ./engine/backend/cpu)
 step-sanitize-cuda: # the kernels for GPUs, on their host twin; bits that are equal without sanitizers are equal with them
-	@$(call gotest,sanitize-cuda,CGO_ENABLED=1 TANDEM_CUDA_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0,-asan -gcflags=-asan=false -skip 'Barriers|Deterministic|FusedBits' ./engine/backend/cuda)
+	@$(call gotest,sanitize-cuda,$(UBSAN) TANDEM_CUDA_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0,-asan -gcflags=-asan=false -skip 'Barriers|Deterministic|FusedBits' ./engine/backend/cuda)
 step-arm64: # the kernels for 64-bit ARM, emulated
 	@$(call gotest,arm64,$(ARM64),-exec 'qemu-aarch64 -L /usr/aarch64-linux-gnu' -run '/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$$/^neon$$/^random$$' -skip '$(DISTORTED)' ./engine/backend/cpu ./engine/model)
 step-release: # packages and wheels, with a small program in them
@@ -373,8 +388,8 @@ step-release: # packages and wheels, with a small program in them
 step-chart: # the Helm chart: rendered, held against Kubernetes' types, its pods run as processes; staticcheck reads all of Helm, two minutes, and so only in a soak
 	@cd deploy/test && $(GO) vet ./... && if [ -n "$$TANDEM_SOAK" ]; then staticcheck ./...; fi
 	@$(call gotest,chart,-C deploy/test,./...)
-step-binary: # the built binary, end to end
-	@$(call gotest,binary,,-run ^TestBinary -skip '^TestBinary(GuideLLM|HostileStopped|HostileLoad|Policies)$$' ./internal/e2e)
+step-binary: # the built binary, end to end; most of its tests wait most of the time; schemathesis has the binary of binary-race
+	@$(call gotest,binary,,-parallel 4 -run ^TestBinary -skip '^TestBinary(GuideLLM|HostileStopped|HostileLoad|OpenAPI|Policies)$$' ./internal/e2e)
 step-guidellm: # guidellm, which is gigabytes, before nodes and before a server of another kind
 	@$(call gotest,guidellm,,-run '^TestBinaryGuideLLM$$' ./internal/e2e)
 step-kills: # 500 kills of nodes under streams; ten minutes are enough

@@ -403,14 +403,15 @@ func quantizing(kernels string) string {
 }
 
 func TestSameBitsOnEveryPath(t *testing.T) {
-	// Each class of numerics that this machine has, in full; under the race
-	// detector, which is after other faults, and in short tests the fastest one in part.
-	seeds, classes, begin := 300, stored(), uint64(1)
+	// Each class of numerics that this machine has, in full: nine schedules of each checkpoint, three
+	// with slow kernels. Under the race detector, which is after other faults, and in short tests the
+	// fastest one in part.
+	seeds, classes, begin := 9*len(everyArchitecture), stored(), uint64(1)
 	switch {
 	case os.Getenv("TANDEM_SOAK") != "":
 		seeds, begin = 5000, soakSeed(t, begin)
 	case raceEnabled, testing.Short():
-		seeds, classes = 90, classes[:1]
+		seeds, classes = 5*len(everyArchitecture), classes[:1]
 	case cpu.Has(cpu.AMX):
 		classes = append(classes, cpu.AMX)
 	}

@@ -355,8 +355,11 @@ func FuzzDraws(f *testing.F) {
 // the portable log-probabilities: 50,000 draws of all kinds; as a soak 10 million.
 func TestDraws(t *testing.T) {
 	draws, seed := 50_000, uint64(0)
-	if os.Getenv("TANDEM_SOAK") != "" {
+	switch {
+	case os.Getenv("TANDEM_SOAK") != "":
 		draws = 10_000_000
+	case raceEnabled: // one goroutine draws
+		draws = 5_000
 	}
 	all, variants := samplers(), scratches()
 	t.Log("variants", slices.Sorted(maps.Keys(variants)))
