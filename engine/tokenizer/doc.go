@@ -3,7 +3,7 @@
 // tokenizer.model are converted to a tokenizer.json first.
 //
 // Encoding is BPE in five steps. Added tokens are cut out of the text. The rest
-// is normalized (NFC, literal replacements, SentencePiece's spaces) and cut into
+// is normalized (NFC, SentencePiece's replacements and spaces) and cut into
 // pre-tokens by a scanner written for the file's own pattern. The symbols of each
 // pre-token are merged by rank, and the post-processor's tokens surround the
 // result. Symbols are bytes or, with byte fallback, characters; text of characters

@@ -36,6 +36,9 @@ type component struct {
 	Pattern          json.RawMessage `json:"pattern"`
 	Content          string          `json:"content"` // of Replace and Strip
 	Prepend          string          `json:"prepend"`
+	Charsmap         []byte          `json:"precompiled_charsmap"`
+	StripLeft        *bool           `json:"strip_left"`
+	StripRight       *bool           `json:"strip_right"`
 	Start            int             `json:"start"` // of Strip: how many at most
 	Stop             int             `json:"stop"`
 	Behavior         string          `json:"behavior"`

@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"encoding/json"
 	"strings"
+	"unicode"
 )
 
 func (t *Tokenizer) loadNormalizer(raw json.RawMessage) error {
@@ -16,12 +17,36 @@ func (t *Tokenizer) loadNormalizer(raw json.RawMessage) error {
 	switch c.Type {
 	case "NFC":
 		return t.addNormalizer(c.Type, nfcGrowth, t.chars.nfc)
+	case "Precompiled":
+		p, err := readPrecompiled(c.Charsmap)
+		if err != nil {
+			return err
+		}
+		return t.addNormalizer(c.Type, max(1, p.longest()), p.apply)
+	case "Strip":
+		left, right := c.StripLeft == nil || *c.StripLeft, c.StripRight == nil || *c.StripRight
+		return t.addNormalizer(c.Type, 1, func(s string) string {
+			if left {
+				s = strings.TrimLeftFunc(s, unicode.IsSpace)
+			}
+			if right {
+				s = strings.TrimRightFunc(s, unicode.IsSpace)
+			}
+			return s
+		})
 	case "Replace":
+		f, growth, err := c.replacePattern()
+		if err != nil {
+			return err
+		}
+		if f != nil {
+			return t.addNormalizer(c.Type, growth, f)
+		}
 		old, err := c.literal("normalizer.pattern")
 		if err != nil {
 			return err
 		}
-		growth := max(1, (len(c.Content)+len(old)-1)/len(old))
+		growth = max(1, (len(c.Content)+len(old)-1)/len(old))
 		return t.addNormalizer(c.Type, growth, func(s string) string { return strings.ReplaceAll(s, old, c.Content) })
 	case "Prepend":
 		return t.addNormalizer(c.Type, 1+len(c.Prepend), func(s string) string {
@@ -39,6 +64,46 @@ func (t *Tokenizer) loadNormalizer(raw json.RawMessage) error {
 		return nil
 	}
 	return &UnsupportedError{"normalizer", c.Type}
+}
+
+// replacePattern returns what a Replace does whose pattern is one of the expressions that
+// SentencePiece's handling of spaces is written with, and the bytes that it makes of one, at most.
+// f is nil for a pattern that is a text.
+func (c *component) replacePattern() (f func(string) string, growth int, err error) {
+	var p struct{ Regex *string }
+	if err := decodePart(c.Pattern, "normalizer.pattern", &p); err != nil || p.Regex == nil {
+		return nil, 0, err
+	}
+	switch {
+	case *p.Regex == ` {2,}`:
+		return func(s string) string { return replaceRuns(s, c.Content) }, max(1, (len(c.Content)+1)/2), nil
+	case *p.Regex == `\A +| +\z` && c.Content == "":
+		return func(s string) string { return strings.Trim(s, " ") }, 1, nil
+	case *p.Regex == `\A▁`:
+		return func(s string) string {
+			if rest, ok := strings.CutPrefix(s, "▁"); ok {
+				return c.Content + rest
+			}
+			return s
+		}, max(1, (len(c.Content)+2)/3), nil
+	}
+	return nil, 0, &UnsupportedError{"normalizer.pattern", *p.Regex}
+}
+
+// replaceRuns replaces each run of two or more spaces.
+func replaceRuns(s, by string) string {
+	i := strings.Index(s, "  ")
+	if i < 0 {
+		return s
+	}
+	var out strings.Builder
+	for ; i >= 0; i = strings.Index(s, "  ") {
+		out.WriteString(s[:i])
+		out.WriteString(by)
+		s = strings.TrimLeft(s[i:], " ")
+	}
+	out.WriteString(s)
+	return out.String()
 }
 
 const (

@@ -1,8 +1,11 @@
 package tokenizer
 
 import (
+	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -99,7 +102,9 @@ func TestUnigramRefuses(t *testing.T) {
 		{`"vocab":[`, `"vocab":{}, "x":[`, ErrInvalid, "vocab"},
 		{`"decoder":{"type":"Metaspace"`, `"decoder":{"type":"WordPiece"`, ErrUnsupported, "WordPiece"},
 		{`"decoder":{"type":"Metaspace","replacement":"▁"`, `"decoder":{"type":"Metaspace","replacement":"▁▁"`, ErrInvalid, "one character"},
-		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":""},"pre_tokenizer":{"type":"Metaspace"`, ErrUnsupported, "Precompiled"},
+		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":""},"pre_tokenizer":{"type":"Metaspace"`, ErrInvalid, "Precompiled: a table of 0 bytes"},
+		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":"CAAAAAAAAAA="},"pre_tokenizer":{"type":"Metaspace"`, ErrInvalid, "an array of 8 bytes in a table of 8"},
+		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Replace","pattern":{"Regex":"a+"},"content":""},"pre_tokenizer":{"type":"Metaspace"`, ErrUnsupported, `normalizer.pattern "a+"`},
 		{`"pre_tokenizer":{"type":"Metaspace"`, `"pre_tokenizer":{"type":"WhitespaceSplit"`, ErrUnsupported, "WhitespaceSplit"},
 	} {
 		text := strings.Replace(smallUnigram, c.old, c.changed, 1)
@@ -129,5 +134,34 @@ func TestUnigramOfLongTexts(t *testing.T) {
 		if !ok || len(ids) == 0 || time.Since(start) > 20*time.Second || taken < wordBytes*len(text) {
 			t.Errorf("%d ids in %v, %d bytes counted", len(ids), time.Since(start), taken)
 		}
+	}
+}
+
+// A table whose places lead out of it replaces nothing, and one with a long replacement is refused.
+func TestPrecompiledOfHostileTables(t *testing.T) {
+	for seed := range 200 {
+		r := rand.New(rand.NewPCG(uint64(seed), 7))
+		data := binary.LittleEndian.AppendUint32(nil, 1024)
+		for range 256 + 64 {
+			data = binary.LittleEndian.AppendUint32(data, r.Uint32()>>r.IntN(32))
+		}
+		p, err := readPrecompiled(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 100 {
+			text := make([]byte, r.IntN(20))
+			for i := range text {
+				text[i] = byte(r.Uint32())
+			}
+			if got := p.apply(string(text)); len(got) > len(text)*max(1, p.longest()) {
+				t.Fatalf("seed %d: %d bytes of %d", seed, len(got), len(text))
+			}
+		}
+	}
+	long := append(binary.LittleEndian.AppendUint32(nil, 4), "\x00\x00\x00\x00"+strings.Repeat("x", 300)+"\x00"...)
+	text := strings.Replace(smallUnigram, `"pre_tokenizer"`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":"`+base64.StdEncoding.EncodeToString(long)+`"},"pre_tokenizer"`, 1)
+	if _, err := Load([]byte(text)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "Precompiled number 1") {
+		t.Errorf("err = %v", err)
 	}
 }

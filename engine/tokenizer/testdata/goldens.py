@@ -10,9 +10,12 @@ here, from the seed alone.
 """
 import argparse
 import gzip
+import io
 import json
 import pathlib
 import random
+import sys
+import tempfile
 
 from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models,
                         normalizers, pre_tokenizers, processors, trainers)
@@ -58,6 +61,28 @@ BITS = [
     "漢字", "ひらがな", "カタカナ", "한국어", "中", "שלום", "مرحبا", "\u202e", "नमस्ते", "ไทย", "தமிழ்",
     "😀", "👩‍👩‍👧‍👦", "👍🏽", "🇨🇭", "🏳️‍🌈", "❤️", "\ufe0f", "\U000e0067", "𐍈", "𝔘𝔫𝔦", "\U0010ffff", "\uffff", "\ufffd", "\ue000", "\u0378",
 ]
+
+
+RULES = {"e\u0301": "E'", "o": "0", "o\u0302\u0323": "long", "a": "", "\r": " ", "\r\n": "CRLF", "\u1100\u1161": "GA", "\U0001f1e8\U0001f1ed": "CH", "\u2764\ufe0f": "<3", "\U0001f44d": "+1",
+         "\u0915": "ka", "\u0e44": "\u0e44\u0e44", "\u2028": "\n"}
+
+
+def charsmap(rules=None):
+    """The replacements of a SentencePiece model: its usual ones, or those given."""
+    sys.path = [p for p in sys.path if pathlib.Path(p or ".").resolve() != pathlib.Path(__file__).resolve().parent]  # sentencepiece.py is there
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
+
+    model, kwargs = io.BytesIO(), dict(normalization_rule_name="nmt_nfkc")
+    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as f:
+        if rules:
+            f.write("".join(" ".join(f"{ord(c):X}" for c in k) + "\t" + " ".join(f"{ord(c):X}" for c in v) + "\n" for k, v in sorted(rules.items())))
+            f.flush()
+            kwargs = dict(normalization_rule_tsv=f.name)
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=model, model_type="char", vocab_size=60, hard_vocab_limit=False, minloglevel=2, **kwargs)
+    proto = sentencepiece_model_pb2.ModelProto()
+    proto.ParseFromString(model.getvalue())
+    return proto.normalizer_spec.precompiled_charsmap
 
 
 def special(content, **k):
@@ -156,6 +181,16 @@ FAMILIES |= {
     # Without bytes, which become <unk>, and with Metaspace as the decoder.
     "unigram-unk": unigram(lambda: pre_tokenizers.Metaspace(prepend_scheme="always", split=True), [AddedToken("solo", normalized=False)],
                            bytes_too=False, decoder=lambda: decoders.Metaspace(prepend_scheme="always", split=True)),
+    # T5's and XLM-R's: SentencePiece's replacements, and runs of spaces.
+    "unigram-precompiled": unigram(lambda: pre_tokenizers.Metaspace(prepend_scheme="always", split=True), [AddedToken("solo", single_word=True)], bytes_too=False,
+                                   normalizer=lambda: normalizers.Sequence([normalizers.Precompiled(charsmap()), normalizers.Strip(left=False, right=True),
+                                                                            normalizers.Replace(Regex(" {2,}"), "\u2581")]),
+                                   decoder=lambda: decoders.Metaspace(prepend_scheme="always", split=True)),
+    # Keys of several characters, of which the shortest counts, and the handling of spaces of a tokenizer.model.
+    "unigram-charsmap": unigram(lambda: pre_tokenizers.Metaspace(prepend_scheme="always", split=False), [],
+                                normalizer=lambda: normalizers.Sequence([
+                                    normalizers.Precompiled(charsmap(RULES)), normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " "),
+                                    normalizers.Replace(" ", "\u2581"), normalizers.Replace(Regex("\\A\u2581"), "\u2581\u2581")])),
     "unigram-never": unigram(lambda: pre_tokenizers.Metaspace(prepend_scheme="never", split=False), [], bytes_too=False,
                              decoder=lambda: decoders.Metaspace(prepend_scheme="never", split=False)),
 }
