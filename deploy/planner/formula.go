@@ -189,11 +189,15 @@ func (d *Demand) Backlog(n *Node, requests []Request, batch, k int) (longest flo
 
 // Bounds are numbers of nodes below which a load cannot be served, and numbers to begin with.
 type Bounds struct {
-	Prefill, Decode, Colocated                int // no fleet with fewer can keep up
+	// Nodes is the least number of nodes of any fleet that keeps up, whatever a simulation of a short
+	// load shows. Decode is that of the decode nodes of pools. Prefill nodes have no bound, because
+	// decode nodes may compute prompts; Prefill is the number that prompts occupy wherever they are.
+	Nodes, Prefill, Decode                    int
 	GuessPrefill, GuessDecode, GuessColocated int
-	// Nodes is the least number of nodes of any fleet, whatever a simulation of a short load shows.
-	Nodes int
 }
+
+// Pools returns the least number of nodes of a fleet of prefill and decode nodes.
+func (b *Bounds) Pools() int { return max(b.Nodes, b.Decode+1) }
 
 // Shares of the nodes' time and memory at which a guess plans them. Prompts of very different
 // lengths wait long above the first; KV memory needs room for arrivals and variance.
@@ -211,11 +215,10 @@ func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	if n.Mixed < 1 { // the one kind of work may hide the other
 		both = max(d.LeastWork, decodeWork)
 	}
-	b.Nodes = max(1, ceil(surely*both))
+	b.Nodes = max(1, ceil(both))
 	b.Prefill = max(1, ceil(d.LeastWork))
 	b.GuessPrefill = max(b.Prefill, ceil(d.LeastWork/GuessBusy))
 	b.Decode = max(1, ceil(decodeWork))
-	b.Colocated = max(1, ceil(both))
 	fastest := *n // of few sequences, which read few experts
 	fastest.Fixed = min(n.Fixed, n.Alone)
 	holds := func(n *Node, nodes int, kv, share float64) bool {
@@ -229,12 +232,9 @@ func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	for b.GuessDecode < maxGuess && !holds(n, b.GuessDecode, GuessKV, guessITL) {
 		b.GuessDecode += max(1, b.GuessDecode/64)
 	}
-	b.GuessColocated = max(b.Colocated, ceil((d.LeastWork+decodeWork)/GuessBusy))
+	b.GuessColocated = max(b.Nodes, ceil((d.LeastWork+decodeWork)/GuessBusy))
 	return b
 }
-
-// surely is the share of the work that a fleet does while a short load lasts; the rest may be late.
-const surely = .9
 
 // maxGuess bounds the nodes of a guess.
 const maxGuess = 1 << 20

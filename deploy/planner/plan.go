@@ -151,10 +151,10 @@ func (s *search) choose(plan *Plan) error {
 	for node := range s.Nodes {
 		b := s.bounds[node]
 		if s.Disjoint {
-			list = append(list, Alternative{Node: node, Pools: true, Least: b.Prefill + b.Decode})
+			list = append(list, Alternative{Node: node, Pools: true, Least: b.Pools()})
 		}
 		if s.Colocated {
-			list = append(list, Alternative{Node: node, Least: b.Colocated})
+			list = append(list, Alternative{Node: node, Least: b.Nodes})
 		}
 	}
 	lowest := func(a *Alternative) float64 { return s.Price(Fleet{Node: a.Node, Decode: a.Least}) }

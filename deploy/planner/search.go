@@ -117,10 +117,10 @@ func least(low, guess, high int, ok func(int) (bool, error)) (int, error) {
 func (s *search) colocated(node int) (Fleet, bool, error) {
 	b := s.bounds[node]
 	fleet := func(n int) Fleet { return Fleet{Node: node, Decode: n, Settings: s.Settings[0]} }
-	if b.Colocated > s.MaxNodes {
-		return fleet(b.Colocated), false, nil
+	if b.Nodes > s.MaxNodes {
+		return fleet(b.Nodes), false, nil
 	}
-	n, err := least(b.Colocated, b.GuessColocated, s.MaxNodes, func(n int) (bool, error) { return s.meets(fleet(n)) })
+	n, err := least(b.Nodes, b.GuessColocated, s.MaxNodes, func(n int) (bool, error) { return s.meets(fleet(n)) })
 	return fleet(n), err == nil && n <= s.MaxNodes, err
 }
 
@@ -129,7 +129,7 @@ func (s *search) colocated(node int) (Fleet, bool, error) {
 func (s *search) pools(node int) (best []Fleet, err error) {
 	b := s.bounds[node]
 	fleet := func(p, d int) Fleet { return Fleet{Node: node, Prefill: p, Decode: d, Settings: s.Settings[0]} }
-	if b.Prefill+b.Decode > s.MaxNodes {
+	if b.Pools() > s.MaxNodes {
 		return nil, nil
 	}
 	// A fleet with room in both pools, which grows until it meets the objectives.
@@ -157,7 +157,7 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 	}
 	fewest := d // decode nodes, however many prefill nodes there are
 	best = []Fleet{fleet(p, d)}
-	first, err := least(b.Prefill, p, p, func(n int) (bool, error) { return s.meets(fleet(n, high)) })
+	first, err := least(1, p, p, func(n int) (bool, error) { return s.meets(fleet(n, high)) })
 	if err != nil {
 		return best, err
 	}
@@ -187,14 +187,14 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 // It begins with a guess, and tries more of them before fewer.
 func (s *search) splitMost(b Bounds, guess int, fleet func(p, d int) Fleet) (prefill int, ok bool, err error) {
 	most := s.MaxNodes - b.Decode
-	guess = min(max(guess, b.Prefill), most)
+	guess = min(max(guess, 1), most)
 	splits := []int{guess}
 	for p := guess; p < most; {
 		p = min(p+max(1, p/2), most)
 		splits = append(splits, p)
 	}
-	for p := guess; p > b.Prefill; {
-		p = max(p-max(1, p/3), b.Prefill)
+	for p := guess; p > 1; {
+		p -= max(1, p/3)
 		splits = append(splits, p)
 	}
 	for _, p := range splits {

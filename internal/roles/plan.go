@@ -19,8 +19,18 @@ import (
 func runPlanPools(v *cli.Invocation) error {
 	var o pools.Options
 	api := poolFlags(v.Set, &o)
+	byPool := []string{"prefill-profile", "decode-profile"} // not in the help
+	for _, name := range byPool {
+		v.Set.String(name, "", "")
+		v.Set.Lookup(name).Hidden = true
+	}
 	if _, err := v.Parse(0); err != nil {
 		return err
+	}
+	for _, name := range byPool {
+		if profile := v.Set.Lookup(name).Value.String(); profile != "" {
+			return fmt.Errorf("%w: --%s %s: pools of different kinds of nodes are not planned: give all kinds to --profile, with commas, to compare fleets of one kind each", config.ErrValue, name, profile)
+		}
 	}
 	if len(*api) != 0 && len(*api) != 2 {
 		return fmt.Errorf("%w: --api-price has %d prices: give two, for a million prompt tokens and for a million answer tokens, such as 0.05,0.40", config.ErrValue, len(*api))

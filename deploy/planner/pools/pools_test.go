@@ -326,8 +326,8 @@ func TestShortLoad(t *testing.T) {
 	o := options()
 	o.Loads, o.Shape, o.TTFT, o.TPOT, o.MaxNodes, o.Budget, o.JSON = []string{"rps=400,n=400,in=1000,out=200"}, "colocated", "p90=2s", "p90=50ms", 64, 12_000, true
 	var plan struct{ Fleet struct{ Decode int } }
-	// 400 · (1000 · 20.3 µs + 200 · (11 µs + 42.5 ns · 1100)) = 12.7 seconds a second, of which .9
-	if err := json.Unmarshal([]byte(planned(t, o)), &plan); err != nil || plan.Fleet.Decode < 12 {
+	// 400 · (1000 · 20.3 µs + 200 · (11 µs + 42.5 ns · 1100)) = 12.7 seconds a second
+	if err := json.Unmarshal([]byte(planned(t, o)), &plan); err != nil || plan.Fleet.Decode < 13 {
 		t.Errorf("%+v, %v", plan, err)
 	}
 	o.JSON = false
