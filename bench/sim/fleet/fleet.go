@@ -3,8 +3,9 @@
 // gateway and node.
 //
 // Two things are modelled: the duration of a step (StepTimes), and the duration of messages and
-// transfers. Prefill nodes use the real line (prefill/line), decode nodes the real course over them
-// (decode/course), and requests whose node dies the real rule of retries (gateway/exchange/choice).
+// transfers. As in a node, the engine answers only between two steps. Prefill nodes use the real
+// line (prefill/line), decode nodes the real course over them (decode/course), and requests whose
+// node dies the real rule of retries (gateway/exchange/choice).
 // Gateways learn about nodes as in a cluster: by heartbeats, block events and their own decisions.
 //
 // Invariant: equal traces, options and seeds give equal results. Every request is served once or
@@ -74,8 +75,8 @@ type Options struct {
 	// Limits are those of the gateways; nil: requests are refused only if no node can hold them.
 	Limits *limits.Limits
 
-	// Heartbeat is the time between two reports of a node. With 0, gateways know the
-	// current prefill rates and count only their own requests.
+	// Heartbeat is the time between two reports of a node while its load changes. With 0, gateways
+	// know the current prefill rates and count only their own requests.
 	Heartbeat   time.Duration
 	ReportDelay time.Duration // from a heartbeat or a block event to the gateways
 

@@ -118,7 +118,7 @@ func compare(o fleet.Options, trace []sim.Request, r *run, b prove.Bounds) ([]pr
 		if err != nil {
 			return nil, err
 		}
-		all.Outcomes = append(all.Outcomes, prove.Record(result).Outcomes...)
+		all.Outcomes = append(all.Outcomes, simulate.Record(result).Outcomes...)
 	}
 	return prove.Compare(prove.Summarize(all, goals), prove.Summarize(r.record, goals), b), nil
 }

@@ -31,7 +31,10 @@ func Tokens(trace []sim.Request, vocab int) [][]int32 {
 		size := q.IDTokens()
 		prompt := make([]int32, q.Tokens)
 		for at := range prompt {
-			x := uint64(q.Blocks[at/size])*0x9e3779b97f4a7c15 + uint64(at%size)
+			x := uint64(at % size)
+			if at/size < len(q.Blocks) { // others are equal in all prompts
+				x += uint64(q.Blocks[at/size]) * 0x9e3779b97f4a7c15
+			}
 			x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 			x = (x ^ x>>27) * 0x94d049bb133111eb
 			prompt[at] = int32((x ^ x>>31) % uint64(vocab))
@@ -78,17 +81,6 @@ func Summarize(rec *load.Record, g Goals) *report.Summary {
 	o := report.Options{Metrics: []string{"ttft", "itl"}, Percentiles: percentiles, RequestRate: math.Inf(1),
 		Goodput: map[string]float64{"ttft": g.TTFT.Seconds() * 1e3, "tpot": g.TPOT.Seconds() * 1e3}}
 	return report.Summarize(rec, o, func(i int) int { return rec.Outcomes[i].Prompt }, func(i int) int { return rec.Outcomes[i].Output })
-}
-
-// Record returns what the clients of a simulated fleet measured. The fleet must have KeepGaps.
-func Record(result *fleet.Result) *load.Record {
-	rec := &load.Record{Duration: result.Span, Outcomes: make([]load.Outcome, len(result.Requests))}
-	for i := range result.Requests {
-		q := &result.Requests[i]
-		rec.Outcomes[i] = load.Outcome{Scheduled: q.At, Ready: q.At, Sent: q.At, First: q.First, Last: q.Last, ITL: q.Gaps,
-			Prompt: q.Prompt, Output: q.Received(), Chunks: q.Received(), Err: q.Err}
-	}
-	return rec
 }
 
 // Figure is a predicted figure next to the measured one.

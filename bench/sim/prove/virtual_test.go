@@ -326,7 +326,7 @@ func (s *sleepers) simulate(t *testing.T, seeds int) *load.Record {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all.Outcomes = append(all.Outcomes, Record(r).Outcomes...)
+		all.Outcomes = append(all.Outcomes, simulate.Record(r).Outcomes...)
 	}
 	return all
 }

@@ -71,8 +71,9 @@ func Run(o *Options, out io.Writer) error {
 	return nil
 }
 
-// summarize computes the figures with the definitions of bench serve.
-func (r *run) summarize(result *fleet.Result) *report.Summary {
+// Record returns what the clients of a simulated fleet measured, as bench serve records it.
+// The times between tokens are there with Options.KeepGaps of the fleet.
+func Record(result *fleet.Result) *load.Record {
 	rec := &load.Record{Duration: result.Span, Outcomes: make([]load.Outcome, len(result.Requests))}
 	for i := range result.Requests {
 		q := &result.Requests[i]
@@ -81,7 +82,12 @@ func (r *run) summarize(result *fleet.Result) *report.Summary {
 			Prompt: q.Prompt, Output: q.Received(), Chunks: q.Received(), Err: q.Err,
 		}
 	}
-	return report.Summarize(rec, report.Options{Metrics: r.Metrics, Percentiles: r.Percentiles, Goodput: r.goals, RequestRate: r.rate},
+	return rec
+}
+
+// summarize computes the figures with the definitions of bench serve.
+func (r *run) summarize(result *fleet.Result) *report.Summary {
+	return report.Summarize(Record(result), report.Options{Metrics: r.Metrics, Percentiles: r.Percentiles, Goodput: r.goals, RequestRate: r.rate},
 		func(i int) int { return result.Requests[i].Prompt }, func(i int) int { return result.Requests[i].Received() })
 }
 
