@@ -89,7 +89,7 @@ var mayImport = map[string][]string{
 		"engine", "gateway/route", "internal/cost", "internal/launch", "internal/limits", "internal/roles",
 	},
 	"bench/sim/prove":      {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route"},
-	"bench/sim/simulate":   {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/lengths", "internal/limits"},
+	"bench/sim/simulate":   {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "gateway/route", "internal/lengths", "internal/limits", "internal/regular"},
 	"bench/sim/sleep":      {"bench/sim/profile", "engine/backend"},
 	"deploy/planner":       {},
 	"deploy/planner/pools": {"bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/simulate", "deploy/planner", "engine/kvcache", "internal/cost", "internal/limits"},

@@ -56,6 +56,7 @@ var parsed = map[string]string{
 	"bench/grammar":          "maskbench's files, a vocabulary that its user gives and the answers of a program that it starts, by encoding/json into plain fields",
 	"bench/gateway":          "its own client's requests and results, what peers on this machine answer, /proc",
 	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
+	"bench/sim/simulate":     "a result of bench serve that its user gives, by encoding/json into plain fields",
 	"bench/sim/proof":        "a plan of tandem plan pools, which it has just made, by encoding/json into plain fields",
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
 	"bench/transfer":         "lines of its other side, by encoding/json into plain fields; the grants in them kvtransfer's targets read",

@@ -93,6 +93,7 @@ func simFlags(s *config.Set, o *simulate.Options) (printProfile *bool) {
 	s.BoolVar(&o.Detailed, "save-detailed", false, "include each request's own figures")
 	s.StringVar(&o.File, "result-filename", "", "name of the JSON; default: LABEL-FLEET.json")
 	s.StringVar(&o.Label, "label", "", "label in the JSON, and prefix of its name; default: sim")
+	s.StringVar(&o.Compare, "compare", "", "result that tandem bench serve --save-result wrote for the same load: its figures are printed next to the predicted ones, with the error")
 	s.StringVar(&o.HTML, "html", "", "file to write the result to as one HTML page")
 	return printProfile
 }

@@ -202,7 +202,6 @@ func (g *gateway) send(r *Request, d route.Decision) {
 	f := g.f
 	a := &attempt{r: r, n: g.decode.nodes[d.Decode], tokens: r.Prompt + r.emitted}
 	g.remember(&d)
-	r.Node = d.Decode
 	for _, at := range d.Prefill {
 		a.prefill = append(a.prefill, g.prefill.nodes[at])
 	}

@@ -22,7 +22,6 @@ type Request struct {
 	First, Last    time.Duration   // tokens of the answer
 	Gaps           []time.Duration // between tokens, with Options.KeepGaps
 	Prompt, Output int             // tokens
-	Node           int             // decode node of the last attempt
 	Err            error           // nil: the answer is complete
 
 	ids                       []kvcache.Hash

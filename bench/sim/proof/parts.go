@@ -323,8 +323,8 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 			return "", err
 		}
 		notes = append(notes, "- "+r.used(run))
-		if r.client+r.gateway > 2*.05 {
-			notes = append(notes, fmt.Sprintf("- %s: client and gateway took more than 5 %% of a core each from the nodes.", run))
+		if max(r.client, r.gateway) > .05 {
+			notes = append(notes, "- "+run+": the client or the gateway took more than 5 % of a core from the nodes.")
 		}
 	}
 	return fmt.Sprintf("## Nodes that compute\n\n1P1D with 123.5 million random parameters in int8, each node one thread on a core of its own; profile by `tandem profile`.\nLoad: %s, for %d s of arrivals.\n\n%s%s\n%s\n", spec, o.seconds, prove.TableHead, table.String(), strings.Join(notes, "\n")), nil

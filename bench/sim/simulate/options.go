@@ -64,6 +64,7 @@ type Options struct {
 	Detailed    bool
 	File        string // of the JSON; empty: LABEL-FLEET.json
 	HTML        string // empty: no page
+	Compare     string // result of bench serve that is set next to the figures; empty: none
 }
 
 // maxTokens bounds the tokens of all answers, whose times are kept: 8 bytes each.
@@ -107,6 +108,8 @@ type run struct {
 	trace   []sim.Request
 	rate    float64 // of a drawn load; +Inf: the trace has the times
 	goals   map[string]float64
+
+	measured map[string]any // fields of Options.Compare
 }
 
 // wrap marks an error of another package as one that the user can correct. Its text is the
@@ -160,6 +163,9 @@ func (r *run) prepare() (err error) {
 		return err
 	}
 	r.setFleet()
+	if err := r.readMeasured(); err != nil {
+		return err
+	}
 	return r.checkSize()
 }
 

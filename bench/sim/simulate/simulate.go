@@ -40,8 +40,16 @@ func Run(o *Options, out io.Writer) error {
 		return err
 	}
 	s := r.summarize(result)
+	compared, err := r.compare(r.json(result, s))
+	if err != nil {
+		return err
+	}
 	b := bufio.NewWriter(out)
 	r.print(b, result, s)
+	if len(compared) > 0 {
+		fmt.Fprintf(b, "\nNext to %s\n", r.Compare)
+		printCompared(b, compared)
+	}
 	if err := b.Flush(); err != nil {
 		return err
 	}
@@ -64,7 +72,7 @@ func Run(o *Options, out io.Writer) error {
 		return fmt.Errorf("%w: --html: %w", ErrOption, err)
 	}
 	b = bufio.NewWriter(f)
-	if err := errors.Join(r.page(b, result, s), b.Flush(), f.Close()); err != nil {
+	if err := errors.Join(r.page(b, result, s, compared), b.Flush(), f.Close()); err != nil {
 		return fmt.Errorf("write %s: %w", r.HTML, err)
 	}
 	fmt.Fprintf(out, "Wrote %s\n", r.HTML)
@@ -309,7 +317,7 @@ var usages = []struct {
 }
 
 // page writes the HTML page.
-func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary) error {
+func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary, compared []figure) error {
 	const x = "s of virtual time"
 	var at []float64
 	samples := result.Samples
@@ -358,6 +366,9 @@ func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary) error {
 	}
 	facts := append(r.describe(), failures(result)...)
 	facts = append(facts, r.totals(result, s)...)
+	for _, f := range compared {
+		facts = append(facts, fmt.Sprintf("Next to %s: %s predicted %s, measured %s, error %s", r.Compare, f.name, report.Figure(f.predicted), report.Figure(f.measured), f.off()))
+	}
 	if r.Command != "" {
 		facts = append(facts, "To repeat: "+r.Command)
 	}

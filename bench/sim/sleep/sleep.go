@@ -20,8 +20,6 @@ type Model struct {
 	Layers int   // that report their KV
 	Vocab  int   // tokens
 	Token  int32 // of every output
-
-	Took func(s profile.Shape, took time.Duration) // if set, is called after each step
 }
 
 // VocabSize returns the number of tokens.
@@ -32,8 +30,7 @@ func (m *Model) Logits() backend.Buf { return 0 }
 
 // Step sleeps for the duration of the step, and samples Token for each output.
 func (m *Model) Step(s *backend.Step, onMark func(layer int)) error {
-	began, shape := time.Now(), Shape(s)
-	whole := m.Times.Step(shape)
+	began, whole := time.Now(), m.Times.Step(Shape(s))
 	if onMark != nil {
 		for layer := range m.Layers {
 			sleepUntil(began.Add(whole * time.Duration(layer+1) / time.Duration(m.Layers)))
@@ -43,9 +40,6 @@ func (m *Model) Step(s *backend.Step, onMark func(layer int)) error {
 	sleepUntil(began.Add(whole))
 	for i := range s.Sampled {
 		s.Sampled[i] = m.Token
-	}
-	if m.Took != nil {
-		m.Took(shape, time.Since(began))
 	}
 	return nil
 }
