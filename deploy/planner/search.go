@@ -152,19 +152,19 @@ func (s *search) pools(node int) (best []Fleet, err error) {
 		d = s.MaxNodes - p
 	}
 	high := d
-	if d, err = least(b.Decode, d, high, func(n int) (bool, error) { return s.meets(fleet(p, n)) }); err != nil {
+	if d, err = least(max(b.Decode, b.Nodes-p), d, high, func(n int) (bool, error) { return s.meets(fleet(p, n)) }); err != nil {
 		return nil, err
 	}
 	fewest := d // decode nodes, however many prefill nodes there are
 	best = []Fleet{fleet(p, d)}
-	first, err := least(1, p, p, func(n int) (bool, error) { return s.meets(fleet(n, high)) })
+	first, err := least(max(1, b.Nodes-high), p, p, func(n int) (bool, error) { return s.meets(fleet(n, high)) })
 	if err != nil {
 		return best, err
 	}
 	// From there on, each prefill node may save decode nodes.
 	for q, most := first, high; q+fewest <= best[0].Nodes(); q += max(1, q/32) {
 		limit := min(most, best[0].Nodes()-q)
-		n, err := least(fewest, limit, limit, func(n int) (bool, error) { return s.meets(fleet(q, n)) })
+		n, err := least(max(fewest, b.Nodes-q), limit, limit, func(n int) (bool, error) { return s.meets(fleet(q, n)) })
 		if err != nil {
 			return best, err
 		}

@@ -43,6 +43,7 @@ func (f *fleet) release(t *transfer, bytes float64, whole bool) {
 	case t.pending > 0:
 		f.setArrival(t)
 	case whole:
+		f.stop(t) // if the last byte crosses now
 		t.arrived()
 	}
 }

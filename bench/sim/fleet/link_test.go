@@ -156,3 +156,18 @@ func TestTransfersOfAFleet(t *testing.T) {
 		}
 	}
 }
+
+// A transfer whose last byte crosses when the whole is released arrives once, and leaves its links.
+func TestReleasedAsItEnds(t *testing.T) {
+	f, a, b := &fleet{o: Options{Bandwidth: 1e9, Link: 1e9}}, new(node), new(node)
+	arrived := 0
+	s := transfer{from: a, to: b, arrived: func() { arrived++ }}
+	f.clock.at(time.Second, func() { f.release(&s, 1e9, true) }) // before the alarm of the last byte
+	f.release(&s, 1e9, false)
+	for len(f.clock.heap) > 0 {
+		f.clock.next()
+	}
+	if arrived != 1 || f.clock.now != time.Second || len(a.transfers)+len(b.transfers) > 0 {
+		t.Errorf("arrived %d times until %v, %d and %d transfers are left", arrived, f.clock.now, len(a.transfers), len(b.transfers))
+	}
+}

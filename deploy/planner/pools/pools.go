@@ -113,8 +113,8 @@ func (r *run) state(goals []planner.Objective) {
 		Colocated: r.Shape != "pools", Disjoint: r.Shape != "colocated", MaxNodes: r.MaxNodes, Spare: r.Spare, Plots: r.HTML != "",
 		Budget: r.Budget, Whole: r.counted(r.whole), PartOf: r.counted(r.part), Simulate: r.simulate,
 	}
-	if !r.sliced {
-		p.MaxNodes = min(p.MaxNodes, r.nodesInMemory())
+	if most := r.nodesInMemory(); !r.sliced || most < sliceNodes {
+		p.MaxNodes = min(p.MaxNodes, most)
 	}
 	for _, q := range r.profiles {
 		n := node(q)

@@ -81,8 +81,9 @@ func (r *run) lengthen() {
 	short := *r
 	r.trace, r.tenants, r.dropped = nil, nil, 0
 	if r.readLoad() != nil { // it has requests that are too long for a node, or is too large
-		r.trace, r.tenants, r.dropped, r.block, r.longer = short.trace, short.tenants, short.dropped, short.block, 1
+		r.trace, r.tenants, r.dropped, r.block = short.trace, short.tenants, short.dropped, short.block
 	}
+	r.longer = max(1, float64(len(r.trace))/float64(len(short.trace)))
 }
 
 // maxLonger bounds the factor of lengthen.
