@@ -178,14 +178,14 @@ func TestPlannerSums(t *testing.T) {
 func TestPlannerFromZero(t *testing.T) {
 	b := newBed(t, Options{Planner: planned()}, nil)
 	p := b.g.planner
-	for at := time.Duration(0); at < time.Minute; at += plannerInterval {
+	for at := time.Duration(0); at < 130*time.Second; at += plannerInterval {
 		for range 10 {
 			if r := b.do("POST", "/v1/completions", `{"prompt":"`+strings.Repeat("x", 160)+`","max_tokens":2}`); r.StatusCode != 503 {
 				t.Fatalf("status %d: %s", r.StatusCode, r.body)
 			}
 		}
 		p.tick(at + plannerInterval)
-		if d := p.now.Load(); at < 20*time.Second && d.Decode.Desired != nil {
+		if d := p.now.Load(); at < 110*time.Second && d.Decode.Desired != nil {
 			t.Errorf("after %v: %+v", at, d)
 		}
 	}

@@ -270,8 +270,9 @@ func (s *Sample) sound() bool {
 // after the other, and the first of them are not the fleet.
 func (c *Controller) look(s *Sample, tick time.Duration) {
 	same := tick > 0 && !s.Stale
-	if n := s.Nodes[Decode]; n.Ready+n.Starting == 0 && !c.settled(s.At) {
-		same = false // a gateway that has just started sees no nodes yet
+	if n := s.Nodes[Decode]; n.Ready+n.Starting == 0 && s.At-c.began < lossTime {
+		// A gateway that has just started may not see the nodes yet, which a target of one would stop.
+		same = false
 	}
 	for r, n := range s.Nodes {
 		have := n.Ready + n.Starting

@@ -233,10 +233,10 @@ func TestFromZero(t *testing.T) {
 		none(s)
 		s.Ended, s.Decoded, s.DecodedSq, s.Context = 0, 0, 0, 0
 	}
-	if d := play(c, 0, firstTime-5*time.Second, 5*time.Second, unanswered); d[Decode].Known || d[Prefill].Known {
+	if d := play(c, 0, lossTime-5*time.Second, 5*time.Second, unanswered); d[Decode].Known || d[Prefill].Known {
 		t.Errorf("%+v", d)
 	}
-	if d := play(c, firstTime-5*time.Second, 2*time.Minute, 5*time.Second, unanswered); !d[Decode].Known || d[Decode].Target != 1 || d[Prefill].Target < 5 {
+	if d := play(c, lossTime-5*time.Second, lossTime+10*time.Second, 5*time.Second, unanswered); !d[Decode].Known || d[Decode].Target != 1 || d[Prefill].Target < 5 {
 		t.Errorf("%+v", d)
 	}
 	// A fleet that had nodes grows at once, and keeps what it wants for as long as it has none.
