@@ -144,7 +144,7 @@ func New(o Options) (*Gateway, error) {
 		g.planner = newPlanner(g, *o.Planner)
 	}
 	g.native = native.New(g.Service, native.Options{
-		Arrived: g.arrived(), Ended: g.ended,
+		Arrived: g.arrived(), Ended: g.ended, Unserved: g.unserved(),
 		Nodes:         nodes.Options{RPC: o.RPC, StallTimeout: max(0, o.StallTimeout), NodeSilence: max(0, o.NodeSilence), Log: o.Log},
 		AcceptTimeout: o.AcceptTimeout, StreamTokens: o.StreamTokens, MinRemotePrefillTokens: o.MinRemotePrefillTokens, ServedModelName: o.ServedModelName, Names: o.Upstreams.Names,
 		ChatTemplate: o.ChatTemplate, ToolCallParser: o.ToolCallParser, ReasoningParser: o.ReasoningParser, NoToolCalls: o.NoToolCalls,

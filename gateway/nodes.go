@@ -12,9 +12,13 @@ import (
 )
 
 // FollowEvents subscribes to the block events of nodes, so that prompts are routed to cached
-// prefixes. It is called before Run, at most once.
+// prefixes. A planner also exchanges its demand with other gateways. It is called before Run, at
+// most once.
 func (g *Gateway) FollowEvents(bus *cluster.Bus) {
 	g.native.FollowEvents(bus)
+	if g.planner != nil {
+		g.planner.share(bus)
+	}
 }
 
 // fleetView is the answer of /debug/nodes.

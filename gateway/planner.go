@@ -3,7 +3,10 @@ package gateway
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,6 +17,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/api/openai"
 	"github.com/tandem-serving/tandem/gateway/native"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
+	"github.com/tandem-serving/tandem/internal/cluster"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -29,14 +33,18 @@ type Planner struct {
 }
 
 // planner computes how many nodes the fleet of this gateway should have. It sees the requests of
-// this gateway, and takes those of the others to be as many.
+// this gateway, and those that other gateways publish. A gateway that publishes none, such as one
+// of an older release, is taken to have as many as the mean of the others.
 type planner struct {
 	g *Gateway
 	o Planner
+	// publish sends a message to the other gateways; nil: there is no bus.
+	publish func(m []byte) bool
 
 	mu     sync.Mutex
 	demand control.Demand // since the last tick
 	cached float64        // share of prompt tokens that answered requests found in caches
+	others map[string]*otherGateway
 
 	members atomic.Pointer[[]nodes.Member]
 	c       *control.Controller // owned by run, as quorum
@@ -45,11 +53,39 @@ type planner struct {
 	now     atomic.Pointer[desired]
 }
 
+// otherGateway is what another gateway has published.
+type otherGateway struct {
+	received bool           // it has ever published
+	demand   control.Demand // since the last tick
+	backlog  float64        // prompt tokens without caches that wait in its queue
+	silent   int            // ticks since its last message, or since it was first seen
+	logged   bool           // as unknown
+}
+
+// unknown reports whether the gateway's demand is not known.
+func (o *otherGateway) unknown() bool { return !o.received || o.silent >= silentTicks }
+
+// silentTicks is the number of ticks without a message after which a gateway's demand is unknown.
+const silentTicks = 3
+
+// demandTopic is the topic of the messages of planners.
+const demandTopic = "demand"
+
+// demandMessage is what a gateway publishes at each tick. Readers ignore fields that they do not
+// know.
+type demandMessage struct {
+	Gateway string `json:"gateway"`
+	control.Demand
+	Backlog float64 `json:"backlog"`
+}
+
 // desired is the answer of /admin/desired.
 type desired struct {
 	Model   string      `json:"model"`
 	Leads   bool        `json:"leads"`
 	Note    string      `json:"note,omitempty"`
+	Known   int         `json:"gateways_known"` // whose demand counts
+	Unknown int         `json:"gateways_unknown"`
 	Prefill desiredRole `json:"prefill"`
 	Decode  desiredRole `json:"decode"`
 }
@@ -68,7 +104,67 @@ type desiredRole struct {
 // newPlanner returns a planner.
 func newPlanner(g *Gateway, o Planner) *planner {
 	o.Interval = cmp.Or(o.Interval, plannerInterval)
-	return &planner{g: g, o: o, c: control.New(o.Options), began: time.Now()}
+	return &planner{g: g, o: o, c: control.New(o.Options), began: time.Now(), others: map[string]*otherGateway{}}
+}
+
+// share publishes the demand to other gateways, and reads theirs.
+func (p *planner) share(bus *cluster.Bus) {
+	p.publish = func(m []byte) bool { return bus.Send(demandTopic, m) }
+	bus.Listen(demandTopic, p.receive)
+}
+
+// receive adds the demand that another gateway has published. Messages that are not sound, and
+// those of processes that are no members, do not count.
+func (p *planner) receive(text []byte) {
+	var m demandMessage
+	err := json.Unmarshal(text, &m)
+	if err != nil || m.Gateway == "" || m.Gateway == p.o.ID || !m.Sound() || !(m.Backlog >= 0) || math.IsInf(m.Backlog, 0) {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := p.others[m.Gateway]
+	if o == nil {
+		return // the next tick adds members
+	}
+	o.received, o.silent, o.backlog, o.logged = true, 0, m.Backlog, false
+	o.demand.Add(&m.Demand)
+}
+
+// sum returns the demand of all gateways since the last tick, the prompt tokens without caches that
+// wait in their queues, and the number of gateways whose demand is known. own is the demand of this
+// one. A gateway is logged once when its demand is unknown.
+func (p *planner) sum(gateways []string, own control.Demand, backlog float64) (all control.Demand, waiting float64, known int) {
+	all, waiting, known = own, backlog, 1
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for id := range p.others {
+		if !slices.Contains(gateways, id) {
+			delete(p.others, id)
+		}
+	}
+	for _, id := range gateways {
+		if id == p.o.ID {
+			continue
+		}
+		o := p.others[id]
+		if o == nil {
+			o = new(otherGateway)
+			p.others[id] = o
+		}
+		if o.silent++; !o.unknown() {
+			known++
+			all.Add(&o.demand)
+			waiting += o.backlog
+		} else if o.silent >= silentTicks && !o.logged {
+			o.logged = true
+			p.g.Log.Warn("planner: demand of a gateway is unknown", "gateway", id, "received", o.received)
+		}
+		o.demand = control.Demand{}
+	}
+	share := float64(len(gateways)) / float64(known)
+	all.Scale(share)
+	return all, share * waiting, known
 }
 
 // arrived counts a choice that the fleet can serve, whether or not it is refused later.
@@ -77,6 +173,13 @@ func (p *planner) arrived(prompt int) {
 	p.demand.Arrive(&p.o.Costs, prompt, int(p.cached*float64(prompt)))
 	p.mu.Unlock()
 }
+
+// unserved counts a request that no node was there for. No tokenizer has read it, so that its
+// tokens are estimated.
+func (p *planner) unserved(bytes int) { p.arrived(max(1, bytes/bytesPerToken)) }
+
+// bytesPerToken is the usual length of a token in the bodies of requests.
+const bytesPerToken = 4
 
 // answered counts an answer.
 func (p *planner) answered(a *native.Ended) {
@@ -106,10 +209,10 @@ func (p *planner) run(ctx context.Context) {
 
 // tick makes a decision, and logs changes.
 func (p *planner) tick(at time.Duration) {
-	s, gateways, members := p.sample(at)
+	s, gateways, members, known := p.sample(at)
 	leads := p.quorum.Leads(p.o.ID, gateways, members)
 	d := p.c.Tick(s)
-	now := &desired{Leads: leads}
+	now := &desired{Leads: leads, Known: known, Unknown: len(gateways) - known}
 	if m := p.g.native.Models.Load(); m != nil {
 		now.Model = m.Name
 	}
@@ -143,12 +246,13 @@ func (p *planner) tick(at time.Duration) {
 	p.now.Store(now)
 }
 
-// sample returns the state of the fleet since the last sample, the ids of the gateways, and the
-// number of members.
-func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string, members int) {
+// sample returns the state of the fleet since the last sample, the ids of the gateways, the number
+// of members, and that of the gateways whose demand is known. It publishes the demand of this one.
+func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string, members, known int) {
 	s.At = at
 	p.mu.Lock()
-	s.Demand, p.demand = p.demand, control.Demand{}
+	own := p.demand
+	p.demand = control.Demand{}
 	uncached := max(0, 1-p.cached)
 	p.mu.Unlock()
 	gateways = []string{p.o.ID}
@@ -162,16 +266,20 @@ func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string,
 			}
 		}
 	}
-	share := float64(len(gateways))
-	for _, x := range []*float64{&s.Requests, &s.Work, &s.Square, &s.Ended, &s.Decoded, &s.DecodedSq, &s.Context} {
-		*x *= share
-	}
 	queued := 0
 	for _, m := range p.g.native.Models.All() {
 		_, tokens := m.Queue().Queued()
 		queued += tokens
 	}
-	backlog := share * uncached * float64(queued)
+	waiting := uncached * float64(queued)
+	if p.publish != nil {
+		if text, err := json.Marshal(demandMessage{p.o.ID, own, waiting}); err == nil {
+			p.publish(text)
+		}
+	}
+	var backlog float64
+	s.Demand, backlog, known = p.sum(gateways, own, waiting)
+	silent := 0 // decode nodes that gossip lists as ready, and that have no connection
 	fleet := p.g.native.Nodes.Now()
 	for r, all := range [][]*nodes.Node{fleet.Prefill, fleet.Decode} {
 		for _, n := range all {
@@ -183,12 +291,15 @@ func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string,
 				backlog += float64(v.QueuedTokens)
 			default:
 				s.Nodes[r].Starting++
+				if v.Ready && control.Role(r) == control.Decode {
+					silent++
+				}
 			}
 		}
 	}
 	s.Backlog = backlog * p.o.Costs.PromptToken
-	s.Stale = s.Nodes[control.Decode].Ready == 0
-	return s, gateways, members
+	s.Stale = s.Nodes[control.Decode].Ready == 0 && (silent > 0 || s.Requests == 0)
+	return s, gateways, members, known
 }
 
 // desired answers with the number of nodes that the fleet should have.
@@ -211,6 +322,14 @@ func (g *Gateway) arrived() func(prompt int) {
 		return nil
 	}
 	return g.planner.arrived
+}
+
+// unserved returns the function that counts requests that no node was there for; nil: none are.
+func (g *Gateway) unserved() func(bytes int) {
+	if g.planner == nil {
+		return nil
+	}
+	return g.planner.unserved
 }
 
 // ended counts and records a choice that has ended.

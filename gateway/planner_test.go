@@ -106,3 +106,91 @@ func TestPlannerCountsChoices(t *testing.T) {
 		t.Errorf("%+v", p.demand)
 	}
 }
+
+// Demand of other gateways counts as they publish it. One that publishes none, such as one of an
+// older release, is logged once and counts as the mean of the others.
+func TestPlannerSums(t *testing.T) {
+	members := []nodes.Member{decodeMember("d"), {ID: "gw", Role: "gateway"}, {ID: "x", Role: "gateway"}, {ID: "y", Role: "gateway"}}
+	b := newBed(t, Options{Planner: planned(), Members: members}, map[string]nodestest.Options{"d": {}})
+	b.g.SetMembers(members)
+	p := b.g.planner
+	var published []string
+	p.publish = func(m []byte) bool {
+		published = append(published, string(m))
+		return true
+	}
+	at := time.Duration(0)
+	tick := func(messages ...string) (requests, work, backlog float64) {
+		for _, m := range messages {
+			p.receive([]byte(m))
+		}
+		p.mu.Lock()
+		p.demand.Requests, p.demand.Work = 2, 10
+		p.mu.Unlock()
+		at += plannerInterval
+		s, _, _, _ := p.sample(at)
+		return s.Requests, s.Work, s.Backlog
+	}
+	unknown := func(id string) int {
+		return strings.Count(b.log.String(), `planner: demand of a gateway is unknown`+`" gateway=`+id)
+	}
+	if requests, work, _ := tick(); requests != 6 || work != 30 {
+		t.Errorf("nothing is received: %g requests, %g s", requests, work)
+	}
+	x := `{"gateway":"x","requests":4,"work":20,"backlog":50,"of a later release":{"a":1}}`
+	if requests, work, backlog := tick(x, x); requests != 15 || work != 75 || backlog != 7.5 {
+		t.Errorf("x published 8 requests of 40 s: %g requests, %g s, backlog %g s", requests, work, backlog)
+	}
+	for _, bad := range []string{`{"gateway":"gw","requests":5}`, `{"gateway":"stranger","requests":5}`, `{"gateway":"y","requests":-5}`, `{"gateway":"y","work":1e999}`, `{"gateway":"y","backlog":-1}`, `{`, ``, `{"requests":5}`} {
+		p.receive([]byte(bad))
+	}
+	if requests, _, _ := tick(x); requests != 9 {
+		t.Errorf("%g requests", requests)
+	}
+	if unknown("y") != 1 || unknown("x") != 0 {
+		t.Error(b.log.String())
+	}
+	y := `{"gateway":"y"}`
+	if requests, _, _ := tick(x, y); requests != 6 {
+		t.Errorf("y has none: %g requests", requests)
+	}
+	for range silentTicks {
+		tick(y)
+	}
+	if requests, _, _ := tick(y); requests != 3 || unknown("x") != 1 || unknown("y") != 1 {
+		t.Errorf("x is silent: %g requests\n%s", requests, b.log.String())
+	}
+	p.tick(at + plannerInterval)
+	if d := p.now.Load(); d.Known != 2 || d.Unknown != 1 {
+		t.Errorf("%+v", d)
+	}
+	b.g.SetMembers(members[:2])
+	if requests, _, _ := tick(); requests != 2 || len(p.others) != 0 {
+		t.Errorf("alone: %g requests, %d others", requests, len(p.others))
+	}
+	var m demandMessage
+	if err := json.Unmarshal([]byte(published[0]), &m); err != nil || m.Gateway != "gw" || m.Requests != 2 || m.Work != 10 {
+		t.Errorf("%s: %v", published[0], err)
+	}
+}
+
+// Requests that are refused because no node is there count: the fleet can grow from zero.
+func TestPlannerFromZero(t *testing.T) {
+	b := newBed(t, Options{Planner: planned()}, nil)
+	p := b.g.planner
+	for at := time.Duration(0); at < 130*time.Second; at += plannerInterval {
+		for range 10 {
+			if r := b.do("POST", "/v1/completions", `{"prompt":"`+strings.Repeat("x", 160)+`","max_tokens":2}`); r.StatusCode != 503 {
+				t.Fatalf("status %d: %s", r.StatusCode, r.body)
+			}
+		}
+		p.tick(at + plannerInterval)
+		if d := p.now.Load(); at < 110*time.Second && d.Decode.Desired != nil {
+			t.Errorf("after %v: %+v", at, d)
+		}
+	}
+	d := p.now.Load()
+	if d.Decode.Desired == nil || *d.Decode.Desired != 1 || d.Prefill.Desired == nil || *d.Prefill.Desired < 8 || d.Decode.Ready+d.Decode.Start != 0 {
+		t.Errorf("%+v", d)
+	}
+}

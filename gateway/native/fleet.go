@@ -44,9 +44,11 @@ type Options struct {
 	KeepModels             bool              // a model whose nodes are all gone keeps its name, and its requests wait for one
 
 	// Arrived, if set, is called for each choice that the fleet can serve, before the queue. Ended,
-	// if set, is called for each of them when its request ends. Neither may block.
-	Arrived func(prompt int)
-	Ended   func(a *Ended)
+	// if set, is called for each of them when its request ends. Unserved, if set, is called with the
+	// bytes of each body that is refused because no node is there. None may block.
+	Arrived  func(prompt int)
+	Ended    func(a *Ended)
+	Unserved func(bytes int)
 }
 
 // End is how a choice ended.

@@ -91,6 +91,9 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 		return nil, nil, fault
 	}
 	if m, fault = fl.Find(req.Model); fault != nil {
+		if unserved := fl.o.Unserved; unserved != nil && fl.Models.Load() == nil {
+			unserved(len(body))
+		}
 		return nil, nil, fault
 	}
 	if fault := cmp.Or(m.CheckTools(req, fl.o.NoToolCalls), x.checkVectors(m)); fault != nil {

@@ -4,8 +4,10 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
+	"strconv"
 	"testing"
 	"time"
 )
@@ -38,6 +40,21 @@ func TestBinaryDesired(t *testing.T) {
 		t.Errorf("%v: %s", err, text)
 	}
 	holdSeen(t, c.seen)
+
+	// A second gateway with a planner publishes its demand, and this one counts it.
+	b := newCluster(t)
+	b.start(binary(t), "gateway", "--port", strconv.Itoa(b.port), "--advertise", "127.0.0.1", "--gossip-port", "0", "--nats-port", "0", "--node-name", "second",
+		"--tls-dir", c.argument("gateway", "--tls-dir"), "--join", "127.0.0.1:"+c.argument("gateway", "--gossip-port"), "--planner-profile", "h100:llama-8b")
+	c.wait(startBound, "the demand of both gateways is known", func() bool {
+		var first, second struct {
+			Known   int `json:"gateways_known"`
+			Unknown int `json:"gateways_unknown"`
+		}
+		err := errors.Join(c.getJSON("/admin/desired", &first), b.getJSON("/admin/desired", &second))
+		return err == nil && first == second && first.Known == 2 && first.Unknown == 0
+	})
+	b.signal(15)
+	b.waitGone(time.Minute)
 	c.signal(15)
 	c.waitGone(time.Minute)
 }

@@ -78,10 +78,11 @@ func runAdvise(v *cli.Invocation) error {
 	if len(a.from) > 0 && a.length < leastReadings*a.every {
 		return fmt.Errorf("%w: --for %v with --every %v: give at least %d readings of the nodes' counters", config.ErrValue, a.length, a.every, leastReadings)
 	}
-	ctx, _, stop := process.Signals()
-	defer stop()
 	if a.o.Trace == "" || a.fleet == "" {
-		if err := a.observe(ctx); err != nil {
+		ctx, _, stop := process.Signals()
+		err := a.observe(ctx)
+		stop() // a signal ends the simulations as usual
+		if err != nil {
 			return ofPools(err)
 		}
 	}
@@ -320,6 +321,10 @@ func (a *adviser) counters(ready []console.Node) ([]string, error) {
 func (a *adviser) fit(r *profiler.Result, err error) {
 	if err != nil && !errors.Is(err, profiler.ErrFit) {
 		a.note("The step times are those of --profile, because the counters of the nodes give none: %s.", strings.TrimPrefix(err.Error(), profiler.ErrLive.Error()+": "))
+		return
+	}
+	if err := r.Profile.Check(); err != nil {
+		a.note("The step times are those of --profile, because those fitted to the counters are not sound: %s.", strings.TrimPrefix(err.Error(), profile.ErrProfile.Error()+": "))
 		return
 	}
 	mean, most := r.Errors()

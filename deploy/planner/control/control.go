@@ -92,12 +92,43 @@ const (
 
 // Demand is what arrived and ended at the gateways.
 type Demand struct {
-	Requests     float64 // arrived, refused ones included
-	Work, Square float64 // seconds of their prompts, and the sum of the squares
-	Ended        float64 // requests that ended with an answer
-	Decoded      float64 // seconds of a node for their answers, without the fixed part of steps
-	DecodedSq    float64 // sum of the squares
-	Context      float64 // sum over their answers' tokens of the tokens that each attends to
+	Requests  float64 `json:"requests"`   // arrived, refused ones included
+	Work      float64 `json:"work"`       // seconds of their prompts
+	Square    float64 `json:"square"`     // sum of the squares
+	Ended     float64 `json:"ended"`      // requests that ended with an answer
+	Decoded   float64 `json:"decoded"`    // seconds of a node for their answers, without the fixed part of steps
+	DecodedSq float64 `json:"decoded_sq"` // sum of the squares
+	Context   float64 `json:"context"`    // sum over their answers' tokens of the tokens that each attends to
+}
+
+// fields returns the figures.
+func (d *Demand) fields() []*float64 {
+	return []*float64{&d.Requests, &d.Work, &d.Square, &d.Ended, &d.Decoded, &d.DecodedSq, &d.Context}
+}
+
+// Add adds the demand at another gateway.
+func (d *Demand) Add(other *Demand) {
+	more := other.fields()
+	for i, x := range d.fields() {
+		*x += *more[i]
+	}
+}
+
+// Scale multiplies the demand.
+func (d *Demand) Scale(by float64) {
+	for _, x := range d.fields() {
+		*x *= by
+	}
+}
+
+// Sound reports whether all figures are finite and none is negative.
+func (d *Demand) Sound() bool {
+	for _, x := range d.fields() {
+		if !(*x >= 0) || math.IsInf(*x, 0) {
+			return false
+		}
+	}
+	return true
 }
 
 // Arrive adds a request.
@@ -131,7 +162,9 @@ type Sample struct {
 	Demand                // since the last tick
 	Backlog float64       // seconds of prompts that wait, in gateways and on nodes
 	Nodes   [roles]Nodes
-	Stale   bool // nodes have not reported: nothing is decided, nor for figures that are not sound
+	// Stale means that nodes have not reported: nothing is decided, nor for figures that are not
+	// sound. A fleet without decode nodes that gets requests is not stale.
+	Stale bool
 }
 
 // Decision is the number of nodes that a role should have.
@@ -230,18 +263,17 @@ func (c *Controller) Tick(s Sample) (d [roles]Decision) {
 
 // sound reports whether all figures of the sample are finite and none is negative.
 func (s *Sample) sound() bool {
-	for _, x := range []float64{s.Requests, s.Work, s.Square, s.Ended, s.Decoded, s.DecodedSq, s.Context, s.Backlog} {
-		if !(x >= 0) || math.IsInf(x, 0) {
-			return false
-		}
-	}
-	return true
+	return s.Sound() && s.Backlog >= 0 && !math.IsInf(s.Backlog, 0)
 }
 
 // look follows the nodes until the first decision: a gateway that has just started sees them one
 // after the other, and the first of them are not the fleet.
 func (c *Controller) look(s *Sample, tick time.Duration) {
 	same := tick > 0 && !s.Stale
+	if n := s.Nodes[Decode]; n.Ready+n.Starting == 0 && s.At-c.began < lossTime {
+		// A gateway that has just started may not see the nodes yet, which a target of one would stop.
+		same = false
+	}
 	for r, n := range s.Nodes {
 		have := n.Ready + n.Starting
 		same = same && have == c.have[r]
@@ -331,6 +363,7 @@ func (c *Controller) decide(r Role, s *Sample) Decision {
 		if drain > 0 {
 			d.Why += fmt.Sprintf("; %.1f s of prompts wait: %.2f nodes of these", s.Backlog, drain)
 		}
+	case s.Nodes[Decode].Ready == 0: // nothing shows that fewer are enough
 	case have != target && now-c.changed[r] < changeTime+2*c.o.Start || now-c.lowered[r] < c.o.Cooldown || now-c.lost[r] < lossTime || now-c.began < c.o.Hold:
 	default:
 		most := c.most(r)

@@ -223,3 +223,67 @@ func BenchmarkTick(b *testing.B) {
 		c.Tick(s)
 	}
 }
+
+// A fleet without decode nodes is decided about by what arrives, once a gateway has had the time to
+// see nodes. It never shrinks for want of nodes.
+func TestFromZero(t *testing.T) {
+	none := func(s *Sample) { s.Nodes = [roles]Nodes{} }
+	c := New(options())
+	unanswered := func(s *Sample) {
+		none(s)
+		s.Ended, s.Decoded, s.DecodedSq, s.Context = 0, 0, 0, 0
+	}
+	if d := play(c, 0, lossTime-5*time.Second, 5*time.Second, unanswered); d[Decode].Known || d[Prefill].Known {
+		t.Errorf("%+v", d)
+	}
+	if d := play(c, lossTime-5*time.Second, lossTime+10*time.Second, 5*time.Second, unanswered); !d[Decode].Known || d[Decode].Target != 1 || d[Prefill].Target < 5 {
+		t.Errorf("%+v", d)
+	}
+	// A fleet that had nodes grows at once, and keeps what it wants for as long as it has none.
+	c = New(options())
+	before := play(c, 0, 10*time.Minute, 5*time.Second, nil)
+	more := func(s *Sample) {
+		none(s)
+		for range 40 {
+			s.Arrive(c.Costs(), 1000, 0)
+		}
+		s.Ended, s.Decoded, s.DecodedSq, s.Context = 0, 0, 0, 0
+	}
+	if d := play(c, 10*time.Minute, 11*time.Minute, 5*time.Second, more); !d[Decode].Known || d[Decode].Target <= before[Decode].Target || d[Prefill].Target <= before[Prefill].Target {
+		t.Errorf("%+v, then %+v", before, d)
+	}
+	targets := c.targets
+	play(c, 11*time.Minute, time.Hour, 5*time.Second, func(s *Sample) {
+		none(s)
+		s.Demand = Demand{}
+	})
+	if c.targets != targets {
+		t.Errorf("shrinks from %v to %v without nodes", targets, c.targets)
+	}
+}
+
+// Demand of several gateways adds up.
+func TestAdd(t *testing.T) {
+	c := options().Costs
+	var a, b, both Demand
+	a.Arrive(&c, 100, 0)
+	a.End(&c, 100, 20)
+	b.Arrive(&c, 300, 50)
+	both.Arrive(&c, 100, 0)
+	both.Arrive(&c, 300, 50)
+	both.End(&c, 100, 20)
+	a.Add(&b)
+	if a != both {
+		t.Errorf("%+v, want %+v", a, both)
+	}
+	a.Scale(2)
+	if a.Requests != 4 || a.DecodedSq != 2*both.DecodedSq || !a.Sound() {
+		t.Errorf("%+v", a)
+	}
+	if a.Scale(-1); a.Sound() {
+		t.Error("a negative demand is sound")
+	}
+	if a.Work = math.Inf(1); a.Sound() {
+		t.Error("an infinite demand is sound")
+	}
+}

@@ -271,6 +271,9 @@ func (a *advice) scenarios() error {
 		if err != nil {
 			return err
 		}
+		if last := &a.rows[len(a.rows)-1]; a.block > 0 && last.Fleet.Nodes() > a.nodesInMemory() {
+			return fmt.Errorf("%w: --what-if %s: at most %d nodes fit in the memory of a simulation: give fewer", ErrOption, text, a.nodesInMemory())
+		}
 	}
 	return nil
 }
@@ -381,25 +384,29 @@ func (a *advice) priceOf(f planner.Fleet) float64 {
 const replanShare = 6
 
 // replans seeks the least fleets for changes of the load that the present fleet does not hold, and
-// for other nodes.
+// those of other nodes for the load that the advised fleet has to hold.
 func (a *advice) replans() error {
 	for i := range a.rows {
 		s := &a.rows[i]
 		if !s.sought || s.Meets && s.Node == 0 {
 			continue
 		}
+		load := s.Load
+		if s.Node > 0 {
+			load = 1
+		}
 		p := a.problem
 		p.Brief, p.Plots, p.Budget = true, false, a.Budget/replanShare
 		p.Requests = slices.Clone(p.Requests)
 		for k := range p.Requests {
-			p.Requests[k].At = time.Duration(float64(p.Requests[k].At) / s.Load)
+			p.Requests[k].At = time.Duration(float64(p.Requests[k].At) / load)
 		}
 		p.Nodes = []planner.Node{node(a.profiles[s.Node])}
 		p.Nodes[0].Price *= 1 + a.Overhead
 		p.Simulate = func(cases []planner.Case) ([]planner.Outcome, error) {
 			cases = slices.Clone(cases)
 			for k := range cases {
-				cases[k].Node, cases[k].Load = s.Node, cases[k].Load*s.Load
+				cases[k].Node, cases[k].Load = s.Node, cases[k].Load*load
 			}
 			return a.simulate(cases)
 		}

@@ -256,7 +256,7 @@ func (a *advice) printComparison(w io.Writer, list []compared) {
 		if c.Low < c.Up && c.Sure() == 0 {
 			e = "within"
 		} else if v := c.Error(); !math.IsInf(v, 0) && !math.IsNaN(v) {
-			e = fmt.Sprintf("%+.0f %%", 100*v)
+			e = fmt.Sprintf("%+.0f %%", math.Round(100*v)+0) // without the sign of -0
 		}
 		t = append(t, []string{c.Name, c.figure(c.Predicted), c.figure(c.Measured), e, note})
 	}
@@ -314,7 +314,11 @@ func (a *advice) risk(s *scenario) (lines []string) {
 		if n := a.profileOf(p.Fleet).Node.Price; n > 0 {
 			price = fmt.Sprintf(", $%.2f an hour", a.priceOf(p.Fleet))
 		}
-		lines = append(lines, fmt.Sprintf("%s: %s of %s would hold every objective%s%s.", s.Name, a.sizes(p.Fleet), a.profileOf(p.Fleet).Node.Name, price, a.basis(p.Fleet)))
+		load := "it"
+		if s.Node > 0 {
+			load = a.grown()
+		}
+		lines = append(lines, fmt.Sprintf("%s: %s of %s would hold %s%s%s.", s.Name, a.sizes(p.Fleet), a.profileOf(p.Fleet).Node.Name, load, price, a.basis(p.Fleet)))
 	}
 	return lines
 }

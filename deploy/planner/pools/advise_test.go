@@ -112,6 +112,17 @@ func TestAdviseDisagrees(t *testing.T) {
 		!strings.Contains(text, "Disagreement: TTFT p90.") || !strings.Contains(text, "What to change, if the prediction were right") || !strings.Contains(text, "  A note.\n") {
 		t.Error(text)
 	}
+	for i := range now.Measured.TTFT { // most requests were refused
+		now.Measured.TTFT[i] = Exactly(planner.Failing)
+	}
+	if text := advised(t, o, now); !strings.Contains(text, "fails") {
+		t.Error(text)
+	}
+	o.JSON = true
+	if text := advised(t, o, now); !strings.Contains(text, `"measured": null`) {
+		t.Error(text)
+	}
+	o.JSON = false
 	now.Measured = nil
 	if text := advised(t, o, now); !strings.HasPrefix(text, "The fleet now: ") || !strings.Contains(text, "Nothing was measured, so that the advice rests on the profile alone") {
 		t.Error(text)
@@ -182,6 +193,7 @@ func TestAdviseNeeds(t *testing.T) {
 func TestAdviseRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options, now *Present){
 		"--what-if luck=1: write one of load=": func(_ *Options, now *Present) { now.WhatIf = []string{"luck=1"} },
+		"nodes fit in the memory":              func(_ *Options, now *Present) { now.WhatIf = []string{"fleet=999999D"} },
 		"--what-if load=0: write a number":     func(_ *Options, now *Present) { now.WhatIf = []string{"load=0"} },
 		"no GPU is called \"h1\"":              func(_ *Options, now *Present) { now.WhatIf = []string{"gpu=h1"} },
 		"a model of 80 layers":                 func(_ *Options, now *Present) { now.WhatIf = []string{"gpu=4xh200:llama-70b"} },
@@ -246,7 +258,7 @@ func TestAdviseGateways(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if a, b := one.trace[len(one.trace)-1].At, both.trace[len(both.trace)-1].At; (a-2*b).Abs() > 2 {
+	if a, b := one.trace[len(one.trace)-1].At, both.trace[len(both.trace)-1].At; (a - 2*b).Abs() > 2 {
 		t.Errorf("%v and %v", a, b)
 	}
 	for _, c := range both.comparison() {

@@ -188,9 +188,9 @@ func (r *run) json() report.Object {
 	return append(o, report.Field{Key: "simulated_requests", Value: p.Spent}, report.Field{Key: "budget", Value: r.Budget}, report.Field{Key: "finished", Value: p.Finished}, report.Field{Key: "seed", Value: r.Seed}, report.Field{Key: "command", Value: r.Command})
 }
 
-// finite returns a number as JSON has it; nil: it is infinite.
+// finite returns a number as JSON has it; nil: it is infinite, or none.
 func finite(v float64) any {
-	if math.IsInf(v, 0) {
+	if math.IsInf(v, 0) || math.IsNaN(v) {
 		return nil
 	}
 	return v
