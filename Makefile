@@ -335,7 +335,7 @@ PACKAGES  = $(shell $(GO) list ./...)
 # CPU time, which the detector multiplies by 3 to 14. What is parallel below engine/model runs in
 # engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda. bench/sim/prove
 # and bench/sim/proof run the roles, which have their own tests.
-WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
+WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate deploy/planner/control engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
 	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
 # Packages that also run without it: eight times as many seeds of each kernel, 10,000 texts for every
 # vocabulary (10 times as long under it), every class of numerics, and counts of allocations, to
@@ -369,12 +369,12 @@ step-fuzz: # every fuzz target for SOAK_FUZZ; little time for minimizing, which 
 	@for p in $(PACKAGES); do for f in $$($(GO) test -list '^Fuzz' $$p | grep '^Fuzz'); do \
 		$(GO) tool gotestsum --format testname --jsonfile $(RESULTS)/fuzz/$$(echo $$p | tr / -)-$$f.json --raw-command -- \
 		$(GO) test -json $$p -run '^$$' -fuzz "^$$f\$$" -fuzztime $(SOAK_FUZZ) -fuzzminimizetime 10x -timeout 4h || failed=1; done; done; exit $${failed:-0}
-step-race: # all tests under the race detector
-	@$(call gotest,race,,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
+step-race: # all tests under the race detector, which waits for a tenth of a second, not for one, as each package ends
+	@$(call gotest,race,GORACE=atexit_sleep_ms=100,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
 step-plain: # tests that the race detector would distort
 	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares))' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN))); status=$$?; \
 	$(call gotest,plain,,-run '^Test$(GATEWAY_PLAIN)$$' ./gateway,gateway) && exit $$status
-step-portable: # the engine's tests without C kernels
+step-portable: # the engine's tests without C kernels; engine/model tests portable kernels here only
 	@$(call gotest,portable,CGO_ENABLED=0,./engine/backend/cpu ./engine/model)
 step-sanitize: # the C kernels under the address and undefined-behaviour sanitizers, without the slow references in Go
 	@$(call gotest,sanitize,$(UBSAN),-asan -gcflags=-asan=false -run '/^(avx512|avx2|neon|generic)$$|^TestQuantized/^(avx512vnni|avxvnni)$$' -skip '$(DISTORTED)' ./engine/backend/cpu)

@@ -251,10 +251,15 @@ func chunkings(seed uint64) map[string]func() int {
 	}
 }
 
-// kernelsToTest are all but those that differ only in products with quantized
-// weights; in short tests the fastest one, with which package cpu compares the others.
+// kernelsToTest returns all but those that differ only in products with quantized weights. A build
+// with C kernels leaves the portable ones to the build without, where they are the only ones: the
+// step portable of make test. Short tests have the fastest one, with which package cpu compares the
+// others.
 func kernelsToTest() []string {
-	all := slices.DeleteFunc(cpu.Variants(), func(v string) bool { return strings.HasSuffix(v, "vnni") })
+	variants := cpu.Variants()
+	all := slices.DeleteFunc(slices.Clone(variants), func(v string) bool {
+		return strings.HasSuffix(v, "vnni") || v == cpu.Portable && len(variants) > 1
+	})
 	if testing.Short() {
 		return all[:1]
 	}
