@@ -414,9 +414,6 @@ func (e *Engine) stepOnce() bool {
 	if len(b.Seqs) > 0 {
 		if err := e.runBatch(b); err != nil {
 			e.failBatch(b, err)
-			if errors.Is(err, ErrLost) {
-				e.stopErr = err
-			}
 			return true
 		}
 	}
@@ -611,9 +608,13 @@ func (e *Engine) fail(id scheduler.RequestID, err error) {
 }
 
 // failBatch fails everything in a batch that the device refused. What the step
-// wrote is not trusted: none of it enters the prefix cache.
+// wrote is not trusted: none of it enters the prefix cache. The engine stops if no later step
+// could succeed.
 func (e *Engine) failBatch(b scheduler.Batch, err error) {
 	e.log.Error("step failed", "err", err)
+	if errors.Is(err, ErrLost) || errors.Is(err, ErrDevice) {
+		e.stopErr = err
+	}
 	e.count.FailedSteps++
 	e.results, e.sampled = e.results[:0], e.sampled[:0]
 	gone := e.sched.Discard(b)

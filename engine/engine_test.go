@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -145,6 +146,26 @@ func TestFailedStep(t *testing.T) {
 	b.settled()
 	if s := b.Stats(); s.FailedSteps != 1 {
 		t.Errorf("%d failed steps", s.FailedSteps)
+	}
+}
+
+// A device that has failed for good ends the engine, so that requests go to other nodes.
+func TestFailedDevice(t *testing.T) {
+	b := newBench(t, small(), nil)
+	broken := fmt.Errorf("%w: an illegal address", ErrDevice)
+	b.d.fail.Store(&broken)
+	go b.Run(t.Context())
+	c := b.caller(tokens(6, 1), 8)
+	b.add(c)
+	if got := c.wait(); !errors.Is(got.Err, ErrDevice) {
+		t.Errorf("in the batch: %+v", got)
+	}
+	<-b.Done()
+	if err := b.Err(); !errors.Is(err, ErrDevice) {
+		t.Errorf("the engine ended with %v", err)
+	}
+	if _, _, err := b.Add(&b.caller(tokens(6, 2), 8).Request); !errors.Is(err, ErrDevice) && !errors.Is(err, ErrClosed) {
+		t.Errorf("after it: %v", err)
 	}
 }
 

@@ -18,6 +18,9 @@ import (
 // ErrLost means that a tensor-parallel worker is lost. The engine has stopped.
 var ErrLost = backend.ErrLost
 
+// ErrDevice means that the device has failed for good. The engine has stopped.
+var ErrDevice = backend.ErrDevice
+
 // DefaultWorkerTimeout bounds how long a worker may keep the others waiting. It is many
 // times the duration of the largest step, and workers meet several times in each layer.
 const DefaultWorkerTimeout = 60 * time.Second

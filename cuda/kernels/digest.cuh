@@ -34,20 +34,31 @@ TD_DEVICE uint32_t field_power(int64_t bytes) {
   return power;
 }
 
-// digest computes the checksum of a piece, whose bytes are a multiple of four, in one warp,
-// and writes it to the host.
-TD_KERNEL(32) digest(Pieces all) {
+constexpr int kDigestThreads = 256;
+
+// digest computes the checksum of a piece, whose bytes are a multiple of four, in one block, and
+// writes it to the host. A thread has every kDigestThreads-th word, the last one of them near the
+// end, and multiplies its sum by the words in between with a table for each byte.
+TD_KERNEL(kDigestThreads) digest(Pieces all) {
+  uint32_t *table = reinterpret_cast<uint32_t *>(shared_memory());  // [4, 256]
+  uint32_t *parts = table + 4 * 256;                                 // of each warp
   const td_piece &p = all.at[block_x()];
-  int64_t words = p.bytes / 4, each = (words + 31) / 32, first = each * lane_id(), end = first + each;
-  if (first > words) first = words;
-  if (end > words) end = words;
+  int tid = thread_id();
+  uint32_t skip = field_power(kDigestThreads * 4), crc = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) table[i * 256 + tid] = field_product(uint32_t(tid) << 8 * i, skip);
+  sync();
+  int64_t words = p.bytes / 4, rounds = (words + kDigestThreads - 1) / kDigestThreads, ahead = rounds * kDigestThreads - words;
   const uint32_t *in = at<const uint32_t>(p.device);
-  uint32_t crc = 0;
-  for (int64_t i = first; i < end; i++) {
-    crc ^= in[i];
-    for (int bit = 0; bit < 32; bit++) crc = crc >> 1 ^ (crc & 1 ? kCastagnoli : 0);
+  for (int64_t i = tid - ahead; i < words; i += kDigestThreads) {
+    uint32_t next = i < 0 ? 0 : in[i];
+    crc = next ^ table[crc & 255] ^ table[256 + (crc >> 8 & 255)] ^ table[512 + (crc >> 16 & 255)] ^ table[768 + (crc >> 24)];
   }
-  crc = field_product(field_power((words - end) * 4), crc);
+  crc = field_product(field_power((kDigestThreads - tid) * 4), crc);
   for (int with = 16; with; with /= 2) crc ^= shuffle_xor(crc, with);
-  if (lane_id() == 0) *at<uint32_t>(p.host) = ~(crc ^ field_product(field_power(p.bytes), ~0u));
+  if (lane_id() == 0) parts[tid / 32] = crc;
+  sync();
+  if (tid > 0) return;
+  for (int i = 1; i < kDigestThreads / 32; i++) crc ^= parts[i];
+  *at<uint32_t>(p.host) = ~(crc ^ field_product(field_power(p.bytes), ~0u));
 }

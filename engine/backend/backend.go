@@ -91,6 +91,9 @@ var (
 	ErrMemory   = errors.New("backend: out of memory")
 	ErrNoDevice = errors.New("backend: device not available")
 	ErrDigest   = errors.New("backend: page checksum mismatch")
+
+	// ErrDevice means that every later step would fail, too, until the process starts again.
+	ErrDevice = errors.New("backend: the device has failed")
 )
 
 // Rows is a set of rows of a buffer that are live in a step.

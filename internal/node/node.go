@@ -193,7 +193,7 @@ func (b *Base) Stats() *nodepb.Stats {
 // Code returns the code of an error of the engine.
 func Code(err error) nodepb.Code {
 	switch {
-	case errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost):
+	case errors.Is(err, engine.ErrClosed), errors.Is(err, engine.ErrLost), errors.Is(err, engine.ErrDevice):
 		return nodepb.Code_CODE_DRAINING
 	case errors.Is(err, scheduler.ErrQueueFull):
 		return nodepb.Code_CODE_OVERLOADED

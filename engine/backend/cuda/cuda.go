@@ -288,9 +288,13 @@ func (c *CUDA) openBLAS() error {
 // BLAS returns the version of cuBLASLt in use, as in 130002, or 0 and the reason.
 func (c *CUDA) BLAS() (version int, why error) { return c.blas, c.noBLAS }
 
-// failed returns the device's last error, with the operation that failed.
+// failed returns the device's last error, with the operation that failed. It wraps
+// backend.ErrDevice after errors that the driver repeats for every later call.
 func (c *CUDA) failed(what string) error {
 	err := c.dev.err()
+	if _, lost := c.dev.poll(); lost != nil {
+		return fmt.Errorf("%w: cuda: %s: %w", backend.ErrDevice, what, err)
+	}
 	if strings.Contains(err.Error(), "out of memory") {
 		return fmt.Errorf("%w: %s: %w", backend.ErrMemory, what, err)
 	}
@@ -390,6 +394,11 @@ func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 	if !known || w.out < 1 || w.out > maxCols || (len(t.Shape) == 2 && w.in < 1) || w.in > maxCols ||
 		len(data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes", backend.ErrShape, t.Name, t.DType, t.Shape, len(data))
+	}
+	if w.dtype == typeMXFP4 && c.info.tried&triedMXFP4 != 0 {
+		if err := fewScales(&t); err != nil {
+			return backend.NoWeight, err
+		}
 	}
 	switch {
 	case t.As != 0 && (!t.As.Quantized() || w.in == 0 || t.DType != backend.F32 && t.DType != backend.BF16):
@@ -523,7 +532,7 @@ func (c *CUDA) Close() error {
 		c.dev.close()
 	}
 	c.dev = nil
-	c.buffers, c.weights, c.routes, c.plans = nil, nil, nil, nil
+	c.buffers, c.weights, c.routes, c.plans, c.sampling = nil, nil, nil, nil, nil
 	c.memory, c.kv, c.started, c.outputProbs, c.outputDraws, c.adapt = [2]stepMemory{}, kvStore{}, nil, nil, nil, adapters{}
 	return nil
 }

@@ -169,7 +169,7 @@ func (c *CUDA) await(what string, there func() bool) error {
 			}
 			idle, err := c.dev.poll()
 			if err != nil {
-				return fmt.Errorf("cuda: %s: %w", what, err)
+				return fmt.Errorf("%w: cuda: %s: %w", backend.ErrDevice, what, err)
 			}
 			if idle && !there() {
 				return fmt.Errorf("cuda: the device finished %s without its completion write: %w", what, c.dev.err())

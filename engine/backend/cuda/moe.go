@@ -1,6 +1,10 @@
 package cuda
 
-import "github.com/tandem-serving/tandem/engine/backend"
+import (
+	"fmt"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
 
 // routing is the buffers of a step's expert selections, which the layers share.
 type routing struct {
@@ -109,6 +113,26 @@ func (c *CUDA) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 	o.table, o.dtype = c.experts(s.Weights, nil, w.out, w.in)
 	c.record(a, o)
 	c.record(a, op{kind: opJoin, heads: int32(heads), n: int32(d.cols), k: k, dim: int32(w.out), dst: d.data, a: a.data, b: out.data})
+}
+
+// fewScales returns an error for a scale with which few_mxfp4 does not compute exactly: of more
+// than 2^33, or of less than 2^-100 with a number that is not zero.
+func fewScales(t *backend.Tensor) error {
+	const least, most, zero = 127 - 100, 127 + 33, 127
+	groups := len(t.Data) / 17
+	numbers, scales := t.Data[:16*groups], t.Data[16*groups:]
+	for i, code := range scales {
+		if code >= least && code <= most {
+			continue
+		}
+		for _, two := range numbers[16*i : 16*i+16] {
+			if code > most || two&0x77 != 0 {
+				return fmt.Errorf("%w: tensor %s: a scale of 2^%d in row %d, but TD_KERNELS=mxfp4 needs 2^%d to 2^%d",
+					backend.ErrShape, t.Name, int(code)-zero, i*32/t.Shape[1], least-zero, most-zero)
+			}
+		}
+	}
+	return nil
 }
 
 // experts returns the table of matrices [out, in] and their biases.
