@@ -59,10 +59,17 @@ func (t *Tokenizer) loadSplits(raw json.RawMessage) error {
 		if err != nil {
 			return err
 		}
-		if c.Behavior != "MergedWithPrevious" || c.Invert {
+		switch {
+		case c.Behavior == "MergedWithPrevious" && !c.Invert:
+			t.stages = append(t.stages, stage{scan: scanBehind(text)})
+		case c.Behavior == "Isolated" && !c.Invert:
+			t.stages = append(t.stages, stage{scan: scanAround(text)})
+		default:
 			return &UnsupportedError{"pre_tokenizer.behavior with model.byte_fallback", c.Behavior}
 		}
-		t.stages = append(t.stages, stage{scan: scanBehind(text)})
+		if len(t.stages) > maxNormalizers {
+			return invalid("pre_tokenizer: more than %d parts", maxNormalizers)
+		}
 	}
 	return nil
 }
@@ -75,6 +82,19 @@ func scanBehind(text string) scanner {
 			return len(s)
 		}
 		return i + k + len(text)
+	}
+}
+
+// scanAround cuts around every occurrence of text.
+func scanAround(text string) scanner {
+	return func(_ *charTable, s string, i int) int {
+		if strings.HasPrefix(s[i:], text) {
+			return i + len(text)
+		}
+		if k := strings.Index(s[i:], text); k >= 0 {
+			return i + k
+		}
+		return len(s)
 	}
 }
 

@@ -87,7 +87,7 @@ func (c *component) replacePattern() (f func(string) string, growth int, err err
 			return s
 		}, max(1, (len(c.Content)+2)/3), nil
 	}
-	return nil, 0, &UnsupportedError{"normalizer.pattern", *p.Regex}
+	return nil, 0, &UnsupportedError{"normalizer.pattern", string(c.Pattern)}
 }
 
 // replaceRuns replaces each run of two or more spaces.

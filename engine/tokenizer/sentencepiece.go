@@ -3,6 +3,7 @@ package tokenizer
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -17,8 +18,11 @@ const (
 	pieceUserDefined = 4
 )
 
-// spmBPE is the model_type of vocabularies with merges.
-const spmBPE = 2
+// Values of model_type: vocabularies with scores, and with merges.
+const (
+	spmUnigram = 1
+	spmBPE     = 2
+)
 
 // spm is the part of a SentencePiece ModelProto that decides ids.
 type spm struct {
@@ -27,29 +31,37 @@ type spm struct {
 	byteFallback bool
 	unk, eos     int32
 	bos          int32
-	charsmap     bool // the normalizer replaces characters
+	charsmap     []byte // replaces characters; empty: does not
+	suffix       bool   // spaces end words
+
+	// The normalizer puts a space before a text, removes spaces around it and repeated ones, and
+	// writes them as marks.
+	prefix, trim, escape bool
 }
 
 type spmPiece struct {
-	text string
-	kind uint64
+	text  string
+	kind  uint64
+	score float32
 }
 
 // FromSentencePiece returns the tokenizer.json that transformers makes of a tokenizer.model for
-// the class LlamaTokenizer. config is tokenizer_config.json, or nil. Vocabularies without merges,
-// without byte fallback, or of other classes give an error that wraps ErrUnsupported.
+// the class LlamaTokenizer with merges and byte fallback, or for a class without code with scores.
+// config is tokenizer_config.json, or nil. Others give an error that wraps ErrUnsupported.
 func FromSentencePiece(model, config []byte) ([]byte, error) {
 	var c struct {
 		Llama
-		AddBOS bool `json:"add_bos_token"`
-		AddEOS bool `json:"add_eos_token"`
+		Legacy *bool `json:"legacy"`
+		AddBOS bool  `json:"add_bos_token"`
+		AddEOS bool  `json:"add_eos_token"`
 	}
 	if config != nil {
 		if err := json.Unmarshal(config, &c); err != nil {
 			return nil, invalid("tokenizer_config.json: %v", err)
 		}
 	}
-	if strings.TrimSuffix(c.Class, "Fast") != "LlamaTokenizer" {
+	llama := strings.TrimSuffix(c.Class, "Fast") == "LlamaTokenizer"
+	if !llama && !slices.Contains([]string{"", "PreTrainedTokenizerFast", "TokenizersBackend"}, c.Class) {
 		return nil, &UnsupportedError{"tokenizer_class with tokenizer.model alone", c.Class}
 	}
 	m, err := parseSPM(model)
@@ -57,14 +69,93 @@ func FromSentencePiece(model, config []byte) ([]byte, error) {
 		return nil, err
 	}
 	switch {
+	case m.modelType == spmUnigram && !llama:
+		return m.unigramJSON(c.Legacy == nil || *c.Legacy, c.AddBOS, c.AddEOS)
+	case !llama:
+		return nil, &UnsupportedError{"tokenizer_class with a tokenizer.model with merges alone", c.Class}
 	case m.modelType != spmBPE:
 		return nil, &UnsupportedError{"tokenizer.model: model_type", fmt.Sprint(m.modelType)}
 	case !m.byteFallback:
 		return nil, &UnsupportedError{"tokenizer.model: byte_fallback", "false"}
-	case m.charsmap:
+	case len(m.charsmap) > 0:
 		return nil, &UnsupportedError{"tokenizer.model: precompiled_charsmap", "not empty"}
 	}
+	c.Llama.Legacy = c.Legacy != nil && *c.Legacy
 	return m.json(m.pieces, &c.Llama, c.AddBOS, c.AddEOS)
+}
+
+// unigramJSON returns the tokenizer.json of a vocabulary with scores, whose ids are those of
+// SentencePiece. legacy is whether a space is put behind added tokens, too.
+func (m *spm) unigramJSON(legacy, bos, eos bool) ([]byte, error) {
+	if m.suffix {
+		return nil, &UnsupportedError{"tokenizer.model: treat_whitespace_as_suffix", "true"}
+	}
+	if m.unk < 0 {
+		return nil, invalid("tokenizer.model: unk_id %d", m.unk)
+	}
+	// Without legacy, the reference puts no space before a text whose beginning was removed.
+	if !legacy && (m.trim || len(m.charsmap) > 0) {
+		return nil, &UnsupportedError{"tokenizer_config.json: legacy with a tokenizer.model that removes characters", "false"}
+	}
+	type object = map[string]any
+	replace := func(pattern object, content string) object {
+		return object{"type": "Replace", "pattern": pattern, "content": content}
+	}
+	var normalizers, cuts []object
+	if len(m.charsmap) > 0 {
+		normalizers = append(normalizers, object{"type": "Precompiled", "precompiled_charsmap": m.charsmap})
+	}
+	if m.trim {
+		normalizers = append(normalizers, replace(object{"Regex": `\A +| +\z`}, ""), replace(object{"Regex": " {2,}"}, " "))
+	}
+	if m.escape {
+		normalizers = append(normalizers, replace(object{"String": " "}, "▁"))
+	}
+	decoders := []object{replace(object{"String": "▁"}, " "), {"type": "ByteFallback"}, {"type": "Fuse"}}
+	if m.prefix {
+		scheme := "first"
+		if legacy {
+			scheme = "always"
+			normalizers = append(normalizers, replace(object{"Regex": `\A▁`}, "▁▁"))
+		}
+		cuts = append(cuts, object{"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": false})
+		decoders = append(decoders, object{"type": "Strip", "content": " ", "start": 1, "stop": 0})
+	}
+	added, whole, err := m.apart()
+	if err != nil {
+		return nil, err
+	}
+	for _, text := range whole {
+		cuts = append(cuts, object{"type": "Split", "pattern": object{"String": text}, "behavior": "Isolated", "invert": false})
+	}
+	vocab := make([]unigramPiece, len(m.pieces))
+	for id, p := range m.pieces {
+		vocab[id] = unigramPiece{p.text, float64(p.score)}
+	}
+	return encode(object{
+		"version": "1.0", "added_tokens": added, "normalizer": object{"type": "Sequence", "normalizers": normalizers},
+		"pre_tokenizer":  object{"type": "Sequence", "pretokenizers": cuts},
+		"post_processor": m.template(bos, eos), "decoder": object{"type": "Sequence", "decoders": decoders},
+		"model": object{"type": "Unigram", "unk_id": m.unk, "byte_fallback": m.byteFallback, "vocab": vocab},
+	})
+}
+
+// apart returns the special tokens, and the user-defined pieces, which are cut out of the
+// normalized text.
+func (m *spm) apart() (special []addedToken, whole []string, err error) {
+	for _, a := range m.added() {
+		if a.Special {
+			special = append(special, a)
+			continue
+		}
+		for _, other := range whole {
+			if strings.Contains(other, a.Content) || strings.Contains(a.Content, other) {
+				return nil, nil, &UnsupportedError{"tokenizer.model: user-defined pieces of which one is in another", fmt.Sprintf("%s, %s", other, a.Content)}
+			}
+		}
+		whole = append(whole, a.Content)
+	}
+	return special, whole, nil
 }
 
 // added returns the pieces that are cut out of the text: control and user-defined ones, and those
@@ -125,14 +216,16 @@ func pieceMerges(pieces []spmPiece, vocab map[string]int32) [][2]string {
 // Field numbers of ModelProto and its parts.
 const (
 	spmPieces, spmTrainer, spmNormalizer = 1, 2, 3
-	spmText, spmKind                     = 1, 3
+	spmText, spmScore, spmKind           = 1, 2, 3
 	spmModelType, spmByteFallback        = 3, 35
 	spmUnk, spmBOS, spmEOS               = 40, 41, 42
-	spmCharsmap                          = 2
+	spmSuffix                            = 24
+	spmCharsmap, spmPrefix               = 2, 3
+	spmTrim, spmEscape                   = 4, 5
 )
 
 func parseSPM(data []byte) (*spm, error) {
-	m := &spm{modelType: 1, unk: 0, bos: 1, eos: 2} // ModelProto's defaults
+	m := &spm{modelType: spmUnigram, unk: 0, bos: 1, eos: 2, prefix: true, trim: true, escape: true} // ModelProto's defaults
 	err := eachField(data, func(number protowire.Number, value uint64, part []byte) error {
 		switch number {
 		case spmPieces:
@@ -141,6 +234,8 @@ func parseSPM(data []byte) (*spm, error) {
 				switch number {
 				case spmText:
 					p.text = string(part)
+				case spmScore:
+					p.score = math.Float32frombits(uint32(value))
 				case spmKind:
 					p.kind = value
 				}
@@ -155,6 +250,8 @@ func parseSPM(data []byte) (*spm, error) {
 				switch number {
 				case spmModelType:
 					m.modelType = value
+				case spmSuffix:
+					m.suffix = value != 0
 				case spmByteFallback:
 					m.byteFallback = value != 0
 				case spmUnk:
@@ -167,8 +264,17 @@ func parseSPM(data []byte) (*spm, error) {
 				return nil
 			})
 		case spmNormalizer:
-			return eachField(part, func(number protowire.Number, _ uint64, part []byte) error {
-				m.charsmap = m.charsmap || number == spmCharsmap && len(part) > 0
+			return eachField(part, func(number protowire.Number, value uint64, part []byte) error {
+				switch number {
+				case spmCharsmap:
+					m.charsmap = part
+				case spmPrefix:
+					m.prefix = value != 0
+				case spmTrim:
+					m.trim = value != 0
+				case spmEscape:
+					m.escape = value != 0
+				}
 				return nil
 			})
 		}
@@ -201,6 +307,10 @@ func eachField(data []byte, see func(number protowire.Number, value uint64, part
 			value, n = protowire.ConsumeVarint(data)
 		case protowire.BytesType:
 			part, n = protowire.ConsumeBytes(data)
+		case protowire.Fixed32Type:
+			var bits uint32
+			bits, n = protowire.ConsumeFixed32(data)
+			value = uint64(bits)
 		default:
 			n = protowire.ConsumeFieldValue(number, kind, data)
 		}

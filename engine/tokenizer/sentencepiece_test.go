@@ -6,21 +6,23 @@ import (
 	"errors"
 	"flag"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 )
 
-var spmGoldens = flag.String("sentencepiece", "testdata/sentencepiece.gz", "goldens of testdata/sentencepiece.py")
+var spmGoldens = flag.String("sentencepiece", "testdata", "folder of the goldens of testdata/sentencepiece.py")
 
 type spmGolden struct {
 	Model   []byte            `json:"model"`
 	Configs []json.RawMessage `json:"configs"`
 }
 
-func loadSPM(t testing.TB) *spmGolden {
+// loadSPM reads a golden file; name is empty for the vocabulary with merges.
+func loadSPM(t testing.TB, name string) *spmGolden {
 	t.Helper()
-	f, err := os.Open(*spmGoldens)
+	f, err := os.Open(filepath.Join(*spmGoldens, "sentencepiece"+name+".gz"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,11 +38,18 @@ func loadSPM(t testing.TB) *spmGolden {
 	return g
 }
 
-// A tokenizer.model alone gives the ids and the text of transformers' LlamaTokenizer.
+// A tokenizer.model alone gives the ids and the text of transformers' LlamaTokenizer, or of the
+// class without code, which encodes as SentencePiece does.
 func TestSentencePiece(t *testing.T) {
-	g := loadSPM(t)
-	if len(g.Configs) < 3 {
-		t.Fatal(len(g.Configs))
+	for _, name := range []string{"", "-unigram", "-plain", "-bare"} {
+		t.Run(name, func(t *testing.T) { testSentencePiece(t, loadSPM(t, name)) })
+	}
+}
+
+func testSentencePiece(t *testing.T, g *spmGolden) {
+	t.Helper()
+	if len(g.Configs) == 0 {
+		t.Fatal("no configs")
 	}
 	for _, raw := range g.Configs {
 		var config json.RawMessage
@@ -79,7 +88,7 @@ func TestSentencePiece(t *testing.T) {
 
 // Files that are cut or changed give an error, and none a panic.
 func TestSentencePieceRefuses(t *testing.T) {
-	g := loadSPM(t)
+	g := loadSPM(t, "")
 	llama := []byte(`{"tokenizer_class":"LlamaTokenizer"}`)
 	for i := range len(g.Model) {
 		if i > 120 && i%101 != 0 {
@@ -93,10 +102,35 @@ func TestSentencePieceRefuses(t *testing.T) {
 		}
 	}
 	for config, want := range map[string]string{
-		`{"tokenizer_class":"T5Tokenizer"}`: `"T5Tokenizer"`, `{}`: "tokenizer_class with tokenizer.model alone",
+		`{"tokenizer_class":"T5Tokenizer"}`: `"T5Tokenizer"`, `{}`: "tokenizer_class with a tokenizer.model with merges alone",
 	} {
 		if _, err := FromSentencePiece(g.Model, []byte(config)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", config, err)
+		}
+	}
+	scored := loadSPM(t, "-unigram").Model
+	for i := range len(scored) {
+		if i > 120 && i%101 != 0 {
+			continue
+		}
+		changed := slices.Clone(scored)
+		changed[i] ^= 0x55
+		for _, model := range [][]byte{scored[:i], changed} {
+			if text, err := FromSentencePiece(model, nil); err == nil {
+				_, _ = Load(text)
+			}
+		}
+	}
+	if _, err := FromSentencePiece(scored, []byte(`{"legacy": false}`)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "legacy") {
+		t.Errorf("err = %v", err)
+	}
+	for says, change := range map[string][]byte{
+		"treat_whitespace_as_suffix": {0x12, 3, 0xc0, 1, 1},
+		"one is in another":          {0x0a, 6, 0x0a, 2, 'o', 'o', 0x18, 4},
+		`unk_id -1`:                  {0x12, 12, 0xc0, 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1},
+	} {
+		if _, err := FromSentencePiece(append(slices.Clone(scored), change...), nil); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: err = %v", says, err)
 		}
 	}
 	unigram := append(slices.Clone(g.Model), 0x12, 2, 0x18, 1) // trainer_spec.model_type 1
@@ -116,6 +150,9 @@ func FuzzOtherFormats(f *testing.F) {
 		switch kind % 3 {
 		case 0:
 			text, err = FromSentencePiece(data, []byte(`{"tokenizer_class":"LlamaTokenizer","add_bos_token":true,"add_eos_token":true}`))
+			if errors.Is(err, ErrUnsupported) {
+				text, err = FromSentencePiece(data, nil)
+			}
 		case 1:
 			text, err = FromTekken(data)
 		case 2:

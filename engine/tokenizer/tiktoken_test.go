@@ -42,7 +42,7 @@ func loadTiktoken(t testing.TB) *tiktokenGolden {
 // each class.
 func TestTiktoken(t *testing.T) {
 	g := loadTiktoken(t)
-	if !IsTiktoken([]byte(g.Ranks)) || IsTiktoken(loadSPM(t).Model) || IsTiktoken(nil) || IsTiktoken([]byte("AA== 1\n")) {
+	if !IsTiktoken([]byte(g.Ranks)) || IsTiktoken(loadSPM(t, "").Model) || IsTiktoken(nil) || IsTiktoken([]byte("AA== 1\n")) {
 		t.Error("a file of ranks is taken for another, or another for it")
 	}
 	for _, raw := range g.Classes {

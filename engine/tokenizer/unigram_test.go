@@ -104,7 +104,7 @@ func TestUnigramRefuses(t *testing.T) {
 		{`"decoder":{"type":"Metaspace","replacement":"▁"`, `"decoder":{"type":"Metaspace","replacement":"▁▁"`, ErrInvalid, "one character"},
 		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":""},"pre_tokenizer":{"type":"Metaspace"`, ErrInvalid, "Precompiled: a table of 0 bytes"},
 		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Precompiled","precompiled_charsmap":"CAAAAAAAAAA="},"pre_tokenizer":{"type":"Metaspace"`, ErrInvalid, "an array of 8 bytes in a table of 8"},
-		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Replace","pattern":{"Regex":"a+"},"content":""},"pre_tokenizer":{"type":"Metaspace"`, ErrUnsupported, `normalizer.pattern "a+"`},
+		{`"pre_tokenizer":{"type":"Metaspace"`, `"normalizer":{"type":"Replace","pattern":{"Regex":"a+"},"content":""},"pre_tokenizer":{"type":"Metaspace"`, ErrUnsupported, "normalizer.pattern"},
 		{`"pre_tokenizer":{"type":"Metaspace"`, `"pre_tokenizer":{"type":"WhitespaceSplit"`, ErrUnsupported, "WhitespaceSplit"},
 	} {
 		text := strings.Replace(smallUnigram, c.old, c.changed, 1)

@@ -67,19 +67,20 @@ RULES = {"e\u0301": "E'", "o": "0", "o\u0302\u0323": "long", "a": "", "\r": " ",
          "\u0915": "ka", "\u0e44": "\u0e44\u0e44", "\u2028": "\n"}
 
 
+def rules_file(rules):
+    path = pathlib.Path(tempfile.mkdtemp()) / "rules.tsv"
+    path.write_text("".join(" ".join(f"{ord(c):X}" for c in k) + "\t" + " ".join(f"{ord(c):X}" for c in v) + "\n" for k, v in sorted(rules.items())))
+    return str(path)
+
+
 def charsmap(rules=None):
     """The replacements of a SentencePiece model: its usual ones, or those given."""
     sys.path = [p for p in sys.path if pathlib.Path(p or ".").resolve() != pathlib.Path(__file__).resolve().parent]  # sentencepiece.py is there
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
-    model, kwargs = io.BytesIO(), dict(normalization_rule_name="nmt_nfkc")
-    with tempfile.NamedTemporaryFile("w", suffix=".tsv") as f:
-        if rules:
-            f.write("".join(" ".join(f"{ord(c):X}" for c in k) + "\t" + " ".join(f"{ord(c):X}" for c in v) + "\n" for k, v in sorted(rules.items())))
-            f.flush()
-            kwargs = dict(normalization_rule_tsv=f.name)
-        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=model, model_type="char", vocab_size=60, hard_vocab_limit=False, minloglevel=2, **kwargs)
+    model, kwargs = io.BytesIO(), dict(normalization_rule_tsv=rules_file(rules)) if rules else dict(normalization_rule_name="nmt_nfkc")
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(SENTENCES), model_writer=model, model_type="char", vocab_size=60, hard_vocab_limit=False, minloglevel=2, **kwargs)
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model.getvalue())
     return proto.normalizer_spec.precompiled_charsmap
