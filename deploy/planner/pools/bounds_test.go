@@ -15,12 +15,12 @@ import (
 // and in pools, whether or not it keeps up. For many short prompts the bound is near the simulation.
 func TestBoundsAreBounds(t *testing.T) {
 	compared, nearest := 0, 9.0
-	for seed := range uint64(12) {
+	for seed := range uint64(8) {
 		draw := rand.New(rand.NewPCG(seed, 23))
 		o := options()
 		o.Profiles = []string{[]string{"h100:llama-8b", "l4:llama-8b", "h200:llama-8b"}[seed%3]}
 		in := []string{"20", "64-256", "lognormal(7,1)", "4000"}[draw.IntN(4)]
-		o.Loads = []string{fmt.Sprintf("rps=%d,n=300,in=%s,out=%d,prefix=%.1f,prefixes=3", 20<<draw.IntN(5), in, 1+draw.IntN(60), float64(draw.IntN(3))*.3)}
+		o.Loads = []string{fmt.Sprintf("rps=%d,n=200,in=%s,out=%d,prefix=%.1f,prefixes=3", 20<<draw.IntN(5), in, 1+draw.IntN(60), float64(draw.IntN(3))*.3)}
 		o.BatchedTokens, o.MaxSeqs, o.MinRemote, o.DropTooLong = []int{512 << (2 * draw.IntN(3))}, 256, []int{1}, true
 		r := &run{Options: &o, longer: 1}
 		if err := r.prepare(); err != nil {
@@ -62,7 +62,7 @@ func TestBoundsAreBounds(t *testing.T) {
 		}
 	}
 	t.Logf("note: %d fleets, the nearest %.3f times the bound", compared, nearest)
-	if compared < 25 || nearest > 1.3 {
+	if compared < 16 || nearest > 1.3 {
 		t.Errorf("%d fleets were compared, the nearest took %.3f times the least time", compared, nearest)
 	}
 }
