@@ -52,7 +52,6 @@ func ended(first time.Duration) string {
 // The load of a gateway is recorded, its nodes are the fleet, and what it measured is beside the
 // prediction.
 func TestAdviseCommand(t *testing.T) {
-	t.Parallel()
 	trace := filepath.Join(t.TempDir(), "t.jsonl")
 	url := gatewayOf(t, oneOfEach, ended(27*time.Millisecond))
 	status, out, errOut := tandem("advise", "--url", url, "--profile", "h100:llama-8b", "--for", "1ms", "--out", trace, "--max-nodes", "4", "--budget", "2000", "--what-if", "load=1.5")
@@ -76,7 +75,6 @@ func TestAdviseCommand(t *testing.T) {
 // An older gateway sends no times of requests: its histogram counts. A disagreement is the first
 // sentence, and no failure.
 func TestAdviseOlderGateway(t *testing.T) {
-	t.Parallel()
 	url := gatewayOf(t, oneOfEach, strings.ReplaceAll(ended(0), `"last_us":133000`, `"x":0`))
 	status, out, errOut := tandem("advise", "--url", url, "--profile", "h100:llama-8b", "--for", "1ms", "--max-nodes", "4", "--budget", "2000")
 	if status != 0 || !strings.HasPrefix(out, "Do not act on this advice: ") || !strings.Contains(out, "350 ms") || strings.Contains(out, "TPOT p50  ") {
@@ -87,7 +85,6 @@ func TestAdviseOlderGateway(t *testing.T) {
 // A wrong setting ends with status 2 and one line without names of packages, before anything is
 // recorded.
 func TestAdviseRefuses(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		name = filepath.Join(dir, name)

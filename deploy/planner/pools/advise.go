@@ -120,6 +120,18 @@ func ParseFleet(text string) (prefill, decode int, err error) {
 // measurement, and writes what a cheaper fleet saves and what the fleet risks.
 func Advise(o *Options, now *Present, out io.Writer) error {
 	a := &advice{run: &run{Options: o}, now: now}
+	if err := a.work(); err != nil {
+		return err
+	}
+	b := bufio.NewWriter(out)
+	if err := a.write(b); err != nil {
+		return err
+	}
+	return cmp.Or(b.Flush(), a.noPlan)
+}
+
+// work simulates and plans.
+func (a *advice) work() error {
 	if err := a.prepare(); err != nil {
 		return err
 	}
@@ -140,11 +152,7 @@ func Advise(o *Options, now *Present, out io.Writer) error {
 	if a.Progress != nil {
 		a.Progress(Progress{})
 	}
-	b := bufio.NewWriter(out)
-	if err := a.write(b); err != nil {
-		return err
-	}
-	return cmp.Or(b.Flush(), a.noPlan)
+	return nil
 }
 
 // ofUser marks an error of a simulation that the user can correct.
