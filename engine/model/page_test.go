@@ -40,7 +40,7 @@ type of the scales, or to float32:
 - NVFP4, experts of all layers in one tensor, embeddings outside of GGUF, and matrices per head
 - parts of a tensor-parallel rank that begin within a group of 64 or more, or a block of 256
 
-`+"`--dtype float32`"+` expands all of them, and so do GPUs and `+"`--quantization`"+`.
+` + "`--dtype float32`" + ` expands all of them, and so do GPUs and ` + "`--quantization`" + `.
 
 ## Architectures
 

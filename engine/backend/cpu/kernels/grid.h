@@ -199,7 +199,7 @@ FN void grid_block(const int bits, const int nv, const int nt, const part *p) {
 #define GRID_CASES(tiles, nt) GRID_CASE(4, tiles, nt) GRID_CASE(5, tiles, nt) GRID_CASE(6, tiles, nt) GRID_CASE(8, tiles, nt)
 
 #if KERNEL_ISA == 512
-enum { GRID_NT = 4, GRID_TILES = 4 }; // most rows, and tiles of one row
+enum { GRID_NT = 4, GRID_TILES = 4 }; // most rows of a tile, and tiles of one row
 #elif KERNEL_ISA == 2
 enum { GRID_NT = 4, GRID_TILES = 2 };
 #elif KERNEL_ISA
@@ -208,7 +208,7 @@ enum { GRID_NT = 4, GRID_TILES = 1 };
 enum { GRID_NT = 2, GRID_TILES = 1 };
 #endif
 
-// nt rows, GRID_NT or a smaller power of two, times tiles tiles.
+// nt rows, as grid_rows divides them, times tiles tiles.
 static TARGET void grid_group(int bits, int tiles, int nt, const part *p) {
 	switch (bits * 256 + tiles * 16 + nt) {
 		GRID_CASES(1, 1)
@@ -218,6 +218,7 @@ static TARGET void grid_group(int bits, int tiles, int nt, const part *p) {
 #endif
 #if KERNEL_ISA == 512
 		GRID_CASES(2, 4)
+		GRID_CASES(2, 6)
 		GRID_CASES(4, 1)
 #elif KERNEL_ISA == 2
 		GRID_CASES(2, 1)
@@ -225,7 +226,7 @@ static TARGET void grid_group(int bits, int tiles, int nt, const part *p) {
 	}
 }
 
-// nt rows times tiles tiles. A tile stays in the cache for all rows.
+// nt rows times tiles tiles. Tiles stay in the cache for all rows.
 static TARGET void grid_rows(int tiles, int nt, part p) {
 	for (int t = 0, once; t < tiles; t += once) {
 		once = 1;
@@ -233,19 +234,18 @@ static TARGET void grid_rows(int tiles, int nt, part p) {
 			once = GRID_TILES;
 		else if (KERNEL_ISA == 512 && nt >= 4 && tiles - t >= 2)
 			once = 2;
-		part q = p;
 		for (int r = 0, n; r < nt; r += n) {
-			n = nt - r >= GRID_NT ? GRID_NT : nt - r >= 2 ? 2 : 1;
-			for (int one = 0; one < once; one += n < 4 && nt > 1 ? 1 : once) {
-				part s = q;
-				s.w += one * p.tile;
-				s.y += one * TILE;
-				if (s.bias)
-					s.bias += one * TILE;
-				grid_group(p.grid->bits, n < 4 && nt > 1 ? 1 : once, n, &s);
+			n = once == 2 && nt - r >= 6 ? 6 : nt - r >= GRID_NT ? GRID_NT : nt - r >= 2 ? 2 : 1;
+			const int together = nt == 1 || n >= 4 ? once : 1; // few rows take tile by tile
+			for (int i = 0; i < once; i += together) {
+				part q = p;
+				q.w += i * p.tile;
+				q.q += r * p.ldq;
+				q.y += r * p.ldy + i * TILE;
+				if (q.bias)
+					q.bias += i * TILE;
+				grid_group(p.grid->bits, together, n, &q);
 			}
-			q.q += n * p.ldq;
-			q.y += n * p.ldy;
 		}
 		p.w += once * p.tile;
 		p.y += once * TILE;

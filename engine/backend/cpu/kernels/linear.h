@@ -302,9 +302,9 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 // Tiles [t0, t1) of rows [r0, r1), of a batch of the given size.
 static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch,
                                tandem_scratch *s) {
-	// One pass over the weights if possible, because memory is slower. Not for int8, whose
-	// registers would then hold only one tile.
-	int most = r1 - r0 <= LINEAR_NT && op->bf16 != ELEM_INT8 ? LINEAR_NT : LINEAR_BLOCK;
+	// One pass over the weights if possible, because memory is slower. Not for int8 and grids,
+	// whose registers would then hold only one tile.
+	int most = r1 - r0 <= LINEAR_NT && op->bf16 != ELEM_INT8 && op->bf16 != ELEM_GRID ? LINEAR_NT : LINEAR_BLOCK;
 #if KERNEL_AMX
 	if (op->bf16 == ELEM_BF16 || op->bf16 == ELEM_MXFP4 || op->bf16 == ELEM_FP8)
 		most = AMX_ROWS;
