@@ -17,8 +17,8 @@ import (
 )
 
 // A GGUF file is read as the folder that it was converted from: its metadata become config.json,
-// tokenizer.json and chat_template.jinja, and its tensors get the names of transformers. Blocks of 4
-// to 8 bits stay integers, or are expanded to float32 as they are loaded.
+// tokenizer.json and chat_template.jinja, and its tensors get the names of transformers. Blocks of
+// 4 to 8 bits stay integers, or are expanded to float32 as they are loaded.
 
 // ggufArchitecture is how the files of one general.architecture are read.
 type ggufArchitecture struct {

@@ -14,8 +14,9 @@
 //
 // Weights are float32, bfloat16, MXFP4, FP8 with the scales of the checkpoint (fp8.h),
 // integers with those of the checkpoint (grid.h), or converted to int8 or int4 at load.
-// Activations are float32; for integers they are also rounded to 8 bits in groups of 32. The sum over a group is an integer, so
-// that all instruction sets agree on it, and only the chain of groups rounds (quant.h).
+// Activations are float32; for integers they are also rounded to 8 bits in groups of 32.
+// The sum over a group is an integer, so that all instruction sets agree on it, and only
+// the chain of groups rounds (quant.h).
 //
 // The package does not schedule, does not own block tables and does not know models.
 package cpu
