@@ -103,8 +103,12 @@ func warnWithoutC(o *LoadOptions) {
 	}
 }
 
-// widen converts FP8 weights to bfloat16 if the device has no matrix products for them.
-func (c *choice) widen(s *model.Source) {
+// widen converts FP8 weights to bfloat16 if the device has no matrix products for them, and expands
+// integers on GPUs and for --dtype float32.
+func (c *choice) widen(s *model.Source, dtype string) {
+	if c.gpu || typeName(dtype) == "float32" {
+		s.ExpandIntegers()
+	}
 	if f := s.Config.FP8; c.gpu && f != nil && !cuda.FP8Blocks(f.Block[0], f.Block[1]) {
 		s.ExpandFP8()
 	}

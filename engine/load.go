@@ -196,7 +196,7 @@ func Load(o LoadOptions) (*Loaded, error) {
 		return nil, refuse(o.Model, err)
 	}
 	l := &Loaded{Source: src, maskWorkers: o.MaskWorkers, maskCache: o.MaskCache}
-	if err := checkDType(o.DType, src.Config.DType); err != nil {
+	if err := checkStored(o.DType, src); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	o.Quantization = asStored(o.Quantization, &src.Config)
@@ -218,7 +218,7 @@ func Check(o LoadOptions) (_ *model.Bundle, err error) {
 	defer func() { err = errors.Join(err, src.Close()) }()
 	c := &src.Config
 	q, err := quantization(asStored(o.Quantization, c))
-	errs := []error{o.check(), err, checkDType(o.DType, c.DType)}
+	errs := []error{o.check(), err, checkStored(o.DType, src)}
 	if _, err := kvDType(o.KVDType, c.DType); err != nil {
 		errs = append(errs, err)
 	}
@@ -287,6 +287,14 @@ func indivisible(o LoadOptions, err error) error {
 // tooLong refuses a --max-model-len that the model was not made for.
 func tooLong(n int, c *model.Config) error {
 	return fmt.Errorf("%w: --max-model-len %d, but the model was made for %d positions; leave it out, or give at most that", ErrOption, n, c.MaxPositions)
+}
+
+// checkStored is checkDType for a model. Integers can be expanded to float32.
+func checkStored(flag string, s *model.Source) error {
+	if typeName(flag) == "float32" && s.Integers() != "" {
+		return nil
+	}
+	return checkDType(flag, s.Config.DType)
 }
 
 // checkDType refuses a --dtype other than the stored type, because weights are not converted.
@@ -424,7 +432,7 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err != nil {
 		return indivisible(o, err)
 	}
-	device.widen(l.Source)
+	device.widen(l.Source, o.DType)
 	for r := range max(1, o.TensorParallel.Size) {
 		n, err := l.Source.RankBytes(l.Quantization, o.TensorParallel.shard(r))
 		if err != nil {
@@ -461,7 +469,10 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
-	if from := l.Source.Expanded(); from != "" {
+	keeps := l.Quantization == model.AsStored && l.Source.KeepsIntegers()
+	if from := l.Source.Integers(); keeps {
+		o.Logger.Info("weights stay as integers", "stored", from, "weights", memory.Bytes(l.WeightBytes))
+	} else if from != "" {
 		as := "bfloat16 or float32" // of the scales, or of GGUF's blocks
 		if l.Quantization != model.AsStored {
 			as = l.Quantization.String()
@@ -537,8 +548,10 @@ func (l *Loaded) load(o LoadOptions) error {
 	as := l.Quantization.String()
 	if stored {
 		as = backend.FP8.String()
+	} else if keeps {
+		as = backend.GRID.String()
 	}
-	if stored || l.Quantization != model.AsStored {
+	if stored || keeps || l.Quantization != model.AsStored {
 		l.Class = fmt.Sprintf("%016x/%s/%s/kv-%s/tp%d", l.Fingerprint, as, l.Backend.Variant(), l.KV.DType, l.Workers())
 	}
 	return l.loadDraft(o, &drafts, forDraft)

@@ -3,6 +3,8 @@ package engine
 import (
 	"cmp"
 	"fmt"
+	"path/filepath"
+	"strings"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/memory"
@@ -73,10 +75,24 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	if err != nil {
 		return p, fmt.Errorf("%w: --kv-memory %s: %w", ErrOption, memory.Bytes(o.KVMemory), err)
 	}
+	bytes := func(q model.Quantization, of model.Shard) int64 {
+		part, _ := of.Of(&all) // cannot fail: Of succeeded above
+		return part.WeightBytes(q)
+	}
+	if strings.EqualFold(filepath.Ext(o.Model), ".gguf") { // whose metadata do not have the types
+		src, err := OpenModel(o.Model)
+		if err != nil {
+			return p, refuse(o.Model, err)
+		}
+		defer src.Close()
+		bytes = func(q model.Quantization, of model.Shard) int64 {
+			n, _ := src.RankBytes(q, of) // as above, and the file is open
+			return n
+		}
+	}
 	weights := func(q model.Quantization) (n int64) { // of the worker that has most
 		for r := range max(1, o.TensorParallel) {
-			part, _ := model.Shard{Rank: r, Ranks: o.TensorParallel}.Of(&all) // cannot fail: Of succeeded above
-			n = max(n, part.WeightBytes(q))
+			n = max(n, bytes(q, model.Shard{Rank: r, Ranks: o.TensorParallel}))
 		}
 		return n
 	}
@@ -87,7 +103,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	lines := []string{line}
 	if o.TensorParallel > 1 {
 		lines = append(lines, fmt.Sprintf("%-14s%d; all figures are per process, with the weights of the largest; one process alone has %s of weights",
-			"workers", o.TensorParallel, memory.Bytes(all.WeightBytes(q))))
+			"workers", o.TensorParallel, memory.Bytes(bytes(q, model.Shard{}))))
 	}
 	p.Lines = append(lines, p.Lines...)
 	return p, nil

@@ -68,7 +68,7 @@ func (l *Loaded) lookAtDraft(o *LoadOptions, device choice) (d draftModel, err e
 	if err != nil {
 		return d, fmt.Errorf("--speculative-config: %w", refuse(name, err))
 	}
-	device.widen(src)
+	device.widen(src, "")
 	d.config = src.Config
 	d.weights, err = src.WeightBytes(l.Quantization)
 	if err = errors.Join(err, src.Close()); err != nil {

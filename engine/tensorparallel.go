@@ -72,6 +72,7 @@ func (o *LoadOptions) checkTensorParallel() error {
 // workerSetup is the first message to a worker: what to load.
 type workerSetup struct {
 	Model, Kernels, Quantization string
+	DType                        string // see LoadOptions
 	Shard                        model.Shard
 	Threads                      int
 	Limits                       backend.Limits
@@ -137,7 +138,7 @@ func (l *Loaded) startWorkers(o *LoadOptions, device choice, limits backend.Limi
 	}
 	err = l.workers.Send(func(rank int) any {
 		return workerSetup{
-			Model: o.Model, Kernels: o.Kernels, Quantization: o.Quantization, Shard: t.shard(rank), Threads: t.threads(o.Threads),
+			Model: o.Model, Kernels: o.Kernels, Quantization: o.Quantization, DType: o.DType, Shard: t.shard(rank), Threads: t.threads(o.Threads),
 			Limits: limits, Context: l.Scheduler.MaxModelLen, FaultBatchOrder: o.FaultBatchOrder, SharedKV: o.KVFile != nil,
 			GPU: device.gpu, Device: device.number + rank, CUDALibrary: o.CUDALibrary, NCCLLibrary: o.NCCLLibrary, EnforceEager: o.EnforceEager, Meet: l.groupID,
 		}
@@ -208,6 +209,7 @@ func ServeWorker() error {
 		return m.Reply(err)
 	}
 	src.SetContext(setup.Context)
+	(&choice{gpu: setup.GPU}).widen(src, setup.DType)
 	r := &worker{Worker: m, source: src}
 	if r.model, err = r.load(src, &setup); err == nil {
 		err = r.run()

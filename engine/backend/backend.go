@@ -36,12 +36,15 @@ const (
 	// FP8 is a type of matrices, one E4M3 byte each, multiplied by Tensor.Scales. It is also a
 	// type of KV.
 	FP8
+	// GRID is a type of matrices: the integers of a checkpoint with its scales, Tensor.Grid.
+	GRID
 )
 
 // Quantized reports whether weights of the type are made at Load.
 func (d DType) Quantized() bool { return d == INT8 || d == INT4 }
 
-// MatrixBytes returns the size of a matrix [out, in], for FP8 without its scales.
+// MatrixBytes returns the size of a matrix [out, in], for FP8 without its scales. Grid has a method
+// of its own.
 func (d DType) MatrixBytes(out, in int) int {
 	groups := 2 * ((in + 63) / 64) // an even number, the last ones padded
 	switch d {
@@ -81,6 +84,8 @@ func (d DType) String() string {
 		return "int4"
 	case FP8:
 		return "fp8"
+	case GRID:
+		return "grid"
 	}
 	return "invalid"
 }
@@ -125,6 +130,7 @@ type Tensor struct {
 	Data  []byte
 
 	Scales *Scales // of FP8, else nil
+	Grid   *Grid   // of GRID, whose Data is empty; else nil
 
 	As DType // INT8 or INT4: the type to convert an F32 or BF16 matrix to; else 0
 

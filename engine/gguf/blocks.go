@@ -3,30 +3,33 @@ package gguf
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
+
+	"github.com/tandem-serving/tandem/engine/backend"
 )
 
 // Block is the layout of a type: so many elements in so many bytes.
 type Block struct {
 	Elements, Bytes int
 
-	name   string
-	expand func(dst []float32, b []byte) // nil: plain numbers
+	name string
+	kind backend.GridKind
+	bits int
+	read func(to *backend.GridRow, i int, b []byte) // writes block i of a row; nil: plain numbers
 }
 
 // types are the types that are read, as the format numbers them.
 var types = map[uint32]Block{
-	0:  {1, 4, "F32", nil},
-	1:  {1, 2, "F16", nil},
-	2:  {32, 18, "Q4_0", q40},
-	3:  {32, 20, "Q4_1", q41},
-	6:  {32, 22, "Q5_0", q50},
-	7:  {32, 24, "Q5_1", q51},
-	8:  {32, 34, "Q8_0", q80},
-	12: {256, 144, "Q4_K", q4k},
-	13: {256, 176, "Q5_K", q5k},
-	14: {256, 210, "Q6_K", q6k},
-	30: {1, 2, "BF16", nil},
+	0:  {Elements: 1, Bytes: 4, name: "F32"},
+	1:  {Elements: 1, Bytes: 2, name: "F16"},
+	2:  {32, 18, "Q4_0", backend.GridPlain, 4, q40},
+	3:  {32, 20, "Q4_1", backend.GridOffsets, 4, q41},
+	6:  {32, 22, "Q5_0", backend.GridPlain, 5, q50},
+	7:  {32, 24, "Q5_1", backend.GridOffsets, 5, q51},
+	8:  {32, 34, "Q8_0", backend.GridPlain, 8, q80},
+	12: {256, 144, "Q4_K", backend.GridMins, 4, q4k},
+	13: {256, 176, "Q5_K", backend.GridMins, 5, q5k},
+	14: {256, 210, "Q6_K", backend.GridSigned, 6, q6k},
+	30: {Elements: 1, Bytes: 2, name: "BF16"},
 }
 
 // typeNames are the names of other types, for errors.
@@ -46,118 +49,129 @@ func typeName(kind uint32) string {
 var blocks = func() map[string]Block {
 	m := map[string]Block{}
 	for _, b := range types {
-		if b.expand != nil {
+		if b.read != nil {
 			m[b.name] = b
 		}
 	}
 	return m
 }()
 
-// BlockOf returns the layout of a type that Expand converts.
+// BlockOf returns the layout of a type that Grid and Expand read.
 func BlockOf(name string) (Block, bool) {
 	b, ok := blocks[name]
 	return b, ok
 }
 
+// Grid returns rows of cols elements, a multiple of Elements, as integers with their scales. It
+// reads data when a row is read.
+func (b Block) Grid(data []byte, cols int) *backend.Grid {
+	g := &backend.Grid{Kind: b.kind, Bits: b.bits, Group: 32}
+	if b.kind == backend.GridSigned {
+		g.Group = 16
+	}
+	n := cols / b.Elements
+	g.Row = func(to *backend.GridRow, row int) {
+		for i := range n {
+			b.read(to, i, data[(row*n+i)*b.Bytes:][:b.Bytes])
+		}
+	}
+	return g
+}
+
 // Expand converts blocks of a type to float32, as many as fill dst.
 func (b Block) Expand(dst []float32, data []byte) {
-	for i := range len(dst) / b.Elements {
-		b.expand(dst[i*b.Elements:(i+1)*b.Elements], data[i*b.Bytes:(i+1)*b.Bytes])
+	g := b.Grid(data, len(dst))
+	row := g.NewRow(len(dst))
+	g.Row(row, 0)
+	g.Weights(dst, row)
+}
+
+// half returns the bits of the float16 at the start of b.
+func half(b []byte) uint16 { return binary.LittleEndian.Uint16(b) }
+
+// nibbles writes the low halves of bytes, then the high ones.
+func nibbles(codes, b []byte) {
+	for i, v := range b {
+		codes[i], codes[i+len(b)] = v&15, v>>4
 	}
 }
 
-// half returns the float16 at the start of b.
-func half(b []byte) float32 {
-	h := binary.LittleEndian.Uint16(b)
-	sign, exponent, fraction := uint32(h>>15)<<31, uint32(h>>10)&31, uint32(h)&1023
-	switch exponent {
-	case 0:
-		v := float32(fraction) / (1 << 24)
-		return math.Float32frombits(math.Float32bits(v) | sign)
-	case 31:
-		return math.Float32frombits(sign | 0x7f800000 | fraction<<13)
-	}
-	return math.Float32frombits(sign | (exponent+112)<<23 | fraction<<13)
-}
-
-func q40(dst []float32, b []byte) {
-	d, q := half(b), b[2:]
-	for i := range 16 {
-		dst[i], dst[i+16] = d*float32(int(q[i]&15)-8), d*float32(int(q[i]>>4)-8)
+// fifth adds the highest bit of each of 32 codes.
+func fifth(codes, high []byte) {
+	for i := range codes {
+		codes[i] |= high[i/8] >> (i % 8) & 1 << 4
 	}
 }
 
-func q41(dst []float32, b []byte) {
-	d, least, q := half(b), half(b[2:]), b[4:]
-	for i := range 16 {
-		dst[i], dst[i+16] = float32(d*float32(q[i]&15))+least, float32(d*float32(q[i]>>4))+least
+func q40(to *backend.GridRow, i int, b []byte) {
+	to.Scales[i] = half(b)
+	nibbles(to.Codes[i*32:], b[2:])
+}
+
+func q41(to *backend.GridRow, i int, b []byte) {
+	to.Scales[i], to.Mins[i] = half(b), half(b[2:])
+	nibbles(to.Codes[i*32:], b[4:])
+}
+
+func q50(to *backend.GridRow, i int, b []byte) {
+	codes := to.Codes[i*32 : (i+1)*32]
+	to.Scales[i] = half(b)
+	nibbles(codes, b[6:])
+	fifth(codes, b[2:6])
+}
+
+func q51(to *backend.GridRow, i int, b []byte) {
+	codes := to.Codes[i*32 : (i+1)*32]
+	to.Scales[i], to.Mins[i] = half(b), half(b[2:])
+	nibbles(codes, b[8:])
+	fifth(codes, b[4:8])
+}
+
+func q80(to *backend.GridRow, i int, b []byte) {
+	to.Scales[i] = half(b)
+	for j, q := range b[2:] {
+		to.Codes[i*32+j] = q ^ 0x80
 	}
 }
 
-// fifth returns the highest bit of number i of 32, as 16 or 0.
-func fifth(high []byte, i int) byte { return high[i/8] >> (i % 8) & 1 << 4 }
-
-func q50(dst []float32, b []byte) {
-	d, high, q := half(b), b[2:6], b[6:]
-	for i := range 16 {
-		dst[i], dst[i+16] = d*float32(int(q[i]&15|fifth(high, i))-16), d*float32(int(q[i]>>4|fifth(high, i+16))-16)
+// scalesAndMins reads the 6 bits of each of 8 scales and minimums.
+func scalesAndMins(to *backend.GridRow, block int, s []byte) {
+	scales, mins := to.Sub[block*8:(block+1)*8], to.SubMin[block*8:(block+1)*8]
+	for i := range 4 {
+		scales[i], mins[i] = s[i]&63, s[i+4]&63
+		scales[i+4], mins[i+4] = s[i+8]&15|s[i]>>2&48, s[i+8]>>4|s[i+4]>>2&48
 	}
 }
 
-func q51(dst []float32, b []byte) {
-	d, least, high, q := half(b), half(b[2:]), b[4:8], b[8:]
-	for i := range 16 {
-		dst[i] = float32(d*float32(q[i]&15|fifth(high, i))) + least
-		dst[i+16] = float32(d*float32(q[i]>>4|fifth(high, i+16))) + least
+func q4k(to *backend.GridRow, i int, b []byte) {
+	to.Scales[i], to.Mins[i] = half(b), half(b[2:])
+	scalesAndMins(to, i, b[4:16])
+	for part := range 4 { // 32 low halves, then their high ones
+		nibbles(to.Codes[i*256+part*64:], b[16+part*32:][:32])
 	}
 }
 
-func q80(dst []float32, b []byte) {
-	d := half(b)
-	for i, q := range b[2:34] {
-		dst[i] = d * float32(int8(q))
+func q5k(to *backend.GridRow, i int, b []byte) {
+	to.Scales[i], to.Mins[i] = half(b), half(b[2:])
+	scalesAndMins(to, i, b[4:16])
+	codes, high := to.Codes[i*256:(i+1)*256], b[16:48]
+	for part := range 4 {
+		nibbles(codes[part*64:], b[48+part*32:][:32])
+	}
+	for j := range codes {
+		codes[j] |= high[j%32] >> (j / 32) & 1 << 4
 	}
 }
 
-// scaleAndMin returns the 6 bits of the scale and of the minimum of part i of 8.
-func scaleAndMin(s []byte, i int) (scale, least float32) {
-	if i < 4 {
-		return float32(s[i] & 63), float32(s[i+4] & 63)
-	}
-	return float32(s[i+4]&15 | s[i-4]>>2&48), float32(s[i+4]>>4 | s[i]>>2&48)
-}
-
-func q4k(dst []float32, b []byte) {
-	d, least, scales, q := half(b), half(b[2:]), b[4:16], b[16:]
-	for part := range 8 {
-		s, m := scaleAndMin(scales, part)
-		s, m = d*s, least*m
-		for i := range 32 {
-			v := q[part/2*32+i] >> (part % 2 * 4) & 15
-			dst[part*32+i] = float32(s*float32(v)) - m // rounded twice: no fused operation
-		}
-	}
-}
-
-func q5k(dst []float32, b []byte) {
-	d, least, scales, high, q := half(b), half(b[2:]), b[4:16], b[16:48], b[48:]
-	for part := range 8 {
-		s, m := scaleAndMin(scales, part)
-		s, m = d*s, least*m
-		for i := range 32 {
-			v := q[part/2*32+i]>>(part%2*4)&15 | high[i]>>part&1<<4
-			dst[part*32+i] = float32(s*float32(v)) - m
-		}
-	}
-}
-
-func q6k(dst []float32, b []byte) {
-	low, high, scales, d := b[:128], b[128:192], b[192:208], half(b[208:])
-	for i := range 256 {
-		part := i / 32 // of 8: 4 in each half
-		l := low[part/4*64+part%2*32+i%32] >> (part % 4 / 2 * 4) & 15
-		h := high[part/4*32+i%32] >> (part % 4 * 2) & 3
-		scale := float32(d * float32(int8(scales[i/16])))
-		dst[i] = scale * float32(int(l|h<<4)-32)
+func q6k(to *backend.GridRow, i int, b []byte) {
+	low, high := b[:128], b[128:192]
+	to.Scales[i] = half(b[208:])
+	copy(to.Sub[i*16:(i+1)*16], b[192:208])
+	codes := to.Codes[i*256 : (i+1)*256]
+	for j := range codes {
+		part := j / 32 // of 8: 4 in each half
+		l := low[part/4*64+part%2*32+j%32] >> (part % 4 / 2 * 4) & 15
+		h := high[part/4*32+j%32] >> (part % 4 * 2) & 3
+		codes[j] = l | h<<4
 	}
 }

@@ -17,7 +17,8 @@ import (
 
 // F16 is converted to float32, which holds its values exactly, as it is loaded. F8_E4M3 stays with
 // its scales, unless it is quantized to 8 or 4 bits, from float32, or the backend has no FP8
-// products: then it is converted to bfloat16. Integers are expanded, too: see integers.go.
+// products: then it is converted to bfloat16. Integers stay with their scales, too, where a backend
+// can keep them (stored.grid), and are expanded elsewhere: see integers.go and gguf.go.
 
 // fp8Config is the layout of a checkpoint's scales of weights in FP8; nil: it has none.
 type fp8Config struct {
@@ -47,7 +48,7 @@ func (c *fp8Config) kept(name string) bool {
 func (r *rawConfig) quantized(c *Config) (err error) {
 	switch method := r.quantMethod(); method {
 	case "gptq", "awq":
-		c.Integers, err = r.integersOf(method)
+		c.Integers, c.Expand, err = r.integersOf(method)
 	case modelOpt, modelOptFP4:
 		c.FP8, c.Integers, err = r.modelOptOf()
 	default:
@@ -178,10 +179,19 @@ type stored struct {
 	// rows, where not nil, expands a row of the tensor to values that type made holds.
 	rows func(dst []float32, row int)
 	made backend.DType
+
+	grid *backend.Grid // what a backend keeps in place of rows; nil: nothing
 }
 
 // find returns a tensor with its scales, and a description of what does not fit; empty: all fits.
 func find(c *safetensors.Checkpoint, name string, config *Config) (s stored, fault string) {
+	if s, fault = look(c, name, config); config.Expand || config.Integers != nil && strings.Contains(name, "embed_tokens") {
+		s.grid = nil
+	}
+	return s, fault
+}
+
+func look(c *safetensors.Checkpoint, name string, config *Config) (s stored, fault string) {
 	q := config.FP8
 	if s, fault, ok := findIntegers(c, name, config.Integers); ok {
 		return s, fault
@@ -256,7 +266,7 @@ func number(data []byte, i int, dtype string) float32 {
 	case "BF16":
 		return math.Float32frombits(uint32(binary.LittleEndian.Uint16(data[2*i:])) << 16)
 	}
-	return half(binary.LittleEndian.Uint16(data[2*i:]))
+	return backend.Half(binary.LittleEndian.Uint16(data[2*i:]))
 }
 
 // part returns a rank's part of the weight as a backend takes it. The data is a slice of the file
@@ -274,6 +284,13 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 		list := b.rows
 		if list == nil {
 			list = span(rows.from, rows.n)
+		}
+		if as == 0 && b.out != "experts" && s.keeps(cols) { // a router's rounding could choose other experts
+			t.DType, t.Grid = backend.GRID, s.grid.Rows(list)
+			if !cols.whole() {
+				t.Grid = t.Grid.Columns(cols.of, cols.from, cols.n)
+			}
+			return t
 		}
 		s.expand(&t, list, cols, b.plus)
 		return t
@@ -301,6 +318,15 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 		}
 	}
 	return s.widen(t)
+}
+
+// keeps reports whether a backend keeps these columns of a matrix as integers.
+func (s *stored) keeps(cols part) bool {
+	if s.grid == nil || !s.grid.Fit(1, cols.n) {
+		return false
+	}
+	unit := s.grid.Unit()
+	return cols.from%unit == 0 || cols.from/unit == (cols.from+cols.n-1)/unit // or they are in one group
 }
 
 // scale returns the scale of a block.

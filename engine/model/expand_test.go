@@ -236,7 +236,7 @@ func TestF16(t *testing.T) {
 					if dtype == "F16" {
 						data = binary.LittleEndian.AppendUint16(data, h)
 					} else {
-						data = binary.LittleEndian.AppendUint32(data, math.Float32bits(half(h)))
+						data = binary.LittleEndian.AppendUint32(data, math.Float32bits(backend.Half(h)))
 					}
 				}
 				x.DType, x.Data = dtype, data

@@ -48,10 +48,12 @@ func TestFastPath(t *testing.T) {
 }
 
 // divergence returns the mean Kullback-Leibler divergence, over all positions of prompts, of the
-// probabilities with weights of 8 bits from those with weights as they are stored.
+// probabilities with weights of 8 bits from those with the stored weights in float32.
 func divergence(t *testing.T, src *Source, prompts [][]int32) (mean float64) {
 	t.Helper()
-	exact, fast := loadFamily(t, src, cpu.Auto, Options{}, nil), loadFamily(t, src, cpu.Auto, Options{Quantization: INT8}, nil)
+	wide := *src
+	wide.ExpandIntegers()
+	exact, fast := loadFamily(t, &wide, cpu.Auto, Options{}, nil), loadFamily(t, src, cpu.Auto, Options{Quantization: INT8}, nil)
 	n := 0
 	for _, prompt := range prompts {
 		a, b := newSequenceWithin(exact, familyLimits, prompt, 1), newSequenceWithin(fast, familyLimits, prompt, 1)

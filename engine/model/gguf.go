@@ -18,7 +18,7 @@ import (
 
 // A GGUF file is read as the folder that it was converted from: its metadata become config.json,
 // tokenizer.json and chat_template.jinja, and its tensors get the names of transformers. Blocks of
-// 4 to 8 bits are expanded to float32 as they are loaded.
+// 4 to 8 bits stay integers, or are expanded to float32 as they are loaded.
 
 // ggufNames are the names of a layer's modules: a file's, and those of the decoder's tags.
 var ggufNames = map[string]string{
@@ -83,7 +83,7 @@ func openGGUF(path string) (_ *Source, err error) {
 		return nil, err
 	}
 	s.Config.Paired, s.Config.Apart, s.Config.Features.OnePlus = a.paired, true, false
-	s.expands, s.close = f.types(), c.Close
+	s.blocks, s.close = f.types(), c.Close
 	return s, nil
 }
 
@@ -419,11 +419,21 @@ func (s *stored) readRows(config *Config) {
 		s.made = backend.BF16
 	}
 	s.DType = expandedType
-	s.rows = func(dst []float32, row int) {
-		if paired {
+	place := func(row int) int { return row }
+	if paired {
+		place = func(row int) int {
 			head, at := row/dim*dim, row%dim
-			row = head + at%(dim/2)*2 + at/(dim/2)
+			return head + at%(dim/2)*2 + at/(dim/2)
 		}
+	}
+	if blocks && len(s.Shape) == 2 {
+		g := block.Grid(data, cols)
+		in := *g
+		in.Row = func(to *backend.GridRow, row int) { g.Row(to, place(row)) }
+		s.grid = &in
+	}
+	s.rows = func(dst []float32, row int) {
+		row = place(row)
 		if blocks {
 			size := cols / block.Elements * block.Bytes
 			block.Expand(dst, data[row*size:(row+1)*size])

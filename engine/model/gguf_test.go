@@ -34,6 +34,7 @@ func TestGGUF(t *testing.T) {
 			if src.Name != name {
 				t.Errorf("the model is called %q", src.Name)
 			}
+			src.ExpandIntegers() // see TestGrids
 			m := loadFamily(t, src, cpu.Auto, Options{}, nil)
 			checkExpanded(t, "gguf/"+name, src)
 			if worst := worstOf(t, m, g, familyLimits.Tokens); worst > tolerance {

@@ -26,8 +26,9 @@ type integerConfig struct {
 // expandedType is the type in safetensors.Tensor of a weight that stored.rows expands.
 const expandedType = "expanded"
 
-// integersOf reads quantization_config of quant_method gptq and awq.
-func (r *rawConfig) integersOf(method string) (*integerConfig, error) {
+// integersOf reads quantization_config of quant_method gptq and awq. Inputs of a group that are not
+// neighbours (act-order) have the matrices expanded.
+func (r *rawConfig) integersOf(method string) (c *integerConfig, expand bool, err error) {
 	var q struct {
 		Bits             int                        `json:"bits"`
 		WBits            int                        `json:"w_bit"`
@@ -38,20 +39,21 @@ func (r *rawConfig) integersOf(method string) (*integerConfig, error) {
 		Format           string                     `json:"format"`
 		Version          string                     `json:"version"`
 		Dynamic          map[string]json.RawMessage `json:"dynamic"`
+		ActOrder         bool                       `json:"desc_act"`
 	}
 	if err := json.Unmarshal(r.Quantization, &q); err != nil {
-		return nil, fmt.Errorf("%w: config.json: quantization_config: %w", ErrConfig, err)
+		return nil, false, fmt.Errorf("%w: config.json: quantization_config: %w", ErrConfig, err)
 	}
-	c := &integerConfig{Method: method, Bits: max(q.Bits, q.WBits), Group: or(q.Group, or(q.QGroup, -1))}
+	c = &integerConfig{Method: method, Bits: max(q.Bits, q.WBits), Group: or(q.Group, or(q.QGroup, -1))}
 	if c.Bits != 4 && (c.Bits != 8 || method == "awq") {
 		want := "4 and 8"
 		if method == "awq" {
 			want = "4"
 		}
-		return nil, refuse("quantization_config.bits", fmt.Sprintf("%d of %s", c.Bits, method), want)
+		return nil, false, refuse("quantization_config.bits", fmt.Sprintf("%d of %s", c.Bits, method), want)
 	}
 	if len(q.Dynamic) > 0 {
-		return nil, refuse("quantization_config.dynamic", fmt.Sprintf("%d patterns", len(q.Dynamic)), "the same bits in all modules")
+		return nil, false, refuse("quantization_config.dynamic", fmt.Sprintf("%d patterns", len(q.Dynamic)), "the same bits in all modules")
 	}
 	format, formats := strings.ToLower(q.CheckpointFormat), []string{"", "gptq", "gptq_v2"}
 	if method == "gptq" {
@@ -63,9 +65,9 @@ func (r *rawConfig) integersOf(method string) (*integerConfig, error) {
 		format, formats = strings.ToLower(q.Version), []string{"", "gemm"}
 	}
 	if !slices.Contains(formats, format) {
-		return nil, refuse("quantization_config's format", format, strings.Join(formats[1:], " and "))
+		return nil, false, refuse("quantization_config's format", format, strings.Join(formats[1:], " and "))
 	}
-	return c, c.checkGroup()
+	return c, q.ActOrder, c.checkGroup()
 }
 
 // checkGroup bounds the size of groups, and replaces -1 by 0.
@@ -114,11 +116,11 @@ func (c *codes) at(out, in int) int {
 	return int(b>>(bit%8)) & (1<<c.bits - 1)
 }
 
-// row writes the integers of an output to dst.
-func (c *codes) row(dst []float32, out int) {
+// readCodes writes the integers of an output to dst.
+func readCodes[T uint8 | float32](c *codes, dst []T, out int) {
 	if c.word == 1 {
 		for in := range dst {
-			dst[in] = float32(c.at(out, in))
+			dst[in] = T(c.at(out, in))
 		}
 		return
 	}
@@ -130,14 +132,14 @@ func (c *codes) row(dst []float32, out int) {
 		}
 		from, shift := out/per*c.stride[0], place*c.bits
 		for in := range dst {
-			dst[in] = float32(binary.LittleEndian.Uint32(c.data[(from+in*c.stride[1])*4:]) >> shift & mask)
+			dst[in] = T(binary.LittleEndian.Uint32(c.data[(from+in*c.stride[1])*4:]) >> shift & mask)
 		}
 		return
 	}
 	for in := 0; in < len(dst); in += per {
 		word := binary.LittleEndian.Uint32(c.data[(out*c.stride[0]+in/per*c.stride[1])*4:])
 		for i := in; i < min(in+per, len(dst)); i++ {
-			dst[i] = float32(word & mask)
+			dst[i] = T(word & mask)
 			word >>= c.bits
 		}
 	}
@@ -158,7 +160,7 @@ type integers struct {
 // that write such files do.
 func (m *integers) row(dst []float32, out int) {
 	last, zero, scale := -1, float32(m.zero), float32(0)
-	m.weights.row(dst, out)
+	readCodes(&m.weights, dst, out)
 	next := 0 // the first input of the next group
 	for in, q := range dst {
 		g := last
@@ -185,6 +187,46 @@ func (m *integers) row(dst []float32, out int) {
 			dst[i] = roundBFloat(v)
 		}
 	}
+}
+
+// grid returns the matrix as backends keep it; nil: they cannot, because inputs of a group are not
+// neighbours, groups have another size, or scales are float32.
+func (m *integers) grid() *backend.Grid {
+	g := &backend.Grid{Kind: backend.GridZeros, Bits: m.weights.bits, Group: m.size, BFloat: m.scales.DType == "BF16"}
+	if m.size >= m.in { // one for all
+		g.Group = (m.in + 63) / 64 * 64
+	}
+	if m.zeros == nil && g.Group == 32 {
+		g.Kind = backend.GridPlain
+	}
+	g.Row = func(to *backend.GridRow, out int) {
+		readCodes(&m.weights, to.Codes, out)
+		for i := range to.Scales {
+			to.Scales[i] = binary.LittleEndian.Uint16(m.scales.Data[2*(out*m.stride[0]+i*m.stride[1]):])
+			to.SubMin[i] = uint8(m.zero)
+			if m.zeros != nil {
+				to.SubMin[i] = uint8(m.zeros.at(out, i))
+			}
+		}
+	}
+	if m.groups != nil || m.scales.DType == "F32" || !g.Fit(m.out, m.in) {
+		return nil
+	}
+	return g
+}
+
+// grid returns the grid of matrices without their content, for plans; nil: they are expanded.
+func (c *integerConfig) grid() *backend.Grid {
+	g := &backend.Grid{Kind: backend.GridZeros, Bits: c.Bits, Group: c.Group, Row: func(*backend.GridRow, int) {}}
+	switch {
+	case c.Method == nvFP4 || c.Method == modelOpt:
+		return nil
+	case c.Group == 0:
+		g.Group = maxDim / 64 * 64
+	case c.Symmetric && c.Group == 32:
+		g.Kind = backend.GridPlain
+	}
+	return g
 }
 
 // roundBFloat rounds to a bfloat16, of two equally near ones to the even one.
@@ -246,7 +288,7 @@ func findIntegers(c *safetensors.Checkpoint, name string, q *integerConfig) (s s
 		return s, f.fault, true
 	}
 	s.Tensor = safetensors.Tensor{Name: name, DType: expandedType, Shape: []int{m.out, m.in}, Data: m.weights.data}
-	s.rows, s.made = m.row, backend.F32
+	s.rows, s.made, s.grid = m.row, backend.F32, m.grid()
 	if m.scales.DType == "BF16" {
 		s.made = backend.BF16
 	}
@@ -303,7 +345,7 @@ func (f *finder) gptq() *integers {
 	m.scales, m.stride = f.tensor("scales", []int{groups, m.out}, scaleTypes...), [2]int{1, m.out}
 	across := (m.out-1)/per + 1
 	z := f.tensor("qzeros", []int{groups, across}, "I32")
-	m.groups = f.groupIndex("g_idx", m.in, groups)
+	m.groups = f.groupIndex("g_idx", m.in, groups, m.size)
 	if f.fault != "" {
 		return nil
 	}
@@ -368,7 +410,7 @@ func (f *finder) compressed(end string) *integers {
 	}
 	groups := f.groups(m)
 	m.scales, m.stride = f.tensor("weight_scale", []int{m.out, groups}, scaleTypes...), [2]int{groups, 1}
-	m.groups = f.groupIndex("weight_g_idx", m.in, groups)
+	m.groups = f.groupIndex("weight_g_idx", m.in, groups, m.size)
 	z, ok := f.c.Tensor(f.module + ".weight_zero_point")
 	switch {
 	case !ok || f.fault != "":
@@ -407,8 +449,9 @@ func (f *finder) groups(m *integers) int {
 	return (m.in-1)/m.size + 1
 }
 
-// groupIndex returns the group of each input; nil: the tensor is absent, or unused (all are -1).
-func (f *finder) groupIndex(end string, inputs, groups int) []int32 {
+// groupIndex returns the group of each input; nil: the tensor is absent or unused (all are -1), or
+// groups are of size neighbours.
+func (f *finder) groupIndex(end string, inputs, groups, size int) []int32 {
 	if _, ok := f.c.Tensor(f.module + "." + end); !ok {
 		return nil
 	}
@@ -416,11 +459,12 @@ func (f *finder) groupIndex(end string, inputs, groups int) []int32 {
 	if f.fault != "" {
 		return nil
 	}
-	index := make([]int32, inputs)
+	index, neighbours := make([]int32, inputs), true
 	for i := range index {
 		index[i] = int32(binary.LittleEndian.Uint32(t.Data[4*i:]))
+		neighbours = neighbours && int(index[i]) == i/size
 	}
-	if !slices.ContainsFunc(index, func(g int32) bool { return g != -1 }) {
+	if neighbours || !slices.ContainsFunc(index, func(g int32) bool { return g != -1 }) {
 		return nil
 	}
 	for i, g := range index {

@@ -82,6 +82,7 @@ func TestIntegers(t *testing.T) {
 			name := "quantized/" + name
 			src, g := openCheckpoint(t, name), readGoldensOf(t, name)
 			checkExpanded(t, name, src)
+			src.ExpandIntegers() // see TestGrids
 			if worst := worstOf(t, loadFamily(t, src, cpu.Auto, Options{}, nil), g, familyLimits.Tokens); worst > tolerance {
 				t.Errorf("a logit is off by %g, at most %g is allowed", worst, tolerance)
 			}

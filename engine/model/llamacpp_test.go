@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/builtin"
 	"github.com/tandem-serving/tandem/engine/gguf"
@@ -68,8 +69,14 @@ func TestLlamaCpp(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer src.Close()
-			for _, q := range []Quantization{AsStored, INT8} {
-				m := loadFamily(t, src, cpu.Auto, Options{Quantization: q}, nil)
+			wide := *src
+			wide.ExpandIntegers()
+			for _, c := range []struct {
+				how          string
+				src          *Source
+				quantization Quantization
+			}{{"in float32", &wide, AsStored}, {"as stored", src, AsStored}, {"int8", src, INT8}} {
+				m := loadFamily(t, c.src, cpu.Auto, Options{Quantization: c.quantization}, nil)
 				same, all := 0, 0
 				for i, prompt := range g.Prompts {
 					for k, top := range greedyAt(t, m, prompt) {
@@ -78,9 +85,9 @@ func TestLlamaCpp(t *testing.T) {
 						}
 					}
 				}
-				t.Logf("quantization %s: %d of %d tokens are llama.cpp's", q, same, all)
+				t.Logf("%s: %d of %d tokens are llama.cpp's", c.how, same, all)
 				if all < 600 || float64(same) < 0.97*float64(all) {
-					t.Errorf("quantization %s: only %d of %d tokens are llama.cpp's", q, same, all)
+					t.Errorf("%s: only %d of %d tokens are llama.cpp's", c.how, same, all)
 				}
 			}
 			if mean := divergence(t, src, g.Prompts); !(mean <= 0.005) {
@@ -287,7 +294,7 @@ func nearest(v float32, least, most int) int {
 
 // makeQ45K fills in the codes of Q4_K or Q5_K behind scales, least values and their packed parts.
 func makeQ45K(b []byte, x []float32, fifth bool) {
-	d, least, s := half(binary.LittleEndian.Uint16(b)), half(binary.LittleEndian.Uint16(b[2:])), b[4:16]
+	d, least, s := backend.Half(binary.LittleEndian.Uint16(b)), backend.Half(binary.LittleEndian.Uint16(b[2:])), b[4:16]
 	high, low, most := []byte(nil), b[16:], 15
 	if fifth {
 		high, low, most = b[16:48], b[48:], 31
@@ -313,7 +320,7 @@ func makeQ45K(b []byte, x []float32, fifth bool) {
 
 // makeQ6K fills in the codes of Q6_K before its scales.
 func makeQ6K(b []byte, x []float32) {
-	d := half(binary.LittleEndian.Uint16(b[208:]))
+	d := backend.Half(binary.LittleEndian.Uint16(b[208:]))
 	for i, v := range x {
 		code := 32
 		if step := d * float32(int8(b[192+i/16])); step != 0 {

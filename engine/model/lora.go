@@ -294,26 +294,11 @@ func floats(t *safetensors.Tensor) ([]float32, error) {
 	case "F16":
 		out := make([]float32, len(t.Data)/2)
 		for i := range out {
-			out[i] = half(binary.LittleEndian.Uint16(t.Data[2*i:]))
+			out[i] = backend.Half(binary.LittleEndian.Uint16(t.Data[2*i:]))
 		}
 		return out, nil
 	}
 	return nil, fmt.Errorf("tensor %s: dtype %s; supported: F32, BF16, F16", t.Name, t.DType)
-}
-
-// half converts an IEEE half to float32.
-func half(h uint16) float32 {
-	sign, exp, frac := float32(1), int(h>>10&31), float64(h&1023)
-	if h>>15 == 1 {
-		sign = -1
-	}
-	switch exp {
-	case 0:
-		return sign * float32(math.Ldexp(frac, -24))
-	case 31:
-		return sign * float32(math.Inf(1)) * float32(1-min(frac, 1)) // an infinity, or no number
-	}
-	return sign * float32(math.Ldexp(1024+frac, exp-25))
 }
 
 // adaptable reports whether adapters may have a part for a matrix. They may for projections of

@@ -28,6 +28,21 @@ GPTQ, AWQ and compressed-tensors, from NVFP4, in int8 and int4 made at load, wit
 attention and dense MLP matrices, with tensor parallelism, and with its KV cache shipped between
 nodes, unless the last column names an exception.
 
+## Integers
+
+CPUs keep the integers of GPTQ, AWQ, compressed-tensors and GGUF with their own scales, and round
+activations to 8 bits in groups of 32, as for int8 and int4. What cannot be kept is expanded to the
+type of the scales, or to float32:
+
+- GPTQ with act-order, and compressed-tensors whose groups are not neighbours
+- groups that are neither 32 nor a multiple of 64, and scales in float32
+- NVFP4, experts of all layers in one tensor, embeddings outside of GGUF, and matrices per head
+- parts of a tensor-parallel rank that begin within a group of 64 or more, or a block of 256
+
+` + "`--dtype float32`" + ` expands all of them, and so do GPUs and ` + "`--quantization`" + `.
+
+## Architectures
+
 | architecture | ` + "`model_type`" + ` | models | beyond Llama |
 |---|---|---|---|
 `)

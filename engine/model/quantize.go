@@ -70,6 +70,8 @@ func (c *Config) WeightBytes(q Quantization) int64 {
 		switch {
 		case c.FP8 != nil && matrix && !c.FP8.kept(name):
 			s.DType, s.block, s.wide = "F8_E4M3", c.FP8.Block, c.FP8.Wide
+		case c.Integers != nil && matrix && !c.Expand && c.Integers.grid() != nil:
+			s.DType, s.grid = "F32", c.Integers.grid()
 		case c.DType == "float32" || c.DType == "float16":
 			s.DType = "F32"
 		}
@@ -87,10 +89,13 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 		if b.plus != 0 {
 			s.DType = "F32"
 		}
+		if b.out == "experts" {
+			s.grid = nil
+		}
 		if b.rows != nil { // each with a copy of its scales
 			s.block[0] = 1
 		}
-		n += s.memory(q.of(&b), b.parts[0].n, b.in().n)
+		n += s.memory(q.of(&b), b.parts[0].n, b.in())
 	}
 	if s, ok := net.(stacker); ok {
 		for _, st := range s.stacks() {
@@ -108,16 +113,19 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 				made = 0
 			}
 			from := as(st.names[0], st.rows != nil)
-			n += int64(st.experts*each) * from.memory(made, st.out.n, in)
+			from.grid = nil
+			n += int64(st.experts*each) * from.memory(made, st.out.n, whole(in))
 		}
 	}
 	return n
 }
 
-// memory returns the bytes of a weight [out, in] of type made; 0: of the files' type.
-func (s *stored) memory(made backend.DType, out, in int) int64 {
-	t := dtypes[s.DType]
+// memory returns the bytes of a weight [out, cols] of type made; 0: of the files' type.
+func (s *stored) memory(made backend.DType, out int, cols part) int64 {
+	t, in := dtypes[s.DType], cols.n
 	switch {
+	case made == 0 && s.keeps(cols):
+		return int64(s.grid.MatrixBytes(out, in))
 	case made != 0:
 		t = made
 	case s.made != 0:

@@ -179,7 +179,11 @@ func (w *weighing) Load(t backend.Tensor) (backend.Weight, error) {
 	if len(t.Shape) == 2 {
 		in = t.Shape[1]
 	}
-	w.bytes += int64(as.MatrixBytes(t.Shape[0], in))
+	if t.Grid != nil {
+		w.bytes += int64(t.Grid.MatrixBytes(t.Shape[0], in))
+	} else {
+		w.bytes += int64(as.MatrixBytes(t.Shape[0], in))
+	}
 	if t.Scales != nil {
 		w.bytes += int64(4 * len(t.Scales.Values))
 	}

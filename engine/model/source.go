@@ -51,7 +51,7 @@ type Source struct {
 	files   fs.FS
 	weights func() (*safetensors.Checkpoint, error)
 	close   func() error
-	expands string // the file's types that are expanded; empty: none, or those of Config
+	blocks  string // the file's types of blocks; empty: none
 }
 
 // wantFolder is the remedy for a model in another format.
@@ -187,7 +187,7 @@ func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	switch {
 	case err != nil || q != AsStored:
 		return s.Config.WeightBytes(q), err
-	case s.Config.FP8 != nil || s.Config.Integers != nil || s.expands != "":
+	case s.Config.FP8 != nil || s.Config.Integers != nil || s.blocks != "":
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {
 			found, _ := find(c, name, &s.Config) // Load reports its faults
 			return found
@@ -218,13 +218,32 @@ func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 	}), nil
 }
 
-// Expanded describes the integers that are expanded as they are loaded; empty: there are none.
-func (s *Source) Expanded() string {
+// Integers describes the integers in which matrices are stored; empty: there are none.
+func (s *Source) Integers() string {
 	if q := s.Config.Integers; q != nil {
 		return fmt.Sprintf("%s with %d bits", q.Method, q.Bits)
 	}
-	return s.expands
+	return s.blocks
 }
+
+// KeepsIntegers reports whether matrices stay as integers. Those that a backend cannot keep are
+// expanded.
+func (s *Source) KeepsIntegers() bool {
+	c, err := s.weights()
+	if err != nil || s.Integers() == "" {
+		return false
+	}
+	for _, b := range s.Config.network().weights() {
+		if found, _ := find(c, b.name, &s.Config); found.grid != nil && b.plus == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// ExpandIntegers has matrices of integers expanded as they are loaded, for backends without their
+// products, and for products in float32.
+func (s *Source) ExpandIntegers() { s.Config.Expand = true }
 
 // ExpandFP8 has weights in FP8 converted to bfloat16 as they are loaded, for backends without FP8
 // products.

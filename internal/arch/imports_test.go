@@ -116,7 +116,7 @@ var mayImport = map[string][]string{
 	"engine/masks":               {"engine/grammar", "engine/tokenizer"},
 	"engine/kvcache":             {},
 	"engine/memory":              {"engine/backend", "engine/kvcache"}, // the shape of a model's KV, and its groups
-	"engine/gguf":                {},
+	"engine/gguf":                {"engine/backend"},
 	"engine/model":               {"engine/backend", "engine/gguf", "engine/safetensors", "engine/tokenizer", "internal/regular"},
 	"engine/backend":             {"engine/sample"}, // sampling is an op
 	"engine/backend/cpu":         {"engine/backend", "engine/backend/cpu/kernels", "engine/sample"},

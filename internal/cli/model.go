@@ -74,7 +74,7 @@ func (m *Model) Register(s *config.Set) {
 	m.TensorParallel.Timeout = time.Minute
 	s.SecondsVar(&m.TensorParallel.Timeout, "distributed-timeout-seconds", false, "how long one of these processes may delay the others before the node ends")
 	s.Section("Model")
-	s.StringVar(&m.DType, "dtype", "auto", "type of the weights: auto, or float32, float16 or bfloat16 if they are stored in it; they are not converted")
+	s.StringVar(&m.DType, "dtype", "auto", "type of the weights: auto, or float32, float16 or bfloat16 if they are stored in it; float32 also expands integers, as of GGUF, for exact products")
 	s.Section("KV cache and scheduling")
 	s.StringVar(&m.KVDType, "kv-cache-dtype", "auto", "auto (as the weights), float32, bfloat16, or fp8: E4M3, half the memory of bfloat16, with the scales of keys and values that the model's files have, else 1")
 	s.CountVar(&m.BlockTokens, "block-size", 16, 1, "tokens per KV block")

@@ -31,7 +31,7 @@ var VLLM = []VLLMGroup{
 		supported("enforce-eager? served-model-name*"),
 		partly("model", "a folder, or a model of the local Hugging Face cache", "`tandem pull` or --download downloads a model into that cache"),
 		partly("revision", "with ORG/NAME", "a folder has no revisions"),
-		partly("dtype", "`auto`, and the type that the weights are stored in", "weights are not converted; leave it out, or convert the checkpoint"),
+		partly("dtype", "`auto`, the type that the weights are stored in, and `float32` for integers, which it expands", "other weights are not converted; leave it out, or convert the checkpoint"),
 		partly("max-model-len", "up to the model's own limit", "the model was not made for more positions"),
 		partly("quantization,q", "`none`, `int8`, `int4`, and the format that config.json declares", "other formats are neither read nor made; use int8 or int4, or a checkpoint in bfloat16, fp8 or MXFP4"),
 		partly("max-logprobs", "1 to 256", "no request gets more than 256"),

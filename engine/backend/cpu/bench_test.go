@@ -32,6 +32,71 @@ func BenchmarkLinear(b *testing.B) {
 	}
 }
 
+// BenchmarkGrids is BenchmarkLinear for the integers of checkpoints, as their formats have them: the
+// GB/s of weights, and the share of what all threads read in between with the kernel that counts
+// numbers.
+func BenchmarkGrids(b *testing.B) {
+	const in, out = 2048, 65536
+	for _, format := range []struct {
+		name string
+		grid backend.Grid
+	}{
+		{"Q4_0", backend.Grid{Kind: backend.GridPlain, Bits: 4, Group: 32}},
+		{"Q8_0", backend.Grid{Kind: backend.GridPlain, Bits: 8, Group: 32}},
+		{"AWQ-128", backend.Grid{Kind: backend.GridZeros, Bits: 4, Group: 128}},
+		{"Q4_K", backend.Grid{Kind: backend.GridMins, Bits: 4, Group: 32}},
+		{"Q5_K", backend.Grid{Kind: backend.GridMins, Bits: 5, Group: 32}},
+		{"Q6_K", backend.Grid{Kind: backend.GridSigned, Bits: 6, Group: 16}},
+	} {
+		for _, kernels := range Variants() {
+			for _, rows := range []int{1, 8, 128} {
+				if kernels == Portable || kernels == Generic {
+					continue // minutes
+				}
+				b.Run(fmt.Sprintf("%s/%s/rows=%d", format.name, kernels, rows), func(b *testing.B) {
+					c, err := New(Options{Kernels: kernels, Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}})
+					if err != nil {
+						b.Fatal(err)
+					}
+					defer c.Close()
+					t := &rig{CPU: c, t: b, rng: rand.New(rand.NewPCG(1, 1)), rows: rows}
+					x, _ := t.buf(backend.TokenRows, in, 1)
+					y, _ := t.buf(backend.TokenRows, out, 1)
+					tn, _ := gridTensor(t.rng.IntN, format.grid, 1, in)
+					row := tn.Grid.Row
+					tn.Grid.Row = func(to *backend.GridRow, _ int) { row(to, 0) }
+					tn.Shape = []int{out, in}
+					w, err := c.Load(tn)
+					if err != nil {
+						b.Fatal(err)
+					}
+					product := func() { c.Linear(y, x, w, backend.NoWeight) }
+					t.once(nil, product)
+					numbers := f32view(c.weights[w].matrix)
+					read := func() {
+						const part = 1 << 16
+						c.EachRow(len(numbers)/part, func(i int) { c.sampler.Count(numbers[i*part:(i+1)*part], 0) })
+					}
+					best, fastest := time.Hour, time.Hour
+					for b.Loop() {
+						began := time.Now()
+						t.once(nil, product)
+						best = min(best, time.Since(began))
+						began = time.Now()
+						read()
+						fastest = min(fastest, time.Since(began))
+					}
+					size := float64(tn.Grid.MatrixBytes(out, in)) / 1e9
+					b.ReportMetric(size/best.Seconds(), "best-GB/s")
+					b.ReportMetric(size/fastest.Seconds(), "read-GB/s")
+					b.ReportMetric(fastest.Seconds()/best.Seconds(), "of-read")
+					b.ReportMetric(2*in*float64(out*rows)/best.Seconds()/1e9, "best-GFLOP/s")
+				})
+			}
+		}
+	}
+}
+
 // BenchmarkOneRow is BenchmarkLinear of one row by one thread and by all. One matrix fits
 // in a core's L2 cache (192 outputs, 0.2 to 0.8 MB), which shows the bound of computing, and
 // one does not.

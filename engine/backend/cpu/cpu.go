@@ -13,9 +13,10 @@
 // and NEON compile one source and give the same bits.
 //
 // Weights are float32, bfloat16, MXFP4, FP8 with the scales of the checkpoint (fp8.h),
-// or converted to int8 or int4 at load. Activations are float32; for int8 and int4 they
-// are also rounded to 8 bits in groups of 32. The sum over a group is an integer, so
-// that all instruction sets agree on it, and only the chain of groups rounds (quant.h).
+// integers with those of the checkpoint (grid.h), or converted to int8 or int4 at load.
+// Activations are float32; for integers they are also rounded to 8 bits in groups of 32.
+// The sum over a group is an integer, so that all instruction sets agree on it, and only
+// the chain of groups rounds (quant.h).
 //
 // The package does not schedule, does not own block tables and does not know models.
 package cpu
@@ -132,6 +133,7 @@ type weight struct {
 	vector  []float32       // [out], when in is 0; mapped
 	matrix  []byte          // row-major for portable kernels, packed for C
 	scales  *backend.Scales // of FP8
+	grid    *backend.Grid   // of GRID; its rows are those of matrix for portable kernels
 	renewed bool            // the matrix is loaded more than once, so that its memory may not be borrowed
 	first   int             // row of the whole matrix that row 0 is
 	of      int             // rows of the whole matrix
@@ -278,7 +280,7 @@ func (c *CPU) Alloc(rows backend.Rows, cols int) (backend.Buf, error) {
 
 // Load stores a vector as fp32, or a matrix in the kernels' layout.
 func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
-	w := &weight{name: t.Name, dtype: t.DType, from: t.DType, scales: t.Scales, first: t.First, of: t.Of}
+	w := &weight{name: t.Name, dtype: t.DType, from: t.DType, scales: t.Scales, grid: t.Grid, first: t.First, of: t.Of}
 	switch len(t.Shape) {
 	case 1:
 		w.out = t.Shape[0]
@@ -289,8 +291,11 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 		return backend.NoWeight, err
 	}
 	whole := t.DType == backend.F32 || t.DType == backend.FP8 || t.DType == backend.BF16 || t.DType == backend.MXFP4 && w.in > 0 && w.in%32 == 0
+	if t.DType == backend.GRID {
+		whole = len(t.Data) == 0 && t.As == 0 && t.Grid.Fit(w.out, w.in)
+	}
 	if !whole || w.out < 1 || w.out > maxCols || (len(t.Shape) == 2 && w.in < 1) || w.in > maxCols ||
-		len(t.Data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
+		t.DType != backend.GRID && len(t.Data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes",
 			backend.ErrShape, t.Name, t.DType, t.Shape, len(t.Data))
 	}

@@ -74,6 +74,12 @@ func (w *weight) decodeRow(dst []float32, row int) {
 		w.decodeQuantized(dst, row)
 		return
 	}
+	if w.dtype == backend.GRID {
+		r := w.grid.NewRow(w.in)
+		w.grid.Row(r, row)
+		w.grid.Weights(dst, r)
+		return
+	}
 	if w.dtype == backend.FP8 {
 		t := backend.Tensor{Shape: []int{w.out, w.in}, Data: w.matrix, Scales: w.scales}
 		t.Row(dst, row)

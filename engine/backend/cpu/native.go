@@ -138,8 +138,8 @@ func (n *native) close() { C.tandem_pool_free(n.pool) }
 
 // load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16] and bf16 [tile,
 // in/2, 16, 2], so that one 64-byte line feeds 16 lanes. MXFP4 is [tile, in/32] of 16
-// blocks and their exponents, unchanged. The layouts of int8 and int4 are in quant.h,
-// that of FP8 in fp8.h.
+// blocks and their exponents, unchanged. The layouts of int8, int4 and grids are in
+// quant.h, that of FP8 in fp8.h.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
 	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
 	if w.dtype == backend.BF16 {
@@ -162,6 +162,9 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 	if w.dtype.Quantized() {
 		size = w.dtype.MatrixBytes(tiles*C.TILE, w.in)
 	}
+	if w.dtype == backend.GRID {
+		size = int(unsafe.Sizeof(C.tandem_grid{})) + w.grid.MatrixBytes(tiles*C.TILE, w.in)
+	}
 	m := w.matrix
 	if m == nil {
 		var err error
@@ -173,6 +176,17 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 	if w.dtype == backend.FP8 {
 		*(*C.tandem_fp8)(unsafe.Pointer(&m[0])) = head
 		copy(f32view(m[head.scales:]), scales)
+	}
+	if w.dtype == backend.GRID {
+		l, at := gridLayoutOf(w.grid, w.in), unsafe.Sizeof(C.tandem_grid{})
+		head := C.tandem_grid{kind: C.int32_t(w.grid.Kind), bits: C.int32_t(w.grid.Bits), pairs: C.int32_t(l.pairs), head: C.int32_t(l.head), pair: C.int32_t(l.pair), tile: C.int64_t(l.tile)}
+		if w.grid.BFloat {
+			head.bfloat = 1
+		}
+		*(*C.tandem_grid)(unsafe.Pointer(&m[0])) = head
+		c.rows.run(&gridPacker{m[at:], w.grid, l, w.out, w.in}, tiles)
+		w.grid = nil // C reads only the packed form
+		return nil
 	}
 	// The source may be Go memory, and C memory must not hold pointers to that.
 	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), from: elem(w.from), w: unsafe.Pointer(&m[0])}
@@ -320,6 +334,8 @@ func elem(dt backend.DType) C.int32_t {
 		return C.ELEM_INT4
 	case backend.FP8:
 		return C.ELEM_FP8
+	case backend.GRID:
+		return C.ELEM_GRID
 	}
 	return C.ELEM_F32
 }

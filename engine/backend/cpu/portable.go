@@ -36,6 +36,9 @@ func (p *portable) load(c *CPU, w *weight, data []byte) error {
 	if w.dtype.Quantized() {
 		return p.loadQuantized(c, w, data)
 	}
+	if w.dtype == backend.GRID {
+		return p.loadGrid(c, w)
+	}
 	if c.opts.Mapped && !w.renewed {
 		w.matrix = data
 		return nil
@@ -216,7 +219,7 @@ func (p *portable) linear(s *portableScratch, m, bias *weight, first, live, lo i
 	if p.c.opts.FaultBatchOrder && live > 1 {
 		half /= 2
 	}
-	if m.dtype.Quantized() {
+	if m.dtype.Quantized() || m.dtype == backend.GRID {
 		p.linearQuantized(m, bias, first, live, lo)
 		return
 	}

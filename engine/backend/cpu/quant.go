@@ -17,12 +17,12 @@ const (
 )
 
 // quantRow is the offsets of the parts of a quantized row, in bytes.
-type quantRow struct{ scale, less8, less128, size int }
+type quantRow struct{ scale, less8, less128, less, less32, size int }
 
 func quantLayout(cols int) quantRow {
 	pad := (cols + quantPair - 1) / quantPair * quantPair
 	each := pad / quantGroup * 4
-	return quantRow{pad, pad + each, pad + 2*each, (pad + 3*each + 63) / 64 * 64}
+	return quantRow{pad, pad + each, pad + 2*each, pad + 3*each, pad + 4*each, (pad + 6*each + 63) / 64 * 64}
 }
 
 // quantForm is the content of a buffer's q: rows of so many slots, as 8-bit integers or, for AMX,
@@ -35,7 +35,7 @@ type quantForm struct {
 // formFor returns the form of q that a product with w reads, or 0 if it reads the row itself.
 func (c *CPU) formFor(w *weight) backend.DType {
 	switch {
-	case w.dtype.Quantized():
+	case w.dtype.Quantized() || w.dtype == backend.GRID:
 		return backend.INT8
 	case c.opts.Kernels == AMX && (w.dtype == backend.BF16 || w.dtype == backend.MXFP4 || w.dtype == backend.FP8):
 		return backend.BF16
@@ -71,10 +71,11 @@ func (c *CPU) quantizeFor(w *weight, a *buffer, slots int) {
 // quantize writes a row x exactly as quant.h's quantize does.
 func quantize(dst []byte, x []float32) {
 	at := quantLayout(len(x))
-	scales, less8, less128 := f32view(dst[at.scale:at.less8]), i32view(dst[at.less8:at.less128]), i32view(dst[at.less128:])
+	scales, less8, less128 := f32view(dst[at.scale:at.less8]), i32view(dst[at.less8:at.less128]), i32view(dst[at.less128:at.less])
+	less, less32 := f32view(dst[at.less:at.less32]), i32view(dst[at.less32:])
 	for g := range scales {
 		group := x[min(g*quantGroup, len(x)):min((g+1)*quantGroup, len(x))]
-		most, sum := float32(0), int32(0)
+		most, sums := float32(0), [2]int32{}
 		for _, v := range group {
 			most = max(most, v, -v)
 		}
@@ -87,9 +88,11 @@ func quantize(dst []byte, x []float32) {
 		clear(q)
 		for i, v := range group {
 			q[i] = backend.RoundBits(float32(v * up))
-			sum += int32(int8(q[i]))
+			sums[i/(quantGroup/2)] += int32(int8(q[i]))
 		}
-		less8[g], less128[g] = -8*sum, -128*sum
+		sum := sums[0] + sums[1]
+		less8[g], less128[g], less[g] = -8*sum, -128*sum, -scales[g]*float32(sum)
+		less32[2*g], less32[2*g+1] = -32*sums[0], -32*sums[1]
 	}
 }
 
@@ -133,6 +136,10 @@ func (w *weight) decodeQuantized(dst []float32, row int) {
 
 // linearQuantized is linear for 8 and 4 bits.
 func (p *portable) linearQuantized(m, bias *weight, first, live, lo int) {
+	if m.dtype == backend.GRID {
+		p.linearGrid(m, bias, first, live, lo)
+		return
+	}
 	o, at := p.op, quantLayout(m.in)
 	for n := lo; n < min(lo+linearRows, m.out); n++ {
 		q, scales := m.quantizedRow(n)

@@ -45,6 +45,8 @@ static TARGET void embed(const tandem_op *op, const tandem_step *st, int row) {
 	const char *tile = (const char *)op->w + (id / TILE) * tile_bytes(op);
 	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
 		unpack_quant(op, (const uint8_t *)tile, id % TILE, dst);
+	} else if (op->bf16 == ELEM_GRID) {
+		unpack_grid(op, (const uint8_t *)tile + sizeof(tandem_grid), id % TILE, dst);
 	} else if (op->bf16 == ELEM_FP8) {
 		unpack_fp8_row(op, id / TILE, id % TILE, dst);
 	} else if (op->bf16) {

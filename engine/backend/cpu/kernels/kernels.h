@@ -31,7 +31,10 @@ enum {
 };
 
 // Element types of weights; fields named bf16 hold one of them.
-enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4, ELEM_INT8, ELEM_INT4, ELEM_FP8 };
+enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4, ELEM_INT8, ELEM_INT4, ELEM_FP8, ELEM_GRID };
+
+// Kinds of scales of ELEM_GRID, the numbers of backend.GridKind.
+enum { GRID_PLAIN, GRID_ZEROS, GRID_OFFSETS, GRID_MINS, GRID_SIGNED };
 
 // Activations, the numbers of backend.Act.
 enum { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWISH };
@@ -51,6 +54,16 @@ typedef struct {
 	int64_t scales;     // offset of the scales in bytes
 	int64_t unused[5];
 } tandem_fp8;
+
+// The head of a packed matrix of ELEM_GRID, see quant.h.
+typedef struct {
+	int32_t kind, bits;
+	int32_t bfloat;     // scales are bf16, else half precision
+	int32_t pairs;      // of groups of 32, in a block
+	int32_t head, pair; // bytes of a tile's block before its pairs, and of a pair
+	int64_t tile;       // bytes of a tile
+	int64_t unused[4];
+} tandem_grid;
 
 // One recorded operation. Unused fields are zero.
 typedef struct {
@@ -128,7 +141,7 @@ enum {
 	MXFP4_GROUP = 16 * 17, // bytes of 32 inputs of a tile: 16 blocks, 16 exponents
 	QUANT_GROUP = 32,      // of the reduction, with one scale
 	QUANT_PAIR = 2 * QUANT_GROUP,
-	QUANT_DEPTH = 2048,    // as LINEAR_DEPTH, of ELEM_INT8 and ELEM_INT4
+	QUANT_DEPTH = 2048,    // as LINEAR_DEPTH, of ELEM_INT8, ELEM_INT4 and ELEM_GRID
 	INT8_PAIR = 17 * 64,   // bytes of 64 inputs of a tile: weights, then a line of scales
 	INT4_PAIR = 9 * 64,
 	FP8_DEPTH = 512,       // as LINEAR_DEPTH, of ELEM_FP8: unpacked it is four times as large,

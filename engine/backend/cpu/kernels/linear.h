@@ -9,6 +9,8 @@
 FN size_t tile_bytes(const tandem_op *op) {
 	if (op->bf16 == ELEM_MXFP4)
 		return (size_t)op->k / 32 * MXFP4_GROUP;
+	if (op->bf16 == ELEM_GRID)
+		return ((const tandem_grid *)op->w)->tile;
 	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4)
 		return (size_t)((op->k + QUANT_PAIR - 1) / QUANT_PAIR) * (op->bf16 == ELEM_INT8 ? INT8_PAIR : INT4_PAIR);
 	if (op->bf16 == ELEM_FP8)
@@ -24,6 +26,7 @@ typedef struct {
 	size_t ldx;       // floats from row to row
 	const uint8_t *q; // first row of quantized activations
 	size_t ldq;       // bytes from row to row
+	const tandem_grid *grid; // of ELEM_GRID, else null
 	int k;            // of the whole reduction
 	float *y;         // results, 16 per tile
 	size_t ldy;
@@ -43,6 +46,8 @@ FN void part_store(const part *p, int t, int v, V sum) {
 }
 
 #include "quant.h"
+
+#include "grid.h"
 
 #include "fp8.h"
 
@@ -266,7 +271,9 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 		amx_rows(tiles, nt, &p);
 	} else
 #endif
-	if (!quant && tiles == LINEAR_TILES && nt <= GROUP_NT) {
+	if (op->bf16 == ELEM_GRID) {
+		grid_rows(tiles, nt, p);
+	} else if (!quant && tiles == LINEAR_TILES && nt <= GROUP_NT) {
 		linear_group(op->bf16, nt, &p);
 	} else {
 		part q = p;
@@ -295,9 +302,9 @@ static TARGET void linear_rows(const tandem_op *op, int t0, int t1, int nt, part
 // Tiles [t0, t1) of rows [r0, r1), of a batch of the given size.
 static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t0, int t1, int r0, int r1, int batch,
                                tandem_scratch *s) {
-	// One pass over the weights if possible, because memory is slower. Not for int8, whose
-	// registers would then hold only one tile.
-	int most = r1 - r0 <= LINEAR_NT && op->bf16 != ELEM_INT8 ? LINEAR_NT : LINEAR_BLOCK;
+	// One pass over the weights if possible, because memory is slower. Not for int8 and grids,
+	// whose registers would then hold only one tile.
+	int most = r1 - r0 <= LINEAR_NT && op->bf16 != ELEM_INT8 && op->bf16 != ELEM_GRID ? LINEAR_NT : LINEAR_BLOCK;
 #if KERNEL_AMX
 	if (op->bf16 == ELEM_BF16 || op->bf16 == ELEM_MXFP4 || op->bf16 == ELEM_FP8)
 		most = AMX_ROWS;
@@ -323,7 +330,8 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 #if KERNEL_AMX
 	ldq = amx_row(op->k);
 #endif
-	if (op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
+	const tandem_grid *grid = op->bf16 == ELEM_GRID ? op->w : 0;
+	if (grid || op->bf16 == ELEM_INT8 || op->bf16 == ELEM_INT4) {
 		ldq = quant_layout(op->k).size;
 		depth = blocks > 1 ? QUANT_DEPTH : op->k;
 		if (fault)
@@ -332,10 +340,11 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 	}
 	for (int k0 = 0; k0 < op->k; k0 += depth) {
 		part p = {
-		    .w = (const char *)op->w + t0 * tile_bytes(op),
+		    .w = (const char *)op->w + (grid ? sizeof *grid : 0) + t0 * tile_bytes(op),
 		    .tile = tile_bytes(op),
 		    .ldx = op->k,
 		    .ldq = ldq,
+		    .grid = grid,
 		    .k = op->k,
 		    .ldy = op->n,
 		    .k0 = k0,

@@ -12,15 +12,16 @@
 // line i+4 in the high half of its bytes. The start value of a sum subtracts the offset.
 //
 // A quantized row of activations is int8 [k], padded likewise. For each group follow the
-// fp32 scale and, as int32, -8 and -128 times the sum of its numbers.
+// fp32 scale, as int32 -8 and -128 times the sum of its numbers, the fp32 negative sum of what
+// they mean and, as int32, -32 times the sums of its halves.
 
 typedef struct {
-	size_t scale, less8, less128, size; // bytes from the start of the row
+	size_t scale, less8, less128, less, less32, size; // bytes from the start of the row
 } quant_row;
 
 FN quant_row quant_layout(int k) {
 	size_t pad = (size_t)(k + QUANT_PAIR - 1) / QUANT_PAIR * QUANT_PAIR, each = pad / QUANT_GROUP * 4;
-	return (quant_row){pad, pad + each, pad + 2 * each, (pad + 3 * each + 63) / 64 * 64};
+	return (quant_row){pad, pad + each, pad + 2 * each, pad + 3 * each, pad + 4 * each, (pad + 6 * each + 63) / 64 * 64};
 }
 
 static TARGET void quantize(const tandem_op *op, int row) {
@@ -45,12 +46,17 @@ static TARGET void quantize(const tandem_op *op, int row) {
 			scale = most / 127.0f, up = 127.0f / most;
 		v16_low_bytes(q + k, v16_add(v16_mul(a, v16_set1(up)), magic));
 		v16_low_bytes(q + k + 16, v16_add(v16_mul(b, v16_set1(up)), magic));
-		int32_t sum = 0;
-		for (int i = 0; i < QUANT_GROUP; i++)
-			sum += (int8_t)q[k + i];
+		int32_t first = 0, second = 0;
+		for (int i = 0; i < QUANT_GROUP / 2; i++) {
+			first += (int8_t)q[k + i];
+			second += (int8_t)q[k + QUANT_GROUP / 2 + i];
+		}
 		memcpy(q + at.scale + g * 4, &scale, 4);
-		((int32_t *)(q + at.less8))[g] = -8 * sum;
-		((int32_t *)(q + at.less128))[g] = -128 * sum;
+		((int32_t *)(q + at.less8))[g] = -8 * (first + second);
+		((int32_t *)(q + at.less128))[g] = -128 * (first + second);
+		((float *)(q + at.less))[g] = -scale * (float)(first + second);
+		((int32_t *)(q + at.less32))[2 * g] = -32 * first;
+		((int32_t *)(q + at.less32))[2 * g + 1] = -32 * second;
 	}
 }
 

@@ -44,6 +44,14 @@ FN float fp8_at(uint32_t b) {
 	return f;
 }
 
+// The value of half precision.
+FN float half_at(uint32_t h) {
+	uint32_t e = h >> 10 & 31, u = (h & 0x8000) << 16 | (e == 31 ? 0x7f800000 : (e + 112) << 23) | (h & 1023) << 13;
+	float f;
+	memcpy(&f, &u, 4);
+	return e ? f : (h & 0x8000 ? -1.0f : 1.0f) * (float)(h & 1023) * 0x1p-24f;
+}
+
 #if KERNEL_ISA == 512 || KERNEL_ISA == 2
 // The even or the odd bytes, E4M3, as half precision of a 256th.
 FN __m256i vhalves(__m256i v, int odd) {
@@ -78,6 +86,7 @@ FN V vload_fp8(const void *p) {
 FN V vmul(V a, V b) { return _mm512_mul_ps(a, b); }
 FN VI vints(int32_t i) { return _mm512_set1_epi32(i); }
 FN V vfloat(VI v) { return _mm512_cvtepi32_ps(v); }
+FN V vhalf(VI v, int high) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(high ? _mm512_srli_epi32(v, 16) : v)); }
 FN VI vnibbles(VI v, int high) { return _mm512_and_si512(high ? _mm512_srli_epi32(v, 4) : v, _mm512_set1_epi8(15)); }
 #if KERNEL_VNNI
 // The intrinsic would copy the sum in each product.
@@ -175,6 +184,11 @@ FN V vload_fp8(const void *p) {
 FN V vmul(V a, V b) { return _mm256_mul_ps(a, b); }
 FN VI vints(int32_t i) { return _mm256_set1_epi32(i); }
 FN V vfloat(VI v) { return _mm256_cvtepi32_ps(v); }
+FN V vhalf(VI v, int high) {
+	v = high ? _mm256_srli_epi32(v, 16) : _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
+	v = _mm256_permute4x64_epi64(_mm256_packus_epi32(v, v), 0xd8);
+	return _mm256_cvtph_ps(_mm256_castsi256_si128(v));
+}
 FN VI vnibbles(VI v, int high) { return _mm256_and_si256(high ? _mm256_srli_epi32(v, 4) : v, _mm256_set1_epi8(15)); }
 #if KERNEL_VNNI
 FN VI vdot_uint8(VI sum, VI w, VI x) { return _mm256_dpbusd_avx_epi32(sum, w, x); }
@@ -291,6 +305,9 @@ FN V vload_fp8(const void *p) {
 FN V vmul(V a, V b) { return vmulq_f32(a, b); }
 FN VI vints(int32_t i) { return vdupq_n_u32((uint32_t)i); }
 FN V vfloat(VI v) { return vcvtq_f32_s32(vreinterpretq_s32_u32(v)); }
+FN V vhalf(VI v, int high) {
+	return vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32(high ? vshrq_n_u32(v, 16) : v)));
+}
 FN VI vnibbles(VI v, int high) { return vandq_u32(high ? vshrq_n_u32(v, 4) : v, vdupq_n_u32(0x0f0f0f0f)); }
 FN VI vdot_uint4(VI sum, VI w, VI x) { // not above 127, so that a sign makes no difference
 	int8x16_t a = vreinterpretq_s8_u32(w), b = vreinterpretq_s8_u32(x);
@@ -426,6 +443,12 @@ FN V vload_bf16(const void *p) {
 FN V vmul(V a, V b) { return a * b; }
 FN VI vints(int32_t i) { return (VI){i, i, i, i}; }
 FN V vfloat(VI v) { return __builtin_convertvector(v, V); }
+FN V vhalf(VI v, int high) {
+	V f;
+	for (int i = 0; i < VL; i++)
+		f[i] = half_at((uint32_t)v[i] >> (high ? 16 : 0) & 0xffff);
+	return f;
+}
 FN VI vnibbles(VI v, int high) { return (high ? v >> 4 : v) & 0x0f0f0f0f; }
 FN VI vdot_uint8(VI sum, VI w, VI x) {
 	for (int i = 0; i < 32; i += 8)
@@ -498,6 +521,20 @@ FN void w16_store(double *p, w16 v) { memcpy(p, &v, sizeof v); }
 #endif
 
 enum { VPT = 16 / VL }; // registers per tile
+
+// vhighs adds to the bytes of low the bits of mask, a byte, of line shifted left; left may be
+// negative. vbyte and vsigned return byte i of each lane of 32 bits, without and with a sign, and
+// vupper returns the upper half of a lane. vhalf reads either half in half precision.
+typedef uint32_t lanes __attribute__((vector_size(sizeof(VI))));
+typedef int32_t signed_lanes __attribute__((vector_size(sizeof(VI))));
+FN VI vhighs(VI low, VI line, int left, uint32_t mask) {
+	lanes x = (lanes)line;
+	x = left >= 0 ? x << left : x >> -left;
+	return (VI)((lanes)low | (x & mask * 0x01010101u));
+}
+FN V vbyte(VI v, int i) { return vfloat((VI)((lanes)v >> 8 * i & 255u)); }
+FN V vsigned(VI v, int i) { return vfloat((VI)((signed_lanes)((lanes)v << (24 - 8 * i)) >> 24)); }
+FN V vupper(VI v) { return vfloat((VI)((lanes)v >> 16)); }
 
 // v16_where_least returns v where x is at least lo, else 0, also for a NaN. v16_above has
 // a bit for each lane. v16_round returns the nearest integer to x, ties to even, and stores

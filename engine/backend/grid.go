@@ -1,0 +1,191 @@
+package backend
+
+import "math"
+
+// GridKind is the form of the scales of a Grid. A weight is made of its code, an integer that is
+// not negative, and of numbers of its group or block.
+type GridKind int32
+
+// Kinds of scales; kernels.h has the same numbers. Middle is half of the codes, 1<<(Bits-1).
+const (
+	GridPlain   GridKind = iota // scale·(code − middle), groups of 32
+	GridZeros                   // scale·(code − zero)
+	GridOffsets                 // scale·code + offset, groups of 32
+	GridMins                    // (scale·sub)·code − min·subMin, groups of 32 in blocks of 256
+	GridSigned                  // (scale·sub)·(code − middle), groups of 16 in blocks of 256; sub has a sign
+)
+
+// GridBlock is the inputs of a block of GridMins and GridSigned, which share Scales and Mins.
+const GridBlock = 256
+
+// Grid is the content of a matrix of type GRID: integers with scales, as GPTQ, AWQ,
+// compressed-tensors and GGUF store them.
+type Grid struct {
+	Kind   GridKind
+	Bits   int  // of a code: 4, 5, 6 or 8; GridZeros 4 or 8, GridOffsets and GridMins 4 or 5, GridSigned 6
+	Group  int  // inputs of a group; of GridZeros 32 or a multiple of 64
+	BFloat bool // scales are bfloat16, else float16
+
+	// Row reads a row of the matrix. Several goroutines may call it.
+	Row func(to *GridRow, row int)
+}
+
+// GridRow is a row of a matrix of in inputs. Which fields are used depends on the kind.
+type GridRow struct {
+	Codes  []uint8  // [in]
+	Scales []uint16 // of each group or, in blocks, of each block
+	Mins   []uint16 // likewise: offsets of GridOffsets, mins of GridMins
+	Sub    []uint8  // [groups] of GridMins and GridSigned
+	SubMin []uint8  // [groups] of GridMins; zeros of GridZeros
+}
+
+// Fit reports whether a backend can keep a matrix [out, in] of the grid.
+func (g *Grid) Fit(out, in int) bool {
+	if g == nil || g.Row == nil || out < 1 || in < 1 {
+		return false
+	}
+	bits := func(all ...int) bool {
+		for _, b := range all {
+			if g.Bits == b {
+				return true
+			}
+		}
+		return false
+	}
+	switch g.Kind {
+	case GridPlain:
+		return bits(4, 5, 8) && g.Group == 32
+	case GridZeros:
+		return bits(4, 8) && (g.Group == 32 || g.Group > 0 && g.Group%64 == 0)
+	case GridOffsets:
+		return bits(4, 5) && g.Group == 32
+	case GridMins:
+		return bits(4, 5) && g.Group == 32 && in%GridBlock == 0
+	case GridSigned:
+		return bits(6) && g.Group == 16 && in%GridBlock == 0
+	}
+	return false
+}
+
+// blocks reports whether groups share the scales of a block.
+func (g *Grid) blocks() bool { return g.Kind == GridMins || g.Kind == GridSigned }
+
+// Unit returns the inputs at whose multiples a matrix may be cut: those of a block or group.
+func (g *Grid) Unit() int {
+	if g.blocks() {
+		return GridBlock
+	}
+	return g.Group
+}
+
+// NewRow returns memory for a row of in inputs.
+func (g *Grid) NewRow(in int) *GridRow {
+	groups, scales := (in-1)/g.Group+1, (in-1)/g.Unit()+1
+	return &GridRow{
+		Codes: make([]uint8, in), Scales: make([]uint16, scales), Mins: make([]uint16, scales),
+		Sub: make([]uint8, groups), SubMin: make([]uint8, groups),
+	}
+}
+
+// Columns returns the columns [from, from+n) of a matrix of in inputs. They begin where a Unit
+// begins, or are within one.
+func (g *Grid) Columns(in, from, n int) *Grid {
+	part := *g
+	part.Row = func(to *GridRow, row int) {
+		all := g.NewRow(in)
+		g.Row(all, row)
+		copy(to.Codes, all.Codes[from:from+n])
+		copy(to.Scales, all.Scales[from/g.Unit():])
+		copy(to.Mins, all.Mins[from/g.Unit():])
+		copy(to.Sub, all.Sub[from/g.Group:])
+		copy(to.SubMin, all.SubMin[from/g.Group:])
+	}
+	return &part
+}
+
+// Rows returns a matrix of some rows of this one.
+func (g *Grid) Rows(rows []int) *Grid {
+	part := *g
+	part.Row = func(to *GridRow, row int) { g.Row(to, rows[row]) }
+	return &part
+}
+
+// Scale returns the factor and the minimum of a group of a row, and the code that means zero: a
+// weight is factor·(code − zero) − least. Factor and least are exact.
+func (g *Grid) Scale(r *GridRow, group int) (factor float32, zero int, least float32) {
+	number := Half
+	if g.BFloat {
+		number = func(b uint16) float32 { return math.Float32frombits(uint32(b) << 16) }
+	}
+	middle := 1 << (g.Bits - 1)
+	switch g.Kind {
+	case GridZeros:
+		return number(r.Scales[group]), int(r.SubMin[group]), 0
+	case GridOffsets:
+		return number(r.Scales[group]), 0, -number(r.Mins[group])
+	case GridMins:
+		block := group * g.Group / GridBlock
+		return number(r.Scales[block]) * float32(r.Sub[group]), 0, number(r.Mins[block]) * float32(r.SubMin[group])
+	case GridSigned:
+		block := group * g.Group / GridBlock
+		return number(r.Scales[block]) * float32(int8(r.Sub[group])), middle, 0
+	}
+	return number(r.Scales[group]), middle, 0
+}
+
+// Weights writes the weights of a row, rounded as GGUF's are: each product, then each sum.
+func (g *Grid) Weights(dst []float32, r *GridRow) {
+	for from := 0; from < len(dst); from += g.Group {
+		factor, zero, least := g.Scale(r, from/g.Group)
+		for i := from; i < min(from+g.Group, len(dst)); i++ {
+			dst[i] = float32(factor*float32(int(r.Codes[i])-zero)) - least
+		}
+	}
+}
+
+// MatrixBytes returns the memory of a matrix [out, in] as the kernels of processors have it.
+func (g *Grid) MatrixBytes(out, in int) int {
+	pairs := (in + 63) / 64
+	n := pairs * g.PairLines()
+	switch g.Kind {
+	case GridZeros, GridOffsets:
+		n += (pairs-1)/g.BlockPairs() + 1
+		if g.Group == 32 {
+			n += pairs
+		}
+	case GridMins, GridSigned:
+		n += (in + GridBlock - 1) / GridBlock
+	}
+	return out * n * 4
+}
+
+// PairLines returns the words of 32 bits that 64 inputs of an output take: their codes, and the
+// scales of GridPlain or the parts of scales in blocks.
+func (g *Grid) PairLines() int {
+	n := 2 * g.Bits
+	if g.Kind == GridPlain || g.blocks() {
+		n++
+	}
+	return n
+}
+
+// BlockPairs returns the pairs of 32 inputs that share a header.
+func (g *Grid) BlockPairs() int {
+	if g.blocks() {
+		return GridBlock / 64
+	}
+	return max(1, g.Group/64)
+}
+
+// Half returns the value of a float16.
+func Half(h uint16) float32 {
+	sign, exponent, fraction := uint32(h>>15)<<31, uint32(h>>10)&31, uint32(h)&1023
+	switch exponent {
+	case 0:
+		v := float32(fraction) / (1 << 24)
+		return math.Float32frombits(math.Float32bits(v) | sign)
+	case 31:
+		return math.Float32frombits(sign | 0x7f800000 | fraction<<13)
+	}
+	return math.Float32frombits(sign | (exponent+112)<<23 | fraction<<13)
+}

@@ -1,0 +1,38 @@
+package engine
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/memory"
+)
+
+// Integers of a checkpoint take their own memory and have a numerics class of their own. --dtype
+// float32 expands them, and a plan has the memory of a node.
+func TestIntegersStay(t *testing.T) {
+	for _, name := range []string{"gguf/qwen3.gguf", "quantized/awq"} {
+		o := LoadOptions{Model: filepath.Join("model/testdata", name), Device: "cpu", Threads: 1, KVMemory: 1 << 20}
+		kept, err := Load(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer kept.Close()
+		plan, err := PlanMemory(PlanOptions{Model: o.Model, KVMemory: o.KVMemory})
+		if want := memory.Bytes(kept.WeightBytes); err != nil || !strings.Contains(plan.Lines[0], want) {
+			t.Errorf("%s: %v, %q, want %s", name, err, plan.Lines, want)
+		}
+		o.DType = "float32"
+		wide, err := Load(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer wide.Close()
+		if _, err := Check(o); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if kept.WeightBytes > wide.WeightBytes*3/4 || !strings.Contains(kept.Class, "/grid/") || strings.Contains(wide.Class, "grid") || kept.Fingerprint != wide.Fingerprint {
+			t.Errorf("%s: %d bytes as %s, in float32 %d as %s", name, kept.WeightBytes, kept.Class, wide.WeightBytes, wide.Class)
+		}
+	}
+}

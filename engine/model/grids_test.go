@@ -1,0 +1,137 @@
+package model
+
+import (
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
+)
+
+// keptGrids are the matrices of checkpoints that stay as integers.
+var keptGrids = map[string]int{
+	"quantized/gptq-4": 14, "quantized/gptq-4-zeros-8": 0, "quantized/gptq-4-act-order": 0, "quantized/gptq-8": 14, "quantized/awq": 14,
+	"quantized/w4a16": 14, "quantized/w4a16-act-order": 0, "quantized/w8a8": 14, "quantized/nvfp4": 0, "quantized/modelopt-nvfp4": 0, "quantized/modelopt-fp8": 0,
+	"gguf/llama": 14, "gguf/qwen2": 12, "gguf/qwen3": 6, "gguf/qwen3moe": 32,
+}
+
+// openQuantized opens a checkpoint of testdata/quantized or a file of testdata/gguf.
+func openQuantized(t testing.TB, name string) *Source {
+	t.Helper()
+	if filepath.Dir(name) == "gguf" {
+		return openGGUFCheckpoint(t, filepath.Base(name))
+	}
+	return openCheckpoint(t, name)
+}
+
+// Matrices that stay as integers have the weights of those that are expanded, whole and in parts,
+// and on every kernel and on two ranks they give nearly the logits of float32: the mean divergence
+// over 600 positions is at most 0.005.
+func TestGrids(t *testing.T) {
+	for name, want := range keptGrids {
+		t.Run(name, func(t *testing.T) {
+			src, wide, g := openQuantized(t, name), openQuantized(t, name), readGoldensOf(t, name)
+			wide.ExpandIntegers()
+			if kept := checkGrids(t, src); kept != want || src.KeepsIntegers() != (want > 0) || wide.KeepsIntegers() {
+				t.Fatalf("%d matrices are kept, want %d", kept, want)
+			}
+			if want == 0 {
+				return
+			}
+			c := g.Cases[len(g.Cases)-1]
+			if len(c.Prompt) < 600 {
+				t.Fatalf("the longest prompt has %d tokens", len(c.Prompt))
+			}
+			exact := eachLogit(t, loadFamily(t, wide, cpu.Auto, Options{}, nil), c.Prompt)
+			m := loadFamily(t, src, cpu.Auto, Options{}, nil)
+			models := map[string]*Model{"alone": m, "two ranks": loadShardedWithin(t, src, 2, cpu.Auto, AsStored, familyLimits).Model}
+			for how, m := range models {
+				sum := 0.0
+				logits := eachLogit(t, m, c.Prompt)
+				for i := range exact {
+					sum += kullbackLeibler(exact[i], logits[i])
+				}
+				t.Logf("%s: divergence %.2g", how, sum/float64(len(exact)))
+				if !(sum <= 0.005*float64(len(exact))) {
+					t.Errorf("%s: the divergence from float32 is %.4f", how, sum/float64(len(exact)))
+				}
+			}
+			few := eachLogit(t, m, c.Prompt[:16])
+			for _, kernels := range kernelsToTest() {
+				logits := eachLogit(t, loadFamily(t, src, kernels, Options{}, nil), c.Prompt[:16])
+				for i := range few {
+					if d := kullbackLeibler(few[i], logits[i]); !(d <= 1e-4) {
+						t.Errorf("%s: the divergence from %s is %g at position %d", kernels, m.backend.Variant(), d, i)
+					}
+				}
+			}
+			familyBytes(t, src)
+		})
+	}
+}
+
+// checkGrids compares matrices that stay as integers with their expanded weights, bit for bit, and
+// returns how many there are.
+func checkGrids(t *testing.T, src *Source) (kept int) {
+	t.Helper()
+	c, err := src.weights()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range src.Config.network().weights() {
+		s, fault := find(c, b.name, &src.Config)
+		if fault != "" {
+			t.Fatal(fault)
+		}
+		if s.grid == nil {
+			continue
+		}
+		kept++
+		out, in := s.Shape[0], s.Shape[1]
+		cols := part{of: in, from: in / 2 / s.grid.Unit() * s.grid.Unit()}
+		cols.n = in - cols.from
+		if !s.keeps(cols) {
+			cols = whole(in)
+		}
+		rows := []int{out - 1, 0, out / 2}
+		bind := binding{shape: s.Shape, parts: []part{whole(len(rows)), cols}, rows: rows}
+		tn := s.part(&bind, 0)
+		if tn.DType != backend.GRID || !slices.Equal(tn.Shape, []int{len(rows), cols.n}) {
+			t.Fatalf("%s: a part is %s %v", b.name, tn.DType, tn.Shape)
+		}
+		want, got, row := make([]float32, in), make([]float32, cols.n), tn.Grid.NewRow(cols.n)
+		for i, n := range rows {
+			s.rows(want, n)
+			tn.Grid.Row(row, i)
+			tn.Grid.Weights(got, row)
+			for j, v := range got {
+				if src.Config.Integers != nil && tn.Grid.BFloat {
+					v = roundBFloat(v)
+				} else if src.Config.Integers != nil {
+					v = roundHalf(v)
+				}
+				if w := want[cols.from+j]; v != w {
+					t.Fatalf("%s: weight [%d, %d] is %g, expanded %g", b.name, n, cols.from+j, v, w)
+				}
+			}
+		}
+	}
+	return kept
+}
+
+// eachLogit returns the logits of every position of a prompt.
+func eachLogit(t testing.TB, m *Model, prompt []int32) (all [][]float32) {
+	t.Helper()
+	s := newSequenceWithin(m, familyLimits, prompt, 1)
+	for s.done < len(prompt) {
+		n := min(familyLimits.Outputs, len(prompt)-s.done)
+		var want []int
+		for i := range n {
+			want = append(want, s.done+i)
+		}
+		logits, _ := s.step(t, n, want)
+		all = append(all, logits...)
+	}
+	return all
+}
