@@ -85,16 +85,22 @@ func Arrange(n Need) (best backend.KVSpec) {
 func arrange(all []kind, n Need, regions, scale int, pow2 bool) (s backend.KVSpec, ok bool) {
 	s = backend.KVSpec{Regions: regions, Layers: make([]backend.KVPlace, len(n.Layers)), DType: n.DType}
 	for _, k := range all {
+		if k.State > 0 {
+			s.PageBytes = max(s.PageBytes, shape(k).PageBytes(n.DType))
+			continue
+		}
 		s.PageBytes = max(s.PageBytes, scale*n.BlockTokens*shape(k).TokenBytes(n.DType))
 	}
 	for _, k := range all {
 		g := shape(k)
-		units := s.PageBytes / (n.BlockTokens * g.TokenBytes(n.DType))
-		units = max(1, min(units, maxBlockTokens/n.BlockTokens))
-		if pow2 {
-			units = 1 << (bits.Len(uint(units)) - 1)
+		if g.BlockTokens = n.stateTokens(); k.State == 0 {
+			units := s.PageBytes / (n.BlockTokens * g.TokenBytes(n.DType))
+			units = max(1, min(units, maxBlockTokens/n.BlockTokens))
+			if pow2 {
+				units = 1 << (bits.Len(uint(units)) - 1)
+			}
+			g.BlockTokens = n.BlockTokens * units
 		}
-		g.BlockTokens = n.BlockTokens * units
 		for i, layer := range k.layers {
 			if i%regions == 0 {
 				s.Groups = append(s.Groups, g)
@@ -108,11 +114,22 @@ func arrange(all []kind, n Need, regions, scale int, pow2 bool) (s backend.KVSpe
 		return s, false
 	}
 	p, err := kvcache.NewPool(kvcache.Config{Blocks: 1, BlockTokens: n.BlockTokens, MaxEvents: 1, Groups: Groups(s)})
-	return s, err == nil && (p.Align() <= maxAlign || pow2 && scale == 1)
+	most := maxAlign
+	if slices.ContainsFunc(all, func(k kind) bool { return k.State > 0 }) {
+		most = n.stateTokens()
+	}
+	return s, err == nil && (p.Align() <= most || pow2 && scale == 1)
 }
 
 func shape(k kind) backend.KVGroup {
-	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Latent: k.Latent, Window: k.Window}
+	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Latent: k.Latent, State: k.State, Window: k.Window}
+}
+
+// stateTokens returns the number of tokens between the states that are kept, a multiple of
+// BlockTokens.
+func (n *Need) stateTokens() int {
+	tokens := cmp.Or(n.StateTokens, DefaultStateTokens)
+	return (tokens + n.BlockTokens - 1) / n.BlockTokens * n.BlockTokens
 }
 
 // Groups returns a store's groups for the block pool.
