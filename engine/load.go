@@ -666,8 +666,9 @@ func kvDType(flag, weights string) (backend.DType, error) {
 func (l *Loaded) LayoutHash() uint64 {
 	s := l.KV
 	s.Blocks = 0 // pools may differ in size
-	// Versions before states hashed no State, and exchange pages with this one.
-	return xxhash.Sum64String(strings.ReplaceAll(fmt.Sprintf("%s %+v", l.Class, s), " State:0", ""))
+	// Versions before states hashed neither field, and exchange pages with this one.
+	text := strings.ReplaceAll(fmt.Sprintf("%s %+v", l.Class, s), " State:0 Every:0", "")
+	return xxhash.Sum64String(text)
 }
 
 // KVText describes the layout of a page's bytes, for logs of nodes whose LayoutHash differ.

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cespare/xxhash/v2"
+
 	kernels "github.com/tandem-serving/tandem/cuda"
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/scheduler"
@@ -56,5 +58,19 @@ func TestStatesHaveNoDrafts(t *testing.T) {
 	draft := func(tokens []int32, _ int) []int32 { return tokens }
 	if _, err := New(Options{KV: kv, Scheduler: scheduler.Config{Draft: draft}}); !errors.Is(err, ErrConfig) {
 		t.Error(err)
+	}
+}
+
+// Nodes of versions before states exchange pages of other models with this one.
+func TestLayoutHashOfOlderVersions(t *testing.T) {
+	l := Loaded{Class: "class", KV: backend.UniformKV(2, 8, 16, 2, 4, backend.BF16)}
+	const older = "class {Blocks:0 Regions:2 PageBytes:512 Groups:[{BlockTokens:16 KVHeads:2 HeadDim:4 Latent:0 Window:0 Layers:2}] Layers:[{Group:0 Region:0} {Group:0 Region:1}] DType:bfloat16}"
+	if got, want := l.LayoutHash(), xxhash.Sum64String(older); got != want {
+		t.Errorf("LayoutHash = %x, an older version has %x", got, want)
+	}
+	states := l
+	states.KV.Groups = append(states.KV.Groups, backend.KVGroup{BlockTokens: 16, State: 8, Every: 64, Window: 2, Layers: 2})
+	if states.LayoutHash() == l.LayoutHash() {
+		t.Error("states change no hash")
 	}
 }

@@ -15,8 +15,9 @@ package backend
 // A state is S and the last DeltaConv-1 rows of qkv. KV layers Layer to Layer+Parts-1 hold it, each
 // that of KeyHeads/Parts key heads. Their groups have BlockTokens and a window of 2. The block of
 // a place holds the state after the tokens computed so far, of those before the end of the place.
-// The first token of a place starts from a copy of the block before. So the state after the last
-// token of a place never changes, and a sequence may start from it.
+// The first token of a place starts from a copy of the block before, or in it, where the table has
+// it at both places. A block that the table has only once does not change after the last token of
+// its place, so that another sequence may start from it.
 type DeltaSpec struct {
 	Layer, Parts         int
 	KeyHeads, ValueHeads int

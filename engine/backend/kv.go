@@ -25,6 +25,7 @@ type KVGroup struct {
 	HeadDim     int
 	Latent      int // see KVShape
 	State       int // see KVShape
+	Every       int // tokens between states that are kept; 0 without a State
 	Window      int // positions that a token attends to; 0: all
 	Layers      int // number of layers, at most KVSpec.Regions
 }

@@ -37,7 +37,8 @@ type Need struct {
 	DType       backend.DType     // of the KV
 
 	// StateTokens is the number of tokens between the kept states of a sequence, of layers that
-	// have one. It is rounded up to a multiple of BlockTokens. 0 means DefaultStateTokens.
+	// have one. It is rounded up to where blocks of keys and values end. 0 means
+	// DefaultStateTokens.
 	StateTokens int
 
 	// Context is the number of tokens that the model was made for. It prices
@@ -132,11 +133,15 @@ func (p *Plan) count(n *Need) {
 func (p *Plan) perState() (every, blocks int) {
 	for _, g := range p.KV.Groups {
 		if g.State > 0 {
-			every = g.BlockTokens
+			every = g.Every
 		}
 	}
 	for _, g := range Groups(p.KV) {
-		blocks += g.End(every)
+		if g.Every > 0 {
+			blocks++
+		} else {
+			blocks += g.End(every)
+		}
 	}
 	return every, blocks
 }
@@ -171,7 +176,7 @@ func (p *Plan) explain(n *Need, left int64, capped string) {
 			layers = fmt.Sprintf("%d x %d", same, g.Layers)
 		}
 		if g.State > 0 {
-			line(name, "%s parts of states, one for each %d tokens: %d x 4 bytes (float32) = %s a page%s", layers, g.BlockTokens, g.State, Bytes(int64(page)), p.unused(g, page))
+			line(name, "%s parts of states, kept every %d tokens: %d x 4 bytes (float32) = %s a page%s", layers, g.Every, g.State, Bytes(int64(page)), p.unused(g, page))
 			continue
 		}
 		what := fmt.Sprintf("2 (K and V) x %d KV heads x %d", g.KVHeads, g.HeadDim)
@@ -219,7 +224,9 @@ func (p *Plan) sequence(n *Need) string {
 		if same > 1 {
 			part = fmt.Sprintf("%d groups x %s", same, part)
 		}
-		if g.Window > 0 && g.Peak(n.MaxModelLen, n.MaxBatchedTokens) < g.End(n.MaxModelLen) {
+		if g.Every > 0 {
+			part += fmt.Sprintf(" (states that a step of %d keeps, and the last one)", min(n.MaxModelLen, n.MaxBatchedTokens))
+		} else if g.Window > 0 && g.Peak(n.MaxModelLen, n.MaxBatchedTokens) < g.End(n.MaxModelLen) {
 			part += fmt.Sprintf(" (%d of the window + %d of a step, anywhere in blocks of %d)", g.Window-1, min(n.MaxModelLen, n.MaxBatchedTokens), g.BlockTokens)
 		} else {
 			part += fmt.Sprintf(" (all, in blocks of %d)", g.BlockTokens)

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strings"
@@ -32,12 +33,12 @@ func TestFitStates(t *testing.T) {
 	want := []string{
 		"left for KV   16 GiB",
 		"group 0       12 layers: 2 (K and V) x 2 KV heads x 256 x 2 bytes (bfloat16) x 128 tokens = 256 KiB a page, 144 KiB of a block stay empty",
-		"groups 1-24   24 x 12 parts of states, one for each 1024 tokens: 68608 x 4 bytes (float32) = 268 KiB a page",
+		"groups 1-24   24 x 12 parts of states, kept every 1024 tokens: 68608 x 4 bytes (float32) = 268 KiB a page",
 		"one block     12 pages of 268 KiB = 3.14 MiB",
 		"blocks        16 GiB / 3.14 MiB = 5216 fit",
 		"KV cache      5216 blocks (16.00 GiB) / 32 blocks x 1024 tokens = 166,912 tokens, with a state kept after each 1024",
-		"one sequence  of 32,768 tokens: 256 (all, in blocks of 128) + 24 groups x 3 (1 of the window + 2048 of a step, anywhere in blocks of 1024) = 328 blocks at most",
-		"at once       5216 / 328 = 15.90x of 32,768 tokens",
+		"one sequence  of 32,768 tokens: 256 (all, in blocks of 128) + 24 groups x 4 (states that a step of 2048 keeps, and the last one) = 352 blocks at most",
+		"at once       5216 / 352 = 14.82x of 32,768 tokens",
 	}
 	if !slices.Equal(p.Lines, want) {
 		t.Errorf("lines:\n%s\nwant:\n%s", strings.Join(p.Lines, "\n"), strings.Join(want, "\n"))
@@ -50,16 +51,18 @@ func TestFitStates(t *testing.T) {
 	}
 }
 
-// States are kept every StateTokens tokens, rounded up to whole units of a hash, in any type of KV.
+// States are kept every StateTokens tokens, rounded up to whole blocks of keys and values, in any
+// type of KV. A prefix can end where such a block does.
 func TestStateTokens(t *testing.T) {
-	for _, c := range []struct{ unit, tokens, want int }{{16, 0, 1024}, {16, 40, 48}, {48, 0, 1056}, {1, 7, 7}, {256, 64, 256}} {
+	for _, c := range []struct{ unit, tokens int }{{16, 0}, {16, 40}, {48, 0}, {1, 7}, {256, 64}} {
 		for _, dtype := range []backend.DType{backend.F32, backend.BF16, backend.FP8} {
 			kv := Arrange(Need{
 				Layers:      []backend.KVShape{{KVHeads: 1, HeadDim: 6}, {Window: 2, State: 37}, {Window: 2, State: 37}},
 				BlockTokens: c.unit, StateTokens: c.tokens, DType: dtype, MaxModelLen: 4096, MaxBatchedTokens: 128,
 			})
 			kv.Blocks = 1
-			if !kv.Valid() || kv.Groups[1].BlockTokens != c.want || kv.Groups[1].PageBytes(dtype) != 4*37 {
+			unit := kv.Groups[0].BlockTokens
+			if !kv.Valid() || kv.Groups[1].Every != roundUp(cmp.Or(c.tokens, 1024), unit) || kv.Groups[1].BlockTokens != unit || kv.Groups[1].PageBytes(dtype) != 4*37 {
 				t.Errorf("%+v, %s: %+v", c, dtype, kv)
 			}
 		}

@@ -61,10 +61,10 @@ limit exchange no KV.
 ## States
 
 Layers of Qwen3-Next and Qwen3.5 have a state of fixed size instead of keys and values. The KV
-memory holds the state of each running sequence, and keeps a copy after each 1,024 tokens of it.
-Copies are cached, evicted and shipped as other blocks are. A cached prefix is found again up to its
-last copy, so that prompts below 1,024 tokens are computed each time. States are float32 with every
-`+"`--kv-cache-dtype`"+`.
+memory holds the state of each running sequence. It keeps a copy after each 1,024 tokens, and one
+at the end of the prompt, so that the next turn of a conversation continues from there. Copies are
+cached, evicted and shipped as other blocks are. A cached prefix is found again up to its last copy.
+States are float32 with every `+"`--kv-cache-dtype`"+`.
 
 `+"`--speculative-config`"+`, `+"`--tensor-parallel-size`"+` and GPUs are refused for these models. Adapters
 have no part for the projections before a state.

@@ -70,7 +70,7 @@ func (p *portable) delta(span, head int) {
 		switch {
 		case pos == 0:
 			clear(st)
-		case pos%g.BlockTokens == 0:
+		case pos%g.BlockTokens == 0 && table[pos/g.BlockTokens-1] != table[pos/g.BlockTokens]:
 			copy(st, state(pos/g.BlockTokens-1))
 		}
 		p.deltaMix(mixed, st, row, head, pos)

@@ -215,7 +215,23 @@ func TestDeltaRule(t *testing.T) {
 			}
 			sameFloats(t, seed, kernels+" in chunks", a.out, whole)
 
+			c.place(rng, a)
+			for _, table := range a.tables[1:] { // the state moves on in one block, but for some places
+				for i := 1; i < len(table); i++ {
+					if i%3 > 0 {
+						table[i] = table[i-1]
+					}
+				}
+			}
+			clear(a.out)
+			for a.done < a.tokens {
+				c.step([]int{1 + rng.IntN(a.tokens-a.done)}, a)
+			}
+			sameFloats(t, seed, kernels+" in few blocks", a.out, whole)
+
 			if at := a.tokens / c.every * c.every; at > 0 && at < a.tokens {
+				c.place(rng, a)
+				c.step([]int{at}, a)
 				kept := slices.Clone(a.tables)
 				c.place(rng, a)
 				for g := range kept { // as after a prefix hit

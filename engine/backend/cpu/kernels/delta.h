@@ -123,7 +123,7 @@ static TARGET void delta(const tandem_op *op, const tandem_step *st, int item, t
 		float *state = (float *)(part->kv + (size_t)table[place] * st->page_bytes) + offset;
 		if (pos == 0)
 			memset(state, 0, unit * sizeof *state);
-		else if (pos % op->block_tokens == 0)
+		else if (pos % op->block_tokens == 0 && table[place - 1] != table[place])
 			memcpy(state, (float *)(part->kv + (size_t)table[place - 1] * st->page_bytes) + offset, unit * sizeof *state);
 		const float *x = op->a + (size_t)row * op->k;
 		convolve(mixed, x + head * keys, w + 4 * (size_t)(head * keys), state, wide, pos, keys);
