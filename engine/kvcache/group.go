@@ -39,8 +39,8 @@ func (g Group) Touched(n int) int {
 		return n
 	}
 	places := (n-2)/g.BlockTokens + 2
-	if g.Every > 0 { // those that stay, one of them chosen, and the last one
-		return min(places, (n-2)/g.Every+3)
+	if g.Every > 0 { // the first one, those every Every tokens, one that is chosen, and the last one
+		return min(places, (n-2)/g.Every+4)
 	}
 	return places
 }

@@ -225,7 +225,7 @@ func (p *Plan) sequence(n *Need) string {
 			part = fmt.Sprintf("%d groups x %s", same, part)
 		}
 		if g.Every > 0 {
-			part += fmt.Sprintf(" (states that a step of %d keeps, and the last one)", min(n.MaxModelLen, n.MaxBatchedTokens))
+			part += fmt.Sprintf(" (the states that a step of %d starts from, keeps and ends with)", min(n.MaxModelLen, n.MaxBatchedTokens))
 		} else if g.Window > 0 && g.Peak(n.MaxModelLen, n.MaxBatchedTokens) < g.End(n.MaxModelLen) {
 			part += fmt.Sprintf(" (%d of the window + %d of a step, anywhere in blocks of %d)", g.Window-1, min(n.MaxModelLen, n.MaxBatchedTokens), g.BlockTokens)
 		} else {

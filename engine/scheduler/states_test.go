@@ -171,6 +171,12 @@ func (m *stateSim) step() error {
 	var results []Result
 	for _, q := range b.Seqs {
 		tokens := m.truth[q.ID]
+		for g, spec := range m.groups[1:] {
+			t := table{blocks: q.Tables[g+1], gone: spec.First(q.Start)}
+			if n, most := t.distinct(), spec.Touched(1+len(q.Tokens)); n > most {
+				return fmt.Errorf("request %d has %d states for tokens %d to %d, at most %d", q.ID, n, q.Start, q.Start+len(q.Tokens), most)
+			}
+		}
 		for g := range m.devices {
 			if err := m.devices[g].compute(q, g+1, stateOf(tokens[:q.Start])); err != nil {
 				return err
@@ -195,7 +201,7 @@ func (m *stateSim) step() error {
 func TestStates(t *testing.T) {
 	runs := uint64(150)
 	if os.Getenv("TANDEM_SOAK") != "" {
-		runs = 50_000
+		runs = 20_000
 	}
 	var hits, shortHits, preempts, shipped int
 	for seed := range runs {
