@@ -191,7 +191,11 @@ func New(o Options) (*Engine, error) {
 	if o.Drafter != nil {
 		o.Scheduler.DraftAll = func(requests []scheduler.DraftRequest) { e.draftAll(requests) }
 	}
-	if o.Vocabulary != nil {
+	states := slices.ContainsFunc(o.KV.Groups, func(g backend.KVGroup) bool { return g.State > 0 })
+	if states && (o.Drafter != nil || o.Scheduler.Draft != nil) {
+		return nil, fmt.Errorf("%w: a rejected guess would change the states of the model", ErrConfig)
+	}
+	if o.Vocabulary != nil && !states {
 		o.Scheduler.Guide = func(id scheduler.RequestID, tokens []int32, n, guesses int) []int32 {
 			return e.guideDrafts(id, tokens, n, guesses)
 		}

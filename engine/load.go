@@ -70,6 +70,7 @@ type LoadOptions struct {
 	DType       string // "auto", or the type that the weights are stored in
 	KVDType     string // "auto" (as the weights), "float32", "bfloat16" or "fp8"
 	BlockTokens int    // 0: 16
+	StateTokens int    // tokens between the kept states of a sequence; 0: memory.DefaultStateTokens
 
 	// KVFile holds the KV blocks; nil: the device's own memory does. Close unmaps only the latter.
 	KVFile KVFile
@@ -230,7 +231,7 @@ func Check(o LoadOptions) (_ *model.Bundle, err error) {
 	} else if _, err := src.RankBytes(q, o.TensorParallel.shard(0)); err != nil {
 		errs = append(errs, refuse(o.Model, err))
 	}
-	errs = append(errs, checkModules(&o.Adapters))
+	errs = append(errs, checkModules(&o.Adapters), checkStates(&o, c))
 	b, err := src.Bundle()
 	if err != nil {
 		errs = append(errs, refuse(o.Model, err))
@@ -238,6 +239,15 @@ func Check(o LoadOptions) (_ *model.Bundle, err error) {
 		b.ChatTemplate = o.ChatTemplate
 	}
 	return b, errors.Join(errs...)
+}
+
+// checkStates refuses guesses for a model whose layers have a state, which a rejected guess would
+// have changed.
+func checkStates(o *LoadOptions, c *model.Config) error {
+	if c.HasStates() && o.Speculation.Tokens > 0 {
+		return fmt.Errorf("%w: --speculative-config: the model %s has layers with a state, which a rejected guess would change; leave the flag out", ErrOption, o.Model)
+	}
+	return nil
 }
 
 // checkModules refuses adapters whose folders are not those of PEFT.
@@ -424,6 +434,12 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := checkStates(&o, &l.Source.Config); err != nil {
+		return err
+	}
+	if device.gpu && l.Source.Config.HasStates() {
+		return fmt.Errorf("%w %s: its layers with a state are computed on CPUs only; use --device cpu", ErrModel, o.Model)
+	}
 	l.Synchronous = o.Synchronous
 	if l.Quantization, err = quantization(o.Quantization); err != nil {
 		return err
@@ -564,7 +580,7 @@ func (l *Loaded) plan(o LoadOptions, c *model.Config) error {
 		return err
 	}
 	need := memory.Need{
-		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: o.BlockTokens, DType: dtype,
+		Budget: o.KVMemory, Layers: c.KVLayers(), BlockTokens: o.BlockTokens, StateTokens: o.StateTokens, DType: dtype,
 		Context: c.MaxPositions, MaxModelLen: o.MaxModelLen, MaxBatchedTokens: o.MaxBatchedTokens, MaxBlocks: maxBlocks,
 	}
 	switch {
@@ -663,7 +679,9 @@ func kvDType(flag, weights string) (backend.DType, error) {
 func (l *Loaded) LayoutHash() uint64 {
 	s := l.KV
 	s.Blocks = 0 // pools may differ in size
-	return xxhash.Sum64String(fmt.Sprintf("%s %+v", l.Class, s))
+	// Versions before states hashed neither field, and exchange pages with this one.
+	text := strings.ReplaceAll(fmt.Sprintf("%s %+v", l.Class, s), " State:0 Every:0", "")
+	return xxhash.Sum64String(text)
 }
 
 // KVText describes the layout of a page's bytes, for logs of nodes whose LayoutHash differ.

@@ -74,6 +74,9 @@ func (l *Loaded) lookAtDraft(o *LoadOptions, device choice) (d draftModel, err e
 	if err = errors.Join(err, src.Close()); err != nil {
 		return d, fmt.Errorf("--speculative-config: %w", refuse(name, err))
 	}
+	if d.config.HasStates() {
+		return d, fmt.Errorf("%w: --speculative-config: the draft model %s has layers with a state, which a rejected guess would change: give another model", ErrOption, name)
+	}
 	if ours, theirs := l.Source.Config.Vocab, d.config.Vocab; ours != theirs {
 		return d, fmt.Errorf("%w: --speculative-config: the draft model %s has %d tokens in its vocabulary, the model %s %d: both need the same vocabulary",
 			ErrOption, name, theirs, l.Source.Name, ours)

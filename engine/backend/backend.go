@@ -325,16 +325,18 @@ type Backend interface {
 	StoreKV(layer int, k, v Buf)
 	Attention(dst, q Buf, a AttentionSpec)
 	GatedAct(dst, gate, up Buf, act Act)
-	Add(x, add Buf, scale Weight)      // x = (x + add)·scale, a vector of one; NoWeight: 1
-	Scale(x Buf, by float32)           // x *= by
-	Softcap(x Buf, limit float32)      // x = limit·tanh(x/limit)
-	Columns(dst, src Buf, from int)    // dst = src's columns from from on, as many as dst has
-	MoE(dst, x, router Buf, m MoESpec) // dst = the selected experts of x; router is the scores [experts]
-	Rows(dst, src Buf)                 // dst[i] = src[Outputs[i].Row]
-	AllReduce(x Buf)                   // x = the sum of all workers' x; see WorkerGroup
-	AllGather(dst, src Buf)            // dst = all workers' src, side by side
-	Sample(logits Buf)                 // Step.Sampled; on rank 0 only
-	Mark(layer int)                    // all KV of this layer has been stored, by every worker
+	Gate(dst, gate, x Buf)                            // dst = σ(gate)·x; a column of gate is the factor of cols(x)/cols(gate) columns
+	DeltaRule(dst, qkv, beta, alpha Buf, s DeltaSpec) // see DeltaSpec
+	Add(x, add Buf, scale Weight)                     // x = (x + add)·scale, a vector of one; NoWeight: 1
+	Scale(x Buf, by float32)                          // x *= by
+	Softcap(x Buf, limit float32)                     // x = limit·tanh(x/limit)
+	Columns(dst, src Buf, from int)                   // dst = src's columns from from on, as many as dst has
+	MoE(dst, x, router Buf, m MoESpec)                // dst = the selected experts of x; router is the scores [experts]
+	Rows(dst, src Buf)                                // dst[i] = src[Outputs[i].Row]
+	AllReduce(x Buf)                                  // x = the sum of all workers' x; see WorkerGroup
+	AllGather(dst, src Buf)                           // dst = all workers' src, side by side
+	Sample(logits Buf)                                // Step.Sampled; on rank 0 only
+	Mark(layer int)                                   // all KV of this layer has been stored, by every worker
 
 	// Replay runs a step. The first time it gets key it calls record, which issues
 	// the operations, and keeps them. After that it repeats them without calling

@@ -20,10 +20,12 @@ type KVSpec struct {
 
 // KVGroup is what the layers of a group have in common.
 type KVGroup struct {
-	BlockTokens int // tokens per block, at most 256
+	BlockTokens int // tokens per block, at most 256 without a State
 	KVHeads     int
 	HeadDim     int
 	Latent      int // see KVShape
+	State       int // see KVShape
+	Every       int // tokens between states that are kept; 0 without a State
 	Window      int // positions that a token attends to; 0: all
 	Layers      int // number of layers, at most KVSpec.Regions
 }
@@ -37,6 +39,11 @@ type KVShape struct {
 	// Latent, if not 0, means that values are the first Latent columns of the keys,
 	// which are stored once, for a single head.
 	Latent int
+
+	// State, if not 0, is the number of floats of a state, which a layer keeps instead of keys and
+	// values. A block holds one, whatever the type of KV is. Window is then 2, because a token
+	// reads the state after the token before it. The other fields are 0. See DeltaSpec.
+	State int
 }
 
 // KVPlace is the group and the region of a KV layer.
@@ -49,6 +56,14 @@ func (g KVGroup) TokenBytes(t DType) int {
 		return g.HeadDim * t.Size()
 	}
 	return 2 * g.KVHeads * g.HeadDim * t.Size()
+}
+
+// PageBytes returns the bytes that one layer of the group stores in a block.
+func (g KVGroup) PageBytes(t DType) int {
+	if g.State > 0 {
+		return g.State * F32.Size()
+	}
+	return g.BlockTokens * g.TokenBytes(t)
 }
 
 // ValueDim returns the width of a head's values.
@@ -111,8 +126,12 @@ func (s KVSpec) Valid() bool {
 		return false
 	}
 	for _, g := range s.Groups {
-		if g.BlockTokens < 1 || g.KVHeads < 1 || g.HeadDim < 1 || g.Window < 0 || g.Latent < 0 || g.Latent > g.HeadDim || g.Latent > 0 && g.KVHeads != 1 || g.Layers < 1 || g.Layers > s.Regions ||
-			g.BlockTokens*g.TokenBytes(s.DType) > s.PageBytes {
+		if g.State == 0 && (g.KVHeads < 1 || g.HeadDim < 1) ||
+			g.State != 0 && (g.State < 0 || g.Window != 2 || g.KVHeads != 0 || g.HeadDim != 0 || s.PageBytes%F32.Size() != 0) {
+			return false
+		}
+		if g.BlockTokens < 1 || g.Window < 0 || g.Latent < 0 || g.Latent > g.HeadDim || g.Latent > 0 && g.KVHeads != 1 || g.Layers < 1 || g.Layers > s.Regions ||
+			g.PageBytes(s.DType) > s.PageBytes {
 			return false
 		}
 	}

@@ -11,6 +11,13 @@ type Group struct {
 	BlockTokens int
 	// Window is how many positions a token attends to, its own included; 0 is all.
 	Window int
+
+	// Every, if not 0, makes it a group of states, of which one replaces all tokens before. The
+	// block at a place holds the state after the tokens computed so far, of those before the end
+	// of the place. It moves on to the next place, unless the end of its place is a multiple of
+	// Every or chosen by the caller: then it stays as it is, and the next place begins with a
+	// copy. Every is a multiple of BlockTokens, and Window is 2.
+	Every int
 }
 
 // First returns the first place that is still read once tokens [0, computed) have
@@ -31,7 +38,11 @@ func (g Group) Touched(n int) int {
 	if n < 2 {
 		return n
 	}
-	return (n-2)/g.BlockTokens + 2
+	places := (n-2)/g.BlockTokens + 2
+	if g.Every > 0 { // the first one, those every Every tokens, one that is chosen, and the last one
+		return min(places, (n-2)/g.Every+4)
+	}
+	return places
 }
 
 // Peak returns the most blocks that a sequence holds at once while it is computed
@@ -64,9 +75,10 @@ func resolve(groups []Group, unit int) (all []Group, align int, err error) {
 		if g.BlockTokens == 0 {
 			g.BlockTokens = unit
 		}
-		if g.BlockTokens < unit || g.BlockTokens%unit != 0 || g.Window < 0 || g.BlockTokens > maxAlign {
-			return nil, 0, fmt.Errorf("%w: group %d has blocks of %d tokens (a multiple of %d, at most %d) and a window of %d",
-				ErrConfig, i, g.BlockTokens, unit, maxAlign, g.Window)
+		if g.BlockTokens < unit || g.BlockTokens%unit != 0 || g.Window < 0 || g.BlockTokens > maxAlign ||
+			g.Every != 0 && (g.Every < 0 || g.Every%g.BlockTokens != 0 || g.Window != 2) {
+			return nil, 0, fmt.Errorf("%w: group %d has blocks of %d tokens (a multiple of %d, at most %d), a window of %d and states every %d tokens",
+				ErrConfig, i, g.BlockTokens, unit, maxAlign, g.Window, g.Every)
 		}
 		a, b := align, g.BlockTokens
 		for b != 0 {

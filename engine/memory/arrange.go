@@ -13,6 +13,8 @@ import (
 type kind struct {
 	backend.KVShape
 	layers []int // by number
+
+	blockTokens int // of an arrangement; 0 of states
 }
 
 // kinds groups layers: those without a window first, then in order of appearance.
@@ -85,16 +87,29 @@ func Arrange(n Need) (best backend.KVSpec) {
 func arrange(all []kind, n Need, regions, scale int, pow2 bool) (s backend.KVSpec, ok bool) {
 	s = backend.KVSpec{Regions: regions, Layers: make([]backend.KVPlace, len(n.Layers)), DType: n.DType}
 	for _, k := range all {
+		if k.State > 0 {
+			s.PageBytes = max(s.PageBytes, shape(k).PageBytes(n.DType))
+			continue
+		}
 		s.PageBytes = max(s.PageBytes, scale*n.BlockTokens*shape(k).TokenBytes(n.DType))
+	}
+	together := n.BlockTokens // tokens at which blocks of keys and values end together
+	for i := range all {
+		if k := &all[i]; k.State == 0 {
+			units := s.PageBytes / (n.BlockTokens * shape(*k).TokenBytes(n.DType))
+			units = max(1, min(units, maxBlockTokens/n.BlockTokens))
+			if pow2 {
+				units = 1 << (bits.Len(uint(units)) - 1)
+			}
+			k.blockTokens = n.BlockTokens * units
+			together = leastMultiple(together, k.blockTokens)
+		}
 	}
 	for _, k := range all {
 		g := shape(k)
-		units := s.PageBytes / (n.BlockTokens * g.TokenBytes(n.DType))
-		units = max(1, min(units, maxBlockTokens/n.BlockTokens))
-		if pow2 {
-			units = 1 << (bits.Len(uint(units)) - 1)
+		if g.BlockTokens = k.blockTokens; k.State > 0 { // a state can be kept wherever a prefix can end
+			g.BlockTokens, g.Every = together, roundUp(cmp.Or(n.StateTokens, DefaultStateTokens), together)
 		}
-		g.BlockTokens = n.BlockTokens * units
 		for i, layer := range k.layers {
 			if i%regions == 0 {
 				s.Groups = append(s.Groups, g)
@@ -112,14 +127,26 @@ func arrange(all []kind, n Need, regions, scale int, pow2 bool) (s backend.KVSpe
 }
 
 func shape(k kind) backend.KVGroup {
-	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Latent: k.Latent, Window: k.Window}
+	return backend.KVGroup{KVHeads: k.KVHeads, HeadDim: k.HeadDim, Latent: k.Latent, State: k.State, Window: k.Window}
 }
+
+// leastMultiple returns the least common multiple of two positive numbers.
+func leastMultiple(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
+}
+
+// roundUp returns the least multiple of unit that is at least n.
+func roundUp(n, unit int) int { return (n + unit - 1) / unit * unit }
 
 // Groups returns a store's groups for the block pool.
 func Groups(s backend.KVSpec) []kvcache.Group {
 	groups := make([]kvcache.Group, len(s.Groups))
 	for i, g := range s.Groups {
-		groups[i] = kvcache.Group{BlockTokens: g.BlockTokens, Window: g.Window}
+		groups[i] = kvcache.Group{BlockTokens: g.BlockTokens, Window: g.Window, Every: g.Every}
 	}
 	return groups
 }

@@ -22,6 +22,10 @@ import (
 // ErrBudget means that the budget is too small for what it must hold.
 var ErrBudget = errors.New("memory: budget too small")
 
+// DefaultStateTokens is a trade-off: Qwen3-Next's state is as large as the keys and values of 3,200
+// tokens, and a prefix is found again only up to a kept state.
+const DefaultStateTokens = 1024
+
 // Need is what has to fit. Sizes are in bytes.
 type Need struct {
 	Budget  int64 // for weights, step buffers and KV together
@@ -31,6 +35,11 @@ type Need struct {
 	Layers      []backend.KVShape // what each KV layer stores
 	BlockTokens int               // tokens per block of the shape that needs the most bytes
 	DType       backend.DType     // of the KV
+
+	// StateTokens is the number of tokens between the kept states of a sequence, of layers that
+	// have one. It is rounded up to where blocks of keys and values end. 0 means
+	// DefaultStateTokens.
+	StateTokens int
 
 	// Context is the number of tokens that the model was made for. It prices
 	// arrangements, so that all nodes arrange alike whatever their own bounds are. 0
@@ -54,9 +63,13 @@ type Plan struct {
 
 func (n *Need) check() error {
 	bad := len(n.Layers) < 1 || n.Budget < 0 || n.Weights < 0 || n.Step < 0 || n.BlockTokens < 1 || n.BlockTokens > maxBlockTokens ||
-		n.MaxModelLen < 1 || n.Context < 0 || n.MaxBatchedTokens < 1 || n.MaxBlocks < 0 || !n.DType.KV()
+		n.MaxModelLen < 1 || n.Context < 0 || n.MaxBatchedTokens < 1 || n.MaxBlocks < 0 || n.StateTokens < 0 || !n.DType.KV()
 	for _, l := range n.Layers {
-		bad = bad || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1 || l.Latent < 0 || l.Latent > l.HeadDim
+		if l.State > 0 {
+			bad = bad || l.Window != 2
+			continue
+		}
+		bad = bad || l.State < 0 || l.Window < 0 || l.KVHeads < 1 || l.HeadDim < 1 || l.Latent < 0 || l.Latent > l.HeadDim
 	}
 	if bad {
 		return fmt.Errorf("%w: missing or invalid sizes: %+v", ErrBudget, *n)
@@ -109,7 +122,28 @@ func (p *Plan) fit(n *Need, left int64) (fit int64, capped string, err error) {
 // and sequences by what one of them holds at its peak.
 func (p *Plan) count(n *Need) {
 	p.Tokens = p.KV.Blocks / len(p.KV.Groups) * p.unit()
+	if every, blocks := p.perState(); every > 0 {
+		p.Tokens = p.KV.Blocks / blocks * every
+	}
 	p.Concurrency = float64(p.KV.Blocks) / float64(p.Peak)
+}
+
+// perState returns the number of tokens between two kept states, and how many blocks they and the
+// second state take; 0 without states.
+func (p *Plan) perState() (every, blocks int) {
+	for _, g := range p.KV.Groups {
+		if g.State > 0 {
+			every = g.Every
+		}
+	}
+	for _, g := range Groups(p.KV) {
+		if g.Every > 0 {
+			blocks++
+		} else {
+			blocks += g.End(every)
+		}
+	}
+	return every, blocks
 }
 
 // unit returns the tokens of the smallest block.
@@ -137,9 +171,13 @@ func (p *Plan) explain(n *Need, left int64, capped string) {
 		for same = 1; i+same < len(p.KV.Groups) && p.KV.Groups[i+same] == g; same++ {
 			name = fmt.Sprintf("groups %d-%d", i, i+same)
 		}
-		page, layers := g.BlockTokens*g.TokenBytes(p.KV.DType), fmt.Sprint(g.Layers)
+		page, layers := g.PageBytes(p.KV.DType), fmt.Sprint(g.Layers)
 		if same > 1 {
 			layers = fmt.Sprintf("%d x %d", same, g.Layers)
+		}
+		if g.State > 0 {
+			line(name, "%s parts of states, kept every %d tokens: %d x 4 bytes (float32) = %s a page%s", layers, g.Every, g.State, Bytes(int64(page)), p.unused(g, page))
+			continue
 		}
 		what := fmt.Sprintf("2 (K and V) x %d KV heads x %d", g.KVHeads, g.HeadDim)
 		if g.Latent > 0 {
@@ -153,7 +191,11 @@ func (p *Plan) explain(n *Need, left int64, capped string) {
 	if capped != "" {
 		line("", "%s", capped)
 	}
-	line("KV cache", "%d blocks (%s) / %d %s x %d tokens = %s tokens", p.KV.Blocks, Bytes(p.Bytes), len(p.KV.Groups), plural(len(p.KV.Groups), "group"), p.unit(), thousands(p.Tokens))
+	if every, blocks := p.perState(); every > 0 {
+		line("KV cache", "%d blocks (%s) / %d blocks x %d tokens = %s tokens, with a state kept after each %d", p.KV.Blocks, Bytes(p.Bytes), blocks, every, thousands(p.Tokens), every)
+	} else {
+		line("KV cache", "%d blocks (%s) / %d %s x %d tokens = %s tokens", p.KV.Blocks, Bytes(p.Bytes), len(p.KV.Groups), plural(len(p.KV.Groups), "group"), p.unit(), thousands(p.Tokens))
+	}
 	line("one sequence", "of %s tokens: %s = %d blocks at most", thousands(n.MaxModelLen), p.sequence(n), p.Peak)
 	line("at once", "%d / %d = %.2fx of %s tokens", p.KV.Blocks, p.Peak, p.Concurrency, thousands(n.MaxModelLen))
 	p.compare(n, left, line)
@@ -182,7 +224,9 @@ func (p *Plan) sequence(n *Need) string {
 		if same > 1 {
 			part = fmt.Sprintf("%d groups x %s", same, part)
 		}
-		if g.Window > 0 && g.Peak(n.MaxModelLen, n.MaxBatchedTokens) < g.End(n.MaxModelLen) {
+		if g.Every > 0 {
+			part += fmt.Sprintf(" (the states that a step of %d starts from, keeps and ends with)", min(n.MaxModelLen, n.MaxBatchedTokens))
+		} else if g.Window > 0 && g.Peak(n.MaxModelLen, n.MaxBatchedTokens) < g.End(n.MaxModelLen) {
 			part += fmt.Sprintf(" (%d of the window + %d of a step, anywhere in blocks of %d)", g.Window-1, min(n.MaxModelLen, n.MaxBatchedTokens), g.BlockTokens)
 		} else {
 			part += fmt.Sprintf(" (all, in blocks of %d)", g.BlockTokens)
@@ -193,9 +237,9 @@ func (p *Plan) sequence(n *Need) string {
 }
 
 // compare adds what vLLM's hybrid manager makes of the same memory, if the model has
-// several kinds of layers.
+// several kinds of layers and no states.
 func (p *Plan) compare(n *Need, left int64, line func(what, format string, args ...any)) {
-	if len(p.KV.Groups) == 1 {
+	if every, _ := p.perState(); len(p.KV.Groups) == 1 || every > 0 {
 		return
 	}
 	spec, ok := vllmArrangement(*n)

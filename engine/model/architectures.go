@@ -19,6 +19,7 @@ type architecture struct {
 	rename  *strings.Replacer // of the decoder's names of tensors to the files'
 	fused   []fusion
 	stacked *stackNames // nil: each expert has tensors of its own
+	either  *stackNames // the tensors of all experts that files have instead of each expert's, or nil
 
 	extraLayers bool     // layers behind the last one may be in the files, which are not computed
 	gelu        bool     // config reads the activation
@@ -62,6 +63,21 @@ var architectures = map[string]*architecture{
 	"Qwen3MoeForCausalLM": {
 		models: "Qwen3-MoE", has: "norms of heads, experts",
 		types: []string{"qwen3_moe"}, config: configQwen3MoE,
+	},
+	"Qwen3NextForCausalLM": {
+		models: "Qwen3-Next", has: "layers with a state, gates, partial rotation, experts and a shared one; CPUs only, no tensor parallelism, no guesses",
+		types: []string{"qwen3_next"}, config: configQwen3Next, partial: 0.25, extraLayers: true,
+		rename: sharedExpert,
+	},
+	"Qwen3_5ForCausalLM": {
+		models: "Qwen3.5", has: "layers with a state, gates, partial rotation; CPUs only, no tensor parallelism, no guesses",
+		types: []string{"qwen3_5_text"}, config: configQwen35, partial: 0.25, extraLayers: true,
+	},
+	"Qwen3_5MoeForCausalLM": {
+		models: "Qwen3.5 with experts", has: "layers with a state, gates, partial rotation, experts and a shared one; CPUs only, no tensor parallelism, no guesses",
+		types: []string{"qwen3_5_moe_text"}, config: configQwen35MoE, partial: 0.25, extraLayers: true,
+		rename: sharedExpert,
+		either: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj"},
 	},
 	"GemmaForCausalLM": {
 		models: "Gemma 1",
@@ -154,9 +170,10 @@ var architectures = map[string]*architecture{
 
 // Tensors that several architectures name alike.
 var (
-	expertNames = []string{".mlp.experts.", ".block_sparse_moe.experts.", ".gate_proj.", ".w1.", ".up_proj.", ".w3.", ".down_proj.", ".w2."}
-	fusedQKV    = fusion{"self_attn.qkv_proj", []string{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}}
-	fusedGateUp = fusion{"mlp.gate_up_proj", []string{"mlp.gate_proj", "mlp.up_proj"}}
+	expertNames  = []string{".mlp.experts.", ".block_sparse_moe.experts.", ".gate_proj.", ".w1.", ".up_proj.", ".w3.", ".down_proj.", ".w2."}
+	fusedQKV     = fusion{"self_attn.qkv_proj", []string{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}}
+	sharedExpert = strings.NewReplacer(".mlp.shared_experts.", ".mlp.shared_expert.")
+	fusedGateUp  = fusion{"mlp.gate_up_proj", []string{"mlp.gate_proj", "mlp.up_proj"}}
 )
 
 // network makes the network of a config.

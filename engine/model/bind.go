@@ -25,8 +25,11 @@ type binding struct {
 
 // in is the part of a matrix's inputs, one place of a vector's.
 func (b *binding) in() part {
-	if len(b.parts) < 2 {
+	switch len(b.parts) {
+	case 1:
 		return whole(1)
+	case 3: // a convolution of each column, loaded as a vector
+		return whole(b.parts[1].n * b.parts[2].n)
 	}
 	return b.parts[1]
 }

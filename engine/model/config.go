@@ -39,6 +39,7 @@ type Config struct {
 	MoE          MoEConfig
 	Features     Features
 	Latent       *latentConfig  // attention over latents; nil: over heads
+	Delta        *deltaConfig   // layers that have a state; nil: none
 	Gemma4       *gemma4Config  // what only Gemma 4 has
 	MXFP4        bool           // experts are stored in four bits
 	FP8          *fp8Config     // matrices are stored in floats of 8 bits
@@ -61,6 +62,7 @@ type Config struct {
 	// no tokens. The embedding then takes the projection's place, and the logits mean nothing.
 	Headless bool
 
+	stacked      bool              // the experts of a layer share tensors, where the architecture's files may have either
 	labels       int               // of the classifier; 0: there is none
 	whole        bool              // see Vectors
 	dimensions   []int             // likewise

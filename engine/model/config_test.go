@@ -194,17 +194,27 @@ func TestConfigArchitectures(t *testing.T) {
 		keys         map[string]any
 		want         error
 	}{
-		`sliding_window is 0`:               {"MistralForCausalLM", map[string]any{"sliding_window": 0}, ErrConfig},
-		`sliding_window: json`:              {"MistralForCausalLM", map[string]any{"sliding_window": "all"}, ErrConfig},
-		`1 layer_types for 2 layers`:        {"MistralForCausalLM", map[string]any{"layer_types": []string{"full_attention"}}, ErrConfig},
-		`sliding_window is -1, not`:         {"Qwen3ForCausalLM", map[string]any{"use_sliding_window": true, "sliding_window": -1}, ErrConfig},
-		`supported: full_attention`:         {"Qwen3MoeForCausalLM", map[string]any{"layer_types": []string{"sliding_attention"}}, ErrUnsupported},
-		`yarn with factor 0.5`:              {"Qwen3ForCausalLM", map[string]any{"rope_scaling": map[string]any{"rope_type": "yarn", "factor": 0.5}}, ErrConfig},
-		`num_experts_per_tok is 9`:          {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 8, "num_experts_per_tok": 9}, ErrConfig},
-		`num_experts 1000000`:               {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 1000000}, ErrConfig},
-		`moe_intermediate_size is 0`:        {"Qwen3MoeForCausalLM", map[string]any{"moe_intermediate_size": 0}, ErrConfig},
-		`decoder_sparse_step is 0, not`:     {"Qwen3MoeForCausalLM", map[string]any{"decoder_sparse_step": 0}, ErrConfig},
-		`num_key_value_heads is 0, not bet`: {"Qwen3MoeForCausalLM", map[string]any{"num_key_value_heads": 0}, ErrConfig},
+		`sliding_window is 0`:                                               {"MistralForCausalLM", map[string]any{"sliding_window": 0}, ErrConfig},
+		`sliding_window: json`:                                              {"MistralForCausalLM", map[string]any{"sliding_window": "all"}, ErrConfig},
+		`1 layer_types for 2 layers`:                                        {"MistralForCausalLM", map[string]any{"layer_types": []string{"full_attention"}}, ErrConfig},
+		`sliding_window is -1, not`:                                         {"Qwen3ForCausalLM", map[string]any{"use_sliding_window": true, "sliding_window": -1}, ErrConfig},
+		`linear_conv_kernel_dim is 3; supported: 4`:                         {"Qwen3NextForCausalLM", map[string]any{"linear_conv_kernel_dim": 3}, ErrUnsupported},
+		`attn_output_gate is false`:                                         {"Qwen3_5ForCausalLM", map[string]any{"attn_output_gate": false}, ErrUnsupported},
+		`attention_bias is true`:                                            {"Qwen3_5MoeForCausalLM", map[string]any{"attention_bias": true}, ErrUnsupported},
+		`layer_types is mamba`:                                              {"Qwen3NextForCausalLM", map[string]any{"layer_types": []string{"mamba", "full_attention"}}, ErrUnsupported},
+		`linear_attention in every layer`:                                   {"Qwen3_5ForCausalLM", map[string]any{"layer_types": []string{"linear_attention", "linear_attention"}}, ErrUnsupported},
+		`linear_attention in every layer; `:                                 {"Qwen3_5ForCausalLM", map[string]any{}, ErrUnsupported},
+		`full_attention_interval 0`:                                         {"Qwen3_5ForCausalLM", map[string]any{"full_attention_interval": 0}, ErrConfig},
+		`16 linear_num_key_heads of 128 columns, 24 linear_num_value_heads`: {"Qwen3NextForCausalLM", map[string]any{"linear_num_value_heads": 24}, ErrConfig},
+		`16 linear_num_key_heads of 513 columns`:                            {"Qwen3NextForCausalLM", map[string]any{"linear_key_head_dim": 513}, ErrConfig},
+		`-1 linear_num_key_heads`:                                           {"Qwen3NextForCausalLM", map[string]any{"linear_num_key_heads": -1}, ErrConfig},
+		`supported: full_attention`:                                         {"Qwen3MoeForCausalLM", map[string]any{"layer_types": []string{"sliding_attention"}}, ErrUnsupported},
+		`yarn with factor 0.5`:                                              {"Qwen3ForCausalLM", map[string]any{"rope_scaling": map[string]any{"rope_type": "yarn", "factor": 0.5}}, ErrConfig},
+		`num_experts_per_tok is 9`:                                          {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 8, "num_experts_per_tok": 9}, ErrConfig},
+		`num_experts 1000000`:                                               {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 1000000}, ErrConfig},
+		`moe_intermediate_size is 0`:                                        {"Qwen3MoeForCausalLM", map[string]any{"moe_intermediate_size": 0}, ErrConfig},
+		`decoder_sparse_step is 0, not`:                                     {"Qwen3MoeForCausalLM", map[string]any{"decoder_sparse_step": 0}, ErrConfig},
+		`num_key_value_heads is 0, not bet`:                                 {"Qwen3MoeForCausalLM", map[string]any{"num_key_value_heads": 0}, ErrConfig},
 	} {
 		if _, err := parse(c.architecture, c.keys); !errors.Is(err, c.want) || !strings.Contains(err.Error(), says) {
 			t.Errorf("err = %v, want %v with %q", err, c.want, says)

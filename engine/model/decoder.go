@@ -28,7 +28,9 @@ type decoder struct {
 	outputs rowBuffers  // one row per output: behind the last attention only these are read
 	q       backend.Buf // [heads*headDim] per token
 	k, v    backend.Buf // [kvHeads*headDim] per token
+	gate    backend.Buf // [heads*headDim] per token, of OutputGate
 	latent  latentBuffers
+	delta   deltaBuffers
 	scores  backend.Buf // [vocab] per output
 	share   backend.Buf // [this rank's part of the vocabulary] per output; scores where that is all
 }
@@ -38,6 +40,7 @@ type decoderLayer struct {
 	InputNorm *norm         `hf:"input_layernorm"`
 	Heads     *headWeights  `hf:"self_attn"` // nil where attention stores latents
 	Latent    *latentLayer  `hf:"self_attn"`
+	Delta     *deltaLayer   `hf:"linear_attn"`
 	AttnNorm  *norm         `hf:"post_self_attn_layernorm"`
 	MLPNorm   *norm         `hf:"post_attention_layernorm"`
 	MLP       *gatedMLP     `hf:"mlp"` // nil in a layer of experts
@@ -61,6 +64,7 @@ type headWeights struct {
 	Norms    *headNorms     `hf:""`
 	AllNorms *allHeadNorms  `hf:""`
 	Sinks    *sinks         `hf:""`
+	Gate     *outputGate    `hf:""`
 }
 
 type qkvBias struct {
@@ -83,6 +87,11 @@ type headNorms struct {
 type allHeadNorms struct {
 	Q backend.Weight `hf:"q_norm.weight" shape:"q"`
 	K backend.Weight `hf:"k_norm.weight" shape:"kv"`
+}
+
+// outputGate is in the tensor of the queries, each head's behind its query.
+type outputGate struct {
+	Gate backend.Weight `hf:"q_proj.gate.weight" shape:"q,hidden"`
 }
 
 type sinks struct {
@@ -108,6 +117,7 @@ type rowBuffers struct {
 	x      backend.Buf // [hidden] the residual stream
 	normed backend.Buf // [hidden]
 	attn   backend.Buf // [heads*headDim] what the heads read
+	read   backend.Buf // [valueHeads*valueDim] what is read of states
 	delta  backend.Buf // [hidden] what attention or MLP adds to x
 	gate   backend.Buf // [ffn]
 	up     backend.Buf // [ffn]
@@ -142,7 +152,9 @@ func newDecoder(c *Config) network {
 		l := &d.Layers[i]
 		l.InputNorm, l.MLPNorm = optional(f.Norms != normsBehind), optional(f.Norms != normsBehind)
 		l.AttnNorm, l.OutNorm = optional(f.Norms != normsBefore), optional(f.Norms != normsBefore)
-		if c.Latent != nil {
+		if c.Delta.layer(i) {
+			l.Delta = &deltaLayer{}
+		} else if c.Latent != nil {
 			l.Latent = newLatentLayer(c)
 		} else {
 			l.Heads = newHeads(f)
@@ -173,6 +185,9 @@ func newHeads(f *Features) *headWeights {
 	if f.Sinks {
 		w.Sinks = &sinks{}
 	}
+	if f.OutputGate {
+		w.Gate = &outputGate{}
+	}
 	return w
 }
 
@@ -192,6 +207,10 @@ func (d *decoder) weights() []binding {
 	dims := map[string]part{
 		"vocab": p.vocab, "hidden": whole(c.Hidden), "ffn": p.ffn, "q": p.heads.times(c.HeadDim), "kv": p.kvHeads.times(c.HeadDim),
 		"head": whole(c.HeadDim), "heads": p.heads, "experts": whole(c.MoE.Experts), "expert": p.expert, "shared": p.shared,
+		"one": whole(1),
+	}
+	if c.Delta != nil {
+		c.Delta.dims(dims)
 	}
 	if l := c.Latent; l != nil {
 		dims["latent"], dims["waist"], dims["values"] = whole(l.Latent), whole(l.QueryRank), p.heads.times(l.Value)
@@ -201,6 +220,9 @@ func (d *decoder) weights() []binding {
 		all = slices.DeleteFunc(all, func(b binding) bool { return b.target == &d.Head })
 	}
 	for i := range all {
+		if c.Delta != nil && c.Delta.Mixed {
+			c.Delta.place(&all[i])
+		}
 		all[i].reorder(c)
 	}
 	return d.arch.place(all)
@@ -208,13 +230,16 @@ func (d *decoder) weights() []binding {
 
 // ignore reports whether a tensor is of no use here: rotation tables of old checkpoints, the second
 // copy of a tied embedding, a classifier, which the engine computes, and layers behind the last
-// one, which guess the token after next.
+// one or next to them all, which guess the token after next.
 func (d *decoder) ignore(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "model.layers."); ok {
 		number, _, _ := strings.Cut(rest, ".")
 		if n, err := strconv.Atoi(number); err == nil && n >= d.cfg.Layers && d.arch.extraLayers {
 			return true
 		}
+	}
+	if strings.HasPrefix(name, "mtp.") && d.arch.extraLayers {
+		return true
 	}
 	return d.cfg.labels > 0 && name == classifierName || strings.HasSuffix(name, ".rotary_emb.inv_freq") || d.cfg.TieEmbedding && name == "lm_head.weight"
 }
@@ -233,6 +258,9 @@ func (d *decoder) alloc(to memory) error {
 		} else {
 			b.attn = a.alloc(r, c.Heads*c.HeadDim)
 		}
+		if c.Delta != nil {
+			b.read = a.alloc(r, c.Delta.ValueHeads*c.Delta.ValueDim)
+		}
 		if c.MoE.Experts > 0 {
 			b.experts = allocMoE(&a, c, r)
 		}
@@ -244,6 +272,12 @@ func (d *decoder) alloc(to memory) error {
 	} else {
 		d.q = a.alloc(backend.TokenRows, c.Heads*c.HeadDim)
 		d.k, d.v = a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim), a.alloc(backend.TokenRows, c.KVHeads*c.HeadDim)
+	}
+	if c.Features.OutputGate {
+		d.gate = a.alloc(backend.TokenRows, c.Heads*c.HeadDim)
+	}
+	if c.Delta != nil {
+		d.delta = allocDelta(&a, c.Delta)
 	}
 	d.scores, d.share = a.logits(c)
 	return a.err
@@ -309,6 +343,9 @@ func (d *decoder) add(b backend.Backend, r *rowBuffers, own, next *norm) {
 func (d *decoder) attend(b backend.Backend, i int, r *rowBuffers) *rowBuffers {
 	c, f, l := d.cfg, &d.cfg.Features, &d.Layers[i]
 	in := r.input(l.InputNorm)
+	if l.Delta != nil {
+		return d.attendDelta(b, i, r, in)
+	}
 	if l.Latent != nil {
 		return d.attendLatent(b, i, r, in)
 	}
@@ -340,15 +377,20 @@ func (d *decoder) attend(b backend.Backend, i int, r *rowBuffers) *rowBuffers {
 		b.Rope(d.q, c.Heads, c.HeadDim, query)
 		b.Rope(d.k, c.KVHeads, c.HeadDim, rope)
 	}
-	b.StoreKV(i, d.k, d.v)
-	b.Mark(i)
+	kv := c.kvLayer(i)
+	b.StoreKV(kv, d.k, d.v)
+	b.Mark(kv)
 	spec := backend.AttentionSpec{
-		Layer: i, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Scale: c.attentionScale(), Softcap: f.ScoreSoftcap, Window: c.window(i),
+		Layer: kv, Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Scale: c.attentionScale(), Softcap: f.ScoreSoftcap, Window: c.window(i),
 	}
 	if w.Sinks != nil {
 		spec.Sinks = &w.Sinks.Sinks
 	}
 	b.Attention(r.attn, d.q, spec)
+	if w.Gate != nil {
+		b.Linear(d.gate, in, w.Gate.Gate, backend.NoWeight)
+		b.Gate(r.attn, d.gate, r.attn)
+	}
 	if i+1 == c.Layers {
 		b.Rows(d.outputs.attn, r.attn)
 		b.Rows(d.outputs.x, r.x)

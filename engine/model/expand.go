@@ -277,6 +277,9 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 	for _, p := range b.parts {
 		t.Shape = append(t.Shape, p.n)
 	}
+	if len(t.Shape) == 3 {
+		t.Shape = []int{rows.n * cols.n}
+	}
 	if b.out == "vocab" || b.out == "plevocab" {
 		t.First, t.Of = rows.from, rows.of
 	}

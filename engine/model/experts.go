@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 )
@@ -17,8 +18,9 @@ type MoEConfig struct {
 	Dense      []int // but these layers have none
 	FirstDense int   `fingerprint:"new"` // nor do so many first layers
 
-	Shared int     `fingerprint:"new"` // width of an MLP that all tokens go through in addition; 0: none
-	Factor float32 `fingerprint:"new"` // multiplies what the chosen experts return; 0: 1
+	Shared     int     `fingerprint:"new"` // width of an MLP that all tokens go through in addition; 0: none
+	SharedGate bool    `fingerprint:"new"` // what that MLP returns is multiplied by the logistic function of a product
+	Factor     float32 `fingerprint:"new"` // multiplies what the chosen experts return; 0: 1
 
 	Sigmoid            bool `fingerprint:"new"` // experts are chosen by the logistic function of their scores, and a bias
 	Groups, KeepGroups int  `fingerprint:"new"` // the chosen are of the KeepGroups best groups; 0: of all
@@ -67,6 +69,7 @@ type expertsLayer struct {
 	Choice  *choiceBias    `hf:"gate"`
 	Experts []expert       `hf:"experts"`
 	Shared  *sharedMLP     `hf:"shared_experts"`
+	Gate    *sharedGate    `hf:""`
 
 	stacked stackedExperts
 }
@@ -93,6 +96,10 @@ type sharedMLP struct {
 	Down backend.Weight `hf:"down_proj.weight" shape:"hidden,shared"`
 }
 
+type sharedGate struct {
+	Gate backend.Weight `hf:"shared_expert_gate.weight" shape:"one,hidden"`
+}
+
 // stackedExperts are the weights of a layer's experts, by expert.
 type stackedExperts struct {
 	gateUp, gateUpBias [2][]backend.Weight // of gate, of up
@@ -101,7 +108,7 @@ type stackedExperts struct {
 
 func newExperts(c *Config, arch *architecture) *expertsLayer {
 	l := &expertsLayer{}
-	if arch.stacked == nil {
+	if c.stacks(arch) == nil {
 		l.Experts = make([]expert, c.MoE.Experts)
 	}
 	if c.MoE.RouterBias {
@@ -112,6 +119,9 @@ func newExperts(c *Config, arch *architecture) *expertsLayer {
 	}
 	if c.MoE.Shared > 0 {
 		l.Shared = &sharedMLP{}
+		if c.MoE.SharedGate {
+			l.Gate = &sharedGate{}
+		}
 	}
 	return l
 }
@@ -124,6 +134,21 @@ type stackNames struct {
 	biases       bool
 }
 
+// findStacks finds out whether the experts of a layer share tensors, from the names of all tensors.
+func (c *Config) findStacks(names []string) {
+	if either := architectures[c.Architecture].either; either != nil {
+		c.stacked = slices.ContainsFunc(names, func(name string) bool { return strings.HasSuffix(name, "."+either.gateUp) })
+	}
+}
+
+// stacks returns the tensors of all experts of a layer; nil: each expert has tensors of its own.
+func (c *Config) stacks(arch *architecture) *stackNames {
+	if c.stacked {
+		return arch.either
+	}
+	return arch.stacked
+}
+
 func (d *decoder) stacks() (all []stack) {
 	c, wide, hidden := d.cfg, d.cfg.dims().expert, whole(d.cfg.Hidden)
 	for i := range d.Layers {
@@ -131,7 +156,7 @@ func (d *decoder) stacks() (all []stack) {
 		if l.Latent != nil {
 			all = append(all, l.Latent.stacks(c, prefix+"self_attn.")...)
 		}
-		names := d.arch.stacked
+		names := c.stacks(d.arch)
 		if l.MoE == nil || names == nil {
 			continue
 		}
@@ -169,6 +194,7 @@ type moeBuffers struct {
 
 	shared, sharedUp backend.Buf // [shared]
 	sum              backend.Buf // [hidden] what the shared MLP returns
+	gate             backend.Buf // [1]
 }
 
 func allocMoE(a *allocator, c *Config, r backend.Rows) moeBuffers {
@@ -178,6 +204,9 @@ func allocMoE(a *allocator, c *Config, r backend.Rows) moeBuffers {
 	}
 	if c.MoE.Shared > 0 {
 		m.shared, m.sharedUp, m.sum = a.alloc(r, c.MoE.Shared), a.alloc(r, c.MoE.Shared), a.alloc(r, c.Hidden)
+		if c.MoE.SharedGate {
+			m.gate = a.alloc(r, 1)
+		}
 	}
 	return m
 }
@@ -199,6 +228,10 @@ func (d *decoder) experts(b backend.Backend, r *rowBuffers, l *decoderLayer) {
 		b.Linear(to.sharedUp, in, w.Shared.Up, backend.NoWeight)
 		b.GatedAct(to.shared, to.shared, to.sharedUp, c.Features.act())
 		b.Linear(to.sum, to.shared, w.Shared.Down, backend.NoWeight)
+		if w.Gate != nil {
+			b.Linear(to.gate, in, w.Gate.Gate, backend.NoWeight)
+			b.Gate(to.sum, to.gate, to.sum)
+		}
 		b.Add(r.delta, to.sum, backend.NoWeight)
 	}
 	b.AllReduce(r.delta)

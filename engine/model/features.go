@@ -18,6 +18,8 @@ type Features struct {
 	OnePlus   bool // norms multiply by 1 + weight
 	HeadNorms headNormKind
 
+	OutputGate bool // what each head read is multiplied by the logistic function of a projection
+
 	GELU bool // gated MLPs use the tanh approximation of GELU instead of SiLU
 
 	EmbedScale      float32 // multiplies embeddings; 0: 1

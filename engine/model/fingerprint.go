@@ -67,6 +67,9 @@ func settings(c Config) string {
 		b.WriteString(text(*c.Gemma4) + "\n")
 	}
 	b.WriteString(latent)
+	if c.Delta != nil {
+		b.WriteString(text(*c.Delta) + "\n")
+	}
 	if !c.Features.zero() {
 		b.WriteString(text(c.Features) + "\n")
 	}

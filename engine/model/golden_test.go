@@ -136,7 +136,7 @@ func testKV(c *Config) backend.KVSpec { return kvWithin(c, testLimits) }
 func kvWithin(c *Config, limits backend.Limits) backend.KVSpec {
 	kv := plan.Arrange(plan.Need{
 		Layers: c.KVLayers(), BlockTokens: blockTokens, DType: backend.F32,
-		MaxModelLen: limits.Blocks * blockTokens, MaxBatchedTokens: limits.Tokens,
+		MaxModelLen: limits.Blocks * blockTokens, MaxBatchedTokens: limits.Tokens, StateTokens: 4 * blockTokens,
 	})
 	kv.Blocks = 2 * limits.Blocks * len(kv.Groups)
 	return kv

@@ -39,7 +39,11 @@ func (m *Model) ScaleKV(src *Source) error {
 	if err != nil {
 		return err
 	}
-	for i := range m.config.KVLayers() {
+	for i := range m.config.Layers {
+		kv := m.config.kvLayer(i)
+		if m.config.Delta.layer(i) || kv >= len(m.config.KVLayers()) { // of Gemma 4, it reads the KV of another one
+			continue
+		}
 		k, nameK, err := m.config.layerScales(checkpoint, i, keyScales)
 		if err != nil {
 			return fmt.Errorf("%s: %w", src.Name, err)
@@ -51,7 +55,7 @@ func (m *Model) ScaleKV(src *Source) error {
 		case nameK == "" && nameV == "":
 			continue
 		}
-		if err := m.backend.ScaleKV(i, k, v); err != nil {
+		if err := m.backend.ScaleKV(kv, k, v); err != nil {
 			return fmt.Errorf("%w: %s: %s %s: want positive finite numbers: %w", ErrWeights, src.Name, nameK, nameV, err)
 		}
 	}

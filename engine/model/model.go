@@ -53,6 +53,10 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	if limits.Tokens < 1 || limits.Outputs < 1 || limits.Seqs < 1 || limits.Blocks < 1 {
 		return nil, fmt.Errorf("%w: every limit of a step must be positive: %+v", ErrConfig, limits)
 	}
+	checkpoint, err := src.weights()
+	if err != nil {
+		return nil, err
+	}
 	config, err := o.Shard.Of(&src.Config)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", src.Name, err)
@@ -60,10 +64,6 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	m := &Model{config: config, backend: b, limits: limits}
 	m.net = m.config.network()
 	m.record = m.Forward
-	checkpoint, err := src.weights()
-	if err != nil {
-		return nil, err
-	}
 	targets := m.net.weights()
 	var stacked []stack
 	if s, ok := m.net.(stacker); ok {
@@ -222,6 +222,9 @@ func (c *Config) window(i int) int {
 // KVLayers returns the shape of each KV layer. Memory planning needs it before the
 // model is loaded. Layers that read the KV of another one have no entry.
 func (c *Config) KVLayers() []backend.KVShape {
+	if c.Delta != nil {
+		return c.statesAndKV()
+	}
 	stored := c.Layers
 	if c.Gemma4 != nil {
 		stored -= c.Gemma4.Shared
@@ -229,6 +232,22 @@ func (c *Config) KVLayers() []backend.KVShape {
 	layers := make([]backend.KVShape, stored)
 	for i := range layers {
 		layers[i] = c.shape(i)
+	}
+	return layers
+}
+
+// statesAndKV is KVLayers with layers that have a state.
+func (c *Config) statesAndKV() (layers []backend.KVShape) {
+	parts := c.Delta.parts()
+	spec := c.Delta.spec(0, parts)
+	for i := range c.Layers {
+		if !c.Delta.layer(i) {
+			layers = append(layers, c.shape(i))
+			continue
+		}
+		for range parts {
+			layers = append(layers, backend.KVShape{Window: 2, State: spec.State()})
+		}
 	}
 	return layers
 }

@@ -86,6 +86,17 @@ For longrope and dynamic the frequencies are those of the longest
 sequence that is served: give `+"`--max-model-len`"+` for the short ones. Nodes on both sides of that
 limit exchange no KV.
 
+## States
+
+Layers of Qwen3-Next and Qwen3.5 have a state of fixed size instead of keys and values. The KV
+memory holds the state of each running sequence. It keeps a copy after each 1,024 tokens, and one
+at the end of the prompt, so that the next turn of a conversation continues from there. Copies are
+cached, evicted and shipped as other blocks are. A cached prefix is found again up to its last copy.
+States are float32 with every `+"`--kv-cache-dtype`"+`.
+
+`+"`--speculative-config`"+`, `+"`--tensor-parallel-size`"+` and GPUs are refused for these models. Adapters
+have no part for the projections before a state.
+
 ## KV in FP8
 
 `+"`--kv-cache-dtype fp8`"+` stores keys and values as E4M3: half the memory, and half the bytes
@@ -121,7 +132,7 @@ behind the prompt of its model card.
 
 bitsandbytes and NVFP4 weights; encoders and models with `+"`"+`is_causal: false`+"`"+`; reward models and
 classifiers with several labels; vectors by other modules of sentence-transformers, such as Dense;
-Mamba and linear-attention layers (Granite 4 hybrids, Qwen3-Next); Llama 4; experts of Qwen3-VL-MoE.
+Mamba layers (Granite 4 hybrids); Llama 4; experts of Qwen3-VL-MoE.
 `, ropeTypes)
 	if *update {
 		if err := os.WriteFile(modelsPage, []byte(b.String()), 0o644); err != nil {

@@ -57,11 +57,25 @@ func (b *binding) shift(by int) {
 // reorder has the rows of queries and keys loaded so that the columns that rotate are a head's
 // last ones, by halves; and norms as what they multiply by.
 func (b *binding) reorder(c *Config) {
-	if c.Features.OnePlus && strings.HasSuffix(b.name, "norm.weight") {
+	if c.Features.OnePlus && strings.HasSuffix(b.name, "norm.weight") && !strings.Contains(b.name, ".linear_attn.") {
 		b.plus = 1
 	}
 	f := &c.Features
-	if c.Latent != nil || f.RotaryDim == 0 && !f.Interleaved {
+	const gate = ".q_proj.gate."
+	stride := c.HeadDim // rows of a head in the tensor
+	if f.OutputGate && strings.Contains(b.name, ".q_proj.") {
+		stride *= 2
+		b.shape[0] *= 2
+		b.parts[0].of, b.parts[0].from = 2*b.parts[0].of, 2*b.parts[0].from
+	}
+	if name, ok := strings.CutSuffix(b.name, gate+"weight"); ok {
+		b.name = name + ".q_proj.weight"
+		for at := 0; at < b.parts[0].n; at += c.HeadDim {
+			b.rows = append(b.rows, span(b.parts[0].from+2*at+c.HeadDim, c.HeadDim)...)
+		}
+		return
+	}
+	if c.Latent != nil || f.RotaryDim == 0 && !f.Interleaved && stride == c.HeadDim {
 		return
 	}
 	for _, name := range []string{".q_proj.", ".k_proj.", ".q_norm.", ".k_norm."} {
@@ -69,7 +83,7 @@ func (b *binding) reorder(c *Config) {
 			continue
 		}
 		for at := 0; at < b.parts[0].n; at += c.HeadDim {
-			first := b.parts[0].from + at
+			first := b.parts[0].from + at/c.HeadDim*stride
 			b.rows = append(b.rows, span(first+c.rotary(), c.HeadDim-c.rotary())...)
 			if f.Interleaved {
 				b.rows = append(b.rows, neighbours(first, c.rotary())...)

@@ -42,7 +42,7 @@ func (q Quantization) dtype() backend.DType {
 // of returns the type of a weight; 0: that of the files.
 func (q Quantization) of(b *binding) backend.DType {
 	switch {
-	case q == AsStored || len(b.shape) != 2 || b.out == "experts":
+	case q == AsStored || len(b.shape) != 2 || b.narrow():
 		return 0
 	case b.out == "vocab" || strings.Contains(b.name, "embed_tokens"):
 		return backend.INT8
@@ -50,12 +50,16 @@ func (q Quantization) of(b *binding) backend.DType {
 	return q.dtype()
 }
 
+// narrow reports whether a matrix has so few outputs, each of which decides for many numbers, that
+// it is never quantized: routers and gates.
+func (b *binding) narrow() bool { return b.out == "experts" || b.out == "gates" || b.out == "one" }
+
 // LargestMatrix returns the elements of the largest matrix that is neither of the vocabulary nor
 // of experts.
 func (c *Config) LargestMatrix() (n int64) {
 	net := c.network()
 	for _, b := range net.weights() {
-		if len(b.shape) == 2 && b.out != "experts" && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens") {
+		if len(b.shape) == 2 && !b.narrow() && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens") {
 			n = max(n, int64(b.parts[0].n)*int64(b.in().n))
 		}
 	}
@@ -84,7 +88,7 @@ func (c *Config) WeightBytes(q Quantization) int64 {
 func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) stored) (n int64) {
 	net := c.network()
 	for _, b := range net.weights() {
-		matrix := len(b.shape) == 2 && b.out != "experts" && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens")
+		matrix := len(b.shape) == 2 && !b.narrow() && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens")
 		s := as(b.name, matrix)
 		if b.plus != 0 {
 			s.DType = "F32"

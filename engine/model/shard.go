@@ -54,6 +54,9 @@ func (s Shard) Of(c *Config) (Config, error) {
 	if c.Features.HeadNorms == allHeadsNorms {
 		return local, fmt.Errorf("%w: %s norms all heads of a token together, which %d ranks cannot share", ErrUnsupported, c.Architecture, s.Ranks)
 	}
+	if c.Delta != nil {
+		return local, fmt.Errorf("%w: %s has layers with a state, which %d ranks cannot share yet", ErrUnsupported, c.Architecture, s.Ranks)
+	}
 	if c.Heads%s.Ranks != 0 {
 		return local, fmt.Errorf("%w: %d attention heads (num_attention_heads) cannot be shared by %d ranks", ErrUnsupported, c.Heads, s.Ranks)
 	}

@@ -92,6 +92,7 @@ func newSource(files fs.FS, name string, open func() (*safetensors.Checkpoint, e
 		if err == nil {
 			s.close = c.Close
 			c.Rename(s.Config.renamed(c.Names()))
+			s.Config.findStacks(c.Names())
 		}
 		return c, err
 	})

@@ -14,6 +14,8 @@ var wrappers = map[string]wrapper{
 	"Gemma4ForConditionalGeneration":     {text: gemma4Name},
 	"Mistral3ForConditionalGeneration":   {text: "MistralForCausalLM"},
 	"Qwen2_5_VLForConditionalGeneration": {text: "Qwen2ForCausalLM", flat: true},
+	"Qwen3_5ForConditionalGeneration":    {text: "Qwen3_5ForCausalLM"},
+	"Qwen3_5MoeForConditionalGeneration": {text: "Qwen3_5MoeForCausalLM"},
 	"Qwen3VLForConditionalGeneration":    {text: "Qwen3ForCausalLM"},
 }
 

@@ -69,7 +69,7 @@ func (s *Scheduler) Ahead(next func(RequestID) Next) (Batch, bool) {
 	a.inStep, a.views = inStep, a.views[:0]
 	a.batch = Batch{Seqs: a.batch.Seqs[:0], Tokens: len(inStep)}
 	for _, r := range inStep {
-		if s.fullTables(r, len(r.tokens)) > 0 && !s.allocBlocks(r, len(r.tokens)) {
+		if s.capacity(r) == len(r.tokens) && !s.allocBlocks(r, len(r.tokens)) {
 			panic("scheduler: pool has fewer blocks than Available returned")
 		}
 		r.ahead = true

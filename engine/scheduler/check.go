@@ -117,12 +117,27 @@ func (s *Scheduler) checkTable(r *request, g int, owners *owned) error {
 		if info.PinsIn > 0 {
 			return fmt.Errorf("%w: block %d of request %d has an incoming pin", ErrBroken, id, r.id)
 		}
-		if info.Hashed != (i < t.hashed) || !info.Hashed && info.Refs != 1 {
+		refs := 1
+		if spec.Every > 0 {
+			refs = copies(t.blocks[t.gone:], id)
+		}
+		kept := i < t.hashed && (info.Hashed || s.keeps(r, g, i))
+		if info.Hashed != kept || !info.Hashed && info.Refs != refs {
 			return fmt.Errorf("%w: block %d (%d of request %d in group %d, %d hashed): hashed %v, %d references",
 				ErrBroken, id, i, r.id, g, t.hashed, info.Hashed, info.Refs)
 		}
 	}
 	return nil
+}
+
+// copies counts a block in a table.
+func copies(blocks []kvcache.BlockID, id kvcache.BlockID) (n int) {
+	for _, b := range blocks {
+		if b == id {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *Scheduler) checkReservations(owners *owned) error {

@@ -94,8 +94,12 @@ func (s *Scheduler) weigh(q *request) {
 	c := candidate{level: q.level, tokens: q.computed, times: q.preempted}
 	for g := range q.tables {
 		t, kept := &q.tables[g], g == 0 && q.tables[g].gone == 0
-		for _, id := range t.blocks[t.gone:] {
-			if b := s.pool.Info(id); b.Refs == 1 && b.PinsIn+b.PinsOut == 0 {
+		for i := t.gone; i < len(t.blocks); i++ {
+			refs := 1 // of this table
+			for ; i+1 < len(t.blocks) && t.blocks[i+1] == t.blocks[i]; i++ {
+				refs++
+			}
+			if b := s.pool.Info(t.blocks[i]); b.Refs == refs && b.PinsIn+b.PinsOut == 0 {
 				c.blocks++
 				kept = false
 			} else if kept {

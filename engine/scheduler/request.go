@@ -51,6 +51,8 @@ type request struct {
 
 	credit int // bounds its drafts of Config.Draft per step; see learn
 
+	keep int // the state after so many tokens is kept, for requests that continue this one
+
 	score  int // leading tokens whose following logits are wanted
 	scored int // of these, tokens whose logits have been computed
 
@@ -75,11 +77,37 @@ type request struct {
 type table struct {
 	blocks []kvcache.BlockID
 	gone   int // places
-	hashed int // leading places that are gone or in the prefix cache
+	hashed int // leading places that are gone, in the prefix cache, or whose state is not kept
 }
 
-// nBlocks returns the number of blocks in a table.
+// nBlocks returns the number of places of a table that have a block.
 func (t *table) nBlocks() int { return len(t.blocks) - t.gone }
+
+// distinct returns the number of blocks of a group of states. A state that moves on is at several
+// places until the step has ended, with a reference for each.
+func (t *table) distinct() (n int) {
+	for i := t.gone; i < len(t.blocks); i++ {
+		if i == t.gone || t.blocks[i] != t.blocks[i-1] {
+			n++
+		}
+	}
+	return n
+}
+
+// keeps reports whether the block at a place of r stays there and enters the prefix cache. All do
+// but most states.
+func (s *Scheduler) keeps(r *request, group, place int) bool {
+	spec := s.groups[group]
+	end := (place + 1) * spec.BlockTokens
+	return spec.Every == 0 || end%spec.Every == 0 || end == r.keep
+}
+
+// moves reports whether the block at the end of r's table moves on to the next place.
+func (s *Scheduler) moves(r *request, group int) bool {
+	t := &r.tables[group]
+	last := len(t.blocks) - 1
+	return last >= t.gone && !s.keeps(r, group, last) && !s.pool.Info(t.blocks[last]).Hashed
+}
 
 // newRequest copies q, with buffers for the tokens that it may get.
 func (s *Scheduler) newRequest(q Request) *request {
@@ -95,6 +123,10 @@ func (s *Scheduler) newRequest(q Request) *request {
 		once:        q.Once,
 		score:       q.Score,
 		credit:      1,
+		keep:        n / s.pool.Align() * s.pool.Align(),
+	}
+	if !q.ComputeOnly { // a hit covers all tokens but the last
+		r.keep = (n - 1) / s.pool.Align() * s.pool.Align()
 	}
 	if q.Chain != nil {
 		r.tokens, r.chain, r.named = q.Tokens, *q.Chain, true
@@ -182,6 +214,9 @@ func (s *Scheduler) blocksNeeded(r *request, n int) int {
 	for g, spec := range s.groups {
 		t := &r.tables[g]
 		gone, holds := t.gone, t.nBlocks()
+		if spec.Every > 0 {
+			holds = t.distinct()
+		}
 		if n > r.computed {
 			gone, holds = spec.First(n), spec.End(n)-spec.First(n)
 		}
@@ -300,6 +335,9 @@ func (s *Scheduler) store(r *request) {
 		}
 		s.pool.Extend(&r.chain, r.tokens[:r.computed])
 		for ; (t.hashed+1)*spec.BlockTokens <= r.computed; t.hashed++ {
+			if !s.keeps(r, g, t.hashed) {
+				continue
+			}
 			own := t.blocks[t.hashed]
 			kept := s.pool.Store(own, g, &r.chain, t.hashed)
 			if kept != own {

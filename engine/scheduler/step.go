@@ -334,18 +334,18 @@ func (s *Scheduler) capacity(r *request) int {
 	return least
 }
 
-// fullTables returns how many of r's tables end at token end.
+// fullTables returns how many of r's tables end at token end and need another block.
 func (s *Scheduler) fullTables(r *request, end int) (n int) {
 	for g, spec := range s.groups {
-		if len(r.tables[g].blocks)*spec.BlockTokens == end {
+		if len(r.tables[g].blocks)*spec.BlockTokens == end && !s.moves(r, g) {
 			n++
 		}
 	}
 	return n
 }
 
-// allocBlocks adds a block to each of r's tables that end at token end. It adds to
-// none and returns false if memory does not suffice for all.
+// allocBlocks adds a place to each of r's tables that end at token end, with another block or
+// with a state that moves on. It adds to none and returns false if memory does not suffice for all.
 func (s *Scheduler) allocBlocks(r *request, end int) bool {
 	need := s.fullTables(r, end)
 	for s.pool.Available() < need {
@@ -355,6 +355,12 @@ func (s *Scheduler) allocBlocks(r *request, end int) bool {
 	}
 	for g, spec := range s.groups {
 		if t := &r.tables[g]; len(t.blocks)*spec.BlockTokens == end {
+			if s.moves(r, g) {
+				last := t.blocks[len(t.blocks)-1]
+				s.pool.Ref(last)
+				t.blocks = append(t.blocks, last)
+				continue
+			}
 			id, ok := s.pool.Alloc()
 			if !ok {
 				panic("scheduler: pool has fewer blocks than Available returned")

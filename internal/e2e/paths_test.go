@@ -71,14 +71,18 @@ var adapterNames = []string{"all", "attention", "mlp"}
 
 func newAlone(t *testing.T, c campaigned) *alone {
 	dir := c.dir()
-	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, KVDType: c.kv, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir)}, nil)
+	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, KVDType: c.kv, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir), StateTokens: c.states}, nil)
 	return &alone{f: f, salt: 1 << 60, tls: nodesTLS(t)}
 }
 
 // campaigned is what the schedules of a campaign are computed with. A draft model,
 // where there is one beside the model itself, has its vocabulary. kv is the type of KV,
 // by default the checkpoint's.
-type campaigned struct{ checkpoint, quantization, kernels, draft, kv string }
+type campaigned struct {
+	checkpoint, quantization, kernels, draft, kv string
+
+	states int // tokens between kept states of a model that has them, which guesses nothing; 0: none
+}
 
 func (c campaigned) dir() string { return filepath.Join(checkpoints, c.checkpoint) }
 
@@ -216,9 +220,9 @@ func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab in
 	remote := rng.IntN(2) == 0
 	o := engine.LoadOptions{
 		Model: with.dir(), Kernels: with.kernels, Quantization: with.quantization, KVDType: with.kv, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
-		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault, Adapters: adaptersOf(with.dir()),
+		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault, Adapters: adaptersOf(with.dir()), StateTokens: with.states,
 	}
-	if rng.IntN(2) == 0 {
+	if rng.IntN(2) == 0 && with.states == 0 {
 		o.Speculation = engine.Speculation{Tokens: 1 + rng.IntN(6), Lookup: engine.Lookup{Min: 1, Max: 1 + rng.IntN(3)}}
 		if rng.IntN(3) == 0 { // the model itself guesses well, another one badly
 			if o.Speculation.Model = with.dir(); with.draft != "" && rng.IntN(2) == 0 {

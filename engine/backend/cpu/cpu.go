@@ -336,12 +336,12 @@ func (c *CPU) AllocKV(spec backend.KVSpec) error {
 	}
 	kv := kvStore{spec: spec}
 	for _, g := range spec.Groups {
-		if g.BlockTokens > maxBlockTokens || g.ValueDim() > maxHeadDim || g.HeadDim > maxKeyDim || g.KVHeads > most ||
+		if g.State == 0 && g.BlockTokens > maxBlockTokens || g.ValueDim() > maxHeadDim || g.HeadDim > maxKeyDim || g.KVHeads > most ||
 			int64(spec.Blocks)*int64(g.BlockTokens) > 1<<31-1 {
 			return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
 		}
 		kg := kvGroup{KVGroup: g}
-		if g.Latent == 0 {
+		if g.Latent == 0 && g.State == 0 {
 			kg.half = g.BlockTokens * g.TokenBytes(spec.DType) / 2
 		}
 		var err error
@@ -369,7 +369,7 @@ func (c *CPU) AllocKV(spec backend.KVSpec) error {
 	}
 	if spec.DType == backend.FP8 {
 		for _, place := range spec.Layers {
-			n := spec.Groups[place.Group].KVHeads
+			n := max(1, spec.Groups[place.Group].KVHeads) // a state has none
 			both, err := c.mem.floats(2 * n)
 			if err != nil {
 				return fmt.Errorf("KV scales: %w", err)

@@ -122,7 +122,7 @@ func newNative(c *CPU) (runner, error) {
 	}
 	s := (*C.tandem_step)(unsafe.Pointer(&mem[0]))
 	s.ids, s.positions = ints(c.step.ids), ints(c.step.positions)
-	s.row_span, s.output_rows = ints(c.step.rowSpan), ints(c.step.outputRows)
+	s.row_span, s.output_rows, s.span_rows = ints(c.step.rowSpan), ints(c.step.outputRows), ints(c.step.spanRows)
 	s.table_stride = C.int32_t(c.opts.Limits.Blocks)
 	if c.opts.FaultBatchOrder {
 		s.fault_batch_order = 1
@@ -271,9 +271,31 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 			}
 		}
 	}
+	if o.delta != nil {
+		return lowerDelta(c, o, to)
+	}
 	if o.route != nil {
 		return lowerMoE(c, o, to)
 	}
+	return nil
+}
+
+// lowerDelta sets the fields of opDelta.
+func lowerDelta(c *CPU, o *op, to *C.tandem_op) error {
+	d := o.delta
+	to.heads, to.kv_heads, to.dim, to.value_dim = C.int32_t(d.KeyHeads), C.int32_t(d.ValueHeads), C.int32_t(d.KeyDim), C.int32_t(d.ValueDim)
+	to.scales, to.alpha = floats(d.decay.vector), floats(d.alpha.data)
+	mem, err := c.mem.bytes(d.Parts*int(unsafe.Sizeof(C.tandem_state{})), false)
+	if err != nil {
+		return err
+	}
+	states := unsafe.Slice((*C.tandem_state)(unsafe.Pointer(&mem[0])), d.Parts)
+	for i := range states {
+		g := c.kv.group(o.layer + i)
+		states[i] = C.tandem_state{kv: (*C.uint8_t)(&c.kv.memory(o.layer + i)[0]), tables: ints(g.tables)}
+		to.block_tokens = C.int32_t(g.BlockTokens)
+	}
+	to.parts, to.states = C.int32_t(d.Parts), &states[0]
 	return nil
 }
 
@@ -312,7 +334,7 @@ func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
 }
 
 func (n *native) run(c *CPU, p *plan, lo, hi int) {
-	n.step.tokens, n.step.outputs = C.int32_t(c.step.tokens), C.int32_t(c.step.outputs)
+	n.step.tokens, n.step.outputs, n.step.spans = C.int32_t(c.step.tokens), C.int32_t(c.step.outputs), C.int32_t(c.step.spans)
 	first := unsafe.Add(p.native, lo*int(unsafe.Sizeof(C.tandem_op{})))
 	C.tandem_run(n.pool, (*C.tandem_op)(first), C.int(hi-lo), n.step)
 }

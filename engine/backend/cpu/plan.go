@@ -31,6 +31,8 @@ const (
 	opJoin     // its inverse, with the remaining columns
 	opAdapt    // dst += a in rows that have an adapter
 	opQuantize // rows of a to a.q
+	opDelta    // items are key heads of spans
+	opGate
 )
 
 // op is one recorded operation. Buffers have all rows; the number of live rows comes
@@ -60,6 +62,7 @@ type op struct {
 	normalize bool
 	sigmoid   *backend.SigmoidRouter // of opRoute
 
+	delta *deltaRule    // of opDelta
 	from  int           // of opColumns the first one, of opEmbed the token of the first row
 	form  backend.DType // of opQuantize
 	act   backend.Act

@@ -97,6 +97,8 @@ func (p *portable) run(c *CPU, pl *plan, lo, hi int) {
 			}
 		case opAttention:
 			items *= p.op.heads
+		case opDelta:
+			items = c.step.spans * p.op.delta.KeyHeads
 		case opGroup:
 			items = min(items, 1)
 		case opAdapt:
@@ -144,6 +146,10 @@ func (p *portable) item(worker, i int) {
 		p.storeKV(i)
 	case opAttention:
 		p.attention(&p.scratch[worker], i/o.heads, i%o.heads)
+	case opDelta:
+		p.delta(i/o.delta.KeyHeads, i%o.delta.KeyHeads)
+	case opGate:
+		o.gate(i)
 	case opGatedAct:
 		n := o.width(o.dst)
 		gatedAct(o.act, o.dst.data[i*n:(i+1)*n], o.a.data[i*n:(i+1)*n], o.b.data[i*n:(i+1)*n])

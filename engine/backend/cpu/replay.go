@@ -18,6 +18,7 @@ type stepData struct {
 	ids        []int32 // [Limits.Tokens]
 	positions  []int32 // [Limits.Tokens]
 	rowSpan    []int32 // [Limits.Tokens] index of the row's span
+	spanRows   []int32 // [Limits.Seqs + 1] first row of each span, and the row after the last one
 	outputRows []int32 // [Limits.Outputs]
 	draws      []backend.Output
 }
@@ -28,7 +29,7 @@ func (s *stepData) alloc(m *memory, l backend.Limits) (err error) {
 		n   int
 	}{
 		{&s.ids, l.Tokens}, {&s.positions, l.Tokens}, {&s.rowSpan, l.Tokens},
-		{&s.outputRows, l.Outputs},
+		{&s.outputRows, l.Outputs}, {&s.spanRows, l.Seqs + 1},
 	} {
 		if *a.dst, err = m.ints(a.n); err != nil {
 			return fmt.Errorf("step of limits %+v: %w", l, err)
@@ -227,8 +228,10 @@ func (c *CPU) copySpans(step *backend.Step) error {
 			}
 			s.rowSpan[r] = int32(i)
 		}
+		s.spanRows[i] = int32(next)
 		next += int(sp.Tokens)
 	}
+	s.spanRows[len(step.Spans)] = int32(next)
 	if next != len(step.Tokens) {
 		return fmt.Errorf("%w: spans cover %d of %d rows", backend.ErrShape, next, len(step.Tokens))
 	}

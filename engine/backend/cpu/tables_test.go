@@ -15,7 +15,7 @@ func tableTaker(seqs, blocks, pool int, groups ...backend.KVGroup) *CPU {
 	for _, g := range groups {
 		c.kv.groups = append(c.kv.groups, kvGroup{KVGroup: g, slots: make([]int32, seqs), tables: make([]int32, seqs*blocks)})
 	}
-	c.step.rowSpan = make([]int32, seqs)
+	c.step.rowSpan, c.step.spanRows = make([]int32, seqs), make([]int32, seqs+1)
 	return c
 }
 

@@ -380,9 +380,27 @@ FAMILIES |= {
         seed=334, wrapper="Qwen3VL", vision=QWEN_EYE | dict(num_position_embeddings=16, deepstack_visual_indexes=[0]),
         config=SEEING | dict(head_dim=16, tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=5000000.0, mrope_section=[4, 2, 2], mrope_interleaved=True))),
 }
+# Layers whose memory is a state, of odd widths; the last layer is one.
+DELTA = SEEING | dict(
+    num_hidden_layers=4, head_dim=16, tie_word_embeddings=False, layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    linear_num_key_heads=2, linear_key_head_dim=12, linear_value_head_dim=10, linear_num_value_heads=4, rope_parameters=ROPE | dict(partial_rotary_factor=0.25),
+)
+FAMILIES |= {
+    # the second layer is dense
+    "qwen3-next": dict(seed=341, config=DELTA | dict(
+        model_type="qwen3_next", num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=28, norm_topk_prob=True, mlp_only_layers=[1])),
+    "qwen3.5": dict(
+        seed=342, wrapper="Qwen3_5", vision=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=40, patch_size=4, num_position_embeddings=16),
+        config=DELTA | dict(linear_num_value_heads=6, linear_value_head_dim=18, rope_parameters=ROPE | dict(partial_rotary_factor=0.5, mrope_section=[2, 1, 1], mrope_interleaved=True))),
+    "qwen3.5-moe": dict(seed=343, fuse=True, config=DELTA | dict(
+        model_type="qwen3_5_moe_text", linear_num_value_heads=2, linear_value_head_dim=72, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, shared_expert_intermediate_size=28)),
+}
 for spec in FAMILIES.values():
     spec["dtype"] = torch.bfloat16
 MODELS |= FAMILIES
+
+
+ONE_PLUS = ("gemma", "gemma2", "gemma3_text", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 
 def fill(model, seed, sharpen=1.0):
@@ -397,8 +415,10 @@ def fill(model, seed, sharpen=1.0):
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *scalars]:
             r = torch.randn(p.shape, generator=gen)
-            if name.endswith("norm.weight") and text.model_type in ("gemma", "gemma2", "gemma3_text"):
+            if name.endswith("norm.weight") and text.model_type in ONE_PLUS and "linear_attn" not in name:
                 value = 0.3 * r  # a norm multiplies by 1 + weight
+            elif name.endswith("A_log"):
+                value = 1.5 * r - 2  # states that last for one token to hundreds
             elif "layernorm" in name and text.model_type == "gemma4_text":
                 value = 1 + 0.3 * r
             elif name.endswith("layer_scalar"):
@@ -481,6 +501,19 @@ def store_fp8(folder, block):
     config["quantization_config"] = dict(quant_method="fp8", fmt="e4m3", activation_scheme="dynamic", weight_block_size=list(block))
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return {name: means.get(name, t.float()) for name, t in tensors.items() if not name.endswith("_scale_inv")}
+
+
+def fuse_experts(folder):
+    """One tensor for the matrices of all experts of a layer, as the hub's Qwen3.5 has them."""
+    path = folder / "model.safetensors"
+    tensors = safetensors.torch.load_file(path)
+    for first in [n for n in tensors if n.endswith("experts.0.gate_proj.weight")]:
+        prefix = first.removesuffix("0.gate_proj.weight")
+        count = sum(n.startswith(prefix) for n in tensors) // 3
+        take = lambda kind: torch.stack([tensors.pop(f"{prefix}{e}.{kind}_proj.weight") for e in range(count)])
+        tensors[prefix + "gate_up_proj"] = torch.cat([take("gate"), take("up")], 1)
+        tensors[prefix + "down_proj"] = take("down")
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
 
 
 def respell(folder):
@@ -599,6 +632,8 @@ def make(name, spec):
     model.to(spec["dtype"]).save_pretrained(folder, max_shard_size=spec.get("shard", "5GB"))
     if spec.get("mxfp4"):
         store_mxfp4(folder)
+    if spec.get("fuse"):
+        fuse_experts(folder)
     if spec.get("hub_spelling"):
         path = folder / "config.json"
         config = json.loads(path.read_text())

@@ -171,6 +171,8 @@ static TARGET void softcap(const tandem_op *op, int row) {
 	}
 }
 
+#include "delta.h"
+
 static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem_split *sp, int i, tandem_scratch *s) {
 	switch (op->kind) {
 	case OP_EMBED:
@@ -230,6 +232,12 @@ static TARGET void item(const tandem_op *op, const tandem_step *st, const tandem
 	case OP_ADAPT:
 		if (op->chosen[i] >= 0)
 			add(op, i);
+		break;
+	case OP_DELTA:
+		delta(op, st, i, s);
+		break;
+	case OP_GATE:
+		gate(op, i);
 		break;
 	case OP_QUANTIZE:
 #if KERNEL_AMX

@@ -27,6 +27,8 @@ enum {
 	OP_JOIN,
 	OP_ADAPT, // dst += a in rows that have an adapter
 	OP_QUANTIZE, // rows of a to q, see quant.h, or amx.h for ELEM_BF16
+	OP_DELTA,    // see delta.h
+	OP_GATE,
 	OP_PACK,     // not in plans: row-major matrix a to packed w
 };
 
@@ -65,6 +67,12 @@ typedef struct {
 	int64_t unused[4];
 } tandem_grid;
 
+// One part of the states of OP_DELTA.
+typedef struct {
+	uint8_t *kv;           // [blocks, page_bytes]
+	const int32_t *tables; // [spans, table_stride]
+} tandem_state;
+
 // One recorded operation. Unused fields are zero.
 typedef struct {
 	int32_t kind;
@@ -81,7 +89,10 @@ typedef struct {
 	int32_t from;      // of OP_COLUMNS; of OP_EMBED the token of w's first row; of OP_PACK the element type of a
 	int32_t w_rows;    // of OP_EMBED: tokens in w
 	const float *sinks;  // [heads] of OP_ATTENTION, or null
-	const float *scales; // [n_experts] of OP_ROUTE, or null
+	const float *scales; // [n_experts] of OP_ROUTE, or null; [kv_heads] of OP_DELTA, DeltaSpec's Decay
+	int32_t value_dim, parts;   // of OP_DELTA; heads are its key heads, kv_heads its value heads
+	const tandem_state *states; // [parts]
+	const float *alpha;         // [tokens, kv_heads] of OP_DELTA; b is beta, w the convolution
 	int32_t slots;     // if rows are slots, their number per live row; else 0
 
 	int32_t top_k, normalize, n_experts; // of the parts of a mixture of experts
@@ -110,6 +121,8 @@ typedef struct {
 	int32_t tokens, outputs;
 	const int32_t *ids, *positions, *row_span; // [tokens]
 	const int32_t *output_rows;                // [outputs]
+	int32_t spans;
+	const int32_t *span_rows; // [spans + 1] first row of each span, and the row after the last one
 	int32_t table_stride;
 	int32_t kv_elem; // element type of KV
 	int64_t page_bytes;

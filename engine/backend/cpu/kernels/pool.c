@@ -149,6 +149,9 @@ static int64_t cost(const tandem_op *op, const tandem_step *st, int rows) {
 			keys += op->window && op->window <= st->positions[i] ? op->window : st->positions[i] + 1;
 		return keys * op->heads * op->dim;
 	}
+	case OP_DELTA:
+		return (int64_t)rows * op->kv_heads * op->dim * op->value_dim * 2;
+	case OP_GATE:
 	case OP_GATEDACT:
 		return cells * 8;
 	case OP_STOREKV:
@@ -208,6 +211,8 @@ tandem_split tandem_cut(const tandem_op *op, const tandem_step *st, int threads)
 		s.items = (tiles + s.tiles - 1) / s.tiles * s.chunks;
 	} else if (op->kind == OP_ADAPT) {
 		s.items = op->list[0] ? s.rows : 0;
+	} else if (op->kind == OP_DELTA) {
+		s.items = st->spans * op->heads;
 	} else if (op->kind == OP_GROUP) {
 		s.items = s.rows > 0;
 	} else if (op->kind == OP_ATTENTION) {

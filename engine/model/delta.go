@@ -1,0 +1,151 @@
+package model
+
+import (
+	"strings"
+
+	"github.com/tandem-serving/tandem/engine/backend"
+)
+
+// deltaConfig is the gated delta rule of the layers whose memory is a state (backend.DeltaSpec).
+type deltaConfig struct {
+	Layers               []bool // those layers
+	KeyHeads, ValueHeads int
+	KeyDim, ValueDim     int  // of a head
+	Mixed                bool // the files have the rows of all projections by key head, in two tensors
+}
+
+// layer reports whether layer i has a state.
+func (d *deltaConfig) layer(i int) bool { return d != nil && d.Layers[i] }
+
+// deltaLayer are the weights of such a layer.
+type deltaLayer struct {
+	QKV   backend.Weight `hf:"in_proj_qkv.weight" shape:"mix,hidden"`
+	Z     backend.Weight `hf:"in_proj_z.weight" shape:"read,hidden"`
+	Beta  backend.Weight `hf:"in_proj_b.weight" shape:"gates,hidden"`
+	Alpha backend.Weight `hf:"in_proj_a.weight" shape:"gates,hidden"`
+	Conv  backend.Weight `hf:"conv1d.weight" shape:"mix,one,taps"`
+	Bias  backend.Weight `hf:"dt_bias" shape:"gates"`
+	Decay backend.Weight `hf:"A_log" shape:"gates"`
+	Norm  backend.Weight `hf:"norm.weight" shape:"column"`
+	O     backend.Weight `hf:"out_proj.weight" shape:"hidden,read"`
+}
+
+// dims adds the dimensions of deltaLayer's weights.
+func (d *deltaConfig) dims(to map[string]part) {
+	spec := d.spec(0, 1)
+	to["mix"], to["read"], to["gates"] = whole(spec.Channels()), whole(d.ValueHeads*d.ValueDim), whole(d.ValueHeads)
+	to["column"], to["taps"] = whole(d.ValueDim), whole(backend.DeltaConv)
+}
+
+func (d *deltaConfig) spec(layer, parts int) backend.DeltaSpec {
+	return backend.DeltaSpec{Layer: layer, Parts: parts, KeyHeads: d.KeyHeads, ValueHeads: d.ValueHeads, KeyDim: d.KeyDim, ValueDim: d.ValueDim}
+}
+
+// stateGroups bounds the parts of a state, and so the KV groups of a model.
+const stateGroups = 32
+
+// parts returns in how many KV layers the state of a layer is. A part is one page of a block, and a
+// block has about as many pages as there are layers of attention. Smaller parts leave less of the
+// pages of keys and values empty, and make more KV groups.
+func (d *deltaConfig) parts() int {
+	states := 0
+	for _, state := range d.Layers {
+		if state {
+			states++
+		}
+	}
+	for n := d.KeyHeads; n > 1; n-- {
+		if d.KeyHeads%n == 0 && n*states <= stateGroups*(len(d.Layers)-states) {
+			return n
+		}
+	}
+	return 1
+}
+
+// kvLayer returns the first KV layer of layer i.
+func (c *Config) kvLayer(i int) int {
+	if c.Delta == nil {
+		return i
+	}
+	at, parts := 0, c.Delta.parts()
+	for _, state := range c.Delta.Layers[:i] {
+		if at++; state {
+			at += parts - 1
+		}
+	}
+	return at
+}
+
+// HasStates reports whether layers of the model have a state instead of keys and values. Such a
+// model computes no token twice in place, so that it verifies no guessed tokens.
+func (c *Config) HasStates() bool { return c.Delta != nil }
+
+// place renames the bindings of a checkpoint whose projections are mixed, and has their rows
+// loaded in the order of the others.
+func (d *deltaConfig) place(b *binding) {
+	group := d.ValueHeads / d.KeyHeads
+	wide := group * d.ValueDim
+	pick := func(tensor string, of int, from, n int) {
+		for h := range d.KeyHeads {
+			b.rows = append(b.rows, span(h*of+from, n)...)
+		}
+		at := strings.LastIndex(b.name, ".in_proj_")
+		b.name, b.shape[0], b.parts[0].of = b.name[:at+1]+tensor, d.KeyHeads*of, d.KeyHeads*of
+	}
+	const qkvz, ba = "in_proj_qkvz.weight", "in_proj_ba.weight"
+	all := 2*d.KeyDim + 2*wide
+	switch {
+	case strings.HasSuffix(b.name, ".in_proj_qkv.weight"):
+		pick(qkvz, all, 0, d.KeyDim)
+		b.name = strings.Replace(b.name, qkvz, "in_proj_qkv.weight", 1)
+		pick(qkvz, all, d.KeyDim, d.KeyDim)
+		b.name = strings.Replace(b.name, qkvz, "in_proj_qkv.weight", 1)
+		pick(qkvz, all, 2*d.KeyDim, wide)
+	case strings.HasSuffix(b.name, ".in_proj_z.weight"):
+		pick(qkvz, all, 2*d.KeyDim+wide, wide)
+	case strings.HasSuffix(b.name, ".in_proj_b.weight"):
+		pick(ba, 2*group, 0, group)
+	case strings.HasSuffix(b.name, ".in_proj_a.weight"):
+		pick(ba, 2*group, group, group)
+	}
+}
+
+// deltaBuffers have a row per token.
+type deltaBuffers struct {
+	qkv         backend.Buf // [channels]
+	z           backend.Buf // [valueHeads*valueDim]
+	beta, alpha backend.Buf // [valueHeads]
+}
+
+func allocDelta(a *allocator, d *deltaConfig) deltaBuffers {
+	r, spec := backend.TokenRows, d.spec(0, 1)
+	return deltaBuffers{
+		qkv: a.alloc(r, spec.Channels()), z: a.alloc(r, d.ValueHeads*d.ValueDim),
+		beta: a.alloc(r, d.ValueHeads), alpha: a.alloc(r, d.ValueHeads),
+	}
+}
+
+// attendDelta is layer i's gated delta rule, from in to delta; see attend.
+func (d *decoder) attendDelta(b backend.Backend, i int, r *rowBuffers, in backend.Buf) *rowBuffers {
+	c, w, to := d.cfg, d.Layers[i].Delta, &d.delta
+	b.Linear(to.qkv, in, w.QKV, backend.NoWeight)
+	b.Linear(to.z, in, w.Z, backend.NoWeight)
+	b.Linear(to.beta, in, w.Beta, backend.NoWeight)
+	b.Linear(to.alpha, in, w.Alpha, backend.NoWeight)
+	spec := c.Delta.spec(c.kvLayer(i), c.Delta.parts())
+	spec.Conv, spec.Bias, spec.Decay = w.Conv, w.Bias, w.Decay
+	b.DeltaRule(r.read, to.qkv, to.beta, to.alpha, spec)
+	for part := range spec.Parts {
+		b.Mark(spec.Layer + part)
+	}
+	b.HeadNorm(r.read, r.read, c.Delta.ValueHeads, c.Delta.ValueDim, w.Norm, c.Eps)
+	b.GatedAct(r.read, to.z, r.read, backend.SiLU)
+	if i+1 == c.Layers {
+		b.Rows(d.outputs.read, r.read)
+		b.Rows(d.outputs.x, r.x)
+		r = &d.outputs
+	}
+	b.Linear(r.delta, r.read, w.O, backend.NoWeight)
+	b.AllReduce(r.delta)
+	return r
+}
