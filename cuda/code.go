@@ -35,7 +35,7 @@ func codeLines(dir string) ([]byte, error) {
 		}
 		name := strings.TrimSuffix(filepath.Base(path), ".cubin") // KERNELS.compute_80.sm_80 or KERNELS.compute_90a
 		arch := "sm" + name[strings.LastIndex(name, "_"):]
-		f, err := elf.NewFile(bytes.NewReader(data))
+		f, err := parseCubin(data)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
@@ -53,6 +53,16 @@ func codeLines(dir string) ([]byte, error) {
 		}
 	}
 	return lines, nil
+}
+
+// parseCubin parses a cubin. Compilers before 13.0 wrote their own version as that of ELF.
+func parseCubin(data []byte) (*elf.File, error) {
+	const version = 20 // offset in the header
+	if len(data) > version+4 {
+		data = bytes.Clone(data)
+		binary.LittleEndian.PutUint32(data[version:], uint32(elf.EV_CURRENT))
+	}
+	return elf.NewFile(bytes.NewReader(data))
 }
 
 // measureCode returns the number of a kernel's instructions, and how many of them a warp executes

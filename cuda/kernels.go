@@ -1,4 +1,4 @@
-// Package cuda builds the shared objects of this folder: the kernels for GPUs, with nvcc,
+// Package cuda builds the shared objects of this folder: the kernels for GPUs, with NVRTC or nvcc,
 // and their host twin, with the C++ compiler. Each source is compiled by itself and cached
 // under the hash of its compiler, flags, source and the headers that it includes, so that a build
 // compiles only what has changed. The cache also holds ptxas's report of each kernel and counts of

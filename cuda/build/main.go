@@ -1,4 +1,4 @@
-// Command build builds the shared objects of cuda/: the one for GPUs, with the given nvcc,
+// Command build builds the shared objects of cuda/: the one for GPUs, with the given NVRTC or nvcc,
 // or with -twin the host twin, with the C++ compiler.
 package main
 
@@ -22,23 +22,33 @@ func main() {
 
 func run() error {
 	nvcc := flag.String("nvcc", os.Getenv("TANDEM_NVCC"), "the compiler for GPUs")
+	nvrtc := flag.String("nvrtc", "", "a Python environment with NVRTC and CUDA's runtime, to compile with instead of nvcc")
 	twin := flag.Bool("twin", false, "build the host twin instead")
 	out := flag.String("o", "", "copy the shared object there")
-	targets := flag.String("targets", strings.Join(cuda.Targets, ","), "the architectures of the machine code")
+	targets := flag.String("targets", "", "the architectures of the machine code; default: all")
 	only := flag.String("only", "", "compile only these sources, separated by commas, and print what their kernels take")
 	quiet := flag.Bool("q", false, "do not print what each kernel takes")
 	flag.Parse()
+	architectures := cuda.Targets
+	if *nvrtc != "" {
+		architectures = cuda.NVRTCTargets
+	}
+	if *targets != "" {
+		architectures = strings.Split(*targets, ",")
+	}
 	path, err := "", error(nil)
 	var used []cuda.Usage
 	switch {
 	case *twin:
 		path, err = cuda.Twin(".", "")
+	case *nvrtc != "":
+		path, used, err = cuda.GPUByNVRTC(".", *nvrtc, architectures)
 	case *nvcc == "":
-		return errors.New("build: -nvcc (or TANDEM_NVCC) must be the path of nvcc 13.0; `make cuda` installs it")
+		return errors.New("build: -nvrtc must be a Python environment with NVRTC, as `make cuda-nvrtc` installs it, or -nvcc (or TANDEM_NVCC) the path of nvcc 13.0, as `make cuda` does")
 	case *only != "":
-		used, err = cuda.Measure(".", *nvcc, strings.Split(*targets, ","), strings.Split(*only, ","))
+		used, err = cuda.Measure(".", *nvcc, architectures, strings.Split(*only, ","))
 	default:
-		path, used, err = cuda.GPU(".", *nvcc, strings.Split(*targets, ","))
+		path, used, err = cuda.GPU(".", *nvcc, architectures)
 	}
 	if !*quiet || err != nil {
 		for _, u := range used {

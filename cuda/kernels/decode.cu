@@ -6,7 +6,7 @@
 
 template <int kDim>
 static void run_split(const Run &r, const td_op &o, bool chunked) {
-  static const int resident = device::resident(attend_split<kDim>, kMmaThreads, sizeof(SplitMemory<kDim>));
+  static const int resident = TD_RESIDENT(r.stream, attend_split<kDim>, kMmaThreads, sizeof(SplitMemory<kDim>));
   int group = o.heads / o.kv_heads, packs = (group + kSplitHeads - 1) / kSplitHeads, each = o.kv_heads * packs, rows = r.rows(o);
   if (chunked && r.alone >= 0) rows = r.alone;
   int64_t parts = int64_t(o.heads) * kParts * (kDim + 2) * 4;

@@ -7,12 +7,21 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef TD_HOST  // the host's part of an object for GPUs: kernels are only named
+#define TD_EMULATED
+#define TD_KERNEL(threads) inline void
+#define TD_KERNEL_OF(threads, blocks) inline void
+#endif
 #ifdef TD_TWIN
+#define TD_EMULATED
+#define TD_KERNEL(threads) static void
+#define TD_KERNEL_OF(threads, blocks) static void
+#endif
+
+#ifdef TD_EMULATED
 #include <cmath>
 
 #include "../simt/simt.h"
-#define TD_KERNEL(threads) static void
-#define TD_KERNEL_OF(threads, blocks) static void
 #define TD_DEVICE static inline
 #define TD_HOST_DEVICE static inline
 #define TD_CONSTANT(type, name) static const type name
@@ -67,7 +76,7 @@ TD_DEVICE float bf16_low(uint32_t pair) { return bits_float(pair << 16); }
 TD_DEVICE float bf16_high(uint32_t pair) { return bits_float(pair & 0xffff0000u); }
 TD_DEVICE float bf16_float(uint16_t v) { return bits_float(uint32_t(v) << 16); }
 
-#ifdef TD_TWIN
+#ifdef TD_EMULATED
 TD_DEVICE uint32_t bf16_round(float f) {
   uint32_t u = float_bits(f);
   if ((u & 0x7fffffffu) > 0x7f800000u) return u >> 16 | 0x40;

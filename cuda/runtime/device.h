@@ -97,6 +97,7 @@ void device_call(Stream &s, F f) {
 
 struct Stream {
   cudaStream_t stream = nullptr;
+  int capability = 0;   // of the device, 90 for 9.0
   std::string error;    // after which no work runs
   std::string refused;  // the last error of a call that changed nothing
 
@@ -115,34 +116,95 @@ struct Stream {
 };
 using Graph = cudaGraphExec_t;
 
+#ifdef TD_HOST
+#include <typeinfo>
+
+// Named has a kernel as its argument, so that its mangled name has the kernel's. The kernel's
+// emulation is neither called nor compiled.
+template <auto kKernel>
+struct Named {};
+#endif
+
+namespace device {
+#ifdef TD_HOST
+// Image is the machine code of one source for one generation of GPUs.
+struct Image {
+  const void *code;
+  int32_t source;      // its number
+  int32_t capability;  // 80 for 8.0, which also runs on 8.6
+  int32_t exact;       // 1: it runs on no other capability
+  int32_t reserved;
+};
+extern "C" const Image td_images[];  // by source, the best one last; the end has no code
+
+// find returns a kernel of td_images for the stream's device, or null after an error. type is as in
+// Kernel.
+const void *find(Stream &s, const char *type, const char *name);
+
+// Kernel is a kernel of td_images.
+template <class... P>
+struct Kernel {
+  const char *type;  // the mangled name of Named<kernel>
+
+  const void *of(Stream &s, const char *name) const { return find(s, type, name); }
+};
+
+template <auto kKernel, class... P>
+Kernel<P...> named_as(void (*)(P...)) { return {typeid(Named<kKernel>).name()}; }
+template <auto kKernel>
+auto named() { return named_as<kKernel>(static_cast<decltype(kKernel)>(nullptr)); }
+#else
+// Kernel is a kernel that the compiler has linked.
+template <class... P>
+struct Kernel {
+  void (*function)(P...);
+
+  explicit Kernel(void (*f)(P...)) : function(f) {}
+  const void *of(Stream &, const char *) const { return reinterpret_cast<const void *>(function); }
+};
+#endif
+}  // namespace device
+
 template <class F>
 void device_call(Stream &s, F f) {
   f(s.stream);
 }
 
 template <class... P, class... A>
-void launch(Stream &s, int x, int y, int z, int threads, size_t shared, void (*kernel)(P...), const char *name, A... args) {
+void launch(Stream &s, int x, int y, int z, int threads, size_t shared, device::Kernel<P...> kernel, const char *name, A... args) {
   if (x < 1 || y < 1 || z < 1) return;
-  if (shared > 48 << 10 && !s.ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), name)) return;
-  kernel<<<dim3(x, y, z), threads, shared, s.stream>>>(args...);
-  s.ok(cudaGetLastError(), name);
+  const void *f = kernel.of(s, name);
+  if (!f || (shared > 48 << 10 && !s.ok(cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)), name))) return;
+  [&](P... values) {
+    void *to[] = {&values...};
+    s.ok(cudaLaunchKernel(f, dim3(x, y, z), dim3(threads), to, shared, s.stream), name);
+  }(args...);
 }
 #endif
 
 namespace device {
 // resident returns how many blocks of a kernel a multiprocessor runs at once.
-template <class... P>
-int resident(void (*kernel)(P...), int threads, size_t shared) {
 #ifdef TD_TWIN
-  (void)kernel, (void)threads, (void)shared;
-  return 2;
+template <class K>
+int resident(Stream &, K, const char *, int, size_t) { return 2; }
 #else
+template <class... P>
+int resident(Stream &s, Kernel<P...> kernel, const char *name, int threads, size_t shared) {
   int n = 0;
-  if (shared > 48 << 10) (void)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, kernel, threads, shared) != cudaSuccess) (void)cudaGetLastError();
+  const void *f = kernel.of(s, name);
+  if (f && shared > 48 << 10) (void)cudaFuncSetAttribute(f, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  if (f && cudaOccupancyMaxActiveBlocksPerMultiprocessor(&n, f, threads, shared) != cudaSuccess) (void)cudaGetLastError();
   return n > 0 ? n : 1;
-#endif
 }
+#endif
 }  // namespace device
 
-#define TD_LAUNCH(stream, x, y, z, threads, shared, kernel, ...) launch(stream, x, y, z, threads, shared, kernel, #kernel, __VA_ARGS__)
+#ifdef TD_TWIN
+#define TD_NAMED(kernel) kernel
+#elif defined(TD_HOST)
+#define TD_NAMED(kernel) device::named<kernel>()
+#else
+#define TD_NAMED(kernel) device::Kernel(kernel)
+#endif
+#define TD_LAUNCH(stream, x, y, z, threads, shared, kernel, ...) launch(stream, x, y, z, threads, shared, TD_NAMED(kernel), #kernel, __VA_ARGS__)
+#define TD_RESIDENT(stream, kernel, threads, shared) device::resident(stream, TD_NAMED(kernel), #kernel, threads, shared)

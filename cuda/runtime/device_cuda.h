@@ -1,9 +1,56 @@
 // Memory, streams and graphs of a GPU. The statically linked runtime opens libcuda when
 // its first function is called.
 #pragma once
+#include <cstring>
+
 #include "device.h"
 
+#ifdef TD_HOST
+#include <map>
+#include <mutex>
+#endif
+
 namespace device {
+
+#ifdef TD_HOST
+// load returns the libraries of td_images that run on a capability, one of each source.
+inline std::vector<cudaLibrary_t> load(Stream &s, int capability) {
+  std::vector<cudaLibrary_t> all;
+  for (const Image *i = td_images; i->code; i++) {
+    const Image *best = nullptr;
+    int source = i->source;
+    for (;; i++) {
+      bool fits = i->capability == capability || (!i->exact && i->capability / 10 == capability / 10 && i->capability < capability);
+      if (fits) best = i;
+      if (!i[1].code || i[1].source != source) break;
+    }
+    cudaLibrary_t made = nullptr;
+    if (!best) return {};
+    if (!s.ok(cudaLibraryLoadData(&made, best->code, nullptr, nullptr, 0, nullptr, nullptr, 0), "loading kernels")) return {};
+    all.push_back(made);
+  }
+  return all;
+}
+
+const void *find(Stream &s, const char *type, const char *name) {
+  static std::mutex mutex;
+  static std::map<int, std::vector<cudaLibrary_t>> libraries;               // by capability
+  static std::map<std::pair<int, const char *>, cudaKernel_t> known;  // by capability and type
+  std::lock_guard<std::mutex> lock(mutex);
+  cudaKernel_t &kernel = known[{s.capability, type}];
+  if (kernel) return reinterpret_cast<const void *>(kernel);
+  std::vector<cudaLibrary_t> &all = libraries[s.capability];
+  if (all.empty()) all = load(s, s.capability);
+  constexpr size_t kBefore = sizeof("5NamedIXadL") - 1, kAfter = sizeof("EEE") - 1;
+  std::string mangled(type + kBefore, strlen(type) - kBefore - kAfter);
+  for (cudaLibrary_t l : all)
+    if (cudaLibraryGetKernel(&kernel, l, mangled.c_str()) == cudaSuccess) return reinterpret_cast<const void *>(kernel);
+  (void)cudaGetLastError();
+  kernel = nullptr;
+  if (s.error.empty()) s.error = std::string(name) + ": no machine code for compute capability " + std::to_string(s.capability);
+  return nullptr;
+}
+#endif
 
 inline int count(std::string &error) {
   int n = 0;
@@ -13,8 +60,16 @@ inline int count(std::string &error) {
   return -1;
 }
 
-inline bool open(Stream &s, int ordinal) {
-  return s.ok(cudaSetDevice(ordinal), "cudaSetDevice") && s.ok(cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking), "cudaStreamCreate");
+// open creates a stream. The work of one ahead of others starts first where both could.
+inline bool open(Stream &s, int ordinal, bool ahead) {
+  int major = 0, minor = 0;
+  if (!s.ok(cudaSetDevice(ordinal), "cudaSetDevice") || !s.ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal), "cudaDeviceGetAttribute") ||
+      !s.ok(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal), "cudaDeviceGetAttribute"))
+    return false;
+  s.capability = major * 10 + minor;
+  int least = 0, greatest = 0;
+  if (!s.ok(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange")) return false;
+  return s.ok(cudaStreamCreateWithPriority(&s.stream, cudaStreamNonBlocking, ahead ? greatest : least), "cudaStreamCreateWithPriority");
 }
 // use starts every call, because the current device is a property of the calling thread.
 inline bool use(Stream &s, int ordinal) { return s.ok(cudaSetDevice(ordinal), "cudaSetDevice"); }
@@ -55,6 +110,7 @@ void outside(Stream &s, F f) {
 }
 inline void wait(Stream &s) { s.ok(cudaStreamSynchronize(s.stream), "waiting for the device"); }
 inline int poll(Stream &s) {
+  if (!s.error.empty()) return -1;
   cudaError_t e = cudaStreamQuery(s.stream);
   if (e == cudaErrorNotReady) {
     (void)cudaGetLastError();  // the next launch would take it for its own
@@ -86,7 +142,7 @@ inline void describe(Stream &s, int ordinal, td_info *info) {
   info->free = int64_t(free);
   info->capability = prop.major * 10 + prop.minor;
   info->processors = prop.multiProcessorCount;
-  snprintf(info->name, sizeof info->name, "%s", prop.name);
+  snprintf(info->name, sizeof info->name, "%.127s", prop.name);
 }
 
 // Event is a position in the stream's work that the host can wait for.

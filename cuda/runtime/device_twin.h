@@ -8,7 +8,7 @@ namespace device {
 constexpr int64_t kTwinMemory = int64_t(4) << 30;  // the memory that the twin reports
 
 inline int count(std::string &) { return 1; }
-inline bool open(Stream &, int) {
+inline bool open(Stream &, int, bool) {
   const char *seed = getenv("TANDEM_TWIN_LATE");
   late = seed ? strtoull(seed, nullptr, 10) : 0;
   return true;

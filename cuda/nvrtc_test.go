@@ -1,0 +1,56 @@
+package cuda
+
+import (
+	"debug/elf"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// The names of kernels are read from an object of the host, and an object with another version of
+// ELF, as older compilers write it, is parsed.
+func TestNamed(t *testing.T) {
+	cxx := compilers()
+	if _, err := exec.LookPath(cxx[0]); err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	source, object := filepath.Join(dir, "host.cc"), filepath.Join(dir, "host.o")
+	text := `#include <typeinfo>
+template <auto kKernel> struct Named {};
+void unknown();
+template <int kRows, int kGated> inline void product(int *, long) { unknown(); }
+inline void flat(int) { unknown(); }
+const char *names[] = {typeid(Named<(product<4, 1>)>).name(), typeid(Named<flat>).name()};
+`
+	if err := os.WriteFile(source, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(cxx[0], append(cxx[1:], "-std=c++17", "-O2", "-c", source, "-o", object)...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	got, err := named(object)
+	if err != nil || !slices.Equal(got, []string{"_Z4flati", "_Z7productILi4ELi1EEvPil"}) {
+		t.Fatalf("named %q, %v", got, err)
+	}
+	if name := demangle(got[1]); name != "product<4,1>" {
+		t.Errorf("NVRTC is asked for %s", name)
+	}
+	data, err := os.ReadFile(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[20] = 129
+	f, err := parseCubin(data)
+	if err != nil || f.Version != elf.EV_CURRENT || data[20] != 129 {
+		t.Errorf("an object of ELF version 129: %v", err)
+	}
+	if _, err := parseCubin(data[:10]); err == nil {
+		t.Error("a short object was parsed")
+	}
+	if err := hasKernels(object, []string{"_Z7missingv"}); err == nil {
+		t.Error("a missing kernel was found")
+	}
+}
