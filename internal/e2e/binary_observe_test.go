@@ -102,7 +102,7 @@ func (c *cluster) saw(name string, nodes []int) {
 // behind the answer.
 func (c *cluster) hold(what string, all []want) {
 	c.t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(startBound); ; time.Sleep(20 * time.Millisecond) {
 		wrong := c.wrong(all)
 		if len(wrong) == 0 {
 			return
