@@ -382,8 +382,8 @@ step-race: # all tests under the race detector, which waits for a tenth of a sec
 step-plain: # tests that the race detector would distort
 	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares))' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN))); status=$$?; \
 	$(call gotest,plain,,-run '^Test$(GATEWAY_PLAIN)$$' ./gateway,gateway) && exit $$status
-step-portable: # the engine's tests without C kernels; engine/model tests portable kernels here only, and what goldens see with fast ones
-	@$(call gotest,portable,CGO_ENABLED=0,-skip ^TestGoldensSee ./engine/backend/cpu ./engine/model)
+step-portable: # the engine's tests without C kernels; engine/model tests portable kernels here only, and what takes minutes with them, with fast ones
+	@$(call gotest,portable,CGO_ENABLED=0,-skip '^Test(GoldensSee|LlamaCpp|FastPath)' ./engine/backend/cpu ./engine/model)
 step-sanitize: # the C kernels under the address and undefined-behaviour sanitizers, without the slow references in Go
 	@$(call gotest,sanitize,$(UBSAN),-asan -gcflags=-asan=false -run '/^(avx512|avx2|neon|generic)$$|^TestQuantized/^(avx512vnni|avxvnni)$$' -skip '$(DISTORTED)' ./engine/backend/cpu)
 step-sanitize-cuda: # the kernels for GPUs, on their host twin; bits that are equal without sanitizers are equal with them
