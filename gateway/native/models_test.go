@@ -3,6 +3,7 @@ package native
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/gateway/render"
@@ -23,5 +24,18 @@ func TestAbsentModelsMakeRoom(t *testing.T) {
 	}
 	if left := spare(fleet, slices.Clone(all)); !slices.Equal(left, all[1:]) {
 		t.Errorf("%d models are left", len(left))
+	}
+}
+
+// A request takes the blocks of states that a node keeps, not one for each place: a node of the
+// default memory has room for the prompts that it computes.
+func TestBlocksOfStates(t *testing.T) {
+	groups := []*nodepb.CacheGroup{{BlockTokens: 128}, {BlockTokens: 128, Window: 2, Every: 1024}}
+	m, err := NewModel(&nodepb.Bundle{Model: "hybrid", BlockTokens: 16, Groups: groups}, "", "", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := m.kvBlocks(8192); got != 64+5 {
+		t.Errorf("8,192 tokens take %d blocks, want 64 and 5 states", got)
 	}
 }

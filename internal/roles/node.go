@@ -416,7 +416,7 @@ func (n *node) bundle() *nodepb.Bundle {
 	b := n.Bundle
 	var groups []*nodepb.CacheGroup
 	for _, g := range n.eng.Groups() {
-		groups = append(groups, &nodepb.CacheGroup{BlockTokens: uint32(g.BlockTokens), Window: uint32(g.Window)})
+		groups = append(groups, &nodepb.CacheGroup{BlockTokens: uint32(g.BlockTokens), Window: uint32(g.Window), Every: uint32(g.Every)})
 	}
 	return &nodepb.Bundle{
 		Groups: groups, Vectors: n.vectorsOf(),

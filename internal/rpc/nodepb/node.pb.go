@@ -2609,6 +2609,7 @@ type CacheGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BlockTokens   uint32                 `protobuf:"varint,1,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // positions that a token attends to; 0: all
+	Every         uint32                 `protobuf:"varint,3,opt,name=every,proto3" json:"every,omitempty"`   // tokens between the states that are kept; 0: the layers have no states
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2653,6 +2654,13 @@ func (x *CacheGroup) GetBlockTokens() uint32 {
 func (x *CacheGroup) GetWindow() uint32 {
 	if x != nil {
 		return x.Window
+	}
+	return 0
+}
+
+func (x *CacheGroup) GetEvery() uint32 {
+	if x != nil {
+		return x.Every
 	}
 	return 0
 }
@@ -2998,11 +3006,12 @@ const file_node_proto_rawDesc = "" +
 	"\fscore_tokens\x18\t \x03(\x05B\x02\x10\x01R\vscoreTokens\x1a:\n" +
 	"\fPromptsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
 	"\n" +
 	"CacheGroup\x12!\n" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x16\n" +
-	"\x06window\x18\x02 \x01(\rR\x06window\"\x93\x01\n" +
+	"\x06window\x18\x02 \x01(\rR\x06window\x12\x14\n" +
+	"\x05every\x18\x03 \x01(\rR\x05every\"\x93\x01\n" +
 	"\x12GenerationDefaults\x12%\n" +
 	"\vtemperature\x18\x01 \x01(\x02H\x00R\vtemperature\x88\x01\x01\x12\x18\n" +
 	"\x05top_p\x18\x02 \x01(\x02H\x01R\x04topP\x88\x01\x01\x12\x18\n" +
