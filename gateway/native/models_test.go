@@ -39,3 +39,18 @@ func TestBlocksOfStates(t *testing.T) {
 		t.Errorf("8,192 tokens take %d blocks, want 64 and 5 states", got)
 	}
 }
+
+// A request takes the blocks of a window and of a step of the node, 2,048 tokens where the node does
+// not report its own.
+func TestBlocksOfWindows(t *testing.T) {
+	for step, want := range map[uint32]int{0: 193, 512: 97} {
+		b := &nodepb.Bundle{Model: "windows", BlockTokens: 16, StepTokens: step, Groups: []*nodepb.CacheGroup{{BlockTokens: 16, Window: 1024}}}
+		m, err := NewModel(b, "", "", time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.kvBlocks(8192); got != want {
+			t.Errorf("steps of %d: 8,192 tokens take %d blocks, want %d", step, got, want)
+		}
+	}
+}

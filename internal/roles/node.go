@@ -422,7 +422,7 @@ func (n *node) bundle() *nodepb.Bundle {
 		Groups: groups, Vectors: n.vectorsOf(),
 		Model: b.ModelName, Fingerprint: n.Fingerprint, NumericsClass: n.Class, TokenizerJson: b.TokenizerJSON,
 		ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken, EosTokenIds: b.EOSTokenIDs,
-		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.Scheduler.Pool.BlockTokens),
+		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.Scheduler.Pool.BlockTokens), StepTokens: uint32(n.Scheduler.MaxBatchedTokens),
 		Defaults: &nodepb.GenerationDefaults{Temperature: b.Defaults.Temperature, TopP: b.Defaults.TopP, TopK: b.Defaults.TopK},
 	}
 }

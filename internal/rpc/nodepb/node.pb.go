@@ -2353,8 +2353,9 @@ type Bundle struct {
 	VocabSize     uint32                 `protobuf:"varint,10,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
 	BlockTokens   uint32                 `protobuf:"varint,11,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	Defaults      *GenerationDefaults    `protobuf:"bytes,12,opt,name=defaults,proto3" json:"defaults,omitempty"`
-	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`   // of KV layers, that with the largest window first; empty: one group
-	Vectors       *Vectors               `protobuf:"bytes,14,opt,name=vectors,proto3" json:"vectors,omitempty"` // of texts; unset: the node computes none
+	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`                            // of KV layers, that with the largest window first; empty: one group
+	Vectors       *Vectors               `protobuf:"bytes,14,opt,name=vectors,proto3" json:"vectors,omitempty"`                          // of texts; unset: the node computes none
+	StepTokens    uint32                 `protobuf:"varint,15,opt,name=step_tokens,json=stepTokens,proto3" json:"step_tokens,omitempty"` // that the node computes in one step at most; 0: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2485,6 +2486,13 @@ func (x *Bundle) GetVectors() *Vectors {
 		return x.Vectors
 	}
 	return nil
+}
+
+func (x *Bundle) GetStepTokens() uint32 {
+	if x != nil {
+		return x.StepTokens
+	}
+	return 0
 }
 
 // Vectors is how the model's folder makes a text a vector.
@@ -2972,7 +2980,7 @@ const file_node_proto_rawDesc = "" +
 	"\x13output_tokens_per_s\x18\x11 \x01(\x01R\x10outputTokensPerSB\x10\n" +
 	"\x0e_blocks_cachedB\x12\n" +
 	"\x10_blocks_reserved\"\x0f\n" +
-	"\rBundleRequest\"\xa2\x04\n" +
+	"\rBundleRequest\"\xc3\x04\n" +
 	"\x06Bundle\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
 	"\vfingerprint\x18\x02 \x01(\x04R\vfingerprint\x12%\n" +
@@ -2989,7 +2997,9 @@ const file_node_proto_rawDesc = "" +
 	"\fblock_tokens\x18\v \x01(\rR\vblockTokens\x12>\n" +
 	"\bdefaults\x18\f \x01(\v2\".tandem.node.v1.GenerationDefaultsR\bdefaults\x122\n" +
 	"\x06groups\x18\r \x03(\v2\x1a.tandem.node.v1.CacheGroupR\x06groups\x121\n" +
-	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\"\x83\x03\n" +
+	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\x12\x1f\n" +
+	"\vstep_tokens\x18\x0f \x01(\rR\n" +
+	"stepTokens\"\x83\x03\n" +
 	"\aVectors\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\rR\x04size\x12/\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1b.tandem.node.v1.PoolingKindR\x04kind\x12\x10\n" +
