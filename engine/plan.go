@@ -75,6 +75,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	if err != nil {
 		return p, fmt.Errorf("%w: --kv-memory %s: %w", ErrOption, memory.Bytes(o.KVMemory), err)
 	}
+	expand := func() { all.Expand = true }
 	bytes := func(q model.Quantization, of model.Shard) int64 {
 		part, _ := of.Of(&all) // cannot fail: Of succeeded above
 		return part.WeightBytes(q)
@@ -85,6 +86,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 			return p, refuse(o.Model, err)
 		}
 		defer src.Close()
+		expand = src.ExpandIntegers
 		bytes = func(q model.Quantization, of model.Shard) int64 {
 			n, _ := src.RankBytes(q, of) // as above, and the file is open
 			return n
@@ -96,7 +98,8 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 		}
 		return n
 	}
-	line := fmt.Sprintf("%-14s%s in addition to the KV memory", "weights", memory.Bytes(weights(q)))
+	kept := weights(q)
+	line := fmt.Sprintf("%-14s%s in addition to the KV memory", "weights", memory.Bytes(kept))
 	if q != model.AsStored {
 		line += fmt.Sprintf(", in %s; %s as they are stored", q, memory.Bytes(weights(model.AsStored)))
 	}
@@ -104,6 +107,9 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 	if o.TensorParallel > 1 {
 		lines = append(lines, fmt.Sprintf("%-14s%d; all figures are per process, with the weights of the largest; one process alone has %s of weights",
 			"workers", o.TensorParallel, memory.Bytes(bytes(q, model.Shard{}))))
+	}
+	if expand(); q == model.AsStored && weights(q) != kept {
+		lines[0] += fmt.Sprintf("; %s on GPUs, which expand integers", memory.Bytes(weights(q)))
 	}
 	p.Lines = append(lines, p.Lines...)
 	return p, nil

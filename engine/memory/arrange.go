@@ -51,9 +51,11 @@ func Arrange(n Need) (best backend.KVSpec) {
 	for _, k := range all {
 		most = max(most, len(k.layers))
 	}
-	type priced struct {
-		spec  backend.KVSpec
-		bytes int64
+	type priced struct { // without its layers, of which there may be thousands
+		regions, scale int
+		pow2           bool
+		groups         int
+		bytes          int64
 	}
 	var candidates []priced
 	least := int64(-1)
@@ -65,18 +67,20 @@ func Arrange(n Need) (best backend.KVSpec) {
 					continue
 				}
 				bytes := int64(kvcache.Peak(Groups(spec), cmp.Or(n.Context, n.MaxModelLen), pricedStep)) * int64(spec.BlockBytes())
-				candidates = append(candidates, priced{spec, bytes})
+				candidates = append(candidates, priced{regions, scale, pow2, len(spec.Groups), bytes})
 				if least < 0 || bytes < least {
 					least = bytes
 				}
 			}
 		}
 	}
+	var cheap priced
 	for _, c := range candidates {
-		if c.bytes <= least+least/slack && (best.Groups == nil || len(c.spec.Groups) < len(best.Groups)) {
-			best = c.spec
+		if c.bytes <= least+least/slack && (cheap.groups == 0 || c.groups < cheap.groups) {
+			cheap = c
 		}
 	}
+	best, _ = arrange(all, n, cheap.regions, cheap.scale, cheap.pow2)
 	return best
 }
 

@@ -123,7 +123,7 @@ func (p *Plan) fit(n *Need, left int64) (fit int64, capped string, err error) {
 func (p *Plan) count(n *Need) {
 	p.Tokens = p.KV.Blocks / len(p.KV.Groups) * p.unit()
 	if every, blocks := p.perState(); every > 0 {
-		p.Tokens = p.KV.Blocks / blocks * every
+		p.Tokens = p.KV.Blocks * every / blocks
 	}
 	p.Concurrency = float64(p.KV.Blocks) / float64(p.Peak)
 }

@@ -43,6 +43,11 @@ func TestFitStates(t *testing.T) {
 	if !slices.Equal(p.Lines, want) {
 		t.Errorf("lines:\n%s\nwant:\n%s", strings.Join(p.Lines, "\n"), strings.Join(want, "\n"))
 	}
+	n.Budget, n.MaxModelLen = 28*int64(p.KV.BlockBytes()), 128 // less than a kept state and its tokens take
+	if p, err = Fit(n); err != nil || p.KV.Blocks != 28 || p.Tokens != 28*1024/32 {
+		t.Errorf("%v: %d tokens in %d blocks", err, p.Tokens, p.KV.Blocks)
+	}
+	n.MaxModelLen = 32768
 	for _, bad := range []backend.KVShape{{Window: 2, State: -1}, {State: state}, {Window: 3, State: state}} {
 		n.Layers[0] = bad
 		if _, err := Fit(n); !errors.Is(err, ErrBudget) {

@@ -376,3 +376,17 @@ func TestBundle(t *testing.T) {
 		t.Errorf("a tokenizer alone: %+v, %v", b, err)
 	}
 }
+
+// The parts of all states are bounded, because planning takes time in proportion to their square. A
+// published model has as many as its attention layers allow.
+func TestStateParts(t *testing.T) {
+	for _, c := range []struct{ layers, interval, heads, parts int }{{48, 4, 16, 8}, {maxLayers, 2, 512, 2}, {maxLayers, maxLayers, 512, 1}} {
+		d := &deltaConfig{KeyHeads: c.heads}
+		for i := range c.layers {
+			d.Layers = append(d.Layers, (i+1)%c.interval != 0)
+		}
+		if got := d.parts(); got != c.parts {
+			t.Errorf("%d layers, of which each %dth has attention: %d parts, want %d", c.layers, c.interval, got, c.parts)
+		}
+	}
+}

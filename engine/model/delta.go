@@ -41,7 +41,8 @@ func (d *deltaConfig) spec(layer, parts int) backend.DeltaSpec {
 	return backend.DeltaSpec{Layer: layer, Parts: parts, KeyHeads: d.KeyHeads, ValueHeads: d.ValueHeads, KeyDim: d.KeyDim, ValueDim: d.ValueDim}
 }
 
-// stateGroups bounds the parts of a state, and so the KV groups of a model.
+// stateGroups bounds the parts of a state, and so the KV groups of a model. maxLayers bounds the
+// parts of all states, because a plan takes time in proportion to the square of the KV layers.
 const stateGroups = 32
 
 // parts returns in how many KV layers the state of a layer is. A part is one page of a block, and a
@@ -55,7 +56,7 @@ func (d *deltaConfig) parts() int {
 		}
 	}
 	for n := d.KeyHeads; n > 1; n-- {
-		if d.KeyHeads%n == 0 && n*states <= stateGroups*(len(d.Layers)-states) {
+		if d.KeyHeads%n == 0 && n*states <= min(stateGroups*(len(d.Layers)-states), maxLayers) {
 			return n
 		}
 	}

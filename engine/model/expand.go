@@ -288,7 +288,7 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 		if list == nil {
 			list = span(rows.from, rows.n)
 		}
-		if as == 0 && b.out != "experts" && s.keeps(cols) { // a router's rounding could choose other experts
+		if as == 0 && !b.narrow() && s.keeps(cols) { // a router's rounding could choose other experts
 			t.DType, t.Grid = backend.GRID, s.grid.Rows(list)
 			if !cols.whole() {
 				t.Grid = t.Grid.Columns(cols.of, cols.from, cols.n)

@@ -407,11 +407,11 @@ func eachExpert(t safetensors.Tensor, cut func(one safetensors.Tensor, expert in
 func (s *stored) readRows(config *Config) {
 	block, blocks := gguf.BlockOf(s.DType)
 	paired := config.Paired && (strings.Contains(s.Name, ".q_proj.") || strings.Contains(s.Name, ".k_proj."))
-	if !blocks && (!paired || widths[s.DType] == 0) || len(s.Shape) == 0 {
+	if !blocks && (!paired || widths[s.DType] == 0) || len(s.Shape) == 0 || blocks && len(s.Shape) != 2 { // match refuses such blocks
 		return
 	}
 	cols, dtype, data, dim := s.Shape[len(s.Shape)-1], s.DType, s.Data, config.HeadDim
-	if len(s.Shape) == 1 && !blocks {
+	if len(s.Shape) == 1 {
 		cols = 1
 	}
 	s.made = backend.F32
@@ -426,7 +426,7 @@ func (s *stored) readRows(config *Config) {
 			return head + at%(dim/2)*2 + at/(dim/2)
 		}
 	}
-	if blocks && len(s.Shape) == 2 {
+	if blocks {
 		g := block.Grid(data, cols)
 		in := *g
 		in.Row = func(to *backend.GridRow, row int) { g.Row(to, place(row)) }

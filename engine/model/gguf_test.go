@@ -217,3 +217,31 @@ func TestGGUFRefuses(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 }
+
+// Blocks that are no matrix are refused: their tensor has no rows.
+func TestGGUFVectorOfBlocks(t *testing.T) {
+	data, err := os.ReadFile("testdata/gguf/llama.gguf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const name = "blk.0.attn_norm.weight"
+	at := bytes.Index(data, []byte(name)) + len(name) + 4 + 8 // behind one dimension
+	binary.LittleEndian.PutUint32(data[at:], 2)               // Q4_0, whose bytes are the first of F32's
+	path := filepath.Join(t.TempDir(), "vector.gguf")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	src, err := OpenDir(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	dev, err := cpu.New(cpu.Options{Threads: 1, Limits: familyLimits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	if _, err := Load(src, dev, familyLimits, Options{}); err == nil || !strings.Contains(err.Error(), "input_layernorm.weight: dtype Q4_0; supported: F32") {
+		t.Errorf("err = %v", err)
+	}
+}

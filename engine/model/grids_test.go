@@ -135,3 +135,16 @@ func eachLogit(t testing.TB, m *Model, prompt []int32) (all [][]float32) {
 	}
 	return all
 }
+
+// Routers and gates are expanded: a product with rounded activations could choose other experts, or
+// change all numbers of a head.
+func TestGatesExpand(t *testing.T) {
+	g := &backend.Grid{Kind: backend.GridZeros, Bits: 4, Group: 64, Row: func(*backend.GridRow, int) {}}
+	s := stored{rows: func([]float32, int) {}, made: backend.BF16, grid: g}
+	for out, want := range map[string]backend.DType{"experts": backend.BF16, "gates": backend.BF16, "one": backend.BF16, "ffn": backend.GRID} {
+		b := binding{out: out, shape: []int{2, 64}, parts: []part{whole(2), whole(64)}}
+		if got := s.part(&b, 0).DType; got != want {
+			t.Errorf("%s: %s, want %s", out, got, want)
+		}
+	}
+}

@@ -37,6 +37,7 @@ type of the scales, or to float32:
 - GPTQ with act-order, and compressed-tensors whose groups are not neighbours
 - groups that are neither 32 nor a multiple of 64, and scales in float32
 - NVFP4, experts of all layers in one tensor, embeddings outside of GGUF, and matrices per head
+- routers, and the gates of states and of shared experts
 - parts of a tensor-parallel rank that begin within a group of 64 or more, or a block of 256
 
 ` + "`--dtype float32`" + ` expands all of them, and so do GPUs and ` + "`--quantization`" + `.

@@ -93,7 +93,7 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 		if b.plus != 0 {
 			s.DType = "F32"
 		}
-		if b.out == "experts" {
+		if b.narrow() {
 			s.grid = nil
 		}
 		if b.rows != nil { // each with a copy of its scales

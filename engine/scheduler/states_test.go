@@ -66,6 +66,7 @@ type stateSim struct {
 	shortHits int // that end where only a prompt's end is kept
 	preempts  int
 	shipped   int
+	aheads    int // steps given out ahead
 }
 
 func newStateSim(t *testing.T, seed uint64) *stateSim {
@@ -165,21 +166,62 @@ func (m *stateSim) step() error {
 	if err := m.Check(); err != nil {
 		return err
 	}
+	batches := []Batch{b}
+	if next, ok := m.Ahead(func(id RequestID) Next {
+		if m.left[id] == 1 && m.rng.IntN(2) == 0 {
+			return Ends
+		}
+		return Continues
+	}); ok {
+		batches = append(batches, next)
+		m.aheads++
+	}
 	if err := m.event(); err != nil { // while the step runs
 		return err
 	}
-	var results []Result
+	var results [][]Result
+	for _, b := range batches { // the device computes one after the other, whatever Update does
+		r, err := m.compute(b)
+		if err != nil {
+			return err
+		}
+		results = append(results, r)
+	}
+	for i, b := range batches {
+		for _, id := range m.Update(b, results[i]) {
+			m.texts = append(m.texts, slices.Clone(m.truth[id]))
+			delete(m.truth, id)
+		}
+		if err := m.Check(); err != nil {
+			return err
+		}
+		if err := m.event(); err != nil {
+			return err
+		}
+	}
+	return m.Check()
+}
+
+// compute runs a step on the devices and samples.
+func (m *stateSim) compute(b Batch) (results []Result, err error) {
 	for _, q := range b.Seqs {
 		tokens := m.truth[q.ID]
+		switch {
+		case q.Tokens[0] == Unknown && m.left[q.ID] == 0: // it has ended: its row is not used
+			results = append(results, Result{Tokens: []int32{0}})
+			continue
+		case q.Tokens[0] == Unknown:
+			q.Tokens = tokens[q.Start:]
+		}
 		for g, spec := range m.groups[1:] {
 			t := table{blocks: q.Tables[g+1], gone: spec.First(q.Start)}
 			if n, most := t.distinct(), spec.Touched(1+len(q.Tokens)); n > most {
-				return fmt.Errorf("request %d has %d states for tokens %d to %d, at most %d", q.ID, n, q.Start, q.Start+len(q.Tokens), most)
+				return nil, fmt.Errorf("request %d has %d states for tokens %d to %d, at most %d", q.ID, n, q.Start, q.Start+len(q.Tokens), most)
 			}
 		}
 		for g := range m.devices {
 			if err := m.devices[g].compute(q, g+1, stateOf(tokens[:q.Start])); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		if q.Sample {
@@ -189,21 +231,17 @@ func (m *stateSim) step() error {
 			results = append(results, Result{Tokens: []int32{next}, Finished: m.left[q.ID] == 0})
 		}
 	}
-	for _, id := range m.Update(b, results) {
-		m.texts = append(m.texts, slices.Clone(m.truth[id]))
-		delete(m.truth, id)
-	}
-	return m.Check()
+	return results, nil
 }
 
 // TestStates: each token is computed once from the state after the token before it, whatever is
-// cached, preempted, aborted or shipped, and every cached state is that of its prefix.
+// cached, preempted, aborted, shipped or computed ahead, and every cached state is that of its prefix.
 func TestStates(t *testing.T) {
 	runs := uint64(150)
 	if os.Getenv("TANDEM_SOAK") != "" {
 		runs = 20_000
 	}
-	var hits, shortHits, preempts, shipped int
+	var hits, shortHits, preempts, shipped, aheads int
 	for seed := range runs {
 		m := newStateSim(t, seed)
 		for range 150 {
@@ -221,10 +259,10 @@ func TestStates(t *testing.T) {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 		}
-		hits, shortHits, preempts, shipped = hits+m.hits, shortHits+m.shortHits, preempts+m.preempts, shipped+m.shipped
+		hits, shortHits, preempts, shipped, aheads = hits+m.hits, shortHits+m.shortHits, preempts+m.preempts, shipped+m.shipped, aheads+m.aheads
 	}
-	t.Logf("note: %d runs: hits of %d tokens, %d of them up to a prompt's end, %d preemptions, %d shipped", runs, hits, shortHits, preempts, shipped)
-	if least := int(runs); hits < least || shortHits < least/4 || preempts < least || shipped < least {
+	t.Logf("note: %d runs: hits of %d tokens, %d of them up to a prompt's end, %d preemptions, %d shipped, %d steps ahead", runs, hits, shortHits, preempts, shipped, aheads)
+	if least := int(runs); hits < least || shortHits < least/4 || preempts < least || shipped < least || aheads < least {
 		t.Errorf("a path ran too rarely")
 	}
 }

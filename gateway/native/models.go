@@ -401,7 +401,7 @@ func NewModel(b *nodepb.Bundle, servedName, template string, now time.Time) (*Mo
 		if g.BlockTokens == 0 || int(g.BlockTokens)%m.BlockTokens != 0 || int64(g.Window) > 1<<31-1 {
 			return nil, fmt.Errorf("gateway: bundle of model %q: KV blocks of %d tokens and a window of %d, in units of %d", b.Model, g.BlockTokens, g.Window, m.BlockTokens)
 		}
-		m.groups = append(m.groups, kvcache.Group{BlockTokens: int(g.BlockTokens), Window: int(g.Window)})
+		m.groups = append(m.groups, kvcache.Group{BlockTokens: int(g.BlockTokens), Window: int(g.Window), Every: int(g.Every)})
 	}
 	// Short, because every event of a stream has it.
 	m.systemPrint = fmt.Sprintf("fp_%010x", xxhash.Sum64String(fmt.Sprintf("%x %s", b.Fingerprint, b.NumericsClass))>>24)

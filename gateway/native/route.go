@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 
@@ -48,8 +49,8 @@ func (fl *Fleet) Explain(m *Model, text string, how *exchange.RouteHints) (rende
 	return p, d, &view.View, fleet
 }
 
-// stepTokens is the step that KV groups with a window are sized for, because nodes compute prompts
-// in chunks of about as many tokens.
+// stepTokens is the step that KV groups with a window are sized for if the bundle does not have the
+// node's own.
 const stepTokens = 2048
 
 // kvBlocks returns how many KV blocks a request of so many tokens holds at most.
@@ -57,7 +58,7 @@ func (m *Model) kvBlocks(tokens int) int {
 	if len(m.groups) == 0 {
 		return (tokens + m.BlockTokens - 1) / m.BlockTokens
 	}
-	return kvcache.Peak(m.groups, tokens, stepTokens)
+	return kvcache.Peak(m.groups, tokens, cmp.Or(int(m.bundle.StepTokens), stepTokens))
 }
 
 // demand returns the KV blocks that a prompt and its n answers are expected to take. A vector is an

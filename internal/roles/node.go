@@ -416,13 +416,13 @@ func (n *node) bundle() *nodepb.Bundle {
 	b := n.Bundle
 	var groups []*nodepb.CacheGroup
 	for _, g := range n.eng.Groups() {
-		groups = append(groups, &nodepb.CacheGroup{BlockTokens: uint32(g.BlockTokens), Window: uint32(g.Window)})
+		groups = append(groups, &nodepb.CacheGroup{BlockTokens: uint32(g.BlockTokens), Window: uint32(g.Window), Every: uint32(g.Every)})
 	}
 	return &nodepb.Bundle{
 		Groups: groups, Vectors: n.vectorsOf(),
 		Model: b.ModelName, Fingerprint: n.Fingerprint, NumericsClass: n.Class, TokenizerJson: b.TokenizerJSON,
 		ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken, EosTokenIds: b.EOSTokenIDs,
-		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.Scheduler.Pool.BlockTokens),
+		MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize), BlockTokens: uint32(n.Scheduler.Pool.BlockTokens), StepTokens: uint32(n.Scheduler.MaxBatchedTokens),
 		Defaults: &nodepb.GenerationDefaults{Temperature: b.Defaults.Temperature, TopP: b.Defaults.TopP, TopK: b.Defaults.TopK},
 	}
 }

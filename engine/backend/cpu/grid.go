@@ -9,7 +9,7 @@ import (
 // gridTile is the outputs of a packed tile, TILE of kernels.h.
 const gridTile = 16
 
-// gridLayout is the sizes of quant.h's packed grids: 64-byte lines of a word for each output.
+// gridLayout is the sizes of grid.h's packed grids: 64-byte lines of a word for each output.
 type gridLayout struct {
 	pairs      int // of groups of 32, in a block
 	head, pair int // bytes before a block's pairs, and of a pair

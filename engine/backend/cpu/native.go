@@ -138,8 +138,8 @@ func (n *native) close() { C.tandem_pool_free(n.pool) }
 
 // load packs a matrix into tiles of 16 outputs: fp32 [tile, in, 16] and bf16 [tile,
 // in/2, 16, 2], so that one 64-byte line feeds 16 lanes. MXFP4 is [tile, in/32] of 16
-// blocks and their exponents, unchanged. The layouts of int8, int4 and grids are in
-// quant.h, that of FP8 in fp8.h.
+// blocks and their exponents, unchanged. The layouts of int8 and int4 are in quant.h,
+// that of grids in grid.h, and that of FP8 in fp8.h.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
 	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
 	if w.dtype == backend.BF16 {

@@ -2353,8 +2353,9 @@ type Bundle struct {
 	VocabSize     uint32                 `protobuf:"varint,10,opt,name=vocab_size,json=vocabSize,proto3" json:"vocab_size,omitempty"`
 	BlockTokens   uint32                 `protobuf:"varint,11,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	Defaults      *GenerationDefaults    `protobuf:"bytes,12,opt,name=defaults,proto3" json:"defaults,omitempty"`
-	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`   // of KV layers, that with the largest window first; empty: one group
-	Vectors       *Vectors               `protobuf:"bytes,14,opt,name=vectors,proto3" json:"vectors,omitempty"` // of texts; unset: the node computes none
+	Groups        []*CacheGroup          `protobuf:"bytes,13,rep,name=groups,proto3" json:"groups,omitempty"`                            // of KV layers, that with the largest window first; empty: one group
+	Vectors       *Vectors               `protobuf:"bytes,14,opt,name=vectors,proto3" json:"vectors,omitempty"`                          // of texts; unset: the node computes none
+	StepTokens    uint32                 `protobuf:"varint,15,opt,name=step_tokens,json=stepTokens,proto3" json:"step_tokens,omitempty"` // that the node computes in one step at most; 0: not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2487,6 +2488,13 @@ func (x *Bundle) GetVectors() *Vectors {
 	return nil
 }
 
+func (x *Bundle) GetStepTokens() uint32 {
+	if x != nil {
+		return x.StepTokens
+	}
+	return 0
+}
+
 // Vectors is how the model's folder makes a text a vector.
 type Vectors struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2609,6 +2617,7 @@ type CacheGroup struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	BlockTokens   uint32                 `protobuf:"varint,1,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // positions that a token attends to; 0: all
+	Every         uint32                 `protobuf:"varint,3,opt,name=every,proto3" json:"every,omitempty"`   // tokens between the states that are kept; 0: the layers have no states
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2653,6 +2662,13 @@ func (x *CacheGroup) GetBlockTokens() uint32 {
 func (x *CacheGroup) GetWindow() uint32 {
 	if x != nil {
 		return x.Window
+	}
+	return 0
+}
+
+func (x *CacheGroup) GetEvery() uint32 {
+	if x != nil {
+		return x.Every
 	}
 	return 0
 }
@@ -2964,7 +2980,7 @@ const file_node_proto_rawDesc = "" +
 	"\x13output_tokens_per_s\x18\x11 \x01(\x01R\x10outputTokensPerSB\x10\n" +
 	"\x0e_blocks_cachedB\x12\n" +
 	"\x10_blocks_reserved\"\x0f\n" +
-	"\rBundleRequest\"\xa2\x04\n" +
+	"\rBundleRequest\"\xc3\x04\n" +
 	"\x06Bundle\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12 \n" +
 	"\vfingerprint\x18\x02 \x01(\x04R\vfingerprint\x12%\n" +
@@ -2981,7 +2997,9 @@ const file_node_proto_rawDesc = "" +
 	"\fblock_tokens\x18\v \x01(\rR\vblockTokens\x12>\n" +
 	"\bdefaults\x18\f \x01(\v2\".tandem.node.v1.GenerationDefaultsR\bdefaults\x122\n" +
 	"\x06groups\x18\r \x03(\v2\x1a.tandem.node.v1.CacheGroupR\x06groups\x121\n" +
-	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\"\x83\x03\n" +
+	"\avectors\x18\x0e \x01(\v2\x17.tandem.node.v1.VectorsR\avectors\x12\x1f\n" +
+	"\vstep_tokens\x18\x0f \x01(\rR\n" +
+	"stepTokens\"\x83\x03\n" +
 	"\aVectors\x12\x12\n" +
 	"\x04size\x18\x01 \x01(\rR\x04size\x12/\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x1b.tandem.node.v1.PoolingKindR\x04kind\x12\x10\n" +
@@ -2998,11 +3016,12 @@ const file_node_proto_rawDesc = "" +
 	"\fscore_tokens\x18\t \x03(\x05B\x02\x10\x01R\vscoreTokens\x1a:\n" +
 	"\fPromptsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
 	"\n" +
 	"CacheGroup\x12!\n" +
 	"\fblock_tokens\x18\x01 \x01(\rR\vblockTokens\x12\x16\n" +
-	"\x06window\x18\x02 \x01(\rR\x06window\"\x93\x01\n" +
+	"\x06window\x18\x02 \x01(\rR\x06window\x12\x14\n" +
+	"\x05every\x18\x03 \x01(\rR\x05every\"\x93\x01\n" +
 	"\x12GenerationDefaults\x12%\n" +
 	"\vtemperature\x18\x01 \x01(\x02H\x00R\vtemperature\x88\x01\x01\x12\x18\n" +
 	"\x05top_p\x18\x02 \x01(\x02H\x01R\x04topP\x88\x01\x01\x12\x18\n" +
