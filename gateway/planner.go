@@ -59,6 +59,7 @@ type otherGateway struct {
 	demand   control.Demand // since the last tick
 	backlog  float64        // prompt tokens without caches that wait in its queue
 	silent   int            // ticks since its last message, or since it was first seen
+	joined   bool           // it was first seen after this planner's first tick
 	logged   bool           // as unknown
 }
 
@@ -133,9 +134,11 @@ func (p *planner) receive(text []byte) {
 
 // sum returns the demand of all gateways since the last tick, the prompt tokens without caches that
 // wait in their queues, and the number of gateways whose demand is known. own is the demand of this
-// one. A gateway is logged once when its demand is unknown.
+// one. A gateway is logged once when its demand is unknown. One that has just joined counts as one
+// without requests, because targets would rise with each gateway that is started again.
 func (p *planner) sum(gateways []string, own control.Demand, backlog float64) (all control.Demand, waiting float64, known int) {
 	all, waiting, known = own, backlog, 1
+	counted := len(gateways)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for id := range p.others {
@@ -149,20 +152,24 @@ func (p *planner) sum(gateways []string, own control.Demand, backlog float64) (a
 		}
 		o := p.others[id]
 		if o == nil {
-			o = new(otherGateway)
+			o = &otherGateway{joined: p.now.Load() != nil}
 			p.others[id] = o
 		}
-		if o.silent++; !o.unknown() {
+		o.silent++
+		switch {
+		case !o.unknown():
 			known++
 			all.Add(&o.demand)
 			waiting += o.backlog
-		} else if o.silent >= silentTicks && !o.logged {
+		case o.joined && o.silent < silentTicks:
+			counted--
+		case o.silent >= silentTicks && !o.logged:
 			o.logged = true
 			p.g.Log.Warn("planner: demand of a gateway is unknown", "gateway", id, "received", o.received)
 		}
 		o.demand = control.Demand{}
 	}
-	share := float64(len(gateways)) / float64(known)
+	share := float64(counted) / float64(known)
 	all.Scale(share)
 	return all, share * waiting, known
 }
@@ -175,8 +182,14 @@ func (p *planner) arrived(prompt int) {
 }
 
 // unserved counts a request that no node was there for. No tokenizer has read it, so that its
-// tokens are estimated.
-func (p *planner) unserved(bytes int) { p.arrived(max(1, bytes/bytesPerToken)) }
+// tokens are estimated. No node serves more than its KV memory holds.
+func (p *planner) unserved(bytes int) {
+	tokens := max(1, bytes/bytesPerToken)
+	if most := int(p.o.Costs.KVTokens); most > 0 {
+		tokens = min(tokens, most)
+	}
+	p.arrived(tokens)
+}
 
 // bytesPerToken is the usual length of a token in the bodies of requests.
 const bytesPerToken = 4
@@ -226,11 +239,9 @@ func (p *planner) tick(at time.Duration) {
 	for r, to := range []*desiredRole{&now.Prefill, &now.Decode} {
 		role := control.Role(r)
 		*to = desiredRole{Advised: d[r].Target, Ready: s.Nodes[r].Ready, Start: s.Nodes[r].Starting, Need: d[r].Need, Why: d[r].Why}
-		value := 0.0
 		if leads && d[r].Known {
-			to.Desired, value = &to.Advised, float64(to.Advised)
+			to.Desired = &to.Advised
 		}
-		p.g.Meters.Gauge(metrics.DesiredNodes, role.String()).Set(value)
 		if last != nil {
 			of := []*desiredRole{&last.Prefill, &last.Decode}[r]
 			to.Changed = of.Changed
@@ -244,6 +255,14 @@ func (p *planner) tick(at time.Duration) {
 		}
 	}
 	p.now.Store(now)
+	// A client that waits for the metrics then finds the same numbers in /admin/desired.
+	for r, of := range []*desiredRole{&now.Prefill, &now.Decode} {
+		value := 0.0
+		if of.Desired != nil {
+			value = float64(*of.Desired)
+		}
+		p.g.Meters.Gauge(metrics.DesiredNodes, control.Role(r).String()).Set(value)
+	}
 }
 
 // sample returns the state of the fleet since the last sample, the ids of the gateways, the number

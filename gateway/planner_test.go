@@ -174,6 +174,28 @@ func TestPlannerSums(t *testing.T) {
 	}
 }
 
+// A gateway that joins counts as one without requests until it publishes, or has been silent for
+// too long: targets do not rise while gateways are started again one after the other.
+func TestPlannerJoins(t *testing.T) {
+	members := []nodes.Member{decodeMember("d"), {ID: "gw", Role: "gateway"}, {ID: "x", Role: "gateway"}}
+	b := newBed(t, Options{Planner: planned(), Members: members[:2]}, map[string]nodestest.Options{"d": {}})
+	p := b.g.planner
+	p.tick(plannerInterval)
+	b.g.SetMembers(members)
+	for i := range 2 * silentTicks {
+		p.mu.Lock()
+		p.demand.Requests = 2
+		p.mu.Unlock()
+		want := 2.0
+		if i+1 >= silentTicks {
+			want = 4
+		}
+		if s, _, _, known := p.sample(time.Duration(2+i) * plannerInterval); s.Requests != want || known != 1 {
+			t.Errorf("tick %d: %g requests of %d known gateways, want %g of 1", i, s.Requests, known, want)
+		}
+	}
+}
+
 // Requests that are refused because no node is there count: the fleet can grow from zero.
 func TestPlannerFromZero(t *testing.T) {
 	b := newBed(t, Options{Planner: planned()}, nil)
@@ -192,5 +214,11 @@ func TestPlannerFromZero(t *testing.T) {
 	d := p.now.Load()
 	if d.Decode.Desired == nil || *d.Decode.Desired != 1 || d.Prefill.Desired == nil || *d.Prefill.Desired < 8 || d.Decode.Ready+d.Decode.Start != 0 {
 		t.Errorf("%+v", d)
+	}
+	var longest control.Demand
+	longest.Arrive(&p.o.Costs, int(p.o.Costs.KVTokens), 0)
+	p.demand = control.Demand{}
+	if p.unserved(1 << 40); p.demand != longest {
+		t.Errorf("a body that no node can serve counts as %+v, want %+v", p.demand, longest)
 	}
 }

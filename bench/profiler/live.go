@@ -32,10 +32,12 @@ type LiveOptions struct {
 	Stop <-chan struct{}
 }
 
+// LeastEvery is the least time between two scrapes.
+const LeastEvery = 10 * time.Millisecond
+
 // Bounds of what counters have to have for a fit.
 const (
 	leastIntervals = 8
-	leastEvery     = 10 * time.Millisecond
 	leastPerRow    = 5   // steps of an interval
 	leastSpread    = 1.5 // largest to smallest mean of a coordinate
 	maxScrape      = 8 << 20
@@ -63,8 +65,8 @@ type scrape struct {
 // measured steps, by their means: step times are linear in what a step computes. Every second
 // interval is left out of the fit, and compared with it.
 func Live(ctx context.Context, o LiveOptions) (*Result, error) {
-	if o.Every < leastEvery || o.For < leastIntervals*o.Every {
-		return nil, fmt.Errorf("%w: --for %v with --every %v: give at least %d intervals of %v or more", ErrOption, o.For, o.Every, leastIntervals, leastEvery)
+	if o.Every < LeastEvery || o.For < leastIntervals*o.Every {
+		return nil, fmt.Errorf("%w: --for %v with --every %v: give at least %d intervals of %v or more", ErrOption, o.For, o.Every, leastIntervals, LeastEvery)
 	}
 	p := *o.Base
 	rows := map[string][]profile.TimedStep{}

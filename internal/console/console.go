@@ -43,6 +43,16 @@ type Client struct {
 	HTTP *http.Client
 }
 
+// Shown returns the URL without its user and password, for messages.
+func (c *Client) Shown() string {
+	u, err := url.Parse(c.URL)
+	if err != nil {
+		return ""
+	}
+	u.User = nil
+	return u.String()
+}
+
 // Message is one turn of a chat.
 type Message struct {
 	Role    string `json:"role"`
@@ -90,7 +100,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 		if errors.As(err, &failed) {
 			err = failed.Err // without the method and the URL again
 		}
-		return nil, fmt.Errorf("no answer from %s: %w; %s", c.URL, err, c.remedy(err))
+		return nil, fmt.Errorf("no answer from %s: %w; %s", c.Shown(), err, c.remedy(err))
 	}
 	if resp.StatusCode == http.StatusOK {
 		return resp, nil
@@ -109,7 +119,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	case c.proxied(req):
 		text = fmt.Appendf(bytes.TrimSpace(text), "; this answer may be that of %s", proxyRemedy)
 	case resp.StatusCode == http.StatusNotFound || resp.StatusCode == http.StatusMethodNotAllowed:
-		text = fmt.Appendf(bytes.TrimSpace(text), "; %s%s is no route of a gateway: give --url the address of --port or --admin-listen, not the metrics of a node", c.URL, path)
+		text = fmt.Appendf(bytes.TrimSpace(text), "; %s%s is no route of a gateway: give --url the address of --port or --admin-listen, not the metrics of a node", c.Shown(), path)
 	}
 	switch {
 	case resp.StatusCode == http.StatusUnauthorized:
@@ -126,7 +136,7 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 
 // remedy returns what to do about a request that got no answer.
 func (c *Client) remedy(err error) string {
-	rest, plain := strings.CutPrefix(c.URL, "http://")
+	rest, plain := strings.CutPrefix(c.Shown(), "http://")
 	var unknown x509.UnknownAuthorityError
 	var invalid x509.CertificateInvalidError
 	var name x509.HostnameError
@@ -143,7 +153,7 @@ func (c *Client) remedy(err error) string {
 	case errors.As(err, &unknown):
 		return "a certificate of your own is trusted by SSL_CERT_FILE=FILE in the environment"
 	case errors.Is(err, http.ErrSchemeMismatch):
-		return "a gateway without a certificate has the URL http://" + strings.TrimPrefix(c.URL, "https://")
+		return "a gateway without a certificate has the URL http://" + strings.TrimPrefix(c.Shown(), "https://")
 	}
 	return "start a cluster with `tandem up`, or name its gateway with --url"
 }
@@ -175,7 +185,7 @@ func (c *Client) Models(ctx context.Context) ([]string, error) {
 	defer resp.Body.Close()
 	var list struct{ Data []struct{ ID string } }
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxBody)).Decode(&list); err != nil {
-		return nil, fmt.Errorf("%s/v1/models: %w", c.URL, err)
+		return nil, fmt.Errorf("%s/v1/models: %w", c.Shown(), err)
 	}
 	ids := make([]string, len(list.Data))
 	for i, m := range list.Data {
@@ -313,7 +323,7 @@ func BaseURL(address string) (string, error) {
 	}
 	u, err := url.Parse(full)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" || u.RawQuery != "" || u.Fragment != "" {
-		return "", fmt.Errorf("%q is %w; write http://HOST:PORT", address, ErrURL)
+		return "", fmt.Errorf("%q is %w; write http://HOST:PORT", address[strings.LastIndexByte(address, '@')+1:], ErrURL) // without a password
 	}
 	u.Path = strings.TrimSuffix(strings.TrimRight(u.Path, "/"), "/v1")
 	return u.String(), nil

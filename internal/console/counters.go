@@ -45,7 +45,7 @@ func (c *Client) Counters(ctx context.Context) (*Counters, error) {
 	defer resp.Body.Close()
 	n, err := readCounters(io.LimitReader(resp.Body, maxBody))
 	if err != nil {
-		return nil, fmt.Errorf("%s/metrics: %w", c.URL, err)
+		return nil, fmt.Errorf("%s/metrics: %w", c.Shown(), err)
 	}
 	n.At = time.Now()
 	return n, nil

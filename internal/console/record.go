@@ -54,7 +54,7 @@ func (c *Client) Record(ctx context.Context, session string) (*Recordings, error
 	defer resp.Body.Close()
 	r := new(Recordings)
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxRecordings)).Decode(r); err != nil {
-		return nil, fmt.Errorf("%s/admin/record: %w", c.URL, err)
+		return nil, fmt.Errorf("%s/admin/record: %w", c.Shown(), err)
 	}
 	return r, nil
 }

@@ -122,7 +122,7 @@ func (c *Client) Nodes(ctx context.Context) (*Fleet, error) {
 	defer resp.Body.Close()
 	f := new(Fleet)
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxBody)).Decode(f); err != nil {
-		return nil, fmt.Errorf("%s/debug/nodes: %w", c.URL, err)
+		return nil, fmt.Errorf("%s/debug/nodes: %w", c.Shown(), err)
 	}
 	return f, nil
 }
@@ -166,7 +166,7 @@ func (c *Client) Status(ctx context.Context, asJSON bool, width int, w io.Writer
 		state = "not ready: " + f.Reason
 	}
 	var view strings.Builder
-	fmt.Fprintf(&view, "gateway %s (version %s): %s\n\n", c.URL, f.Version, state)
+	fmt.Fprintf(&view, "gateway %s (version %s): %s\n\n", c.Shown(), f.Version, state)
 	t := tabwriter.NewWriter(&view, 0, 8, 2, ' ', 0)
 	if len(f.Upstreams) > 0 {
 		fmt.Fprintln(t, "UPSTREAM\tTASK\tREQUESTS\tMODELS\tSTATE")
@@ -238,7 +238,7 @@ func (c *Client) WaitFleet(ctx context.Context, nodes []string) ([]string, error
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: %w", c.URL, err)
+			return nil, fmt.Errorf("%s: %w", c.Shown(), err)
 		case <-tick.C:
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,7 +56,8 @@ func runAdvise(v *cli.Invocation) error {
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
-	if a.o.Trace != "" && !v.Changed("api-key") { // a recording is never the same again, and a key is a secret
+	// A recording is never the same again. A key is a secret, as are a user and a password of a URL.
+	if a.o.Trace != "" && !v.Changed("api-key") && a.client.Shown() == a.client.URL {
 		a.o.Command = "tandem advise " + cli.Quoted(v.Arguments)
 	}
 	useMachine(v, &a.o)
@@ -75,8 +75,8 @@ func runAdvise(v *cli.Invocation) error {
 	if a.o.Trace != "" && len(a.from) > 0 {
 		return fmt.Errorf("%w: --from reads counters while the load is recorded, and --trace records none: leave one of them out, or give the profile that tandem profile --from writes", config.ErrValue)
 	}
-	if len(a.from) > 0 && a.length < leastReadings*a.every {
-		return fmt.Errorf("%w: --for %v with --every %v: give at least %d readings of the nodes' counters", config.ErrValue, a.length, a.every, leastReadings)
+	if len(a.from) > 0 && (a.every < profiler.LeastEvery || a.length < leastReadings*a.every) {
+		return fmt.Errorf("%w: --for %v with --every %v: give at least %d readings of the nodes' counters, %v or more apart", config.ErrValue, a.length, a.every, leastReadings, profiler.LeastEvery)
 	}
 	if a.o.Trace == "" || a.fleet == "" {
 		ctx, _, stop := process.Signals()
@@ -141,12 +141,15 @@ func (a *adviser) observe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	prefill, decode := a.now.Prefill, a.now.Decode
-	if _, err := a.nodes(context.WithoutCancel(ctx)); err != nil {
+	then := a.now
+	switch _, err := a.nodes(context.WithoutCancel(ctx)); {
+	case errors.Is(err, pools.ErrOption): // of another model
 		return err
-	}
-	if prefill != a.now.Prefill || decode != a.now.Decode {
-		a.note("The fleet changed while the load was recorded, from %s to %s: the prediction is for the latter.", size(prefill, decode), size(a.now.Prefill, a.now.Decode))
+	case err != nil: // the recording is worth more than what the gateway answers at its end
+		a.now = then
+		a.note("The prediction is for the fleet at the beginning of the recording, because that at its end is not known: %s.", strings.TrimPrefix(err.Error(), config.ErrValue.Error()+": "))
+	case then.Prefill != a.now.Prefill || then.Decode != a.now.Decode:
+		a.note("The fleet changed while the load was recorded, from %s to %s: the prediction is for the latter.", size(then.Prefill, then.Decode), size(a.now.Prefill, a.now.Decode))
 	}
 	return nil
 }
@@ -206,7 +209,7 @@ func (a *adviser) nodes(ctx context.Context) (ready []console.Node, err error) {
 	case len(f.Nodes) == 0 && f.Ready:
 		a.now.Decode = 1 // the process of the gateway computes
 	case a.now.Decode == 0:
-		return nil, fmt.Errorf("%w: no decode node of %s is ready: wait until tandem status shows one, or give --fleet and --trace", config.ErrValue, a.client.URL)
+		return nil, fmt.Errorf("%w: no decode node of %s is ready: wait until tandem status shows one, or give --fleet and --trace", config.ErrValue, a.client.Shown())
 	}
 	switch {
 	case other == 1:
@@ -223,18 +226,8 @@ func (a *adviser) nodes(ctx context.Context) (ready []console.Node, err error) {
 			a.note("%s", note)
 		}
 	}
-	a.now.URL, a.now.Keyed = withoutUser(a.client.URL), a.client.Key != ""
+	a.now.URL, a.now.Keyed = a.client.Shown(), a.client.Key != ""
 	return ready, nil
-}
-
-// withoutUser returns a URL without its user and password.
-func withoutUser(text string) string {
-	u, err := url.Parse(text)
-	if err != nil {
-		return ""
-	}
-	u.User = nil
-	return u.String()
 }
 
 // record records the load of the gateway, its counters, and those of the nodes.
@@ -252,7 +245,7 @@ func (a *adviser) record(ctx context.Context, ready []console.Node) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(a.messages, "Recording the load of %s for %v; Ctrl-C ends it earlier\n", withoutUser(a.client.URL), a.length)
+	fmt.Fprintf(a.messages, "Recording the load of %s for %v; Ctrl-C ends it earlier\n", a.client.Shown(), a.length)
 	ended := make(chan struct{})
 	fitted := make(chan func(), 1)
 	if len(urls) > 0 {
@@ -296,7 +289,7 @@ func (a *adviser) record(ctx context.Context, ready []console.Node) error {
 	if a.now.Load, err = sim.ReadTrace(&trace); err != nil {
 		return err
 	}
-	a.now.Source = fmt.Sprintf("recorded from %s", withoutUser(a.client.URL))
+	a.now.Source = fmt.Sprintf("recorded from %s", a.client.Shown())
 	return nil
 }
 

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -67,8 +69,40 @@ func TestAdviseCommand(t *testing.T) {
 		}
 	}
 	if status, out, errOut := tandem("advise", "--url", url, "--profile", "h100:llama-8b", "--trace", trace, "--max-nodes", "4", "--budget", "2000"); status != 0 || errOut != "" ||
-		!strings.Contains(out, "Nothing was measured") || !strings.Contains(out, "To repeat: tandem advise --url "+url) {
+		!strings.Contains(out, "Nothing was measured") || !strings.Contains(out, "leave out --trace") || !strings.Contains(out, "1 node of the fleet is not ready or drained") || !strings.Contains(out, "To repeat: tandem advise --url "+url) {
 		t.Errorf("status %d\n%s%s", status, out, errOut)
+	}
+	secret := strings.Replace(url, "//", "//u:p@", 1)
+	if status, out, errOut := tandem("advise", "--url", secret, "--profile", "h100:llama-8b", "--trace", trace, "--max-nodes", "4", "--budget", "2000"); status != 0 || strings.Contains(out+errOut, "u:p@") {
+		t.Errorf("status %d, or a password in\n%s%s", status, out, errOut)
+	}
+}
+
+// A gateway that ends after the load was recorded does not make the recording void: the fleet is
+// that of the beginning.
+func TestAdviseGatewayEnds(t *testing.T) {
+	gateway, err := url.Parse(gatewayOf(t, oneOfEach, ended(27*time.Millisecond)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	forward, recorded := httputil.NewSingleHostReverseProxy(gateway), false
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if recorded {
+			http.Error(w, "gone", http.StatusBadGateway)
+			return
+		}
+		recorded = r.URL.Path == "/admin/record"
+		forward.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	status, out, errOut := tandem("advise", "--url", s.URL, "--profile", "h100:llama-8b", "--for", "1ms", "--max-nodes", "4", "--budget", "2000")
+	for _, want := range []string{
+		"The fleet now: 1 prefill node and 2 decode nodes", "Nothing was measured, so that the advice rests on the profile alone.\n",
+		"What the gateway measured is not known: the server refused: 502 Bad Gateway", "The prediction is for the fleet at the beginning of the recording, because that at its end is not known: ",
+	} {
+		if status != 0 || !strings.Contains(out, want) {
+			t.Errorf("status %d, no %q in\n%s%s", status, want, out, errOut)
+		}
 	}
 }
 
@@ -121,7 +155,9 @@ func TestAdviseRefuses(t *testing.T) {
 		"the gateway names no metrics of nodes":                  append(p, "--from", "fleet", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),
 		"--from :::secretless: give a node's metrics":            append(p, "--from", "u:p@:::secretless", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),
 		"its folder does not exist":                              append(p, "--out", "/nowhere/t.jsonl", "--url", gatewayOf(t, oneOfEach, "")),
-		"start a cluster with `tandem up`":                       append(p, "--url", "http://127.0.0.1:1"),
+		"start a cluster with `tandem up`":                       append(p, "--url", "http://u:p@127.0.0.1:1"),
+		"is not a gateway's address":                             append(p, "--url", "http://u:p@127.0.0.1:1?x"),
+		"10ms or more apart":                                     append(p, "--from", "fleet", "--every", "1ms"),
 		"no request for the gateway's own nodes ended in 1ms":    append(p, "--url", gatewayOf(t, oneOfEach, ""), "--for", "1ms"),
 		"only one can be the price of a node: leave one":         append(p, "--price-per-hour", "2", "--capex", "5"),
 		"--max-requests 0: give 1 to":                            append(p, "--max-requests", "0"),

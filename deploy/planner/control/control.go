@@ -88,6 +88,9 @@ const (
 	firstTime = 30 * time.Second
 	// answers is the number of answers over which their mean work is averaged.
 	answers = 1000
+	// mostFigure bounds the figures of a demand. No fleet has larger ones, and what is computed from
+	// figures up to it is finite.
+	mostFigure = 1e18
 )
 
 // Demand is what arrived and ended at the gateways.
@@ -121,14 +124,14 @@ func (d *Demand) Scale(by float64) {
 	}
 }
 
-// Sound reports whether all figures are finite and none is negative.
+// Sound reports whether all figures are from 0 to mostFigure, and whole answers ended.
 func (d *Demand) Sound() bool {
 	for _, x := range d.fields() {
-		if !(*x >= 0) || math.IsInf(*x, 0) {
+		if !(*x >= 0 && *x <= mostFigure) {
 			return false
 		}
 	}
-	return true
+	return d.Ended == 0 || d.Ended >= 1
 }
 
 // Arrive adds a request.
@@ -261,10 +264,8 @@ func (c *Controller) Tick(s Sample) (d [roles]Decision) {
 	return d
 }
 
-// sound reports whether all figures of the sample are finite and none is negative.
-func (s *Sample) sound() bool {
-	return s.Sound() && s.Backlog >= 0 && !math.IsInf(s.Backlog, 0)
-}
+// sound reports whether all figures of the sample are possible.
+func (s *Sample) sound() bool { return s.Sound() && s.Backlog >= 0 && !math.IsInf(s.Backlog, 0) }
 
 // look follows the nodes until the first decision: a gateway that has just started sees them one
 // after the other, and the first of them are not the fleet.

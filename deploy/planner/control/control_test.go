@@ -287,3 +287,32 @@ func TestAdd(t *testing.T) {
 		t.Error("an infinite demand is sound")
 	}
 }
+
+// Figures that no fleet has do not count. Without the check their means would not be numbers, which
+// shrink a role to one node.
+func TestImpossibleFigures(t *testing.T) {
+	const forged = 10 * time.Minute
+	want := play(New(options()), 0, time.Hour, 5*time.Second, nil)
+	for _, demand := range []Demand{
+		{Requests: 1e200, Ended: 1, Decoded: 1e200, DecodedSq: 1e200}, {Ended: 1e-300, Decoded: 1e17, Context: 1e17}, {Requests: 1, Work: 1e300, Square: 1e300}, {Work: math.NaN()},
+	} {
+		c := New(options())
+		play(c, 0, forged, 5*time.Second, nil)
+		play(c, forged, forged+5*time.Second, 5*time.Second, func(s *Sample) { s.Demand = demand })
+		got := play(c, forged+5*time.Second, time.Hour, 5*time.Second, nil)
+		for r := range got {
+			if got[r].Target != want[r].Target || math.Abs(got[r].Need/want[r].Need-1) > .01 {
+				t.Errorf("after %+v: %s %+v, want %+v", demand, Role(r), got[r], want[r])
+			}
+		}
+	}
+	// Figures at the bounds give finite needs.
+	c := New(options())
+	play(c, 0, forged, 5*time.Second, nil)
+	for _, demand := range []Demand{{Requests: mostFigure, Ended: 1, Decoded: mostFigure, DecodedSq: mostFigure, Context: mostFigure}, {Requests: mostFigure, Ended: 1, Context: mostFigure}} {
+		d := play(c, c.last+5*time.Second, c.last+10*time.Second, 5*time.Second, func(s *Sample) { s.Demand = demand })
+		if need := d[Decode].Need; math.IsNaN(need) || math.IsInf(need, 0) || d[Decode].Target > 50 {
+			t.Errorf("after %+v: %+v", demand, d[Decode])
+		}
+	}
+}

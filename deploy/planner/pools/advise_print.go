@@ -233,9 +233,18 @@ func (c *compared) figure(v float64) string {
 
 // printComparison writes the comparison, and what it means.
 func (a *advice) printComparison(w io.Writer, list []compared) {
+	defer func() {
+		for _, note := range a.now.Notes {
+			fmt.Fprintln(w, "  "+note)
+		}
+	}()
 	m := a.now.Measured
 	if m == nil {
-		fmt.Fprintln(w, "  Nothing was measured, so that the advice rests on the profile alone: leave out --trace to record the load of a gateway and compare.")
+		remedy := ""
+		if a.now.Load == nil {
+			remedy = ": leave out --trace to record the load of a gateway and compare"
+		}
+		fmt.Fprintf(w, "  Nothing was measured, so that the advice rests on the profile alone%s.\n", remedy)
 		return
 	}
 	t := table{{"", "predicted", "measured", "error", ""}}
@@ -276,9 +285,6 @@ func (a *advice) printComparison(w io.Writer, list []compared) {
 	}
 	if m.Requests < fewCounts {
 		fmt.Fprintf(w, "  %s %s recorded: percentiles of so few are chance. Record for longer before you act.\n", count(m.Requests, "request"), was(m.Requests))
-	}
-	for _, note := range a.now.Notes {
-		fmt.Fprintln(w, "  "+note)
 	}
 }
 

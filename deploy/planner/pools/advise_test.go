@@ -182,7 +182,7 @@ func TestAdviseNeeds(t *testing.T) {
 	if w := got.WhatIf; w[0].Load != .1 || w[0].Needed != nil || w[1].Needed == nil || w[1].Needed.Profile != "h200:llama-8b" || w[1].Needed.Price < 3.8 || !strings.Contains(w[4].Not, "nothing would be left to serve") {
 		t.Errorf("%+v", got.WhatIf)
 	}
-	if values, err := os.ReadFile(o.Helm); err != nil || !strings.Contains(string(values), "pools:") {
+	if values, err := os.ReadFile(o.Helm); err != nil || !strings.Contains(string(values), "pools:") || !strings.Contains(string(values), "#   tandem advise\n") {
 		t.Errorf("%v\n%s", err, values)
 	}
 }

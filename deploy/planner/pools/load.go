@@ -69,7 +69,7 @@ func (r *run) checkLoad() error {
 		return fmt.Errorf("%w: all %d requests arrive at the same time: a plan needs the times of the requests", ErrOption, len(r.trace))
 	}
 	if len(r.trace) < minRequests {
-		return fmt.Errorf("%w: the load has %d requests, too few for percentiles: give at least %d", ErrOption, len(r.trace), minRequests)
+		return fmt.Errorf("%w: the load has %s, too few for percentiles: give at least %d", ErrOption, count(len(r.trace), "request"), minRequests)
 	}
 	for i := range r.trace {
 		q := &r.trace[i]

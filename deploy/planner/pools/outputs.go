@@ -2,6 +2,7 @@ package pools
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -92,7 +93,7 @@ func (r *run) helm(w io.Writer) error {
 	p := r.profileOf(f)
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Values of deploy/helm/tandem for %s, as planned by\n#   %s\n# Step times: %s. Add the model: `models`, and its key as nodes.model (docs/kubernetes.md).\n",
-		r.sizes(f), strings.ReplaceAll(r.Command, "\n", " "), p.Basis())
+		r.sizes(f), strings.ReplaceAll(cmp.Or(r.Command, "tandem advise"), "\n", " "), p.Basis())
 	fmt.Fprintf(&b, "gateway:\n  replicas: %d\n", r.Gateways)
 	if f.Prefill > 0 {
 		fmt.Fprintf(&b, "  config:\n    min-remote-prefill-tokens: %d\n", f.MinRemote)

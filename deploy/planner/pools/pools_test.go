@@ -216,7 +216,7 @@ func TestWrongInput(t *testing.T) {
 		{func(o *Options) { o.MaxNodes = 1; o.Loads = []string{"rps=400,n=1000,in=2000,out=100"} }, "nodes are needed, and at most 1 are allowed"},
 		{func(o *Options) { o.Budget = 100 }, "a budget of 100 simulated requests is less than one simulation"},
 		{func(o *Options) { o.BatchedTokens = []int{8} }, "--max-num-batched-tokens 8: want at least the 256 of --max-num-seqs"},
-		{trace(func(o *Options, _ string) { o.Requests = 1 }), "the load has 1 requests"},
+		{trace(func(o *Options, _ string) { o.Requests = 1 }), "the load has 1 request,"},
 	} {
 		o := options()
 		c.change(&o)
