@@ -233,7 +233,7 @@ soak: export TANDEM_SOAK := 1
 soak: export TANDEM_SOAK_SEED := $(SOAK_SEED)
 soak: export TANDEM_SOAK_MINUTES := $(SOAK_MINUTES)
 soak: RESULTS := logs/soak-$(shell date -u +%Y%m%d-%H%M%S)
-soak: build $(PYENV) $(NODEENV)/installed $(if $(filter cuda-nvrtc,$(or $(ONLY),cuda-nvrtc)),$(NVRTC)/installed) $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) libfabric ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
+soak: build $(PYENV) $(NODEENV)/installed $(if $(filter cuda-nvrtc,$(or $(ONLY),cuda-nvrtc)),$(NVRTC)/installed) $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) $(TOOLS)/staticcheck debian libfabric prometheus ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
 	@$(call steps,$(or $(ONLY),$(SOAK_STEPS)),-log $(RESULTS).log $(if $(filter-out mutants,$(or $(ONLY),all)),-page bench/results/$(or $(RECORD),soak.md)) \
 		-title 'Soak$(SOAK_OPTIONS)' -command "make soak SOAK_SEED=$(SOAK_SEED) SOAK_MINUTES=$(SOAK_MINUTES) SOAK_FUZZ=$(SOAK_FUZZ) ONLY=\"$(ONLY)\" RUN='$(RUN)'")
 

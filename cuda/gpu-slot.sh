@@ -98,7 +98,7 @@ write "## Slot $slot"
 if [ $device != cpu ]; then # the object for older drivers, if the other one does not run
 	tests object 30 -test.run '^TestKernels$/^norms$'
 	if [ $status -ne 0 ] && [ -e bin/tandem-cuda-nvrtc.so ]; then
-		mv bin/tandem-cuda.so bin/tandem-cuda-nvcc.so && mv bin/tandem-cuda-nvrtc.so bin/tandem-cuda.so && write "- bin/tandem-cuda.so is that of make cuda-nvrtc from here on"
+		mv bin/tandem-cuda.so bin/tandem-cuda-nvcc.so && mv bin/tandem-cuda-nvrtc.so bin/tandem-cuda.so && status=0 && write "- bin/tandem-cuda.so is that of make cuda-nvrtc from here on"
 	fi
 fi
 

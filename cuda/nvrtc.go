@@ -28,7 +28,7 @@ const nvrtcScript = "cuda/build/nvrtc.py"
 func GPUByNVRTC(root, venv string, targets []string) (string, []Usage, error) {
 	found, err := filepath.Glob(filepath.Join(venv, "lib", "python3*", "site-packages", "nvidia"))
 	if err != nil || len(found) != 1 {
-		return "", nil, fmt.Errorf("%w: %s has no packages of NVIDIA, only %v: %w", ErrCompile, venv, found, errors.Join(err))
+		return "", nil, fmt.Errorf("%w: -nvrtc %s has %d folders of NVIDIA's packages, want one: `make cuda-nvrtc` installs them", ErrCompile, venv, len(found))
 	}
 	packages, err := filepath.Abs(found[0])
 	if err != nil {
@@ -46,7 +46,7 @@ func GPUByNVRTC(root, venv string, targets []string) (string, []Usage, error) {
 	}
 	libraries, err := filepath.Glob(filepath.Join(packages, "cuda_nvrtc", "lib", "libnvrtc.so.*"))
 	if err != nil || len(libraries) != 1 {
-		return "", nil, fmt.Errorf("%w: one NVRTC is needed, there are %v: %w", ErrCompile, libraries, errors.Join(err))
+		return "", nil, fmt.Errorf("%w: -nvrtc %s has the NVRTC libraries %v, want one", ErrCompile, venv, libraries)
 	}
 	script, err := os.ReadFile(filepath.Join(root, nvrtcScript))
 	if err != nil {

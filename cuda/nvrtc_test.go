@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -52,5 +53,12 @@ const char *names[] = {typeid(Named<(product<4, 1>)>).name(), typeid(Named<flat>
 	}
 	if err := hasKernels(object, []string{"_Z7missingv"}); err == nil {
 		t.Error("a missing kernel was found")
+	}
+}
+
+// The error for an environment without NVRTC has the remedy.
+func TestNoNVRTC(t *testing.T) {
+	if _, _, err := GPUByNVRTC("..", t.TempDir(), NVRTCTargets); err == nil || !strings.Contains(err.Error(), "make cuda-nvrtc") || strings.Contains(err.Error(), "%!") {
+		t.Error(err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -36,7 +37,8 @@ func makefileList(t *testing.T, name string) []string {
 }
 
 // Each step of make test and make soak is a target, the race step runs every package that no list
-// excludes, and the lists name packages that exist and that the plain step runs.
+// excludes, the lists name packages that exist and that the plain step runs, and a soak installs what
+// its steps need.
 func TestSteps(t *testing.T) {
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip("make is not installed")
@@ -54,6 +56,12 @@ func TestSteps(t *testing.T) {
 	for _, want := range []string{"fuzz", "race", "plain", "binary"} {
 		if !slices.Contains(makefileList(t, "SOAK_STEPS"), want) {
 			t.Errorf("a soak lacks %s", want)
+		}
+	}
+	soak := regexp.MustCompile(`(?m)^soak: (build .*) ## `).FindString(string(text))
+	for _, want := range []string{"$(TOOLS)/staticcheck", "debian", "libfabric", "prometheus"} { // for the steps chart and plain
+		if !slices.Contains(strings.Fields(soak), want) {
+			t.Errorf("a soak does not install %s", want)
 		}
 	}
 	for _, pkg := range slices.Concat(makefileList(t, "WITHOUT_RACE"), makefileList(t, "ALSO_PLAIN")) {

@@ -147,3 +147,25 @@ func TestRemembersPlaceOfPrefill(t *testing.T) {
 		}
 	}
 }
+
+// A step whose request ends meanwhile has the prompt tokens that it had at its start: a request that
+// decodes has none, and the node's measured rate stays.
+func TestRateWithoutPromptTokens(t *testing.T) {
+	f, g := idleFleet(t)
+	n := f.decode[0]
+	f.tokens = make([]int32, 40)
+	r := &Request{Prompt: 30, Output: 1000, idTokens: 16, g: g}
+	g.send(r, route.Decision{})
+	f.clock.next() // the step of the prompt ends
+	rate := n.rate
+	for range 3 {
+		f.clock.next()
+	}
+	if n.remove(r.a); rate == 0 || n.rate != rate {
+		t.Fatalf("tokens per second: %g, then %g", rate, n.rate)
+	}
+	f.clock.next() // the running step ends
+	if n.stepping || n.rate != rate {
+		t.Errorf("stepping %v, %g tokens per second, want %g", n.stepping, n.rate, rate)
+	}
+}

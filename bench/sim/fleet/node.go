@@ -155,7 +155,7 @@ func (n *node) endStep() {
 	prompt := 0
 	for i := range n.batch.Seqs {
 		q := &n.batch.Seqs[i]
-		prompt += n.promptTokens(q)
+		prompt += promptTokens(q, n.seqs[i])
 		if !q.Sample {
 			continue
 		}
@@ -181,12 +181,13 @@ func (n *node) endStep() {
 	n.start()
 }
 
-// promptTokens returns how many tokens of its prompt a sequence computes in a step.
-func (n *node) promptTokens(q *scheduler.Seq) int {
-	if a := n.attempts[q.ID]; a != nil {
-		return max(0, min(q.Start+len(q.Tokens), a.tokens)-q.Start)
+// promptTokens returns how many tokens of its prompt a sequence computes in a step. a is the
+// sequence's attempt as of the step's start; nil: a job has it, whose tokens are all of a prompt.
+func promptTokens(q *scheduler.Seq, a *attempt) int {
+	if a == nil {
+		return len(q.Tokens)
 	}
-	return len(q.Tokens) // all are of a job's prompt, or those of an ended request do not matter
+	return max(0, min(q.Start+len(q.Tokens), a.tokens)-q.Start)
 }
 
 // end handles the requests that a step has ended.

@@ -333,13 +333,13 @@ func (s *sleepers) simulate(t *testing.T, seeds int) *load.Record {
 
 // Without prefill nodes, every token comes at the time that is predicted. With them, goroutines answer
 // simultaneous grants in an order that differs from run to run, and with it the wait of single
-// prompts. So several runs count together, and the short form of one run has wider bounds for TTFT.
+// prompts. So several runs count together, and the short form of two runs has wider bounds for TTFT.
 func TestVirtualFleets(t *testing.T) {
 	type form struct {
 		prefill, decode, requests, plays, seeds int
 		ttft                                    float64 // factor on the bounds
 	}
-	forms := []form{{0, 4, 300, 1, 1, 1}, {2, 2, 600, 1, 4, 4}}
+	forms := []form{{0, 4, 300, 1, 1, 1}, {2, 2, 600, 2, 16, 4}}
 	switch {
 	case testing.Short():
 		forms = forms[:1]
