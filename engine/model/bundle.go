@@ -66,7 +66,7 @@ func ReadTokenizer(folder fs.FS) (*Bundle, error) {
 	s, b := &Source{files: folder}, new(Bundle)
 	err := s.text(b)
 	if err == nil && b.TokenizerJSON == nil {
-		err = fmt.Errorf("%w: it has no tokenizer.json, tokenizer.model, tiktoken.model or tekken.json", ErrSource)
+		err = fmt.Errorf("%w: it has no tokenizer.json, tokenizer.model, tiktoken.model, qwen.tiktoken or tekken.json", ErrSource)
 	}
 	return b, err
 }
@@ -94,7 +94,7 @@ func (s *Source) text(b *Bundle) (err error) {
 
 // asClass returns tokenizer.json as transformers reads it for the class that
 // tokenizer_config.json names. In a folder without it, it is made of tekken.json,
-// tokenizer.model or tiktoken.model.
+// tokenizer.model, tiktoken.model or qwen.tiktoken.
 func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
 	text, err := s.optional("tokenizer_config.json")
 	if err != nil {
@@ -119,6 +119,7 @@ func (s *Source) asClass(tokenizerJSON []byte) ([]byte, error) {
 // otherTokenizer returns the tokenizer.json that is equal to the folder's tokenizer in another
 // format; nil: there is none. config is tokenizer_config.json, or nil.
 func (s *Source) otherTokenizer(config []byte) ([]byte, error) {
+	ranks := func(data []byte) ([]byte, error) { return tokenizer.FromTiktoken(data, config) }
 	for _, f := range []struct {
 		name string
 		read func([]byte) ([]byte, error)
@@ -126,11 +127,12 @@ func (s *Source) otherTokenizer(config []byte) ([]byte, error) {
 		{"tekken.json", tokenizer.FromTekken},
 		{"tokenizer.model", func(data []byte) ([]byte, error) {
 			if tokenizer.IsTiktoken(data) {
-				return tokenizer.FromTiktoken(data, config)
+				return ranks(data)
 			}
 			return tokenizer.FromSentencePiece(data, config)
 		}},
-		{"tiktoken.model", func(data []byte) ([]byte, error) { return tokenizer.FromTiktoken(data, config) }},
+		{"tiktoken.model", ranks},
+		{"qwen.tiktoken", ranks},
 	} {
 		data, err := s.optional(f.name)
 		if err != nil {

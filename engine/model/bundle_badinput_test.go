@@ -66,7 +66,7 @@ func TestBundleOfSentencePiece(t *testing.T) {
 	if _, err := ReadTokenizer(folder); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "XGLMTokenizer") {
 		t.Errorf("err = %v", err)
 	}
-	for name, want := range map[string]string{"tiktoken.model": "tiktoken.model: tokenizer: invalid tokenizer.json: line 1 of the file of ranks", "tekken.json": "tekken.json: default_vocab_size 0"} {
+	for name, want := range map[string]string{"tiktoken.model": "tiktoken.model: tokenizer: invalid tokenizer.json: line 1 of the file of ranks", "qwen.tiktoken": "qwen.tiktoken: tokenizer: invalid tokenizer.json: line 1", "tekken.json": "tekken.json: default_vocab_size 0"} {
 		if _, err := ReadTokenizer(fstest.MapFS{name: {Data: []byte("{}")}}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: err = %v", name, err)
 		}

@@ -97,6 +97,9 @@ func TestConvertedRefuses(t *testing.T) {
 		`rope_factors_short.weight of type  []; supported: a vector of F32`:           {"phi3", map[string]any{"rope.scaling.type": "longrope"}},
 		`partial_rotary_factor 0.125 of head_dim 4 are 0 columns`:                     {"phi3", map[string]any{"rope.dimension_count": 0}},
 		`gemma.rope.dimension_count is 2, in heads of 4; supported: equal sizes`:      {"gemma", map[string]any{"rope.dimension_count": 2}},
+		`phi3.rope.dimension_count is 8, in heads of 4; supported: equal sizes`:       {"phi3", map[string]any{"rope.dimension_count": 8}},
+		`gemma3.attention.sliding_window_pattern is not an integer, or an array`:      {"gemma3", map[string]any{"attention.sliding_window": 8, "attention.sliding_window_pattern": "6"}},
+		`granite.embedding_scale is not a number`:                                     {"granite", map[string]any{"embedding_scale": "12"}},
 		`gemma2.block_count is 1000000, not between 1 and`:                            {"gemma2", map[string]any{"block_count": 1000000}},
 		`num_experts_per_tok is 9, num_experts 2`:                                     {"granitemoe", map[string]any{"expert_count": 2, "expert_used_count": 9}},
 		`qwen3moe.expert_feed_forward_length is missing, or not one integer`:          {"qwen3moe", map[string]any{"expert_count": 2, "expert_used_count": 1}},
@@ -130,6 +133,10 @@ func TestCutRows(t *testing.T) {
 	}
 	if halves := cutRows(whole, name, rowsOf{"gate", 0}, rowsOf{"up", 0}); len(halves) != 2 || string(halves[1].Data) != "ddeeff" {
 		t.Errorf("%+v", halves)
+	}
+	blocks := safetensors.Tensor{Name: "b", Shape: []int{64}, Data: make([]byte, 68)} // of Q8_0
+	if got := cutRows(blocks, name, rowsOf{"q", 32}, rowsOf{"k", 32}); len(got) != 1 || got[0].Name != "b" {
+		t.Errorf("%+v", got)
 	}
 	for _, rows := range [][]rowsOf{{{"q", 7}}, {{"q", 2}, {"k", 2}}, {{"a", 0}, {"b", 0}, {"c", 0}, {"d", 0}}} {
 		if got := cutRows(whole, name, rows...); len(got) != 1 || got[0].Name != "w" {

@@ -40,6 +40,39 @@ type ggufFile struct {
 	*gguf.File
 	arch    string
 	tensors map[string]gguf.Tensor
+	wrong   error // the first value of another type than is read
+}
+
+// Int is File.Int. It keeps an error for a value of another type, which is not absent.
+func (f *ggufFile) Int(key string) (int64, bool) {
+	n, ok := f.File.Int(key)
+	return n, f.typed(key, ok, "an integer")
+}
+
+// Float is File.Float, and keeps errors as Int does.
+func (f *ggufFile) Float(key string) (float64, bool) {
+	n, ok := f.File.Float(key)
+	return n, f.typed(key, ok, "a number")
+}
+
+// Bool is File.Bool, and keeps errors as Int does.
+func (f *ggufFile) Bool(key string) (set, ok bool) {
+	set, ok = f.File.Bool(key)
+	return set, f.typed(key, ok, "a boolean")
+}
+
+// String is File.String, and keeps errors as Int does.
+func (f *ggufFile) String(key string) (string, bool) {
+	text, ok := f.File.String(key)
+	return text, f.typed(key, ok, "a string")
+}
+
+// typed returns ok, and keeps an error if it is false although the file has the key.
+func (f *ggufFile) typed(key string, ok bool, want string) bool {
+	if !ok && f.wrong == nil && f.Has(key) {
+		f.wrong = fmt.Errorf("%w: %s is not %s", ErrConfig, key, want)
+	}
+	return ok
 }
 
 // openGGUF opens a GGUF file. The file stays mapped until Close.
@@ -117,6 +150,10 @@ func (f *ggufFile) files() (a ggufArchitecture, made memoryFiles, err error) {
 	}
 	made = memoryFiles{}
 	vocabulary, tokens := f.vocabulary()
+	template, ok := f.String("tokenizer.chat_template")
+	if f.wrong != nil {
+		return a, nil, f.wrong
+	}
 	if made["tokenizer.json"], err = vocabulary.JSON(); err != nil {
 		return a, nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
@@ -125,7 +162,7 @@ func (f *ggufFile) files() (a ggufArchitecture, made memoryFiles, err error) {
 			return a, nil, fmt.Errorf("%w: %w", ErrConfig, err) // such as a NaN
 		}
 	}
-	if template, ok := f.String("tokenizer.chat_template"); ok {
+	if ok {
 		made["chat_template.jinja"] = []byte(template)
 	}
 	return a, made, nil
@@ -190,7 +227,7 @@ func (f *ggufFile) rope(a ggufArchitecture, c map[string]any) error {
 	if n, ok := f.Int(f.arch + ".attention.value_length"); ok && n != dim {
 		return fmt.Errorf("%w: %s.attention.value_length is %d, in heads of %d; supported: equal sizes", ErrUnsupported, f.arch, n, dim)
 	}
-	if n, ok := f.Int(f.arch + ".rope.dimension_count"); ok && dim > 0 && architectures[a.name].partial > 0 {
+	if n, ok := f.Int(f.arch + ".rope.dimension_count"); ok && dim > 0 && n <= dim && architectures[a.name].partial > 0 {
 		c["partial_rotary_factor"] = min((float64(n)+0.5)/float64(dim), 1) // rounded down to n columns
 	} else if ok && n != dim {
 		return fmt.Errorf("%w: %s.rope.dimension_count is %d, in heads of %d; supported: equal sizes", ErrUnsupported, f.arch, n, dim)
@@ -283,6 +320,10 @@ func (f *ggufFile) vocabulary() (*tokenizer.Vocabulary, map[string]string) {
 		Tokens: f.Strings("tokenizer.ggml.tokens"), Scores: f.Floats("tokenizer.ggml.scores"), Kinds: f.Ints("tokenizer.ggml.token_type"),
 		Merges: f.Strings("tokenizer.ggml.merges"), BOS: f.token("bos"), EOS: f.token("eos"), Unknown: f.token("unknown"),
 	}
+	f.typed("tokenizer.ggml.tokens", v.Tokens != nil, "an array of strings")
+	f.typed("tokenizer.ggml.scores", v.Scores != nil, "an array of float32")
+	f.typed("tokenizer.ggml.token_type", v.Kinds != nil, "an array of integers")
+	f.typed("tokenizer.ggml.merges", v.Merges != nil, "an array of strings")
 	v.Model, _ = f.String("tokenizer.ggml.model")
 	v.Pre, _ = f.String("tokenizer.ggml.pre")
 	// llama.cpp's defaults
@@ -362,7 +403,7 @@ type rowsOf struct {
 // cutRows returns the modules that a tensor holds, the rows of one behind those of another. A
 // tensor of another number of rows is returned as it is, and Load reports it.
 func cutRows(t safetensors.Tensor, name func(module string) string, modules ...rowsOf) []safetensors.Tensor {
-	if len(t.Shape) == 0 {
+	if len(t.Shape) == 0 || len(t.Data)%t.Shape[0] != 0 { // a vector in blocks
 		return []safetensors.Tensor{t}
 	}
 	var out []safetensors.Tensor

@@ -83,13 +83,15 @@ func (f *ggufFile) window(c map[string]any, window int64, stride int) error {
 		return nil
 	}
 	c["sliding_window"] = window
-	if n, ok := f.Int(key + "_pattern"); ok {
+	n, one := f.File.Int(key + "_pattern")
+	all := f.Ints(key + "_pattern")
+	f.typed(key+"_pattern", one || all != nil, "an integer, or an array of them")
+	if one {
 		if n < 0 || n > maxLayers {
 			return fmt.Errorf("%w: %s_pattern is %d", ErrConfig, key, n)
 		}
 		stride = int(n)
 	}
-	all := f.Ints(key + "_pattern")
 	if all != nil && len(all) != len(kinds) {
 		return fmt.Errorf("%w: %s_pattern has %d values for %d layers", ErrConfig, key, len(all), len(kinds))
 	}

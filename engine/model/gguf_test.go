@@ -164,6 +164,22 @@ func TestGGUFFrequencies(t *testing.T) {
 	}
 }
 
+// Two tensors that become one weight are both kept, so that Load refuses the file.
+func TestGGUFWithAWeightTwice(t *testing.T) {
+	src, err := OpenDir(ggufFileOf(t, ggufValues(nil), "blk.0.attn_q.bias", "model.layers.0.self_attn.q_proj.bias"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	c, err := src.weights()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names := c.Names(); len(names) != 3 {
+		t.Errorf("%q", names)
+	}
+}
+
 // What a file needs beyond this package is refused by its key and value.
 func TestGGUFRefuses(t *testing.T) {
 	for says, changes := range map[string]map[string]any{
@@ -184,13 +200,18 @@ func TestGGUFRefuses(t *testing.T) {
 		`factor 0`:  {"llama.rope.scaling.type": "linear"},
 		`"martian"`: {"tokenizer.ggml.pre": "martian"},
 		`tokenizer.ggml.pre (read are chatglm-bpe, codeshell, command-r, dbrx, deepseek-r1-qwen`: {"tokenizer.ggml.pre": nil},
-		`tokenizer.ggml.model "bert"`:               {"tokenizer.ggml.model": "bert"},
-		`tokenizer.ggml has 0 tokens`:               {"tokenizer.ggml.tokens": nil},
-		`tokenizer.ggml has 4 tokens, 2 token_type`: {"tokenizer.ggml.token_type": []int32{1, 1}},
-		`token 1 has 5000 bytes, at most 4096`:      {"tokenizer.ggml.tokens": []string{"a", strings.Repeat("b", 5000), "ab", "c"}},
-		`tokenizer.ggml: token 9 of 4`:              {"tokenizer.ggml.eos_token_id": 9},
-		`tokenizer.ggml.merges: "ab" is no pair`:    {"tokenizer.ggml.merges": []string{"ab"}},
-		`the vocabulary has the piece "a" twice`:    {"tokenizer.ggml.tokens": []string{"a", "a", "b", "c"}},
+		`tokenizer.ggml.model "bert"`:                {"tokenizer.ggml.model": "bert"},
+		`tokenizer.ggml has 0 tokens`:                {"tokenizer.ggml.tokens": nil},
+		`tokenizer.ggml has 4 tokens, 2 token_type`:  {"tokenizer.ggml.token_type": []int32{1, 1}},
+		`token 1 has 5000 bytes, at most 4096`:       {"tokenizer.ggml.tokens": []string{"a", strings.Repeat("b", 5000), "ab", "c"}},
+		`tokenizer.ggml: token 9 of 4`:               {"tokenizer.ggml.eos_token_id": 9},
+		`tokenizer.ggml.merges: "ab" is no pair`:     {"tokenizer.ggml.merges": []string{"ab"}},
+		`tokenizer.ggml.merges is missing`:           {"tokenizer.ggml.merges": nil},
+		`tokenizer.ggml.merges is not an array`:      {"tokenizer.ggml.merges": []int32{1}},
+		`tokenizer.ggml.add_bos_token is not a bool`: {"tokenizer.ggml.add_bos_token": 1},
+		`tokenizer.chat_template is not a string`:    {"tokenizer.chat_template": []string{"x"}},
+		`llama.rope.freq_base is not a number`:       {"llama.rope.freq_base": "10000"},
+		`the vocabulary has the piece "a" twice`:     {"tokenizer.ggml.tokens": []string{"a", "a", "b", "c"}},
 	} {
 		src, err := OpenDir(ggufFileOf(t, ggufValues(changes)))
 		if err == nil {

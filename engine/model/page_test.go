@@ -112,9 +112,10 @@ FP8 without tensor cores, so that long contexts are slower than with bfloat16.
 `+"`tokenizer.json`"+` with BPE, over bytes or over characters with byte fallback, or with Unigram,
 also behind SentencePiece's replacements (the normalizer Precompiled); `+"`tekken.json`"+` alone;
 `+"`tokenizer.model`"+` alone, with BPE for the class LlamaTokenizer and with Unigram for classes without
-code (PreTrainedTokenizerFast); and ranks alone, in `+"`tiktoken.model`"+` or `+"`tokenizer.model`"+`, of the
-classes of Kimi K2 (TikTokenTokenizer), GLM-4 (ChatGLM4Tokenizer) and Qwen-1 (QWenTokenizer), and
-of Llama 3's file. WordPiece vocabularies are refused.
+code (PreTrainedTokenizerFast); and ranks alone, in `+"`tiktoken.model`"+`, `+"`qwen.tiktoken`"+` or
+`+"`tokenizer.model`"+`, of the classes of Kimi K2 (TikTokenTokenizer), GLM-4
+(ChatGLM4Tokenizer) and Qwen-1 (QWenTokenizer), and of Llama 3's file. WordPiece vocabularies are
+refused.
 
 ## Vectors
 

@@ -194,11 +194,15 @@ func (c *Checkpoint) Rename(to func(name string) (string, bool)) {
 	c.tensors = renamed
 }
 
-// Split replaces each tensor by those that into returns for it.
+// Split replaces each tensor by those that into returns for it. The second one of a name gets
+// another name, so that none is lost.
 func (c *Checkpoint) Split(into func(Tensor) []Tensor) {
 	parts := make(map[string]Tensor, len(c.tensors))
 	for _, t := range c.tensors {
 		for _, part := range into(t) {
+			if _, twice := parts[part.Name]; twice {
+				part.Name += " of " + t.Name
+			}
 			parts[part.Name] = part
 		}
 	}

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// maxTokenBytes bounds a token of a Vocabulary. Published ones have at most some hundred bytes.
+// maxTokenBytes bounds a token of a Vocabulary and a piece of a tokenizer.model. Published ones
+// have at most some hundred bytes.
 const maxTokenBytes = 4096
 
 // Vocabulary is a GGUF file's tokenizer. Token ids are indexes of Tokens.
@@ -116,6 +117,9 @@ func (v *Vocabulary) bytes(m *spm) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	if v.Merges == nil {
+		return nil, invalid("tokenizer.ggml.merges is missing")
+	}
 	merges := make([][2]string, len(v.Merges))
 	for i, text := range v.Merges {
 		left, right, ok := strings.Cut(text, " ")
@@ -163,12 +167,16 @@ func (m *spm) json(order []spmPiece, l *Llama, bos, eos bool) ([]byte, error) {
 		return nil, err
 	}
 	type object = map[string]any
+	merges, err := pieceMerges(order, vocab)
+	if err != nil {
+		return nil, err
+	}
 	text, err := encode(object{
 		"version": "1.0", "added_tokens": m.added(),
 		"post_processor": m.template(bos, eos),
 		"model": object{
 			"type": "BPE", "dropout": nil, "unk_token": nil, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
-			"vocab": vocab, "merges": pieceMerges(order, vocab),
+			"vocab": vocab, "merges": merges,
 		},
 	})
 	if err != nil {

@@ -130,7 +130,11 @@ func (m *spm) unigramJSON(legacy, bos, eos bool) ([]byte, error) {
 	}
 	vocab := make([]unigramPiece, len(m.pieces))
 	for id, p := range m.pieces {
-		vocab[id] = unigramPiece{p.text, float64(p.score)}
+		score := float64(p.score)
+		if math.IsInf(score, 0) || math.IsNaN(score) {
+			return nil, invalid("tokenizer.model: piece %q has the score %v", p.text, score)
+		}
+		vocab[id] = unigramPiece{p.text, score}
 	}
 	return encode(object{
 		"version": "1.0", "added_tokens": added, "normalizer": object{"type": "Sequence", "normalizers": normalizers},
@@ -148,14 +152,33 @@ func (m *spm) apart() (special []addedToken, whole []string, err error) {
 			special = append(special, a)
 			continue
 		}
+		if len(whole) == maxWhole {
+			return nil, nil, &UnsupportedError{"tokenizer.model: number of user-defined pieces", fmt.Sprintf("more than %d", maxWhole)}
+		}
 		for _, other := range whole {
 			if strings.Contains(other, a.Content) || strings.Contains(a.Content, other) {
 				return nil, nil, &UnsupportedError{"tokenizer.model: user-defined pieces of which one is in another", fmt.Sprintf("%s, %s", other, a.Content)}
+			}
+			if overlap(other, a.Content) || overlap(a.Content, other) {
+				return nil, nil, &UnsupportedError{"tokenizer.model: user-defined pieces of which one ends as another begins", fmt.Sprintf("%s, %s", other, a.Content)}
 			}
 		}
 		whole = append(whole, a.Content)
 	}
 	return special, whole, nil
+}
+
+// maxWhole bounds the user-defined pieces, each of which is a pass over a text.
+const maxWhole = maxNormalizers - 1 // one pass is Metaspace's
+
+// overlap reports whether a ends with the beginning of b.
+func overlap(a, b string) bool {
+	for i := 1; i < len(a); i++ {
+		if strings.HasPrefix(b, a[i:]) {
+			return true
+		}
+	}
+	return false
 }
 
 // added returns the pieces that are cut out of the text: control and user-defined ones, and those
@@ -192,8 +215,9 @@ func (m *spm) template(bos, eos bool) any {
 
 // pieceMerges returns the pairs of pieces whose concatenation is a piece, in the order of pieces
 // and, of one piece, of the lengths of the pair.
-func pieceMerges(pieces []spmPiece, vocab map[string]int32) [][2]string {
+func pieceMerges(pieces []spmPiece, vocab map[string]int32) ([][2]string, error) {
 	var out [][2]string
+	size := 0
 	for _, p := range pieces {
 		from := len(out)
 		for i := range p.text {
@@ -202,15 +226,19 @@ func pieceMerges(pieces []spmPiece, vocab map[string]int32) [][2]string {
 			}
 			_, left := vocab[p.text[:i]]
 			_, right := vocab[p.text[i:]]
-			if left && right {
-				out = append(out, [2]string{p.text[:i], p.text[i:]})
+			if !left || !right {
+				continue
 			}
+			if size += len(p.text); size > maxMergeBytes {
+				return nil, invalid("the merges of the vocabulary take more than %d bytes", maxMergeBytes)
+			}
+			out = append(out, [2]string{p.text[:i], p.text[i:]})
 		}
 		slices.SortStableFunc(out[from:], func(a, b [2]string) int {
 			return utf8.RuneCountInString(a[0]) - utf8.RuneCountInString(b[0])
 		})
 	}
-	return out
+	return out, nil
 }
 
 // Field numbers of ModelProto and its parts.
@@ -241,6 +269,9 @@ func parseSPM(data []byte) (*spm, error) {
 				}
 				return nil
 			})
+			if len(p.text) > maxTokenBytes { // merges take the square of it
+				return invalid("tokenizer.model: piece %d has %d bytes, at most %d", len(m.pieces), len(p.text), maxTokenBytes)
+			}
 			if m.pieces = append(m.pieces, p); len(m.pieces) > maxTokenID {
 				return invalid("tokenizer.model has more than %d pieces", maxTokenID)
 			}

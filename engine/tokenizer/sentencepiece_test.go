@@ -124,9 +124,18 @@ func TestSentencePieceRefuses(t *testing.T) {
 	if _, err := FromSentencePiece(scored, []byte(`{"legacy": false}`)); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "legacy") {
 		t.Errorf("err = %v", err)
 	}
+	var many []byte
+	for i := range maxWhole {
+		many = append(many, 0x0a, 7, 0x0a, 3, '(', byte('A'+i), ')', 0x18, 4)
+	}
 	for says, change := range map[string][]byte{
 		"treat_whitespace_as_suffix": {0x12, 3, 0xc0, 1, 1},
 		"one is in another":          {0x0a, 6, 0x0a, 2, 'o', 'o', 0x18, 4},
+		"one ends as another begins": {0x0a, 7, 0x0a, 3, 'l', '>', 'x', 0x18, 4},
+		`"zz" has the score NaN`:     {0x0a, 9, 0x0a, 2, 'z', 'z', 0x15, 0, 0, 0xc0, 0x7f},
+		`"zz" has the score -Inf`:    {0x0a, 9, 0x0a, 2, 'z', 'z', 0x15, 0, 0, 0x80, 0xff},
+		"has 5000 bytes, at most":    append([]byte{0x0a, 0x8b, 0x27, 0x0a, 0x88, 0x27}, make([]byte, 5000)...),
+		"more than 63":               many,
 		`unk_id -1`:                  {0x12, 12, 0xc0, 2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1},
 	} {
 		if _, err := FromSentencePiece(append(slices.Clone(scored), change...), nil); err == nil || !strings.Contains(err.Error(), says) {
@@ -139,9 +148,10 @@ func TestSentencePieceRefuses(t *testing.T) {
 	}
 }
 
-// Neither format makes the converters panic, and what they accept is a tokenizer.json or refused.
+// No format makes the converters panic, and what they accept encodes a text or is refused.
 func FuzzOtherFormats(f *testing.F) {
 	f.Add([]byte("\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\x12\x05\x18\x02\x98\x02\x01"), uint8(0))
+	f.Add(loadSPM(f, "-unigram").Model, uint8(0))
 	f.Add([]byte(`{"config":{"pattern":"x","default_vocab_size":259,"default_num_special_tokens":3},"vocab":[{"rank":0,"token_bytes":"AA=="}],"special_tokens":[{"rank":1,"token_str":"<s>"}]}`), uint8(1))
 	f.Add([]byte(strings.Join(strings.SplitAfter(loadTiktoken(f).Ranks, "\n")[:300], "")), uint8(2))
 	f.Fuzz(func(t *testing.T, data []byte, kind uint8) {
@@ -158,8 +168,12 @@ func FuzzOtherFormats(f *testing.F) {
 		case 2:
 			text, err = FromTiktoken(data, []byte(`{"tokenizer_class":"TikTokenTokenizer","added_tokens_decoder":{"301":{"content":"<|x|>"}}}`))
 		}
+		var tok *Tokenizer
 		if err == nil {
-			_, err = Load(text)
+			tok, err = Load(text)
+		}
+		if err == nil {
+			tok.Decode(tok.Encode("a  <s>\xff 漢e\u0301ﬁ\n", true), false)
 		}
 		if err != nil && !errors.Is(err, ErrInvalid) && !errors.Is(err, ErrUnsupported) {
 			t.Fatalf("err = %v", err)

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // tekkenSpecial are the special tokens of a tekken.json that has none of its own, by id.
@@ -51,7 +50,10 @@ func FromTekken(data []byte) ([]byte, error) {
 		v := f.Vocab[i]
 		raw, err := base64.StdEncoding.DecodeString(v.Bytes)
 		if err != nil || v.Rank != i || len(raw) == 0 {
-			return nil, invalid("tekken.json: token %d has rank %d and bytes %q", i, v.Rank, v.Bytes)
+			return nil, invalid("tekken.json: token %d has rank %d and bytes %.40q", i, v.Rank, v.Bytes)
+		}
+		if len(raw) > maxPiece { // merges take the square of it
+			return nil, invalid("tekken.json: the token of rank %d has %d bytes, at most %d", i, len(raw), maxPiece)
 		}
 		tokens[i] = string(raw)
 	}
@@ -116,6 +118,11 @@ func (f *tekkenFile) special() ([]addedToken, error) {
 	return out, nil
 }
 
+// maxMergeBytes bounds the text of the merges that are made of a vocabulary, because it grows with
+// the cube of a token's length. Published vocabularies have at most some 600,000 merges of short
+// tokens.
+const maxMergeBytes = 1 << 26
+
 // rankedMerges returns a byte-level vocabulary and its merges. A token's place is the rank of every
 // pair of tokens that it is the concatenation of; ids are places behind the first ones.
 func rankedMerges(tokens []string, first int) (vocab map[string]int32, merges [][2]string, err error) {
@@ -126,22 +133,24 @@ func rankedMerges(tokens []string, first int) (vocab map[string]int32, merges []
 		}
 		ranks[token] = i
 	}
-	written := func(token string) string {
-		var b strings.Builder
-		for i := range len(token) {
-			b.WriteRune(byteAlphabet[token[i]])
-		}
-		return b.String()
-	}
 	vocab = make(map[string]int32, len(tokens))
+	texts := make([]string, len(tokens))
 	for i, token := range tokens {
-		vocab[written(token)] = int32(first + i)
+		texts[i] = ByteLevel(token)
+		vocab[texts[i]] = int32(first + i)
+	}
+	size := 0
+	for _, token := range tokens {
 		for at := 1; at < len(token); at++ {
-			_, left := ranks[token[:at]]
-			_, right := ranks[token[at:]]
-			if left && right {
-				merges = append(merges, [2]string{written(token[:at]), written(token[at:])})
+			left, okLeft := ranks[token[:at]]
+			right, okRight := ranks[token[at:]]
+			if !okLeft || !okRight {
+				continue
 			}
+			if size += len(token); size > maxMergeBytes {
+				return nil, nil, invalid("the merges of the vocabulary take more than %d bytes", maxMergeBytes)
+			}
+			merges = append(merges, [2]string{texts[left], texts[right]})
 		}
 	}
 	return vocab, merges, nil

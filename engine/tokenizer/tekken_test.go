@@ -65,6 +65,10 @@ func TestTekken(t *testing.T) {
 			t.Errorf("%v: %v", change, err)
 		}
 	}
+	long := strings.Replace(string(g.Tekken), `"token_bytes":"`, `"token_bytes":"`+strings.Repeat("QUFB", 400), 1)
+	if _, err := FromTekken([]byte(long)); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "rank 0 has 1201 bytes, at most 1024") {
+		t.Errorf("a long token: %v", err)
+	}
 	if other, err := FromTekken([]byte(strings.Replace(string(g.Tekken), `"pattern":"`, `"pattern":"x|`, 1))); err == nil {
 		if _, err := Load(other); !errors.Is(err, ErrUnsupported) {
 			t.Errorf("another pattern: %v", err)

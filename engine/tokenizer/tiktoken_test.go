@@ -111,6 +111,11 @@ func TestTiktokenOfLlama3(t *testing.T) {
 func TestTiktokenRefuses(t *testing.T) {
 	ranks := loadTiktoken(t).Ranks
 	lines := strings.Split(ranks, "\n")
+	var runs strings.Builder
+	for i := range 800 {
+		token := strings.Repeat("\x00", i+200) // longer than those of ranks
+		fmt.Fprintf(&runs, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(token)), len(lines)-1+i)
+	}
 	for _, c := range []struct {
 		ranks, config string
 		want          error
@@ -130,6 +135,7 @@ func TestTiktokenRefuses(t *testing.T) {
 		{"*** 0\n", "{}", ErrInvalid, "line 1"},
 		{" 0\n", "{}", ErrInvalid, "line 1"},
 		{base64.StdEncoding.EncodeToString(make([]byte, 2000)) + " 0\n", "{}", ErrInvalid, "2000 bytes, at most 1024"},
+		{ranks + runs.String(), "{}", ErrInvalid, "merges of the vocabulary take more than"},
 		{strings.Repeat("\n", maxTokenID), "{}", ErrInvalid, "more than 4194304 lines"},
 	} {
 		if _, err := FromTiktoken([]byte(c.ranks), []byte(c.config)); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {

@@ -177,9 +177,6 @@ func (m *modelJSON) readUnigram() error {
 		if _, twice := m.Vocab[p.text]; twice {
 			return invalid("token %q is in the vocabulary twice", p.text)
 		}
-		if math.IsInf(p.score, 0) || math.IsNaN(p.score) {
-			return invalid("token %q has the score %v", p.text, p.score)
-		}
 		m.Vocab[p.text], m.scores[i] = int32(i), p.score
 	}
 	return nil
