@@ -224,7 +224,13 @@ func TestGGUFRefuses(t *testing.T) {
 	if c, err := OpenConfig(ggufFileOf(t, ggufValues(nil))); err != nil || c.Hidden != 8 {
 		t.Errorf("%+v, %v", c, err)
 	}
-	src, err := OpenDir(ggufFileOf(t, ggufValues(nil), "blk.0.ssm_in.weight"))
+	loadRefuses(t, ggufFileOf(t, ggufValues(nil), "blk.0.ssm_in.weight"), "model.layers.0.input_layernorm.weight is missing")
+}
+
+// loadRefuses checks that a file can be opened, and that Load refuses its weights with the text.
+func loadRefuses(t *testing.T, path, text string) {
+	t.Helper()
+	src, err := OpenDir(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +240,7 @@ func TestGGUFRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	if _, err := Load(src, dev, familyLimits, Options{}); err == nil || !strings.Contains(err.Error(), "model.layers.0.input_layernorm.weight is missing") {
+	if _, err := Load(src, dev, familyLimits, Options{}); err == nil || !strings.Contains(err.Error(), text) {
 		t.Errorf("err = %v", err)
 	}
 }
@@ -252,17 +258,5 @@ func TestGGUFVectorOfBlocks(t *testing.T) {
 	if err := os.WriteFile(path, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	src, err := OpenDir(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer src.Close()
-	dev, err := cpu.New(cpu.Options{Threads: 1, Limits: familyLimits})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dev.Close()
-	if _, err := Load(src, dev, familyLimits, Options{}); err == nil || !strings.Contains(err.Error(), "input_layernorm.weight: dtype Q4_0; supported: F32") {
-		t.Errorf("err = %v", err)
-	}
+	loadRefuses(t, path, "input_layernorm.weight: dtype Q4_0; supported: F32")
 }

@@ -57,7 +57,7 @@ typedef struct {
 	int64_t unused[5];
 } tandem_fp8;
 
-// The head of a packed matrix of ELEM_GRID, see quant.h.
+// The head of a packed matrix of ELEM_GRID, see grid.h.
 typedef struct {
 	int32_t kind, bits;
 	int32_t bfloat;     // scales are bf16, else half precision
