@@ -91,7 +91,7 @@ func openGGUF(path string) (_ *Source, err error) {
 		return tensors, nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Base(path), err)
+		return nil, err // has the path
 	}
 	defer func() {
 		if err != nil {
