@@ -34,7 +34,7 @@ func inBubble(t *testing.T, ds []*engine.Loaded, qs []*inquiry, count *counts, c
 		before := goleak.IgnoreCurrent()
 		v := newVirtual(t, 1, ds, qs, count, change)
 		f(v)
-		if err := goleak.Find(before); err != nil {
+		if err := goleak.Find(before, sampler); err != nil {
 			v.errorf("%v", err)
 		}
 	})
