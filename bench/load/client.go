@@ -215,6 +215,9 @@ func (c *Client) exchange(ctx context.Context, k *conn, start time.Time, body []
 	if cap(k.out) > 64<<10 {
 		k.out = nil // long prompts are not kept per connection
 	}
+	if _, err := k.in.Peek(1); err != nil { // io.EOF, which ReadResponse would call unexpected: nothing was answered
+		return false, err
+	}
 	r, err := http.ReadResponse(k.in, nil)
 	if err != nil {
 		return false, err

@@ -3,9 +3,12 @@ package load
 import (
 	"context"
 	"errors"
+	"io"
 	"math"
 	"math/rand/v2"
+	"net"
 	"net/http"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -83,6 +86,53 @@ func TestFailures(t *testing.T) {
 		if _, err := NewClient(bad); !errors.Is(err, ErrOption) {
 			t.Errorf("%q: %v", bad.URL, err)
 		}
+	}
+}
+
+// A server that closes an idle connection, by its end or by a reset, as a request is sent has not failed it.
+func TestIdleConnectionClosed(t *testing.T) {
+	for _, reset := range []bool{false, true} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var conns atomic.Int32
+		s := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("X-Request-Id") == "late" && conns.Load() == 1 {
+				k, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if reset {
+					_ = k.(*net.TCPConn).SetLinger(0)
+				}
+				_ = k.Close()
+				return
+			}
+			_, _ = io.WriteString(w, "data: {\"choices\":[{\"text\":\"a\"}]}\n\ndata: [DONE]\n\n")
+		}), ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateNew {
+				conns.Add(1)
+			}
+		}}
+		go func() { _ = s.Serve(l) }()
+		c, err := NewClient(target("http://" + l.Addr().String()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"early", "late"} {
+			var o Outcome
+			c.Do(t.Context(), time.Now(), []byte(`{"id":0}`), id, &o)
+			if o.Err != nil {
+				t.Errorf("reset %v, request %q: %v", reset, id, o.Err)
+			}
+		}
+		if n := conns.Load(); n != 2 {
+			t.Errorf("reset %v: %d connections, want 2", reset, n)
+		}
+		c.Close()
+		_ = s.Close()
 	}
 }
 
