@@ -275,6 +275,11 @@ func (o *options) profileModel(ctx context.Context, errOut io.Writer) (*profiled
 	if err := errors.Join(shape.HuggingFace(p.model), shape.Tokenizer(p.model)); err != nil {
 		return nil, err
 	}
+	stop, err := o.neighbours(ctx, p.model, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer stop()
 	args := append([]string{"-c", "0", o.tandem, "profile", p.model, "--out", p.file, "--threads", "1", "--budget", o.budget.String()}, engineFlags...)
 	c := exec.CommandContext(ctx, "taskset", args...)
 	var both bytes.Buffer
@@ -285,6 +290,31 @@ func (o *options) profileModel(ctx context.Context, errOut io.Writer) (*profiled
 	p.report = both.String()
 	o.profiled = p
 	return p, nil
+}
+
+// neighbours runs a program on each of the given processors that computes whenever nothing else
+// does, by Linux's idle policy, until stop is called. Processors that share a core, its clock or
+// its memory then slow each other as much while a step is profiled as in a fleet.
+func (o *options) neighbours(ctx context.Context, model string, processors ...int) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	var all []*exec.Cmd
+	stop = func() {
+		cancel()
+		for _, c := range all {
+			_ = c.Wait() // it is killed
+		}
+	}
+	for _, i := range processors {
+		args := append([]string{"-c", strconv.Itoa(i), "chrt", "--idle", "0", o.tandem, "profile", model, "--out", filepath.Join(o.dir, fmt.Sprintf("neighbour-%d.yaml", i)),
+			"--threads", "1", "--budget", "2h"}, engineFlags...)
+		c := exec.CommandContext(ctx, "taskset", args...)
+		if err := c.Start(); err != nil {
+			stop()
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return stop, nil
 }
 
 // engineFlags are those of the nodes that compute.
@@ -303,6 +333,11 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 	n := &node{tokens: m.model, flags: append([]string{"--model", m.model}, engineFlags...)}
 	const spec = "in=64-512,out=16-96"
 	f := simulated(p, 1, 1)
+	stop, err := o.neighbours(ctx, m.model, 0, 1)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
 	var table strings.Builder
 	var notes []string
 	for _, share := range []float64{.3, .6} {
@@ -327,7 +362,7 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 			notes = append(notes, "- "+run+": the client or the gateway took more than 5 % of a core from the nodes.")
 		}
 	}
-	return fmt.Sprintf("## Nodes that compute\n\n1P1D with 123.5 million random parameters in int8, each node one thread on a core of its own; profile by `tandem profile`.\nLoad: %s, for %d s of arrivals.\n\n%s%s\n%s\n", spec, o.seconds, prove.TableHead, table.String(), strings.Join(notes, "\n")), nil
+	return fmt.Sprintf("## Nodes that compute\n\n1P1D with 123.5 million random parameters in int8, each node one thread on a processor of its own; profile by `tandem profile`.\nWhenever a processor would idle, there and while the profile is measured, a program of the lowest priority computes on it: the two slow each other.\nLoad: %s, for %d s of arrivals.\n\n%s%s\n%s\n", spec, o.seconds, prove.TableHead, table.String(), strings.Join(notes, "\n")), nil
 }
 
 // heldOut matches a line of tandem profile about a shape that was not fitted.
