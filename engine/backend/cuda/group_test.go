@@ -110,7 +110,7 @@ func TestRanks(t *testing.T) {
 		name  string
 		ranks int
 		eager bool
-	}{{"gqa-tied", 2, false}, {"gpt-oss-mxfp4", 2, true}} {
+	}{{"gqa-tied", 2, false}, {"gpt-oss-mxfp4", 2, true}, {"qwen3-next", 2, true}} {
 		t.Run(fmt.Sprintf("%s/%d", c.name, c.ranks), func(t *testing.T) {
 			src, err := model.OpenDir("../../model/testdata/" + c.name)
 			if err != nil {
