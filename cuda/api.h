@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 13
+#define TD_VERSION 14
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -171,8 +171,24 @@ enum {
   // dst += the row's adapter applied to a, of heads places of rank at most dim. w: the
   // places' ranks [heads], padded to 256 bytes, and A [heads, dim, k]; bias: B [heads,
   // dim, n]; extra: scratch [3, from, dim].
-  TD_ADAPT
+  TD_ADAPT,
+  TD_GATE, // dst = a times the logistic function of b, whose heads columns each have as many of a's n
+  // The gated delta rule (backend.DeltaSpec) of heads key heads of dim columns and kv_heads value
+  // heads of from columns. a: queries, keys and values, k columns; b: beta; extra: alpha; w: weights
+  // of the convolution [k, 4]; weights and bias: decay and bias [kv_heads]; table: td_state of each
+  // of top_k parts. list: scratch, for each key head of each token twice the width and two floats
+  // for each of its value heads, padded to four.
+  TD_DELTA
 };
+
+// The width of TD_DELTA for up to so many columns of a key, and for more.
+enum { TD_DELTA_WIDTH = 128, TD_DELTA_WIDEST = 512 };
+
+// The pages of a part of a layer's states.
+typedef struct {
+  td_address kv; // of the region
+  int32_t group, reserved;
+} td_state;
 
 // Types of a matrix [out, in]. The scales of the last three types follow their numbers.
 // Rows of numbers are padded with zeros.

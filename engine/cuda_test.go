@@ -166,6 +166,23 @@ func TestEngineOnTheTwin(t *testing.T) {
 	}
 }
 
+// TestStatesOnTheTwin: models whose layers have a state give the CPU's tokens over the kernels' host
+// twin, also where steps start before the tokens of the last one are known.
+func TestStatesOnTheTwin(t *testing.T) {
+	twin, err := kernels.Twin("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := LoadOptions{Model: "model/testdata/qwen3.5", Threads: 1, KVMemory: 4 << 20, MaxSeqs: 5, MaxBatchedTokens: 24, MaxModelLen: 96, StateTokens: 16, KVDType: "float32", Device: "cpu"}
+	want, _, _, _ := answers(t, o)
+	o.Device, o.CUDALibrary = "cuda:0", twin
+	t.Setenv("TANDEM_TWIN_LATE", "1")
+	got, _, _, ahead := answers(t, o)
+	if !slices.EqualFunc(got, want, slices.Equal) || ahead == 0 {
+		t.Errorf("%d draws ahead; tokens are %v, on the CPU %v", ahead, got, want)
+	}
+}
+
 // constrainedAnswers runs constrained requests next to others. It returns the tokens of each, the
 // log-probabilities of those that request them, and the model, which has counted masks.
 func constrainedAnswers(t *testing.T, o LoadOptions) (all [][]int32, probs [][]float32, m *behind) {

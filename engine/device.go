@@ -125,7 +125,11 @@ func (c *choice) kvMemory(o *LoadOptions, weights int64, models ...*model.Config
 	var step int64
 	for _, m := range models {
 		outputs := o.MaxSeqs + extraOutputs
-		step += m.StepBytes(backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: outputs}) + int64(outputs)*cuda.OutputBytes(m.Vocab)
+		limits := backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: outputs}
+		step += m.StepBytes(limits) + int64(outputs)*cuda.OutputBytes(m.Vocab)
+		if m.HasStates() {
+			step += cuda.DeltaStepBytes(m.DeltaSpec(), limits)
+		}
 	}
 	if o.Adapters.Places > 0 {
 		step += cuda.AdapterStepBytes(o.Adapters.Rank, backend.Limits{Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs})

@@ -437,9 +437,6 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := checkStates(&o, &l.Source.Config); err != nil {
 		return err
 	}
-	if device.gpu && l.Source.Config.HasStates() {
-		return fmt.Errorf("%w %s: its layers with a state are computed on CPUs only; use --device cpu", ErrModel, o.Model)
-	}
 	l.Synchronous = o.Synchronous
 	if l.Quantization, err = quantization(o.Quantization); err != nil {
 		return err
@@ -508,9 +505,10 @@ func (l *Loaded) load(o LoadOptions) error {
 			"kv_memory", memory.Bytes(kv), "weights", memory.Bytes(l.WeightBytes), "limit", memory.Bytes(o.MemoryLimit))
 	}
 	l.Source.SetContext(l.Scheduler.MaxModelLen)
+	smallest := slices.MinFunc(l.KV.Groups, func(a, b backend.KVGroup) int { return a.BlockTokens - b.BlockTokens }).BlockTokens
 	limits := backend.Limits{
 		Tokens: o.MaxBatchedTokens, Outputs: o.MaxSeqs + extraOutputs, Seqs: o.MaxSeqs,
-		Blocks: (l.Scheduler.MaxModelLen + o.BlockTokens - 1) / o.BlockTokens,
+		Blocks: (l.Scheduler.MaxModelLen + smallest - 1) / smallest,
 	}
 	group, err := l.startWorkers(&o, device, limits)
 	if err != nil {

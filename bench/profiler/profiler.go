@@ -117,18 +117,14 @@ func describe(o *Options, l *engine.Loaded) *profile.Profile {
 	if variant := l.Backend.Variant(); variant != "" {
 		device += ", " + variant
 	}
-	kv, perToken := l.KV, 0.0
-	for _, g := range kv.Groups {
-		perToken += float64(g.Layers * g.TokenBytes(kv.DType))
-	}
 	p := &profile.Profile{
 		Version: profile.Version,
 		Node:    profile.Node{Name: o.Name, Device: device, TP: l.Workers(), Price: o.Price, Watts: o.Watts},
 		Model: profile.Model{
 			Name: o.Model, Fingerprint: fmt.Sprintf("%#016x", l.Fingerprint), Class: l.Class, Layers: len(l.KV.Layers),
-			Weights: float64(l.WeightBytes), KVBytes: perToken * float64(l.Workers()), MaxLen: l.Scheduler.MaxModelLen,
+			Weights: float64(l.WeightBytes), KVBytes: l.KV.TokenBytes() * float64(l.Workers()), MaxLen: l.Scheduler.MaxModelLen,
 		},
-		Memory:  profile.Memory{Blocks: l.KV.Blocks, BlockTokens: l.Scheduler.Pool.BlockTokens},
+		Memory:  profile.Memory{Blocks: l.Plan.Tokens / l.Scheduler.Pool.BlockTokens, BlockTokens: l.Scheduler.Pool.BlockTokens},
 		Gateway: profile.DefaultGateway(),
 	}
 	if p.Node.Name == "" {

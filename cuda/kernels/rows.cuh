@@ -224,6 +224,7 @@ TD_KERNEL(kRowThreads) flat(td_op o, Step s) {
     case TD_GATED_ACT: dst[i] = activate(o.act, a[i], b[i]); break;
     case TD_ADD: dst[i] = (a[i] + (b ? b[i] : 0)) * o.scale * (o.w ? at<const float>(o.w)[0] : 1); break;
     case TD_SOFTCAP: dst[i] = o.scale * tanhf(a[i] / o.scale); break;
+    case TD_GATE: dst[i] = a[i] / (1 + expf(-b[i / (o.n / o.heads)])); break;
     case TD_COLUMNS: dst[i] = a[i / o.n * o.k + o.from + i % o.n]; break;
     case TD_PACK: dst[i] = i % o.n < o.k ? a[i / o.n * o.k + i % o.n] : 0; break;
     case TD_UNPACK: {

@@ -61,6 +61,7 @@ void run_op(const Run &r, const td_op &o) {
   switch (o.kind) {
     case TD_LINEAR: return run_linear(r, o);
     case TD_ADAPT: return run_adapt(r, o);
+    case TD_DELTA: return run_delta(r, o);
     case TD_ATTENTION: return run_attention(r, o);
     case TD_ROUTE:
     case TD_GROUP:

@@ -127,4 +127,5 @@ bool run_split_attention(const Run &r, const td_op &o, bool chunked);
 bool run_tiles(const Run &r, const td_op &o);
 void run_moe(const Run &r, const td_op &o);
 void run_adapt(const Run &r, const td_op &o);
+void run_delta(const Run &r, const td_op &o);
 void run_sample(const Run &r, const td_op &o);

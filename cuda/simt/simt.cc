@@ -23,7 +23,7 @@
 namespace simt {
 namespace {
 
-constexpr size_t kStack = 96 << 10;
+constexpr size_t kStack = (96 << 10) + 17 * 64;  // not a multiple of 4096: tops are in all sets of a cache
 constexpr int kBytes = 64;  // bound on a lane's input and output of meet
 
 #if defined(__x86_64__)
@@ -86,7 +86,7 @@ struct Copy {
 struct Fiber {
   Context context;
   int id = 0;
-  const char *waits = nullptr;  // what the fiber waits for, for error messages; null: it can run
+  const char *waits = nullptr;  // what the fiber waited for last, for error messages
   bool done = false;
   std::vector<std::vector<Copy>> groups;  // committed, oldest first
   std::vector<Copy> open;
@@ -100,8 +100,17 @@ struct Meeting {
   char *to[kWarp];
 };
 
+// Known is a site executed, and whether it is skipped.
+struct Known {
+  const char *file = nullptr;
+  int line = 0;
+  bool skip = false;
+};
+constexpr int kRecent = 64;
+
 struct Machine {
   Config config;
+  Known recent[kRecent];  // of known, by line
   std::map<std::pair<const char *, int>, bool> known;  // sites executed, and whether they are skipped
   std::set<std::string> sites;
   char *stacks = nullptr;
@@ -112,7 +121,9 @@ struct Machine {
   unsigned ready[kMaxThreads / kWarp];  // lanes that can run, by warp
   unsigned awake = 0;                   // warps with such lanes
   Fiber *now = nullptr;
-  int threads = 0, arrived = 0;
+  int threads = 0, arrived = 0, left = 0;  // left: fibers that have not ended
+  int turn = 0;                            // see next
+  bool hurry = false;
   const char *barrier_file = nullptr;
   int barrier_line = 0;
   Dim grid, block;
@@ -134,11 +145,37 @@ uint64_t draw() {
   return s;
 }
 
+// some returns a bit that is set in mask, drawn at random; bits after gaps are more likely.
+int some(unsigned mask) {
+  int from = int(draw() >> 32 & 31);
+  return (__builtin_ctz(mask >> from | mask << (-from & 31)) + from) & 31;
+}
+
+// last returns the last warp of awake in the order that starts with turn.
+int last(unsigned awake, int turn, int warps) {
+  int at = turn;
+  do at = (at ? at : warps) - 1;
+  while (!(awake >> at & 1));
+  return at;
+}
+
+// next returns the context that runs next: a fiber's, or the scheduler's if none can run. In a
+// hurry, one warp runs as far ahead of the others as barriers allow.
+Context &next() {
+  Machine &k = m();
+  if (!k.awake) return k.scheduler;
+  int warp = k.hurry ? last(k.awake, k.turn, k.threads / kWarp) : some(k.awake), lane = some(k.ready[warp]);
+  if (!(k.ready[warp] &= ~(1u << lane))) k.awake &= ~(1u << warp);
+  k.now = &k.fibers[warp * kWarp + lane];
+  return k.now->context;
+}
+
 void entry() {
   (*m().kernel)();
   Fiber *f = m().now;
   f->done = true;
-  jump(f->context, m().scheduler);
+  m().left--;
+  jump(f->context, next());
   abort();  // an ended fiber is never resumed
 }
 
@@ -146,14 +183,15 @@ void entry() {
 void wait(const char *what) {
   Fiber *f = m().now;
   f->waits = what;
-  jump(f->context, m().scheduler);
+  jump(f->context, next());
 }
 
-void wake(int id) {
+// wake makes lanes of a warp ready.
+void wake(int warp, unsigned lanes) {
   Machine &k = m();
-  k.fibers[id].waits = nullptr;
-  k.ready[id / kWarp] |= 1u << id % kWarp;
-  k.awake |= 1u << id / kWarp;
+  if (!lanes) return;
+  k.ready[warp] |= lanes;
+  k.awake |= 1u << warp;
 }
 
 std::string name(Site at) {
@@ -163,11 +201,14 @@ std::string name(Site at) {
 
 // skipped records a site and reports whether this run skips it.
 bool skipped(Site at) {
+  Known &recent = m().recent[at.line % kRecent];
+  if (recent.file == at.file && recent.line == at.line) return recent.skip;
   auto [seen, first] = m().known.try_emplace({at.file, at.line}, false);
   if (first) {
     m().sites.insert(name(at));
     seen->second = m().config.skip == name(at);
   }
+  recent = {at.file, at.line, seen->second};
   return seen->second;
 }
 
@@ -192,20 +233,6 @@ std::string describe() {
          " for lanes of their warp, " + std::to_string(ended) + " of " + std::to_string(m().threads) + " have ended";
 }
 
-// some returns a bit that is set in mask, drawn at random; bits after gaps are more likely.
-int some(unsigned mask) {
-  int from = int(draw() >> 32 & 31);
-  return (__builtin_ctz(mask >> from | mask << (-from & 31)) + from) & 31;
-}
-
-// last returns the last warp of awake in the order that starts with turn.
-int last(unsigned awake, int turn, int warps) {
-  int at = turn;
-  do at = (at ? at : warps) - 1;
-  while (!(awake >> at & 1));
-  return at;
-}
-
 void run_block() {
   Machine &k = m();
   k.arrived = 0;
@@ -221,23 +248,14 @@ void run_block() {
     f.open.clear();
     k.meetings[i].mask = 0;
     prepare(f.context, k.stacks + size_t(i) * kStack, entry);
-    wake(i);
   }
-  int left = k.threads, warps = (k.threads + kWarp - 1) / kWarp, turn = int(draw() % warps);
-  bool hurry = draw() % 2;
-  while (left > 0) {
-    if (!k.awake) {
-      k.error = describe();
-      return;
-    }
-    // In a hurry, one warp runs as far ahead of the others as barriers allow.
-    int warp = hurry ? last(k.awake, turn, warps) : some(k.awake), lane = some(k.ready[warp]);
-    if (!(k.ready[warp] &= ~(1u << lane))) k.awake &= ~(1u << warp);
-    k.now = &k.fibers[warp * kWarp + lane];
-    jump(k.scheduler, k.now->context);
-    if (!k.error.empty()) return;
-    left -= k.now->done;
-  }
+  int warps = k.threads / kWarp;
+  for (int w = 0; w < warps; w++) wake(w, ~0u);
+  k.left = k.threads;
+  k.turn = int(draw() % warps);
+  k.hurry = draw() % 2;
+  jump(k.scheduler, next());
+  if (k.error.empty() && k.left > 0) k.error = describe();
 }
 
 }  // namespace
@@ -245,6 +263,7 @@ void run_block() {
 void configure(const Config &c) {
   m().config = c;
   m().known.clear();
+  for (Known &k : m().recent) k = {};
   m().sites.clear();
 }
 
@@ -310,8 +329,7 @@ void barrier(Site at) {
   if (++k.arrived < k.threads) return wait("barrier");
   k.arrived = 0;
   int self = k.now->id;
-  for (int i = 0; i < k.threads; i++)
-    if (i != self) wake(i);
+  for (int w = 0; w < k.threads / kWarp; w++) wake(w, w == self / kWarp ? ~(1u << self % kWarp) : ~0u);
 }
 
 void copy_async(void *dst, const void *src, int bytes, int total) {
@@ -362,11 +380,9 @@ void meet(unsigned mask, int kind, const void *mine, int n, void *to, int size, 
   if (body) body(mask, at.in, out);
   at.mask = 0;
   k.open[base / kWarp] &= ~mask;
-  for (int l = 0; l < kWarp; l++) {
-    if (!(mask >> l & 1)) continue;
-    memcpy(at.to[l], out + l * size, size);
-    if (l != self) wake(base + l);
-  }
+  for (int l = 0; l < kWarp; l++)
+    if (mask >> l & 1) memcpy(at.to[l], out + l * size, size);
+  wake(base / kWarp, mask & ~(1u << self));
 }
 
 void warp_barrier(unsigned mask, Site at) {

@@ -77,6 +77,19 @@ func (g KVGroup) ValueDim() int {
 // BlockBytes returns the bytes of one block over all regions.
 func (s KVSpec) BlockBytes() int { return s.Regions * s.PageBytes }
 
+// TokenBytes returns the bytes that a token takes in all layers. A state counts for the tokens
+// between two kept ones.
+func (s KVSpec) TokenBytes() (n float64) {
+	for _, g := range s.Groups {
+		if g.State > 0 {
+			n += float64(g.Layers*g.PageBytes(s.DType)) / float64(g.Every)
+		} else {
+			n += float64(g.Layers * g.TokenBytes(s.DType))
+		}
+	}
+	return n
+}
+
 // UniformKV returns the store of a model whose layers are all of one kind: a single
 // group, and a region per layer.
 func UniformKV(layers, blocks, blockTokens, kvHeads, headDim int, dtype DType) KVSpec {

@@ -43,6 +43,9 @@ func TestFitStates(t *testing.T) {
 	if !slices.Equal(p.Lines, want) {
 		t.Errorf("lines:\n%s\nwant:\n%s", strings.Join(p.Lines, "\n"), strings.Join(want, "\n"))
 	}
+	if got, want := p.KV.TokenBytes(), float64(12*2*2*256*2+24*12*4*state/1024); got != want {
+		t.Errorf("a token takes %v bytes, want %v", got, want)
+	}
 	n.Budget, n.MaxModelLen = 28*int64(p.KV.BlockBytes()), 128 // less than a kept state and its tokens take
 	if p, err = Fit(n); err != nil || p.KV.Blocks != 28 || p.Tokens != 28*1024/32 {
 		t.Errorf("%v: %d tokens in %d blocks", err, p.Tokens, p.KV.Blocks)

@@ -65,16 +65,16 @@ var architectures = map[string]*architecture{
 		types: []string{"qwen3_moe"}, config: configQwen3MoE,
 	},
 	"Qwen3NextForCausalLM": {
-		models: "Qwen3-Next", has: "layers with a state, gates, partial rotation, experts and a shared one; CPUs only, no tensor parallelism, no guesses",
+		models: "Qwen3-Next", has: "layers with a state, gates, partial rotation, experts and a shared one; no guesses",
 		types: []string{"qwen3_next"}, config: configQwen3Next, partial: 0.25, extraLayers: true,
 		rename: sharedExpert,
 	},
 	"Qwen3_5ForCausalLM": {
-		models: "Qwen3.5", has: "layers with a state, gates, partial rotation; CPUs only, no tensor parallelism, no guesses",
+		models: "Qwen3.5", has: "layers with a state, gates, partial rotation; no guesses",
 		types: []string{"qwen3_5_text"}, config: configQwen35, partial: 0.25, extraLayers: true,
 	},
 	"Qwen3_5MoeForCausalLM": {
-		models: "Qwen3.5 with experts", has: "layers with a state, gates, partial rotation, experts and a shared one; CPUs only, no tensor parallelism, no guesses",
+		models: "Qwen3.5 with experts", has: "layers with a state, gates, partial rotation, experts and a shared one; no guesses",
 		types: []string{"qwen3_5_moe_text"}, config: configQwen35MoE, partial: 0.25, extraLayers: true,
 		rename: sharedExpert,
 		either: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj"},

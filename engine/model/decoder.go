@@ -210,7 +210,7 @@ func (d *decoder) weights() []binding {
 		"one": whole(1),
 	}
 	if c.Delta != nil {
-		c.Delta.dims(dims)
+		c.Delta.dims(dims, p.keyHeads)
 	}
 	if l := c.Latent; l != nil {
 		dims["latent"], dims["waist"], dims["values"] = whole(l.Latent), whole(l.QueryRank), p.heads.times(l.Value)
@@ -220,8 +220,8 @@ func (d *decoder) weights() []binding {
 		all = slices.DeleteFunc(all, func(b binding) bool { return b.target == &d.Head })
 	}
 	for i := range all {
-		if c.Delta != nil && c.Delta.Mixed {
-			c.Delta.place(&all[i])
+		if c.Delta != nil {
+			c.Delta.place(&all[i], p.keyHeads)
 		}
 		all[i].reorder(c)
 	}

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -30,10 +31,10 @@ type deltaLayer struct {
 	O     backend.Weight `hf:"out_proj.weight" shape:"hidden,read"`
 }
 
-// dims adds the dimensions of deltaLayer's weights.
-func (d *deltaConfig) dims(to map[string]part) {
-	spec := d.spec(0, 1)
-	to["mix"], to["read"], to["gates"] = whole(spec.Channels()), whole(d.ValueHeads*d.ValueDim), whole(d.ValueHeads)
+// dims adds the dimensions of deltaLayer's weights. heads are the rank's key heads.
+func (d *deltaConfig) dims(to map[string]part, heads part) {
+	group := d.ValueHeads / d.KeyHeads
+	to["mix"], to["read"], to["gates"] = heads.times(2*d.KeyDim+group*d.ValueDim), heads.times(group*d.ValueDim), heads.times(group)
 	to["column"], to["taps"] = whole(d.ValueDim), whole(backend.DeltaConv)
 }
 
@@ -81,32 +82,48 @@ func (c *Config) kvLayer(i int) int {
 // model computes no token twice in place, so that it verifies no guessed tokens.
 func (c *Config) HasStates() bool { return c.Delta != nil }
 
-// place renames the bindings of a checkpoint whose projections are mixed, and has their rows
-// loaded in the order of the others.
-func (d *deltaConfig) place(b *binding) {
+// DeltaSpec returns the shape of the model's states, without weights. HasStates must be true.
+func (c *Config) DeltaSpec() backend.DeltaSpec { return c.Delta.spec(0, c.Delta.parts()) }
+
+// place chooses the rows of a rank's key heads where they are not neighbours in the tensor. It
+// renames the bindings of a checkpoint whose projections are mixed, and has their rows loaded in
+// the order of the others.
+func (d *deltaConfig) place(b *binding, heads part) {
 	group := d.ValueHeads / d.KeyHeads
 	wide := group * d.ValueDim
-	pick := func(tensor string, of int, from, n int) {
-		for h := range d.KeyHeads {
-			b.rows = append(b.rows, span(h*of+from, n)...)
-		}
-		at := strings.LastIndex(b.name, ".in_proj_")
-		b.name, b.shape[0], b.parts[0].of = b.name[:at+1]+tensor, d.KeyHeads*of, d.KeyHeads*of
+	name, ok := strings.CutSuffix(b.name, ".weight")
+	if !ok {
+		return
 	}
-	const qkvz, ba = "in_proj_qkvz.weight", "in_proj_ba.weight"
+	at := strings.LastIndex(name, ".") + 1
+	weight := name[at:]
+	if weight == "conv1d" || weight == "in_proj_qkv" && !d.Mixed {
+		if keys := heads.of * d.KeyDim; !heads.whole() {
+			b.rows = slices.Concat(span(heads.from*d.KeyDim, heads.n*d.KeyDim), span(keys+heads.from*d.KeyDim, heads.n*d.KeyDim), span(2*keys+heads.from*wide, heads.n*wide))
+		}
+		return
+	}
+	if !d.Mixed {
+		return
+	}
+	pick := func(tensor string, of int, from, n int) { // of each head's rows
+		for h := range heads.n {
+			b.rows = append(b.rows, span((heads.from+h)*of+from, n)...)
+		}
+		b.name, b.shape[0], b.parts[0].of = name[:at]+tensor+".weight", heads.of*of, heads.of*of
+	}
+	const qkvz, ba = "in_proj_qkvz", "in_proj_ba"
 	all := 2*d.KeyDim + 2*wide
-	switch {
-	case strings.HasSuffix(b.name, ".in_proj_qkv.weight"):
+	switch weight {
+	case "in_proj_qkv":
 		pick(qkvz, all, 0, d.KeyDim)
-		b.name = strings.Replace(b.name, qkvz, "in_proj_qkv.weight", 1)
 		pick(qkvz, all, d.KeyDim, d.KeyDim)
-		b.name = strings.Replace(b.name, qkvz, "in_proj_qkv.weight", 1)
 		pick(qkvz, all, 2*d.KeyDim, wide)
-	case strings.HasSuffix(b.name, ".in_proj_z.weight"):
+	case "in_proj_z":
 		pick(qkvz, all, 2*d.KeyDim+wide, wide)
-	case strings.HasSuffix(b.name, ".in_proj_b.weight"):
+	case "in_proj_b":
 		pick(ba, 2*group, 0, group)
-	case strings.HasSuffix(b.name, ".in_proj_a.weight"):
+	case "in_proj_a":
 		pick(ba, 2*group, group, group)
 	}
 }

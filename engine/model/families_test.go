@@ -253,11 +253,8 @@ func familyGates(t *testing.T, src *Source, g goldens) {
 
 // unsharedFamilies are the families that ranks cannot share, and why.
 var unsharedFamilies = map[string]string{
-	"olmo2":       "norms all heads of a token together",
-	"minimax-m2":  "norms all heads of a token together",
-	"qwen3-next":  "layers with a state",
-	"qwen3.5":     "layers with a state",
-	"qwen3.5-moe": "layers with a state",
+	"olmo2":      "norms all heads of a token together",
+	"minimax-m2": "norms all heads of a token together",
 }
 
 func familyShards(t *testing.T, src *Source, g goldens) {

@@ -238,14 +238,13 @@ func (c *Config) KVLayers() []backend.KVShape {
 
 // statesAndKV is KVLayers with layers that have a state.
 func (c *Config) statesAndKV() (layers []backend.KVShape) {
-	parts := c.Delta.parts()
-	spec := c.Delta.spec(0, parts)
+	spec := c.DeltaSpec()
 	for i := range c.Layers {
 		if !c.Delta.layer(i) {
 			layers = append(layers, c.shape(i))
 			continue
 		}
-		for range parts {
+		for range spec.Parts {
 			layers = append(layers, backend.KVShape{Window: 2, State: spec.State()})
 		}
 	}

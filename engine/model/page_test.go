@@ -95,8 +95,8 @@ at the end of the prompt, so that the next turn of a conversation continues from
 cached, evicted and shipped as other blocks are. A cached prefix is found again up to its last copy.
 States are float32 with every `+"`--kv-cache-dtype`"+`.
 
-`+"`--speculative-config`"+`, `+"`--tensor-parallel-size`"+` and GPUs are refused for these models. Adapters
-have no part for the projections before a state.
+`+"`--speculative-config`"+` is refused for these models. `+"`--tensor-parallel-size`"+` must divide the number
+of key heads, `+"`linear_num_key_heads`"+`. Adapters have no part for the projections before a state.
 
 ## KV in FP8
 

@@ -7,8 +7,8 @@ import (
 )
 
 // Shard is the part of a model that one of several tensor-parallel ranks computes. The zero value
-// is the whole model. Heads, the width of MLPs and experts, and the vocabulary are split. Every
-// rank has all norms, routers and latents.
+// is the whole model. Heads, also those of states, the width of MLPs and experts, and the
+// vocabulary are split. Every rank has all norms, routers and latents.
 type Shard struct{ Rank, Ranks int }
 
 // part is a rank's range [from, from+n) of a dimension of size of.
@@ -24,6 +24,7 @@ func (p part) times(k int) part { return part{p.of * k, p.from * k, p.n * k} }
 // parts are the dimensions that are split across ranks.
 type parts struct {
 	heads, kvHeads, fullKVHeads part // full: of Gemma's layers without a window
+	keyHeads                    part // of states, each with its value heads
 	ffn, expert, shared         part
 	vocab, pleVocab             part
 }
@@ -36,6 +37,9 @@ func (c *Config) dims() parts {
 	p := parts{heads: whole(c.Heads), kvHeads: whole(c.KVHeads), ffn: whole(c.FFN), expert: whole(c.MoE.FFN), shared: whole(c.MoE.Shared), vocab: whole(c.Vocab)}
 	if c.Gemma4 != nil {
 		p.fullKVHeads, p.pleVocab = whole(c.Gemma4.FullKVHeads), whole(c.Gemma4.PLEVocab)
+	}
+	if c.Delta != nil {
+		p.keyHeads = whole(c.Delta.KeyHeads)
 	}
 	return p
 }
@@ -54,8 +58,8 @@ func (s Shard) Of(c *Config) (Config, error) {
 	if c.Features.HeadNorms == allHeadsNorms {
 		return local, fmt.Errorf("%w: %s norms all heads of a token together, which %d ranks cannot share", ErrUnsupported, c.Architecture, s.Ranks)
 	}
-	if c.Delta != nil {
-		return local, fmt.Errorf("%w: %s has layers with a state, which %d ranks cannot share yet", ErrUnsupported, c.Architecture, s.Ranks)
+	if c.Delta != nil && c.Delta.KeyHeads%s.Ranks != 0 {
+		return local, fmt.Errorf("%w: %d key heads of states (linear_num_key_heads) cannot be shared by %d ranks", ErrUnsupported, c.Delta.KeyHeads, s.Ranks)
 	}
 	if c.Heads%s.Ranks != 0 {
 		return local, fmt.Errorf("%w: %d attention heads (num_attention_heads) cannot be shared by %d ranks", ErrUnsupported, c.Heads, s.Ranks)
@@ -67,6 +71,7 @@ func (s Shard) Of(c *Config) (Config, error) {
 		}
 	}
 	cut(&p.heads, 1, "num_attention_heads")
+	cut(&p.keyHeads, 1, "linear_num_key_heads")
 	cut(&p.ffn, s.unit(c, c.FFN), "intermediate_size")
 	cut(&p.expert, s.unit(c, c.MoE.FFN), "moe_intermediate_size")
 	cut(&p.shared, s.unit(c, c.MoE.Shared), "the width of the shared experts")
@@ -86,6 +91,11 @@ func (s Shard) Of(c *Config) (Config, error) {
 		g := *c.Gemma4
 		g.FullKVHeads, g.PLEVocab = p.fullKVHeads.n, p.pleVocab.n
 		local.Gemma4 = &g
+	}
+	if c.Delta != nil {
+		d := *c.Delta
+		d.KeyHeads, d.ValueHeads = p.keyHeads.n, p.keyHeads.n*(d.ValueHeads/d.KeyHeads)
+		local.Delta = &d
 	}
 	return local, nil
 }

@@ -216,10 +216,11 @@ func TestShardsRefused(t *testing.T) {
 		config Config
 		shard  Shard
 	}{
-		"4 attention heads (num_attention_heads) cannot be shared by 3 ranks":     {base, Shard{0, 3}},
-		"3 key and value heads (num_key_value_heads) cannot be shared by 2 ranks": {with(func(c *Config) { c.Heads, c.KVHeads = 6, 3 }), Shard{1, 2}},
-		"intermediate_size 1 in pieces of 1 cannot be shared by 2 ranks":          {with(func(c *Config) { c.FFN = 1 }), Shard{1, 2}},
-		"vocab_size 3 in pieces of 1 cannot be shared by 4 ranks":                 {with(func(c *Config) { c.Vocab = 3 }), Shard{1, 4}},
+		"4 attention heads (num_attention_heads) cannot be shared by 3 ranks":      {base, Shard{0, 3}},
+		"3 key and value heads (num_key_value_heads) cannot be shared by 2 ranks":  {with(func(c *Config) { c.Heads, c.KVHeads = 6, 3 }), Shard{1, 2}},
+		"intermediate_size 1 in pieces of 1 cannot be shared by 2 ranks":           {with(func(c *Config) { c.FFN = 1 }), Shard{1, 2}},
+		"vocab_size 3 in pieces of 1 cannot be shared by 4 ranks":                  {with(func(c *Config) { c.Vocab = 3 }), Shard{1, 4}},
+		"2 key heads of states (linear_num_key_heads) cannot be shared by 4 ranks": {openCheckpoint(t, "qwen3-next").Config, Shard{0, 4}},
 		"rank 2 of 2": {base, Shard{2, 2}},
 	} {
 		if _, err := c.shard.Of(&c.config); err == nil || !strings.Contains(err.Error(), want) {

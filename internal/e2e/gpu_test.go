@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -70,6 +71,26 @@ func TestGPUToGPU(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestStatesOfGPUsOnEveryPath is TestStatesOnEveryPath on the kernels' host twin.
+func TestStatesOfGPUsOnEveryPath(t *testing.T) {
+	twin, err := kernels.Twin("../..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seeds, begin := 1, uint64(7)
+	if os.Getenv("TANDEM_SOAK") != "" {
+		seeds, begin = 60, soakSeed(t, begin)
+	}
+	var count paths
+	if err := campaign(t, campaigned{checkpoint: "qwen3.5", states: 16, kv: "fp8", gpu: twin}, begin, seeds, false, &count); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("note: seed %d, %d schedules: %s", begin, seeds, &count)
+	if count.chunked == 0 || count.resumed == 0 || seeds > 1 && (count.hits == 0 || count.batched == 0 || count.preempted == 0 || count.remote == 0) {
+		t.Error("a path did not run")
 	}
 }
 

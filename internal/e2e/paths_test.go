@@ -71,7 +71,7 @@ var adapterNames = []string{"all", "attention", "mlp"}
 
 func newAlone(t *testing.T, c campaigned) *alone {
 	dir := c.dir()
-	f := newFleet(t, engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, KVDType: c.kv, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir), StateTokens: c.states}, nil)
+	f := newFleet(t, c.on(engine.LoadOptions{Model: dir, Kernels: c.kernels, Quantization: c.quantization, KVDType: c.kv, Threads: 1, KVMemory: 16 << 20, MaxSeqs: 4, MaxBatchedTokens: 256, Adapters: adaptersOf(dir), StateTokens: c.states}), nil)
 	return &alone{f: f, salt: 1 << 60, tls: nodesTLS(t)}
 }
 
@@ -81,7 +81,16 @@ func newAlone(t *testing.T, c campaigned) *alone {
 type campaigned struct {
 	checkpoint, quantization, kernels, draft, kv string
 
-	states int // tokens between kept states of a model that has them, which guesses nothing; 0: none
+	states int    // tokens between kept states of a model that has them, which guesses nothing; 0: none
+	gpu    string // the shared object with kernels for GPUs, or their host twin; empty: CPUs
+}
+
+// on returns the options with the device of the campaign.
+func (c campaigned) on(o engine.LoadOptions) engine.LoadOptions {
+	if c.gpu != "" {
+		o.Device, o.CUDALibrary, o.SharedKV, o.OneOrder, o.EnforceEager = "cuda:0", c.gpu, true, true, true
+	}
+	return o
 }
 
 func (c campaigned) dir() string { return filepath.Join(checkpoints, c.checkpoint) }
@@ -218,10 +227,10 @@ func campaign(t *testing.T, c campaigned, first uint64, n int, fault bool, count
 
 func oneSchedule(t *testing.T, ref *alone, rng *rand.Rand, seed uint64, vocab int, with campaigned, fault bool, count *paths) error {
 	remote := rng.IntN(2) == 0
-	o := engine.LoadOptions{
+	o := with.on(engine.LoadOptions{
 		Model: with.dir(), Kernels: with.kernels, Quantization: with.quantization, KVDType: with.kv, Threads: 1 + rng.IntN(2), MaxSeqs: 2 + rng.IntN(6),
 		MaxBatchedTokens: 8 + rng.IntN(90), MaxModelLen: 192, FaultBatchOrder: fault, Adapters: adaptersOf(with.dir()), StateTokens: with.states,
-	}
+	})
 	if rng.IntN(2) == 0 && with.states == 0 {
 		o.Speculation = engine.Speculation{Tokens: 1 + rng.IntN(6), Lookup: engine.Lookup{Min: 1, Max: 1 + rng.IntN(3)}}
 		if rng.IntN(3) == 0 { // the model itself guesses well, another one badly

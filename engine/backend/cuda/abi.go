@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 13
+const version = 14
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -12,6 +12,12 @@ const (
 	chunkLeast = 8
 	fewRows    = 16
 	moeRows    = 8
+)
+
+// TD_DELTA_WIDTH and TD_DELTA_WIDEST.
+const (
+	deltaWidth  = 128
+	deltaWidest = 512
 )
 
 // TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_MOE: choices of
@@ -58,6 +64,8 @@ const (
 	opUnpack
 	opPlace
 	opAdapt
+	opGate
+	opDelta
 )
 
 // Element types of matrices and KV.
@@ -128,6 +136,12 @@ type piece struct {
 
 // scales is td_scales.
 type scales struct{ rows, cols int32 }
+
+// state is td_state.
+type state struct {
+	kv       address
+	group, _ int32
+}
 
 type expert struct {
 	w, bias address

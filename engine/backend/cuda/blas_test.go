@@ -114,7 +114,7 @@ func TestBLASRefused(t *testing.T) {
 // With one order for all products the bits of a row's logits are the same alone, in a chunk,
 // in other chunks, and with other rows.
 func TestDeterministic(t *testing.T) {
-	for _, c := range []struct{ dir, kernels string }{{"gpt-oss-mxfp4", "all"}, {"gpt-oss-mxfp4", ""}, {"gqa-tied", ""}}[:determined] {
+	for _, c := range []struct{ dir, kernels string }{{"gpt-oss-mxfp4", "all"}, {"qwen3.5-moe", ""}, {"gpt-oss-mxfp4", ""}, {"gqa-tied", ""}}[:determined] {
 		t.Run(c.dir+"/"+c.kernels, func(t *testing.T) {
 			t.Setenv("TD_KERNELS", c.kernels)
 			src, err := model.OpenDir("../../model/testdata/" + c.dir)

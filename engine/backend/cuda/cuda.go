@@ -101,8 +101,9 @@ type CUDA struct {
 	kv       kvStore
 	gathered map[backend.Buf]address // scratch of AllGather, by its source
 	sampling map[*buffer]*sampling   // by the logits
-	blas     int                     // cuBLASLt's version; 0: not used
-	noBLAS   error                   // why cuBLASLt is not used
+	delta    deltaMemory
+	blas     int   // cuBLASLt's version; 0: not used
+	noBLAS   error // why cuBLASLt is not used
 
 	plans     map[backend.Key]*plan
 	adapt     adapters
@@ -444,7 +445,7 @@ func widen(data []byte) []byte {
 }
 
 // raw sees numbers as bytes.
-func raw[T float32 | int32 | expert](s []T) []byte {
+func raw[T float32 | int32 | expert | state](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
@@ -457,7 +458,7 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 		return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
 	}
 	for _, g := range spec.Groups {
-		if g.BlockTokens > maxBlockTokens || g.ValueDim() > maxHeadDim || g.HeadDim > maxKeyDim || g.HeadDim%2 != 0 || g.Latent%2 != 0 || int64(spec.Blocks)*int64(g.BlockTokens) > math.MaxInt32 {
+		if g.State == 0 && g.BlockTokens > maxBlockTokens || g.ValueDim() > maxHeadDim || g.HeadDim > maxKeyDim || g.HeadDim%2 != 0 || g.Latent%2 != 0 || int64(spec.Blocks)*int64(g.BlockTokens) > math.MaxInt32 {
 			return fmt.Errorf("%w: KV %+v", backend.ErrShape, spec)
 		}
 	}
@@ -492,6 +493,9 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 	}
 	c.kv.scales = make([]kvScales, len(spec.Layers))
 	for i := range spec.Layers {
+		if c.kv.group(i).State > 0 {
+			continue
+		}
 		if err := c.ScaleKV(i, []float32{1}, []float32{1}); err != nil {
 			return err
 		}

@@ -45,7 +45,9 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_piece{})-unsafe.Sizeof(piece{})]
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows+C.TD_MOE_ROWS-moeRows]
-	_ = [1]byte{}[C.TD_ADAPT-int(opAdapt)]
+	_ = [1]byte{}[unsafe.Sizeof(C.td_state{})-unsafe.Sizeof(state{})]
+	_ = [1]byte{}[C.TD_DELTA_WIDTH-deltaWidth+C.TD_DELTA_WIDEST-deltaWidest]
+	_ = [1]byte{}[C.TD_DELTA-int(opDelta)]
 	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused+C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_BITS-triedBits]
 )
 

@@ -49,7 +49,7 @@ var (
 	drawRows   = 50        // of a step in which all draw
 	seeds      = uint64(2) // of each kernel's case without KV
 	stepsAhead = 18
-	determined = 3 // models whose bits are compared
+	determined = 4 // models whose bits are compared
 
 	longContext = 131_072 // positions
 )

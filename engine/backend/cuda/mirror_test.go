@@ -36,7 +36,7 @@ func (c *CUDA) here(region, block int) []byte {
 // computed. They are in the second one's device memory before its next step, however late
 // both are.
 func TestMirror(t *testing.T) {
-	for _, dir := range []string{"gqa-tied", "mistral-window"} {
+	for _, dir := range []string{"gqa-tied", "mistral-window", "qwen3-next"} {
 		for _, late := range []string{"0", "3", "8", "8 arrivals"} {
 			if dir != "gqa-tied" && late != "3" {
 				continue

@@ -173,9 +173,6 @@ func TestModels(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { src.Close() })
-			if src.Config.HasStates() {
-				return // engine.Load refuses it on a GPU
-			}
 			host, err := cpu.New(cpu.Options{Limits: modelLimits, Threads: 1})
 			if err != nil {
 				t.Fatal(err)

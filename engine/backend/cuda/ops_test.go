@@ -271,6 +271,15 @@ func kernelCases() (all []kernelCase) {
 			b.Columns(half, outs[2], 17)
 		}
 	})
+	add("gates", 6, func(b *bench) func() {
+		x, each, wide := b.input(90, 3), b.input(90, 3), b.input(6, 3)
+		y, z := b.output(90), b.output(90)
+		return func() {
+			b.Gate(y, each, x)
+			b.Gate(z, wide, x)
+			b.Gate(z, each, z)
+		}
+	})
 	add("rope", 8, func(b *bench) func() {
 		x, y := b.input(3*48, 1), b.output(3*48)
 		r := &backend.Rope{InvFreq: []float32{1, 0.3, 0.1, 0.01}, Scale: 1.2}
@@ -354,7 +363,7 @@ func kernelCases() (all []kernelCase) {
 		}
 		return func() { b.HeadLinear(y, x, spec) }
 	})
-	return append(all, attentionCases()...)
+	return append(append(all, deltaCases()...), attentionCases()...)
 }
 
 // attentionCases store and read KV: first some chunks, then a row or a few of each

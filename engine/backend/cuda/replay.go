@@ -364,8 +364,8 @@ func markChunks(rowSpan []int32, first int) {
 }
 
 // copyTable checks one span's block table of a group, sends the parts that the device
-// does not have, and sets where the span's rows are stored. Entries before the window
-// may hold no block.
+// does not have, and sets where the span's rows are stored. Entries before the window, which
+// may hold no block, are neither checked nor sent: no kernel reads them.
 func (c *CUDA) copyTable(span int, sp *backend.Span, group int) error {
 	g, l, table := &c.kv.spec.Groups[group], c.opts.Limits, sp.Tables[group]
 	bt, end := g.BlockTokens, int(sp.Start)+int(sp.Tokens)
@@ -382,11 +382,12 @@ func (c *CUDA) copyTable(span int, sp *backend.Span, group int) error {
 	have := to.tables[(group*l.Seqs+span)*l.Blocks:][:len(table)]
 	lo, hi := len(table), 0
 	arriving := !c.copied(c.kv.landed)
-	for j, b := range table {
-		if (b < 0 && j >= first) || int(b) >= c.kv.spec.Blocks {
+	for j := first; j < len(table); j++ {
+		b := table[j]
+		if b < 0 || int(b) >= c.kv.spec.Blocks {
 			return fmt.Errorf("%w: span %d names block %d as its %dth, there are %d", backend.ErrShape, span, b, j, c.kv.spec.Blocks)
 		}
-		if arriving && b >= 0 && !c.copied(c.kv.landing[b]) {
+		if arriving && !c.copied(c.kv.landing[b]) {
 			c.kv.follow = true
 		}
 		if have[j] != b {
