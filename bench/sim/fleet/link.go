@@ -106,7 +106,7 @@ func (n *node) releaseChunks(ended bool) {
 	}
 	for i := range n.batch.Seqs {
 		q := &n.batch.Seqs[i]
-		k := n.computing[q.ID]
+		k := n.computing.get(uint64(q.ID))
 		if k == nil {
 			continue
 		}

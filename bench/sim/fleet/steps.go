@@ -71,7 +71,7 @@ func (n *node) begin() {
 	n.shape = shape(&n.batch)
 	n.seqs = n.seqs[:0]
 	for i := range n.batch.Seqs {
-		n.seqs = append(n.seqs, n.attempts[n.batch.Seqs[i].ID])
+		n.seqs = append(n.seqs, n.attempts.get(uint64(n.batch.Seqs[i].ID)))
 	}
 	n.stepping, n.began, n.length, n.steady, n.changed = true, now, firstPlan, n.repeats(), false
 	n.ends, n.next = n.ends[:0], 0
