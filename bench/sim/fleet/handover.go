@@ -41,7 +41,7 @@ type ask struct {
 	reservation scheduler.ReservationID
 	from        int           // first token that is transferred
 	pushed      time.Duration // when its transfer began
-	transfer    *transfer     // with Options.Link; nil: it has not begun
+	transfer    *transfer     // where links limit it; nil: it has not begun
 	pushing     bool          // the prefill node has computed it, and its KV is under way
 	removed     bool          // from the prefill node
 	over        bool          // for its decode node
@@ -303,7 +303,7 @@ func (f *fleet) computed(k *ask) {
 	p.line.Remove(k.ticket)
 	p.admit()
 	bytes := float64(k.a.tokens-1-k.from) * f.o.KVBytes
-	if f.o.Link > 0 {
+	if f.links {
 		f.release(f.transferOf(k), bytes, true)
 		return
 	}

@@ -24,6 +24,7 @@ type node struct {
 	f        *fleet
 	at       int // index in its role
 	computes bool
+	kind     *Kind
 	up       bool
 	draining bool
 	epoch    int // number of its deaths; events of an earlier epoch are ignored
@@ -74,7 +75,10 @@ func (n *node) name() string { return Target{Prefill: n.computes, Node: n.at}.St
 
 // newNode makes the i-th node of a role.
 func (f *fleet) newNode(i int, computes bool) (*node, error) {
-	n := &node{f: f, at: i, computes: computes, order: uint64(len(f.decode) + len(f.prefill))}
+	n := &node{f: f, at: i, computes: computes, kind: f.decodeKind, order: uint64(len(f.decode) + len(f.prefill))}
+	if computes {
+		n.kind = f.prefillKind
+	}
 	return n, n.reset()
 }
 
@@ -89,7 +93,7 @@ func (n *node) reset() error {
 	}
 	var err error
 	n.s, err = scheduler.New(scheduler.Config{
-		Pool:             kvcache.Config{Blocks: o.Blocks, BlockTokens: o.BlockTokens, MaxEvents: maxEvents},
+		Pool:             kvcache.Config{Blocks: n.kind.Blocks, BlockTokens: o.BlockTokens, MaxEvents: maxEvents},
 		MaxBatchedTokens: o.BatchedTokens, MaxSeqs: o.MaxSeqs, MaxQueued: len(n.f.result.Requests) + 1<<20, MaxModelLen: o.MaxModelLen,
 	})
 	if err == nil && n.computes {
@@ -283,7 +287,7 @@ func (n *node) launch() {
 		return
 	}
 	epoch := n.epoch
-	f.clock.at(f.clock.now+f.o.Start, func() {
+	f.clock.at(f.clock.now+n.kind.Start, func() {
 		if n.up || n.epoch != epoch {
 			return
 		}

@@ -108,7 +108,7 @@ func (n *node) repeats() int {
 // and sets the alarm.
 func (n *node) planAhead(at time.Duration, s Shape, steps int) {
 	for range steps {
-		at += n.f.o.Steps.Step(s, n.f.o.Blocks*n.f.o.BlockTokens)
+		at += n.kind.Steps.Step(s, n.kind.Blocks*n.f.o.BlockTokens)
 		n.ends = append(n.ends, at)
 		s.ContextSum += s.Streams
 	}
@@ -119,8 +119,8 @@ func (n *node) planAhead(at time.Duration, s Shape, steps int) {
 func (n *node) stepBegins(at time.Duration) {
 	n.busy += n.ends[n.next] - at
 	n.steps++
-	if n.f.o.Steps.Count != nil {
-		n.f.o.Steps.Count(n.shape)
+	if n.kind.Steps.Count != nil {
+		n.kind.Steps.Count(n.shape)
 	}
 }
 
