@@ -266,7 +266,8 @@ func (p *planner) tick(at time.Duration) {
 }
 
 // sample returns the state of the fleet since the last sample, the ids of the gateways, the
-// members, and the number of the gateways whose demand is known. It publishes the demand of this one.
+// members, and the number of the gateways whose demand is known. It publishes the demand of this
+// gateway.
 func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string, members []control.Member, known int) {
 	s.At = at
 	p.mu.Lock()

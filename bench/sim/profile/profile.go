@@ -163,8 +163,8 @@ func (p *Profile) Basis() string {
 	return p.Step.Source
 }
 
-// CheckPools returns an error if KV cannot move from prefill nodes of one profile to decode nodes of
-// another, because the nodes do not compute the same model in the same way.
+// CheckPools returns an error if KV cannot move from prefill nodes of one profile to decode nodes
+// of another, because the nodes do not compute the same model in the same way.
 func CheckPools(prefill, decode *Profile) error {
 	a, b := &prefill.Model, &decode.Model
 	switch {

@@ -332,8 +332,8 @@ func (r *run) setFleet() {
 	f.SampleEvery = max(100*time.Millisecond, time.Duration(span/300))
 }
 
-// SetPrefillKind makes the prefill nodes of a fleet those of a profile. Transfers are as fast as the
-// slower of both kinds of nodes. times are the profile's step times, of this fleet alone.
+// SetPrefillKind makes the prefill nodes of a fleet those of a profile. Transfers are as fast as
+// those of the slower kind. times are the profile's step times, of this fleet alone.
 func SetPrefillKind(o *fleet.Options, p *profile.Profile, times *profile.Times) {
 	of := FleetOptions(p, times, o.RoundTrip)
 	o.PrefillKind = &fleet.Kind{Steps: of.Steps, Blocks: of.Blocks * of.BlockTokens / o.BlockTokens, Link: of.Link, Start: of.Start}
