@@ -134,6 +134,7 @@ func New(o Options) (*Gateway, error) {
 		responseKeys: sealing, warnDropped: rate.Sometimes{Interval: time.Second},
 	}
 	g.Service.SetLimits(o.Limits)
+	keys.Meter(o.Metrics)
 	g.KeyOf, g.Fail, g.AppendFault, g.Count = g.keyOf, g.fail, appendFault, g.count
 	clients = httpserver.New(l, httpserver.Options{Handler: g.serve, Fail: g.badHTTP, ErrorBody: errorBody, Limits: o.Limits, TLS: o.TLS, MaxConns: o.MaxConns,
 		Counters: httpserver.Counters{

@@ -57,6 +57,13 @@ func TestKeyLimits(t *testing.T) {
 	if refused("concurrency") != 1 || refused("tokens") != 1 {
 		t.Errorf("%g and %g refusals counted", refused("concurrency"), refused("tokens"))
 	}
+	for name, want := range map[string][]float64{"One": {2, 0, 12}, metrics.OtherKeys: {2, 0, 12}} { // the latter: two and slow
+		for i, of := range metrics.KeyTokens {
+			if got := b.g.Meters.Named(metrics.GatewayKeyTokens, name, of).Get(); got != want[i] {
+				t.Errorf("%s: %g %s tokens, want %g", name, got, of, want[i])
+			}
+		}
+	}
 	if log := b.log.String(); !strings.Contains(log, "key=One") || strings.Contains(log, "slow") {
 		t.Errorf("the log has keys, or no names:\n%s", log)
 	}

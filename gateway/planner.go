@@ -265,9 +265,10 @@ func (p *planner) tick(at time.Duration) {
 	}
 }
 
-// sample returns the state of the fleet since the last sample, the ids of the gateways, the number
-// of members, and that of the gateways whose demand is known. It publishes the demand of this one.
-func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string, members, known int) {
+// sample returns the state of the fleet since the last sample, the ids of the gateways, the
+// members, and the number of the gateways whose demand is known. It publishes the demand of this
+// gateway.
+func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string, members []control.Member, known int) {
 	s.At = at
 	p.mu.Lock()
 	own := p.demand
@@ -275,12 +276,13 @@ func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string,
 	uncached := max(0, 1-p.cached)
 	p.mu.Unlock()
 	gateways = []string{p.o.ID}
-	members = 1
+	members = []control.Member{{ID: p.o.ID}}
 	if all := p.members.Load(); all != nil {
-		members = 0
+		members = members[:0]
 		for i := range *all {
 			m := &(*all)[i]
-			if members++; m.Role == "gateway" && m.ID != p.o.ID {
+			members = append(members, control.Member{ID: m.ID, Draining: m.Draining})
+			if m.Role == "gateway" && m.ID != p.o.ID {
 				gateways = append(gateways, m.ID)
 			}
 		}

@@ -2,8 +2,10 @@ package sim
 
 import (
 	"compress/gzip"
+	"encoding/json"
 	"errors"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -99,4 +101,23 @@ func TestReadTraceRefuses(t *testing.T) {
 	if _, err := Run(nil, Options{Nodes: 1, BlockTokens: 1, CacheBlocks: 1, Rate: 1, Stretch: 1}); err == nil {
 		t.Error("an empty trace was played")
 	}
+}
+
+// Lines of traces are read as json.Unmarshal reads them, whatever their form.
+func FuzzLine(f *testing.F) {
+	for _, line := range []string{
+		`{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}`, `{"hash_ids":[7],"block_tokens":16,"timestamp":1.50,"input_length":1,"output_length":2}`,
+		`{"timestamp": -1.5e3, "input_length": 1}`, `{"timestamp": 01, "input_length": 1}`, `{"timestamp": 1., "input_length": 1}`, `{"timestamp": 1, "input_length": 1.5}`, `{}`, `{"timestamp": 1,}`,
+		`{"input_length": 99999999999999999999}`, `{"hash_ids": [18446744073709551615]}`, `{"hash_ids": []}`, `{"hash_ids": null}`, `{"INPUT_LENGTH": 3}`, `{"input_length": 3} x`, `{"input_length": 3, "input_length": 4}`,
+		`{"chat_id": "a", "input_length": 3}`, `{"input_length": }`, `{"hash_ids": [1,,2]}`, `{"hash_ids": [1 2]}`, `{`, `[`, ``, "{\"input_length\":\t3}",
+	} {
+		f.Add(line)
+	}
+	f.Fuzz(func(t *testing.T, line string) {
+		got, ok := usualLine([]byte(line))
+		var want traceLine
+		if err := json.Unmarshal([]byte(line), &want); ok && (err != nil || !reflect.DeepEqual(got, want)) {
+			t.Errorf("%q: %+v, want %+v, %v", line, got, want, err)
+		}
+	})
 }

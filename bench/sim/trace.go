@@ -130,16 +130,23 @@ func own(request uint64, tokens, block int) (blocks []kvcache.Hash) {
 	return blocks
 }
 
+// traceLine is a line of JSON.
+type traceLine struct {
+	Timestamp float64  `json:"timestamp"`
+	Tokens    int      `json:"input_length"`
+	Output    int      `json:"output_length"`
+	Blocks    []uint64 `json:"hash_ids"`
+	Block     int      `json:"block_tokens"` // of each of Blocks, as tandem record writes it; 0: BlockTokens
+}
+
 // mooncakeLine reads a line of JSON.
 func mooncakeLine(line []byte) (q Request, err error) {
-	var l struct {
-		Timestamp float64  `json:"timestamp"`
-		Tokens    int      `json:"input_length"`
-		Output    int      `json:"output_length"`
-		Blocks    []uint64 `json:"hash_ids"`
-		Block     int      `json:"block_tokens"` // of each of Blocks, as tandem record writes it; 0: BlockTokens
+	l, ok := usualLine(line)
+	if !ok {
+		l = traceLine{}
+		err = json.Unmarshal(line, &l)
 	}
-	if err := json.Unmarshal(line, &l); err != nil {
+	if err != nil {
 		return q, fmt.Errorf(`%w: write such as {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}`, err)
 	}
 	if !(math.Abs(l.Timestamp) < maxTime*1e3) {

@@ -31,8 +31,12 @@ func Describe(n *Node, requests []Request, batch, most int) (d Demand) {
 	d.Span = max(requests[len(requests)-1].At.Seconds()-requests[0].At.Seconds(), 1e-3)
 	d.Rate = float64(len(requests)) / d.Span
 	var prompt, output, cached, context, warm, cold, square, least float64
-	perToken, perPair := n.leastChunk(most)
-	times := promptTimes{n: n, batch: batch}
+	var tokens, pairs []float64 // least seconds of each, by kind of node
+	for _, k := range n.computing() {
+		perToken, perPair := k.leastChunk(most)
+		tokens, pairs = append(tokens, perToken), append(pairs, perPair)
+	}
+	times := promptTimes{n: n.prefill(), batch: batch}
 	for _, q := range requests {
 		out := float64(max(1, q.Output))
 		prompt, output, cached = prompt+float64(q.Prompt), output+out, cached+float64(q.Cached)
@@ -41,7 +45,11 @@ func Describe(n *Node, requests []Request, batch, most int) (d Demand) {
 		warm, square, cold = warm+s, square+s*s, cold+times.seconds(q.Prompt, 0)
 		start := float64(min(q.Cached, q.Prompt-1))
 		n := float64(q.Prompt) - start
-		least += perToken*n + perPair*n*(start+n/2)
+		fastest := math.Inf(1)
+		for k := range tokens {
+			fastest = min(fastest, tokens[k]*n+pairs[k]*n*(start+n/2))
+		}
+		least += fastest
 		d.Longest = max(d.Longest, q.Prompt)
 	}
 	d.LeastWork = least / d.Span
@@ -103,15 +111,21 @@ type Floor struct {
 
 // FloorOf returns the floor for a limit of the TTFT at a percentile, with steps of batch tokens.
 func FloorOf(n *Node, requests []Request, batch int, limit time.Duration, percentile float64) (f Floor) {
-	times := promptTimes{n: n, batch: batch}
+	seconds := func(tokens, cached int) float64 { // on the faster kind of node
+		least := math.Inf(1)
+		for _, k := range n.computing() {
+			least = min(least, promptTimes{n: k, batch: batch}.seconds(tokens, cached))
+		}
+		return least + n.Latency
+	}
 	all := make([]float64, len(requests))
 	warm, cold := 0, 0
 	for i, q := range requests {
-		all[i] = times.seconds(q.Prompt, q.Cached) + n.Latency
+		all[i] = seconds(q.Prompt, q.Cached)
 		if limit > 0 && all[i] > limit.Seconds() {
 			warm++
 		}
-		if s := times.seconds(q.Prompt, 0) + n.Latency; limit > 0 && s > limit.Seconds() {
+		if s := seconds(q.Prompt, 0); limit > 0 && s > limit.Seconds() {
 			cold++
 		} else {
 			f.Longest = max(f.Longest, q.Prompt)
@@ -176,7 +190,7 @@ func erlangC(k int, a float64) float64 {
 // Backlog returns the longest time that prompts wait for k prefill nodes that are never idle while
 // one waits: max over time of the work that arrived less the work that k nodes have done.
 func (d *Demand) Backlog(n *Node, requests []Request, batch, k int) (longest float64) {
-	times := promptTimes{n: n, batch: batch}
+	times := promptTimes{n: n.prefill(), batch: batch}
 	work, last := 0.0, requests[0].At
 	for _, q := range requests {
 		work = max(0, work-float64(k)*(q.At-last).Seconds())
@@ -212,7 +226,7 @@ const (
 func (d *Demand) Bounds(n *Node, itl time.Duration) (b Bounds) {
 	decodeWork := d.Rate * d.Output * (n.PerSeq + n.PerCtx*d.Context) // seconds per second, in large batches
 	both := d.LeastWork + decodeWork
-	if n.Mixed < 1 { // the one kind of work may hide the other
+	if n.Mixed < 1 || n.prefill().Mixed < 1 { // the one kind of work may hide the other
 		both = max(d.LeastWork, decodeWork)
 	}
 	b.Nodes = max(1, ceil(both))

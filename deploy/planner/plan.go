@@ -153,11 +153,13 @@ func (s *search) choose(plan *Plan) error {
 		if s.Disjoint {
 			list = append(list, Alternative{Node: node, Pools: true, Least: b.Pools()})
 		}
-		if s.Colocated {
+		if s.Colocated && s.Nodes[node].Prefill == nil {
 			list = append(list, Alternative{Node: node, Least: b.Nodes})
 		}
 	}
-	lowest := func(a *Alternative) float64 { return s.Price(Fleet{Node: a.Node, Decode: a.Least}) }
+	lowest := func(a *Alternative) float64 {
+		return min(s.Price(Fleet{Node: a.Node, Decode: a.Least}), s.Price(Fleet{Node: a.Node, Prefill: a.Least}))
+	}
 	slices.SortStableFunc(list, func(a, b Alternative) int { return cmp.Compare(lowest(&a), lowest(&b)) })
 	best := -1
 	impossible := ""
@@ -444,9 +446,10 @@ func (s *search) grow(plan *Plan) (err error) {
 
 // slow finds how much slower than in the profile steps may be.
 func (s *search) slow(plan *Plan) (err error) {
-	first := 1 + cmp.Or(s.Nodes[plan.Fleet.Node].Error, .1)
+	likely := s.Nodes[plan.Fleet.Node].likelyError()
+	first := 1 + cmp.Or(likely, .1)
 	plan.Slow, plan.TooSlow, plan.Slower, err = s.bisect(1, first, mostSlow, slowSteps, func(x float64) Case { return Case{Fleet: plan.Fleet, Load: 1, Slow: x} })
-	if err != nil || plan.TooSlow > first || s.Nodes[plan.Fleet.Node].Error == 0 {
+	if err != nil || plan.TooSlow > first || likely == 0 {
 		return err
 	}
 	// The least fleet that holds although the estimate was too fast.

@@ -11,6 +11,7 @@
 package planner
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -35,7 +36,24 @@ type Node struct {
 	Alone                 float64 // seconds of a step that decodes one short sequence
 	// Latency is the seconds of a request in addition to its steps, without waiting.
 	Latency float64
+
+	// Prefill is the kind of the prefill nodes, if that is another one. Its fleets have pools.
+	Prefill *Node
 }
+
+// prefill returns the kind of the prefill nodes.
+func (n *Node) prefill() *Node { return cmp.Or(n.Prefill, n) }
+
+// computing returns the kinds of the nodes that may compute a prompt.
+func (n *Node) computing() []*Node {
+	if n.Prefill == nil {
+		return []*Node{n}
+	}
+	return []*Node{n.Prefill, n}
+}
+
+// likelyError returns the larger error of the kind's nodes.
+func (n *Node) likelyError() float64 { return max(n.Error, n.prefill().Error) }
 
 // Request is a request of the load.
 type Request struct {

@@ -186,6 +186,43 @@ func TestSplitsTheMost(t *testing.T) {
 	}
 }
 
+// With two kinds of nodes, the cheapest fleet is not the one with the fewest nodes.
+func TestTwoKinds(t *testing.T) {
+	w := &world{}
+	p := problem(w)
+	cheap, dear := h100(), h100()
+	cheap.Name, cheap.Price, dear.Price = "cheap", 1, 10
+	dear.Prefill = &cheap
+	p.Nodes = []Node{dear}
+	p.Simulate = func(cases []Case) (list []Outcome, err error) {
+		for _, c := range cases {
+			o := Outcome{Values: []time.Duration{time.Second, 20 * time.Millisecond}, Goodput: .99}
+			if float64(c.Prefill+3*c.Decode) < 9*c.Load*c.Slow {
+				o.Values[0], o.Goodput = 9*time.Second, .3
+			}
+			list = append(list, o)
+		}
+		return list, nil
+	}
+	plan, err := Make(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if plan.Fleet.Size() != "6P1D" || plan.Price != 16 || !plan.Meets || len(plan.Alternatives) != 1 {
+		t.Errorf("%s at %g, meets %v, %d alternatives: want 6P1D at 16", plan.Fleet.Size(), plan.Price, plan.Meets, len(plan.Alternatives))
+	}
+	// The bounds are those of the faster kind for each prompt.
+	slow := h100()
+	slow.Chunk = func(tokens, start int) float64 { return 5 * cheap.Chunk(tokens, start) }
+	fast := Describe(&cheap, p.Requests, 2048, 2048)
+	for _, n := range []Node{{Name: "x", Chunk: slow.Chunk, Prefill: &cheap}, {Name: "y", Chunk: cheap.Chunk, Prefill: &slow}} {
+		d, f := Describe(&n, p.Requests, 2048, 2048), FloorOf(&n, p.Requests, 2048, time.Second, 90)
+		if !close(d.LeastWork, fast.LeastWork, 1e-9) || !close(d.Work, fast.Work*map[string]float64{"x": 1, "y": 5}[n.Name], 1e-9) || f.TTFT != FloorOf(&cheap, p.Requests, 2048, time.Second, 90).TTFT-duration(cheap.Latency) {
+			t.Errorf("%s: least work %g, work %g, floor %v; the faster kind has %g and %g", n.Name, d.LeastWork, d.Work, f.TTFT, fast.LeastWork, fast.Work)
+		}
+	}
+}
+
 // However small the budget, it is kept.
 func TestBudget(t *testing.T) {
 	found := 0

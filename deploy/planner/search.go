@@ -249,12 +249,20 @@ func (s *search) settle(fleets []Fleet) (f Fleet, ok bool, err error) {
 	return f, ok, err
 }
 
+// mostForOne is the most nodes of one kind that take the place of a node of another kind.
+const mostForOne = 8
+
 // around returns the fleets with so many nodes more, or fewer, in one of the pools, and for one
-// node fewer also those that have moved a node to the other pool.
+// node fewer also those that have moved a node to the other pool. For two kinds of nodes, these are
+// the fleets that cost less.
 func (s *search) around(f Fleet, step int) (list []Fleet) {
+	two := s.Nodes[f.Node].Prefill != nil
 	add := func(prefill, decode int) {
 		g := f
 		g.Prefill, g.Decode = f.Prefill+prefill, f.Decode+decode
+		if two && step < 0 && s.Price(g) >= s.Price(f) {
+			return // fewer nodes may cost more, and more of them less
+		}
 		if g.Decode > 0 && (f.Prefill == 0) == (g.Prefill == 0) && g.Prefill >= 0 && g.Nodes() <= s.MaxNodes && g.Nodes() >= s.bounds[g.Node].Nodes {
 			list = append(list, g)
 		}
@@ -264,12 +272,17 @@ func (s *search) around(f Fleet, step int) (list []Fleet) {
 	if step == -1 {
 		add(1, -2)
 		add(-2, 1)
+		for n := 1; two && n <= mostForOne; n *= 2 {
+			add(n, -1)
+			add(-1, n)
+		}
 	}
 	return list
 }
 
 // best simulates fleets and returns the one with the largest margin, and whether it meets the
-// objectives. Of fleets that meet them, the one with the highest goodput is returned.
+// objectives. Of fleets that meet them, it returns the cheapest, and of these the one with the
+// highest goodput.
 func (s *search) best(fleets []Fleet) (f Fleet, ok bool, err error) {
 	if len(fleets) == 0 {
 		return f, false, nil
@@ -288,6 +301,9 @@ func (s *search) best(fleets []Fleet) (f Fleet, ok bool, err error) {
 	}
 	slices.SortStableFunc(order, func(i, j int) int {
 		a, b := outcomes[i], outcomes[j]
+		if c := cmp.Compare(s.Price(fleets[i]), s.Price(fleets[j])); c != 0 && s.Meets(a) && s.Meets(b) {
+			return c
+		}
 		return cmp.Or(compare(s.Meets(b), s.Meets(a)), cmp.Compare(math.Round(1e3*b.Goodput), math.Round(1e3*a.Goodput)), cmp.Compare(s.Margin(b), s.Margin(a)))
 	})
 	return fleets[order[0]], s.Meets(outcomes[order[0]]), nil
@@ -334,16 +350,20 @@ func (s *search) tune(f Fleet) (Fleet, error) {
 // Price returns the price of an hour of a fleet in US dollars, or its GPUs if a kind of node has no
 // price.
 func (p *Problem) Price(f Fleet) float64 {
-	n := float64(f.Nodes())
-	if !p.Priced() {
-		return n * float64(p.Nodes[f.Node].GPUs)
+	n := &p.Nodes[f.Node]
+	if k := n.prefill(); p.Priced() && k.Price != n.Price {
+		return float64(f.Prefill)*k.Price + float64(f.Decode)*n.Price
+	} else if p.Priced() {
+		return float64(f.Nodes()) * n.Price
+	} else if k.GPUs != n.GPUs {
+		return float64(f.Prefill*k.GPUs + f.Decode*n.GPUs)
 	}
-	return n * p.Nodes[f.Node].Price
+	return float64(f.Nodes()) * float64(n.GPUs)
 }
 
 // Priced reports whether all kinds of nodes have a price.
 func (p *Problem) Priced() bool {
-	return !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Price == 0 })
+	return !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Price == 0 || n.prefill().Price == 0 })
 }
 
 // check returns an error for problems without a plan, whatever the number of nodes.

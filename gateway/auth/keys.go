@@ -46,11 +46,12 @@ var ErrFile = errors.New("gateway: bad file of API keys")
 // Key is one API key with its limits and its use. Its methods accept nil, which has no limits.
 type Key struct {
 	hash   [sha256.Size]byte // hashes are compared in constant time
-	Name   string            // for logs; empty: none
+	Name   string            // for logs and metrics; empty: none
 	Limits Limits
-	Admin  bool          // may use the operators' routes
-	tokens *rate.Limiter // nil: no limit
-	use    *use          // kept when the file changes
+	Admin  bool             // may use the operators' routes
+	tokens *rate.Limiter    // nil: no limit
+	use    *use             // kept when the file changes
+	counts []*metrics.Value // of metrics.KeyTokens; nil: the key has no name
 }
 
 // Limits of a key; 0: none.
@@ -74,8 +75,9 @@ func newKey(hash [sha256.Size]byte) *Key {
 type Keyring struct {
 	now   atomic.Pointer[[]*Key]
 	plain []string
-	path  string // of the file; empty: there is none
-	file  string // the file's text when it was last loaded; owned by Watch
+	path  string       // of the file; empty: there is none
+	file  string       // the file's text when it was last loaded; owned by Watch
+	set   *metrics.Set // nil: tokens of keys are not counted
 }
 
 // New returns a keyring of plain keys, without limits, and of a file's keys; file may be empty.
@@ -88,6 +90,33 @@ func New(plain []string, file string) (*Keyring, error) {
 	}
 	_, err := r.reload(nil)
 	return r, err
+}
+
+// Meter has the tokens of keys with a name counted in set. It is called before the first request.
+func (r *Keyring) Meter(set *metrics.Set) {
+	r.set = set
+	r.meter(*r.now.Load())
+}
+
+// meter gives keys the counters of their names.
+func (r *Keyring) meter(keys []*Key) {
+	for _, k := range keys {
+		if r.set == nil || k.Name == "" {
+			continue
+		}
+		for _, of := range metrics.KeyTokens {
+			k.counts = append(k.counts, r.set.Named(metrics.GatewayKeyTokens, k.Name, of))
+		}
+	}
+}
+
+// Counter returns the counter of some of the key's tokens, by index of metrics.KeyTokens; nil: the
+// key has none.
+func (k *Key) Counter(of int) *metrics.Value {
+	if k == nil || k.counts == nil {
+		return nil
+	}
+	return k.counts[of]
 }
 
 // reload reads the file and replaces the keys if its text has changed. Keys that stay keep their
@@ -269,6 +298,7 @@ func (r *Keyring) renew(keys []*Key, kept func(*Key)) {
 			}
 		}
 	}
+	r.meter(keys)
 	r.now.Store(&keys)
 }
 

@@ -78,6 +78,52 @@ func TestKeyFileLimitsHold(t *testing.T) {
 	})
 }
 
+// Names have counters of their own, up to a bound, which stay when the file changes. All other keys
+// have none.
+func TestCounters(t *testing.T) {
+	lines := []string{"a name=A", "a2 name=A", "plain", "broken name=\xff"}
+	for i := range metrics.MaxNames {
+		lines = append(lines, fmt.Sprintf("k%d name=N%d", i, i))
+	}
+	file := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := New([]string{"operator"}, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := metrics.New(metrics.Gateway, "")
+	keys.Meter(set)
+	of := func(key string) *metrics.Value { return keys.Find(bearer(key)).Counter(metrics.KeyOutput) }
+	other := set.Counter(metrics.GatewayKeyTokens, metrics.OtherKeys, metrics.KeyTokens[metrics.KeyOutput])
+	first := of("a")
+	switch {
+	case first == nil || first == other || of("a2") != first:
+		t.Error("keys of one name have different counters, or none")
+	case of("broken") == nil || of("broken") == other || of("broken") == first:
+		t.Error("a name that is no text has no counter")
+	case of("plain") != nil || of("operator") != nil || of("unknown") != nil:
+		t.Error("keys without a name have counters")
+	case of("k97") == other || of("k98") != other || of("k99") != other:
+		t.Error("names are not bounded")
+	}
+	first.Add(7)
+	if err := os.WriteFile(file, []byte("a name=B\na3 name=A\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := keys.reload(func(*Key) {}); err != nil {
+		t.Fatal(err)
+	}
+	if of("a3") != first || of("a") != other {
+		t.Error("names of a changed file have other counters")
+	}
+	text := string(set.Append(nil))
+	if !strings.Contains(text, `tandem:gateway_key_tokens_total{key="A",of="output"} 7`) || strings.Count(text, "\ntandem:gateway_key_tokens_total{") != 3*(metrics.MaxNames+1) {
+		t.Error(text)
+	}
+}
+
 // A FIFO instead of a file of keys is refused at once.
 func TestKeyFileIsRegular(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "keys")

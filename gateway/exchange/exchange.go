@@ -331,7 +331,7 @@ type Timing struct{ First, Last time.Time }
 // first.
 func (x *Exchange) CountTokens(t *Timing, n int, at time.Time) (first bool) {
 	m := x.S.Meters
-	m.Counter(metrics.GenerationTokens).Add(float64(n))
+	x.CountOutput(n)
 	if first = t.First.IsZero(); first {
 		t.First = at
 		m.Histogram(metrics.TimeToFirstToken).Observe(at.Sub(x.Start).Seconds())
@@ -341,6 +341,29 @@ func (x *Exchange) CountTokens(t *Timing, n int, at time.Time) (first bool) {
 	t.Last = at
 	x.charged(n)
 	return first
+}
+
+// CountOutput counts n tokens of an answer.
+func (x *Exchange) CountOutput(n int) {
+	x.S.Meters.Counter(metrics.GenerationTokens).Add(float64(n))
+	x.countOfKey(metrics.KeyOutput, n)
+}
+
+// CountPrompt counts a prompt of n tokens, some of which a cache had.
+func (x *Exchange) CountPrompt(n, cached int) {
+	x.S.Meters.Counter(metrics.PromptTokens).Add(float64(n))
+	x.S.Meters.Counter(metrics.PromptTokensCached).Add(float64(cached))
+	x.countOfKey(metrics.KeyPrompt, n)
+	x.countOfKey(metrics.KeyCached, cached)
+}
+
+// countOfKey counts n tokens of a kind, an index of metrics.KeyTokens, for the client's key.
+func (x *Exchange) countOfKey(of, n int) {
+	counter := x.key.Counter(of)
+	if counter == nil {
+		counter = x.S.Meters.Counter(metrics.GatewayKeyTokens, metrics.OtherKeys, metrics.KeyTokens[of])
+	}
+	counter.Add(float64(n))
 }
 
 // CountAnswer counts an answer that is complete. A negative number of tokens is not known.

@@ -517,8 +517,7 @@ func (x *request) measure(c *choice, at time.Time) {
 		m.Histogram(metrics.GatewayFirstError, side).Observe((took - c.predictedTTFT).Abs().Seconds())
 	}
 	c.span.Event("first token", at)
-	m.Counter(metrics.PromptTokens).Add(float64(len(c.prompt.Tokens)))
-	m.Counter(metrics.PromptTokensCached).Add(float64(c.cached))
+	x.CountPrompt(len(c.prompt.Tokens), c.cached)
 }
 
 // usage returns the request's token counts so far.

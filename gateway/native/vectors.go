@@ -198,9 +198,7 @@ func (x *request) vector(c *choice, v []float32) *openai.Error {
 		return &openai.Error{Status: 500, Type: openai.TypeInternal, Message: "the model's vector has numbers that are not finite, or not as many as the model has"}
 	}
 	c.state.Accepted()
-	m := x.S.Meters
-	m.Counter(metrics.PromptTokens).Add(float64(len(c.prompt.Tokens)))
-	m.Counter(metrics.PromptTokensCached).Add(float64(c.cached))
+	x.CountPrompt(len(c.prompt.Tokens), c.cached)
 	c.vector, c.delta.Finish.Reason = v, metrics.ReasonStop
 	x.leave(c)
 	c.state.Finish()

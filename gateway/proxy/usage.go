@@ -227,15 +227,14 @@ func (r *relay) record() {
 	r.CountFinished(metrics.ReasonLength, o.lengths)
 	r.CountFinished(metrics.ReasonAbort, o.aborts)
 	r.CountFinished(metrics.ReasonError, o.errors)
-	m, prompt, output := r.S.Meters, -1, -1
+	prompt, output := -1, -1
 	if n := r.nOutput(); n > 0 {
 		output = n
-		m.Counter(metrics.GenerationTokens).Add(float64(max(0, n-r.nEvents)))
+		r.CountOutput(max(0, n-r.nEvents))
 	}
 	if u := &o.usage; u.Prompt > 0 {
 		prompt = u.Prompt
-		m.Counter(metrics.PromptTokens).Add(float64(u.Prompt))
-		m.Counter(metrics.PromptTokensCached).Add(float64(u.Cached))
+		r.CountPrompt(u.Prompt, u.Cached)
 	}
 	r.CountAnswer(&r.times, prompt, output)
 }

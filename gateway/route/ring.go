@@ -23,6 +23,8 @@ type ring struct {
 	nodes  []Node
 	class  []int32 // numerics class of each node, as numbered by classes
 	points []point // sorted by hash, then by the node's name
+	starts []int32 // index of the first point whose hash has at least the place's leading bits
+	shift  int     // of a hash, to its leading bits
 	sorted []int32 // indices of nodes, sorted by name
 	rank   []int32 // index into sorted, by node
 	all    []int32 // indices of nodes
@@ -73,7 +75,21 @@ func newRing(nodes []Node, known classes) ring {
 	slices.SortFunc(r.points, func(a, b point) int {
 		return cmp.Or(cmp.Compare(a.hash, b.hash), cmp.Compare(r.rank[a.node], r.rank[b.node]))
 	})
+	r.index()
 	return r
+}
+
+// index fills starts, with a place for each one or two points.
+func (r *ring) index() {
+	leading := max(0, bits.Len(uint(len(r.points)))-1)
+	r.starts, r.shift = make([]int32, 1<<leading), 64-leading
+	at := 0
+	for b := range r.starts {
+		for at < len(r.points) && r.points[at].hash>>r.shift < uint64(b) {
+			at++
+		}
+		r.starts[b] = int32(at)
+	}
 }
 
 // search returns the index of the first point at or after the key.
@@ -82,23 +98,12 @@ func (r *ring) search(key kvcache.Hash) int {
 	var b [8]byte
 	binary.LittleEndian.PutUint64(b[:], uint64(key))
 	hash := xxhash.Sum64(b[:])
-	// The points are spread evenly, so that the place is near the key's share of them. That saves the
-	// search most of its reads of memory that is not in the processor's caches.
-	n := len(r.points)
-	guess, _ := bits.Mul64(hash, uint64(n))
-	low, high := int(guess), int(guess)
-	for step := nearPoints; low > 0 && r.points[low-1].hash >= hash; step *= 4 {
-		high, low = low, max(0, low-step)
+	at := int(r.starts[hash>>r.shift])
+	for at < len(r.points) && r.points[at].hash < hash {
+		at++
 	}
-	for step := nearPoints; high < n && r.points[high].hash < hash; step *= 4 {
-		low, high = high, min(n, high+step)
-	}
-	at, _ := slices.BinarySearchFunc(r.points[low:high], hash, func(p point, hash uint64) int { return cmp.Compare(p.hash, hash) })
-	return low + at
+	return at
 }
-
-// nearPoints is the number of points next to a guess in which search looks first.
-const nearPoints = 64
 
 // point returns the i-th point, modulo their number; i is below twice that.
 func (r *ring) point(i int) point {

@@ -31,6 +31,7 @@ func TestSearch(t *testing.T) {
 				r.points[0].hash = hashOf(key) + uint64(draw.IntN(3)) - 1
 			}
 			want := sort.Search(len(r.points), func(i int) bool { return r.points[i].hash >= hashOf(key) })
+			r.index()
 			if got := r.search(key); got != want {
 				t.Fatalf("key %x of %d points: %d, want %d", key, len(r.points), got, want)
 			}

@@ -374,6 +374,7 @@ func (c *cluster) panelsAfterLoad(perBlock int64) map[string][]shown {
 		"Cost: US dollars for a million tokens": {
 			one(17.5 / (n * (oPrompt + oOutput) / panelSeconds) / 3600 * 1e6), one(7 / (n * oPrompt / panelSeconds) / 3600 * 1e6), one(7 / (n * oOutput / panelSeconds) / 3600 * 1e6),
 		},
+		"Cost: US dollars an hour by API key":        {show(map[string]float64{"other": 17.5})},
 		"Decode pool: pressure":                      {zeros("decode-0", "decode-1")},
 		"Prefill pool: KV blocks":                    {show(map[string]float64{"free": 2*oBlocks - sent, "cached": sent, "used": 0, "pinned": 0})},
 		"Decode pool: KV blocks":                     {show(map[string]float64{"free": 2*oBlocks - kept, "cached": kept, "used": 0, "pinned": 0})},

@@ -19,18 +19,13 @@ import (
 func runPlanPools(v *cli.Invocation) error {
 	var o pools.Options
 	api := poolFlags(v.Set, &o)
-	byPool := []string{"prefill-profile", "decode-profile"} // not in the help
-	for _, name := range byPool {
-		v.Set.String(name, "", "")
-		v.Set.Lookup(name).Hidden = true
-	}
+	decode := v.Set.String("decode-profile", "", "") // not in the help
+	v.Set.Lookup("decode-profile").Hidden = true
 	if _, err := v.Parse(0); err != nil {
 		return err
 	}
-	for _, name := range byPool {
-		if profile := v.Set.Lookup(name).Value.String(); profile != "" {
-			return fmt.Errorf("%w: --%s %s: pools of different kinds of nodes are not planned: give all kinds to --profile, with commas, to compare fleets of one kind each", config.ErrValue, name, profile)
-		}
+	if *decode != "" {
+		return fmt.Errorf("%w: --decode-profile %s: give the decode nodes to --profile, and those of prefill nodes to --prefill-profile", config.ErrValue, *decode)
 	}
 	if len(*api) != 0 && len(*api) != 2 {
 		return fmt.Errorf("%w: --api-price has %d prices: give two, for a million prompt tokens and for a million answer tokens, such as 0.05,0.40", config.ErrValue, len(*api))
@@ -79,6 +74,7 @@ func poolFlags(s *config.Set, o *pools.Options) (api *[]float64) {
 	goalFlags(s, o)
 	s.Section("Nodes")
 	s.StringSliceVar(&o.Profiles, "profile", nil, "step times of the kinds of nodes to choose from: files, or estimates by name, GPU:MODEL or NxGPU:MODEL, such as 4xh100:llama-70b. GPUs: "+profile.GPUs()+"; models: "+profile.Models())
+	s.StringSliceVar(&o.PrefillProfiles, "prefill-profile", nil, "step times of kinds of prefill nodes, in the same form: also consider fleets with prefill nodes of these and decode nodes of --profile. KV moves between nodes of one numerics class only (tandem status)")
 	s.IntSliceVar(&o.GPUs, "gpus-per-node", nil, "numbers of GPUs that compute one model (--tensor-parallel-size) to choose from, such as 1,2,4; only for estimates by name; default: that of the profile")
 	s.BoolVar(&o.CompareEstimates, "compare-estimates", false, "compare measured profiles with estimates")
 	s.StringVar(&o.Shape, "shape", "auto", "fleets to choose from: pools of prefill and decode nodes, colocated nodes that do both, or auto, both")
@@ -113,7 +109,7 @@ func goalFlags(s *config.Set, o *pools.Options) {
 // costFlags declares the prices of nodes.
 func costFlags(s *config.Set, o *pools.Options) {
 	s.Section("Cost")
-	s.Float64SliceVar(&o.Prices, "price-per-hour", nil, "US dollars for a node and hour, one for all profiles or one for each, instead of the profile's")
+	s.Float64SliceVar(&o.Prices, "price-per-hour", nil, "US dollars for a node and hour, one for all profiles or one for each, those of --prefill-profile last, instead of the profile's")
 	s.Float64Var(&o.Overhead, "overhead", 0, "share that is added to the price of nodes, such as 0.1 for gateways and staff")
 	s.Float64Var(&o.Machine.Capex, "capex", 0, "price of purchase of a node, instead of a price per hour; 0: none")
 	s.Float64Var(&o.Machine.Years, "capex-years", 4, "years until --capex is written off")

@@ -29,7 +29,7 @@ func TestPlanPoolsRefuses(t *testing.T) {
 		"nothing.jsonl":                {"pools", "--profile", "h100:llama-8b", "--trace", "nothing.jsonl"},
 		"cannot be at most 1ms":        {"pools", "--profile", "h100:llama-8b", "--load", "rps=5,in=50,out=5", "--tpot", "p90=1ms"},
 		"memory, pools":                {"pool"},
-		"l4:x: pools of different":     {"pools", "--profile", "h100:llama-8b", "--load", "rps=5,in=50,out=5", "--prefill-profile", "l4:x"},
+		"l4:x: give the decode nodes":  {"pools", "--profile", "h100:llama-8b", "--load", "rps=5,in=50,out=5", "--decode-profile", "l4:x"},
 		"name the kind of plan":        {},
 		"--max-num-seqs: 0 is too few": {"pools", "--max-num-seqs", "0"},
 		"--ttft soon: write a per":     {"pools", "--profile", "h100:llama-8b", "--load", "rps=5,in=50,out=5", "--ttft", "soon"},

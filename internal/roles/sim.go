@@ -51,6 +51,7 @@ func simFlags(s *config.Set, o *simulate.Options) (printProfile *bool) {
 	s.Values("policy", strings.Split(route.Policies(), ", ")...)
 	s.StringVar(&o.Fleet, "fleet", "1P1D", "nodes: 6P2D has 6 prefill and 2 decode nodes, 8D 8 nodes that do both")
 	s.StringVar(&o.Profile, "profile", "", "step times of a node: a profile's file, or an estimate by name, GPU:MODEL or NxGPU:MODEL, such as 4xh100:llama-70b. GPUs: "+profile.GPUs()+"; models: "+profile.Models())
+	s.StringVar(&o.PrefillProfile, "prefill-profile", "", "step times of prefill nodes, in the same form; empty: those of --profile. KV moves between nodes of one numerics class only (tandem status)")
 	printProfile = s.Bool("print-profile", false, "print the profile as a file that --profile reads, and exit")
 	s.StringVar(&o.Trace, "trace", "", "trace to play: JSON lines of Mooncake's format or the CSV of Azure's, compressed by gzip or not")
 	s.StringVar(&o.Load, "load", "", `requests to draw instead of a trace, such as "rps=10,n=2000,in=lognormal(8,0.9),out=343,prefix=0.3". Lengths: 343, 100-2000, lognormal(MU,SIGMA) or exp(MEAN) tokens; prefix: the share of prompts that others have in common; further keys: prefixes, burstiness`)

@@ -1,6 +1,9 @@
 package fleet
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // clock runs alarms at virtual times, in order of the times. At one time ends of steps come first,
 // in the order of the nodes, and then functions, in the order in which they were set. So the order
@@ -10,6 +13,7 @@ type clock struct {
 	order uint64 // of the alarm that runs
 	set   uint64
 	heap  []alarm // a heap in which each alarm has up to four children
+	most  int     // alarms of the heap before void ones are removed
 }
 
 // alarm is a function to be called at a time, or the end of a node's step.
@@ -18,8 +22,14 @@ type alarm struct {
 	order uint64
 	call  func() // nil: a step of node ends
 	node  *node
-	plan  int // of the node, when the alarm was set; another one makes the alarm void
+	now   *int // the number of the plan that has set the alarm; nil: the alarm is never void
+	plan  int  // this number when the alarm was set; another one makes the alarm void
 }
+
+func (a *alarm) void() bool { return a.now != nil && *a.now != a.plan }
+
+// leastVoid is the number of alarms from which on void ones are removed.
+const leastVoid = 4096
 
 // functions is the order of the first function. Nodes have lower ones.
 const functions = maxNodes
@@ -30,9 +40,15 @@ func (c *clock) at(t time.Duration, call func()) {
 	c.push(alarm{at: t, order: functions + c.set, call: call})
 }
 
+// planned is at of a call that is void once plan has another value.
+func (c *clock) planned(t time.Duration, plan *int, call func()) {
+	c.set++
+	c.push(alarm{at: t, order: functions + c.set, call: call, now: plan, plan: *plan})
+}
+
 // stepEnds ends a node's step at a time that is after now.
 func (c *clock) stepEnds(n *node, t time.Duration) {
-	c.push(alarm{at: t, order: n.order, node: n, plan: n.plan})
+	c.push(alarm{at: t, order: n.order, node: n, now: &n.plan, plan: n.plan})
 }
 
 // arrive moves to the time of an arrival.
@@ -52,11 +68,13 @@ func (c *clock) past(n *node, end time.Duration) bool {
 // next moves to the earliest alarm and runs it.
 func (c *clock) next() {
 	a := c.pop()
+	if a.void() {
+		return
+	}
+	c.now, c.order = a.at, a.order
 	if a.call != nil {
-		c.now, c.order = a.at, a.order
 		a.call()
-	} else if a.plan == a.node.plan {
-		c.now, c.order = a.at, a.order
+	} else {
 		a.node.stepEnd()
 	}
 }
@@ -64,6 +82,9 @@ func (c *clock) next() {
 func (a *alarm) before(b *alarm) bool { return a.at < b.at || a.at == b.at && a.order < b.order }
 
 func (c *clock) push(a alarm) {
+	if len(c.heap) >= max(leastVoid, c.most) {
+		c.purge()
+	}
 	c.heap = append(c.heap, a)
 	i := len(c.heap) - 1
 	for i > 0 {
@@ -81,12 +102,26 @@ func (c *clock) pop() alarm {
 	h := c.heap
 	first, last := h[0], h[len(h)-1]
 	h[len(h)-1] = alarm{}
-	h = h[:len(h)-1]
-	c.heap = h
-	if len(h) == 0 {
-		return first
+	c.heap = h[:len(h)-1]
+	if len(c.heap) > 0 {
+		c.sink(0, last)
 	}
-	i := 0
+	return first
+}
+
+// purge removes void alarms: plans that changed often have left many of them, for times far ahead.
+func (c *clock) purge() {
+	all := c.heap
+	c.heap = slices.DeleteFunc(all, func(a alarm) bool { return a.void() })
+	for i := (len(c.heap) - 2) / 4; i >= 0; i-- {
+		c.sink(i, c.heap[i])
+	}
+	c.most = 2 * len(c.heap)
+}
+
+// sink puts an alarm at the i-th place of the heap or below it.
+func (c *clock) sink(i int, last alarm) {
+	h := c.heap
 	for {
 		least := 4*i + 1
 		if least >= len(h) {
@@ -104,5 +139,4 @@ func (c *clock) pop() alarm {
 		i = least
 	}
 	h[i] = last
-	return first
 }

@@ -74,6 +74,7 @@ func TestPrefillStepTime(t *testing.T) {
 func idleFleet(t *testing.T) (*fleet, *gateway) {
 	t.Helper()
 	f := &fleet{o: engineFleet()}
+	f.decodeKind, f.prefillKind = f.o.kinds()
 	if err := f.o.resolve(); err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -86,6 +87,7 @@ type Options struct {
 	RoundTrip    time.Duration // between two nodes; 0: DefaultRoundTrip
 	Bandwidth    float64       // bytes per second of a transfer; 0: DefaultBandwidth
 	Link         float64       // bytes per second of a node's link, which its transfers share; 0: not a limit
+	PrefillKind  *Kind         // of prefill nodes; nil: that of decode nodes
 	Setup        time.Duration // of a transfer
 	KVBytes      float64       // of a token; 0: DefaultKVBytes
 	Layers       int           // which are sent one by one; 0: DefaultLayers
@@ -102,6 +104,20 @@ type Options struct {
 	// once. Nodes that it starts must be in the fleet: an event that is never reached adds them.
 	Control      func(*Sample) []Event
 	ControlEvery time.Duration
+}
+
+// Kind is what distinguishes one kind of nodes from another.
+type Kind struct {
+	Steps  StepTimes
+	Blocks int           // of a node's pool
+	Link   float64       // as Options.Link
+	Start  time.Duration // as Options.Start
+}
+
+// kinds returns the kinds of decode and of prefill nodes.
+func (o *Options) kinds() (decode, prefill *Kind) {
+	decode = &Kind{o.Steps, o.Blocks, o.Link, o.Start}
+	return decode, cmp.Or(o.PrefillKind, decode)
 }
 
 // resolve sets defaults and checks the options.
@@ -125,6 +141,13 @@ func (o *Options) resolve() error {
 		return fmt.Errorf("%w: step time %v, delay of reports %v, setup %v, dispatch %v, emit %v, start %v and interval of samples %v: none may be negative",
 			ErrOptions, o.StepTime, o.ReportDelay, o.Setup, o.Dispatch, o.Emit, o.Start, o.SampleEvery)
 	}
+	if k := o.PrefillKind; k != nil {
+		if k.Steps.Name == "" || k.Blocks < 1 || !(k.Link >= 0) || k.Start < 0 {
+			return fmt.Errorf("%w: prefill nodes with step times %q, %d blocks, links of %g and a start of %v", ErrOptions, k.Steps.Name, k.Blocks, k.Link, k.Start)
+		}
+		most := min(o.Blocks, k.Blocks) * o.BlockTokens // a prompt has to fit the nodes of both roles
+		o.MaxModelLen = min(cmp.Or(o.MaxModelLen, most), most)
+	}
 	return o.checkEvents()
 }
 
@@ -138,6 +161,8 @@ func setDefault[T int | float64 | time.Duration](v *T, d T) {
 type fleet struct {
 	o                           Options
 	limits                      limits.Limits
+	decodeKind, prefillKind     *Kind
+	links                       bool         // links of nodes limit transfers
 	table                       *route.Table // of all gateways, as the indexes
 	decodeBlocks, prefillBlocks *route.Index
 	gateways                    []*gateway
@@ -170,6 +195,8 @@ func Run(trace []sim.Request, o Options) (*Result, error) {
 	}
 	f := &fleet{o: o, draw: rand.New(rand.NewPCG(o.Seed, 1<<33))}
 	f.setLimits()
+	f.decodeKind, f.prefillKind = o.kinds()
+	f.links = f.decodeKind.Link+f.prefillKind.Link > 0
 	prefill, decode := o.largest()
 	for role, n := range []int{decode, prefill} {
 		for i := range n {

@@ -41,7 +41,8 @@ type ask struct {
 	reservation scheduler.ReservationID
 	from        int           // first token that is transferred
 	pushed      time.Duration // when its transfer began
-	transfer    *transfer     // with Options.Link; nil: it has not begun
+	transfer    *transfer     // where links limit it; nil: it has not begun
+	pushing     bool          // the prefill node has computed it, and its KV is under way
 	removed     bool          // from the prefill node
 	over        bool          // for its decode node
 }
@@ -90,7 +91,7 @@ func (f *fleet) accept(a *attempt) {
 		return
 	}
 	a.id, a.added = id, true
-	n.attempts[id] = a
+	n.attempts.put(uint64(id), a)
 	r.choice.Accepted()
 	if len(a.prefill) == 0 {
 		f.result.Local++
@@ -135,7 +136,7 @@ func (f *fleet) ask(a *attempt, p *node) {
 		}
 		p.tickets++
 		k.ticket = p.tickets
-		p.jobs[k.ticket] = k
+		p.jobs.put(k.ticket, k)
 		p.line.Add(k.ticket, a.tokens-1, 0)
 		p.admit()
 	})
@@ -148,7 +149,7 @@ func (n *node) admit() {
 		if !ok {
 			return
 		}
-		k, asked := n.jobs[ticket], n.f.clock.now
+		k, asked := n.jobs.get(ticket), n.f.clock.now
 		n.f.afterMessage(func() { k.a.n.afterStep(func() { n.f.grant(k, asked) }) })
 	}
 }
@@ -162,25 +163,22 @@ func (n *node) removeJob(k *ask) {
 	if k.transfer != nil {
 		n.f.stop(k.transfer)
 	}
-	delete(n.pushing, k.ticket)
-	if n.jobs[k.ticket] != k {
+	if n.jobs.get(k.ticket) != k {
 		return
 	}
-	n.leave(k)
-	if n.computing[k.id] == k {
-		delete(n.computing, k.id)
+	n.jobs.remove(k.ticket)
+	if k.pushing {
+		return
+	}
+	n.line.Remove(k.ticket)
+	n.admit()
+	if n.computing.get(uint64(k.id)) == k {
+		n.computing.remove(uint64(k.id))
 		if err := n.change().Abort(k.id); err != nil {
 			n.f.fail(err)
 		}
 		n.start()
 	}
-}
-
-// leave removes a job from the node's line.
-func (n *node) leave(k *ask) {
-	n.line.Remove(k.ticket)
-	delete(n.jobs, k.ticket)
-	n.admit()
 }
 
 // grant reserves the blocks of a prompt that its prefill node is about to compute, or queues the
@@ -289,7 +287,7 @@ func (f *fleet) compute(k *ask) {
 		return
 	}
 	k.id = id
-	p.computing[id] = k
+	p.computing.put(uint64(id), k)
 	p.afterStep(func() {
 		p.line.Cached(k.ticket, cached)
 		p.admit()
@@ -301,10 +299,11 @@ func (f *fleet) compute(k *ask) {
 // ends, has arrived and all bytes have crossed the link.
 func (f *fleet) computed(k *ask) {
 	p := k.p
-	p.leave(k)
-	p.pushing[k.ticket] = k
+	k.pushing = true
+	p.line.Remove(k.ticket)
+	p.admit()
 	bytes := float64(k.a.tokens-1-k.from) * f.o.KVBytes
-	if f.o.Link > 0 {
+	if f.links {
 		f.release(f.transferOf(k), bytes, true)
 		return
 	}
@@ -319,7 +318,7 @@ func (f *fleet) delivered(k *ask) {
 		return
 	}
 	k.removed = true
-	delete(k.p.pushing, k.ticket)
+	k.p.jobs.remove(k.ticket)
 	if k.over {
 		return
 	}
@@ -345,7 +344,7 @@ func (n *node) remove(a *attempt) {
 	f := n.f
 	n.look() // counts its tokens until now
 	a.added = false
-	delete(n.attempts, a.id)
+	n.attempts.remove(uint64(a.id))
 	if k := a.ask; k != nil && !k.over {
 		k.over = true
 		if _, waits := n.awaiting[a.id]; waits {

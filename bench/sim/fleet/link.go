@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Transfers share the links of their two nodes (Options.Link). A link is split equally among the
+// Transfers share the links of their two nodes (Kind.Link). A link is split equally among the
 // transfers that have bytes to send: a transfer gets the least of Bandwidth, its share of the
 // prefill node's link and its share of the decode node's link. What a transfer cannot use of a
 // share, because its other link is slower, stays unused. So shares are never larger than those of
@@ -58,7 +58,7 @@ func (f *fleet) settle(t *transfer) {
 func (f *fleet) share(nodes ...*node) {
 	for _, n := range nodes {
 		for _, t := range n.transfers {
-			rate := min(f.o.Bandwidth, f.o.Link/float64(len(t.from.transfers)), f.o.Link/float64(len(t.to.transfers)))
+			rate := min(f.o.Bandwidth, t.from.linkShare(), t.to.linkShare())
 			if rate != t.rate {
 				f.settle(t)
 				t.rate = rate
@@ -68,15 +68,19 @@ func (f *fleet) share(nodes ...*node) {
 	}
 }
 
+// linkShare returns the bytes per second of each transfer over the node's link.
+func (n *node) linkShare() float64 {
+	if n.kind.Link == 0 {
+		return math.Inf(1)
+	}
+	return n.kind.Link / float64(len(n.transfers))
+}
+
 // setArrival sets the alarm for the time when the pending bytes have crossed.
 func (f *fleet) setArrival(t *transfer) {
 	t.plan++
-	plan := t.plan
 	left := min(t.pending/t.rate, maxTransfer.Seconds())
-	f.clock.at(f.clock.now+time.Duration(math.Ceil(left*float64(time.Second))), func() {
-		if t.plan != plan {
-			return
-		}
+	f.clock.planned(f.clock.now+time.Duration(math.Ceil(left*float64(time.Second))), &t.plan, func() {
 		f.stop(t)
 		if t.whole {
 			t.arrived()
@@ -101,12 +105,12 @@ func (f *fleet) stop(t *transfer) {
 // last layer, and at its end with it.
 func (n *node) releaseChunks(ended bool) {
 	f := n.f
-	if !n.computes || f.o.Link == 0 {
+	if !n.computes || !f.links {
 		return
 	}
 	for i := range n.batch.Seqs {
 		q := &n.batch.Seqs[i]
-		k := n.computing[q.ID]
+		k := n.computing.get(uint64(q.ID))
 		if k == nil {
 			continue
 		}

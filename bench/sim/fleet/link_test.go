@@ -37,6 +37,9 @@ func send(t *testing.T, f *fleet, list []*sending, each func()) {
 	}
 }
 
+// linked returns a node with a link.
+func linked(link float64) *node { return &node{kind: &Kind{Link: link}} }
+
 // Equal transfers that begin together on one link take as many times as long as there are. Others
 // end when equal shares of the link have carried them: after the k-th shortest one ends, the n-k
 // others each have an n-k-th of the link.
@@ -44,13 +47,13 @@ func TestSharedLink(t *testing.T) {
 	const link = 1e9
 	for _, toOne := range []bool{true, false} {
 		for _, sizes := range [][]float64{{1e9, 1e9, 1e9}, {1e8, 3e8, 9e8, 9e8}, {5e8}} {
-			f := &fleet{o: Options{Bandwidth: 10 * link, Link: link}}
-			one := new(node)
+			f := &fleet{o: Options{Bandwidth: 10 * link}}
+			one := linked(link)
 			var list []*sending
 			for _, bytes := range sizes {
 				s := &sending{bytes: bytes}
-				if s.t.from, s.t.to = new(node), one; !toOne {
-					s.t.from, s.t.to = one, new(node)
+				if s.t.from, s.t.to = linked(link), one; !toOne {
+					s.t.from, s.t.to = one, linked(link)
 				}
 				list = append(list, s)
 			}
@@ -77,7 +80,7 @@ func TestRandomTransfers(t *testing.T) {
 		var nodes [2][]*node
 		for role := range nodes {
 			for range 1 + draw.IntN(4) {
-				nodes[role] = append(nodes[role], new(node))
+				nodes[role] = append(nodes[role], linked(1e9))
 			}
 		}
 		var list []*sending
@@ -159,7 +162,7 @@ func TestTransfersOfAFleet(t *testing.T) {
 
 // A transfer whose last byte crosses when the whole is released arrives once, and leaves its links.
 func TestReleasedAsItEnds(t *testing.T) {
-	f, a, b := &fleet{o: Options{Bandwidth: 1e9, Link: 1e9}}, new(node), new(node)
+	f, a, b := &fleet{o: Options{Bandwidth: 1e9}}, linked(1e9), linked(1e9)
 	arrived := 0
 	s := transfer{from: a, to: b, arrived: func() { arrived++ }}
 	f.clock.at(time.Second, func() { f.release(&s, 1e9, true) }) // before the alarm of the last byte
@@ -169,5 +172,28 @@ func TestReleasedAsItEnds(t *testing.T) {
 	}
 	if arrived != 1 || f.clock.now != time.Second || len(a.transfers)+len(b.transfers) > 0 {
 		t.Errorf("arrived %d times until %v, %d and %d transfers are left", arrived, f.clock.now, len(a.transfers), len(b.transfers))
+	}
+}
+
+// The alarms of transfers whose ends change all the time do not pile up.
+func TestVoidAlarms(t *testing.T) {
+	const transfers = 5000
+	f, to := &fleet{o: Options{Bandwidth: 1e9}}, linked(1e9)
+	most, arrived := 0, 0
+	for i := range transfers {
+		s := &transfer{from: linked(1e9), to: to, arrived: func() { arrived++ }}
+		f.clock.at(time.Duration(i)*time.Microsecond, func() {
+			f.release(s, 1e9, true)
+			most = max(most, len(f.clock.heap))
+			if len(to.transfers) > 30 { // the others end at once
+				f.stop(to.transfers[0])
+			}
+		})
+	}
+	for len(f.clock.heap) > 0 {
+		f.clock.next()
+	}
+	if arrived != 30 || most > 3*transfers {
+		t.Errorf("%d transfers arrived, and there were %d alarms", arrived, most)
 	}
 }

@@ -2,7 +2,6 @@ package fleet
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -25,6 +24,7 @@ type node struct {
 	f        *fleet
 	at       int // index in its role
 	computes bool
+	kind     *Kind
 	up       bool
 	draining bool
 	epoch    int // number of its deaths; events of an earlier epoch are ignored
@@ -51,15 +51,14 @@ type node struct {
 	before   scheduler.Stats
 	past     counts // of earlier epochs
 
-	attempts map[scheduler.RequestID]*attempt // decode
+	attempts window[attempt] // decode, by the scheduler's ids
 	awaiting map[scheduler.RequestID]func(scheduler.Reservation, error)
 
-	line      *line.Line // prefill: jobs that are not computed yet
-	jobs      map[line.ID]*ask
-	computing map[scheduler.RequestID]*ask
-	pushing   map[line.ID]*ask // computed, with KV under way
-	tickets   line.ID          // tickets given so far
-	transfers []*transfer      // that have bytes to send over its link
+	line      *line.Line  // prefill: jobs that are not computed yet
+	jobs      window[ask] // these, and those with KV under way, by ticket
+	computing window[ask] // by the scheduler's ids
+	tickets   line.ID     // tickets given so far
+	transfers []*transfer // that have bytes to send over its link
 }
 
 // counts are a node's counters.
@@ -76,22 +75,25 @@ func (n *node) name() string { return Target{Prefill: n.computes, Node: n.at}.St
 
 // newNode makes the i-th node of a role.
 func (f *fleet) newNode(i int, computes bool) (*node, error) {
-	n := &node{f: f, at: i, computes: computes, order: uint64(len(f.decode) + len(f.prefill))}
+	n := &node{f: f, at: i, computes: computes, kind: f.decodeKind, order: uint64(len(f.decode) + len(f.prefill))}
+	if computes {
+		n.kind = f.prefillKind
+	}
 	return n, n.reset()
 }
 
 // reset gives the node an empty scheduler and line.
 func (n *node) reset() error {
 	o := &n.f.o
-	n.attempts, n.awaiting = map[scheduler.RequestID]*attempt{}, map[scheduler.RequestID]func(scheduler.Reservation, error){}
-	n.line, n.jobs, n.computing, n.pushing = line.New(o.RunAhead), map[line.ID]*ask{}, map[scheduler.RequestID]*ask{}, map[line.ID]*ask{}
+	n.attempts, n.awaiting = window[attempt]{}, map[scheduler.RequestID]func(scheduler.Reservation, error){}
+	n.line, n.jobs, n.computing = line.New(o.RunAhead), window[ask]{}, window[ask]{}
 	n.pace = scheduler.NewPace(0, o.BatchedTokens)
 	if n.computes {
 		n.pace = scheduler.NewPace(o.StepTime, o.BatchedTokens)
 	}
 	var err error
 	n.s, err = scheduler.New(scheduler.Config{
-		Pool:             kvcache.Config{Blocks: o.Blocks, BlockTokens: o.BlockTokens, MaxEvents: maxEvents},
+		Pool:             kvcache.Config{Blocks: n.kind.Blocks, BlockTokens: o.BlockTokens, MaxEvents: maxEvents},
 		MaxBatchedTokens: o.BatchedTokens, MaxSeqs: o.MaxSeqs, MaxQueued: len(n.f.result.Requests) + 1<<20, MaxModelLen: o.MaxModelLen,
 	})
 	if err == nil && n.computes {
@@ -194,13 +196,13 @@ func promptTokens(q *scheduler.Seq, a *attempt) int {
 func (n *node) end(ids []scheduler.RequestID) {
 	for _, id := range ids {
 		if n.computes {
-			k := n.computing[id]
-			delete(n.computing, id)
+			k := n.computing.get(uint64(id))
+			n.computing.remove(uint64(id))
 			n.f.computed(k)
 			continue
 		}
-		a := n.attempts[id]
-		delete(n.attempts, id)
+		a := n.attempts.get(uint64(id))
+		n.attempts.remove(uint64(id))
 		a.added = false
 		if !a.over {
 			n.f.finished(a)
@@ -258,8 +260,7 @@ func (n *node) kill() {
 
 // dropAttempts ends all attempts of a decode node, which fail at their gateways.
 func (n *node) dropAttempts(why choice.Failure) {
-	for _, id := range slices.Sorted(maps.Keys(n.attempts)) {
-		a := n.attempts[id]
+	for _, a := range n.attempts.values() {
 		n.remove(a)
 		n.f.failLater(a, why)
 	}
@@ -267,11 +268,12 @@ func (n *node) dropAttempts(why choice.Failure) {
 
 // dropJobs ends all jobs of a prefill node. Their decode nodes ask the next one.
 func (n *node) dropJobs() {
-	for _, jobs := range []map[line.ID]*ask{n.jobs, n.pushing} {
-		for _, ticket := range slices.Sorted(maps.Keys(jobs)) {
-			k := jobs[ticket]
-			n.removeJob(k)
-			n.f.afterMessage(func() { n.f.askFailed(k) })
+	for _, pushing := range []bool{false, true} {
+		for _, k := range n.jobs.values() {
+			if k.pushing == pushing {
+				n.removeJob(k)
+				n.f.afterMessage(func() { n.f.askFailed(k) })
+			}
 		}
 	}
 }
@@ -285,7 +287,7 @@ func (n *node) launch() {
 		return
 	}
 	epoch := n.epoch
-	f.clock.at(f.clock.now+f.o.Start, func() {
+	f.clock.at(f.clock.now+n.kind.Start, func() {
 		if n.up || n.epoch != epoch {
 			return
 		}

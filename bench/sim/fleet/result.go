@@ -197,8 +197,8 @@ func (f *fleet) finish() error {
 	for _, n := range slices.Concat(f.decode, f.prefill) {
 		f.check(n)
 		st := n.look().Stats()
-		if len(n.attempts)+len(n.jobs)+len(n.computing)+len(n.awaiting)+len(n.transfers) > 0 || st.Running+st.Waiting+st.Held+st.Reservations > 0 || n.line.Len() > 0 {
-			return fmt.Errorf("fleet: %s: %d attempts and %d jobs are left, %d in the line, %d wait for room, %+v", n.name(), len(n.attempts), len(n.jobs), n.line.Len(), len(n.awaiting), st)
+		if n.attempts.n+n.jobs.n+n.computing.n+len(n.awaiting)+len(n.transfers) > 0 || st.Running+st.Waiting+st.Held+st.Reservations > 0 || n.line.Len() > 0 {
+			return fmt.Errorf("fleet: %s: %d attempts and %d jobs are left, %d in the line, %d wait for room, %+v", n.name(), n.attempts.n, n.jobs.n, n.line.Len(), len(n.awaiting), st)
 		}
 		c := n.counts()
 		r.Preemptions += c.preemptions

@@ -71,7 +71,7 @@ func (n *node) begin() {
 	n.shape = shape(&n.batch)
 	n.seqs = n.seqs[:0]
 	for i := range n.batch.Seqs {
-		n.seqs = append(n.seqs, n.attempts[n.batch.Seqs[i].ID])
+		n.seqs = append(n.seqs, n.attempts.get(uint64(n.batch.Seqs[i].ID)))
 	}
 	n.stepping, n.began, n.length, n.steady, n.changed = true, now, firstPlan, n.repeats(), false
 	n.ends, n.next = n.ends[:0], 0
@@ -108,7 +108,7 @@ func (n *node) repeats() int {
 // and sets the alarm.
 func (n *node) planAhead(at time.Duration, s Shape, steps int) {
 	for range steps {
-		at += n.f.o.Steps.Step(s, n.f.o.Blocks*n.f.o.BlockTokens)
+		at += n.kind.Steps.Step(s, n.kind.Blocks*n.f.o.BlockTokens)
 		n.ends = append(n.ends, at)
 		s.ContextSum += s.Streams
 	}
@@ -119,8 +119,8 @@ func (n *node) planAhead(at time.Duration, s Shape, steps int) {
 func (n *node) stepBegins(at time.Duration) {
 	n.busy += n.ends[n.next] - at
 	n.steps++
-	if n.f.o.Steps.Count != nil {
-		n.f.o.Steps.Count(n.shape)
+	if n.kind.Steps.Count != nil {
+		n.kind.Steps.Count(n.shape)
 	}
 }
 

@@ -163,6 +163,22 @@ func (p *Profile) Basis() string {
 	return p.Step.Source
 }
 
+// CheckPools returns an error if KV cannot move from prefill nodes of one profile to decode nodes
+// of another, because the nodes do not compute the same model in the same way.
+func CheckPools(prefill, decode *Profile) error {
+	a, b := &prefill.Model, &decode.Model
+	switch {
+	case a.Layers != b.Layers || a.KVBytes != b.KVBytes || a.Fingerprint != b.Fingerprint && a.Fingerprint != "" && b.Fingerprint != "":
+		return fmt.Errorf("%w: profile %s is of a model of %d layers with %g bytes of KV a token, and %s of %d with %g, or of other weights: give profiles of one model",
+			ErrProfile, prefill.Node.Name, a.Layers, a.KVBytes, decode.Node.Name, b.Layers, b.KVBytes)
+	case prefill.Node.TP != decode.Node.TP:
+		return fmt.Errorf("%w: %s computes a model with %d GPUs and %s with %d: KV moves between nodes of one --tensor-parallel-size only, so give profiles of one", ErrProfile, prefill.Node.Name, prefill.Node.TP, decode.Node.Name, decode.Node.TP)
+	case a.Class != b.Class && a.Class != "" && b.Class != "":
+		return fmt.Errorf("%w: %s is of numerics class %s and %s of %s: KV moves between nodes of one class only, so give profiles of nodes with one kind of device and kernels", ErrProfile, prefill.Node.Name, a.Class, decode.Node.Name, b.Class)
+	}
+	return nil
+}
+
 // Bounds of a profile's figures. They are far from every machine and keep sums finite.
 const (
 	maxSeconds = 1e5

@@ -32,6 +32,11 @@ func (u Uses) String() string {
 	}
 }
 
+// Add returns the sum of both.
+func (u Uses) Add(other Uses) Uses {
+	return Uses{u.Points + other.Points, u.Coefficients + other.Coefficients}
+}
+
 // Times are the step times of a profile. They count uses, so that they belong to one run.
 type Times struct {
 	p               *Profile

@@ -38,7 +38,8 @@ type Options struct {
 	Command string // that repeats the run; printed on the page
 
 	Fleet, Profile, Trace, Load string
-	Requests                    int // of the trace; 0: all
+	PrefillProfile              string // of prefill nodes; empty: Profile
+	Requests                    int    // of the trace; 0: all
 	Speedup                     float64
 	Seed                        uint64
 	Events                      []string
@@ -104,10 +105,13 @@ type run struct {
 	*Options
 	profile *profile.Profile
 	times   *profile.Times
-	fleet   fleet.Options
-	trace   []sim.Request
-	rate    float64 // of a drawn load; +Inf: the trace has the times
-	goals   map[string]float64
+
+	prefill      *profile.Profile // of prefill nodes of another kind; nil: they are as the others
+	prefillTimes *profile.Times
+	fleet        fleet.Options
+	trace        []sim.Request
+	rate         float64 // of a drawn load; +Inf: the trace has the times
+	goals        map[string]float64
 
 	measured map[string]any // fields of Options.Compare
 }
@@ -159,6 +163,9 @@ func (r *run) prepare() (err error) {
 	if err := r.readProfile(); err != nil {
 		return err
 	}
+	if err := r.readPrefillProfile(); err != nil {
+		return err
+	}
 	if err := r.readLoad(); err != nil {
 		return err
 	}
@@ -180,6 +187,9 @@ const (
 // forever, and for objectives that no request could meet.
 func (r *run) checkSize() error {
 	nodes, each := r.nodes(), r.profile.Memory.Blocks
+	if k := r.fleet.PrefillKind; k != nil {
+		each = max(each, k.Blocks)
+	}
 	if total := float64(nodes) * float64(each); total > maxBlocks {
 		larger := r.profile.Memory.BlockTokens * int(math.Ceil(total/maxBlocks))
 		return fmt.Errorf("%w: %d nodes of %d KV blocks are too many to simulate: give larger blocks, such as --block-size %d", ErrOption, nodes, each, larger)
@@ -191,10 +201,14 @@ func (r *run) checkSize() error {
 		return fmt.Errorf("%w: nodes report every %v, at least %v are simulated: give --heartbeat, or correct gateway.heartbeat of the profile", ErrOption, h, minHeartbeat)
 	}
 	times := r.profile.Times()
+	first := times.Step(profile.Shape{Chunk: 1, Attended: 1})
+	if r.prefill != nil {
+		first = min(first, r.prefill.Times().Step(profile.Shape{Chunk: 1, Attended: 1}))
+	}
 	for _, g := range []struct {
 		key   string
 		least time.Duration
-	}{{"ttft", times.Step(profile.Shape{Chunk: 1, Attended: 1})}, {"tpot", times.Step(profile.Shape{Streams: 1, ContextSum: 1})}} {
+	}{{"ttft", first}, {"tpot", times.Step(profile.Shape{Streams: 1, ContextSum: 1})}} {
 		if most, set := r.goals[g.key]; set && most < g.least.Seconds()*1e3 {
 			return fmt.Errorf("%w: --goodput %s:%g: the shortest step of %s takes %.1f ms: give a longer time, or a faster node", ErrOption, g.key, most, r.profile.Node.Name, g.least.Seconds()*1e3)
 		}
@@ -207,12 +221,32 @@ func (r *run) readProfile() (err error) {
 	if r.Profile == "" {
 		return fmt.Errorf("%w: --profile is missing: give a file, or an estimate by name such as h200:llama-8b (GPUs: %s; models: %s)", ErrOption, profile.GPUs(), profile.Models())
 	}
-	if r.profile, err = profile.Load(r.Profile); err != nil {
-		return wrap(err)
-	}
-	p := r.profile
 	if !(r.Price >= 0 || r.Price == -1) {
 		return fmt.Errorf("%w: --price-per-hour %g: give US dollars, or -1 for the profile's price", ErrOption, r.Price)
+	}
+	r.profile, err = r.loadProfile(r.Profile)
+	return err
+}
+
+// readPrefillProfile reads the profile of prefill nodes of another kind.
+func (r *run) readPrefillProfile() (err error) {
+	if r.PrefillProfile == "" {
+		return nil
+	}
+	if r.fleet.Prefill == 0 {
+		return fmt.Errorf("%w: --prefill-profile %s: the fleet %s has no prefill nodes: give it some, such as 2P2D, or leave the flag out", ErrOption, r.PrefillProfile, r.Fleet)
+	}
+	if r.prefill, err = r.loadProfile(r.PrefillProfile); err != nil {
+		return err
+	}
+	return wrap(profile.CheckPools(r.prefill, r.profile))
+}
+
+// loadProfile reads a profile and applies the options that override it.
+func (r *run) loadProfile(name string) (*profile.Profile, error) {
+	p, err := profile.Load(name)
+	if err != nil {
+		return nil, wrap(err)
 	}
 	if r.Price >= 0 {
 		p.Node.Price = r.Price
@@ -227,7 +261,7 @@ func (r *run) readProfile() (err error) {
 	if r.MaxModelLen > 0 {
 		p.Model.MaxLen = r.MaxModelLen
 	}
-	return wrap(p.Check())
+	return p, wrap(p.Check())
 }
 
 // readLoad reads the trace or draws the load.
@@ -277,6 +311,10 @@ func (r *run) setFleet() {
 	p, f := r.profile, &r.fleet
 	r.times = p.Times()
 	of := FleetOptions(p, r.times, r.RoundTrip)
+	if r.prefill != nil {
+		r.prefillTimes = r.prefill.Times()
+		SetPrefillKind(&of, r.prefill, r.prefillTimes)
+	}
 	of.Prefill, of.Decode, of.Policy, of.Events = f.Prefill, f.Decode, f.Policy, f.Events
 	*f = of
 	f.Gateways, f.MinRemote, f.Seed, f.NoEvents, f.Speedup = r.Gateways, max(1, r.MinRemote), r.Seed, r.NoEvents, r.Speedup
@@ -285,10 +323,24 @@ func (r *run) setFleet() {
 	f.Limits = &r.Limits
 	f.Heartbeat, f.ReportDelay = cmp.Or(r.Heartbeat, f.Heartbeat), cmp.Or(r.ReportDelay, f.ReportDelay)
 	f.Start = cmp.Or(r.Starts, f.Start)
+	if k := f.PrefillKind; k != nil {
+		k.Steps.Name, k.Start = r.PrefillProfile, cmp.Or(r.Starts, k.Start)
+	}
 	f.GrantTimeout = r.GrantTimeout
 	f.KeepGaps = true
 	span := float64(r.trace[len(r.trace)-1].At) / r.Speedup
 	f.SampleEvery = max(100*time.Millisecond, time.Duration(span/300))
+}
+
+// SetPrefillKind makes the prefill nodes of a fleet those of a profile. Transfers are as fast as
+// those of the slower kind. times are the profile's step times, of this fleet alone.
+func SetPrefillKind(o *fleet.Options, p *profile.Profile, times *profile.Times) {
+	of := FleetOptions(p, times, o.RoundTrip)
+	o.PrefillKind = &fleet.Kind{Steps: of.Steps, Blocks: of.Blocks * of.BlockTokens / o.BlockTokens, Link: of.Link, Start: of.Start}
+	o.Bandwidth, o.Setup, o.Layers = min(o.Bandwidth, of.Bandwidth), max(o.Setup, of.Setup), min(o.Layers, of.Layers)
+	if of.MaxModelLen > 0 {
+		o.MaxModelLen = min(cmp.Or(o.MaxModelLen, of.MaxModelLen), of.MaxModelLen)
+	}
 }
 
 // FleetOptions returns the options of a fleet that a profile determines. times are the profile's

@@ -102,9 +102,39 @@ func (r *run) summarize(result *fleet.Result) *report.Summary {
 // nodes returns the number of nodes at the start.
 func (r *run) nodes() int { return r.fleet.Prefill + r.fleet.Decode }
 
+// basis returns the sources of the step times.
+func (r *run) basis() string {
+	if r.prefill == nil || r.prefill.Basis() == r.profile.Basis() {
+		return r.profile.Basis()
+	}
+	return fmt.Sprintf("%s for prefill nodes, %s for decode nodes", r.prefill.Basis(), r.profile.Basis())
+}
+
+// uses returns how the durations of decoding and of prompts were found.
+func (r *run) uses() (decode, prefill profile.Uses) {
+	decode, prefill = r.times.Decode, r.times.Prefill
+	if t := r.prefillTimes; t != nil {
+		decode, prefill = decode.Add(t.Decode), prefill.Add(t.Prefill)
+	}
+	return decode, prefill
+}
+
+// hourly returns the price of an hour of the fleet in US dollars; 0: it is not known.
+func (r *run) hourly() float64 {
+	price, other := r.profile.Node.Price, r.profile.Node.Price
+	if r.prefill != nil {
+		other = r.prefill.Node.Price
+	}
+	if price == 0 || other == 0 {
+		return 0
+	}
+	return float64(r.fleet.Decode)*price + float64(r.fleet.Prefill)*other
+}
+
 // describe returns the inputs of the run, a line for each.
 func (r *run) describe() []string {
 	p := r.profile
+	decode, prefill := r.uses()
 	load := fmt.Sprintf("%d requests of %s", len(r.trace), r.Trace)
 	if r.Load != "" {
 		load = fmt.Sprintf("%d requests drawn by %s with seed %d", len(r.trace), r.Load, r.Seed)
@@ -115,9 +145,13 @@ func (r *run) describe() []string {
 	lines := []string{
 		fmt.Sprintf("Fleet: %s of %s (%s), %d blocks of %d tokens each; gateways: %d, policy %s", r.Fleet, p.Node.Name, p.Node.Device, p.Memory.Blocks, p.Memory.BlockTokens, max(1, r.Gateways), r.Policy),
 		"Load: " + load,
-		fmt.Sprintf("Step times: %s. Decoding: %v. Prompts: %v", p.Basis(), r.times.Decode, r.times.Prefill),
+		fmt.Sprintf("Step times: %s. Decoding: %v. Prompts: %v", r.basis(), decode, prefill),
 	}
-	if p.Step.Source == profile.Estimate {
+	if q := r.prefill; q != nil {
+		lines[0] = fmt.Sprintf("Fleet: %d prefill nodes of %s (%s) and %d decode nodes of %s (%s), with %d and %d tokens of KV memory each; gateways: %d, policy %s",
+			r.fleet.Prefill, q.Node.Name, q.Node.Device, r.fleet.Decode, p.Node.Name, p.Node.Device, q.Memory.Blocks*q.Memory.BlockTokens, p.Memory.Blocks*p.Memory.BlockTokens, max(1, r.Gateways), r.Policy)
+	}
+	if p.Step.Source == profile.Estimate || r.prefill != nil && r.prefill.Step.Source == profile.Estimate {
 		lines = append(lines, "Every figure below rests on an estimate: measure such a node before you buy one")
 	}
 	for _, e := range r.fleet.Events {
@@ -135,7 +169,7 @@ func (r *run) print(w io.Writer, result *fleet.Result, s *report.Summary) {
 		fmt.Fprintln(w, line)
 	}
 	s.Print(w, nil, nil)
-	fmt.Fprintf(w, "\nFleet over time (step times: %s)\n", r.profile.Basis())
+	fmt.Fprintf(w, "\nFleet over time (step times: %s)\n", r.basis())
 	r.printRows(w, result)
 	fmt.Fprintln(w)
 	for _, line := range r.totals(result, s) {
@@ -184,12 +218,15 @@ func (r *run) totals(result *fleet.Result, s *report.Summary) []string {
 			lines = append(lines, fmt.Sprintf("Not reached: %v; the run ended at %v", e, result.Span.Round(time.Millisecond)))
 		}
 	}
-	if hourly := float64(r.nodes()) * r.profile.Node.Price; hourly > 0 {
+	if hourly := r.hourly(); hourly > 0 {
 		line := fmt.Sprintf("Cost: %d nodes at $%.2f an hour: $%.2f an hour", r.nodes(), r.profile.Node.Price, hourly)
+		if r.prefill != nil {
+			line = fmt.Sprintf("Cost: %d prefill nodes at $%.2f and %d decode nodes at $%.2f an hour: $%.2f an hour", r.fleet.Prefill, r.prefill.Node.Price, r.fleet.Decode, r.profile.Node.Price, hourly)
+		}
 		if s.Completed > 0 {
 			line += fmt.Sprintf(", $%.4f for a million tokens of prompts and answers", perMillion(hourly, s))
 		}
-		lines = append(lines, line+fmt.Sprintf(" (step times: %s)", r.profile.Basis()))
+		lines = append(lines, line+fmt.Sprintf(" (step times: %s)", r.basis()))
 	}
 	return append(lines, fmt.Sprintf("Checks: %d schedulers and queues of nodes are consistent. Output hash %#016x", result.Checks, result.Digest()))
 }
@@ -252,12 +289,13 @@ func (r *run) json(result *fleet.Result, s *report.Summary) report.Object {
 	uses := func(u profile.Uses) report.Object {
 		return report.Object{{Key: "points", Value: u.Points}, {Key: "coefficients", Value: u.Coefficients}}
 	}
+	decode, prefill := r.uses()
 	events := []string{}
 	for _, e := range r.fleet.Events {
 		events = append(events, e.String())
 	}
 	o = append(o, report.Object{
-		{Key: "step_times_decode", Value: uses(r.times.Decode)}, {Key: "step_times_prefill", Value: uses(r.times.Prefill)},
+		{Key: "step_times_decode", Value: uses(decode)}, {Key: "step_times_prefill", Value: uses(prefill)},
 		{Key: "prefill_busy", Value: result.PrefillBusy}, {Key: "decode_busy", Value: result.DecodeBusy}, {Key: "prefix_cache_hit_rate", Value: result.Reuse},
 		{Key: "prompts_computed_by_decode_nodes", Value: result.Local}, {Key: "waited_in_gateway", Value: result.Waited}, {Key: "preemptions", Value: result.Preemptions},
 		{Key: "grants_deferred", Value: result.GrantsDeferred}, {Key: "grant_timeouts", Value: result.GrantTimeouts},
@@ -265,7 +303,10 @@ func (r *run) json(result *fleet.Result, s *report.Summary) report.Object {
 		{Key: "resumed", Value: result.Resumed}, {Key: "retried", Value: result.Retried}, {Key: "cancelled", Value: result.Cancelled},
 		{Key: "checks", Value: result.Checks}, {Key: "output_hash", Value: fmt.Sprintf("%#016x", result.Digest())},
 	}...)
-	if hourly := float64(r.nodes()) * p.Node.Price; hourly > 0 && s.Completed > 0 {
+	if q := r.prefill; q != nil {
+		o = append(o, report.Field{Key: "prefill_profile", Value: q.Node.Name}, report.Field{Key: "prefill_step_times_source", Value: q.Step.Source}, report.Field{Key: "prefill_step_times_error", Value: q.Step.Error})
+	}
+	if hourly := r.hourly(); hourly > 0 && s.Completed > 0 {
 		o = append(o, report.Field{Key: "price_per_hour", Value: hourly}, report.Field{Key: "price_per_million_tokens", Value: perMillion(hourly, s)})
 	}
 	return append(o, report.Field{Key: "timeline", Value: timeline(result)})
@@ -327,7 +368,7 @@ func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary, compare
 	for i := range samples {
 		at = append(at, samples[i].At.Seconds())
 	}
-	basis := "Step times: " + r.profile.Basis() + "."
+	basis := "Step times: " + r.basis() + "."
 	chart := func(title, y, note string) report.Chart {
 		return report.Chart{Title: title, X: x, Y: y, Note: note + basis}
 	}
@@ -373,7 +414,7 @@ func (r *run) page(w io.Writer, result *fleet.Result, s *report.Summary, compare
 		facts = append(facts, "To repeat: "+r.Command)
 	}
 	return report.WriteRun(w, "Simulated fleet "+r.Fleet, r.sentence(s), facts,
-		report.Point{Server: r.Fleet + ", " + r.profile.Basis(), Rate: rate, Summary: s}, charts)
+		report.Point{Server: r.Fleet + ", " + r.basis(), Rate: rate, Summary: s}, charts)
 }
 
 // sentence summarizes the run.
@@ -386,5 +427,5 @@ func (r *run) sentence(s *report.Summary) string {
 	if len(r.goals) > 0 {
 		text += fmt.Sprintf(" %.1f %% met every objective.", 100*float64(s.Good)/float64(max(1, s.Completed+s.Failed)))
 	}
-	return text + " Step times: " + r.profile.Basis() + "."
+	return text + " Step times: " + r.basis() + "."
 }

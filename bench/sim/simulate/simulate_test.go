@@ -146,6 +146,28 @@ func TestMeasuredProfile(t *testing.T) {
 	}
 }
 
+// Prefill nodes of another kind have their own step times and price, and both are named.
+func TestPrefillProfile(t *testing.T) {
+	o := options()
+	_, one, _ := played(t, o)
+	o.PrefillProfile = "l40s:llama-8b"
+	out, two, files := played(t, o)
+	for _, want := range []string{
+		"Fleet: 2 prefill nodes of l40s:llama-8b (NVIDIA L40S) and 2 decode nodes of h200:llama-8b (NVIDIA H200 SXM), with 209232 and 917024 tokens of KV memory each",
+		"Cost: 2 prefill nodes at $1.00 and 2 decode nodes at $3.80 an hour: $9.60 an hour",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in\n%s", want, out)
+		}
+	}
+	if two["prefill_profile"] != "l40s:llama-8b" || one["prefill_profile"] != nil || two["price_per_hour"] != 9.6 || !bytes.Contains(files[1], []byte("NVIDIA L40S")) {
+		t.Errorf("%v and %v, $%v", two["prefill_profile"], one["prefill_profile"], two["price_per_hour"])
+	}
+	if ttft := two["mean_ttft_ms"].(float64) / one["mean_ttft_ms"].(float64); ttft < 1.5 {
+		t.Errorf("first tokens take %g times as long with slower prefill nodes", ttft)
+	}
+}
+
 // Each wrong option is refused with one sentence that has the value and the remedy.
 func TestWrongOptions(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty.jsonl")
@@ -162,6 +184,10 @@ func TestWrongOptions(t *testing.T) {
 		{func(o *Options) { o.Profile = "" }, "--profile is missing"},
 		{func(o *Options) { o.Profile = "h300:llama-8b" }, "no GPU is called"},
 		{func(o *Options) { o.Profile = "nothing.yaml" }, "nothing.yaml"},
+		{func(o *Options) { o.PrefillProfile = "h300:llama-8b" }, "no GPU is called"},
+		{func(o *Options) { o.Fleet, o.PrefillProfile = "2D", "h100:llama-8b" }, "--prefill-profile h100:llama-8b: the fleet 2D has no prefill nodes: give it some"},
+		{func(o *Options) { o.PrefillProfile = "h100:qwen3-8b" }, "profile h100:qwen3-8b is of a model of 36 layers"},
+		{func(o *Options) { o.PrefillProfile = "2xh100:llama-8b" }, "KV moves between nodes of one --tensor-parallel-size only"},
 		{func(o *Options) { o.Load = "" }, "either --trace FILE or --load SPEC"},
 		{func(o *Options) { o.Trace = empty }, "either --trace FILE or --load SPEC"},
 		{func(o *Options) { o.Load, o.Trace = "", empty }, "there is no request"},

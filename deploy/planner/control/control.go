@@ -408,17 +408,36 @@ func (c *Controller) remember(r Role, now time.Duration, nodes float64) {
 // most returns the most nodes that were needed over Hold.
 func (c *Controller) most(r Role) float64 { return c.enough[r][0].nodes }
 
+// Member is a process of the fleet.
+type Member struct {
+	ID       string
+	Draining bool // it takes no work, because it is about to leave
+}
+
 // Quorum decides which gateway leads.
-type Quorum struct{ known int }
+type Quorum struct {
+	known map[string]bool // members that were known last, and whether they drained
+}
 
 // Leads reports whether a gateway leads: it has the lowest id of the gateways that it sees, and
-// sees a majority of the members that were known last. members counts all members, this one
-// included.
-func (q *Quorum) Leads(self string, gateways []string, members int) bool {
-	if 2*members <= q.known {
+// sees a majority of the members that were known last. A member that drained and is gone was
+// removed on purpose, and no longer counts as known. members has all members, this one included.
+func (q *Quorum) Leads(self string, gateways []string, members []Member) bool {
+	now := make(map[string]bool, len(members))
+	for _, m := range members {
+		now[m.ID] = m.Draining
+	}
+	for id, drained := range q.known {
+		if draining, there := now[id]; there {
+			q.known[id] = draining
+		} else if drained {
+			delete(q.known, id)
+		}
+	}
+	if 2*len(now) <= len(q.known) {
 		return false
 	}
-	q.known = members
+	q.known = now
 	for _, id := range gateways {
 		if id < self {
 			return false

@@ -197,14 +197,23 @@ func TestQuorum(t *testing.T) {
 	var q Quorum
 	for i, c := range []struct {
 		gateways []string
-		members  int
+		members  string // a letter for each; capital: it drains
 		want     bool
 	}{
-		{[]string{"g2"}, 6, true}, {[]string{"g2", "g1"}, 7, false}, {[]string{"g2", "g3"}, 7, true},
-		{[]string{"g2"}, 3, false}, // a partition: 3 of 7
-		{[]string{"g2"}, 4, true}, {[]string{"g2"}, 2, false}, {[]string{"g2"}, 3, true},
+		{[]string{"g2"}, "abcdef", true}, {[]string{"g2", "g1"}, "abcdefg", false}, {[]string{"g2", "g3"}, "abcdefg", true},
+		{[]string{"g2"}, "abc", false}, // a partition: 3 of 7
+		{[]string{"g2"}, "abcd", true}, {[]string{"g2"}, "ab", false}, {[]string{"g2"}, "abx", true},
+		// Half of the members vanish at once, and come back, or others do in their place.
+		{[]string{"g2"}, "abxyzw", true}, {[]string{"g2"}, "abx", false}, {[]string{"g2"}, "abx", false}, {[]string{"g2"}, "abxk", true},
+		// Half of the members are removed by operators, which drain them first, all at once or where there is no majority.
+		{[]string{"g2"}, "abXK", true}, {[]string{"g2"}, "ab", true},
+		{[]string{"g2"}, "abcdef", true}, {[]string{"g2"}, "abC", false}, {[]string{"g2"}, "ab", false}, {[]string{"g2"}, "abd", true},
 	} {
-		if got := q.Leads("g2", slices.Clone(c.gateways), c.members); got != c.want {
+		var members []Member
+		for _, letter := range c.members {
+			members = append(members, Member{strings.ToLower(string(letter)), letter < 'a'})
+		}
+		if got := q.Leads("g2", slices.Clone(c.gateways), members); got != c.want {
 			t.Errorf("case %d: %v", i, got)
 		}
 	}

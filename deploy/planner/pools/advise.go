@@ -89,7 +89,7 @@ type scenario struct {
 
 // Check returns an error for objectives that no load can meet, before a recording takes its time.
 func (o *Options) Check(p *profile.Profile, whatIfs []string) error {
-	r := &run{Options: o, profiles: []*profile.Profile{p}}
+	r := &run{Options: o, profiles: []kind{{Profile: p}}}
 	goals, err := r.checkAll()
 	if err != nil {
 		return err
@@ -170,7 +170,7 @@ func (a *advice) prepare() error {
 		return err
 	}
 	a.setPrice(a.now.Profile, 0)
-	a.profiles = []*profile.Profile{a.now.Profile}
+	a.profiles = []kind{{Profile: a.now.Profile}}
 	if a.now.Load == nil {
 		err = a.readLoad()
 	} else {
@@ -312,7 +312,7 @@ func (a *advice) addProfile(key, name string) (int, error) {
 	if n := len(a.profiles); n < len(a.Prices) { // the first price is that of the present nodes
 		p.Node.Price = a.Prices[n]
 	}
-	a.profiles = append(a.profiles, p)
+	a.profiles = append(a.profiles, kind{Profile: p})
 	return len(a.profiles) - 1, nil
 }
 
@@ -385,7 +385,7 @@ func (a *advice) priceOf(f planner.Fleet) float64 {
 	if !a.problem.Priced() {
 		return float64(a.gpus(f))
 	}
-	return float64(f.Nodes()) * a.profileOf(f).Node.Price * (1 + a.Overhead)
+	return a.profileOf(f).hourly(f) * (1 + a.Overhead)
 }
 
 // replanShare is the share of the budget of each search for a fleet after a change.
@@ -409,8 +409,7 @@ func (a *advice) replans() error {
 		for k := range p.Requests {
 			p.Requests[k].At = time.Duration(float64(p.Requests[k].At) / load)
 		}
-		p.Nodes = []planner.Node{node(a.profiles[s.Node])}
-		p.Nodes[0].Price *= 1 + a.Overhead
+		p.Nodes = []planner.Node{a.profiles[s.Node].node(a.Overhead)}
 		p.Simulate = func(cases []planner.Case) ([]planner.Outcome, error) {
 			cases = slices.Clone(cases)
 			for k := range cases {

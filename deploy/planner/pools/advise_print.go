@@ -478,11 +478,11 @@ func (a *advice) asNow(s *scenario) planner.Row {
 
 // dollarsOf returns the price of an hour of a fleet; nil: it is not known.
 func (a *advice) dollarsOf(f planner.Fleet) any {
-	n := a.profileOf(f).Node.Price
-	if n == 0 {
+	k := a.profileOf(f)
+	if k.unpriced() != "" {
 		return nil
 	}
-	return float64(f.Nodes()) * n * (1 + a.Overhead)
+	return k.hourly(f) * (1 + a.Overhead)
 }
 
 // nonNil returns a list that JSON has as one, even if it is empty.

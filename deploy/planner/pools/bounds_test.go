@@ -26,7 +26,7 @@ func TestBoundsAreBounds(t *testing.T) {
 		if err := r.prepare(); err != nil {
 			t.Fatal(err)
 		}
-		p := r.profiles[0]
+		p := r.profiles[0].Profile
 		points := seed%2 == 1
 		if points { // some of which are far below the coefficients
 			for _, x := range []float64{1, 128, 2048, 16384} {

@@ -138,11 +138,13 @@ func longest(p *profile.Profile, block int) int {
 // checkLengths returns an error for requests that are longer than a node can serve, unless they are
 // to be left out.
 func (r *run) checkLengths() error {
-	most := longest(r.profiles[0], r.block)
+	most := longest(r.profiles[0].Profile, r.block)
 	name := r.profiles[0].Node.Name
-	for _, p := range r.profiles {
-		if n := longest(p, r.block); n < most {
-			most, name = n, p.Node.Name
+	for _, k := range r.profiles {
+		for _, p := range k.profiles() {
+			if n := longest(p, r.block); n < most {
+				most, name = n, p.Node.Name
+			}
 		}
 	}
 	kept := r.trace[:0:0]

@@ -36,7 +36,8 @@ type Options struct {
 	Command string // that repeats the plan
 
 	Profiles          []string
-	GPUs              []int // for each model, of estimates; empty: those of the profile
+	PrefillProfiles   []string // of prefill nodes, for fleets whose decode nodes are of Profiles
+	GPUs              []int    // for each model, of estimates; empty: those of the profile
 	CompareEstimates  bool
 	Trace             string
 	Loads             []string // several are tenants, of which each may have a name
@@ -179,37 +180,68 @@ const (
 	maxBudget = 1e9
 )
 
-// readProfiles reads the profiles. Estimates by name become one for each number of GPUs.
-func (o *Options) readProfiles() (list []*profile.Profile, err error) {
+// readKinds reads the profiles. Estimates by name become one for each number of GPUs. Each profile
+// of prefill nodes makes a kind with each profile to whose nodes it can send KV.
+func (o *Options) readKinds() (list []kind, err error) {
 	if len(o.Profiles) == 0 {
 		return nil, fmt.Errorf("%w: --profile is missing: give a file, or an estimate by name such as h200:llama-8b (GPUs: %s; models: %s)", ErrOption, profile.GPUs(), profile.Models())
 	}
-	if n := len(o.Prices); n > 1 && n != len(o.Profiles) {
-		return nil, fmt.Errorf("%w: --price-per-hour has %d prices and --profile %d profiles: give one price for all, or one for each", ErrOption, n, len(o.Profiles))
+	names := slices.Concat(o.Profiles, o.PrefillProfiles)
+	if n := len(o.Prices); n > 1 && n != len(o.Profiles) && n != len(names) {
+		return nil, fmt.Errorf("%w: --price-per-hour has %d prices for %d profiles: give one price for all, or one for each, those of --profile first", ErrOption, n, len(names))
 	}
-	for i, name := range o.Profiles {
+	if len(o.PrefillProfiles) > 0 && o.Shape == "colocated" {
+		return nil, fmt.Errorf("%w: --prefill-profile with --shape colocated, which has no prefill nodes: leave one of them out", ErrOption)
+	}
+	var all, prefills []*profile.Profile
+	for i, name := range names {
 		p, err := profile.Load(name)
 		if err != nil {
 			return nil, wrap(err)
 		}
 		o.setPrice(p, i)
-		if len(o.GPUs) == 0 {
-			list = append(list, p)
-			continue
+		more := []*profile.Profile{p}
+		if len(o.GPUs) > 0 {
+			if more, err = withGPUs(name, p, o.GPUs); err != nil {
+				return nil, err
+			}
 		}
-		more, err := withGPUs(name, p, o.GPUs)
-		if err != nil {
-			return nil, err
+		if all = append(all, more...); i < len(o.Profiles) {
+			for _, p := range more {
+				list = append(list, kind{Profile: p})
+			}
+		} else {
+			prefills = append(prefills, more...)
 		}
-		list = append(list, more...)
 	}
-	return list, comparable(list, o.CompareEstimates)
+	if err := comparable(all, o.CompareEstimates); err != nil {
+		return nil, err
+	}
+	for _, q := range prefills {
+		pairs := 0
+		for _, k := range list {
+			if e := profile.CheckPools(q, k.Profile); k.prefill != nil {
+				continue
+			} else if e != nil {
+				err = cmp.Or(err, e)
+				continue
+			}
+			pairs++
+			if q.Node.Name != k.Node.Name {
+				list = append(list, kind{k.Profile, q})
+			}
+		}
+		if pairs == 0 {
+			return nil, wrap(err)
+		}
+	}
+	return list, nil
 }
 
 // setPrice sets the price of the i-th profile.
 func (o *Options) setPrice(p *profile.Profile, i int) {
-	if len(o.Prices) > 0 {
-		p.Node.Price = o.Prices[min(i, len(o.Prices)-1)]
+	if n := len(o.Prices); n == 1 || i < n {
+		p.Node.Price = o.Prices[min(i, n-1)]
 	}
 	if o.Machine.Capex > 0 {
 		m := o.Machine

@@ -33,6 +33,9 @@ func (r *run) outputs(out io.Writer) error {
 		if n := r.plan.Fleet.Nodes(); n > maxUp {
 			return fmt.Errorf("%w: --up: tandem up starts at most %d nodes, and the plan has %d: --helm FILE writes values for Kubernetes", ErrOption, maxUp, n)
 		}
+		if k := r.profileOf(r.plan.Fleet); k.prefill != nil {
+			return fmt.Errorf("%w: --up: tandem up starts nodes on one machine, and the plan has %s and %s: --helm FILE writes values for Kubernetes", ErrOption, k.prefill.Node.Name, k.Node.Name)
+		}
 		fmt.Fprintln(b, r.upCommand())
 	default:
 		r.print(b)
@@ -93,13 +96,16 @@ func (r *run) helm(w io.Writer) error {
 	p := r.profileOf(f)
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Values of deploy/helm/tandem for %s, as planned by\n#   %s\n# Step times: %s. Add the model: `models`, and its key as nodes.model (docs/kubernetes.md).\n",
-		r.sizes(f), strings.ReplaceAll(cmp.Or(r.Command, "tandem advise"), "\n", " "), p.Basis())
+		r.sizes(f), strings.ReplaceAll(cmp.Or(r.Command, "tandem advise"), "\n", " "), p.sources())
+	if q := p.prefill; q != nil {
+		fmt.Fprintf(&b, "# Prefill nodes are %s, decode nodes %s: select their machines by pools.prefill.nodeSelector and pools.decode.nodeSelector.\n", q.Node.Device, p.Node.Device)
+	}
 	fmt.Fprintf(&b, "gateway:\n  replicas: %d\n", r.Gateways)
 	if f.Prefill > 0 {
 		fmt.Fprintf(&b, "  config:\n    min-remote-prefill-tokens: %d\n", f.MinRemote)
 	}
 	fmt.Fprintf(&b, "nodes:\n  config:\n    max-num-batched-tokens: %d\n    max-num-seqs: %d\n", f.BatchedTokens, f.MaxSeqs)
-	if p.Node.Price > 0 {
+	if p.Node.Price > 0 && p.prefill == nil {
 		fmt.Fprintf(&b, "    price-per-hour: %.4g\n", p.Node.Price)
 	}
 	if p.Node.TP > 1 {
@@ -161,7 +167,7 @@ func (r *run) json() report.Object {
 	o := report.Object{
 		{Key: "fleet", Value: r.jsonRow(&chosen)}, {Key: "meets_objectives", Value: p.Meets}, {Key: "objectives", Value: objectives}, {Key: "goodput_share", Value: r.Goodput},
 		{Key: "settings", Value: report.Object{{Key: "max_num_batched_tokens", Value: p.Fleet.BatchedTokens}, {Key: "max_num_seqs", Value: p.Fleet.MaxSeqs}, {Key: "min_remote_prefill_tokens", Value: p.Fleet.MinRemote}, {Key: "tensor_parallel_size", Value: node.Node.TP}}},
-		{Key: "step_times_source", Value: node.Step.Source}, {Key: "step_times_error", Value: node.Step.Error},
+		{Key: "step_times_source", Value: node.Step.Source}, {Key: "step_times_error", Value: node.likelyError()},
 		{Key: "infeasible_share", Value: p.Floor.Infeasible}, {Key: "infeasible_share_without_caches", Value: p.Floor.Cold},
 		{Key: "neighbours", Value: rows(p.Neighbours)}, {Key: "growth", Value: rows(p.Growth)}, {Key: "holds_at_load", Value: p.Holds}, {Key: "fails_at_load", Value: finite(p.Fails)}, {Key: "breaks", Value: breaks},
 		{Key: "losses", Value: rows(p.Losses)}, {Key: "slower", Value: rows(p.Slower)}, {Key: "holds_at_step_time", Value: p.Slow}, {Key: "fails_at_step_time", Value: finite(p.TooSlow)},
@@ -172,14 +178,14 @@ func (r *run) json() report.Object {
 	others := []report.Object{}
 	for i := range p.Alternatives {
 		a := &p.Alternatives[i]
-		object := report.Object{{Key: "profile", Value: r.profiles[a.Node].Node.Name}, {Key: "pools", Value: a.Pools}, {Key: "least_nodes", Value: a.Least}, {Key: "reason", Value: a.Reason}}
+		object := report.Object{{Key: "profile", Value: r.profiles[a.Node].title()}, {Key: "pools", Value: a.Pools}, {Key: "least_nodes", Value: a.Least}, {Key: "reason", Value: a.Reason}}
 		if a.Outcome != nil {
 			object = append(object, report.Field{Key: "fleet", Value: r.jsonRow(&a.Row)})
 		}
 		others = append(others, object)
 	}
 	o = append(o, report.Field{Key: "alternatives", Value: others})
-	if node.Node.Price > 0 {
+	if node.unpriced() == "" {
 		c := r.fleetCost(p.Fleet, p.Outcome)
 		o = append(o, report.Field{Key: "cost", Value: report.Object{
 			{Key: "per_hour", Value: c.Hourly()}, {Key: "per_month", Value: c.Monthly()}, {Key: "per_million_tokens", Value: c.Blended()}, {Key: "per_million_prompt_tokens", Value: c.Input()}, {Key: "per_million_answer_tokens", Value: c.Output()},
@@ -204,8 +210,8 @@ func (r *run) jsonRow(row *planner.Row) report.Object {
 		return []any{milliseconds(q.P50), milliseconds(q.P90), milliseconds(q.P99)}
 	}
 	return report.Object{
-		{Key: "name", Value: row.Name}, {Key: "fleet", Value: row.Size()}, {Key: "prefill", Value: row.Prefill}, {Key: "decode", Value: row.Decode}, {Key: "profile", Value: p.Node.Name}, {Key: "gpus", Value: r.gpus(row.Fleet)},
-		{Key: "price_per_hour", Value: float64(row.Nodes()) * p.Node.Price * (1 + r.Overhead)}, {Key: "load", Value: row.Load}, {Key: "step_time", Value: row.Slow}, {Key: "meets_objectives", Value: row.Meets}, {Key: "estimate", Value: r.estimated(row.Fleet)}, {Key: "error", Value: p.Step.Error},
+		{Key: "name", Value: row.Name}, {Key: "fleet", Value: row.Size()}, {Key: "prefill", Value: row.Prefill}, {Key: "decode", Value: row.Decode}, {Key: "profile", Value: p.title()}, {Key: "gpus", Value: r.gpus(row.Fleet)},
+		{Key: "price_per_hour", Value: p.hourly(row.Fleet) * (1 + r.Overhead)}, {Key: "load", Value: row.Load}, {Key: "step_time", Value: row.Slow}, {Key: "meets_objectives", Value: row.Meets}, {Key: "estimate", Value: r.estimated(row.Fleet)}, {Key: "error", Value: p.likelyError()},
 		{Key: "ttft_ms", Value: three(row.TTFT)}, {Key: "tpot_ms", Value: three(row.TPOT)}, {Key: "itl_ms", Value: three(row.ITL)}, {Key: "goodput", Value: row.Goodput}, {Key: "failed", Value: row.Failed},
 		{Key: "prefill_busy", Value: row.PrefillBusy}, {Key: "decode_busy", Value: row.DecodeBusy}, {Key: "kv_usage_max", Value: row.DecodeKV}, {Key: "prefix_cache_hit_rate", Value: row.Cached}, {Key: "local_prefill_share", Value: row.Local},
 		{Key: "input_tokens_per_second", Value: row.Input}, {Key: "output_tokens_per_second", Value: row.Output},
@@ -217,7 +223,7 @@ func (r *run) explanation() (lines []string) {
 	p := r.plan
 	d, f := &p.Demand, p.Fleet
 	n := &r.problem.Nodes[f.Node]
-	source := r.profileOf(f).Basis()
+	source := r.profileOf(f).sources()
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
 	add("Rate: %s / %.0f s = %.3g requests a second (load)", count(d.Requests, "request"), d.Span, d.Rate)
 	add("Prompt: %.3g s of steps of at most %d tokens on average, with every shared beginning cached (%.0f %% of tokens) and an idle node (step times: %s)", d.Service, f.BatchedTokens, 100*d.Cached, source)
@@ -242,8 +248,12 @@ func (r *run) explanation() (lines []string) {
 	}
 	add("Choice: the simulator decided among fleets near those bounds, first on %s, then on %s", count(len(r.part), "request"), count(len(r.whole), "request"))
 	if c := r.fleetCost(f, p.Outcome); c.Hourly() > 0 {
-		price := r.profileOf(f).Node.Price
-		add("Price: %d · $%s · (1 + %g) = $%.2f an hour; / (%.0f + %.0f tokens a second) / 3600 · 10⁶ = $%s for a million tokens", f.Nodes(), dollars(price), r.Overhead, c.Hourly(), c.In, c.Out, dollars(c.Blended()))
+		k := r.profileOf(f)
+		nodes := fmt.Sprintf("%d · $%s", f.Nodes(), dollars(k.Node.Price))
+		if k.prefill != nil {
+			nodes = fmt.Sprintf("(%d · $%s + %d · $%s)", f.Prefill, dollars(k.prefill.Node.Price), f.Decode, dollars(k.Node.Price))
+		}
+		add("Price: %s · (1 + %g) = $%.2f an hour; / (%.0f + %.0f tokens a second) / 3600 · 10⁶ = $%s for a million tokens", nodes, r.Overhead, c.Hourly(), c.In, c.Out, dollars(c.Blended()))
 		if c.Pools() {
 			add("Price by pool: $%.2f / %.0f / 3600 · 10⁶ = $%s for a million prompt tokens, $%.2f / %.0f / 3600 · 10⁶ = $%s for a million answer tokens", c.Prefill*(1+r.Overhead), c.In, dollars(c.Input()), c.Decode*(1+r.Overhead), c.Out, dollars(c.Output()))
 		}

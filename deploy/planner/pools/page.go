@@ -41,10 +41,14 @@ func (r *run) page(w io.Writer) error {
 		}
 		sections = append(sections, loss)
 	}
+	start := r.settingLines()
+	if r.profileOf(p.Fleet).prefill == nil {
+		start = append(start, "On one machine: "+r.upCommand())
+	}
 	sections = append(sections,
 		report.Section{Title: "Cost", List: r.costLines()},
 		report.Section{Title: "Other kinds of fleets", List: r.others()},
-		report.Section{Title: "Start it", List: append(r.settingLines(), "On one machine: "+r.upCommand(), "On Kubernetes: tandem plan pools with --helm FILE writes the values of the chart.")},
+		report.Section{Title: "Start it", List: append(start, "On Kubernetes: tandem plan pools with --helm FILE writes the values of the chart.")},
 		report.Section{Title: "How the numbers came about", List: r.explanation()},
 		report.Section{Title: "What the figures rest on", List: r.inputs()},
 	)
@@ -57,7 +61,7 @@ func (r *run) note(part bool) string {
 	if part && len(r.part) < len(r.whole) {
 		text = fmt.Sprintf("Simulated with %s of the load. ", count(len(r.part), "request"))
 	}
-	return text + "Step times: " + r.profileOf(r.plan.Fleet).Basis() + "."
+	return text + "Step times: " + r.profileOf(r.plan.Fleet).sources() + "."
 }
 
 // Units of plots.

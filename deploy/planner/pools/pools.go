@@ -34,7 +34,7 @@ const grantTimeout = 2 * time.Second
 // run is the making of one plan.
 type run struct {
 	*Options
-	profiles    []*profile.Profile
+	profiles    []kind
 	trace       []sim.Request // all
 	source      string        // of the trace, if it is not of the options
 	whole, part []sim.Request // that are simulated
@@ -74,7 +74,7 @@ func (r *run) prepare() error {
 	if err != nil {
 		return err
 	}
-	if r.profiles, err = r.readProfiles(); err != nil {
+	if r.profiles, err = r.readKinds(); err != nil {
 		return err
 	}
 	if err := r.readLoad(); err != nil {
@@ -116,10 +116,8 @@ func (r *run) state(goals []planner.Objective) {
 	if most := r.nodesInMemory(); !r.sliced || most < sliceNodes {
 		p.MaxNodes = min(p.MaxNodes, most)
 	}
-	for _, q := range r.profiles {
-		n := node(q)
-		n.Price *= 1 + r.Overhead
-		p.Nodes = append(p.Nodes, n)
+	for _, k := range r.profiles {
+		p.Nodes = append(p.Nodes, k.node(r.Overhead))
 	}
 }
 
@@ -129,8 +127,10 @@ const maxBlocks = 64_000_000
 // nodesInMemory returns the most nodes of a fleet whose simulations fit in memory.
 func (r *run) nodesInMemory() int {
 	most := 0
-	for _, p := range r.profiles {
-		most = max(most, p.Memory.Blocks*p.Memory.BlockTokens/r.block)
+	for _, k := range r.profiles {
+		for _, p := range k.profiles() {
+			most = max(most, p.Memory.Blocks*p.Memory.BlockTokens/r.block)
+		}
 	}
 	return max(1, maxBlocks/max(1, most)/max(1, r.Workers))
 }
@@ -265,9 +265,19 @@ func (r *run) play(c planner.Case, trace []sim.Request, events func(span, start 
 	prefill, decode, share := r.slice(c.Fleet)
 	trace = unshared(thinned(trace, share), c.Unshared)
 	times := p.Times()
-	f := simulate.FleetOptions(p, times, fleet.DefaultRoundTrip)
-	step := f.Steps.Step
-	f.Steps.Step = func(s fleet.Shape, pool int) time.Duration { return time.Duration(c.Slow * float64(step(s, pool))) }
+	f := simulate.FleetOptions(p.Profile, times, fleet.DefaultRoundTrip)
+	used := []*profile.Times{times}
+	slower := func(s *fleet.StepTimes) {
+		step := s.Step
+		s.Step = func(s fleet.Shape, pool int) time.Duration { return time.Duration(c.Slow * float64(step(s, pool))) }
+	}
+	slower(&f.Steps)
+	if q := p.prefill; q != nil {
+		used = append(used, q.Times())
+		simulate.SetPrefillKind(&f, q, used[1])
+		slower(&f.PrefillKind.Steps)
+		f.PrefillKind.Blocks = max(2, q.Memory.Blocks*q.Memory.BlockTokens/r.block)
+	}
 	all := limits.Default()
 	f.Prefill, f.Decode, f.Gateways, f.Limits = prefill, decode, r.Gateways, &all
 	f.BatchedTokens, f.MaxSeqs, f.MinRemote = c.BatchedTokens, c.MaxSeqs, max(1, c.MinRemote)
@@ -292,7 +302,8 @@ func (r *run) play(c planner.Case, trace []sim.Request, events func(span, start 
 		}
 		o.Input, o.Output, o.RequestRate = o.Input/share, o.Output/share, o.RequestRate/share
 	}
-	for _, u := range []profile.Uses{times.Decode, times.Prefill} {
+	for _, t := range used {
+		u := t.Decode.Add(t.Prefill)
 		o.Points, o.Coefficients = o.Points+u.Points, o.Coefficients+u.Coefficients
 	}
 	return o, result.Span, nil

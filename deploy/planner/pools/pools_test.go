@@ -102,11 +102,37 @@ func TestPools(t *testing.T) {
 	}
 }
 
+// Prefill nodes may be of another kind: each pool has its price, and the outputs name both kinds.
+func TestKinds(t *testing.T) {
+	o := options()
+	o.Profiles, o.PrefillProfiles, o.Prices = []string{"h200:llama-8b"}, []string{"l40s:llama-8b"}, []float64{50, 1}
+	o.Shape, o.Explain, o.Spare, o.Helm = "pools", true, 1, filepath.Join(t.TempDir(), "values.yaml")
+	o.Budget = 40_000
+	text := planned(t, o)
+	for _, want := range []string{
+		"prefill nodes of l40s:llama-8b (NVIDIA L40S) and ", "of h200:llama-8b (NVIDIA H200 SXM), 1 GPU each", "D l40s:llama-8b (prefill) and h200:llama-8b (decode)",
+		"prefill and decode nodes of h200:llama-8b: ", "by pool: $", "prefill nodes at $1.00 and 2 decode nodes at $50.0 an hour: $", "2 nodes to spare: $51.00 an hour of it",
+		"Step times of h200:llama-8b: estimate ±25 %; $50.0 an hour", "Step times of l40s:llama-8b: estimate ±25 %; $1.00 an hour", "+ 2 · $50.0)",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	values, err := os.ReadFile(o.Helm)
+	if err != nil || !strings.Contains(string(values), "# Prefill nodes are NVIDIA L40S, decode nodes NVIDIA H200 SXM: select") || strings.Contains(string(values), "price-per-hour") {
+		t.Errorf("%v\n%s", err, values)
+	}
+	o.Explain, o.Up, o.Helm, o.Spare, o.Budget = false, true, "", 0, 9_000
+	if err := Run(&o, new(bytes.Buffer)); !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "--up: tandem up starts nodes on one machine, and the plan has l40s:llama-8b and h200:llama-8b") {
+		t.Error(err)
+	}
+}
+
 // Bought nodes have the price of their purchase, power and place.
 func TestBoughtNodes(t *testing.T) {
 	o := options()
 	o.Machine = cost.Machine{Capex: 33_288, Years: 4, Availability: .95, PUE: 1.3, PerKWh: .12, Ops: .1, Watts: 1000}
-	list, err := o.readProfiles()
+	list, err := o.readKinds()
 	if err != nil || fmt.Sprintf("%.3f", list[0].Node.Price) != "1.256" { // 1 + .156 + .1
 		t.Errorf("%g, %v", list[0].Node.Price, err)
 	}
@@ -205,7 +231,13 @@ func TestWrongInput(t *testing.T) {
 		{func(o *Options) { o.Profiles, o.GPUs = []string{measured(t, "h100:llama-8b")}, []int{1, 2} }, "which has one number of GPUs: give a profile for each number"},
 		{func(o *Options) { o.Profiles, o.TPOT = []string{"2xh100:mixtral-8x7b"}, "p90=5ms" }, "a request alone on a node takes 6.1ms a token"},
 		{func(o *Options) { o.Profiles, o.GPUs = []string{"h100:llama-70b"}, []int{1} }, "leave no KV memory"},
-		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices and --profile 1 profiles"},
+		{func(o *Options) { o.Prices = []float64{1, 2} }, "--price-per-hour has 2 prices for 1 profiles"},
+		{func(o *Options) { o.Prices, o.PrefillProfiles = []float64{1, 2, 3}, []string{"h200:llama-8b"} }, "--price-per-hour has 3 prices for 2 profiles"},
+		{func(o *Options) { o.PrefillProfiles = []string{"h300:llama-8b"} }, "no GPU is called"},
+		{func(o *Options) { o.PrefillProfiles = []string{"2xh200:llama-8b"} }, "2xh200:llama-8b computes a model with 2 GPUs and h100:llama-8b with 1: KV moves between nodes of one --tensor-parallel-size only"},
+		{func(o *Options) { o.PrefillProfiles = []string{"h200:qwen3-8b"} }, "give profiles of one model"},
+		{func(o *Options) { o.PrefillProfiles, o.Shape = []string{"h200:llama-8b"}, "colocated" }, "--shape colocated, which has no prefill nodes"},
+		{func(o *Options) { o.PrefillProfiles = []string{measured(t, "h100:llama-8b")} }, "measure both, or add --compare-estimates"},
 		{func(o *Options) { o.Prices = []float64{-1} }, "--price-per-hour -1"},
 		{func(o *Options) { o.Prices, o.Machine.Capex = []float64{1}, 9e3 }, "of --price-per-hour and --capex only one can be the price of a node"},
 		{func(o *Options) { o.Loads = []string{"a: rps=1,in=9,out=9", "a: rps=1,in=9,out=9"} }, "two loads are called a: give each a name of its own"},
@@ -255,7 +287,7 @@ func TestNoFleet(t *testing.T) {
 	}
 	r := &run{Options: &o, block: 16}
 	var err error
-	if r.profiles, err = o.readProfiles(); err != nil {
+	if r.profiles, err = o.readKinds(); err != nil {
 		t.Fatal(err)
 	}
 	if n, each := r.nodesInMemory(), r.profiles[0].Memory.Blocks; n*each*o.Workers > maxBlocks || n < 500 {

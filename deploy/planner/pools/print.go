@@ -36,14 +36,29 @@ func count(n int, one string) string {
 	return report.Figure(float64(n)) + " " + one + "s"
 }
 
-// profileOf returns the profile of a fleet.
-func (r *run) profileOf(f planner.Fleet) *profile.Profile { return r.profiles[f.Node] }
+// profileOf returns the kind of a fleet.
+func (r *run) profileOf(f planner.Fleet) kind { return r.profiles[f.Node] }
 
 // estimated reports whether a fleet's figures rest on an estimate.
-func (r *run) estimated(f planner.Fleet) bool { return r.profileOf(f).Step.Source == profile.Estimate }
+func (r *run) estimated(f planner.Fleet) bool { return r.profileOf(f).estimated() }
 
 // gpus returns the number of GPUs of a fleet.
-func (r *run) gpus(f planner.Fleet) int { return f.Nodes() * r.profileOf(f).Node.TP }
+func (r *run) gpus(f planner.Fleet) int {
+	k := r.profileOf(f)
+	return f.Prefill*k.ofPrefill().Node.TP + f.Decode*k.Node.TP
+}
+
+// everyProfile returns each profile once.
+func (r *run) everyProfile() (list []*profile.Profile) {
+	for _, k := range r.profiles {
+		for _, p := range k.profiles() {
+			if !slices.Contains(list, p) {
+				list = append(list, p)
+			}
+		}
+	}
+	return list
+}
 
 // sizes returns a fleet's numbers of nodes in words.
 func (r *run) sizes(f planner.Fleet) string {
@@ -56,6 +71,9 @@ func (r *run) sizes(f planner.Fleet) string {
 // describeFleet returns a fleet in words.
 func (r *run) describeFleet(f planner.Fleet) string {
 	p := r.profileOf(f)
+	if q := p.prefill; q != nil {
+		return fmt.Sprintf("%s of %s (%s) and %s of %s (%s), %s each", count(f.Prefill, "prefill node"), q.Node.Name, q.Node.Device, count(f.Decode, "decode node"), p.Node.Name, p.Node.Device, count(p.Node.TP, "GPU"))
+	}
 	what := ""
 	if f.Prefill == 0 {
 		what = ", which compute prompts and answers"
@@ -88,7 +106,7 @@ func (r *run) verdict(o *planner.Outcome) string {
 // basis returns the mark of a row whose figures rest on an estimate.
 func (r *run) basis(f planner.Fleet) string {
 	if r.estimated(f) {
-		return "; " + r.profileOf(f).Basis()
+		return "; " + r.profileOf(f).sources()
 	}
 	return ""
 }
@@ -186,7 +204,7 @@ func (r *run) cliff() string {
 // doubt returns what the error of an estimate means for the plan.
 func (r *run) doubt() string {
 	p := r.plan
-	text := fmt.Sprintf("All figures rest on an estimate of the step times, which may be wrong by %.0f %%.", 100*r.profileOf(p.Fleet).Step.Error)
+	text := fmt.Sprintf("All figures rest on an estimate of the step times, which may be wrong by %.0f %%.", 100*r.profileOf(p.Fleet).likelyError())
 	switch {
 	case p.Slow == 0 || !p.Meets:
 	case math.IsInf(p.TooSlow, 1):
@@ -274,7 +292,7 @@ func (r *run) cells(row *planner.Row) []string {
 	o := row.Outcome
 	size := row.Size()
 	if len(r.profiles) > 1 {
-		size += " " + r.profileOf(row.Fleet).Node.Name
+		size += " " + r.profileOf(row.Fleet).title()
 	}
 	return []string{
 		row.Name, size, price, span(o.TTFT.P50), span(o.TTFT.P90), span(o.TTFT.P99), span(o.TPOT.P90), span(o.ITL.P99), fmt.Sprintf("%.1f %%", 100*o.Goodput),
@@ -382,11 +400,11 @@ func (r *run) others() (lines []string) {
 	p := r.plan
 	for i := range p.Alternatives {
 		a := &p.Alternatives[i]
-		kind := "colocated nodes"
+		shape := "colocated nodes"
 		if a.Pools {
-			kind = "prefill and decode nodes"
+			shape = "prefill and decode nodes"
 		}
-		name := fmt.Sprintf("%s of %s", kind, r.profiles[a.Node].Node.Name)
+		name := fmt.Sprintf("%s of %s", shape, r.profiles[a.Node].title())
 		switch {
 		case a.Outcome == nil:
 			lines = append(lines, fmt.Sprintf("%s: %s", name, a.Reason))
@@ -401,8 +419,8 @@ func (r *run) others() (lines []string) {
 	if len(lines) == 0 {
 		lines = []string{"none was considered"}
 	}
-	if without := slices.IndexFunc(r.profiles, func(p *profile.Profile) bool { return p.Node.Price == 0 }); without >= 0 && len(r.profiles) > 1 {
-		lines = append(lines, fmt.Sprintf("Fleets were compared by their GPUs, because no price of %s is known: give --price-per-hour", r.profiles[without].Node.Name))
+	if without := slices.IndexFunc(r.profiles, func(k kind) bool { return k.unpriced() != "" }); without >= 0 && len(r.profiles) > 1 {
+		lines = append(lines, fmt.Sprintf("Fleets were compared by their GPUs, because no price of %s is known: give --price-per-hour", r.profiles[without].unpriced()))
 	}
 	return lines
 }
@@ -414,10 +432,10 @@ func (r *run) fleetCost(f planner.Fleet, o *planner.Outcome) cost.Fleet {
 	read := 0.0
 	if d.Service > 0 && d.Prompt > 0 {
 		// A cached token's KV is read once, at the speed at which decoding reads it.
-		read = p.Step.Decode.PerCtx / (r.plan.Demand.ColdWork / d.Rate / d.Prompt)
+		read = p.ofPrefill().Step.Decode.PerCtx / (r.plan.Demand.ColdWork / d.Rate / d.Prompt)
 	}
 	return cost.Fleet{
-		Prefill: float64(f.Prefill) * p.Node.Price, Decode: float64(f.Decode) * p.Node.Price, Overhead: r.Overhead,
+		Prefill: float64(f.Prefill) * p.ofPrefill().Node.Price, Decode: float64(f.Decode) * p.Node.Price, Overhead: r.Overhead,
 		In: o.Input, Out: o.Output, Cached: o.Cached * o.Input, ReadCost: read, Requests: o.RequestRate, Good: o.Goodput,
 	}
 }
@@ -426,8 +444,8 @@ func (r *run) fleetCost(f planner.Fleet, o *planner.Outcome) cost.Fleet {
 func (r *run) costLines() (lines []string) {
 	p := r.plan
 	node := r.profileOf(p.Fleet)
-	if node.Node.Price == 0 {
-		return []string{fmt.Sprintf("No price is known: give --price-per-hour, the US dollars for an hour of one node (%s).", node.Node.Name)}
+	if without := node.unpriced(); without != "" {
+		return []string{fmt.Sprintf("No price is known: give --price-per-hour, the US dollars for an hour of one node (%s).", without)}
 	}
 	c := r.fleetCost(p.Fleet, p.Outcome)
 	add := func(format string, args ...any) { lines = append(lines, fmt.Sprintf(format, args...)) }
@@ -435,7 +453,11 @@ func (r *run) costLines() (lines []string) {
 	if r.Overhead > 0 {
 		overhead = fmt.Sprintf(" and %g %% of it for overhead", round(100*r.Overhead))
 	}
-	add("%s at $%s an hour%s: $%.2f an hour, $%s a month", count(p.Fleet.Nodes(), "node"), dollars(node.Node.Price), overhead, c.Hourly(), report.Figure(math.Round(c.Monthly())))
+	nodes := fmt.Sprintf("%s at $%s an hour", count(p.Fleet.Nodes(), "node"), dollars(node.Node.Price))
+	if q := node.prefill; q != nil {
+		nodes = fmt.Sprintf("%s at $%s and %s at $%s an hour", count(p.Fleet.Prefill, "prefill node"), dollars(q.Node.Price), count(p.Fleet.Decode, "decode node"), dollars(node.Node.Price))
+	}
+	add("%s%s: $%.2f an hour, $%s a month", nodes, overhead, c.Hourly(), report.Figure(math.Round(c.Monthly())))
 	add("a million tokens: $%s of prompts and answers together, $%s of answers if prompts are free, $%s of those within every limit%s",
 		dollars(c.Blended()), dollars(c.AllOnOutput()), dollars(c.GoodTokens()), r.basis(p.Fleet))
 	if c.Pools() {
@@ -449,7 +471,7 @@ func (r *run) costLines() (lines []string) {
 		}
 	}
 	if p.Needed != p.Fleet {
-		add("%s to spare: $%.2f an hour of it", count(p.Fleet.Nodes()-p.Needed.Nodes(), "node"), float64(p.Fleet.Nodes()-p.Needed.Nodes())*node.Node.Price*(1+r.Overhead))
+		add("%s to spare: $%.2f an hour of it", count(p.Fleet.Nodes()-p.Needed.Nodes(), "node"), (node.hourly(p.Fleet)-node.hourly(p.Needed))*(1+r.Overhead))
 	}
 	if r.APIInput+r.APIOutput > 0 {
 		tokens := c.BreakEven(r.APIInput, r.APIOutput)
@@ -496,7 +518,7 @@ func (r *run) inputs() (lines []string) {
 		prefill, decode, share := r.slice(p.Fleet)
 		add("Fleets of more than %d nodes were simulated as slices: the chosen one as %s with %.3g %% of the requests. A node that dies is a larger part of a slice", sliceNodes, planner.Fleet{Prefill: prefill, Decode: decode}.Size(), 100*share)
 	}
-	for _, q := range r.profiles {
+	for _, q := range r.everyProfile() {
 		text := fmt.Sprintf("Step times of %s: %s", q.Node.Name, q.Basis())
 		if q.Node.Price > 0 {
 			text += fmt.Sprintf("; $%s an hour", dollars(q.Node.Price))

@@ -69,8 +69,8 @@ func (r *run) lengthen() {
 		return
 	}
 	nodes := math.MaxInt
-	for _, q := range r.profiles {
-		n := node(q)
+	for _, k := range r.profiles {
+		n := k.node(0)
 		d := planner.Describe(&n, list, r.BatchedTokens[0], slices.Max(r.BatchedTokens))
 		nodes = min(nodes, d.Bounds(&n, 0).Nodes)
 	}

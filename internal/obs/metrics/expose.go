@@ -3,6 +3,7 @@ package metrics
 import (
 	"bytes"
 	"fmt"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -48,7 +49,11 @@ func (s *Set) Collect(to chan<- prometheus.Metric) {
 			value, facts := (*info)()
 			to <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, facts...)
 		}
-		for _, x := range f.series {
+		each := f.series
+		if named := f.named.Load(); named != nil {
+			each = slices.Concat(each, *named)
+		}
+		for _, x := range each {
 			switch row.Kind {
 			case KindHistogram:
 				to <- x.histogram.metric(desc, x.labels)

@@ -53,6 +53,19 @@ var (
 	RouteReasons    = []string{"prefix", "cached", "load", "health", "policy", "no_decode", "no_room", "remote", "local", "short", "no_prefill"}
 )
 
+// KeyTokens are the counted tokens of API keys. By index: KeyPrompt, KeyCached and KeyOutput.
+var KeyTokens = []string{"prompt", "cached", "output"}
+
+// Indices of KeyTokens.
+const (
+	KeyPrompt = iota
+	KeyCached
+	KeyOutput
+)
+
+// OtherKeys is the label of API keys without a name of their own.
+const OtherKeys = "other"
+
 // Indices of StepKinds.
 const (
 	StepDecode = iota

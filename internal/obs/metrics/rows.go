@@ -159,6 +159,8 @@ var (
 		"Requests refused with 429 by limit: the queue was full, the wait would have been or was too long, a request of higher priority took the place, the limits of the API key or of the client's address, the memory for large bodies and answers, or the grammars that wait to be compiled; and with 503: all --max-connections were busy.", label("limit", "queue", "late", "evicted", "timeout", "concurrency", "tokens", "address", "connections", "body_memory", "grammars"))
 	GatewayEvictedConns = counter("tandem:gateway_evicted_connections_total", Gateway,
 		"Idle client connections that were closed for new ones, the longest idle first: at --max-connections, or without free file descriptors.")
+	GatewayKeyTokens = counter("tandem:gateway_key_tokens_total", Gateway,
+		"Tokens of the requests of each API key: prompt, those of prompts, which include the cached ones; cached, those of prompts in the caches of decode nodes; output, those of answers. key is a name of --api-key-file, of the first hundred that the gateway has read, and other for all other requests.", Label{Name: "key", Values: []string{OtherKeys}, Named: true}, label("of", KeyTokens...))
 	GatewayKeyFileBad = gauge("tandem:gateway_key_file_bad", Gateway,
 		"1 while the file of API keys cannot be read; the previous keys are kept.")
 	GatewayQueueTime = histogram("tandem:gateway_queue_time_seconds", Gateway, latencyBuckets,

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"strings"
+	"sync"
 	"sync/atomic"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,12 +17,14 @@ type Set struct {
 	roles    Role
 	model    atomic.Pointer[string] // served name, a label of vllm: rows
 	families []family
+	naming   sync.Mutex // held while family.named is replaced
 	registry *prometheus.Registry
 }
 
 // family is one row's series, in the order of the product of its label values.
 type family struct {
 	series []series
+	named  atomic.Pointer[[]series]                               // of Named
 	info   atomic.Pointer[func() (value float64, facts []string)] // of an info; nil: not known yet
 }
 
@@ -81,6 +85,41 @@ func (l *Label) valuesOf(roles Role) []string {
 		return l.Values
 	}
 	return slices.DeleteFunc(slices.Clone(l.Values), func(v string) bool { return l.Of[v]&roles == 0 })
+}
+
+// MaxNames bounds the names of a row.
+const MaxNames = 100
+
+// Named returns a counter of a row for a name of the process' configuration, which is the value of
+// the first label; labels are the values of the others. The first MaxNames names have series of
+// their own, from their first call on. Further names count as the first label's last value.
+func (s *Set) Named(id ID, name string, labels ...string) *Value {
+	values, f := Rows[id].Labels[0].Values, &s.families[id]
+	if name = strings.ToValidUTF8(name, "?"); slices.Contains(values, name) {
+		return s.Counter(id, append([]string{name}, labels...)...)
+	}
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	var all []series
+	if now := f.named.Load(); now != nil {
+		all = *now
+	}
+	find := func() int {
+		return slices.IndexFunc(all, func(x series) bool { return x.labels[0] == name && slices.Equal(x.labels[1:], labels) })
+	}
+	at, each := find(), len(f.series)/len(values)
+	if at < 0 && len(all) == MaxNames*each {
+		return s.Counter(id, append([]string{values[len(values)-1]}, labels...)...)
+	}
+	if at < 0 {
+		all = slices.Clone(all)
+		for _, x := range f.series[:each] {
+			all = append(all, series{labels: append([]string{name}, x.labels[1:]...), value: new(Value)})
+		}
+		f.named.Store(&all)
+		at = find()
+	}
+	return all[at].value
 }
 
 // Info sets the facts of an info, in the order of its labels.

@@ -3,11 +3,11 @@
 //
 // A row is declared once, as a variable of rows.go. A Set has the rows of the roles of one
 // process: each row becomes one series per combination of its label values. All are created
-// at start, so that a series never appears late and recording is an atomic addition. A scrape
-// reads the table in order.
+// at start, so that a series never appears late and recording is an atomic addition. Only the
+// names of Set.Named get series when the configuration has them. A scrape reads the table in order.
 //
 // Invariant: only metrics of the table are exposed, and label values come from the table or
-// from the process' own configuration, never from a request. The number of series is known
+// from the process' own configuration, never from a request. The number of series is bounded
 // at start.
 //
 // The package does not measure. The packages that own a number record it, or provide a
@@ -47,6 +47,7 @@ type Label struct {
 	Name   string
 	Values []string
 	Of     map[string]Role // values that only some roles have
+	Named  bool            // of the first label: names of Set.Named are values, too
 }
 
 // Row describes one metric.
