@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 13
+#define TD_VERSION 14
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -36,6 +36,7 @@ typedef struct {
   int32_t processors;  // multiprocessors
   int32_t twin;        // 1: the host twin
   int32_t tried;       // TD_TRIED_ of the kernels in use
+  int32_t ptx;         // 1: the driver has compiled the kernels, which have no machine code for the device
   char name[128];
 } td_info;
 

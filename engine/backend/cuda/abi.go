@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 13
+const version = 14
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -76,6 +76,7 @@ type info struct {
 	processors  int32
 	twin        int32
 	tried       int32
+	ptx         int32
 	name        [128]byte
 }
 
