@@ -83,7 +83,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda cuda-nvrtc gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate sim-proof demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda cuda-nvcc gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate sim-proof demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -96,20 +96,20 @@ help: ## list the targets
 build: ## build bin/tandem
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BINARY) .
 
-cuda: $(CUDA)/installed ## build bin/tandem-cuda.so, the kernels for GPUs; installs nvcc (PyPI, 300 MB)
-	$(GO) run ./cuda/build -nvcc "$(NVCC)" -o bin/tandem-cuda.so
+cuda: $(NVRTC)/installed ## build bin/tandem-cuda.so, the kernels for GPUs and drivers from R525 on; needs g++, and installs NVRTC (PyPI, 320 MB)
+	$(GO) run ./cuda/build -nvrtc $(NVRTC) -o bin/tandem-cuda.so
 
-cuda-nvrtc: $(NVRTC)/installed ## build bin/tandem-cuda-nvrtc.so, the same for drivers of CUDA 12 and compute capability 8.0 to 9.0; installs NVRTC (PyPI, 320 MB)
-	$(GO) run ./cuda/build -nvrtc $(NVRTC) -o bin/tandem-cuda-nvrtc.so
+cuda-nvcc: $(CUDA)/installed ## build bin/tandem-cuda-nvcc.so, the same by another compiler and for drivers from R580 on; installs nvcc (PyPI, 300 MB)
+	$(GO) run ./cuda/build -nvcc "$(NVCC)" -o bin/tandem-cuda-nvcc.so
 
 # Both run on a machine with a GPU, an nvcc of its own or none: what they need is in
 # bin/, built by `make build cuda gpu-tests` where there is a network, and carried.
-gpu-tests: cuda cuda-nvrtc ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
+gpu-tests: cuda cuda-nvcc ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
 	$(GO) build -ldflags '-s -w $(LDFLAGS)' -o $(BINARY) .
 	$(GO) test -c -ldflags '-s -w' -o bin/cuda.test ./engine/backend/cuda
 
 # What make gpu-test, gpu-bench and the three slots of cuda/gpu-slot.sh need, in one archive.
-GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so bin/tandem-cuda-nvrtc.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model go.mod Makefile
+GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so bin/tandem-cuda-nvcc.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model go.mod Makefile
 gpu-pack: gpu-tests ## bin/gpu-pack.tar.xz, what is carried to a machine with a GPU, at most 40 MiB; there, cuda/gpu-slot.sh 1, 2 and 3 take 8 minutes each
 	tar -cf - $(GPU_FILES) | xz -6 -T 0 >bin/gpu-pack.tar.xz
 	@size=$$(stat -c %s bin/gpu-pack.tar.xz); [ $$size -le 41943040 ] || { echo "gpu-pack: $$size bytes are more than 40 MiB" >&2; exit 1; }; echo "bin/gpu-pack.tar.xz: $$size bytes"
@@ -225,7 +225,7 @@ generate: $(TOOLS)/protoc-gen-go ## write the code that comes from internal/rpc/
 # Installations wait for the network, and the build does not. staticcheck comes after them, so that
 # it finds what it shares with the build compiled.
 test: ## all checks and tests; ONLY="race binary" picks steps
-	@$(MAKE) --no-print-directory -j4 -Otarget build $(CUDA)/installed $(PYENV) $(NODEENV)/installed debian libfabric prometheus
+	@$(MAKE) --no-print-directory -j4 -Otarget build $(NVRTC)/installed $(if $(filter cuda-nvcc,$(ONLY)),$(CUDA)/installed) $(PYENV) $(NODEENV)/installed debian libfabric prometheus
 	@$(MAKE) --no-print-directory $(TOOLS)/staticcheck
 	@$(call steps,$(or $(ONLY),$(STEPS)))
 
@@ -233,7 +233,7 @@ soak: export TANDEM_SOAK := 1
 soak: export TANDEM_SOAK_SEED := $(SOAK_SEED)
 soak: export TANDEM_SOAK_MINUTES := $(SOAK_MINUTES)
 soak: RESULTS := logs/soak-$(shell date -u +%Y%m%d-%H%M%S)
-soak: build $(PYENV) $(NODEENV)/installed $(if $(filter cuda-nvrtc,$(or $(ONLY),cuda-nvrtc)),$(NVRTC)/installed) $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) $(TOOLS)/staticcheck debian libfabric prometheus ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
+soak: build $(PYENV) $(NODEENV)/installed $(if $(filter cuda-nvcc,$(or $(ONLY),cuda-nvcc)),$(CUDA)/installed) $(if $(filter guidellm,$(or $(ONLY),guidellm)),$(GUIDELLM)/installed) $(TOOLS)/staticcheck debian libfabric prometheus ## the long forms of the tests, for hours; SOAK_SEED=1 SOAK_MINUTES=60 (of mixed load) SOAK_FUZZ=60s (per target); ONLY and RUN pick steps and tests
 	@$(call steps,$(or $(ONLY),$(SOAK_STEPS)),-log $(RESULTS).log $(if $(filter-out mutants,$(or $(ONLY),all)),-page bench/results/$(or $(RECORD),soak.md)) \
 		-title 'Soak$(SOAK_OPTIONS)' -command "make soak SOAK_SEED=$(SOAK_SEED) SOAK_MINUTES=$(SOAK_MINUTES) SOAK_FUZZ=$(SOAK_FUZZ) ONLY=\"$(ONLY)\" RUN='$(RUN)'")
 
@@ -308,14 +308,14 @@ apt = { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "please i
 # test or compilation. Neighbours in these lists compile for different settings, so that neither
 # compiles what the other is compiling. LONG steps run in a soak, or by name.
 STATIC     := cuda vet build-arm64 staticcheck build-nocgo gofmt rules prometheus
-ALONE      := cuda-nvrtc fuzz race
+ALONE      := cuda-nvcc fuzz race
 TOGETHER   := plain sanitize-cuda arm64 portable chart sanitize build-race release
 LAST       := binary guidellm kills policies hostile mutants binary-race
 GROUPS     := STATIC ALONE TOGETHER LAST
 ALL        := $(foreach group,$(GROUPS),$($(group)))
-LONG       := cuda-nvrtc fuzz guidellm kills policies hostile mutants
+LONG       := cuda-nvcc fuzz guidellm kills policies hostile mutants
 STEPS      := $(filter-out $(LONG),$(ALL))
-SOAK_STEPS := cuda-nvrtc fuzz race plain sanitize-cuda portable chart sanitize build-race binary guidellm policies mutants binary-race
+SOAK_STEPS := cuda-nvcc fuzz race plain sanitize-cuda portable chart sanitize build-race binary guidellm policies mutants binary-race
 RESULTS    := logs/test
 
 # steps runs steps and judges their results; the second argument is further flags of the verdict. A step
@@ -365,10 +365,10 @@ step-build-nocgo: # the build without a C compiler
 	@CGO_ENABLED=0 $(GO) build ./...
 step-build-arm64: # the build for another architecture, kernels included
 	@$(ARM64) $(GO) build ./...
-step-cuda: # the kernels for GPUs: machine code of two of five architectures without spills, registers within their budgets; make cuda builds all
-	@$(GO) run ./cuda/build -q -targets 80,90a
-step-cuda-nvrtc: # the same with another compiler, which chooses other instructions and registers
+step-cuda: # the kernels for GPUs: machine code of all architectures without spills, registers and instructions within their budgets
 	@$(GO) run ./cuda/build -q -nvrtc $(NVRTC)
+step-cuda-nvcc: # the same with another compiler, which chooses other instructions and registers
+	@$(GO) run ./cuda/build -q -nvcc "$(NVCC)"
 step-rules: # Prometheus' rules: alerts that fire, and alerts that do not
 	@promtool test rules deploy/prometheus/tandem_test.yml
 step-prometheus: # Prometheus' configuration

@@ -36,6 +36,7 @@ typedef struct {
   int32_t processors;  // multiprocessors
   int32_t twin;        // 1: the host twin
   int32_t tried;       // TD_TRIED_ of the kernels in use
+  int32_t ptx;         // 1: the driver has compiled the kernels, which have no machine code for the device
   char name[128];
 } td_info;
 

@@ -39,6 +39,10 @@ func TestBudgets(t *testing.T) {
 	if err := checkBudgets(used); err != nil {
 		t.Error(err)
 	}
+	later := strings.NewReplacer("sm_90a", "sm_120", "_Z4gemvILi1ELi4EEv5td_op4Step", "_Z4gemvILi3ELi4ELi0ELi0EEv5td_op4Step", "Used 120", "Used 250")
+	if err := checkBudgets(parseUsage(later.Replace(ptxas))); err != nil {
+		t.Error(err)
+	}
 	for name, c := range map[string]struct{ from, to, complaint string }{
 		"registers": {"Used 120", "Used 129", "gemv<1,4> takes 129 registers on sm_90a, its budget is 128"},
 		"spills":    {"0 bytes stack frame, 0 bytes spill stores", "8 bytes stack frame, 4 bytes spill stores", "gemv<1,4> has a stack of 8 bytes"},
@@ -47,6 +51,7 @@ func TestBudgets(t *testing.T) {
 		"no code":   {"code _Z4rule", "code _Z4role", "rule has 0 instructions"},
 		"no answer": {"Used 32", "", "norm takes 0 registers"},
 		"nothing":   {ptxas, "", "ptxas reported no kernel"},
+		"later":     {ptxas, strings.NewReplacer("sm_90a", "sm_100", "Used 120", "Used 145").Replace(ptxas), "gemv<1,4> takes 145 registers on sm_100, its budget is 144"},
 	} {
 		err := checkBudgets(parseUsage(strings.Replace(ptxas, c.from, c.to, 1)))
 		if !errors.Is(err, ErrBudget) || !strings.Contains(err.Error(), c.complaint) {

@@ -13,6 +13,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 slot=${1:-} rehearse=${2:-}
 case $slot in 1 | 2 | 3) ;; *) echo "gpu-slot: which slot, 1, 2 or 3?" >&2 && exit 2 ;; esac
+. cuda/gpu-common.sh
 root=$PWD out=${OUT:-$PWD/bin/gpu} limit=${LIMIT:-480} status=0
 mkdir -p "$out"
 report=$out/slot-$slot.md
@@ -95,10 +96,10 @@ done
 write "## Slot $slot"
 [ $device = cpu ] || step gpu 10 , nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm --format=csv,noheader
 [ $status -eq 0 ] || exit 1
-if [ $device != cpu ]; then # the object for older drivers, if the other one does not run
+if [ $device != cpu ]; then # the object of the other compiler, if this one does not run
 	tests object 30 -test.run '^TestKernels$/^norms$'
-	if [ $status -ne 0 ] && [ -e bin/tandem-cuda-nvrtc.so ]; then
-		mv bin/tandem-cuda.so bin/tandem-cuda-nvcc.so && mv bin/tandem-cuda-nvrtc.so bin/tandem-cuda.so && status=0 && write "- bin/tandem-cuda.so is that of make cuda-nvrtc from here on"
+	if [ $status -ne 0 ] && [ -e bin/tandem-cuda-nvcc.so ]; then
+		mv bin/tandem-cuda.so bin/tandem-cuda-nvrtc.so && mv bin/tandem-cuda-nvcc.so bin/tandem-cuda.so && status=0 && write "- bin/tandem-cuda.so is that of make cuda-nvcc from here on"
 	fi
 fi
 
@@ -106,7 +107,7 @@ few=$([ -n "$tiny" ] && echo 4 || echo 32)
 many=$((few * 5))
 case $slot in
 1)
-	tests parity 110 -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestModelBF16'
+	tests parity 110 -test.v -test.run "$parity"
 	checked memcheck 60 'TestKernels/(attention|moe|place|draws|rules|masks|slices)'
 	model llama-1b
 	for try in blocks slices "slices all"; do
@@ -116,6 +117,16 @@ case $slot in
 	latency 1b-eager 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many --enforce-eager
 	table 1b-kernels 60 700 330 --input-len 16 --output-len 8
 	TD_DRAWS=slices TD_KERNELS=all table 1b-all 60 700 330 --input-len 16 --output-len 8
+	# Each kernel left out, one at a time, next to 1b-slices-all and the first of these.
+	export TD_DRAWS=slices
+	TD_KERNELS=all latency 1b-prompt-all 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
+	for name in $names; do TD_KERNELS=$(without $name) latency 1b-without-$name 20 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many; done
+	for name in $names; do TD_KERNELS=$(without $name) latency 1b-prompt-without-$name 20 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1; done
+	if is_name int4; then
+		for kernels in all "$(without int4)"; do
+			TD_KERNELS=$kernels latency "1b-int4-$([ "$kernels" = all ] && echo all || echo without)" 20 --quantization int4 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many
+		done
+	fi
 	;;
 2)
 	model llama-8b
@@ -124,7 +135,7 @@ case $slot in
 		for n in 1 33; do TD_KERNELS=$kernels latency "8b-64-at-1k-$kernels-$n" 60 --batch-size 64 --max-num-seqs 64 --input-len $((few * 32)) --output-len $n; done
 		TD_KERNELS=$kernels latency "8b-prefill-$kernels" 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
 	done
-	TD_KERNELS=attention,norm,blas,live,warm,chunk latency 8b-prefill-chunk 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
+	TD_KERNELS=$(without chunk16) latency 8b-prefill-without-chunk16 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
 	latency 8b-prefill-own 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1 --cublaslt none
 	for kernels in attention none; do TD_KERNELS=$kernels tests "$kernels" 30 -test.run '^$' -test.bench DecodeAttention -test.benchtime 1s; done
 	tests push 30 -test.run '^$' -test.bench Push -test.benchtime 1s
@@ -132,8 +143,11 @@ case $slot in
 	;;
 3)
 	model gpt-oss-20b
-	for kernels in all none attention,norm,fused,mxfp4,warm; do # the last one without moe
-		for n in $((few / 2)) $((many / 2)); do TD_KERNELS=$kernels latency "20b-$kernels-$n" 40 --batch-size 1 --max-num-seqs 1 --input-len 16 --output-len "$n"; done
+	for kernels in all none without-moe without-mxfp4; do
+		for n in $((few / 2)) $((many / 2)); do
+			case $kernels in without-*) list=$(without "${kernels#without-}") ;; *) list=$kernels ;; esac
+			TD_KERNELS=$list latency "20b-$kernels-$n" 40 --batch-size 1 --max-num-seqs 1 --input-len 16 --output-len "$n"
+		done
 	done
 	latency 20b-prefill 40 --batch-size 1 --max-num-seqs 1 --input-len $((few * 62)) --output-len 1
 	table 20b-kernels 90 1000 700 --input-len 16 --output-len 6

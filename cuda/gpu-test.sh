@@ -7,10 +7,11 @@ cd "$(dirname "$0")/.." || exit 1
 for f in bin/cuda.test bin/tandem-cuda.so; do
 	[ -e "$f" ] || { echo "gpu-test: $f is missing: run make gpu-tests where there is a network, and carry bin/ here" >&2; exit 1; }
 done
+. cuda/gpu-common.sh
 export TANDEM_CUDA_LIBRARY="$PWD/bin/tandem-cuda.so"
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader || { echo "gpu-test: no GPU here" >&2; exit 1; }
 status=0
-(cd engine/backend/cuda && timeout 180 ../../../bin/cuda.test -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic') || status=1
+(cd engine/backend/cuda && timeout 180 ../../../bin/cuda.test -test.v -test.run "$parity") || status=1
 if command -v compute-sanitizer >/dev/null; then
 	for tool in memcheck racecheck synccheck; do
 		echo "compute-sanitizer $tool"

@@ -90,6 +90,38 @@ def ratio(model, outputs, flag):
     return f"{without / with_:.2f} x", f"{step:.0f} us a step less than with {flag}"
 
 
+def kernel_names():
+    """The kernels that TD_KERNELS may name."""
+    tried = (ROOT / "cuda" / "runtime" / "plan.h").read_text().split("struct Tried {", 1)[1].split("};", 1)[0]
+    return re.findall(r"^  bool (\w+) = false;", tried, re.M)
+
+
+def kernel_rows(model, outputs):
+    """What the kernels of TD_KERNELS save together, and each of them of what all have."""
+    before = os.environ.get("TD_KERNELS")
+    known = {}
+
+    def seconds(names):
+        if names not in known:
+            os.environ["TD_KERNELS"] = names
+            known[names] = latency(model, 1, 16, outputs)
+        return known[names]
+
+    def row_of(names):
+        without, with_ = seconds(names), seconds("all")
+        return f"{without / with_:.2f} x", f"{(without - with_) / outputs * 1e6:.0f} us a step"
+
+    names = kernel_names()
+    try:
+        measure("Llama-3.2-1B decode, TD_KERNELS=all to none", "", 20, lambda: row_of("none"))
+        for name in names:
+            measure(f"same, all to all but {name}", "", 10, lambda name=name: row_of(",".join(n for n in names if n != name)))
+    finally:
+        os.environ.pop("TD_KERNELS", None)
+        if before is not None:
+            os.environ["TD_KERNELS"] = before
+
+
 def load(model, *flags):
     """Equal lengths, 32 at once, warmed, through the API."""
     with socket.socket() as s:
@@ -150,6 +182,7 @@ def main():
         sys.exit("gpu-bench: bin/tandem and bin/tandem-cuda.so are missing: run make gpu-tests, and carry bin/ here")
     if not REHEARSE:
         try:
+            print("TD_KERNELS=" + os.environ.get("TD_KERNELS", ""), "TD_DRAWS=" + os.environ.get("TD_DRAWS", ""))
             print(run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]).strip())
         except (OSError, RuntimeError) as e:
             sys.exit(f"gpu-bench: no GPU here: nvidia-smi: {e}")
@@ -216,6 +249,7 @@ def rows(folder):
     with_model("llama-8b-fp8", 10, eight_b_fp8)
     for shape, need, aim in (("gpt-oss-20b", 15, "290, bar 700 tok/s"), ("gpt-oss-120b", 67, "215, bar 520 tok/s")):
         with_model(shape, need, lambda m, shape=shape, aim=aim: measure(f"{shape} MXFP4 decode, batch 1", aim, 40, lambda: decode(m, 1, 16, n // 2)))
+    with_model("llama-1b", 3, lambda m: kernel_rows(m, n))
 
 
 if __name__ == "__main__":

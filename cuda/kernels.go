@@ -34,7 +34,7 @@ var sources = []string{
 	"kernels/linear.cu", "kernels/few.cu", "kernels/attention.cu", "kernels/decode.cu", "kernels/tiles.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/delta.cu", "kernels/digest.cu", "runtime/device.cu",
 }
 
-// Targets are the architectures of the machine code; PTX of the first serves all others.
+// Targets are the architectures of the machine code; PTX of the first serves later ones.
 var Targets = []string{"80", "89", "90a", "100", "120"}
 
 // Sanitizers instrument the twin; the program that opens it needs the address sanitizer, too.
@@ -89,10 +89,9 @@ func compilers() []string {
 	return []string{"g++"}
 }
 
-// GPU builds the shared object for GPUs with the nvcc at path, for the named architectures. It
-// returns the object's path and the resource usage of its kernels. The error names kernels that
-// exceed their budget of registers or instructions, or spill.
-func GPU(root, nvcc string, targets []string) (string, []Usage, error) {
+// GPUByNVCC builds the same object as GPU with the nvcc at path. The object needs a driver of the
+// major version of nvcc.
+func GPUByNVCC(root, nvcc string, targets []string) (string, []Usage, error) {
 	b, err := newBuilder(root, []string{nvcc}, gpuFlags(targets))
 	if err != nil {
 		return "", nil, err
@@ -106,11 +105,18 @@ func GPU(root, nvcc string, targets []string) (string, []Usage, error) {
 		return "", used, err
 	}
 	lib := filepath.Join(filepath.Dir(nvcc), "..", "lib")
-	path, err := b.link("tandem-cuda", objects, []string{"-shared", "-cudart", "static", "-L" + lib})
-	return path, used, err
+	flags := []string{"-shared", "-cudart", "static", "-L" + lib}
+	for _, f := range standalone {
+		flags = append(flags, "-Xcompiler", strings.ReplaceAll(f, ",", `\,`))
+	}
+	path, err := b.link("tandem-cuda-nvcc", objects, flags)
+	if err != nil {
+		return "", used, err
+	}
+	return path, used, checkLibraries(path)
 }
 
-// Measure compiles sources for GPUs, as GPU does, and links nothing.
+// Measure compiles sources for GPUs, as GPUByNVCC does, and links nothing.
 func Measure(root, nvcc string, targets, files []string) ([]Usage, error) {
 	b, err := newBuilder(root, []string{nvcc}, gpuFlags(targets))
 	if err != nil {
@@ -186,20 +192,30 @@ func texts(known map[string]bool, path string) ([]byte, error) {
 
 func (b *builder) cache() string { return filepath.Join(b.root, ".cache", "cuda") }
 
-// compile compiles every source, with one job per processor.
+// compile compiles every source.
 func (b *builder) compile(files []string) ([]string, error) {
-	objects, errs := make([]string, len(files)), make([]error, len(files))
+	objects := make([]string, len(files))
+	err := each(len(files), func(i int) (err error) {
+		objects[i], err = b.object(files[i])
+		return err
+	})
+	return objects, err
+}
+
+// each calls f for each number below n, on all processors, and returns the errors.
+func each(n int, f func(int) error) error {
+	errs := make([]error, n)
 	slot := make(chan struct{}, runtime.GOMAXPROCS(0))
 	var all sync.WaitGroup
-	for i, f := range files {
+	for i := range n {
+		slot <- struct{}{}
 		all.Go(func() {
-			slot <- struct{}{}
 			defer func() { <-slot }()
-			objects[i], errs[i] = b.object(f)
+			errs[i] = f(i)
 		})
 	}
 	all.Wait()
-	return objects, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // object compiles one source, unless it is cached.

@@ -18,10 +18,14 @@ const (
 	node      = 1.3e-6                   // seconds between the ends of dependent nodes of a graph, besides their work
 	hostCopy  = 3e-6                     // of a step's memory
 	matmul    = 788e12 * 0.85            // operations a second of cuBLASLt
-	mmaSync   = 989e12 * 0.62            // operations a second of mma.sync, whose rate is published as part of wgmma's
-	kvRow     = 2                        // bytes of a number of KV
-	sliceKB   = 8192 * 4 / 1024          // of a block that draws
-	fixed     = 10                       // nodes of a step outside of its layers: embed, angles, rows, a norm, logits, four of a draw, finish
+	mma       = 2 * 16 * 8 * 16          // operations of one mma.sync
+	// mmaSync is the number of mma.sync a second. Each takes 4 cycles of a tensor core at the peak of
+	// wgmma, 4,096 operations a cycle and multiprocessor. mma.sync reaches 62.9 % of that on Hopper by
+	// Luo et al., arXiv 2501.12084, section 6.2.
+	mmaSync = 4 * 1.755e9 * 132 / 4 * 0.629
+	kvRow   = 2               // bytes of a number of KV
+	sliceKB = 8192 * 4 / 1024 // of a block that draws
+	fixed   = 10              // nodes of a step outside of its layers: embed, angles, rows, a norm, logits, four of a draw, finish
 )
 
 // shape is a model: sizes of a layer, of which experts are MXFP4 and everything else is bf16.
@@ -128,13 +132,14 @@ func (s *shape) prefill(tokens int) float64 {
 }
 
 // chunks is the time of a prompt's attention by attend_tiles, with queries and weights of as many
-// parts. A warp computes tiles of 16 rows and 32 positions, and copies a quarter of K and V.
+// parts. A warp computes tiles of 16 rows and 32 positions, and copies a quarter of K and V. Its
+// instructions, of which mma.sync are some, bound it, and so do tensor cores.
 func (s *shape) chunks(tokens, parts int) float64 {
 	tiles := float64(s.layers*s.heads*tokens) / 16 * float64(tokens/2+16) / 32
 	kb := float64(2*32*s.headDim*kvRow) / 4 / 1024
 	instructions := kb * float64(budgetOf(loopBudgets, fmt.Sprintf("attend_tiles<%d,%d>", s.headDim, parts)))
-	operations := float64(parts * 2 * 2 * 16 * 32 * s.headDim)
-	return tiles * max(instructions/issue, operations/mmaSync)
+	products := float64(parts * 2 * 2 * 16 * 32 * s.headDim / mma)
+	return tiles * max(instructions/issue, products/mmaSync)
 }
 
 // TestModelPage holds cuda/model.md, which -update writes: a prediction of an H200's speed by the
@@ -145,10 +150,11 @@ func TestModelPage(t *testing.T) {
 		"No GPU has run this code. This page is arithmetic for an H200 by fixed constants: 4.3 TB/s times\n" +
 		"0.92, 4 instructions a cycle at 1.755 GHz on each of 132 multiprocessors times 0.75, 1.3 us for a\n" +
 		"node of a graph, 3 us for a step's copy, and 788 TFLOP/s times 0.85 for cuBLASLt. The\n" +
-		"instructions of a kernel are its budget (`budget.go`), which the compiled code keeps. Attention of\n" +
-		"prompts is bound by mma.sync at 0.62 of 989 TFLOP/s, or by its instructions. The kernels are those\n" +
-		"of `TD_KERNELS=all` and `TD_DRAWS=slices`, without `chunk16`. A measurement replaces a row as soon\n" +
-		"as there is one.\n\n" +
+		"instructions of a kernel are its budget (`budget.go`), which the compiled code keeps. Each mma.sync\n" +
+		"is one of them. Attention of prompts is also bound by tensor cores, with 6.4 cycles for each\n" +
+		"mma.sync: 4 at the peak of wgmma, of which mma.sync reaches 62.9 % on Hopper ([published for an\n" +
+		"H800](https://arxiv.org/abs/2501.12084), section 6.2). The kernels are those of `TD_KERNELS=all` and\n" +
+		"`TD_DRAWS=slices`, without `chunk16`. A measurement replaces a row as soon as there is one.\n\n" +
 		"| row | prediction | aim | launches a step |\n|---|---|---|---|\n")
 	row := func(name string, speed, aim float64, launches string) {
 		fmt.Fprintf(&page, "| %s | %.0f tok/s | %.0f | %s |\n", name, speed, aim, launches)

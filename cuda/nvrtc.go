@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"debug/elf"
 	"errors"
@@ -9,26 +10,28 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
+	"strconv"
 	"strings"
-	"sync"
 )
 
-// NVRTCTargets are the architectures of GPUByNVRTC. Its ptxas spills registers for later ones.
-var NVRTCTargets = []string{"80", "89", "90a"}
-
-// nvrtcScript compiles a source's kernels for one architecture.
+// nvrtcScript compiles a source's kernels to PTX for one architecture.
 const nvrtcScript = "cuda/build/nvrtc.py"
 
-// GPUByNVRTC builds the shared object for GPUs without nvcc: the kernels with NVRTC, and the host's
-// part with the C++ compiler. venv is a Python environment with NVRTC and CUDA's runtime. The
-// object needs a driver of their version, which may be older than nvcc's. The results are those of
-// GPU.
-func GPUByNVRTC(root, venv string, targets []string) (string, []Usage, error) {
+// ptxOf has the architecture of the PTX that a target is assembled from, where that is not its own.
+// NVRTC 12.9 writes the same instructions for both.
+var ptxOf = map[string]string{"120": "100"}
+
+// GPU builds the shared object for GPUs, for the named architectures: the kernels with NVRTC and
+// ptxas, and the host's part with the C++ compiler. venv is a Python environment with these and
+// CUDA's runtime. The object needs a driver of their major version. GPU returns the object's path
+// and the resource usage of its kernels. The error names kernels that exceed their budget of
+// registers or instructions, or spill. With only, GPU compiles the kernels of these sources and
+// links nothing.
+func GPU(root, venv string, targets, only []string) (string, []Usage, error) {
 	found, err := filepath.Glob(filepath.Join(venv, "lib", "python3*", "site-packages", "nvidia"))
 	if err != nil || len(found) != 1 {
-		return "", nil, fmt.Errorf("%w: -nvrtc %s has %d folders of NVIDIA's packages, want one: `make cuda-nvrtc` installs them", ErrCompile, venv, len(found))
+		return "", nil, fmt.Errorf("%w: -nvrtc %s has %d folders of NVIDIA's packages, want one: `make cuda` installs them", ErrCompile, venv, len(found))
 	}
 	packages, err := filepath.Abs(found[0])
 	if err != nil {
@@ -56,8 +59,12 @@ func GPUByNVRTC(root, venv string, targets []string) (string, []Usage, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	table, used, err := device.images(objects, targets)
+	assembler, err := newBuilder(root, []string{filepath.Join(packages, "cuda_nvcc", "bin", "ptxas")}, []string{"-v", "-O3"})
 	if err != nil {
+		return "", nil, err
+	}
+	table, used, err := images(device, assembler, objects, targets, only)
+	if err != nil || len(only) > 0 {
 		return "", used, err
 	}
 	object, err := host.assemble(table)
@@ -65,69 +72,131 @@ func GPUByNVRTC(root, venv string, targets []string) (string, []Usage, error) {
 		return "", used, err
 	}
 	all := append(objects, object, filepath.Join(cudart, "lib", "libcudart_static.a"), "-ldl", "-lrt", "-lpthread")
-	path, err := host.link("tandem-cuda", all, []string{"-shared", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"})
-	return path, used, err
+	path, err := host.link("tandem-cuda", all, append([]string{"-shared", "-Wl,--no-undefined"}, standalone...))
+	if err != nil {
+		return "", used, err
+	}
+	return path, used, checkLibraries(path)
+}
+
+// standalone are flags of the linker for an object that has a copy of the C++ library, which
+// minimal containers lack.
+var standalone = []string{"-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL"}
+
+// glibc are the libraries that every program with C has.
+var glibc = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+
+// checkLibraries returns an error if a shared object needs a library other than glibc's.
+func checkLibraries(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	defer f.Close()
+	needed, err := f.ImportedLibraries()
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	for _, l := range needed {
+		if !slices.Contains(glibc, l) {
+			return fmt.Errorf("%w: %s needs %s, which containers without a C++ library lack", ErrCompile, path, l)
+		}
+	}
+	return nil
 }
 
 // image is a file with the code of a source's kernels.
 type image struct {
-	path              string
-	source            int
-	capability, exact int
+	path    string
+	kernels []string // mangled names
+	source  int
+	target  string
+	ptx     int // 1: PTX
 }
 
-// images compiles the kernels that the host's objects name, and returns td_images of device.h.
-func (b *builder) images(objects, targets []string) (table []byte, used []Usage, err error) {
-	var all []image
-	var errs []error
-	var mutex sync.Mutex
-	var jobs sync.WaitGroup
-	slot := make(chan struct{}, runtime.GOMAXPROCS(0))
+// images compiles the kernels that the host's objects name, of these sources only unless there are
+// none, and returns td_images of device.h. The PTX of the first target is among them.
+func images(device, assembler *builder, objects, targets, only []string) (table []byte, used []Usage, err error) {
+	var all, texts []image
 	for i, o := range objects {
 		kernels, err := named(o)
 		if err != nil {
 			return nil, nil, err
 		}
-		if len(kernels) == 0 {
+		if len(kernels) == 0 || len(only) > 0 && !slices.Contains(only, sources[i]) {
 			continue
 		}
 		for _, target := range targets {
-			jobs.Go(func() {
-				slot <- struct{}{}
-				defer func() { <-slot }()
-				im, usage, err := b.image(i, kernels, target)
-				mutex.Lock()
-				defer mutex.Unlock()
-				all, used, errs = append(all, im), append(used, usage...), append(errs, err)
-			})
+			all = append(all, image{kernels: kernels, source: i, target: target})
+			text := image{kernels: kernels, source: i, target: cmp.Or(ptxOf[target], target), ptx: 1}
+			if findImage(texts, text) < 0 {
+				texts = append(texts, text)
+			}
 		}
 	}
-	jobs.Wait()
-	if err := errors.Join(errs...); err != nil {
+	err = each(len(texts), func(i int) (err error) {
+		texts[i].path, err = device.text(&texts[i])
+		return err
+	})
+	if err != nil {
 		return nil, nil, err
 	}
-	slices.SortFunc(all, func(a, b image) int {
-		if a.source != b.source {
-			return a.source - b.source
-		}
-		return a.capability - b.capability
+	usages := make([][]Usage, len(all))
+	err = each(len(all), func(i int) (err error) {
+		from := all[i]
+		from.target = cmp.Or(ptxOf[from.target], from.target)
+		all[i].path, usages[i], err = assembler.machine(&all[i], texts[findImage(texts, from)].path)
+		return err
 	})
-	slices.SortFunc(used, func(a, b Usage) int { return strings.Compare(a.Kernel+a.Arch, b.Kernel+b.Arch) })
-	var code, entries bytes.Buffer
-	for i, im := range all {
-		fmt.Fprintf(&code, ".balign 64\ncode%d: .incbin %q\n.byte 0\n", i, im.path)
-		fmt.Fprintf(&entries, ".quad code%d\n.long %d, %d, %d, 0\n", i, im.source, im.capability, im.exact)
+	if err != nil {
+		return nil, nil, err
 	}
-	return fmt.Appendf(nil, ".section .rodata\n%s.section .data.rel.ro,\"aw\"\n.balign 8\n.globl td_images\n.hidden td_images\ntd_images:\n%s.quad 0, 0, 0\n.section .note.GNU-stack,\"\",@progbits\n",
-		&code, &entries), used, checkBudgets(used)
+	used = slices.Concat(usages...)
+	slices.SortFunc(used, func(a, b Usage) int { return strings.Compare(a.Kernel+a.Arch, b.Kernel+b.Arch) })
+	for _, t := range texts {
+		if t.target == targets[0] && !strings.HasSuffix(t.target, "a") {
+			all = append(all, t)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b image) int { return a.source - b.source })
+	table, err = assembly(all)
+	return table, used, errors.Join(err, checkBudgets(used))
 }
 
-// image compiles a source's kernels for a target.
-func (b *builder) image(source int, kernels []string, target string) (image, []Usage, error) {
-	file := filepath.Join(b.root, "cuda", sources[source])
+// findImage returns the index of the image with the source and target of another one, or -1.
+func findImage(all []image, like image) int {
+	return slices.IndexFunc(all, func(i image) bool { return i.source == like.source && i.target == like.target })
+}
+
+// assembly returns td_images in assembly language. A zero byte ends PTX.
+func assembly(all []image) ([]byte, error) {
+	var code, entries bytes.Buffer
+	for i, im := range all {
+		number, exact := strings.TrimSuffix(im.target, "a"), 0
+		if number != im.target && im.ptx == 0 {
+			exact = 1
+		}
+		capability, err := strconv.Atoi(number)
+		if err != nil {
+			return nil, fmt.Errorf("%w: target %q: %w", ErrCompile, im.target, err)
+		}
+		fmt.Fprintf(&code, ".balign 64\ncode%d: .incbin %q\n.byte 0\nkernels%d:\n", i, im.path, i)
+		for _, k := range im.kernels {
+			fmt.Fprintf(&code, ".asciz %q\n", k)
+		}
+		code.WriteString(".byte 0\n")
+		fmt.Fprintf(&entries, ".quad code%d, kernels%d\n.long %d, %d, %d, %d\n", i, i, im.source, capability, exact, im.ptx)
+	}
+	return fmt.Appendf(nil, ".section .rodata\n%s.section .data.rel.ro,\"aw\"\n.balign 8\n.globl td_images\n.hidden td_images\ntd_images:\n%s.quad 0, 0, 0, 0\n.section .note.GNU-stack,\"\",@progbits\n",
+		&code, &entries), nil
+}
+
+// text compiles a source's kernels to PTX for the image's target.
+func (b *builder) text(im *image) (string, error) {
+	file := filepath.Join(b.root, "cuda", sources[im.source])
 	text, err := texts(make(map[string]bool), file)
 	if err != nil {
-		return image{}, nil, err
+		return "", err
 	}
 	var headers, instances []string
 	for _, m := range kernelHeader.FindAllSubmatch(text, -1) {
@@ -135,34 +204,42 @@ func (b *builder) image(source int, kernels []string, target string) (image, []U
 			headers = append(headers, string(m[1]))
 		}
 	}
-	for _, k := range kernels {
+	for _, k := range im.kernels {
 		if name := demangle(k); strings.Contains(name, "<") {
 			instances = append(instances, name)
 		}
 	}
-	im := image{source: source}
-	arch, suffix := "sm_"+target, ".sm_"+target+".cubin"
-	if _, err := fmt.Sscanf(target, "%d", &im.capability); err != nil {
-		return image{}, nil, fmt.Errorf("%w: target %q: %w", ErrCompile, target, err)
-	}
-	if strings.HasSuffix(target, "a") {
-		im.exact = 1
-	}
+	arch := "compute_" + im.target
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%q\n%q\n%s\n%q\n%q\n", b.version, b.compiler, b.flags, text, instances, arch)
-	name := fmt.Sprintf("%s-%x%s", strings.TrimSuffix(filepath.Base(file), ".cu"), h.Sum(nil)[:8], suffix)
-	im.path, err = b.make(name, func(to string) []string {
-		args := append([]string{arch, to, filepath.Join("cuda", filepath.Dir(sources[source]))}, headers...)
+	name := fmt.Sprintf("%s-%x.%s.ptx", strings.TrimSuffix(filepath.Base(file), ".cu"), h.Sum(nil)[:8], arch)
+	return b.make(name, func(to string) []string {
+		args := append([]string{arch, to, filepath.Join("cuda", filepath.Dir(sources[im.source]))}, headers...)
 		return append(append(args, "--"), instances...)
 	})
+}
+
+// machine assembles PTX to machine code for the image's target.
+func (b *builder) machine(im *image, ptx string) (string, []Usage, error) {
+	text, err := os.ReadFile(ptx)
 	if err != nil {
-		return im, nil, err
+		return "", nil, err
 	}
-	log, err := os.ReadFile(im.path + ".log")
+	arch := "sm_" + im.target
+	h := sha256.New()
+	fmt.Fprintf(h, "%s\n%q\n%s\n%q\n", b.version, b.flags, text, arch)
+	source, _, _ := strings.Cut(filepath.Base(ptx), "-")
+	path, err := b.make(fmt.Sprintf("%s-%x.%s.cubin", source, h.Sum(nil)[:8], arch), func(to string) []string {
+		return append(slices.Clone(b.flags), "-arch="+arch, ptx, "-o", to)
+	})
 	if err != nil {
-		return im, nil, err
+		return "", nil, err
 	}
-	return im, parseUsage(string(log)), hasKernels(im.path, kernels)
+	log, err := os.ReadFile(path + ".log")
+	if err != nil {
+		return "", nil, err
+	}
+	return path, parseUsage(string(log)), hasKernels(path, im.kernels)
 }
 
 // kernelHeader is a header next to the source.

@@ -58,7 +58,7 @@ const char *names[] = {typeid(Named<(product<4, 1>)>).name(), typeid(Named<flat>
 
 // The error for an environment without NVRTC has the remedy.
 func TestNoNVRTC(t *testing.T) {
-	if _, _, err := GPUByNVRTC("..", t.TempDir(), NVRTCTargets); err == nil || !strings.Contains(err.Error(), "make cuda-nvrtc") || strings.Contains(err.Error(), "%!") {
+	if _, _, err := GPU("..", t.TempDir(), Targets, nil); err == nil || !strings.Contains(err.Error(), "make cuda") || strings.Contains(err.Error(), "%!") {
 		t.Error(err)
 	}
 }

@@ -326,8 +326,9 @@ func TestNoGPU(t *testing.T) {
 // A GPU that cannot be used is a warning with a remedy.
 func TestUnusableGPU(t *testing.T) {
 	for why, remedy := range map[string]string{
-		"GPU 0: CUDA driver version is insufficient for CUDA runtime version": "R580",
-		"no GPU kernels at /x/tandem-cuda.so (`make cuda` builds them)":       "next to the program",
+		"GPU 0: CUDA driver version is insufficient for CUDA runtime version":                   "R525",
+		"GPU 0: the kernels have no code for compute capability 7.5, only for 8.0, 8.9 and 9.0": "compute capability 8.0 or newer",
+		"no GPU kernels at /x/tandem-cuda.so (`make cuda` builds them)":                         "next to the program",
 		"GPU 0: unknown error": "tandem doctor",
 	} {
 		for gpus, want := range map[int]string{0: "level=INFO", 2: "level=WARN"} {

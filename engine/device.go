@@ -74,6 +74,10 @@ func choose(o *LoadOptions) (choice, error) {
 	}
 	c.name, c.total, c.free = p.Name, p.Total, p.Free
 	o.Logger.Info("computing on a GPU", "device", fmt.Sprintf("cuda:%d", c.number), "name", c.name, "memory", memory.Bytes(c.total), "free", memory.Bytes(c.free))
+	if p.PTX {
+		o.Logger.Warn("no machine code for this GPU; its driver compiled the kernels", "name", c.name, "compute_capability", p.Capability,
+			"remedy", "add the architecture to Targets of cuda/kernels.go and run make cuda: compiled for it, kernels are faster, and nodes start sooner")
+	}
 	return c, nil
 }
 
@@ -88,7 +92,9 @@ func logOnCPU(log *slog.Logger, err error, gpus int) {
 	remedy := "run `tandem doctor` and nvidia-smi; --device cuda makes this an error"
 	switch {
 	case strings.Contains(why, "driver version is insufficient"):
-		remedy = "update NVIDIA's driver to R580 or newer; --device cuda makes this an error"
+		remedy = "update NVIDIA's driver to R525 or newer, to R580 for kernels by make cuda-nvcc; --device cuda makes this an error"
+	case strings.Contains(why, "compute capability"):
+		remedy = "use a GPU of compute capability 8.0 or newer, and kernels by make cuda, which compiles for all; --device cuda makes this an error"
 	case strings.Contains(why, "make cuda"):
 		remedy = "put " + cuda.LibraryName + " of the same build next to the program; --device cuda makes this an error"
 	}

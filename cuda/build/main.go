@@ -30,25 +30,23 @@ func run() error {
 	quiet := flag.Bool("q", false, "do not print what each kernel takes")
 	flag.Parse()
 	architectures := cuda.Targets
-	if *nvrtc != "" {
-		architectures = cuda.NVRTCTargets
-	}
 	if *targets != "" {
 		architectures = strings.Split(*targets, ",")
 	}
 	path, err := "", error(nil)
+	sources := strings.FieldsFunc(*only, func(r rune) bool { return r == ',' })
 	var used []cuda.Usage
 	switch {
 	case *twin:
 		path, err = cuda.Twin(".", "")
 	case *nvrtc != "":
-		path, used, err = cuda.GPUByNVRTC(".", *nvrtc, architectures)
+		path, used, err = cuda.GPU(".", *nvrtc, architectures, sources)
 	case *nvcc == "":
-		return errors.New("build: -nvrtc must be a Python environment with NVRTC, as `make cuda-nvrtc` installs it, or -nvcc (or TANDEM_NVCC) the path of nvcc 13.0, as `make cuda` does")
-	case *only != "":
-		used, err = cuda.Measure(".", *nvcc, architectures, strings.Split(*only, ","))
+		return errors.New("build: -nvrtc must be a Python environment with NVRTC, as `make cuda` installs it, or -nvcc (or TANDEM_NVCC) the path of nvcc 13.0, as `make cuda-nvcc` does")
+	case len(sources) > 0:
+		used, err = cuda.Measure(".", *nvcc, architectures, sources)
 	default:
-		path, used, err = cuda.GPU(".", *nvcc, architectures)
+		path, used, err = cuda.GPUByNVCC(".", *nvcc, architectures)
 	}
 	if !*quiet || err != nil {
 		for _, u := range used {

@@ -1,10 +1,10 @@
-"""Compile kernels for one architecture with NVRTC, without nvcc:
+"""Compile kernels to PTX for one architecture with NVRTC, without nvcc:
 
     python3 nvrtc.py LIBNVRTC ARCHITECTURE OUTPUT INCLUDES HEADER... -- KERNEL...
 
-HEADERs define the kernels; KERNELs are instances of templates, as in "gemv<1,1>". The output is
-machine code for an ARCHITECTURE as sm_80. ptxas's report of each kernel goes to stdout. With
---version instead of an architecture, NVRTC's version does.
+HEADERs define the kernels; KERNELs are instances of templates, as in "gemv<1,1>". The output is PTX
+for an ARCHITECTURE as compute_80. The compiler's messages go to stdout. With --version instead of an
+architecture, NVRTC's version does.
 """
 
 import ctypes
@@ -51,13 +51,13 @@ def main():
     for k in kernels:
         call("nvrtcAddNameExpression", program, k.encode())
     # Functions of api.h are declared, too; 1097 is their attribute, which is the host's.
-    options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{includes}", "--device-as-default-execution-space", "--diag-suppress=1097", "--ptxas-options=-v"]
+    options = [f"--gpu-architecture={architecture}", "-std=c++17", f"-I{includes}", "--device-as-default-execution-space", "--diag-suppress=1097"]
     strings = ctypes.c_char_p * len(options)
     status = nvrtc.nvrtcCompileProgram(program, len(options), strings(*[o.encode() for o in options]))
     print(get("ProgramLog").rstrip(b"\0").decode())
     if status:
         raise SystemExit(f"NVRTC: {nvrtc.nvrtcGetErrorString(status).decode()}")
-    pathlib.Path(output).write_bytes(get("CUBIN"))
+    pathlib.Path(output).write_bytes(get("PTX").rstrip(b"\0"))
 
 
 main()

@@ -13,6 +13,14 @@ TD_HOST_DEVICE constexpr bool scaled(int type) { return type == TD_FP8 || type =
 
 TD_HOST_DEVICE constexpr int gemv_outputs(int type, int rows) { return rows == 1 || type == TD_MXFP4 ? 2 : 4; }
 
+// gemv_blocks is how many blocks a multiprocessor runs at once. With more of them, compilers spill
+// registers; ptxas 12.9 does so earlier on 10.0 and 12.0.
+TD_HOST_DEVICE constexpr int gemv_blocks(int type, int rows) {
+  if (rows == 1) return 4;
+  if (kArch >= 100) return type == TD_FP8 ? 2 : 3;
+  return type == TD_MXFP4 || type == TD_INT8 || type == TD_INT4 ? 3 : 4;
+}
+
 // Lane is the part of a matrix's row that a lane reads at once, widened.
 template <int kType>
 struct Lane {
@@ -87,7 +95,7 @@ TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
 // writes only the activation of both. With kNormed 1 it norms its one row: each warp adds up the
 // squares of the numbers that it reads anyway.
 template <int kType, int kRows, int kGated, int kNormed = 0>
-TD_KERNEL_OF(kGemvThreads, kRows > 1 && (kType == TD_MXFP4 || kType == TD_INT8 || kType == TD_INT4) ? 3 : 4) gemv(td_op o, Step s) {
+TD_KERNEL_OF(kGemvThreads, gemv_blocks(kType, kRows)) gemv(td_op o, Step s) {
   constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth, kEach = kGated ? kOut / 2 : kOut;
   Target t = kGated ? whole(o) : target(o, kGemvThreads / 32 * kOut);
   Part p = part(o, t, s, block_y()), q = p;

@@ -41,6 +41,13 @@
 
 constexpr unsigned kAll = 0xffffffffu;
 
+// kArch is the architecture that code is compiled for, 90 for 9.0; 0 for hosts.
+#ifdef __CUDA_ARCH__
+enum { kArch = __CUDA_ARCH__ / 10 };
+#else
+enum { kArch = 0 };
+#endif
+
 struct alignas(16) Vec4 {
   uint32_t v[4];
 };

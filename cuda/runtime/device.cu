@@ -266,6 +266,9 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   d->by_slices = d->only_slices || (draws && !strcmp(draws, "slices"));
   d->tried = Tried::read(getenv("TD_KERNELS"));
   bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal, false) && device::open(d->copies, ordinal, true);
+  bool ptx = false;
+  ok = ok && device::load(d->stream, ptx);
+  d->info.ptx = ptx;
   if (ok) device::describe(d->stream, ordinal, &d->info);
   ok = ok && d->stream.error.empty() && d->lay_step();
   if (ok) {

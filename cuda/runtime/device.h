@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "images.h"
+
 #ifdef TD_TWIN
 #include <cstdlib>
 #include <cstring>
@@ -127,18 +129,10 @@ struct Named {};
 
 namespace device {
 #ifdef TD_HOST
-// Image is the machine code of one source for one generation of GPUs.
-struct Image {
-  const void *code;
-  int32_t source;      // its number
-  int32_t capability;  // 80 for 8.0, which also runs on 8.6
-  int32_t exact;       // 1: it runs on no other capability
-  int32_t reserved;
-};
-extern "C" const Image td_images[];  // by source, the best one last; the end has no code
+extern "C" const Image td_images[];
 
-// find returns a kernel of td_images for the stream's device, or null after an error. type is as in
-// Kernel.
+// find returns a kernel that load has loaded for the stream's device, or null after an error. type
+// is as in Kernel.
 const void *find(Stream &s, const char *type, const char *name);
 
 // Kernel is a kernel of td_images.

@@ -13,42 +13,68 @@
 namespace device {
 
 #ifdef TD_HOST
-// load returns the libraries of td_images that run on a capability, one of each source.
-inline std::vector<cudaLibrary_t> load(Stream &s, int capability) {
-  std::vector<cudaLibrary_t> all;
-  for (const Image *i = td_images; i->code; i++) {
-    const Image *best = nullptr;
-    int source = i->source;
-    for (;; i++) {
-      bool fits = i->capability == capability || (!i->exact && i->capability / 10 == capability / 10 && i->capability < capability);
-      if (fits) best = i;
-      if (!i[1].code || i[1].source != source) break;
-    }
-    cudaLibrary_t made = nullptr;
-    if (!best) return {};
-    if (!s.ok(cudaLibraryLoadData(&made, best->code, nullptr, nullptr, 0, nullptr, nullptr, 0), "loading kernels")) return {};
-    all.push_back(made);
+// Loaded are the kernels of td_images for one capability, by mangled name.
+struct Loaded {
+  std::vector<cudaLibrary_t> libraries;
+  std::map<std::string, cudaKernel_t> kernels;
+  bool ptx = false;  // the driver has compiled them
+};
+inline std::mutex loading;
+inline std::map<int, Loaded> loaded;  // by capability, while loading is locked
+
+inline bool load_images(Stream &s, Loaded &to) {
+  Loaded made;
+  std::vector<const Image *> chosen = best(td_images, s.capability);
+  if (chosen.empty()) s.error = no_code(td_images, s.capability);
+  for (const Image *i : chosen) {
+    cudaLibrary_t library = nullptr;
+    if (!s.ok(cudaLibraryLoadData(&library, i->code, nullptr, nullptr, 0, nullptr, nullptr, 0), "loading kernels")) break;
+    made.libraries.push_back(library);
+    made.ptx |= i->ptx;
+    for (const char *name = i->kernels; *name; name += strlen(name) + 1)
+      if (!s.ok(cudaLibraryGetKernel(&made.kernels[name], library, name), name)) break;
   }
-  return all;
+  if (s.error.empty()) {
+    to = std::move(made);
+    return true;
+  }
+  for (cudaLibrary_t l : made.libraries) (void)cudaLibraryUnload(l);
+  return false;
+}
+
+// load loads all kernels on the stream's device. Otherwise the driver would load each at its first
+// launch, which delays a step and may fail a recording. load returns whether the device runs the
+// kernels, and sets ptx if the driver has compiled them.
+inline bool load(Stream &s, bool &ptx) {
+  std::lock_guard<std::mutex> lock(loading);
+  Loaded &all = loaded[s.capability];
+  if (all.libraries.empty() && !load_images(s, all)) return false;
+  ptx = all.ptx;
+  for (auto &[name, kernel] : all.kernels) {
+    cudaFuncAttributes attributes;
+    if (!s.ok(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void *>(kernel)), name.c_str())) return false;
+  }
+  return true;
 }
 
 const void *find(Stream &s, const char *type, const char *name) {
-  static std::mutex mutex;
-  static std::map<int, std::vector<cudaLibrary_t>> libraries;               // by capability
   static std::map<std::pair<int, const char *>, cudaKernel_t> known;  // by capability and type
-  std::lock_guard<std::mutex> lock(mutex);
+  std::lock_guard<std::mutex> lock(loading);
   cudaKernel_t &kernel = known[{s.capability, type}];
-  if (kernel) return reinterpret_cast<const void *>(kernel);
-  std::vector<cudaLibrary_t> &all = libraries[s.capability];
-  if (all.empty()) all = load(s, s.capability);
-  constexpr size_t kBefore = sizeof("5NamedIXadL") - 1, kAfter = sizeof("EEE") - 1;
-  std::string mangled(type + kBefore, strlen(type) - kBefore - kAfter);
-  for (cudaLibrary_t l : all)
-    if (cudaLibraryGetKernel(&kernel, l, mangled.c_str()) == cudaSuccess) return reinterpret_cast<const void *>(kernel);
-  (void)cudaGetLastError();
-  kernel = nullptr;
-  if (s.error.empty()) s.error = std::string(name) + ": no machine code for compute capability " + std::to_string(s.capability);
-  return nullptr;
+  if (!kernel) {
+    constexpr size_t kBefore = sizeof("5NamedIXadL") - 1, kAfter = sizeof("EEE") - 1;
+    auto &all = loaded[s.capability].kernels;
+    if (auto at = all.find(std::string(type + kBefore, strlen(type) - kBefore - kAfter)); at != all.end()) kernel = at->second;
+    else if (s.error.empty()) s.error = std::string(name) + ": not among the kernels of the object";
+  }
+  return reinterpret_cast<const void *>(kernel);
+}
+#else
+// load returns whether the device runs the kernels, whose oldest code is of capability 8.0.
+inline bool load(Stream &s, bool &) {
+  constexpr Image oldest[] = {{"", "", 0, 80, 0, 0}, {}};
+  if (s.capability < oldest->capability && s.error.empty()) s.error = no_code(oldest, s.capability) + " and later";
+  return s.error.empty();
 }
 #endif
 
@@ -57,6 +83,8 @@ inline int count(std::string &error) {
   cudaError_t e = cudaGetDeviceCount(&n);
   if (e == cudaSuccess) return n;
   error = cudaGetErrorString(e);
+  if (e == cudaErrorInsufficientDriver)
+    error += std::string(": CUDA ") + std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10) + " needs driver " + (CUDART_VERSION < 13000 ? "R525" : "R580") + " or newer";
   return -1;
 }
 

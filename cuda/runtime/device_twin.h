@@ -13,6 +13,16 @@ inline bool open(Stream &, int, bool) {
   late = seed ? strtoull(seed, nullptr, 10) : 0;
   return true;
 }
+// load chooses code for the capability of TANDEM_TWIN_CAPABILITY, as a GPU does, which tests set.
+inline bool load(Stream &s, bool &ptx) {
+  constexpr Image all[] = {{"", "", 0, 80, 0, 0}, {"", "", 0, 80, 0, 1}, {"", "", 0, 89, 0, 0}, {"", "", 0, 90, 1, 0}, {}};
+  const char *text = getenv("TANDEM_TWIN_CAPABILITY");
+  int capability = text ? atoi(text) : 80;
+  std::vector<const Image *> chosen = best(all, capability);
+  if (chosen.empty()) s.error = no_code(all, capability);
+  else ptx = chosen[0]->ptx;
+  return !chosen.empty();
+}
 inline bool use(Stream &, int) { return true; }
 inline void close(Stream &) {}
 

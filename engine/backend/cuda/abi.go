@@ -84,6 +84,7 @@ type info struct {
 	processors  int32
 	twin        int32
 	tried       int32
+	ptx         int32
 	name        [128]byte
 }
 

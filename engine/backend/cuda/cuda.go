@@ -173,7 +173,9 @@ func (kv *kvStore) group(layer int) *backend.KVGroup {
 // Device describes a device for Probe.
 type Device struct {
 	Name        string
-	Total, Free int64 // bytes of memory
+	Total, Free int64  // bytes of memory
+	Capability  string // compute capability, as in 9.0
+	PTX         bool   // the driver has compiled the kernels, which have no machine code for it
 }
 
 // Probe opens a device, reads its description and closes it.
@@ -182,7 +184,10 @@ func Probe(library string, number int) (Device, error) {
 	if err != nil {
 		return Device{}, err
 	}
-	d := Device{Name: c.Name(), Total: c.info.total, Free: c.info.free}
+	d := Device{
+		Name: c.Name(), Total: c.info.total, Free: c.info.free,
+		Capability: fmt.Sprintf("%d.%d", c.info.capability/10, c.info.capability%10), PTX: c.info.ptx != 0,
+	}
 	return d, c.Close()
 }
 
