@@ -25,9 +25,9 @@ typedef uint64_t td_address; // on the device; 0: none
 // Kernels of TD_KERNELS. Those below TD_TRIED_BITS change bits of results.
 enum {
   TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16, TD_TRIED_CHUNK = 32, TD_TRIED_CHUNK16 = 64,
-  TD_TRIED_MOE = 128,
+  TD_TRIED_MOE = 128, TD_TRIED_PAIRS = 1024,
   TD_TRIED_BITS = 1 << 16,
-  TD_TRIED_ARRIVALS = 1 << 16
+  TD_TRIED_ARRIVALS = 1 << 16, TD_TRIED_HALVES = 1 << 18
 };
 
 typedef struct {
@@ -231,6 +231,11 @@ typedef struct {
   int32_t act, from;
   int32_t slots;         // for experts: slots per row; 0: 1
   int32_t top_k, experts, normalize, direct;
+  // Of TD_NORM, TD_ATTENTION, TD_GATED_ACT and TD_LINEAR with act: the number of operations up to the
+  // last one that reads dst, if only products without a table read it, no other product precedes
+  // that one, and a later operation writes dst; else 0. With TD_TRIED_HALVES, dst is not written if
+  // cuBLASLt computes all of them: they read the result in bf16. td_run starts all of them with it.
+  int32_t halves;
   float scale;
   float cap;             // of TD_ATTENTION: scores become cap tanh(score / cap); 0: not bounded.
                          // of TD_ANGLES: growth over positions of from each; 0: none

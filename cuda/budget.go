@@ -45,7 +45,7 @@ var loopBudgets = map[string]int{
 	"gemv<1,1,0,0>": 23, "gemv<1,1,1,0>": 23, "gemv<1,1,0,1>": 29, "gemv<1,1,1,1>": 29,
 	"gemv": 96, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205,
 	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_tiles": 92, "attend_tiles<128,2>": 145, "attend_tiles<128,1>": 118, "attend_tiles<64,2>": 210, "attend_tiles<64,1>": 175, "attend_join": 46,
-	"norm": 36, "head_norm": 34, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
+	"norm": 36, "norm<1>": 48, "head_norm": 34, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
 	"route": 40, "route_groups": 145, "route_few": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72, "delta_mix": 75,
 	"rule": 172, "sample": 390, "logprobs": 390, "weigh": 390, "edge": 510,
 }

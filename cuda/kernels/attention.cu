@@ -31,7 +31,8 @@ static void run_mma(const Run &r, const td_op &o) {
   if (!r.tried.attention || !run_split_attention(r, o, chunked)) run_decode<kDim>(r, o, chunked);
 }
 
-void run_attention(const Run &r, const td_op &o) {
+void run_attention(const Run &r, const td_op &given) {
+  td_op o = r.halved(given);
   if (o.type == TD_BF16 && o.v_at != 0 && o.cap == 0) {
     switch (o.dim) {
       case 64: return run_mma<64>(r, o);

@@ -256,7 +256,7 @@ TD_KERNEL(kMmaThreads) attend_join(td_op o, Step s, int row_from, int chunked, c
   for (int d = thread_id(); d < dim; d += kMmaThreads) {
     float sum = 0;
     for (int p = from; p < to; p++) sum += mine[p * (dim + 2) + d] * exp2_fast(mine[p * (dim + 2) + dim] - best);
-    at<float>(o.dst)[(int64_t(row) * o.heads + head) * dim + d] = sum / total;
+    put_result(o, (int64_t(row) * o.heads + head) * dim + d, sum / total);
   }
 }
 
@@ -347,12 +347,9 @@ TD_DEVICE void chunk_span(ChunkMemory<kDim> &m, const td_op &o, const Step &s, i
       sum.total[r] = sum.total[r] * by + exp2_fast(sink - best);
     }
     by /= sum.total[r];
-    float *to = at<float>(o.dst) + (int64_t(row + at_row) * o.heads + head) * kDim + two;
+    int64_t to = (int64_t(row + at_row) * o.heads + head) * kDim + two;
 #pragma unroll
-    for (int i = 0; i < kDim / 8; i++) {
-      to[i * 8] = out[i][2 * r] * by;
-      to[i * 8 + 1] = out[i][2 * r + 1] * by;
-    }
+    for (int i = 0; i < kDim / 8; i++) put_two(o, to + i * 8, out[i][2 * r] * by, out[i][2 * r + 1] * by);
   }
 }
 

@@ -60,6 +60,6 @@ TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     int d = tid + j * kPlainThreads;
-    if (d < o.k) at<float>(o.dst)[int64_t(row) * o.n + head * o.k + d] = out[j] / total * (scaled ? at<const float>(o.bias)[kv_head] : 1);
+    if (d < o.k) put_result(o, int64_t(row) * o.n + head * o.k + d, out[j] / total * (scaled ? at<const float>(o.bias)[kv_head] : 1));
   }
 }

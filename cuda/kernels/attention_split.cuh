@@ -161,10 +161,10 @@ TD_DEVICE void split_part(SplitMemory<kDim> &m, const td_op &o, const Context &c
     for (int i = 0; i < 2; i++) sums[g * S::kSlice + n * 8 + two + i] = out[n][i] + out[n][i + 2];
 }
 
-// split_join adds parts [p0, p1) of the heads in order, and the sink. mine are the parts of the
-// first head.
+// split_join adds parts [p0, p1) of the heads in order, and the sink. The sums are numbers to and
+// following of the result. mine are the parts of the first head.
 template <int kDim>
-TD_DEVICE void split_join(SplitMemory<kDim> &m, const td_op &o, const float *mine, float *dst, int p0, int p1, int head, int heads) {
+TD_DEVICE void split_join(SplitMemory<kDim> &m, const td_op &o, const float *mine, int64_t to, int p0, int p1, int head, int heads) {
   float *factor = reinterpret_cast<float *>(m.kv);  // [heads, kParts]
   int lane = lane_id(), p = p0 + lane;
   for (int h = thread_id() / 32; h < heads; h += kMmaWarps) {
@@ -181,7 +181,7 @@ TD_DEVICE void split_join(SplitMemory<kDim> &m, const td_op &o, const float *min
     float sum = 0;
 #pragma unroll 8
     for (int j = 0; j < p1 - p0; j++) sum = fuse(from[int64_t(j) * (kDim + 2)], factor[h * kParts + j], sum);
-    dst[i] = sum;
+    put_result(o, to + i, sum);
   }
 }
 
@@ -208,7 +208,7 @@ TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int 
   split_queries<S::kSlice>(q, at<const float>(o.a) + (int64_t(row) * o.heads + head) * kDim + slice * S::kSlice, o.scale * kLog2E, kDim, heads);
   int64_t lane_at = (int64_t(kv_head) * o.block_tokens * kDim + slice * S::kSlice + lane / kChunks * kDim + lane % kChunks * 8) * 2;
   float *mine = parts + (int64_t(block_x()) * o.heads + head) * kParts * (kDim + 2);
-  float *dst = at<float>(o.dst) + (int64_t(row) * o.heads + head) * kDim;
+  int64_t result = (int64_t(row) * o.heads + head) * kDim;
   for (int part = p0 + block_z(); part < p1; part += grid_z()) {
     int from = part * size, to = from + size < c.end ? from + size : c.end;
     split_part<kDim>(m, o, c, q, from > c.first ? from : c.first, to, lane_at);
@@ -236,11 +236,11 @@ TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int 
       }
       float sink = o.extra ? at<const float>(o.extra)[head + h] * kLog2E : -INFINITY, all = fmaxf(best, sink);
       float by = exp2_fast(best - all);
-      dst[i] = sum * by / fuse(total, by, exp2_fast(sink - all));
+      put_result(o, result + i, sum * by / fuse(total, by, exp2_fast(sink - all)));
     }
     sync();  // the sums have been read
   }
   if (p1 - p0 == 1) return;
   int blocks = p1 - p0 < grid_z() ? p1 - p0 : grid_z();
-  if (last_block(arrived + int64_t(block_x()) * (o.kv_heads * packs) + block_y(), blocks, &m.last)) split_join<kDim>(m, o, mine, dst, p0, p1, head, heads);
+  if (last_block(arrived + int64_t(block_x()) * (o.kv_heads * packs) + block_y(), blocks, &m.last)) split_join<kDim>(m, o, mine, result, p0, p1, head, heads);
 }

@@ -214,9 +214,9 @@ TD_DEVICE void tiles_span(TilesMemory<kDim> &m, const td_op &o, const Step &s, i
     float sink = o.extra ? at<const float>(o.extra)[head] * kLog2E : -INFINITY, all = fmaxf(sink, most[r]);
     float by = exp2_fast(most[r] - all);
     by /= fuse(total[r], by, exp2_fast(sink - all));
-    float *to = at<float>(o.dst) + (int64_t(row + at_row) * o.heads + head) * kDim + slice * S::kSlice + two;
+    int64_t to = (int64_t(row + at_row) * o.heads + head) * kDim + slice * S::kSlice + two;
 #pragma unroll
-    for (int i = 0; i < S::kSlice / 8; i++) *reinterpret_cast<Float2 *>(to + i * 8) = {{out[i][2 * r] * by, out[i][2 * r + 1] * by}};
+    for (int i = 0; i < S::kSlice / 8; i++) put_two(o, to + i * 8, out[i][2 * r] * by, out[i][2 * r + 1] * by);
   }
 }
 

@@ -38,6 +38,17 @@ TD_HOST_DEVICE T *at(td_address a) {
   return reinterpret_cast<T *>(a);
 }
 
+// put_result stores number i of an operation's result. put_two stores numbers i and i + 1, for even
+// i. halves of an operation that a kernel gets is 1 if dst is bf16, else 0.
+TD_DEVICE void put_result(const td_op &o, int64_t i, float v) {
+  if (o.halves) at<uint16_t>(o.dst)[i] = uint16_t(bf16_pack(v, 0));
+  else at<float>(o.dst)[i] = v;
+}
+TD_DEVICE void put_two(const td_op &o, int64_t i, float x, float y) {
+  if (o.halves) at<uint32_t>(o.dst)[i / 2] = bf16_pack(x, y);
+  else *reinterpret_cast<Float2 *>(at<float>(o.dst) + i) = {{x, y}};
+}
+
 // order_of returns the choices by their slots, which route_few stores after the slots by choices.
 TD_DEVICE int32_t *order_of(const td_op &o, const Step &s) {
   return at<int32_t>(o.slot) + int64_t(o.outputs ? s.outputs : s.tokens) * o.top_k;

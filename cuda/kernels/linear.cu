@@ -74,13 +74,23 @@ static const uint16_t *wide(const Run &r, const td_op &o) {
   }
 }
 
-// run_blas narrows the activations, unless the previous operation has, stores the bias in
-// the output, and calls cuBLASLt to add the product.
-static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p) {
-  int64_t in = int64_t(rows) * o.k, out = int64_t(rows) * o.n;
+// run_narrow converts a product's activations to bf16, unless a previous operation has.
+static void run_narrow(const Run &r, const td_op &o, int rows) {
+  int64_t in = int64_t(rows) * o.k;
   if (r.narrowed != o.a) TD_LAUNCH(r.stream, int((in / 2 + 255) / 256), 1, 1, 256, 0, narrow, o, r.step, r.blas->narrowed, in);
   r.narrowed = o.a;
+}
+
+// run_spread stores a product's bias, if any, in its result.
+static void run_spread(const Run &r, const td_op &o, int rows) {
+  int64_t out = int64_t(rows) * o.n;
   if (o.bias) TD_LAUNCH(r.stream, int((out + 255) / 256), 1, 1, 256, 0, spread, o, out);
+}
+
+// run_blas calls cuBLASLt to add a product to its bias.
+static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p) {
+  run_narrow(r, o, rows);
+  run_spread(r, o, rows);
   Stream *s = &r.stream;
   Blas *b = r.blas;
   const uint16_t *x = b->narrowed, *w = wide(r, o);  // reallocated when a larger plan is recorded
@@ -93,16 +103,43 @@ static void run_blas(const Run &r, const td_op &o, int rows, blaslt::Product *p)
   });
 }
 
+// run_pair calls cuBLASLt once for a gate and the matrix that it gates. Distances are positive: the
+// first product has the lower matrix and the lower result. So run_pair may exchange the places of
+// the two results, which only the activation reads.
+static void run_pair(const Run &r, td_op &o, int rows, blaslt::Product *p) {
+  if ((o.dst > o.more[0].dst) != (o.w > o.more[0].w)) std::swap(o.dst, o.more[0].dst);
+  run_narrow(r, o, rows);
+  td_op first = alone(o, 0), second = alone(o, 1);
+  if (first.w > second.w) std::swap(first, second);
+  run_spread(r, first, rows);
+  run_spread(r, second, rows);
+  Stream *s = &r.stream;
+  Blas *b = r.blas;
+  const uint16_t *x = b->narrowed;
+  device_call(r.stream, [s, b, p, first, second, x](void *stream) {
+    float one = 1, beta = first.bias ? 1 : 0;
+    float *dst = at<float>(first.dst);
+    int64_t w_to = int64_t(second.w - first.w) / 2, dst_to = int64_t(second.dst - first.dst) / 4;
+    int status = blaslt::distances(b->library, *p, w_to, dst_to);
+    if (!status) status = b->library.matmul(b->handle, p->desc, &one, at<void>(first.w), p->w, x, p->x, &beta, dst, p->dst, dst, p->dst, &p->chosen.algorithm,
+                                            b->workspace, size_t(kBlasWorkspace), stream);
+    if (status && s->error.empty()) s->error = "cublasLtMatmul of two matrices: status " + std::to_string(status);
+  });
+}
+
 // run_gated computes a gate, the matrix that it gates, and the activation of both, one after the
 // other.
 static void run_gated(const Run &r, const td_op &o) {
   td_op products = o, act = o;
+  int rows = r.rows(o);
   products.act = 0;
-  run_linear(r, products);
+  blaslt::Product *pair = r.blas && r.tried.pairs && pairs(o) && blas_fits(o, rows, r.blas->fewest) ? r.blas->find(rows, o.n, o.k, 2) : nullptr;
+  if (pair) run_pair(r, products, rows, pair);
+  else run_linear(r, products);
   act.kind = TD_GATED_ACT;
   act.act = o.act - 1;
-  act.a = o.dst;
-  act.b = o.more[0].dst;
+  act.a = products.dst;
+  act.b = products.more[0].dst;
   run_rows(r, act);
 }
 

@@ -57,6 +57,9 @@ struct alignas(16) Float4 {
 struct alignas(8) Float2 {
   float v[2];
 };
+struct alignas(8) Vec2 {
+  uint32_t v[2];
+};
 
 TD_HOST_DEVICE float bits_float(uint32_t u) {
 #if defined(__CUDA_ARCH__)

@@ -7,7 +7,8 @@ static void run_norm(const Run &r, const td_op &o) {
   TD_LAUNCH(r.stream, r.rows(o), 1, 1, kNormThreads, 64, norm_whole<kFours>, o, r.step);
 }
 
-void run_rows(const Run &r, const td_op &o) {
+void run_rows(const Run &r, const td_op &given) {
+  td_op o = r.halved(given);
   int rows = r.rows(o);
   switch (o.kind) {
     case TD_EMBED: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, embed, o, r.step); break;
@@ -20,8 +21,10 @@ void run_rows(const Run &r, const td_op &o) {
         else if (each <= 2) run_norm<2>(r, o);
         else if (each <= 4) run_norm<4>(r, o);
         else run_norm<8>(r, o);
+      } else if (o.halves) {
+        TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm<1>, o, r.step);
       } else {
-        TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm, o, r.step);
+        TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm<0>, o, r.step);
       }
       break;
     case TD_ANGLES: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, angles, o, r.step); break;
@@ -37,10 +40,9 @@ void run_rows(const Run &r, const td_op &o) {
       break;
     }
     default: {
-      td_op op = o;
-      if (o.kind == TD_UNPACK) op.k = rows;  // a has space for all rows, whether live or not
+      if (o.kind == TD_UNPACK) o.k = rows;  // a has space for all rows, whether live or not
       int64_t n = int64_t(rows) * o.n;
-      TD_LAUNCH(r.stream, int((n + kRowThreads - 1) / kRowThreads), 1, 1, kRowThreads, 0, flat, op, r.step);
+      TD_LAUNCH(r.stream, int((n + kRowThreads - 1) / kRowThreads), 1, 1, kRowThreads, 0, flat, o, r.step);
     }
   }
 }

@@ -14,12 +14,14 @@ TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
     dst[i] = here ? element(at<const char>(o.w), o.type, o.scales, o.from, o.n, id, i) : 0;
 }
 
-// norm processes whole rows: first a += b if there is b, then dst = norm(a)·w.
+// norm processes whole rows: first a += b if there is b, then dst = norm(a)·w. With kHalves 1, dst
+// is bf16.
+template <int kHalves>
 TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
   float *scratch = reinterpret_cast<float *>(shared_memory());
   int row = block_x(), n = o.n;
   if (row >= live(s, o)) return;
-  float *x = at<float>(o.a) + int64_t(row) * n, *dst = at<float>(o.dst) + int64_t(row) * n;
+  float *x = at<float>(o.a) + int64_t(row) * n;
   const float *add = o.b ? at<const float>(o.b) + int64_t(row) * n : nullptr, *w = at<const float>(o.w);
   float sum = 0;
   for (int i = thread_id(); i < n; i += kRowThreads) {
@@ -28,7 +30,11 @@ TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
     sum += v * v;
   }
   float inverse = 1 / sqrtf(block_sum<kRowThreads>(sum, scratch) / n + o.scale);
-  for (int i = thread_id(); i < n; i += kRowThreads) dst[i] = x[i] * inverse * (w ? w[i] : 1);
+  for (int i = thread_id(); i < n; i += kRowThreads) {
+    float v = x[i] * inverse * (w ? w[i] : 1);
+    if constexpr (kHalves) at<uint16_t>(o.dst)[int64_t(row) * n + i] = uint16_t(bf16_pack(v, 0));
+    else at<float>(o.dst)[int64_t(row) * n + i] = v;
+  }
 }
 
 constexpr int kNormThreads = 512;
@@ -47,7 +53,7 @@ TD_KERNEL(kNormThreads) norm_whole(td_op o, Step s) {
     by[j] = w && i < fours ? w[i] : Float4{{1, 1, 1, 1}};
   }
   if (row >= live(s, o)) return;
-  Float4 *x = at<Float4>(o.a) + int64_t(row) * fours, *dst = at<Float4>(o.dst) + int64_t(row) * fours;
+  Float4 *x = at<Float4>(o.a) + int64_t(row) * fours;
   float sum = 0;
 #pragma unroll
   for (int j = 0; j < kFours; j++) {
@@ -71,7 +77,10 @@ TD_KERNEL(kNormThreads) norm_whole(td_op o, Step s) {
     int i = thread_id() + j * kNormThreads;
 #pragma unroll
     for (int e = 0; e < 4; e++) v[j].v[e] = v[j].v[e] * inverse * by[j].v[e];
-    if (i < fours) dst[i] = v[j];
+    if (i >= fours) continue;
+    int64_t to = int64_t(row) * fours + i;
+    if (o.halves) at<Vec2>(o.dst)[to] = {{bf16_pack(v[j].v[0], v[j].v[1]), bf16_pack(v[j].v[2], v[j].v[3])}};
+    else at<Float4>(o.dst)[to] = v[j];
   }
 }
 
@@ -221,7 +230,7 @@ TD_KERNEL(kRowThreads) flat(td_op o, Step s) {
   float *dst = at<float>(o.dst);
   const float *a = at<const float>(o.a), *b = at<const float>(o.b);
   switch (o.kind) {
-    case TD_GATED_ACT: dst[i] = activate(o.act, a[i], b[i]); break;
+    case TD_GATED_ACT: put_result(o, i, activate(o.act, a[i], b[i])); break;
     case TD_ADD: dst[i] = (a[i] + (b ? b[i] : 0)) * o.scale * (o.w ? at<const float>(o.w)[0] : 1); break;
     case TD_SOFTCAP: dst[i] = o.scale * tanhf(a[i] / o.scale); break;
     case TD_GATE: dst[i] = a[i] / (1 + expf(-b[i / (o.n / o.heads)])); break;

@@ -177,19 +177,40 @@ struct td_device {
         if (!blas->widened) return false;
         blas->widest = need;
       }
-      bool known = false;
-      for (auto &q : blas->products) known = known || (q.rows == rows && q.out == o.n && q.in == o.k);
-      if (known) continue;
-      blas->products.reserve(kBlasProducts);  // plans point to them
-      if (int(blas->products.size()) == kBlasProducts) return true;
-      blaslt::Product made{};
-      made.rows = rows;
-      made.out = o.n;
-      made.in = o.k;
-      blaslt::make(blas->library, blas->handle, made, size_t(kBlasWorkspace));
-      blas->products.push_back(made);
+      know(rows, o.n, o.k, 1);
     }
+    for (const td_op &o : p.ops)
+      if (int rows = r.rows(o); tried.pairs && pairs(o) && blas_fits(o, rows, blas->fewest)) know(rows, o.n, o.k, 2);
     return true;
+  }
+
+  // know requests an algorithm for a shape that is not known.
+  void know(int rows, int out, int in, int matrices) {
+    for (auto &q : blas->products)
+      if (q.rows == rows && q.out == out && q.in == in && q.matrices == matrices) return;
+    blas->products.reserve(kBlasProducts);  // plans point to them
+    if (int(blas->products.size()) == kBlasProducts) return;
+    blaslt::Product made{};
+    made.rows = rows;
+    made.out = out;
+    made.in = in;
+    made.matrices = matrices;
+    blaslt::make(blas->library, blas->handle, made, size_t(kBlasWorkspace));
+    blas->products.push_back(made);
+  }
+
+  // halves reports whether cuBLASLt computes all products that read the result of operation i, so
+  // that the result may be bf16.
+  bool halves(const Run &r, const td_plan &p, int i) const {
+    const td_op &o = p.ops[size_t(i)];
+    if (!blas || !tried.halves) return false;
+    for (int j = i + 1; j <= i + o.halves; j++)
+      for (int m = 0; m < 3; m++) {
+        td_op one = alone(p.ops[size_t(j)], m);
+        if (one.kind != TD_LINEAR || one.a != o.dst || one.n == 0) continue;
+        if (int rows = r.rows(one); !blas_fits(one, rows, blas->fewest) || !blas->find(rows, one.n, one.k)) return false;
+      }
+    return o.halves > 0;
   }
 
   // slice allocates the memory for a plan's draws by slices. All plans draw from the same logits.
@@ -209,9 +230,10 @@ struct td_device {
     Run r{stream, on_device, tokens, outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, only_slices, tried, arrived, alone};
     for (int i = from; i < to; i++) {
       const td_op &o = p->ops[size_t(i)];
-      run_op(r, o);
       if (o.dst == r.narrowed || o.more[0].dst == r.narrowed || o.more[1].dst == r.narrowed || (o.b == r.narrowed && o.kind == TD_LINEAR)) r.narrowed = 0;
       if (o.a == r.narrowed && (o.kind == TD_PLACE || (o.kind == TD_NORM && o.b))) r.narrowed = 0;
+      r.halves = halves(r, *p, i);
+      run_op(r, o);
     }
   }
 

@@ -29,7 +29,7 @@ inline void close(Stream &) {}
 inline void *alloc(Stream &s, int64_t n) {
   void *p = n < kTwinMemory ? aligned_alloc(256, size_t(n + 255) / 256 * 256) : nullptr;
   if (!p) s.refused = "cudaMalloc: out of memory";
-  else if (n < 64 << 20) memset(p, 0xff, size_t(n));  // large blocks are not initialized
+  else if (n < 32 << 20) memset(p, 0xff, size_t(n));  // large blocks are not initialized
   return p;
 }
 inline void release(void *p) { free(p); }

@@ -28,10 +28,10 @@ struct Blas {
   uint16_t *widened = nullptr;   // a matrix of a narrower type, in bf16
   int64_t widest = 0;            // capacity of widened, in numbers
 
-  // find returns the product of a shape, or null if cuBLASLt has none.
-  blaslt::Product *find(int rows, int out, int in) {
+  // find returns the product of a shape with one matrix or two, or null if cuBLASLt has none.
+  blaslt::Product *find(int rows, int out, int in, int matrices = 1) {
     for (auto &p : products)
-      if (p.rows == rows && p.out == out && p.in == in) return p.usable ? &p : nullptr;
+      if (p.rows == rows && p.out == out && p.in == in && p.matrices == matrices) return p.usable ? &p : nullptr;
     return nullptr;
   }
 };
@@ -42,6 +42,9 @@ inline bool blas_fits(const td_op &o, int rows, int fewest) {
   bool narrow = !o.outputs && (o.type == TD_FP8 || o.type == TD_INT8 || o.type == TD_INT4);
   return o.kind == TD_LINEAR && (o.type == TD_BF16 || narrow) && !o.table && o.slots <= 1 && rows >= fewest && o.k % 8 == 0 && o.n % 8 == 0;
 }
+
+// pairs reports whether cuBLASLt may compute a gate and the matrix that it gates by one call.
+inline bool pairs(const td_op &o) { return o.act && o.type == TD_BF16 && o.more[0].n == o.n && !o.bias == !o.more[0].bias; }
 
 // alone returns matrix i of the joined ones; n is 0 if there is none.
 inline td_op alone(const td_op &o, int i) {
@@ -70,15 +73,17 @@ struct Tried {
   bool chunk16 = false;    // the same with queries and weights rounded to bf16
   bool moe = false;        // choices and sums of experts fused with their neighbours, for few rows
   bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
+  bool halves = false;     // results that only cuBLASLt reads are written in bf16, which it would round them to
+  bool pairs = false;      // cuBLASLt computes a gate and the matrix that it gates by one call
 
   // bits returns which kernels are used, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS; }
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs")};
   }
 };
 
@@ -100,8 +105,21 @@ struct Run {
   int *arrived;     // [kArrivals], 0 between launches
   int alone = -1;   // rows of Step::alone in this step; -1: not known
   mutable td_address narrowed = 0;  // the activations that blas->narrowed holds
+  bool halves = false;              // of the operation that is launched: see td_op
 
   int rows(const td_op &o) const { return (o.outputs ? outputs : tokens) * (o.slots > 0 ? o.slots : 1); }
+
+  // halved returns an operation as its kernel gets it. If halves is true, its result goes to
+  // blas->narrowed in bf16. Rows that are not live keep the numbers that are there, which no live
+  // row is computed from.
+  td_op halved(const td_op &o) const {
+    td_op to = o;
+    to.halves = halves;
+    if (!halves) return to;
+    to.dst = reinterpret_cast<td_address>(blas->narrowed);
+    narrowed = o.dst;
+    return to;
+  }
 };
 
 void run_op(const Run &r, const td_op &o);

@@ -14,6 +14,8 @@ struct Layout {
   int type;
   uint64_t rows, cols;
   int64_t stride;
+  int32_t batch;
+  int64_t next;  // from one matrix of a batch to the next
 };
 struct Preference {
   uint64_t workspace;
@@ -62,7 +64,14 @@ API int cublasLtMatmulDescSetAttribute(void *d, int attribute, const void *v, si
   memcpy(&static_cast<Desc *>(d)->transposed, v, 4);
   return kOk;
 }
-API int cublasLtMatrixLayoutCreate(void **l, int type, uint64_t rows, uint64_t cols, int64_t stride) { return made(l, Layout{type, rows, cols, stride}); }
+API int cublasLtMatrixLayoutCreate(void **l, int type, uint64_t rows, uint64_t cols, int64_t stride) { return made(l, Layout{type, rows, cols, stride, 1, 0}); }
+API int cublasLtMatrixLayoutSetAttribute(void *l, int attribute, const void *v, size_t n) {
+  auto *to = static_cast<Layout *>(l);
+  if (attribute == 5 && n == 4) memcpy(&to->batch, v, 4);
+  else if (attribute == 6 && n == 8) memcpy(&to->next, v, 8);
+  else return kInvalid;
+  return kOk;
+}
 API int cublasLtMatrixLayoutDestroy(void *l) { return gone<Layout>(l); }
 API int cublasLtMatmulPreferenceCreate(void **p) { return made(p, Preference{0}); }
 API int cublasLtMatmulPreferenceDestroy(void *p) { return gone<Preference>(p); }
@@ -76,11 +85,14 @@ API int cublasLtMatmulAlgoGetHeuristic(void *, void *d, void *a, void *b, void *
   auto *w = static_cast<Layout *>(a), *x = static_cast<Layout *>(b), *dst = static_cast<Layout *>(to);
   *got = 0;
   if (wanted < 1 || desc->compute != 68 || desc->scale != 0 || desc->transposed != 1 || w->type != 14 || x->type != 14 || dst->type != 0 || w->rows != x->rows ||
-      dst->rows != w->cols || dst->cols != x->cols || w->stride % 8 || !static_cast<Preference *>(p)->workspace)
+      dst->rows != w->cols || dst->cols != x->cols || w->stride % 8 || !static_cast<Preference *>(p)->workspace || w->batch != x->batch || w->batch != dst->batch)
     return kInvalid;
+  // With TANDEM_STUB_LT_BATCH there are algorithms for batches of as many only.
+  if (const char *batch = getenv("TANDEM_STUB_LT_BATCH"); batch && atoi(batch) != w->batch) return kInvalid;
   *all = Heuristic{};
   all->algorithm.data[0] = kMagic;
   all->algorithm.data[1] = x->cols;
+  all->algorithm.data[2] = uint64_t(w->batch);
   all->workspace = 4096;
   *got = 1;
   return kOk;
@@ -88,14 +100,17 @@ API int cublasLtMatmulAlgoGetHeuristic(void *, void *d, void *a, void *b, void *
 API int cublasLtMatmul(void *, void *, const void *alpha, const void *a, void *al, const void *b, void *bl, const void *beta, const void *, void *, void *d, void *dl,
                        const Algorithm *algorithm, void *workspace, size_t bytes, void *) {
   auto *w = static_cast<Layout *>(al), *x = static_cast<Layout *>(bl), *dst = static_cast<Layout *>(dl);
-  if (algorithm->data[0] != kMagic || algorithm->data[1] != x->cols || bytes < 4096) return kInvalid;
+  if (algorithm->data[0] != kMagic || algorithm->data[1] != x->cols || algorithm->data[2] != uint64_t(w->batch) || bytes < 4096) return kInvalid;
+  if (w->batch > 1 && (w->next <= 0 || dst->next <= 0 || w->next % 8 || dst->next % 4)) return kInvalid;
   memset(workspace, 0xff, 4096);  // exposes callers that keep data there
   float one = *static_cast<const float *>(alpha), old = *static_cast<const float *>(beta);
-  for (uint64_t row = 0; row < dst->cols; row++)
-    for (uint64_t out = 0; out < dst->rows; out++) {
-      float sum = 0, &to = static_cast<float *>(d)[row * uint64_t(dst->stride) + out];
-      const uint16_t *from = static_cast<const uint16_t *>(a) + out * uint64_t(w->stride), *in = static_cast<const uint16_t *>(b) + row * uint64_t(x->stride);
-      for (uint64_t i = 0; i < w->rows; i++) sum += widen(from + i) * widen(in + i);
+  auto rows = int64_t(dst->cols), outs = int64_t(dst->rows);
+  for (int64_t nth = 0; nth < w->batch; nth++)
+    for (int64_t i = 0; i < rows * outs; i++) {
+      int64_t row = i / outs, out = i % outs;
+      float sum = 0, &to = static_cast<float *>(d)[nth * dst->next + row * dst->stride + out];
+      const uint16_t *from = static_cast<const uint16_t *>(a) + nth * w->next + out * w->stride, *in = static_cast<const uint16_t *>(b) + nth * x->next + row * x->stride;
+      for (uint64_t j = 0; j < w->rows; j++) sum += widen(from + j) * widen(in + j);
       to = one * sum + (old != 0 ? old * to : 0);
     }
   return kOk;

@@ -22,14 +22,15 @@ const (
 
 // TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_MOE: choices of
 // experts and, with TD_TRIED_MXFP4, their sums are fused with their neighbours. TD_TRIED_ARRIVALS:
-// steps run while KV arrives that they do not use. Switches below TD_TRIED_BITS change bits of
-// results.
+// steps run while KV arrives that they do not use. TD_TRIED_HALVES: what only cuBLASLt reads is
+// written in bf16. Switches below TD_TRIED_BITS change bits of results.
 const (
 	triedFused    = 4
 	triedMXFP4    = 16
 	triedMoE      = 128
 	triedBits     = 1 << 16
 	triedArrivals = 1 << 16
+	triedHalves   = 1 << 18
 )
 
 // address is memory of the device; 0 is none.
@@ -159,6 +160,7 @@ type op struct {
 	act, from                          int32
 	slots                              int32
 	topK, experts, normalize, direct   int32
+	halves                             int32
 	scale, cap                         float32
 	dst, a, b, w, bias, extra          address
 	kv                                 address

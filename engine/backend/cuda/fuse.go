@@ -265,3 +265,42 @@ func nextUse(rest []op, b address) use {
 
 // unread reports whether no operation reads a buffer before it is written.
 func unread(rest []op, b address) bool { return nextUse(rest, b) != useRead }
+
+// halve sets op.halves of the results that the device may keep in bf16. They share one place. The
+// host may read a buffer that no later operation writes, so that such a buffer stays fp32.
+func halve(ops []op, marks []stop) {
+	last := 0 // of the operations that read the previous such result
+	for i := range ops {
+		o := &ops[i]
+		whole := o.kind == opNorm && o.dim == o.n || o.kind == opAttention || o.kind == opGatedAct || o.kind == opLinear && o.act > 0 && o.table == 0
+		if !whole || i < last {
+			continue
+		}
+		n := products(ops[i+1:], o.dst)
+		if slices.ContainsFunc(marks, func(m stop) bool { return i < m.at && m.at <= i+n }) {
+			continue // the place does not outlive a part of a step
+		}
+		o.halves, last = int32(n), i+n
+	}
+}
+
+// products returns the number of operations up to the last one that reads a buffer before it is
+// written. It returns 0 if other operations than products read the buffer, if another product is in
+// between, or if no operation writes it.
+func products(rest []op, b address) int {
+	last, other := 0, false
+	for i, o := range rest {
+		switch product := o.kind == opLinear && o.table == 0; {
+		case product && o.a == b && !other:
+			last = i + 1
+		case o.a == b || o.b == b || o.extra == b || o.more[0].dst == b || o.more[1].dst == b:
+			return 0
+		case o.dst == b && (product || o.kind == opNorm || o.kind == opAttention || o.kind == opGatedAct):
+			return last
+		case o.dst == b:
+			return 0
+		}
+		other = other || o.kind == opLinear && o.a != b
+	}
+	return 0
+}

@@ -234,6 +234,9 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 		if c.info.tried&triedFused != 0 && key.Tokens == 1 && !c.opts.Deterministic {
 			p.ops, p.marks = fuseRow(p.ops, p.marks)
 		}
+		if c.info.tried&triedHalves != 0 {
+			halve(p.ops, p.marks)
+		}
 	}
 	ok := true
 	if p.eager, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, false); ok {
