@@ -46,7 +46,7 @@ var (
 	_ = [1]byte{}[C.TD_VERSION-version]
 	_ = [1]byte{}[C.TD_IN_CHUNK-inChunk+C.TD_CHUNK_ROWS-chunkRows+C.TD_CHUNK_LEAST-chunkLeast+C.TD_FEW-fewRows+C.TD_MOE_ROWS-moeRows]
 	_ = [1]byte{}[C.TD_ADAPT-int(opAdapt)]
-	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused+C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_BITS-triedBits]
+	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused+C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_INT4-triedINT4+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_BITS-triedBits]
 )
 
 // library is an opened shared object. It stays open, because what a GPU's driver started
