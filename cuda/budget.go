@@ -21,8 +21,8 @@ var budgets = map[string]int{
 	"gemv":          128,                       // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
 	"gemv<2,4,0,0>": 168, "gemv<2,4,1,0>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
 	"gemv<4,4,0,0>": 168, "gemv<4,4,1,0>": 168, "gemv<5,4,0,0>": 168, "gemv<5,4,1,0>": 168, // as above, of eight and four bits
-	"few_mxfp4": 128,
-	"gemm":      112, "gemm<1>": 120, // NVRTC 12.9 takes more than nvcc 13.0
+	"few_mxfp4": 128, "few_int4": 128,
+	"gemm": 112, "gemm<1>": 120, // NVRTC 12.9 takes more than nvcc 13.0
 	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: still 4 blocks of 128 threads
 	"split_sum": 44, "narrow": 32, "spread": 32, "widen": 48,
 
@@ -43,7 +43,7 @@ var laterBudgets = map[string]int{
 // measureCode counts them, with the same names and room as budgets.
 var loopBudgets = map[string]int{
 	"gemv<1,1,0,0>": 23, "gemv<1,1,1,0>": 23, "gemv<1,1,0,1>": 29, "gemv<1,1,1,1>": 29,
-	"gemv": 96, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205,
+	"gemv": 96, "gemv<4,1,0,0>": 53, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205, "few_int4": 166, "few_int4<0,8>": 206, "few_int4<1,8>": 206,
 	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_tiles": 92, "attend_tiles<128,2>": 145, "attend_tiles<128,1>": 118, "attend_tiles<64,2>": 210, "attend_tiles<64,1>": 175, "attend_join": 46,
 	"norm": 36, "norm<1>": 48, "head_norm": 34, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
 	"route": 40, "route_groups": 145, "route_few": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72, "delta_mix": 75,

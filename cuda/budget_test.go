@@ -63,7 +63,7 @@ func TestBudgets(t *testing.T) {
 // Instructions are counted, and those of an inner loop by what they read. Branches are encoded in one
 // way from 9.0 on, and in another before.
 func TestMeasureCode(t *testing.T) {
-	const reads, word, four = 0x7981, 4 << 9, 6 << 9
+	const reads, half, word, four = 0x7981, 2 << 9, 4 << 9, 6 << 9
 	loop := func(arch string, loads int, size uint64, body int) []byte {
 		var text []byte
 		add := func(low, high uint64) {
@@ -96,7 +96,7 @@ func TestMeasureCode(t *testing.T) {
 			size     uint64
 			body     int
 			n, perKB int
-		}{{8, word, 31, 42, 40}, {2, four, 7, 12, 10}, {16, word, 31, 50, 24}, {7, word, 9, 19, 0}} {
+		}{{8, word, 31, 42, 40}, {2, four, 7, 12, 10}, {16, word, 31, 50, 24}, {16, half, 31, 50, 48}, {7, word, 9, 19, 0}} {
 			if n, perKB := measureCode(loop(arch, c.loads, c.size, c.body), arch); n != c.n || perKB != c.perKB {
 				t.Errorf("%s, %d loads and %d others: %d instructions, %d per KB, want %d and %d", arch, c.loads, c.body, n, perKB, c.n, c.perKB)
 			}

@@ -80,7 +80,8 @@ func measureCode(text []byte, arch string) (instructions, perKB int) {
 		case opNop:
 			continue
 		case opLoad, opLoadShared:
-			size := 1 << max(0, int(high>>9&7)-2) // 4: a word
+			code := int(high >> 9 & 7)
+			size := 1 << max(code/2, code-2) // 0: a byte, 2: two, 4: a word
 			read[i+1] += 32 * size
 		case opBranch:
 			to := i + 1 + branch(low, high, arch)

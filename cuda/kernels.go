@@ -31,7 +31,7 @@ var ErrCompile = errors.New("cuda: does not compile")
 
 // sources are the sources of both objects; the twin also has those of simt/.
 var sources = []string{
-	"kernels/linear.cu", "kernels/few.cu", "kernels/attention.cu", "kernels/decode.cu", "kernels/tiles.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/delta.cu", "kernels/digest.cu", "runtime/device.cu",
+	"kernels/linear.cu", "kernels/few.cu", "kernels/int4.cu", "kernels/attention.cu", "kernels/decode.cu", "kernels/tiles.cu", "kernels/sample.cu", "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/delta.cu", "kernels/digest.cu", "runtime/device.cu",
 }
 
 // Targets are the architectures of the machine code; PTX of the first serves later ones.

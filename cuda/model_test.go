@@ -28,18 +28,21 @@ const (
 	fixed   = 10              // nodes of a step outside of its layers: embed, angles, rows, a norm, logits, four of a draw, finish
 )
 
-// shape is a model: sizes of a layer, of which experts are MXFP4 and everything else is bf16.
+// shape is a model: sizes of a layer. Experts are MXFP4 and everything else is bf16; with int4, the
+// matrices of layers are int4 and that of the vocabulary is int8.
 type shape struct {
 	name                                    string
 	layers, hidden, heads, kvHeads, headDim int
 	inner, experts, topK, vocab             int
+	int4                                    bool
 }
 
 var (
-	llama1B = shape{"Llama 1B", 16, 2048, 32, 8, 64, 8192, 0, 0, 128256}
-	llama8B = shape{"Llama 8B", 32, 4096, 32, 8, 128, 14336, 0, 0, 128256}
-	oss20B  = shape{"GPT-OSS 20B", 24, 2880, 64, 8, 64, 2880, 32, 4, 201088}
-	oss120B = shape{"GPT-OSS 120B", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088}
+	llama1B     = shape{"Llama 1B", 16, 2048, 32, 8, 64, 8192, 0, 0, 128256, false}
+	llama8B     = shape{"Llama 8B", 32, 4096, 32, 8, 128, 14336, 0, 0, 128256, false}
+	int4Llama8B = shape{"Llama 8B int4", 32, 4096, 32, 8, 128, 14336, 0, 0, 128256, true}
+	oss20B      = shape{"GPT-OSS 20B", 24, 2880, 64, 8, 64, 2880, 32, 4, 201088, false}
+	oss120B     = shape{"GPT-OSS 120B", 36, 2880, 64, 8, 64, 2880, 128, 4, 201088, false}
 )
 
 // attentionWeights, denseWeights and logitsWeights are numbers; expertBytes are of one row's experts.
@@ -64,20 +67,34 @@ type work struct {
 	nodes  int
 }
 
+// perByte are the bytes that a warp reads, with activations, for each byte of work: of gemv of one
+// row of int8, two groups of 16 numbers, their scales, and 16 activations.
+var perByte = map[string]float64{"gemv<4,1,0,0>": 100. / 36}
+
 func (w work) seconds() float64 {
 	t := w.bytes / bandwidth
-	if w.kernel != "" {
-		t = max(t, w.bytes/1024*float64(budgetOf(loopBudgets, w.kernel))/issue)
+	return max(t, w.instructions()) + float64(w.nodes)*node
+}
+
+// instructions is the time that its instructions take.
+func (w work) instructions() float64 {
+	if w.kernel == "" {
+		return 0
 	}
-	return t + float64(w.nodes)*node
+	return w.bytes * max(1, perByte[w.kernel]) / 1024 * float64(budgetOf(loopBudgets, w.kernel)) / issue
 }
 
 // decode returns a step of one row, by the kernels of TD_KERNELS=all and TD_DRAWS=slices.
 func (s *shape) decode(context int) []work {
 	l := float64(s.layers)
 	attention := fmt.Sprintf("attend_split<%d>", s.headDim)
+	size, product, gated := 2., "gemv<1,1,0,1>", "gemv<1,1,1,1>" // bytes of a weight
+	logits, vocab := 2., "gemv<1,1,0,0>"
+	if s.int4 {
+		size, product, gated, logits, vocab = 18./32, "few_int4", "few_int4", 34./32, "gemv<4,1,0,0>"
+	}
 	all := []work{
-		{"attention's matrices", 2 * l * s.attentionWeights(), "gemv<1,1,0,1>", 2 * s.layers},
+		{"attention's matrices", size * l * s.attentionWeights(), product, 2 * s.layers},
 		{"place and attention", l * s.kvBytes() * float64(context), attention, 2 * s.layers},
 	}
 	if s.experts > 0 {
@@ -86,9 +103,9 @@ func (s *shape) decode(context int) []work {
 		all = append(all, work{"router", 2 * l * s.denseWeights(), "gemv<1,1,0,0>", 3 * s.layers},
 			work{"experts", l * s.expertBytes(), "few_mxfp4", 2 * s.layers})
 	} else {
-		all = append(all, work{"MLP", 2 * l * s.denseWeights(), "gemv<1,1,1,1>", 2 * s.layers})
+		all = append(all, work{"MLP", size * l * s.denseWeights(), gated, 2 * s.layers})
 	}
-	return append(all, work{"logits", 2 * s.logitsWeights(), "gemv<1,1,0,0>", 0}, work{"other nodes", 0, "", fixed})
+	return append(all, work{"logits", logits * s.logitsWeights(), vocab, 0}, work{"other nodes", 0, "", fixed})
 }
 
 // launches are of a layer with cuBLASLt: seven products, place, attention, two norms, an activation
@@ -178,12 +195,12 @@ func TestModelPage(t *testing.T) {
 			t.Logf("%s: %.0f tok/s are predicted, %.0f are aimed at", name, speed, aim)
 		}
 	}
-	aims := map[string]float64{llama1B.name: 1000, llama8B.name: 245, oss20B.name: 400, oss120B.name: 300}
-	most := map[string]int{llama1B.name: 106, llama8B.name: 202, oss20B.name: 226, oss120B.name: 334}
+	aims := map[string]float64{llama1B.name: 1000, llama8B.name: 245, int4Llama8B.name: 600, oss20B.name: 400, oss120B.name: 300}
+	most := map[string]int{llama1B.name: 106, llama8B.name: 202, int4Llama8B.name: 202, oss20B.name: 226, oss120B.name: 334}
 	if n := 4 * budgetOf(loopBudgets, "attend_tiles<128,2>"); n > 700 {
 		t.Errorf("attend_tiles takes %d instructions for 16 rows, 32 positions and 128 columns, at most 700 are aimed at", n)
 	}
-	shapes := []*shape{&llama1B, &llama8B, &oss20B, &oss120B}
+	shapes := []*shape{&llama1B, &llama8B, &int4Llama8B, &oss20B, &oss120B}
 	for _, s := range shapes {
 		seconds, nodes := total(s.decode(100))
 		row(s.name+", one row", 1/seconds, aims[s.name], fmt.Sprint(nodes))
@@ -219,7 +236,7 @@ func TestModelPage(t *testing.T) {
 	for _, s := range shapes {
 		for _, w := range s.decode(100) {
 			by := "bandwidth"
-			if w.kernel != "" && w.bytes/1024*float64(budgetOf(loopBudgets, w.kernel))/issue > w.bytes/bandwidth {
+			if w.instructions() > w.bytes/bandwidth {
 				by = "instructions"
 			}
 			if float64(w.nodes)*node > w.bytes/bandwidth {

@@ -29,9 +29,11 @@ static void run_gemvs(const Run &r, const td_op &o, int rows, int spans) {
   else run_gemv<kType, 4>(r, o, spans);
 }
 
-// run_fused launches a product of one bf16 row that is normed, added to dst, or both.
+// run_fused launches a product of one row of bf16, or int4, that is normed, added to dst, or both.
 static void run_fused(const Run &r, const td_op &o) {
-  if (o.type != TD_BF16 || r.rows(o) > 1 || o.table || o.k % 8) {
+  if (r.tried.int4 && r.rows(o) == 1 && int4_fits(o, 1)) {
+    run_int4(r, o, 1, 1);
+  } else if (o.type != TD_BF16 || r.rows(o) > 1 || o.table || o.k % 8) {
     if (r.stream.error.empty()) r.stream.error = "a norm or a sum within a product that does not support it";
   } else if (!o.normalize) {
     run_gemv<TD_BF16, 1>(r, o, 1);
@@ -168,6 +170,7 @@ void run_linear(const Run &r, const td_op &o) {
   }
   bool few = each <= kGemvRows && !r.one_order;
   if (r.tried.mxfp4 && few && few_fits(o, each)) return run_few(r, o, spans);
+  if (r.tried.int4 && !r.one_order && int4_fits(o, each)) return run_int4(r, o, each, spans);
   if (o.direct || o.b) {
     if (r.stream.error.empty()) r.stream.error = "rows or a sum of experts within a product that does not support it";
     return;

@@ -95,6 +95,7 @@ TD_DEVICE uint32_t bf16_round(float f) {
 TD_DEVICE uint32_t bf16_pack(float low, float high) { return bf16_round(low) | bf16_round(high) << 16; }
 
 TD_DEVICE uint32_t bf16_times(uint32_t a, uint32_t b) { return bf16_pack(bf16_low(a) * bf16_low(b), bf16_high(a) * bf16_high(b)); }
+TD_DEVICE uint32_t bf16_fuse(uint32_t a, uint32_t b, uint32_t c) { return bf16_pack(bf16_low(a) * bf16_low(b) + bf16_low(c), bf16_high(a) * bf16_high(b) + bf16_high(c)); }  // with two roundings
 
 TD_DEVICE int thread_id() { return simt::thread(); }
 TD_DEVICE int lane_id() { return simt::lane(); }
@@ -247,6 +248,8 @@ template <int kNewest>
 void copy_wait(TD_SITE) { simt::copy_wait(kNewest, site); }
 
 TD_DEVICE Vec4 load_once(const Vec4 *p) { return *p; }
+TD_DEVICE uint32_t load_short(const uint16_t *p) { return *p; }
+TD_DEVICE uint32_t pick(uint32_t a, uint32_t mask, uint32_t more) { return (a & mask) | more; }
 TD_DEVICE float exp2_fast(float x) { return exp2f(x); }
 TD_DEVICE float fuse(float a, float b, float c) { return a * b + c; }  // with two roundings
 TD_DEVICE int atomic_add(int *p, int v) { int old = *p; *p += v; return old; }
@@ -278,12 +281,15 @@ TD_DEVICE uint32_t bf16_pack(float low, float high) {
   return r;
 }
 
-// bf16_times multiplies two numbers by two. Unlike mul.bf16x2, fma.bf16x2 exists before 9.0.
-TD_DEVICE uint32_t bf16_times(uint32_t a, uint32_t b) {
+// bf16_fuse returns a·b + c, of two numbers each.
+TD_DEVICE uint32_t bf16_fuse(uint32_t a, uint32_t b, uint32_t c) {
   uint32_t r;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
+
+// bf16_times multiplies two numbers by two. Unlike mul.bf16x2, fma.bf16x2 exists before 9.0.
+TD_DEVICE uint32_t bf16_times(uint32_t a, uint32_t b) { return bf16_fuse(a, b, 0x80008000u); }
 
 TD_DEVICE int thread_id() { return threadIdx.x; }
 TD_DEVICE int lane_id() { return threadIdx.x & 31; }
@@ -360,6 +366,18 @@ static __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait
 TD_DEVICE Vec4 load_once(const Vec4 *p) {
   Vec4 r;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3]) : "l"(p));
+  return r;
+}
+// load_short reads a number of weights' scales.
+TD_DEVICE uint32_t load_short(const uint16_t *p) {
+  uint16_t r;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
+  return r;
+}
+// pick returns a & mask | more by one instruction. The compiler takes two for two constants.
+TD_DEVICE uint32_t pick(uint32_t a, uint32_t mask, uint32_t more) {
+  uint32_t r;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(r) : "r"(a), "r"(mask), "r"(more));
   return r;
 }
 TD_DEVICE float exp2_fast(float x) {

@@ -298,7 +298,7 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
     for (auto &s : d->staging) s = d->pinned(kStaging);
     ok = d->workspace && d->staging[0] && d->staging[1];
     d->info.tried = d->tried.bits();
-    if (ok && (d->tried.attention || d->tried.moe)) {
+    if (ok && (d->tried.attention || d->tried.moe || d->tried.int4)) {
       std::vector<char> zeros(sizeof(int) * kArrivals);
       d->arrived = static_cast<int *>(d->alloc(int64_t(zeros.size())));
       ok = d->arrived && td_upload(d, reinterpret_cast<td_address>(d->arrived), zeros.data(), int64_t(zeros.size()));

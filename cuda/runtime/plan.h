@@ -67,6 +67,7 @@ struct Tried {
   bool fused = false;      // norms and residuals within products of one row
   bool blas = false;       // cuBLASLt from kBlasFewRows on
   bool mxfp4 = false;      // products of one or two rows with MXFP4 matrices by few_mxfp4
+  bool int4 = false;       // products of up to eight rows with int4 matrices by few_int4
   bool live = false;       // steps without a graph launch as many rows as they have, not as their plan may have
   bool arrivals = false;   // steps run while KV arrives that they do not use
   bool chunk = false;      // attention of chunks by attend_tiles, with 16 bits of queries' and weights' fractions
@@ -77,13 +78,13 @@ struct Tried {
   bool pairs = false;      // cuBLASLt computes a gate and the matrix that it gates by one call
 
   // bits returns which kernels are used, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS; }
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | int4 * TD_TRIED_INT4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("int4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs")};
   }
 };
 
@@ -139,6 +140,10 @@ void run_attention(const Run &r, const td_op &o);
 // run_few computes products of few rows of a matrix, for which few_fits returns true.
 void run_few(const Run &r, const td_op &o, int spans);
 bool few_fits(const td_op &o, int rows);
+// run_int4 computes products of rows with an int4 matrix, or of rows of each expert on average, for
+// which int4_fits returns true.
+void run_int4(const Run &r, const td_op &o, int rows, int spans);
+bool int4_fits(const td_op &o, int rows);
 // run_split_attention processes rows of no chunk if chunked, else all rows. run_tiles processes the
 // rows of chunks. Both return false for shapes that they do not support.
 bool run_split_attention(const Run &r, const td_op &o, bool chunked);

@@ -20,14 +20,16 @@ const (
 	deltaWidest = 512
 )
 
-// TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_MOE: choices of
-// experts and, with TD_TRIED_MXFP4, their sums are fused with their neighbours. TD_TRIED_ARRIVALS:
-// steps run while KV arrives that they do not use. TD_TRIED_HALVES: what only cuBLASLt reads is
-// written in bf16. Switches below TD_TRIED_BITS change bits of results.
+// TD_TRIED_FUSED: norms and residuals are fused with products of one row, with TD_TRIED_INT4 also
+// with int4 matrices. TD_TRIED_MOE: choices of experts and, with TD_TRIED_MXFP4, their sums are
+// fused with their neighbours. TD_TRIED_ARRIVALS: steps run while KV arrives that they do not use.
+// TD_TRIED_HALVES: what only cuBLASLt reads is written in bf16. Switches below TD_TRIED_BITS change
+// bits of results.
 const (
 	triedFused    = 4
 	triedMXFP4    = 16
 	triedMoE      = 128
+	triedINT4     = 256
 	triedBits     = 1 << 16
 	triedArrivals = 1 << 16
 	triedHalves   = 1 << 18

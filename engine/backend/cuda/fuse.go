@@ -160,10 +160,11 @@ func fuseAdapts(ops, _ []op) (op, int) {
 
 // fuseRow fuses a residual with the product before it, and a norm with the product after it, in a
 // plan of one row. The product then reads what the norm would have read. A buffer that no later
-// operation writes keeps its number, because the host may read it after the step.
-func fuseRow(ops []op, marks []stop) ([]op, []stop) {
+// operation writes keeps its number, because the host may read it after the step. int4 reports
+// whether products with int4 matrices are computed by few_int4.
+func fuseRow(ops []op, marks []stop, int4 bool) ([]op, []stop) {
 	product := func(o op) bool {
-		return o.kind == opLinear && o.dtype == typeBF16 && o.table == 0 && o.k%8 == 0
+		return o.kind == opLinear && o.table == 0 && (o.dtype == typeBF16 && o.k%8 == 0 || int4 && o.dtype == typeINT4 && o.k%4 == 0)
 	}
 	for i := 0; i+1 < len(ops); i++ {
 		marked := slices.ContainsFunc(marks, func(m stop) bool { return m.at == i+1 })

@@ -66,11 +66,13 @@ func TestFuseRow(t *testing.T) {
 		rows, each int
 		kernels    string
 		variant    string
+		as         model.Quantization
 	}{
-		{"../../builtin/model", 1, 6, "fused", "-tried4-"}, {"../../builtin/model", 2, 8, "fused", "-tried4-"},
-		{"../../model/testdata/gpt-oss-mxfp4", 1, 13, "fused", "-tried4-"}, {"../../model/testdata/gpt-oss-mxfp4", 1, 12, "fused,moe", "-tried132-"},
-		{"../../model/testdata/gpt-oss-mxfp4", 1, 10, "fused,moe,mxfp4", "-tried148-"}, {"../../model/testdata/gpt-oss-mxfp4", 2, 10, "fused,moe,mxfp4", "-tried148-"},
-		{"../../model/testdata/gpt-oss-mxfp4", 16, 13, "fused,moe,mxfp4", "-tried148-"},
+		{"../../builtin/model", 1, 6, "fused", "-tried4-", 0}, {"../../builtin/model", 2, 8, "fused", "-tried4-", 0},
+		{"../../builtin/model", 1, 8, "fused", "-tried4-", model.INT4}, {"../../builtin/model", 1, 6, "fused,int4", "-tried260-", model.INT4},
+		{"../../model/testdata/gpt-oss-mxfp4", 1, 13, "fused", "-tried4-", 0}, {"../../model/testdata/gpt-oss-mxfp4", 1, 12, "fused,moe", "-tried132-", 0},
+		{"../../model/testdata/gpt-oss-mxfp4", 1, 10, "fused,moe,mxfp4", "-tried148-", 0}, {"../../model/testdata/gpt-oss-mxfp4", 2, 10, "fused,moe,mxfp4", "-tried148-", 0},
+		{"../../model/testdata/gpt-oss-mxfp4", 16, 13, "fused,moe,mxfp4", "-tried148-", 0},
 	} {
 		t.Setenv("TD_KERNELS", c.kernels)
 		src, err := model.OpenDir(c.dir)
@@ -79,7 +81,7 @@ func TestFuseRow(t *testing.T) {
 		}
 		t.Cleanup(func() { src.Close() })
 		dev := openGPU(t, Options{Limits: modelLimits, Eager: true})
-		if _, err := sit(t, src, dev, backend.F32).Capture(c.rows, nil); err != nil {
+		if _, err := sitAs(t, src, dev, backend.F32, model.Options{Quantization: c.as}).Capture(c.rows, nil); err != nil {
 			t.Fatal(err)
 		}
 		p := dev.plans[backend.Key{Tokens: c.rows, Outputs: c.rows}]
@@ -116,7 +118,7 @@ func TestFuseMoE(t *testing.T) {
 	}
 	ops, marks = fuse(ops, marks)
 	ops, marks = fuseMoE(ops, marks, key, true)
-	ops, marks = fuseRow(ops, marks)
+	ops, marks = fuseRow(ops, marks, false)
 	want := []opKind{opAttention, opLinear, opNorm, opLinear, opRoute, opLinear, opLinear, opLinear, opPlace}
 	for i := range 2 {
 		got := ops[marks[i].at:marks[i+1].at]

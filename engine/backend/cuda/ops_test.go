@@ -175,6 +175,25 @@ func kernelCases() (all []kernelCase) {
 		})
 		all[len(all)-1].kernels = "mxfp4"
 	}
+	for _, rows := range []int{1, 2, 5} { // several blocks have parts of the columns of one matrix; many rows are copied in two pieces
+		add(fmt.Sprintf("linear/int4/%d/by int4", rows), rows, func(b *bench) func() {
+			const in, wide = 76, 2084
+			x, long := b.input(in, 1), b.input(wide, 1)
+			y, z, joined, gated, up := b.output(70), b.output(33), b.output(20), b.output(50), b.buf(50)
+			weight := func(out, in int) backend.Weight { return b.weight(backend.INT4, 1/math.Sqrt(float64(in)), out, in) }
+			w, v, j, wg, wu := weight(70, in), weight(33, wide), weight(20, wide), weight(50, wide), weight(50, wide)
+			bias := b.weight(backend.F32, 1, 70)
+			return func() {
+				b.Linear(y, x, w, bias)
+				b.Linear(z, long, v, backend.NoWeight)
+				b.Linear(joined, long, j, backend.NoWeight)
+				b.Linear(gated, long, wg, backend.NoWeight)
+				b.Linear(up, long, wu, backend.NoWeight)
+				b.GatedAct(gated, gated, up, backend.Act(2))
+			}
+		})
+		all[len(all)-1].kernels = "int4"
+	}
 	add("linear/odd", 9, func(b *bench) func() {
 		x, y, w := b.input(77, 1), b.output(50), b.weight(backend.BF16, 0.1, 50, 77)
 		return func() { b.Linear(y, x, w, backend.NoWeight) }
@@ -234,11 +253,10 @@ func kernelCases() (all []kernelCase) {
 		})
 		all[len(all)-1].kernels = "norm"
 	}
-	add("norms/fused", 1, func(b *bench) func() { // as a layer of Llama, of one row
-		const hidden, inner = 136, 88
+	fusedLayer := func(hidden, inner int, dt backend.DType, b *bench) func() { // as a layer of Llama, of one row
 		x, normed, delta, q, k := b.input(hidden, 2), b.buf(hidden), b.buf(hidden), b.output(72), b.output(24)
 		gate, up, y, sum, last := b.buf(inner), b.buf(inner), b.output(hidden), b.output(hidden), b.output(40)
-		weight := func(out, in int) backend.Weight { return b.weight(backend.BF16, 1/math.Sqrt(float64(in)), out, in) }
+		weight := func(out, in int) backend.Weight { return b.weight(dt, 1/math.Sqrt(float64(in)), out, in) }
 		wq, wk, wo, wg, wu, wd, wl := weight(72, hidden), weight(24, hidden), weight(hidden, 72), weight(inner, hidden), weight(inner, hidden), weight(hidden, inner), weight(40, hidden)
 		n, bias := b.weight(backend.BF16, 1, hidden), b.weight(backend.F32, 1, hidden)
 		return func() {
@@ -256,8 +274,11 @@ func kernelCases() (all []kernelCase) {
 			b.RMSNorm(y, x, n, 1e-5) // read by nothing that could norm it
 			b.Columns(sum, x, 0)
 		}
-	})
+	}
+	add("norms/fused", 1, func(b *bench) func() { return fusedLayer(136, 88, backend.BF16, b) })
 	all[len(all)-1].kernels = "fused"
+	add("norms/fused,int4", 1, func(b *bench) func() { return fusedLayer(1604, 76, backend.INT4, b) })
+	all[len(all)-1].kernels = "fused,int4"
 	add("activations", 6, func(b *bench) func() {
 		g, u, half := b.input(90, 3), b.input(90, 3), b.output(40)
 		outs := []backend.Buf{b.output(90), b.output(90), b.output(90)}
@@ -326,6 +347,7 @@ func kernelCases() (all []kernelCase) {
 		dt                backend.DType
 		sigmoid, normalze bool
 	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4/by mxfp4", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4", 5, 5, 2, backend.MXFP4, false, true},
+		{"one/by int4", 1, 7, 3, backend.INT4, false, true}, {"uneven/by int4", 5, 5, 2, backend.INT4, false, true},
 		{"one/by mxfp4,moe", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4,moe", 5, 5, 2, backend.MXFP4, false, false}, {"few/by moe", 8, 9, 3, backend.BF16, false, true}, {"groups/by moe", 7, 12, 3, backend.F32, true, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
 		add("moe/"+c.name, c.rows, func(b *bench) func() {
 			const hidden, inner = 64, 96
