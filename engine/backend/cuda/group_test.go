@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -103,6 +104,19 @@ func kvOf(t *testing.T, src *model.Source, s model.Shard) backend.KVSpec {
 	return spec
 }
 
+// over returns a talk with the same tokens over another KV store, of which it is sequence i.
+func (k *talk) over(spec backend.KVSpec, i int) *talk {
+	c := talk{tokens: slices.Clone(k.tokens), params: k.params}
+	for g := range spec.Groups {
+		table := make([]int32, modelLimits.Blocks)
+		for j := range table {
+			table[j] = int32((i*len(spec.Groups)+g)*modelLimits.Blocks + j)
+		}
+		c.tables = append(c.tables, table)
+	}
+	return &c
+}
+
 // Devices that meet by NCCL give one CPU's logits, with graphs and without.
 func TestRanks(t *testing.T) {
 	nccl := stubNCCL(t)
@@ -123,16 +137,22 @@ func TestRanks(t *testing.T) {
 				t.Fatal(err)
 			}
 			one := sit(t, src, dev, backend.F32)
-			spec := kvSpec(src, backend.F32)
-			rng := rand.New(rand.NewPCG(5, 6))
+			spec, theirSpec := kvSpec(src, backend.F32), kvOf(t, src, model.Shard{Ranks: c.ranks})
+			rng, again := rand.New(rand.NewPCG(5, 6)), rand.New(rand.NewPCG(5, 7))
 			talks := newTalks(rng, one.VocabSize(), spec)
+			var theirs []*talk
+			for i, k := range talks {
+				theirs = append(theirs, k.over(theirSpec, i))
+			}
+			rng = rand.New(rand.NewPCG(5, 7))
 			worst, rows := 0.0, 0
 			for range min(rounds, 4) {
 				step, who := load(rng, talks, spec)
+				their, they := load(again, theirs, theirSpec)
 				if len(step.Tokens) == 0 {
 					continue
 				}
-				if err := gpu.Step(step, nil); err != nil {
+				if err := gpu.Step(their, nil); err != nil {
 					t.Fatal(err)
 				}
 				got := gpu.Backend.Download(nil, gpu.Logits())
@@ -144,7 +164,7 @@ func TestRanks(t *testing.T) {
 				}
 				rows += len(step.Outputs)
 				for i, k := range who {
-					k.tokens = append(k.tokens, step.Sampled[i])
+					k.tokens, they[i].tokens = append(k.tokens, step.Sampled[i]), append(they[i].tokens, step.Sampled[i])
 				}
 			}
 			t.Logf("%d rows, the worst logit is off by %.2g", rows, worst)
