@@ -10,7 +10,7 @@ static void run_delta_of(const Run &r, const td_op &o) {
   constexpr size_t kShared = 2 * sizeof(float) * kDeltaStaged<kWidth> * kDeltaStride<kWidth>;
   int64_t items = int64_t(r.rows(o)) * o.heads * 3;
   TD_LAUNCH(r.stream, int((items + kEach - 1) / kEach), 1, 1, kMixThreads, 0, delta_mix, o, r.step, kWidth);
-  TD_LAUNCH(r.stream, (o.from + kColumns - 1) / kColumns, o.kv_heads, std::min(r.rows(o), int(r.step.seqs)), kDeltaThreads, kShared, delta<kLanes>, o, r.step);
+  TD_LAUNCH(r.stream, std::min(r.rows(o), int(r.step.seqs)), o.kv_heads, (o.from + kColumns - 1) / kColumns, kDeltaThreads, kShared, delta<kLanes>, o, r.step);
 }
 
 void run_delta(const Run &r, const td_op &o) {

@@ -130,11 +130,11 @@ TD_KERNEL_OF(kDeltaThreads, kLanes > 4 ? 3 : 4) delta(td_op o, Step s) {
   constexpr int kRows = kDeltaRows, kWidth = kLanes * kRows, kColumns = 32 / kLanes;  // columns of a warp
   constexpr int kStaged = kDeltaStaged<kWidth>, kStride = kDeltaStride<kWidth>, kPieces = kStride / 4;
   float *staged = reinterpret_cast<float *>(shared_memory());  // [2, kStaged, kStride]
-  int span = block_z(), head = block_y(), tid = thread_id(), lane = lane_id();
+  int span = block_x(), head = block_y(), tile = block_z(), tid = thread_id(), lane = lane_id();
   if (span >= s.counts[2]) return;
   int first = first_row(s, span), end = first_row(s, span + 1), start = s.positions[first];
   int group = o.kv_heads / o.heads, key = head / group, j = head % group;
-  int col = (block_x() * (kDeltaThreads / 32) + tid / 32) * kColumns + lane % kColumns, share = lane / kColumns;
+  int col = (tile * (kDeltaThreads / 32) + tid / 32) * kColumns + lane % kColumns, share = lane / kColumns;
   bool in = col < o.from;
   Delta d = delta_of(o, key);
   int64_t matrix = int64_t(kDeltaHistory) * d.wide + int64_t(j) * o.dim * o.from + col;
@@ -166,7 +166,7 @@ TD_KERNEL_OF(kDeltaThreads, kLanes > 4 ? 3 : 4) delta(td_op o, Step s) {
 #pragma unroll
         for (int i = 0; i < kDeltaHistory; i++) to[(position + kDeltaHistory - i) % kDeltaHistory * d.wide + inputs] = old[i];
     }
-    if (j > 0 || block_x() > 0) return;
+    if (j > 0 || tile > 0) return;
     for (int c = tid; c < 2 * o.dim; c += kDeltaThreads) {  // of the query and the key
       const float *x = at<const float>(o.a) + (c < o.dim ? key * o.dim + c : (o.heads + key - 1) * o.dim + c);
 #pragma unroll

@@ -101,7 +101,8 @@ type fleet struct {
 	reader  *kvtransfer.Reader
 	writer  *kvtransfer.Writer
 	client  *client
-	stop    []func() // in reverse
+	stop    []func()      // in reverse
+	timeout time.Duration // of a request
 }
 
 // newFleet starts a fleet on in-memory networks; newFleetOver moves KV over
@@ -152,7 +153,10 @@ type rdmaTCP struct {
 
 func newFleetOver(t testing.TB, kv kvtransfer.Network, dec engine.LoadOptions, pre *engine.LoadOptions) *fleet {
 	t.Helper()
-	f := &fleet{t: t, net: rpc.NewNetwork(), mem: kvtransfer.NewMem(), probes: &probes{by: make(map[uint64]map[int]uint64)}}
+	f := &fleet{t: t, net: rpc.NewNetwork(), mem: kvtransfer.NewMem(), probes: &probes{by: make(map[uint64]map[int]uint64)}, timeout: time.Minute}
+	if dec.CUDALibrary != "" { // whose host twin is slow
+		f.timeout = 5 * time.Minute
+	}
 	f.kvNet, f.kvAddr = kv, "127.0.0.1:0"
 	if kv == nil {
 		f.kvNet, f.kvAddr = f.mem, "decode-kv"

@@ -130,7 +130,7 @@ func (f *fleet) wait(t testing.TB, s *stream, g *nodepb.Generate) trace {
 	t.Helper()
 	select {
 	case <-s.done:
-	case <-time.After(60 * time.Second):
+	case <-time.After(f.timeout):
 		t.Fatalf("request %s did not end: %d tokens so far, %+v", g.RequestId, len(s.tokens), f.decEng.Stats())
 	}
 	cannot := ""
