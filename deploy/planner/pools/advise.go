@@ -227,7 +227,7 @@ func (a *advice) scenarios() error {
 	}
 	for _, s := range settings[1:] {
 		if s.MinRemote != settings[0].MinRemote && a.now.Prefill > 0 {
-			if text := fmt.Sprintf("min-remote-prefill-tokens=%d", s.MinRemote); !slices.Contains(list, text) {
+			if text := fmt.Sprintf("min-remote-prefill-tokens=%d", max(1, s.MinRemote)); !slices.Contains(list, text) {
 				list = append(list, text)
 			}
 		}
@@ -271,7 +271,7 @@ func (a *advice) scenarios() error {
 				add("fleet "+c.Size(), c)
 			}
 		case "min-remote-prefill-tokens":
-			if v, err = number(1, 1<<20); err == nil {
+			if v, err = number(1, maxMinRemote); err == nil {
 				c.MinRemote = int(v)
 				add(fmt.Sprintf("min-remote %d", c.MinRemote), c)
 			}
