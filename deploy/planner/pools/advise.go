@@ -80,6 +80,7 @@ type advice struct {
 type scenario struct {
 	planner.Row
 	why    string // it was not simulated; empty: it was
+	says   string // what was assumed; empty: nothing
 	events func(span, start time.Duration) []fleet.Event
 	takes  time.Duration // of the events; 0: they have no end
 	// replan has the least fleet for the changed load or node; nil: none was sought or found.
@@ -327,6 +328,11 @@ func (a *advice) loseZone(s *scenario, zones int) {
 		}
 		return
 	}
+	dies := count(decode, "decode node")
+	if prefill > 0 {
+		dies = count(prefill, "prefill node") + " and " + dies
+	}
+	s.says = fmt.Sprintf("%s: %s die, because nodes name no zones and are taken to be spread evenly.", s.Name, dies)
 	s.events = func(span, _ time.Duration) (list []fleet.Event) {
 		for i := range prefill + decode {
 			t := fleet.Target{Prefill: i < prefill, Node: i}
