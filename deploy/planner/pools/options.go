@@ -167,7 +167,7 @@ func (o *Options) check() error {
 	}
 	for _, n := range o.MinRemote {
 		if n < 0 || n > maxMinRemote {
-			return fmt.Errorf("%w: --min-remote-prefill-tokens %d: want 0 to %g", ErrOption, n, float64(maxMinRemote))
+			return fmt.Errorf("%w: --min-remote-prefill-tokens %d: want 0 to %d", ErrOption, n, maxMinRemote)
 		}
 	}
 	if o.JSON && (o.Up || o.Explain) || o.Up && o.Explain {
