@@ -1,6 +1,7 @@
 package profiler
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/common/expfmt"
@@ -103,6 +105,17 @@ func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 	}
 	p.Measured = profile.Origin{Seconds: round(time.Since(began).Seconds())}
 	return fitLive(&p, rows)
+}
+
+// CheckURLs returns an error for the first of the nodes' metrics that cannot be read now.
+func CheckURLs(ctx context.Context, urls []string) error {
+	errs := make([]error, len(urls))
+	var wg sync.WaitGroup
+	for i, url := range urls {
+		wg.Go(func() { _, errs[i] = readScrape(ctx, url) })
+	}
+	wg.Wait()
+	return cmp.Or(errs...)
 }
 
 // addRows adds the mean steps between two scrapes of a node. If any counter of a kind has shrunk,

@@ -241,6 +241,9 @@ func (a *adviser) record(ctx context.Context, ready []console.Node) error {
 			return fmt.Errorf("%w: --out %s: its folder does not exist: create it, or name another file", config.ErrValue, a.out)
 		}
 	}
+	if err := profiler.CheckURLs(ctx, urls); err != nil {
+		return fmt.Errorf("%w: %s, or leave --from out to take the step times of --profile", config.ErrValue, ofProfiler(err))
+	}
 	before, err := a.client.Counters(ctx)
 	if err != nil {
 		return err
@@ -310,10 +313,15 @@ func (a *adviser) counters(ready []console.Node) ([]string, error) {
 	return cli.MetricsURLs(from)
 }
 
+// ofProfiler returns the sentence of an error for the user.
+func ofProfiler(err error) string {
+	return strings.TrimPrefix(strings.TrimPrefix(err.Error(), profiler.ErrLive.Error()+": "), profiler.ErrOption.Error()+": ")
+}
+
 // fit takes the step times that were fitted to the nodes' counters, unless these do not give any.
 func (a *adviser) fit(r *profiler.Result, err error) {
 	if err != nil && !errors.Is(err, profiler.ErrFit) {
-		a.note("The step times are those of --profile, because the counters of the nodes give none: %s.", strings.TrimPrefix(err.Error(), profiler.ErrLive.Error()+": "))
+		a.note("The step times are those of --profile, because the counters of the nodes give none: %s.", ofProfiler(err))
 		return
 	}
 	if err := r.Profile.Check(); err != nil {

@@ -154,6 +154,8 @@ func TestAdviseRefuses(t *testing.T) {
 		"give at least 8 readings":                               append(p, "--from", "fleet", "--for", "3s"),
 		"the gateway names no metrics of nodes":                  append(p, "--from", "fleet", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),
 		"--from :::secretless: give a node's metrics":            append(p, "--from", "u:p@:::secretless", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),
+		"leave --from out to take the step times of --profile":   append(p, "--from", "127.0.0.1:1", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),
+		"--min-remote-prefill-tokens -1: want 0 to 1048576":      append(p, "--min-remote-prefill-tokens", "16,-1"),
 		"its folder does not exist":                              append(p, "--out", "/nowhere/t.jsonl", "--url", gatewayOf(t, oneOfEach, "")),
 		"start a cluster with `tandem up`":                       append(p, "--url", "http://u:p@127.0.0.1:1"),
 		"is not a gateway's address":                             append(p, "--url", "http://u:p@127.0.0.1:1?x"),

@@ -168,9 +168,10 @@ func (p *Profile) Basis() string {
 func CheckPools(prefill, decode *Profile) error {
 	a, b := &prefill.Model, &decode.Model
 	switch {
-	case a.Layers != b.Layers || a.KVBytes != b.KVBytes || a.Fingerprint != b.Fingerprint && a.Fingerprint != "" && b.Fingerprint != "":
-		return fmt.Errorf("%w: profile %s is of a model of %d layers with %g bytes of KV a token, and %s of %d with %g, or of other weights: give profiles of one model",
-			ErrProfile, prefill.Node.Name, a.Layers, a.KVBytes, decode.Node.Name, b.Layers, b.KVBytes)
+	case a.Layers != b.Layers || a.KVBytes != b.KVBytes:
+		return fmt.Errorf("%w: profile %s is of a model of %d layers with %.0f bytes of KV a token, and %s of %d with %.0f: give profiles of one model", ErrProfile, prefill.Node.Name, a.Layers, a.KVBytes, decode.Node.Name, b.Layers, b.KVBytes)
+	case a.Fingerprint != b.Fingerprint && a.Fingerprint != "" && b.Fingerprint != "":
+		return fmt.Errorf("%w: profile %s is of a model with weights %s, and %s of one with %s: give profiles of one model", ErrProfile, prefill.Node.Name, a.Fingerprint, decode.Node.Name, b.Fingerprint)
 	case prefill.Node.TP != decode.Node.TP:
 		return fmt.Errorf("%w: %s computes a model with %d GPUs and %s with %d: KV moves between nodes of one --tensor-parallel-size only, so give profiles of one", ErrProfile, prefill.Node.Name, prefill.Node.TP, decode.Node.Name, decode.Node.TP)
 	case a.Class != b.Class && a.Class != "" && b.Class != "":

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/tandem-serving/tandem/bench/report"
+	"github.com/tandem-serving/tandem/bench/sim"
+	"github.com/tandem-serving/tandem/bench/sim/fleet"
 	"github.com/tandem-serving/tandem/internal/regular"
 )
 
@@ -45,6 +47,22 @@ func (r *run) readMeasured() error {
 		return fmt.Errorf("%w: --compare %s: %w: %s", ErrOption, r.Compare, err, remedy)
 	}
 	return nil
+}
+
+// checkMeasured returns an error if the result that the simulation is compared with has none of its
+// figures, before a simulation that may take long. One request shows which figures there are.
+func (r *run) checkMeasured() error {
+	if r.Compare == "" {
+		return nil
+	}
+	o := r.fleet
+	o.Prefill, o.Decode, o.Events, o.Steps.Count = 0, 1, nil, nil
+	result, err := fleet.Run([]sim.Request{{Tokens: 1, Output: 3}}, o)
+	if err != nil {
+		return wrap(err)
+	}
+	_, err = r.compare(r.json(result, r.summarize(result)))
+	return err
 }
 
 // compare returns the figures that both results have.

@@ -45,7 +45,7 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// A file that is no result is refused in one sentence that names the remedy.
+// A file that is no result is refused before the simulation, in one sentence that names the remedy.
 func TestCompareRefuses(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"none": "", "empty.json": "", "list.json": "[1]", "other.json": `{"median_ttft_ms": "fast", "p90_ttft_ms": 3}`} {
@@ -56,7 +56,7 @@ func TestCompareRefuses(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		err := Run(&o, new(bytes.Buffer))
+		err := (&run{Options: &o}).prepare()
 		if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "--compare") || !strings.Contains(err.Error(), "--save-result") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -173,7 +173,10 @@ func (r *run) prepare() (err error) {
 	if err := r.readMeasured(); err != nil {
 		return err
 	}
-	return r.checkSize()
+	if err := r.checkSize(); err != nil {
+		return err
+	}
+	return r.checkMeasured()
 }
 
 // Bounds of a simulation's memory: about 100 bytes for each KV block, and about a kilobyte for each

@@ -228,6 +228,9 @@ func (r *run) totals(result *fleet.Result, s *report.Summary) []string {
 		}
 		lines = append(lines, line+fmt.Sprintf(" (step times: %s)", r.basis()))
 	}
+	if r.hourly() == 0 && r.Price != 0 {
+		lines = append(lines, "No price is known: give --price-per-hour, the US dollars for an hour of one node, or write node.price_per_hour in the profile")
+	}
 	return append(lines, fmt.Sprintf("Checks: %d schedulers and queues of nodes are consistent. Output hash %#016x", result.Checks, result.Digest()))
 }
 

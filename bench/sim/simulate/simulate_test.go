@@ -140,6 +140,14 @@ func TestMeasuredProfile(t *testing.T) {
 	if !strings.Contains(out, "Step times: measured. Decoding: all between points. Prompts: all by coefficients") || strings.Contains(out, "estimate") || strings.Contains(out, "Cost:") {
 		t.Error(out)
 	}
+	o.Price = -1
+	text = strings.Replace(text, "price_per_hour: 3.8, ", "", 1)
+	if err := os.WriteFile(o.Profile, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if without, _, _ := played(t, o); strings.Contains(out, "No price is known") || !strings.Contains(without, "No price is known: give --price-per-hour") || strings.Contains(without, "Cost:") {
+		t.Errorf("%s\n%s", out, without)
+	}
 	uses := result["step_times_decode"].(map[string]any)
 	if uses["points"].(float64) < 100 || uses["coefficients"] != 0.0 {
 		t.Error(uses)

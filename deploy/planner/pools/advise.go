@@ -80,6 +80,7 @@ type advice struct {
 type scenario struct {
 	planner.Row
 	why    string // it was not simulated; empty: it was
+	says   string // what was assumed; empty: nothing
 	events func(span, start time.Duration) []fleet.Event
 	takes  time.Duration // of the events; 0: they have no end
 	// replan has the least fleet for the changed load or node; nil: none was sought or found.
@@ -227,7 +228,7 @@ func (a *advice) scenarios() error {
 	}
 	for _, s := range settings[1:] {
 		if s.MinRemote != settings[0].MinRemote && a.now.Prefill > 0 {
-			if text := fmt.Sprintf("min-remote-prefill-tokens=%d", s.MinRemote); !slices.Contains(list, text) {
+			if text := fmt.Sprintf("min-remote-prefill-tokens=%d", max(1, s.MinRemote)); !slices.Contains(list, text) {
 				list = append(list, text)
 			}
 		}
@@ -271,7 +272,7 @@ func (a *advice) scenarios() error {
 				add("fleet "+c.Size(), c)
 			}
 		case "min-remote-prefill-tokens":
-			if v, err = number(1, 1<<20); err == nil {
+			if v, err = number(1, maxMinRemote); err == nil {
 				c.MinRemote = int(v)
 				add(fmt.Sprintf("min-remote %d", c.MinRemote), c)
 			}
@@ -327,6 +328,11 @@ func (a *advice) loseZone(s *scenario, zones int) {
 		}
 		return
 	}
+	dies := count(decode, "decode node")
+	if prefill > 0 {
+		dies = count(prefill, "prefill node") + " and " + dies
+	}
+	s.says = fmt.Sprintf("%s: %s die, because nodes name no zones and are taken to be spread evenly.", s.Name, dies)
 	s.events = func(span, _ time.Duration) (list []fleet.Event) {
 		for i := range prefill + decode {
 			t := fleet.Target{Prefill: i < prefill, Node: i}

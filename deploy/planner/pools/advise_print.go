@@ -303,6 +303,9 @@ func (a *advice) risk(s *scenario) (lines []string) {
 	case s.Name == "now":
 		return nil
 	}
+	if s.says != "" {
+		lines = append(lines, s.says)
+	}
 	if s.takes > 0 {
 		if load := a.whole[len(a.whole)-1].At; s.takes > load {
 			lines = append(lines, fmt.Sprintf("%s: it takes %v, and the load %v: only its beginning was simulated.", s.Name, s.takes.Round(time.Second), load.Round(time.Second)))

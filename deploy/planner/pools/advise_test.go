@@ -82,7 +82,7 @@ func TestAdviseSavings(t *testing.T) {
 		"With that fleet, at 1.2 times this load: TTFT p90", "It holds ", "All figures rest on an estimate",
 		"Predicted and measured", "TTFT p50", "+0 %", "ITL p99", "answer tokens/s", "rests on a prediction that agrees with the measurement",
 		"What to change, in this order", "Drain ", `curl -X POST -H "Authorization: Bearer $TANDEM_API_KEY" http://gw:8000/admin/drain/p1`, "helm upgrade tandem deploy/helm/tandem --reuse-values --set pools.prefill.", "tandem up --prefill ",
-		"What the fleet of now does if", "load × 2.5", "one of 3 zones fails", "upgrade, 2 nodes at a time", "min-remote 512", "only its beginning was simulated",
+		"What the fleet of now does if", "load × 2.5", "one of 3 zones fails", "upgrade, 2 nodes at a time", "min-remote 512", "one of 3 zones fails: 1 prefill node and 2 decode nodes die, because nodes name no zones", "only its beginning was simulated",
 		"Cost of the advised fleet", "What the figures rest on", "recorded from http://gw:8000, at 1.2 times its pace",
 	} {
 		i := strings.Index(text[at:], want)

@@ -165,6 +165,11 @@ func (o *Options) check() error {
 			return fmt.Errorf("%w: --max-num-batched-tokens %d: want at least the %d of --max-num-seqs, and at most %d", ErrOption, n, o.MaxSeqs, 1<<20)
 		}
 	}
+	for _, n := range o.MinRemote {
+		if n < 0 || n > maxMinRemote {
+			return fmt.Errorf("%w: --min-remote-prefill-tokens %d: want 0 to %d", ErrOption, n, maxMinRemote)
+		}
+	}
 	if o.JSON && (o.Up || o.Explain) || o.Up && o.Explain {
 		return fmt.Errorf("%w: of --json and --up and --explain only one can be printed: leave one", ErrOption)
 	}
@@ -174,8 +179,10 @@ func (o *Options) check() error {
 	return nil
 }
 
-// maxNodes and maxBudget bound --max-nodes and --budget.
+// Bounds of --max-nodes, --budget and --min-remote-prefill-tokens.
 const (
+	maxMinRemote = 1 << 20
+
 	maxNodes  = 10_000
 	maxBudget = 1e9
 )

@@ -110,7 +110,7 @@ func TestKinds(t *testing.T) {
 	o.Budget = 40_000
 	text := planned(t, o)
 	for _, want := range []string{
-		"prefill nodes of l40s:llama-8b (NVIDIA L40S) and ", "of h200:llama-8b (NVIDIA H200 SXM), 1 GPU each", "D l40s:llama-8b (prefill) and h200:llama-8b (decode)",
+		"prefill nodes of l40s:llama-8b (NVIDIA L40S) and ", "of h200:llama-8b (NVIDIA H200 SXM), 1 GPU each", "→ chosen",
 		"prefill and decode nodes of h200:llama-8b: ", "by pool: $", "prefill nodes at $1.00 and 2 decode nodes at $50.0 an hour: $", "2 nodes to spare: $51.00 an hour of it",
 		"Step times of h200:llama-8b: estimate ±25 %; $50.0 an hour", "Step times of l40s:llama-8b: estimate ±25 %; $1.00 an hour", "+ 2 · $50.0)",
 	} {

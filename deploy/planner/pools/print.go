@@ -291,8 +291,10 @@ func (r *run) cells(row *planner.Row) []string {
 	}
 	o := row.Outcome
 	size := row.Size()
-	if len(r.profiles) > 1 {
-		size += " " + r.profileOf(row.Fleet).title()
+	k := r.profileOf(row.Fleet)
+	chosen := k.prefill != nil && row.Node == r.plan.Fleet.Node // two names make long rows, and the plan has them
+	if len(r.profiles) > 1 && !chosen {
+		size += " " + k.title()
 	}
 	return []string{
 		row.Name, size, price, span(o.TTFT.P50), span(o.TTFT.P90), span(o.TTFT.P99), span(o.TPOT.P90), span(o.ITL.P99), fmt.Sprintf("%.1f %%", 100*o.Goodput),
