@@ -83,7 +83,7 @@ SOAK_FUZZ    ?= 60s
 SOAK_OPTIONS := $(if $(ONLY)$(RUN)$(filter-out 60,$(SOAK_MINUTES))$(filter-out 60s,$(SOAK_FUZZ)), with options)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cuda cuda-nvcc gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-grammar bench-gateway bench-kvtransfer bench-links gate sim-proof demo-report clients clients-lock lint fmt generate clean debian libfabric
+.PHONY: help build cuda cuda-nvcc gpu-tests gpu-pack gpu-test gpu-bench up observe prometheus release test-deploy deploy-chart deploy-packages deploy-proxies mmdebstrap test check soak bench bench-truth bench-guidellm bench-engine bench-models bench-grammar bench-gateway bench-kvtransfer bench-links gate sim-proof demo-report clients clients-lock lint fmt generate clean debian libfabric
 
 ##@ Run
 
@@ -254,6 +254,10 @@ bench-guidellm: build $(GUIDELLM)/installed ## the same with guidellm next to it
 bench-engine: ## the engine next to llama.cpp, which it builds from PyPI's source package (half an hour on two cores, and 8 GB of random weights); ARGS="-only int8" picks a row
 	bench/engine/llama.sh .cache/bench-engine/llama.cpp
 	$(PRIORITY) $(GO) run ./bench/engine $(ARGS)
+
+bench-models: ## GGUF files in the shapes of Qwen2.5-0.5B and Gemma-3-1B next to llama.cpp, as bench/results/models.md (the same build, 6 GB of random weights, then ten minutes)
+	bench/engine/llama.sh .cache/bench-engine/llama.cpp native
+	$(PRIORITY) $(GO) run ./bench/engine -models bench/results/models.md -peer .cache/bench-engine/llama.cpp/native $(ARGS)
 
 bench-kvtransfer: build $(KVPEERS)/installed libfabric ## KV transfer next to iperf3, C, memcpy, NIXL and Mooncake, as bench/results/kvtransfer.md; installs them (PyPI, some gigabytes)
 	@command -v iperf3 >/dev/null || $(call apt,iperf3)

@@ -88,7 +88,7 @@ func (s Shape) Tokenizer(dir string) error {
 		name := ""
 		if id < len(tokens) {
 			for _, b := range tokens[id] {
-				name += byteName(int(b))
+				name += ByteName(int(b))
 			}
 		}
 		if name == "" {
@@ -108,9 +108,9 @@ func (s Shape) Tokenizer(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "tokenizer.json"), text, 0o644)
 }
 
-// byteName returns the character of a byte in byte-level vocabularies: the byte itself if
+// ByteName returns the character of a byte in byte-level vocabularies: the byte itself if
 // it is printable, else the next one from U+0100 on (GPT-2).
-func byteName(b int) string {
+func ByteName(b int) string {
 	printed := func(c int) bool { return c >= '!' && c <= '~' || c >= 0xa1 && c <= 0xac || c >= 0xae && c <= 0xff }
 	if printed(b) {
 		return string(rune(b))

@@ -8,6 +8,9 @@
 // sides once, and a figure is the median of the rounds. The bandwidth of reading memory is
 // measured between our steps of one sequence, with as many threads.
 //
+// With -models it compares decode steps of 1, 4 and 16 sequences and a prompt on GGUF files, which
+// both sides load, in the shapes of small published models. Both processes stay for all rounds.
+//
 // Invariant: only figures of the same call are compared, and no figure is written that was
 // not measured.
 package main
@@ -49,9 +52,9 @@ type result struct {
 }
 
 type options struct {
-	dir, peer, kernels, out, only string
-	threads, rounds               int
-	more                          bool
+	dir, peer, kernels, out, only, models string
+	threads, rounds                       int
+	more                                  bool
 }
 
 func main() {
@@ -63,9 +66,14 @@ func main() {
 	flag.StringVar(&o.out, "out", "bench/results/engine.md", "the table's file; empty: none")
 	flag.IntVar(&o.threads, "threads", runtime.NumCPU(), "threads of each side")
 	flag.IntVar(&o.rounds, "rounds", 5, "rounds, whose median counts")
+	flag.StringVar(&o.models, "models", "", "instead, compare GGUF files in the shapes of Qwen2.5-0.5B and Gemma-3-1B, of the types "+strings.Join(fileTypes, ", ")+" or the one of -only, and write this page; -peer is the folder with peer")
 	flag.BoolVar(&o.more, "more", false, "add rounds to those of an earlier call with the same code and machine")
 	flag.Parse()
-	if err := run(&o); err != nil {
+	do := run
+	if o.models != "" {
+		do = compareModels
+	}
+	if err := do(&o); err != nil {
 		fmt.Fprintln(os.Stderr, "bench/engine:", err)
 		os.Exit(1)
 	}
@@ -100,7 +108,7 @@ func run(o *options) error {
 
 // compare runs the rounds of a row.
 func compare(o *options, r row) (*result, error) {
-	ours, err := newOurs(filepath.Join(o.dir, "bf16"), r.Ours, o.kernels, o.threads)
+	ours, err := newOurs(filepath.Join(o.dir, "bf16"), r.Ours, o.kernels, o.threads, batch)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/model"
 )
 
@@ -18,7 +19,7 @@ const (
 	decodeSteps  = 24
 	batch        = 8
 	blockTokens  = 16
-	blocks       = 64 // of a sequence: more than it needs
+	longest      = 1024 // tokens of a sequence: more than it needs
 )
 
 // side is our engine with the model loaded.
@@ -27,26 +28,28 @@ type side struct {
 	dev     *cpu.CPU
 	m       *model.Model
 	weights int64
-	seqs    [batch]seq
+	groups  []backend.KVGroup
+	seqs    []seq
 }
 
-// seq is one sequence's tokens so far and its blocks.
+// seq is one sequence's tokens so far and its blocks in each group.
 type seq struct {
-	done  int
-	table []int32
+	number, done int
+	tables       [][]int32
 }
 
-func newOurs(dir, quantization, kernels string, threads int) (s *side, err error) {
+// newOurs loads a folder or a GGUF file, for steps of up to seqs sequences.
+func newOurs(path, quantization, kernels string, threads, seqs int) (s *side, err error) {
 	s = &side{}
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
-	if s.src, err = model.OpenDir(dir); err != nil {
+	if s.src, err = model.OpenDir(path); err != nil {
 		return s, err
 	}
-	limits := backend.Limits{Tokens: promptTokens, Outputs: batch, Seqs: batch, Blocks: blocks}
+	limits := backend.Limits{Tokens: promptTokens, Outputs: seqs, Seqs: seqs, Blocks: longest / blockTokens}
 	if s.dev, err = cpu.New(cpu.Options{Threads: threads, Limits: limits, Kernels: kernels, Mapped: true}); err != nil {
 		return s, err
 	}
@@ -54,17 +57,27 @@ func newOurs(dir, quantization, kernels string, threads int) (s *side, err error
 	if s.m, err = model.Load(s.src, s.dev, limits, model.Options{Quantization: q}); err != nil {
 		return s, err
 	}
-	c := s.m.Config()
-	s.weights = c.WeightBytes(q)
-	if err = s.dev.AllocKV(backend.UniformKV(c.Layers, batch*blocks, blockTokens, c.KVHeads, c.HeadDim, backend.BF16)); err != nil {
+	if s.weights, err = s.src.WeightBytes(q); err != nil {
 		return s, err
 	}
-	for i := range s.seqs {
-		for b := range blocks {
-			s.seqs[i].table = append(s.seqs[i].table, int32(i*blocks+b))
+	c := s.m.Config()
+	kv := memory.Arrange(memory.Need{
+		Layers: c.KVLayers(), BlockTokens: blockTokens, DType: backend.BF16, MaxModelLen: longest, MaxBatchedTokens: promptTokens,
+	})
+	s.groups = kv.Groups
+	for i := range seqs {
+		q := seq{number: i}
+		for _, g := range s.groups {
+			var table []int32
+			for range (longest + g.BlockTokens - 1) / g.BlockTokens {
+				table = append(table, int32(kv.Blocks))
+				kv.Blocks++
+			}
+			q.tables = append(q.tables, table)
 		}
+		s.seqs = append(s.seqs, q)
 	}
-	return s, nil
+	return s, s.dev.AllocKV(kv)
 }
 
 func (s *side) close() {
@@ -81,14 +94,17 @@ func (s *side) close() {
 }
 
 // step computes the next n tokens of some sequences and samples after each.
-func (s *side) step(n, seqs int) error {
-	st := &backend.Step{Sampled: make([]int32, seqs)}
+func (s *side) step(n int, seqs []seq) error {
+	st := &backend.Step{Sampled: make([]int32, len(seqs))}
 	for i := range seqs {
-		q := &s.seqs[i]
-		st.Spans = append(st.Spans, backend.Span{Row: int32(len(st.Tokens)), Tokens: int32(n), Start: int32(q.done),
-			Tables: [][]int32{q.table[:(q.done+n+blockTokens-1)/blockTokens]}})
+		q := &seqs[i]
+		span := backend.Span{Row: int32(len(st.Tokens)), Tokens: int32(n), Start: int32(q.done)}
+		for g, table := range q.tables {
+			span.Tables = append(span.Tables, table[:(q.done+n+s.groups[g].BlockTokens-1)/s.groups[g].BlockTokens])
+		}
+		st.Spans = append(st.Spans, span)
 		for range n {
-			st.Tokens = append(st.Tokens, int32((q.done*7919+i*104729)%s.m.VocabSize()))
+			st.Tokens = append(st.Tokens, int32((q.done*7919+q.number*104729)%s.m.VocabSize()))
 			st.Positions = append(st.Positions, int32(q.done))
 			q.done++
 		}
@@ -97,42 +113,57 @@ func (s *side) step(n, seqs int) error {
 	return s.m.Step(st, nil)
 }
 
-// measure times one prompt, and decoding of one and of eight sequences. Between the steps
-// of one sequence it reads memory and measures bandwidth in bytes per second, so that other
-// load on the machine slows both alike.
+// rewind sets the number of tokens that the sequences have.
+func (s *side) rewind(to int) {
+	for i := range s.seqs {
+		s.seqs[i].done = to
+	}
+}
+
+// rate returns the tokens per second of steps of n tokens of some sequences. between is called
+// before each step and not timed.
+func (s *side) rate(n int, seqs []seq, steps int, between func()) (float64, error) {
+	var took time.Duration
+	for range steps {
+		between()
+		began := time.Now()
+		if err := s.step(n, seqs); err != nil {
+			return 0, err
+		}
+		took += time.Since(began)
+	}
+	return float64(len(seqs)*n*steps) / took.Seconds(), nil
+}
+
+// decodeOne is the rate of decoding one sequence, and the bandwidth in bytes per second of reading
+// memory between its steps. So other load on the machine slows both alike.
+func (s *side) decodeOne(r *reader) (rate, bandwidth float64, err error) {
+	var reading time.Duration
+	rate, err = s.rate(1, s.seqs[:1], decodeSteps, func() { reading += r.pass() })
+	return rate, float64(decodeSteps*r.bytes()) / reading.Seconds(), err
+}
+
+func nothing() {}
+
+// measure times one prompt, and decoding of one and of eight sequences.
 func (s *side) measure(r *reader) (f figures, bandwidth float64, err error) {
-	rate := func(seqs, n, steps int, between func()) float64 {
-		var took time.Duration
-		for range steps {
-			between()
-			began := time.Now()
-			err = errors.Join(err, s.step(n, seqs))
-			took += time.Since(began)
+	for _, n := range []int{1, batch} {
+		s.rewind(0)
+		err = errors.Join(err, s.step(context, s.seqs[:n])) // also records the plans
+		err = errors.Join(err, s.step(1, s.seqs[:n]))
+		s.rewind(context)
+		var e error
+		if n > 1 {
+			f.Decode8, e = s.rate(1, s.seqs[:n], decodeSteps, nothing)
+		} else {
+			f.Decode1, bandwidth, e = s.decodeOne(r)
 		}
-		return float64(seqs*n*steps) / took.Seconds()
+		err = errors.Join(err, e)
 	}
-	rewind := func(to int) {
-		for i := range s.seqs {
-			s.seqs[i].done = to
-		}
-	}
-	nothing := func() {}
-	for _, seqs := range []int{1, batch} {
-		rewind(0)
-		rate(seqs, context, 1, nothing) // also records the plans
-		rate(seqs, 1, 1, nothing)
-		rewind(context)
-		if seqs > 1 {
-			f.Decode8 = rate(seqs, 1, decodeSteps, nothing)
-			continue
-		}
-		var reading time.Duration
-		f.Decode1 = rate(seqs, 1, decodeSteps, func() { reading += r.pass() })
-		bandwidth = float64(decodeSteps*r.bytes()) / reading.Seconds()
-	}
-	rewind(context) // as llama-bench does with the same depth
-	f.Prefill = rate(1, promptTokens, 1, nothing)
-	return f, bandwidth, err
+	s.rewind(context) // as llama-bench does with the same depth
+	var e error
+	f.Prefill, e = s.rate(promptTokens, s.seqs[:1], 1, nothing)
+	return f, bandwidth, errors.Join(err, e)
 }
 
 // passWords is the number of words that a thread reads in a pass, 128 MiB. Its memory is

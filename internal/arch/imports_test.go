@@ -71,7 +71,7 @@ var mayImport = map[string][]string{
 	"bench/checkpoint":       {},
 	"bench/checkpoint/write": {"bench/checkpoint"},
 	"bench/demo":             {"bench", "bench/checkpoint", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route", "internal/launch"},
-	"bench/engine":           {"bench/checkpoint", "engine/backend", "engine/backend/cpu", "engine/model"},
+	"bench/engine":           {"bench/checkpoint", "engine/backend", "engine/backend/cpu", "engine/memory", "engine/model"},
 	"bench/grammar":          {"engine/grammar"},
 	"bench/kvtransfer":       {"bench/report"},
 	"bench/gateway":          {"bench/report", "engine/builtin", "internal/cluster", "internal/rpc", "internal/rpc/nodepb", "internal/tlsconf"},

@@ -65,12 +65,15 @@ static TARGET void unpack_grid(const tandem_op *op, const uint8_t *tile, int lan
 FN VI grid_line(const int bits, const char *codes, int i) {
 	if (bits == 8)
 		return vload_pairs(codes + i * 64);
-	VI low = vnibbles(vload_pairs(codes + i % 4 * 64), i / 4);
-	if (bits == 5)
-		return vhighs(low, vload_pairs(codes + 4 * 64), 4 - i, 0x10);
-	if (bits == 6)
-		return vhighs(low, vload_pairs(codes + (4 + i / 4) * 64), 4 - i % 4 * 2, 0x30);
-	return low;
+	VI low = vload_pairs(codes + i % 4 * 64);
+	if (bits == 4)
+		return vnibbles(low, i / 4);
+	// Of 6 bits, a line of highest bits has those of four lines, else of eight. Two of these lines
+	// share what vfields returns, one in the lower and one in the upper half of the bytes.
+	const int two = bits == 6, upper = two ? i % 4 / 2 : i / 4;
+	const char *bits_of = codes + (4 + (two ? i / 4 : 0)) * 64;
+	VI high = vfields(vload_pairs(bits_of), two ? i % 2 * 2 : i % 4, two ? 0x33 : 0x11);
+	return vmerge(vright(low, i / 4 * 4), upper ? high : vleft(high, 4));
 }
 
 // The scale of a block or group in a line that precedes it, and its least value where kind has one.
@@ -78,28 +81,120 @@ FN V grid_scale(const tandem_grid *grid, const char *line) {
 	return grid->bfloat ? veven(vload_pairs(line)) : vhalf(vload_pairs(line), 0);
 }
 
-FN V grid_least(const int bits, const tandem_grid *grid, const char *line) {
+FN V grid_least(const int bits, const int kind, const tandem_grid *grid, const char *line) {
 	VI v = vload_pairs(line);
-	if (grid->kind == GRID_ZEROS) // less the offset that codes have anyway
+	if (kind == GRID_ZEROS) // less the offset that codes have anyway
 		return vmul(grid_scale(grid, line), vadd(vupper(v), vset1(bits == 8 ? -128 : -8)));
 	V least = grid->bfloat ? vodd(v) : vhalf(v, 1);
-	return grid->kind == GRID_OFFSETS ? vmul(least, vset1(-1)) : least;
+	return kind == GRID_OFFSETS ? vmul(least, vset1(-1)) : least;
 }
 
-// The inner loop, as quant_block; k0 and k1 are multiples of 64.
-FN void grid_block(const int bits, const int nv, const int nt, const part *p) {
-	const int ahead = nt == 1 && tandem_hardware_prefetch ? 0 : 2048; // bytes of prefetch in each tile's stream
+// The sums of a product, and the scales and least values of a block for each half of a pair.
+typedef struct {
+	V acc[LINEAR_NT][LINEAR_TILES * VPT], scales[2][LINEAR_TILES * VPT], leasts[2][LINEAR_TILES * VPT];
+} grid_sums;
+
+// Adds half h of the pair at w. x is its activations, and g the number of the group.
+FN void grid_half_pair(const int bits, const int kind, const int nv, const int nt, const part *p, grid_sums *s, const char *w, const uint8_t *x, int g, int h) {
 	const tandem_grid *grid = p->grid;
-	const int kind = grid->kind, pairs = grid->pairs, halves = grid->head > 64; // each half of a pair has a header
-	const size_t pair = grid->pair, head = grid->head, tile = p->tile, ldq = p->ldq, codes = grid_codes(bits);
+	const size_t tile = p->tile, ldq = p->ldq;
 	const quant_row at = quant_layout(p->k);
 	// Sums start at less the offset that codes have.
 	const int offset = bits == 4 ? kind == GRID_PLAIN || kind == GRID_ZEROS : bits == 8 ? DOT_OFFSET : bits == 6;
 	const uint8_t *start = p->q + (bits == 4 ? at.less8 : bits == 8 ? at.less128 : at.less32);
-	V acc[LINEAR_NT][LINEAR_TILES * VPT], scales[2][LINEAR_TILES * VPT], leasts[2][LINEAR_TILES * VPT];
+	const int half = kind == GRID_MINS || bits == 6 ? 0 : h & (grid->head > 64); // of the scales that a block has
+	const char *lines = w + h * grid_codes(bits), *sub = w + 2 * grid_codes(bits);
+	VI sum[LINEAR_NT][LINEAR_TILES * VPT];
+	V ws[LINEAR_TILES * VPT];
+	UNROLL for (int f = 0; f < 2; f++) {
+		if (f == 0 || bits == 6)
+			UNROLL for (int t = 0; t < nt; t++) {
+				int32_t from = 0;
+				if (offset)
+					memcpy(&from, start + t * ldq + (bits == 6 ? 2 * g + f : g) * 4, 4);
+				UNROLL for (int v = 0; v < nv; v++)
+					sum[t][v] = vints(from);
+			}
+		// One row has a sum for each half, because eight dots in a chain wait for each other.
+		const int second = f && bits != 6 && nt == 1;
+		VI before[LINEAR_TILES * VPT];
+		if (second)
+			UNROLL for (int v = 0; v < nv; v++) {
+				before[v] = sum[0][v];
+				sum[0][v] = vints(0);
+			}
+		if (second && bits == 4) { // without a shift for each line
+			VI xs[4];
+			UNROLL for (int i = 0; i < 4; i++)
+				xs[i] = vinputs(x + (4 + i) * 4);
+			UNROLL for (int v = 0; v < nv; v++) {
+				VI line[4];
+				UNROLL for (int i = 0; i < 4; i++)
+					line[i] = vload_pairs(lines + v / VPT * tile + v % VPT * (VL * 4) + i * 64);
+				sum[0][v] = vdot_uppers(sum[0][v], line, xs);
+			}
+		} else
+			UNROLL for (int i = 4 * f; i < 4 * f + 4; i++) {
+				VI wv[LINEAR_TILES * VPT];
+				UNROLL for (int v = 0; v < nv; v++)
+					wv[v] = grid_line(bits, lines + v / VPT * tile + v % VPT * (VL * 4), i);
+				UNROLL for (int t = 0; t < nt; t++) {
+					VI xv = vinputs(x + t * ldq + i * 4);
+					UNROLL for (int v = 0; v < nv; v++)
+						sum[t][v] = bits == 8 ? vdot_int8(sum[t][v], wv[v], xv) : vdot_uint4(sum[t][v], wv[v], xv);
+				}
+			}
+		if (second)
+			UNROLL for (int v = 0; v < nv; v++)
+				sum[0][v] = vplus(sum[0][v], before[v]);
+		if (f == 0 && bits != 6)
+			continue;
+		UNROLL for (int v = 0; v < nv; v++) {
+			const char *line = sub + v / VPT * tile + v % VPT * (VL * 4);
+			if (kind == GRID_PLAIN && grid->bfloat)
+				ws[v] = h ? vodd(vload_pairs(line)) : veven(vload_pairs(line));
+			else if (kind == GRID_PLAIN)
+				ws[v] = vhalf(vload_pairs(line), h);
+			else if (bits == 6)
+				ws[v] = vmul(s->scales[0][v], vsigned(vload_pairs(line), 2 * h + f));
+			else if (kind == GRID_MINS)
+				ws[v] = vmul(s->scales[0][v], vbyte(vload_pairs(line), 2 * h));
+			else
+				ws[v] = s->scales[half][v];
+		}
+		UNROLL for (int t = 0; t < nt; t++) {
+			float scale;
+			memcpy(&scale, p->q + at.scale + t * ldq + g * 4, 4);
+			UNROLL for (int v = 0; v < nv; v++)
+				s->acc[t][v] = vfma(vfloat(sum[t][v]), vmul(ws[v], vset1(scale)), s->acc[t][v]);
+		}
+	}
+	if (bits == 6 || (kind == GRID_PLAIN && bits != 5))
+		return;
+	UNROLL for (int v = 0; v < nv; v++) {
+		V least = s->leasts[half][v];
+		if (kind == GRID_PLAIN)
+			least = vmul(ws[v], vset1(16));
+		else if (kind == GRID_MINS)
+			least = vmul(least, vbyte(vload_pairs(sub + v / VPT * tile + v % VPT * (VL * 4)), 2 * h + 1));
+		UNROLL for (int t = 0; t < nt; t++) {
+			float less;
+			memcpy(&less, p->q + at.less + t * ldq + g * 4, 4);
+			s->acc[t][v] = vfma(least, vset1(less), s->acc[t][v]);
+		}
+	}
+}
+
+// The inner loop, as quant_block; k0 and k1 are multiples of 64. known is the matrix's kind, or -1.
+FN void grid_block(const int bits, const int known, const int nv, const int nt, const part *p) {
+	const int ahead = nt == 1 && tandem_hardware_prefetch ? 0 : 2048; // bytes of prefetch in each tile's stream
+	const tandem_grid *grid = p->grid;
+	const int kind = known >= 0 ? known : grid->kind, pairs = known >= 0 ? 4 : grid->pairs, halves = known < 0 && grid->head > 64;
+	const size_t pair = grid->pair, head = grid->head, tile = p->tile, codes = grid_codes(bits);
+	grid_sums s;
 	UNROLL for (int t = 0; t < nt; t++)
 		UNROLL for (int v = 0; v < nv; v++)
-			acc[t][v] = p->fresh ? vzero() : vload(p->y + t * p->ldy + v * VL);
+			s.acc[t][v] = p->fresh ? vzero() : vload(p->y + t * p->ldy + v * VL);
 
 	int first = p->k0 / QUANT_PAIR, left = 0;
 	const char *next = p->w + (size_t)(first / pairs) * (head + pairs * pair), *w = 0; // of the next block and pair
@@ -109,94 +204,37 @@ FN void grid_block(const int bits, const int nv, const int nt, const part *p) {
 				for (int h = 0; h <= halves; h++)
 					UNROLL for (int v = 0; v < nv; v++) {
 						const char *line = next + h * 64 + v / VPT * tile + v % VPT * (VL * 4);
-						scales[h][v] = grid_scale(grid, line);
-						leasts[h][v] = grid_least(bits, grid, line);
+						s.scales[h][v] = grid_scale(grid, line);
+						s.leasts[h][v] = grid_least(bits, kind, grid, line);
 					}
 			left = pairs - first % pairs;
 			w = next + head + (size_t)(first % pairs) * pair;
 			next += head + pairs * pair;
 			first = 0;
 		}
-		for (int h = 0; h < 2; h++) {
-			const int g = k / QUANT_GROUP + h;
-			const char *lines = w + h * codes, *sub = w + 2 * codes;
-			const uint8_t *x = p->q + k + h * QUANT_GROUP;
-			VI sum[LINEAR_NT][LINEAR_TILES * VPT];
-			V ws[LINEAR_TILES * VPT];
-			UNROLL for (int s = 0; s < 2; s++) {
-				if (s == 0 || bits == 6)
-					UNROLL for (int t = 0; t < nt; t++) {
-						int32_t from = 0;
-						if (offset)
-							memcpy(&from, start + t * ldq + (bits == 6 ? 2 * g + s : g) * 4, 4);
-						UNROLL for (int v = 0; v < nv; v++)
-							sum[t][v] = vints(from);
-					}
-				UNROLL for (int j = 0; j < 4; j++) {
-					const int i = 4 * s + j;
-					VI wv[LINEAR_TILES * VPT];
-					UNROLL for (int v = 0; v < nv; v++) {
-						const char *line = lines + v / VPT * tile + v % VPT * (VL * 4);
-						if (v % VPT == 0 && i < bits)
-							__builtin_prefetch(line + i * 64 + ahead);
-						wv[v] = grid_line(bits, line, i);
-					}
-					UNROLL for (int t = 0; t < nt; t++) {
-						int32_t bytes;
-						memcpy(&bytes, x + t * ldq + i * 4, 4);
-						VI xv = vints(bytes);
-						UNROLL for (int v = 0; v < nv; v++)
-							sum[t][v] = bits == 8 ? vdot_int8(sum[t][v], wv[v], xv) : vdot_uint4(sum[t][v], wv[v], xv);
-					}
-				}
-				if (s == 0 && bits != 6)
-					continue;
-				UNROLL for (int v = 0; v < nv; v++) {
-					const char *line = sub + v / VPT * tile + v % VPT * (VL * 4);
-					if (kind == GRID_PLAIN && grid->bfloat)
-						ws[v] = h ? vodd(vload_pairs(line)) : veven(vload_pairs(line));
-					else if (kind == GRID_PLAIN)
-						ws[v] = vhalf(vload_pairs(line), h);
-					else if (bits == 6)
-						ws[v] = vmul(scales[0][v], vsigned(vload_pairs(line), 2 * h + s));
-					else if (kind == GRID_MINS)
-						ws[v] = vmul(scales[0][v], vbyte(vload_pairs(line), 2 * h));
-					else
-						ws[v] = scales[halves & h][v];
-				}
-				UNROLL for (int t = 0; t < nt; t++) {
-					float scale;
-					memcpy(&scale, p->q + at.scale + t * ldq + g * 4, 4);
-					UNROLL for (int v = 0; v < nv; v++)
-						acc[t][v] = vfma(vfloat(sum[t][v]), vmul(ws[v], vset1(scale)), acc[t][v]);
-				}
-			}
-			if (bits == 6 || (kind == GRID_PLAIN && bits != 5))
-				continue;
-			UNROLL for (int v = 0; v < nv; v++) {
-				V least = leasts[halves & h][v];
-				if (kind == GRID_PLAIN)
-					least = vmul(ws[v], vset1(16));
-				else if (kind == GRID_MINS)
-					least = vmul(least, vbyte(vload_pairs(sub + v / VPT * tile + v % VPT * (VL * 4)), 2 * h + 1));
-				UNROLL for (int t = 0; t < nt; t++) {
-					float less;
-					memcpy(&less, p->q + at.less + t * ldq + g * 4, 4);
-					acc[t][v] = vfma(least, vset1(less), acc[t][v]);
-				}
-			}
-		}
+		UNROLL for (int v = 0; v < nv; v += VPT)
+			vfetch(w + v / VPT * tile + ahead, 2 * codes / 64 + 1);
+		const uint8_t *x = p->q + k;
+		if (nt == 1) { // with constants for h
+			grid_half_pair(bits, kind, nv, nt, p, &s, w, x, k / QUANT_GROUP, 0);
+			grid_half_pair(bits, kind, nv, nt, p, &s, w, x + QUANT_GROUP, k / QUANT_GROUP + 1, 1);
+		} else
+			for (int h = 0; h < 2; h++)
+				grid_half_pair(bits, kind, nv, nt, p, &s, w, x + h * QUANT_GROUP, k / QUANT_GROUP + h, h);
 	}
 	UNROLL for (int t = 0; t < nt; t++)
 		UNROLL for (int v = 0; v < nv; v++)
-			part_store(p, t, v, acc[t][v]);
+			part_store(p, t, v, s.acc[t][v]);
 }
 
-#define GRID_CASE(bits, tiles, nt) \
-	case (bits) * 256 + (tiles) * 16 + nt: \
-		grid_block(bits, (tiles) * VPT, nt, p); \
+#define GRID_CASE(bits, known, tiles, nt) \
+	case ((known) == GRID_MINS) * 4096 + (bits) * 256 + (tiles) * 16 + nt: \
+		grid_block(bits, known, (tiles) * VPT, nt, p); \
 		break;
-#define GRID_CASES(tiles, nt) GRID_CASE(4, tiles, nt) GRID_CASE(5, tiles, nt) GRID_CASE(6, tiles, nt) GRID_CASE(8, tiles, nt)
+#define GRID_CASES(tiles, nt) \
+	GRID_CASE(4, -1, tiles, nt) GRID_CASE(5, -1, tiles, nt) GRID_CASE(6, GRID_SIGNED, tiles, nt) GRID_CASE(8, -1, tiles, nt)
+// The kind of K-quants is a constant for one row, whose product is to be bound by memory alone.
+#define GRID_ROW_CASES(tiles) GRID_CASES(tiles, 1) GRID_CASE(4, GRID_MINS, tiles, 1) GRID_CASE(5, GRID_MINS, tiles, 1)
 
 #if KERNEL_ISA == 512
 enum { GRID_NT = 4, GRID_TILES = 4 }; // most rows of a tile, and tiles of one row
@@ -208,10 +246,17 @@ enum { GRID_NT = 4, GRID_TILES = 1 };
 enum { GRID_NT = 2, GRID_TILES = 1 };
 #endif
 
+// Returns how many of so many rows are taken next: six or four, for which grid_rows has loops.
+FN int grid_share(int rows) {
+	const int most = KERNEL_ISA == 512 ? 6 : GRID_NT;
+	return most == 6 && (rows == 7 || rows == 8) ? 4 : min_int(most, rows);
+}
+
 // nt rows, as grid_rows divides them, times tiles tiles.
 static TARGET void grid_group(int bits, int tiles, int nt, const part *p) {
-	switch (bits * 256 + tiles * 16 + nt) {
-		GRID_CASES(1, 1)
+	const int mins = nt == 1 && p->grid->kind == GRID_MINS;
+	switch (mins * 4096 + bits * 256 + tiles * 16 + nt) {
+		GRID_ROW_CASES(1)
 		GRID_CASES(1, 2)
 #if KERNEL_ISA
 		GRID_CASES(1, 4)
@@ -219,9 +264,9 @@ static TARGET void grid_group(int bits, int tiles, int nt, const part *p) {
 #if KERNEL_ISA == 512
 		GRID_CASES(2, 4)
 		GRID_CASES(2, 6)
-		GRID_CASES(4, 1)
+		GRID_ROW_CASES(4)
 #elif KERNEL_ISA == 2
-		GRID_CASES(2, 1)
+		GRID_ROW_CASES(2)
 #endif
 	}
 }

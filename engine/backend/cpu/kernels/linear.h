@@ -368,8 +368,10 @@ static TARGET void linear_item(const tandem_op *op, const tandem_step *st, int t
 			x += k0;
 			skip = (size_t)k0 * 2;
 		}
-		for (int b = 0, r = r0; b < blocks; b++) {
-			int nt = (r1 - r) / (blocks - b); // even shares
+		for (int b = 0, r = r0; r < r1; b++) {
+			int nt = (r1 - r) / (blocks > b ? blocks - b : 1); // even shares
+			if (grid)
+				nt = grid_share(r1 - r);
 			p.x = x + (size_t)r * op->k;
 			p.q = op->q + (size_t)r * ldq + skip;
 			p.y = op->dst + (size_t)r * op->n + t0 * TILE;

@@ -164,7 +164,9 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 			acc[t][v] = p->fresh ? vzero() : vload(p->y + t * p->ldy + v * VL);
 
 	const char *w = p->w + p->k0 / QUANT_PAIR * pair;
-	for (int k = p->k0; k < p->k1; k += QUANT_PAIR, w += pair)
+	for (int k = p->k0; k < p->k1; k += QUANT_PAIR, w += pair) {
+		UNROLL for (int v = 0; v < nv; v += VPT)
+			vfetch(w + v / VPT * tile + ahead, four ? 9 : 17);
 		UNROLL for (int h = 0; h < 2; h++) {
 			const int g = k / QUANT_GROUP + h;
 			const char *lines = w + h * (four ? 256 : 512);
@@ -177,29 +179,44 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 				UNROLL for (int v = 0; v < nv; v++)
 					sum[t][v] = vints(from);
 			}
+			VI before[LINEAR_TILES * VPT]; // one row has a sum for each half, see grid_half_pair
 			UNROLL for (int i = 0; i < 8; i++) {
+				if (i == 4 && nt == 1)
+					UNROLL for (int v = 0; v < nv; v++) {
+						before[v] = sum[0][v];
+						sum[0][v] = vints(0);
+					}
+				if (i == 4 && nt == 1 && four) {
+					VI xs[4];
+					UNROLL for (int j = 0; j < 4; j++)
+						xs[j] = vinputs(x + (4 + j) * 4);
+					UNROLL for (int v = 0; v < nv; v++) {
+						VI line[4];
+						UNROLL for (int j = 0; j < 4; j++)
+							line[j] = vload_pairs(lines + v / VPT * tile + j * 64 + v % VPT * (VL * 4));
+						sum[0][v] = vdot_uppers(sum[0][v], line, xs);
+					}
+					break;
+				}
 				VI wv[LINEAR_TILES * VPT];
 				UNROLL for (int v = 0; v < nv; v++) {
 					const char *line = lines + v / VPT * tile + (four ? i % 4 : i) * 64 + v % VPT * (VL * 4);
-					if (v % VPT == 0 && (!four || i < 4))
-						__builtin_prefetch(line + ahead);
 					wv[v] = vload_pairs(line);
 					if (four)
 						wv[v] = vnibbles(wv[v], i / 4);
 				}
 				UNROLL for (int t = 0; t < nt; t++) {
-					int32_t bytes;
-					memcpy(&bytes, x + t * ldq + i * 4, 4);
-					VI xv = vints(bytes);
+					VI xv = vinputs(x + t * ldq + i * 4);
 					UNROLL for (int v = 0; v < nv; v++)
 						sum[t][v] = four ? vdot_uint4(sum[t][v], wv[v], xv) : vdot_int8(sum[t][v], wv[v], xv);
 				}
 			}
+			if (nt == 1)
+				UNROLL for (int v = 0; v < nv; v++)
+					sum[0][v] = vplus(sum[0][v], before[v]);
 			V ws[LINEAR_TILES * VPT];
 			UNROLL for (int v = 0; v < nv; v++) {
 				const char *line = w + v / VPT * tile + pair - 64 + v % VPT * (VL * 4);
-				if (h == 0 && v % VPT == 0)
-					__builtin_prefetch(line + ahead);
 				ws[v] = h ? vodd(vload_pairs(line)) : veven(vload_pairs(line));
 			}
 			UNROLL for (int t = 0; t < nt; t++) {
@@ -210,6 +227,7 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 					acc[t][v] = vfma(vfloat(sum[t][v]), vmul(ws[v], xs), acc[t][v]);
 			}
 		}
+	}
 	UNROLL for (int t = 0; t < nt; t++)
 		UNROLL for (int v = 0; v < nv; v++)
 			part_store(p, t, v, acc[t][v]);

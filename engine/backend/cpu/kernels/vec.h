@@ -522,15 +522,24 @@ FN void w16_store(double *p, w16 v) { memcpy(p, &v, sizeof v); }
 
 enum { VPT = 16 / VL }; // registers per tile
 
-// vhighs adds to the bytes of low the bits of mask, a byte, of line shifted left; left may be
-// negative. vbyte and vsigned return byte i of each lane of 32 bits, without and with a sign, and
-// vupper returns the upper half of a lane. vhalf reads either half in half precision.
+// vplus adds lanes of 32 bits, vleft and vright shift them, and vfields the same to the right and keeps the bits of
+// mask, a byte. vmerge returns the lower halves of the bytes of low and the upper ones of high.
+// vbyte and vsigned return byte i of each lane, without and with a sign, and vupper the upper half
+// of a lane. vhalf reads either half in half precision.
 typedef uint32_t lanes __attribute__((vector_size(sizeof(VI))));
 typedef int32_t signed_lanes __attribute__((vector_size(sizeof(VI))));
-FN VI vhighs(VI low, VI line, int left, uint32_t mask) {
-	lanes x = (lanes)line;
-	x = left >= 0 ? x << left : x >> -left;
-	return (VI)((lanes)low | (x & mask * 0x01010101u));
+FN VI vplus(VI a, VI b) { return (VI)((lanes)a + (lanes)b); }
+FN VI vleft(VI v, int by) { return (VI)((lanes)v << by); }
+FN VI vright(VI v, int by) { return (VI)((lanes)v >> by); }
+FN VI vfields(VI v, int right, uint32_t mask) { return (VI)((lanes)v >> right & mask * 0x01010101u); }
+FN VI vmerge(VI low, VI high) {
+#if KERNEL_ISA == 512
+	return _mm512_ternarylogic_epi32(low, high, _mm512_set1_epi8(15), 0xe4); // the third selects
+#elif KERNEL_ISA == 128
+	return vbslq_u32(vdupq_n_u32(0x0f0f0f0f), low, high);
+#else
+	return (VI)(((lanes)low & 0x0f0f0f0fu) | ((lanes)high & 0xf0f0f0f0u));
+#endif
 }
 FN V vbyte(VI v, int i) { return vfloat((VI)((lanes)v >> 8 * i & 255u)); }
 FN V vsigned(VI v, int i) { return vfloat((VI)((signed_lanes)((lanes)v << (24 - 8 * i)) >> 24)); }
@@ -551,6 +560,15 @@ FN void v16_fp8_four(const void *p, v16 v[4]) {
 }
 #endif
 
+// vfetch fetches lines of 64 bytes from p on into the cache. Fetched in the order of their addresses
+// and before they are used, lines come at nearly the speed of memory: instructions that wait for one
+// keep the processor from fetching the next ones, and loads out of order from recognizing a stream.
+FN void vfetch(const char *p, const int lines) {
+	__asm__("" : "+r"(p)); // else GCC keeps the sum of each line's offset and p's in a register
+	_Pragma("GCC unroll 17") for (int i = 0; i < lines; i++)
+		__builtin_prefetch(p + i * 64);
+}
+
 // vdot_uint8 and vdot_uint4 add to each lane four products of unsigned bytes of w, or four
 // bits of them, with signed bytes of x. vdot_int8 takes w less 128, and overflows if a byte
 // of x is -128.
@@ -560,6 +578,27 @@ FN VI vdot_int8(VI sum, VI w, VI x) { return vdot_uint8(sum, w, x); }
 #else
 enum { DOT_OFFSET = 0 };
 #endif
+
+// Four bytes, in each lane.
+FN VI vinputs(const uint8_t *x) {
+	int32_t bytes;
+	memcpy(&bytes, x, 4);
+	return vints(bytes);
+}
+
+// vdot_uppers adds the products of the upper four bits of each byte of four lines.
+FN VI vdot_uppers(VI sum, const VI w[4], const VI x[4]) {
+#if KERNEL_VNNI
+	VI wide = vints(0); // sixteen times as much
+	UNROLL for (int i = 0; i < 4; i++)
+		wide = vdot_uint8(wide, (VI)((lanes)w[i] & 0xf0f0f0f0u), x[i]);
+	return vplus(sum, (VI)((signed_lanes)wide >> 4));
+#else
+	UNROLL for (int i = 0; i < 4; i++)
+		sum = vdot_uint4(sum, vnibbles(w[i], 1), x[i]);
+	return sum;
+#endif
+}
 
 // Sum of the lanes, always as the same tree.
 FN float v16_sum(v16 v) {
