@@ -168,7 +168,8 @@ func findImage(all []image, like image) int {
 	return slices.IndexFunc(all, func(i image) bool { return i.source == like.source && i.target == like.target })
 }
 
-// assembly returns td_images in assembly language. A zero byte ends PTX.
+// assembly returns td_images in assembly language. A zero byte ends PTX. Without .file the linker
+// would name the object's path, which depends on the folder of the tree.
 func assembly(all []image) ([]byte, error) {
 	var code, entries bytes.Buffer
 	for i, im := range all {
@@ -180,14 +181,14 @@ func assembly(all []image) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: target %q: %w", ErrCompile, im.target, err)
 		}
-		fmt.Fprintf(&code, ".balign 64\ncode%d: .incbin %q\n.byte 0\nkernels%d:\n", i, im.path, i)
+		fmt.Fprintf(&code, ".balign 64\n.Lcode%d: .incbin %q\n.byte 0\n.Lkernels%d:\n", i, im.path, i)
 		for _, k := range im.kernels {
 			fmt.Fprintf(&code, ".asciz %q\n", k)
 		}
 		code.WriteString(".byte 0\n")
-		fmt.Fprintf(&entries, ".quad code%d, kernels%d\n.long %d, %d, %d, %d\n", i, i, im.source, capability, exact, im.ptx)
+		fmt.Fprintf(&entries, ".quad .Lcode%d, .Lkernels%d\n.long %d, %d, %d, %d\n", i, i, im.source, capability, exact, im.ptx)
 	}
-	return fmt.Appendf(nil, ".section .rodata\n%s.section .data.rel.ro,\"aw\"\n.balign 8\n.globl td_images\n.hidden td_images\ntd_images:\n%s.quad 0, 0, 0, 0\n.section .note.GNU-stack,\"\",@progbits\n",
+	return fmt.Appendf(nil, ".file \"images.s\"\n.section .rodata\n%s.section .data.rel.ro,\"aw\"\n.balign 8\n.globl td_images\n.hidden td_images\ntd_images:\n%s.quad 0, 0, 0, 0\n.section .note.GNU-stack,\"\",@progbits\n",
 		&code, &entries), nil
 }
 
