@@ -72,21 +72,18 @@ func GPU(root, venv string, targets, only []string) (string, []Usage, error) {
 		return "", used, err
 	}
 	all := append(objects, object, filepath.Join(cudart, "lib", "libcudart_static.a"), "-ldl", "-lrt", "-lpthread")
-	path, err := host.link("tandem-cuda", all, append([]string{"-shared", "-Wl,--no-undefined"}, standalone...))
+	path, err := host.link("tandem-cuda", all, []string{"-shared", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"})
 	if err != nil {
 		return "", used, err
 	}
 	return path, used, checkLibraries(path)
 }
 
-// standalone are flags of the linker for an object that has a copy of the C++ library, which
-// minimal containers lack.
-var standalone = []string{"-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL"}
+// present are the libraries that an object may need: those of C and C++. The images of
+// deploy/release have them.
+var present = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libstdc++.so.6", "libgcc_s.so.1"}
 
-// glibc are the libraries that every program with C has.
-var glibc = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-
-// checkLibraries returns an error if a shared object needs a library other than glibc's.
+// checkLibraries returns an error if a shared object needs a library that images lack.
 func checkLibraries(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -98,8 +95,8 @@ func checkLibraries(path string) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	for _, l := range needed {
-		if !slices.Contains(glibc, l) {
-			return fmt.Errorf("%w: %s needs %s, which containers without a C++ library lack", ErrCompile, path, l)
+		if !slices.Contains(present, l) {
+			return fmt.Errorf("%w: %s needs %s, which the images lack", ErrCompile, path, l)
 		}
 	}
 	return nil
