@@ -22,9 +22,9 @@ import (
 // user is that of the images. Kubernetes' restricted pod security wants a number that is not 0.
 const user = "65532:65532"
 
-// basePackages are Debian's for the images: libfabric for RDMA, the C++ library for the kernels for
-// GPUs, certificates for HTTPS, and libc-bin for ldconfig, which the NVIDIA container toolkit runs to
-// add the driver's libraries.
+// basePackages are Debian's for the images: libfabric for RDMA, the C++ library for GPU kernels,
+// certificates for HTTPS, and libc-bin for ldconfig, which the NVIDIA container toolkit runs to add
+// the driver's libraries.
 const basePackages = "libc6,libc-bin,ca-certificates,tzdata,netbase,libfabric1,libstdc++6"
 
 const suite = "bookworm"
