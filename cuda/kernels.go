@@ -105,11 +105,7 @@ func GPUByNVCC(root, nvcc string, targets []string) (string, []Usage, error) {
 		return "", used, err
 	}
 	lib := filepath.Join(filepath.Dir(nvcc), "..", "lib")
-	flags := []string{"-shared", "-cudart", "static", "-L" + lib}
-	for _, f := range standalone {
-		flags = append(flags, "-Xcompiler", strings.ReplaceAll(f, ",", `\,`))
-	}
-	path, err := b.link("tandem-cuda-nvcc", objects, flags)
+	path, err := b.link("tandem-cuda-nvcc", objects, []string{"-shared", "-cudart", "static", "-L" + lib})
 	if err != nil {
 		return "", used, err
 	}

@@ -72,21 +72,18 @@ func GPU(root, venv string, targets, only []string) (string, []Usage, error) {
 		return "", used, err
 	}
 	all := append(objects, object, filepath.Join(cudart, "lib", "libcudart_static.a"), "-ldl", "-lrt", "-lpthread")
-	path, err := host.link("tandem-cuda", all, append([]string{"-shared", "-Wl,--no-undefined"}, standalone...))
+	path, err := host.link("tandem-cuda", all, []string{"-shared", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"})
 	if err != nil {
 		return "", used, err
 	}
 	return path, used, checkLibraries(path)
 }
 
-// standalone are flags of the linker for an object that has a copy of the C++ library, which
-// minimal containers lack.
-var standalone = []string{"-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL"}
+// present are the libraries that an object may need: those of C and C++. The images of
+// deploy/release have them.
+var present = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libstdc++.so.6", "libgcc_s.so.1"}
 
-// glibc are the libraries that every program with C has.
-var glibc = []string{"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-
-// checkLibraries returns an error if a shared object needs a library other than glibc's.
+// checkLibraries returns an error if a shared object needs a library that images lack.
 func checkLibraries(path string) error {
 	f, err := elf.Open(path)
 	if err != nil {
@@ -98,8 +95,8 @@ func checkLibraries(path string) error {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	for _, l := range needed {
-		if !slices.Contains(glibc, l) {
-			return fmt.Errorf("%w: %s needs %s, which containers without a C++ library lack", ErrCompile, path, l)
+		if !slices.Contains(present, l) {
+			return fmt.Errorf("%w: %s needs %s, which the images lack", ErrCompile, path, l)
 		}
 	}
 	return nil
@@ -168,7 +165,8 @@ func findImage(all []image, like image) int {
 	return slices.IndexFunc(all, func(i image) bool { return i.source == like.source && i.target == like.target })
 }
 
-// assembly returns td_images in assembly language. A zero byte ends PTX.
+// assembly returns td_images in assembly language. A zero byte ends PTX. Without .file the linker
+// would name the object's path, which depends on the folder of the tree.
 func assembly(all []image) ([]byte, error) {
 	var code, entries bytes.Buffer
 	for i, im := range all {
@@ -180,14 +178,14 @@ func assembly(all []image) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: target %q: %w", ErrCompile, im.target, err)
 		}
-		fmt.Fprintf(&code, ".balign 64\ncode%d: .incbin %q\n.byte 0\nkernels%d:\n", i, im.path, i)
+		fmt.Fprintf(&code, ".balign 64\n.Lcode%d: .incbin %q\n.byte 0\n.Lkernels%d:\n", i, im.path, i)
 		for _, k := range im.kernels {
 			fmt.Fprintf(&code, ".asciz %q\n", k)
 		}
 		code.WriteString(".byte 0\n")
-		fmt.Fprintf(&entries, ".quad code%d, kernels%d\n.long %d, %d, %d, %d\n", i, i, im.source, capability, exact, im.ptx)
+		fmt.Fprintf(&entries, ".quad .Lcode%d, .Lkernels%d\n.long %d, %d, %d, %d\n", i, i, im.source, capability, exact, im.ptx)
 	}
-	return fmt.Appendf(nil, ".section .rodata\n%s.section .data.rel.ro,\"aw\"\n.balign 8\n.globl td_images\n.hidden td_images\ntd_images:\n%s.quad 0, 0, 0, 0\n.section .note.GNU-stack,\"\",@progbits\n",
+	return fmt.Appendf(nil, ".file \"images.s\"\n.section .rodata\n%s.section .data.rel.ro,\"aw\"\n.balign 8\n.globl td_images\n.hidden td_images\ntd_images:\n%s.quad 0, 0, 0, 0\n.section .note.GNU-stack,\"\",@progbits\n",
 		&code, &entries), nil
 }
 

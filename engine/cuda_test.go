@@ -323,6 +323,34 @@ func TestNoGPU(t *testing.T) {
 	}
 }
 
+// A GPU for which the kernels have no machine code is used with a warning, or refused with its compute
+// capability.
+func TestGPUWithoutMachineCode(t *testing.T) {
+	twin, err := kernels.Twin("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for capability, want := range map[string]string{"80": "", "110": "compute_capability=", "75": "no code for compute capability 7.5"} {
+		t.Setenv("TANDEM_TWIN_CAPABILITY", capability)
+		var said strings.Builder
+		o := &LoadOptions{Device: "cuda:0", CUDALibrary: twin, Logger: slog.New(slog.NewTextHandler(&said, nil))}
+		c, err := choose(o)
+		if capability == "75" {
+			if !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), want) {
+				t.Errorf("a GPU of 7.5: %v, want %s", err, want)
+			}
+			o.Device = "auto"
+			if c, err := choose(o); err != nil || c.gpu || !strings.Contains(said.String(), want) {
+				t.Errorf("a GPU of 7.5 with --device auto: %+v, %v, logged %s", c, err, &said)
+			}
+			continue
+		}
+		if err != nil || !c.gpu || strings.Contains(said.String(), "level=WARN") != (want != "") || !strings.Contains(said.String(), want) {
+			t.Errorf("capability %s: %+v, %v, logged %s", capability, c, err, &said)
+		}
+	}
+}
+
 // A GPU that cannot be used is a warning with a remedy.
 func TestUnusableGPU(t *testing.T) {
 	for why, remedy := range map[string]string{

@@ -22,9 +22,10 @@ import (
 // user is that of the images. Kubernetes' restricted pod security wants a number that is not 0.
 const user = "65532:65532"
 
-// basePackages are Debian's for the images: libfabric for RDMA, certificates for HTTPS, and
-// libc-bin for ldconfig, which the NVIDIA container toolkit runs to add the driver's libraries.
-const basePackages = "libc6,libc-bin,ca-certificates,tzdata,netbase,libfabric1"
+// basePackages are Debian's for the images: libfabric for RDMA, the C++ library for GPU kernels,
+// certificates for HTTPS, and libc-bin for ldconfig, which the NVIDIA container toolkit runs to add
+// the driver's libraries.
+const basePackages = "libc6,libc-bin,ca-certificates,tzdata,netbase,libfabric1,libstdc++6"
 
 const suite = "bookworm"
 
@@ -176,7 +177,7 @@ func slim(root string) error {
 			}
 		}
 	}
-	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/perl5", "usr/share/debconf", "usr/share/bash-completion", "var/lib/apt", "var/cache", "var/log", "var/lib/dpkg/info"} {
+	for _, dir := range []string{"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian", "usr/share/perl5", "usr/share/debconf", "usr/share/bash-completion", "usr/share/gcc", "usr/share/gdb", "var/lib/apt", "var/cache", "var/log", "var/lib/dpkg/info"} {
 		gone = append(gone, os.RemoveAll(filepath.Join(root, dir)))
 	}
 	return errors.Join(gone...)
