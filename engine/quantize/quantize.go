@@ -131,7 +131,7 @@ func (j *job) check() (err error) {
 			continue
 		}
 		if len(t.Shape) != 2 || t.Shape[1]%j.o.Group != 0 {
-			return fmt.Errorf("%w: %s is %v: its inputs are no multiple of groups of %d; give --group-size 32, or leave it out", ErrOption, m, t.Shape, j.o.Group)
+			return fmt.Errorf("%w: %s is %v: its inputs are no multiple of groups of %d; give a --group-size that divides them", ErrOption, m, t.Shape, j.o.Group)
 		}
 		j.matrices = append(j.matrices, m)
 		s := scaling{4, j.o.Group, roundBFloat}
@@ -151,6 +151,12 @@ func (j *job) check() (err error) {
 
 // run writes the files to dir.
 func (j *job) run(dir string) (err error) {
+	if err := j.rest(dir); err != nil {
+		return err
+	}
+	if _, err := model.OpenConfig(filepath.Join(dir, "config.json")); err != nil {
+		return fmt.Errorf("%w: %s could not be loaded with integers: %w", ErrOption, j.src.Name, err)
+	}
 	if j.out, err = newWriter(filepath.Join(dir, "model.safetensors"), j.files, j.scales, j.src.Config.DType == "float16"); err != nil {
 		return err
 	}
@@ -165,7 +171,7 @@ func (j *job) run(dir string) (err error) {
 			}
 		}
 	}
-	return j.rest(dir)
+	return nil
 }
 
 // calibrate runs the tokens through the model, and converts matrices on the way.
@@ -338,7 +344,7 @@ func (j *job) kept() []string {
 	kept := []string{"lm_head"}
 	for _, name := range j.files.Names() {
 		t, _ := j.files.Tensor(name)
-		if module, ok := strings.CutSuffix(name, ".weight"); ok && len(t.Shape) == 2 && !j.converted[name] && module != "lm_head" {
+		if module, ok := strings.CutSuffix(name, ".weight"); ok && len(t.Shape) == 2 && j.scales[name].bits == 0 && module != "lm_head" {
 			kept = append(kept, module)
 		}
 	}

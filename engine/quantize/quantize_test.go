@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -121,6 +122,28 @@ func TestBuiltin(t *testing.T) {
 	}
 }
 
+// Models with fused matrices, reordered rows, experts and latents are nearer to the weights as they
+// are stored than with int4 made at load. The models sample the calibration text.
+func TestFamilies(t *testing.T) {
+	for name, group := range map[string]int{"mha": 32, "gqa-tied": 32, "qwen3": 32, "phi3": 8, "glm4": 8, "gemma3": 8, "deepseek-v2-lite": 8} {
+		path := filepath.Join("../model/testdata", name)
+		dir, got := write(t, path, quantize.Options{Group: group, Sequences: 32, Length: 64})
+		r, ids := rand.New(rand.NewPCG(1, 5)), make([]int32, 96)
+		for i := range ids {
+			ids[i] = r.Int32N(90)
+		}
+		exact, _ := logits(t, path, "none", [][]int32{ids})
+		small, _ := logits(t, dir, "none", [][]int32{ids})
+		plain, _ := logits(t, path, "int4", [][]int32{ids})
+		a, _ := divergence(exact, small)
+		b, _ := divergence(exact, plain)
+		t.Logf("%s: %d matrices, %d tokens, divergence %.4f, int4 made at load %.4f", name, got.Matrices, got.Tokens, a, b)
+		if !(a <= b) {
+			t.Errorf("%s: the divergence is %.4f, of int4 made at load %.4f", name, a, b)
+		}
+	}
+}
+
 // Options and models that cannot be converted are refused, and leave no folder.
 func TestRefusals(t *testing.T) {
 	good := quantize.Options{Group: 32, Sequences: 2, Length: 16}
@@ -133,6 +156,7 @@ func TestRefusals(t *testing.T) {
 		"integers":  {"../model/testdata/quantized/awq", good, "already"},
 		"GGUF":      {"../model/testdata/gguf/llama.gguf", good, "already"},
 		"fp8":       {"../model/testdata/deepseek-fp8", good, "already"},
+		"gpt-oss":   {"../model/testdata/gpt-oss", good, "could not be loaded with integers"},
 		"wrapped":   {"../model/testdata/gemma3-multimodal", good, "within a larger one"},
 		"groups":    {engine.Builtin, with(func(o *quantize.Options) { o.Group = 512 }), "no multiple of groups of 512"},
 		"odd group": {engine.Builtin, with(func(o *quantize.Options) { o.Group = 12 }), "multiple of 8"},
