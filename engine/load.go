@@ -482,7 +482,7 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		o.Logger.Info("weights stored in fp8 are kept in another type", "type", as, "weights", memory.Bytes(l.WeightBytes))
 	}
-	keeps := l.Quantization == model.AsStored && l.Source.KeepsIntegers()
+	keeps := l.Source.KeepsIntegers(l.Quantization)
 	if from := l.Source.Integers(); keeps {
 		o.Logger.Info("weights stay as integers", "stored", from, "weights", memory.Bytes(l.WeightBytes))
 	} else if from != "" {
@@ -562,6 +562,8 @@ func (l *Loaded) load(o LoadOptions) error {
 	as := l.Quantization.String()
 	if stored {
 		as = backend.FP8.String()
+	} else if keeps && l.Quantization != model.AsStored { // earlier versions converted integers of 4 bits, too
+		as += "-" + backend.GRID.String()
 	} else if keeps {
 		as = backend.GRID.String()
 	}

@@ -52,3 +52,42 @@ func QuantizeGroup(dst []byte, w []float32, as DType) (scale float32) {
 	}
 	return scale
 }
+
+// QuantizeTo converts a group of weights to codes of a GridPlain, and returns their scale, which is
+// a bf16 value. Of some scales it selects the one with the least squared error.
+func QuantizeTo(codes []byte, w []float32, bits int) (best float32) {
+	middle := float32(int(1) << (bits - 1))
+	most, signed := float32(0), float32(0)
+	for _, v := range w {
+		if size := max(v, -v); size > most {
+			most, signed = size, v
+		}
+	}
+	lowest := float32(math.Inf(1))
+	for step := range 6 {
+		scale := bf16Scale(signed/-middle*(0.9+0.04*float32(step)), false)
+		if scale == 0 {
+			continue
+		}
+		sum := float32(0)
+		for _, v := range w {
+			d := v - float32(scale*roundTo(v/scale, middle))
+			sum += float32(d * d)
+		}
+		if sum < lowest {
+			lowest, best = sum, scale
+		}
+	}
+	for i, v := range w {
+		codes[i] = byte(middle)
+		if best != 0 {
+			codes[i] = byte(int(roundTo(v/best, middle) + middle))
+		}
+	}
+	return best
+}
+
+// roundTo rounds to an integer from -middle to middle-1.
+func roundTo(v, middle float32) float32 {
+	return float32(min(max(v, -middle), middle-1)+roundMagic) - roundMagic
+}

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -86,7 +87,7 @@ func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 	}
 	c := &fp8Config{Kept: q.Ignore}
 	var ints *integerConfig
-	floats := false
+	floats, several := false, false
 	for name, text := range q.Groups {
 		var group struct {
 			Weights struct {
@@ -107,8 +108,14 @@ func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 			if err := i.checkGroup(); err != nil {
 				return nil, nil, err
 			}
-			if ints != nil && *ints != *i {
-				return nil, nil, refuse("quantization_config", "compressed-tensors with integers of several kinds", "one number of bits and one size of groups")
+			if ints != nil && ints.Method == nvFP4 {
+				return nil, nil, refuse("quantization_config", "compressed-tensors with numbers of several kinds", "one kind of integers or of floats of 4 bits")
+			}
+			if ints != nil {
+				several = several || *ints != *i
+				if cmp.Or(cmp.Compare(ints.Bits, i.Bits), cmp.Compare(ints.Group, i.Group)) < 0 {
+					continue
+				}
 			}
 			ints = i
 			continue
@@ -138,6 +145,9 @@ func (r *rawConfig) fp8Of() (*fp8Config, *integerConfig, error) {
 	}
 	if !floats {
 		c = nil
+	}
+	if several {
+		ints.Several = true
 	}
 	return c, ints, nil
 }

@@ -33,7 +33,7 @@ func TestGrids(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			src, wide, g := openQuantized(t, name), openQuantized(t, name), readGoldensOf(t, name)
 			wide.ExpandIntegers()
-			if kept := checkGrids(t, src); kept != want || src.KeepsIntegers() != (want > 0) || wide.KeepsIntegers() {
+			if kept := checkGrids(t, src); kept != want || src.KeepsIntegers(AsStored) != (want > 0) || wide.KeepsIntegers(AsStored) {
 				t.Fatalf("%d matrices are kept, want %d", kept, want)
 			}
 			if want == 0 {

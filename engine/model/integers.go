@@ -14,13 +14,16 @@ import (
 
 // integerConfig is the layout of a checkpoint's matrices of integers: GPTQ, AWQ or
 // compressed-tensors. A weight is (q - zero)·scale. Each group of inputs has a scale and a zero.
-// Matrices of NVFP4 have floats of 4 bits instead: see fp4.go.
+// Matrices of NVFP4 have floats of 4 bits instead: see fp4.go. Of several kinds in a checkpoint of
+// compressed-tensors it is the one with the fewest bits.
 type integerConfig struct {
 	Method    string // quant_method, or nvFP4 for compressed-tensors with that
 	Bits      int    // 4 or 8
 	Group     int    // inputs of a group; 0: all
 	V2        bool   // GPTQ stores zeros unchanged, instead of less 1
 	Symmetric bool   // every zero is 1<<(Bits-1)
+
+	Several bool `fingerprint:"new"` // kinds: a matrix's shapes decide its bits and groups
 }
 
 // expandedType is the type in safetensors.Tensor of a weight that stored.rows expands.
@@ -400,8 +403,12 @@ func (f *finder) compressed(end string) *integers {
 	m.weights.data, m.weights.stride = w.Data, [2]int{w.Shape[1], 1}
 	m.out, m.in = w.Shape[0], w.Shape[1]
 	if end == "weight_packed" {
-		per := 32 / f.q.Bits
-		if m.in = f.inputs(); f.fault == "" && (m.in < 1 || (m.in-1)/per+1 != w.Shape[1]) {
+		m.in = f.inputs()
+		if other := 12 - f.q.Bits; f.q.Several && m.in > 0 && m.in <= maxDim && (m.in-1)/(32/f.q.Bits)+1 != w.Shape[1] {
+			m.weights.bits, m.zero = other, 1<<(other-1)
+		}
+		per := 32 / m.weights.bits
+		if f.fault == "" && (m.in < 1 || (m.in-1)/per+1 != w.Shape[1]) {
 			f.fault = fmt.Sprintf("%s.weight_packed: %d words of %d weights in a row, but weight_shape has %d inputs", f.module, w.Shape[1], per, m.in)
 		}
 	}
@@ -409,6 +416,9 @@ func (f *finder) compressed(end string) *integers {
 		return nil
 	}
 	groups := f.groups(m)
+	if t, _ := f.c.Tensor(f.module + ".weight_scale"); f.q.Several && len(t.Shape) == 2 && t.Shape[1] > 0 && m.in%t.Shape[1] == 0 {
+		groups, m.size = t.Shape[1], m.in/t.Shape[1]
+	}
 	m.scales, m.stride = f.tensor("weight_scale", []int{m.out, groups}, scaleTypes...), [2]int{groups, 1}
 	m.groups = f.groupIndex("weight_g_idx", m.in, groups, m.size)
 	z, ok := f.c.Tensor(f.module + ".weight_zero_point")
@@ -418,13 +428,13 @@ func (f *finder) compressed(end string) *integers {
 	case z.DType == "I8":
 		z = f.tensor("weight_zero_point", []int{m.out, groups}, "I8")
 		m.zeros = &codes{data: z.Data, bits: 8, word: 1, stride: [2]int{groups, 1}}
-		if m.weights.word == 4 && f.q.Bits == 4 {
+		if m.weights.word == 4 && m.weights.bits == 4 {
 			f.fault = fmt.Sprintf("%s: dtype I8 of a matrix that is packed; supported: I32", z.Name)
 		}
 	default:
-		per := 32 / f.q.Bits
+		per := 32 / m.weights.bits
 		z = f.tensor("weight_zero_point", []int{(m.out-1)/per + 1, groups}, "I32", "I8")
-		m.zeros = &codes{data: z.Data, bits: f.q.Bits, word: 4, byOutput: true, stride: [2]int{groups, 1}}
+		m.zeros = &codes{data: z.Data, bits: m.weights.bits, word: 4, byOutput: true, stride: [2]int{groups, 1}}
 	}
 	return m
 }

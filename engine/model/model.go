@@ -90,7 +90,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	}
 	for i := range tensors {
 		t := &tensors[i]
-		if *targets[i].target, err = b.Load(t.part(&targets[i], o.Quantization.of(&targets[i]))); err != nil {
+		if *targets[i].target, err = b.Load(m.config.tensor(t, &targets[i], o.Quantization)); err != nil {
 			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
 		if counted[t.Name] {
@@ -108,6 +108,14 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		return nil, fmt.Errorf("%s: buffers for steps of %d tokens: %w", src.Name, limits.Tokens, err)
 	}
 	return m, nil
+}
+
+// tensor returns a weight as it is loaded.
+func (c *Config) tensor(s *stored, b *binding, q Quantization) backend.Tensor {
+	if c.fourBits(q) && len(b.shape) == 2 && b.ofVocabulary() {
+		return narrowVocabulary(s.part(b, q.of(b)))
+	}
+	return s.part(b, q.converted(c, s, b))
 }
 
 // Forward issues the operations of the forward pass; Step has the backend

@@ -40,7 +40,8 @@ type of the scales, or to float32:
 - routers, and the gates of states and of shared experts
 - parts of a tensor-parallel rank that begin within a group of 64 or more, or a block of 256
 
-` + "`--dtype float32`" + ` expands all of them, and so do GPUs and ` + "`--quantization`" + `.
+` + "`--dtype float32`" + ` expands all of them, and so do GPUs and ` + "`--quantization`" + `, except that
+` + "`int4`" + ` leaves integers of 4 bits on CPUs.
 
 ## Architectures
 

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"math"
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -44,10 +45,66 @@ func (q Quantization) of(b *binding) backend.DType {
 	switch {
 	case q == AsStored || len(b.shape) != 2 || b.narrow():
 		return 0
-	case b.out == "vocab" || strings.Contains(b.name, "embed_tokens"):
+	case b.ofVocabulary():
 		return backend.INT8
 	}
 	return q.dtype()
+}
+
+// converted returns the type that a weight is converted to; 0: none. INT4 leaves integers as they
+// are in a checkpoint whose matrices have 4 bits, and elsewhere those of 4 bits.
+func (q Quantization) converted(c *Config, s *stored, b *binding) backend.DType {
+	if q == INT4 && s.grid != nil && (s.grid.Bits == 4 || c.fourBits(q)) && b.plus == 0 && b.inner() && s.keeps(b.in()) {
+		return 0
+	}
+	return q.of(b)
+}
+
+// fourBits reports whether q leaves all integers of a checkpoint as they are, because most have 4
+// bits, and converts its matrices of the vocabulary to vocabularyGrid.
+func (c *Config) fourBits(q Quantization) bool {
+	return q == INT4 && c.Integers != nil && !c.Expand && c.Integers.Bits == 4 && c.Integers.grid() != nil
+}
+
+// vocabularyGrid is the form of matrices of the vocabulary next to integers of 4 bits.
+var vocabularyGrid = backend.Grid{Kind: backend.GridPlain, Bits: 5, Group: backend.QuantGroup, BFloat: true}
+
+// narrowVocabulary converts a matrix to vocabularyGrid.
+func narrowVocabulary(t backend.Tensor) backend.Tensor {
+	in, size, data, as := t.Shape[1], t.DType.Size(), t.Data, map[backend.DType]string{backend.F32: "F32", backend.BF16: "BF16"}[t.DType]
+	g := vocabularyGrid
+	g.Row = func(to *backend.GridRow, row int) {
+		w := make([]float32, in)
+		for i := range w {
+			w[i] = number(data[row*in*size:], i, as)
+		}
+		for i := range to.Scales {
+			from, end := i*g.Group, min((i+1)*g.Group, in)
+			scale := backend.QuantizeTo(to.Codes[from:end], w[from:end], g.Bits)
+			to.Scales[i] = uint16(math.Float32bits(scale) >> 16)
+		}
+	}
+	t.DType, t.Data, t.As, t.Grid = backend.GRID, nil, 0, &g
+	return t
+}
+
+// ofVocabulary reports whether a matrix is an embedding or an output projection.
+func (b *binding) ofVocabulary() bool {
+	return b.out == "vocab" || strings.Contains(b.name, "embed_tokens")
+}
+
+// inner reports whether a weight is a matrix that is neither of the vocabulary nor narrow.
+func (b *binding) inner() bool { return len(b.shape) == 2 && !b.narrow() && !b.ofVocabulary() }
+
+// Matrices returns the names of the tensors that INT4 converts to 4 bits, in the order of the
+// model. Experts that share a tensor are left out. A tensor with several weights occurs for each.
+func (s *Source) Matrices() (names []string) {
+	for _, b := range s.Config.network().weights() {
+		if b.inner() {
+			names = append(names, b.name)
+		}
+	}
+	return names
 }
 
 // narrow reports whether a matrix has so few outputs, each of which decides for many numbers, that
@@ -59,7 +116,7 @@ func (b *binding) narrow() bool { return b.out == "experts" || b.out == "gates" 
 func (c *Config) LargestMatrix() (n int64) {
 	net := c.network()
 	for _, b := range net.weights() {
-		if len(b.shape) == 2 && !b.narrow() && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens") {
+		if b.inner() {
 			n = max(n, int64(b.parts[0].n)*int64(b.in().n))
 		}
 	}
@@ -88,8 +145,7 @@ func (c *Config) WeightBytes(q Quantization) int64 {
 func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) stored) (n int64) {
 	net := c.network()
 	for _, b := range net.weights() {
-		matrix := len(b.shape) == 2 && !b.narrow() && b.out != "vocab" && !strings.Contains(b.name, "embed_tokens")
-		s := as(b.name, matrix)
+		s := as(b.name, b.inner())
 		if b.plus != 0 {
 			s.DType = "F32"
 		}
@@ -99,7 +155,11 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 		if b.rows != nil { // each with a copy of its scales
 			s.block[0] = 1
 		}
-		n += s.memory(q.of(&b), b.parts[0].n, b.in())
+		if c.fourBits(q) && len(b.shape) == 2 && b.ofVocabulary() {
+			n += int64(vocabularyGrid.MatrixBytes(b.parts[0].n, b.in().n))
+			continue
+		}
+		n += s.memory(q.converted(c, &s, &b), b.parts[0].n, b.in())
 	}
 	if s, ok := net.(stacker); ok {
 		for _, st := range s.stacks() {

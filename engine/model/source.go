@@ -186,7 +186,7 @@ func (s *Source) optional(name string) ([]byte, error) {
 func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	c, err := s.weights()
 	switch {
-	case err != nil || q != AsStored:
+	case err != nil || q != AsStored && !s.Config.fourBits(q):
 		return s.Config.WeightBytes(q), err
 	case s.Config.FP8 != nil || s.Config.Integers != nil || s.blocks != "":
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {
@@ -219,6 +219,12 @@ func (s *Source) RankBytes(q Quantization, of Shard) (int64, error) {
 	}), nil
 }
 
+// Checkpoint returns the folder's tensors. They stay readable until Close.
+func (s *Source) Checkpoint() (*safetensors.Checkpoint, error) { return s.weights() }
+
+// Files returns the folder.
+func (s *Source) Files() fs.FS { return s.files }
+
 // Integers describes the integers in which matrices are stored; empty: there are none.
 func (s *Source) Integers() string {
 	if q := s.Config.Integers; q != nil {
@@ -227,15 +233,15 @@ func (s *Source) Integers() string {
 	return s.blocks
 }
 
-// KeepsIntegers reports whether matrices stay as integers. Those that a backend cannot keep are
-// expanded.
-func (s *Source) KeepsIntegers() bool {
+// KeepsIntegers reports whether matrices stay as integers with a quantization. Those that a backend
+// cannot keep are expanded.
+func (s *Source) KeepsIntegers(q Quantization) bool {
 	c, err := s.weights()
 	if err != nil || s.Integers() == "" {
 		return false
 	}
 	for _, b := range s.Config.network().weights() {
-		if found, _ := find(c, b.name, &s.Config); found.grid != nil && b.plus == 0 {
+		if found, _ := find(c, b.name, &s.Config); found.grid != nil && b.plus == 0 && (q == AsStored || q.of(&b) != q.converted(&s.Config, &found, &b)) {
 			return true
 		}
 	}

@@ -19,8 +19,9 @@ type tiktokenClass struct {
 	begin    []string               // begin a text
 }
 
-// tiktokenClasses are the values of tokenizer_class whose files of ranks are read. The class of
-// transformers for such files has the empty name and those of fast tokenizers.
+// tiktokenClasses are the values of tokenizer_class whose files of ranks are read. transformers
+// reads those of fast tokenizers with Llama 3's pattern. Without a class only Llama 3's own file is
+// read.
 var tiktokenClasses = map[string]tiktokenClass{
 	"TikTokenTokenizer": {pattern: "kimi", reserved: 256, name: func(_, id int) string { return fmt.Sprintf("<|reserved_token_%d|>", id) }},
 	"ChatGLM4Tokenizer": {pattern: "llama3", begin: []string{"[gMASK]", "<sop>"}},
@@ -78,8 +79,7 @@ func FromTiktoken(model, config []byte) ([]byte, error) {
 	}
 	class, ok := tiktokenClasses[c.Class]
 	if !ok {
-		known := slices.DeleteFunc(slices.Sorted(maps.Keys(tiktokenClasses)), func(name string) bool { return name == "" })
-		return nil, &UnsupportedError{"tokenizer_class with a file of ranks (read are " + strings.Join(known, ", ") + ")", c.Class}
+		return nil, unknownClass(c.Class)
 	}
 	tokens, err := readRanks(model)
 	if err != nil {
@@ -101,12 +101,24 @@ func FromTiktoken(model, config []byte) ([]byte, error) {
 		a.ID = int32(id)
 		special[a.ID] = a
 	}
+	if c.Class == "" && len(tokens) != llama3Ranks {
+		return nil, unknownClass("")
+	}
 	var all []addedToken
 	for _, id := range slices.Sorted(maps.Keys(special)) {
 		all = append(all, special[id])
 	}
 	i := slices.IndexFunc(patterns, func(p pattern) bool { return p.name == class.pattern })
 	return rankedJSON(tokens, 0, all, patterns[i].expr, class.begin...)
+}
+
+// unknownClass returns the error of a class whose pattern is not known; empty: there is no class.
+func unknownClass(name string) error {
+	known := slices.DeleteFunc(slices.Sorted(maps.Keys(tiktokenClasses)), func(name string) bool { return name == "" })
+	if name == "" {
+		name = "absent from tokenizer_config.json"
+	}
+	return &UnsupportedError{"tokenizer_class with a file of ranks (read are " + strings.Join(known, ", ") + ")", name}
 }
 
 // readRanks returns the tokens of a file of ranks in their order.

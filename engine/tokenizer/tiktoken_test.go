@@ -116,26 +116,29 @@ func TestTiktokenRefuses(t *testing.T) {
 		token := strings.Repeat("\x00", i+200) // longer than those of ranks
 		fmt.Fprintf(&runs, "%s %d\n", base64.StdEncoding.EncodeToString([]byte(token)), len(lines)-1+i)
 	}
+	const fast = `{"tokenizer_class": "PreTrainedTokenizerFast"}`
 	for _, c := range []struct {
 		ranks, config string
 		want          error
 		says          string
 	}{
 		{ranks, `{"tokenizer_class": "MartianTokenizer"}`, ErrUnsupported, "read are ChatGLM4Tokenizer"},
+		{ranks, "{}", ErrUnsupported, "absent from tokenizer_config.json"},
+		{ranks, `{"added_tokens_decoder": {"1000": {"content": "[EOS]"}}}`, ErrUnsupported, "tokenizer_class with a file of ranks"},
 		{ranks, `{"tokenizer_class": 7}`, ErrInvalid, "tokenizer_config.json"},
 		{ranks, `{"added_tokens_decoder": {"7": {"content": "x"}}}`, ErrInvalid, `"x" as token "7"`},
 		{ranks, `{"added_tokens_decoder": {"9999999999": {"content": "x"}}}`, ErrInvalid, "9999999999"},
 		{ranks, `{"added_tokens_decoder": {"5000": {"content": ""}}}`, ErrInvalid, "5000"},
-		{ranks, `{"added_tokens_decoder": {"5000": {"content": "a"}}}`, ErrInvalid, `"a" is in the vocabulary, too`},
+		{ranks, `{"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": {"5000": {"content": "a"}}}`, ErrInvalid, `"a" is in the vocabulary, too`},
 		{"", "{}", ErrInvalid, "0 of the 256 bytes"},
 		{strings.Join(lines[:200], "\n"), "{}", ErrInvalid, "200 of the 256 bytes"},
 		{strings.Join(lines[1:], "\n"), "{}", ErrInvalid, "line 1 of the file of ranks"},
 		{ranks + lines[65], "{}", ErrInvalid, "want a token in base64 and the rank"},
-		{ranks + fmt.Sprintf("QQ== %d\n", len(lines)-1), "{}", ErrInvalid, `"A" is in the vocabulary twice`},
+		{ranks + fmt.Sprintf("QQ== %d\n", len(lines)-1), fast, ErrInvalid, `"A" is in the vocabulary twice`},
 		{"*** 0\n", "{}", ErrInvalid, "line 1"},
 		{" 0\n", "{}", ErrInvalid, "line 1"},
 		{base64.StdEncoding.EncodeToString(make([]byte, 2000)) + " 0\n", "{}", ErrInvalid, "2000 bytes, at most 1024"},
-		{ranks + runs.String(), "{}", ErrInvalid, "merges of the vocabulary take more than"},
+		{ranks + runs.String(), fast, ErrInvalid, "merges of the vocabulary take more than"},
 		{strings.Repeat("\n", maxTokenID), "{}", ErrInvalid, "more than 4194304 lines"},
 	} {
 		if _, err := FromTiktoken([]byte(c.ranks), []byte(c.config)); !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {

@@ -110,6 +110,7 @@ var mayImport = map[string][]string{
 	"engine/draft":               {"engine/backend", "engine/kvcache", "engine/sample"},
 	"engine/workers":             {"engine/backend"},
 	"engine/ngram":               {},
+	"engine/quantize":            {"engine/backend", "engine/backend/cpu", "engine/memory", "engine/model", "engine/safetensors", "engine/sample", "engine/tokenizer"},
 	"engine/scheduler":           {"engine/kvcache"},
 	"engine/grammar":             {},
 	"engine/grammar/grammartest": {}, // hostile schemas for tests
@@ -131,7 +132,7 @@ var mayImport = map[string][]string{
 	"internal/breaker":         {},                                 // calls to peers that failed
 	"internal/cluster":         {"internal/rpc", "engine/kvcache"}, // its in-memory network; block events
 	"internal/cost":            {},                                 // prices of tokens
-	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/profiler", "bench/sim/profile", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "internal/config", "internal/console", "internal/hub", "internal/kubernetes", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
+	"internal/cli":             {"docs", "internal/doctor", "internal/explainlog", "engine/backend/cuda", "kvtransfer", "kvtransfer/fabric", "bench", "bench/dataset", "bench/load", "bench/offline", "bench/profiler", "bench/sim/profile", "bench/transfer", "bench/truth", "engine", "engine/backend/cpu", "engine/memory", "engine/quantize", "internal/config", "internal/console", "internal/hub", "internal/kubernetes", "internal/obs/logs", "internal/process", "internal/regular", "internal/rpc", "internal/tlsconf"},
 	"docs":                     {}, // pages that the program reads
 	"internal/doctor":          {"internal/console", "internal/tlsconf"},
 	"internal/explainlog":      {"engine/backend", "engine/memory"}, // which plans KV memory

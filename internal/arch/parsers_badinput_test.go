@@ -48,6 +48,7 @@ var parsers = map[string][]string{
 // the table has read, and why they need no target of their own.
 var parsed = map[string]string{
 	"internal/batch":         "lines of files that its user gives, and a gateway's answers, by encoding/json into plain fields",
+	"engine/quantize":        "numbers of tensors, whose bytes engine/safetensors has checked against their shapes",
 	"gateway/proxy/discover": "Kubernetes' API, by encoding/json into plain fields",
 	"internal/kubernetes":    "the message of an error of Kubernetes' API, by encoding/json into a plain field",
 	"gateway":                "an adapter's name and folder, which internal/jsonscan has checked, by encoding/json into plain fields",

@@ -37,7 +37,7 @@ func repositoryArgument(v *Invocation) (name, revision string, err error) {
 // pull downloads a model. Results go to standard output, progress and log lines to standard error.
 func pull(v *Invocation) error {
 	o := hub.Options{Environ: v.Environ, Agent: "tandem/" + v.Version}
-	v.StringSliceVar(&o.Include, "include", nil, "only files that match a pattern, such as '*Q4_K_M.gguf'; default: all files of the kinds safetensors, json, model, txt, jinja and gguf")
+	v.StringSliceVar(&o.Include, "include", nil, "only files that match a pattern, such as '*Q4_K_M.gguf'; default: all files of the kinds safetensors, json, model, txt, jinja, gguf and tiktoken")
 	v.CountVar(&o.Workers, "max-workers", hub.DefaultWorkers, 1, "files that are downloaded at once")
 	quiet := v.Bool("quiet", false, "no progress and no log lines")
 	v.OwnDryRun("list the files and their sizes, and what the cache has of them, without downloading or writing any")

@@ -25,7 +25,7 @@ const (
 )
 
 // extensions are those of the files that are downloaded. Code and pickled weights are not.
-var extensions = []string{".safetensors", ".json", ".model", ".txt", ".jinja", ".gguf"}
+var extensions = []string{".safetensors", ".json", ".model", ".txt", ".jinja", ".gguf", ".tiktoken"}
 
 // File is a file of a model's commit.
 type File struct {

@@ -47,6 +47,7 @@ func files() map[string][]byte {
 		"modeling.py":                 []byte("import os"),
 		"README.md":                   []byte("# name"),
 		"tokenizer.model":             []byte("vocabulary"),
+		"qwen.tiktoken":               []byte("AA== 0\n"),
 		"chat template é & %2F.jinja": []byte("{{ messages }}"),
 	}
 }

@@ -325,6 +325,16 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 	return backend.Weight(len(c.weights) - 1), nil
 }
 
+// Reload replaces the numbers of a matrix of F32 or BF16, which Options.Mapped must not have left
+// where the checkpoint has it. No operation may run.
+func (c *CPU) Reload(id backend.Weight, data []byte) error {
+	w := c.weight(id)
+	if w.in == 0 || w.dtype != backend.F32 && w.dtype != backend.BF16 || len(data) != w.dtype.MatrixBytes(w.out, w.in) || c.opts.Mapped {
+		return fmt.Errorf("%w: %s %s [%d, %d] cannot get %d bytes", backend.ErrShape, w.name, w.dtype, w.out, w.in, len(data))
+	}
+	return c.kernels.load(c, w, data)
+}
+
 // AllocKV reserves the paged KV, once. Pages take memory when they are first written.
 func (c *CPU) AllocKV(spec backend.KVSpec) error {
 	const most = 1 << 20
