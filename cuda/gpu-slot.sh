@@ -106,7 +106,7 @@ few=$([ -n "$tiny" ] && echo 4 || echo 32)
 many=$((few * 5))
 case $slot in
 1)
-	tests parity 110 -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestModelBF16'
+	tests parity 110 -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestModelBF16|TestHalves'
 	checked memcheck 60 'TestKernels/(attention|moe|place|draws|rules|masks|slices)'
 	model llama-1b
 	for try in blocks slices "slices all"; do
