@@ -345,7 +345,7 @@ PACKAGES  = $(shell $(GO) list ./...)
 # CPU time, which the detector multiplies by 3 to 14. What is parallel below engine/model runs in
 # engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda. bench/sim/prove
 # and bench/sim/proof run the roles, which have their own tests.
-WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate deploy/planner/control engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/sample engine/scheduler \
+WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate deploy/planner/control engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/quantize engine/sample engine/scheduler \
 	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
 # Packages that also run without it: eight times as many seeds of each kernel, 10,000 texts for every
 # vocabulary (10 times as long under it), every class of numerics, and counts of allocations, to

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"math"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -68,6 +69,40 @@ func TestGrids(t *testing.T) {
 			}
 			familyBytes(t, src)
 		})
+	}
+}
+
+// INT4 keeps the integers of a checkpoint of 4 bits and converts its vocabulary to 5 bits, in the
+// memory that WeightBytes returns, and every kernel computes with it. With expanded integers it
+// converts all matrices.
+func TestInt4KeepsGrids(t *testing.T) {
+	for _, name := range []string{"quantized/gptq-4", "quantized/awq", "quantized/w4a16"} {
+		src, wide := openQuantized(t, name), openQuantized(t, name)
+		wide.ExpandIntegers()
+		for s, want := range map[*Source]map[backend.DType]int{src: {backend.GRID: 16}, wide: {backend.INT4: 14, backend.INT8: 2}} {
+			held := &weighing{}
+			loadFamily(t, s, cpu.Auto, Options{Quantization: INT4}, func(b backend.Backend) backend.Backend { held.Backend = b; return held })
+			for as, n := range want {
+				if held.types[as] != n {
+					t.Errorf("%s: %d matrices of %s, want %d", name, held.types[as], as, n)
+				}
+			}
+			if got, err := s.WeightBytes(INT4); err != nil || math.Abs(float64(got-held.bytes)) > 0.02*float64(held.bytes) {
+				t.Errorf("%s: %d bytes, WeightBytes returns %d, %v", name, held.bytes, got, err)
+			}
+		}
+		if !src.KeepsIntegers(INT4) || wide.KeepsIntegers(INT4) || src.KeepsIntegers(INT8) {
+			t.Errorf("%s: KeepsIntegers", name)
+		}
+		prompt := []int32{1, 7, 50, 3, 90, 12, 33, 64}
+		exact := eachLogit(t, loadFamily(t, wide, cpu.Auto, Options{}, nil), prompt)
+		for _, kernels := range kernelsToTest() {
+			for i, row := range eachLogit(t, loadFamily(t, src, kernels, Options{Quantization: INT4}, nil), prompt) {
+				if d := kullbackLeibler(exact[i], row); !(d <= 0.2) {
+					t.Errorf("%s: %s: the divergence is %g at position %d", name, kernels, d, i)
+				}
+			}
+		}
 	}
 }
 

@@ -1,5 +1,5 @@
 // Package quantize converts the matrices of a checkpoint to integers of 4 bits with error feedback,
-// and writes a checkpoint that vLLM, transformers and this program load.
+// and writes a checkpoint in the form of compressed-tensors.
 //
 // Sequences of tokens run through the model in one step. The moments of a matrix's inputs describe
 // how the other weights can make up for the error of one. The matrix is rounded input by input
