@@ -79,10 +79,10 @@ type advice struct {
 // scenario is a change of the present fleet, or of its load.
 type scenario struct {
 	planner.Row
-	why    string // it was not simulated; empty: it was
-	says   string // what was assumed; empty: nothing
-	events func(span, start time.Duration) []fleet.Event
-	takes  time.Duration // of the events; 0: they have no end
+	why     string // it was not simulated; empty: it was
+	assumes string // what the simulation assumes, in words; empty: nothing
+	events  func(span, start time.Duration) []fleet.Event
+	takes   time.Duration // of the events; 0: they have no end
 	// replan has the least fleet for the changed load or node; nil: none was sought or found.
 	replan *planner.Plan
 	sought bool // a fleet is sought if the present one fails, or costs another price
@@ -332,7 +332,7 @@ func (a *advice) loseZone(s *scenario, zones int) {
 	if prefill > 0 {
 		dies = count(prefill, "prefill node") + " and " + dies
 	}
-	s.says = fmt.Sprintf("%s: %s die, because nodes name no zones and are taken to be spread evenly.", s.Name, dies)
+	s.assumes = fmt.Sprintf("%s: %s die, because nodes name no zones and are taken to be spread evenly.", s.Name, dies)
 	s.events = func(span, _ time.Duration) (list []fleet.Event) {
 		for i := range prefill + decode {
 			t := fleet.Target{Prefill: i < prefill, Node: i}

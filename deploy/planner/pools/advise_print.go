@@ -303,8 +303,8 @@ func (a *advice) risk(s *scenario) (lines []string) {
 	case s.Name == "now":
 		return nil
 	}
-	if s.says != "" {
-		lines = append(lines, s.says)
+	if s.assumes != "" {
+		lines = append(lines, s.assumes)
 	}
 	if s.takes > 0 {
 		if load := a.whole[len(a.whole)-1].At; s.takes > load {

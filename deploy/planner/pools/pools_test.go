@@ -95,7 +95,7 @@ func TestPools(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	o.Prices = []float64{0}
+	o.Prices, o.Budget = []float64{0}, 2_000
 	text = planned(t, o)
 	if !strings.Contains(text, "No price is known: give --price-per-hour, the US dollars for an hour of one node (h100:llama-8b).") || strings.Contains(text, "$0") {
 		t.Error(text)
@@ -107,7 +107,7 @@ func TestKinds(t *testing.T) {
 	o := options()
 	o.Profiles, o.PrefillProfiles, o.Prices = []string{"h200:llama-8b"}, []string{"l40s:llama-8b"}, []float64{50, 1}
 	o.Shape, o.Explain, o.Spare, o.Helm = "pools", true, 1, filepath.Join(t.TempDir(), "values.yaml")
-	o.Budget = 40_000
+	o.Budget = 14_000
 	text := planned(t, o)
 	for _, want := range []string{
 		"prefill nodes of l40s:llama-8b (NVIDIA L40S) and ", "of h200:llama-8b (NVIDIA H200 SXM), 1 GPU each", "→ chosen",
@@ -122,7 +122,7 @@ func TestKinds(t *testing.T) {
 	if err != nil || !strings.Contains(string(values), "# Prefill nodes are NVIDIA L40S, decode nodes NVIDIA H200 SXM: select") || strings.Contains(string(values), "price-per-hour") {
 		t.Errorf("%v\n%s", err, values)
 	}
-	o.Explain, o.Up, o.Helm, o.Spare, o.Budget = false, true, "", 0, 9_000
+	o.Explain, o.Up, o.Helm, o.Spare, o.Budget = false, true, "", 0, 2_000
 	if err := Run(&o, new(bytes.Buffer)); !errors.Is(err, ErrOption) || !strings.Contains(err.Error(), "--up: tandem up starts nodes on one machine, and the plan has l40s:llama-8b and h200:llama-8b") {
 		t.Error(err)
 	}
