@@ -1,7 +1,7 @@
 # What gpu-test.sh and gpu-slot.sh share. They source it at the root of the tree.
 
 # The tests of kernels and models that compare a GPU with the CPU.
-parity='TestKernels|TestModels|TestModelBF16|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestHalves'
+parity='TestKernels|TestModels|TestModelBF16|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestHalves|TestInt4|TestDelta'
 
 # The kernels that TD_KERNELS may name, in the order of their declarations.
 names=$(sed -n '/^struct Tried {/,/^};/s/^  bool \([a-z0-9]*\) = false;.*/\1/p' cuda/runtime/plan.h)
