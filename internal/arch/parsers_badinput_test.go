@@ -16,6 +16,7 @@ import (
 var parsers = map[string][]string{
 	"bench":                  {"FuzzReadSample"},                                                                     // servers' metrics
 	"bench/dataset":          {"FuzzFiles"},                                                                          // datasets and traces
+	"bench/sim":              {"FuzzLine"},                                                                           // lines of traces
 	"bench/sim/profile":      {"FuzzRead"},                                                                           // profiles
 	"bench/load":             {"FuzzEvents"},                                                                         // a server's stream of events
 	"engine/backend/cpu":     {"FuzzSamplers", "FuzzDraws"},                                                          // no bytes of others: logits of all bits, for C kernels that index by them
@@ -56,7 +57,6 @@ var parsed = map[string]string{
 	"bench/engine":           "what llama.cpp prints and its own results, by encoding/json into plain fields",
 	"bench/grammar":          "maskbench's files, a vocabulary that its user gives and the answers of a program that it starts, by encoding/json into plain fields",
 	"bench/gateway":          "its own client's requests and results, what peers on this machine answer, /proc",
-	"bench/sim":              "traces that its user gives, by encoding/json into plain fields",
 	"bench/sim/simulate":     "a result of bench serve that its user gives, by encoding/json into plain fields",
 	"bench/sim/proof":        "a plan of tandem plan pools, which it has just made, by encoding/json into plain fields",
 	"bench/native":           "protobuf messages, by the generated code that internal/rpc's targets run",
