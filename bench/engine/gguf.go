@@ -22,7 +22,8 @@ const (
 	valueText, valueArray = 8, 9
 )
 
-// ggufFile is the head of a file of llama.cpp's format, and the tensors whose random weights follow.
+// ggufFile is the head of a file of llama.cpp's format, and the tensors whose random weights
+// follow.
 type ggufFile struct {
 	values  []byte // metadata, encoded
 	count   int    // of values

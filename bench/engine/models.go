@@ -31,7 +31,7 @@ type measured struct {
 	read            []float64 // bytes per second that the machine reads, between our steps of one sequence
 }
 
-// compareModels measures every file and writes the page.
+// compareModels measures every file, and writes the page after each.
 func compareModels(o *options) error {
 	if o.rounds < 1 || o.threads < 1 {
 		return fmt.Errorf("-rounds %d, -threads %d: want at least 1", o.rounds, o.threads)
@@ -57,9 +57,13 @@ func compareModels(o *options) error {
 			}
 			all = append(all, m)
 			fmt.Print(modelsTable([]measured{m}))
+			// Later files may be interrupted.
+			if err := os.WriteFile(o.models, []byte(modelsPage(o, all, time.Since(began))), 0o644); err != nil {
+				return err
+			}
 		}
 	}
-	return os.WriteFile(o.models, []byte(modelsPage(o, all, time.Since(began))), 0o644)
+	return nil
 }
 
 // measure runs the rounds of a file.

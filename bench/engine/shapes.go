@@ -97,7 +97,8 @@ func (s *published) vocabulary(f *ggufFile) {
 	f.texts("tokenizer.ggml.merges", []string{"a b"})
 }
 
-// weights adds the tensors, with the types that llama.cpp's quantizer chooses for a file of this type.
+// weights adds the tensors, with the types that llama.cpp's quantizer chooses for a file of this
+// type.
 func (s *published) weights(f *ggufFile, fileType string) {
 	kindOf := func(in int, more bool) uint32 {
 		switch {

@@ -1,5 +1,5 @@
-// peer times steps of llama.cpp for bench/engine: peer FILE THREADS CONTEXT PROMPT loads a GGUF file
-// and reads commands from its standard input, a line each. It answers each with a line.
+// peer times steps of llama.cpp for bench/engine: peer FILE THREADS CONTEXT PROMPT loads a GGUF
+// file and reads commands from its standard input, a line each. It answers each with a line.
 //
 //   decode SEQUENCES STEPS   the seconds of so many steps, each of one token of so many sequences
 //                            that have CONTEXT tokens

@@ -522,10 +522,10 @@ FN void w16_store(double *p, w16 v) { memcpy(p, &v, sizeof v); }
 
 enum { VPT = 16 / VL }; // registers per tile
 
-// vplus adds lanes of 32 bits, vleft and vright shift them, and vfields the same to the right and keeps the bits of
-// mask, a byte. vmerge returns the lower halves of the bytes of low and the upper ones of high.
-// vbyte and vsigned return byte i of each lane, without and with a sign, and vupper the upper half
-// of a lane. vhalf reads either half in half precision.
+// vplus adds lanes of 32 bits, and vleft and vright shift them. vfields shifts to the right and
+// keeps the bits of mask, a byte. vmerge returns the lower halves of the bytes of low and the upper
+// ones of high. vbyte and vsigned return byte i of each lane, without and with a sign, and vupper
+// the upper half of a lane. vhalf reads either half in half precision.
 typedef uint32_t lanes __attribute__((vector_size(sizeof(VI))));
 typedef int32_t signed_lanes __attribute__((vector_size(sizeof(VI))));
 FN VI vplus(VI a, VI b) { return (VI)((lanes)a + (lanes)b); }
@@ -560,9 +560,9 @@ FN void v16_fp8_four(const void *p, v16 v[4]) {
 }
 #endif
 
-// vfetch fetches lines of 64 bytes from p on into the cache. Fetched in the order of their addresses
-// and before they are used, lines come at nearly the speed of memory: instructions that wait for one
-// keep the processor from fetching the next ones, and loads out of order from recognizing a stream.
+// vfetch fetches lines of 64 bytes from p on into the cache. In the order of their addresses and
+// before they are used, lines come at nearly the speed of memory: instructions that wait for a line
+// keep the next ones from being requested, and loads out of order hide the stream.
 FN void vfetch(const char *p, const int lines) {
 	__asm__("" : "+r"(p)); // else GCC keeps the sum of each line's offset and p's in a register
 	_Pragma("GCC unroll 17") for (int i = 0; i < lines; i++)
