@@ -61,6 +61,9 @@ const (
 	Length    = 256
 )
 
+// maxTokens bounds the tokens of a calibration, which run in one step.
+const maxTokens = 1 << 20
+
 // Result describes a folder that was written.
 type Result struct {
 	Matrices int   // that were converted
@@ -109,9 +112,9 @@ type job struct {
 
 // check refuses what cannot be converted.
 func (j *job) check() (err error) {
-	if j.o.Group < 1 || j.o.Group%8 != 0 || j.o.Sequences < 1 || j.o.Length < 2 || j.o.Length > j.src.Config.MaxPositions {
-		return fmt.Errorf("%w: groups of %d, %d sequences of %d tokens; want a multiple of 8, and at most %d tokens",
-			ErrOption, j.o.Group, j.o.Sequences, j.o.Length, j.src.Config.MaxPositions)
+	if j.o.Group < 1 || j.o.Group%8 != 0 || j.o.Sequences < 1 || j.o.Length < 2 || j.o.Length > j.src.Config.MaxPositions || j.o.Sequences > maxTokens/j.o.Length {
+		return fmt.Errorf("%w: groups of %d, %d sequences of %d tokens; want a multiple of 8, at most %d tokens in a sequence and %d in all",
+			ErrOption, j.o.Group, j.o.Sequences, j.o.Length, j.src.Config.MaxPositions, maxTokens)
 	}
 	if c := &j.src.Config; j.src.Integers() != "" || c.FP8 != nil || c.MXFP4 {
 		return fmt.Errorf("%w: the weights of %s are integers or floats of 8 or 4 bits already; give the model in float32, float16 or bfloat16", ErrOption, j.src.Name)

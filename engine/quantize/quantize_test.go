@@ -161,6 +161,7 @@ func TestRefusals(t *testing.T) {
 		"groups":    {engine.Builtin, with(func(o *quantize.Options) { o.Group = 512 }), "no multiple of groups of 512"},
 		"odd group": {engine.Builtin, with(func(o *quantize.Options) { o.Group = 12 }), "multiple of 8"},
 		"long":      {engine.Builtin, with(func(o *quantize.Options) { o.Length = 1 << 20 }), "at most 2048"},
+		"many":      {engine.Builtin, with(func(o *quantize.Options) { o.Sequences = 1 << 30 }), "1048576 in all"},
 		"short":     {engine.Builtin, with(func(o *quantize.Options) { o.Text = "few words" }), "fewer than a sequence"},
 	} {
 		src, err := engine.OpenModel(c.model)
