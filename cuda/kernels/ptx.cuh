@@ -41,11 +41,12 @@
 
 constexpr unsigned kAll = 0xffffffffu;
 
-// kArch is the architecture that code is compiled for, 90 for 9.0; 0 for hosts.
+// kArch is the architecture that code is compiled for, 90 for 9.0, and kCuda the compiler's major
+// version; 0 for hosts.
 #ifdef __CUDA_ARCH__
-enum { kArch = __CUDA_ARCH__ / 10 };
+enum { kArch = __CUDA_ARCH__ / 10, kCuda = __CUDACC_VER_MAJOR__ };
 #else
-enum { kArch = 0 };
+enum { kArch = 0, kCuda = 0 };
 #endif
 
 struct alignas(16) Vec4 {
