@@ -110,8 +110,10 @@ gpu-tests: cuda cuda-nvcc ## build what make gpu-test and gpu-bench need into bi
 
 # What make gpu-test, gpu-bench and the three slots of cuda/gpu-slot.sh need, in one archive.
 GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so bin/tandem-cuda-nvcc.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model go.mod Makefile
+# Test data of formats that the tests of engine/backend/cuda do not read.
+GPU_UNUSED := gguf converted quantized llamacpp.gz
 gpu-pack: gpu-tests ## bin/gpu-pack.tar.xz, what is carried to a machine with a GPU, at most 40 MiB; there, cuda/gpu-slot.sh 1, 2 and 3 take 8 minutes each
-	tar -cf - $(GPU_FILES) | xz -6 -T 0 >bin/gpu-pack.tar.xz
+	tar -cf - $(GPU_UNUSED:%=--exclude=engine/model/testdata/%) $(GPU_FILES) | xz -6 -T 0 >bin/gpu-pack.tar.xz
 	@size=$$(stat -c %s bin/gpu-pack.tar.xz); [ $$size -le 41943040 ] || { echo "gpu-pack: $$size bytes are more than 40 MiB" >&2; exit 1; }; echo "bin/gpu-pack.tar.xz: $$size bytes"
 
 gpu-test: ## on a machine with a GPU: every kernel and model against the CPU, then under compute-sanitizer where there is one; needs bin/ of make gpu-tests
