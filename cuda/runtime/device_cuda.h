@@ -47,7 +47,7 @@ const void *find(Stream &s, const char *type, const char *name) {
     if (cudaLibraryGetKernel(&kernel, l, mangled.c_str()) == cudaSuccess) return reinterpret_cast<const void *>(kernel);
   (void)cudaGetLastError();
   kernel = nullptr;
-  if (s.error.empty()) s.error = std::string(name) + ": no machine code for compute capability " + std::to_string(s.capability);
+  s.fail(std::string(name) + ": no machine code for compute capability " + std::to_string(s.capability), false);
   return nullptr;
 }
 #endif
@@ -97,16 +97,19 @@ inline bool enroll(Stream &s, void *p, int64_t n) { return s.may(cudaHostRegiste
 inline void unregister(void *p) { cudaHostUnregister(p); }
 
 inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
-  s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyHostToDevice, s.stream), "copy to the device");
+  s.after_kernel = false;
+  if (s.ready()) s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyHostToDevice, s.stream), "copy to the device");
 }
 inline void download(Stream &s, void *dst, const void *src, int64_t n) {
-  s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyDeviceToHost, s.stream), "copy from the device");
+  s.after_kernel = false;
+  if (s.ready()) s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyDeviceToHost, s.stream), "copy from the device");
 }
 // outside lets f enqueue work on the stream, and returns its error.
 template <class F>
 void outside(Stream &s, F f) {
-  std::string bad = f(static_cast<void *>(s.stream));
-  if (!bad.empty() && s.error.empty()) s.error = bad;
+  s.after_kernel = false;
+  std::string bad = s.ready() ? f(static_cast<void *>(s.stream)) : "";
+  if (!bad.empty()) s.fail(bad, false);
 }
 inline void wait(Stream &s) { s.ok(cudaStreamSynchronize(s.stream), "waiting for the device"); }
 inline int poll(Stream &s) {
@@ -119,17 +122,29 @@ inline int poll(Stream &s) {
   return s.ok(e, "the device") ? 1 : -1;
 }
 
+// can_overlap reports whether kernels of graphs can start before the previous kernel has ended.
+inline bool can_overlap(Stream &s) {
+  int driver = 0;
+  return s.capability >= 90 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
+}
+
+// record returns the graph of what body starts, or null. Its errors change nothing else.
 inline Graph record(Stream &s, const std::function<void()> &body) {
-  if (!s.ok(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal), "recording a graph")) return nullptr;
-  body();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
-  if (!s.ok(cudaStreamEndCapture(s.stream, &graph), "recording a graph")) return nullptr;
-  s.ok(cudaGraphInstantiate(&exec, graph, 0), "making a graph");
-  cudaGraphDestroy(graph);
+  if (!s.may(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal), "recording a graph")) return nullptr;
+  s.recording = true;
+  s.after_kernel = false;
+  body();
+  s.ok(cudaStreamEndCapture(s.stream, &graph), "recording a graph");
+  if (s.ready()) s.ok(cudaGraphInstantiate(&exec, graph, 0), "making a graph");
+  s.recording = s.after_kernel = false;
+  if (graph) cudaGraphDestroy(graph);
   return exec;
 }
-inline void replay(Stream &s, Graph g) { s.ok(cudaGraphLaunch(g, s.stream), "starting a graph"); }
+inline void replay(Stream &s, Graph g) {
+  if (s.ready()) s.ok(cudaGraphLaunch(g, s.stream), "starting a graph");
+}
 inline void forget(Graph g) {
   if (g) cudaGraphExecDestroy(g);
 }
@@ -150,6 +165,7 @@ struct Event {
   cudaEvent_t event = nullptr;
 
   void mark(Stream &s) {
+    s.after_kernel = false;
     if (event || s.ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate")) s.ok(cudaEventRecord(event, s.stream), "cudaEventRecord");
   }
   void wait(Stream &s) {
@@ -157,6 +173,7 @@ struct Event {
   }
   // follow makes the stream's later work wait for the last mark.
   void follow(Stream &s) {
+    s.after_kernel = false;
     if (event) s.ok(cudaStreamWaitEvent(s.stream, event, 0), "cudaStreamWaitEvent");
   }
   void close() {

@@ -70,15 +70,16 @@ struct Tried {
   bool chunk16 = false;    // the same with queries and weights rounded to bf16
   bool moe = false;        // choices and sums of experts fused with their neighbours, for few rows
   bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
+  bool pdl = false;        // kernels of graphs start before the previous kernel has ended, and wait for it
 
   // bits returns which kernels are used, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS; }
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | pdl * TD_TRIED_PDL; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("pdl")};
   }
 };
 
@@ -106,6 +107,8 @@ struct Run {
 
 void run_op(const Run &r, const td_op &o);
 void run_finish(Stream &s, const Step &step);
+// kernels_wait reports whether the machine code of kernels has wait_previous.
+bool kernels_wait(Stream &s);
 void run_ranks(const Run &r, const td_op &o);
 void run_write_host(Stream &s, uint32_t *to, uint32_t number);
 void run_digest(Stream &s, const td_piece *pieces, int n);

@@ -14,16 +14,17 @@ const (
 	moeRows    = 8
 )
 
-// TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_MOE: choices of
-// experts and, with TD_TRIED_MXFP4, their sums are fused with their neighbours. TD_TRIED_ARRIVALS:
-// steps run while KV arrives that they do not use. Switches below TD_TRIED_BITS change bits of
-// results.
+// TD_TRIED_FUSED: norms and residuals are fused with products of one row. TD_TRIED_MOE: choices
+// of experts and, with TD_TRIED_MXFP4, their sums are fused with their neighbours.
+// TD_TRIED_ARRIVALS: steps run while KV arrives that they do not use. TD_TRIED_PDL: kernels of
+// graphs overlap. Switches below TD_TRIED_BITS change bits of results.
 const (
 	triedFused    = 4
 	triedMXFP4    = 16
 	triedMoE      = 128
 	triedBits     = 1 << 16
 	triedArrivals = 1 << 16
+	triedPDL      = 1 << 17
 )
 
 // address is memory of the device; 0 is none.
