@@ -104,12 +104,13 @@ fi
 
 few=$([ -n "$tiny" ] && echo 4 || echo 32)
 many=$((few * 5))
+without_pdl=attention,norm,fused,blas,mxfp4,live,arrivals,chunk,chunk16,moe,warm # of all
 case $slot in
 1)
-	tests parity 110 -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestModelBF16'
+	tests parity 110 -test.v -test.run 'TestKernels|TestModels|TestStepsAhead|TestMasks|TestDraws|TestMirror|TestDirect|TestDeterministic|TestAdapters|TestLongContexts|TestModelBF16|TestOverlapBits'
 	checked memcheck 60 'TestKernels/(attention|moe|place|draws|rules|masks|slices)'
 	model llama-1b
-	for try in blocks slices "slices all"; do
+	for try in blocks slices "slices all" "slices $without_pdl"; do
 		read -r draws kernels <<<"$try"
 		for n in $few $many; do TD_DRAWS=$draws TD_KERNELS=$kernels latency "1b-${try/ /-}-$n" 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
 	done
