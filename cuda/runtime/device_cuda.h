@@ -137,7 +137,11 @@ inline Graph record(Stream &s, const std::function<void()> &body) {
   s.after_kernel = false;
   body();
   s.ok(cudaStreamEndCapture(s.stream, &graph), "recording a graph");
-  if (s.ready()) s.ok(cudaGraphInstantiate(&exec, graph, 0), "making a graph");
+  // The upload takes the memory that the first start would take.
+  if (s.ready() && s.ok(cudaGraphInstantiate(&exec, graph, 0), "making a graph") && !s.ok(cudaGraphUpload(exec, s.stream), "copying a graph")) {
+    cudaGraphExecDestroy(exec);
+    exec = nullptr;
+  }
   s.recording = s.after_kernel = false;
   if (graph) cudaGraphDestroy(graph);
   return exec;
