@@ -5,7 +5,8 @@
 // be recorded as a graph once and repeated.
 //
 // There are no callbacks. A device is used by one thread at a time. Functions that
-// can fail return 0, or null, on failure; td_error returns the reason.
+// can fail return 0, or null, on failure; td_error returns the reason. After a failure for lack of
+// memory, and of a recording, later calls can succeed; td_poll returns -1 after all others.
 #pragma once
 
 #include <stddef.h>
@@ -27,7 +28,7 @@ enum {
   TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16, TD_TRIED_CHUNK = 32, TD_TRIED_CHUNK16 = 64,
   TD_TRIED_MOE = 128, TD_TRIED_INT4 = 256, TD_TRIED_PAIRS = 1024,
   TD_TRIED_BITS = 1 << 16,
-  TD_TRIED_ARRIVALS = 1 << 16, TD_TRIED_HALVES = 1 << 18
+  TD_TRIED_ARRIVALS = 1 << 16, TD_TRIED_PDL = 1 << 17, TD_TRIED_HALVES = 1 << 18
 };
 
 typedef struct {
@@ -273,8 +274,8 @@ TD_API int td_groups(td_device *d, int groups, td_step *steps);
 // the step that is being filled.
 TD_API int td_tables(td_device *d, int which, int group, int seq, int from, int n);
 
-// td_record creates a plan for steps of at most the given rows. Recorded plans are
-// graphs, which run as a whole.
+// td_record creates a plan for steps of at most the given rows. With graph 1 the plan is a graph,
+// which runs as a whole.
 TD_API td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int outputs, int graph);
 // td_run starts operations [from, to) of a plan over one of the two steps' memory, after
 // everything started before. With from 0, it first updates the device's copy of that
@@ -285,7 +286,7 @@ TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
 // Copies to the host see the device's memory after everything started so far. Copies to
 // the device precede everything started after td_follow. Without TD_TRIED_ARRIVALS, they also
 // follow everything started so far; with it, nothing that runs may use their memory. Copies end in
-// order; at the end of a call, the number of calls so far is written to copied.
+// order; at the end of a call, the number of calls that succeeded so far is written to copied.
 TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
 // td_follow makes everything started later wait for the copies to the device.
 TD_API int td_follow(td_device *d);

@@ -46,13 +46,21 @@ var loopBudgets = map[string]int{
 	"gemv<1,1,0,0>": 23, "gemv<1,1,1,0>": 23, "gemv<1,1,0,1>": 29, "gemv<1,1,1,1>": 29,
 	"gemv": 96, "gemv<4,1,0,0>": 53, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205, "few_int4": 166, "few_int4<0,8>": 206, "few_int4<1,8>": 206,
 	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_tiles": 92, "attend_tiles<128,2>": 145, "attend_tiles<128,1>": 118, "attend_tiles<64,2>": 210, "attend_tiles<64,1>": 175, "attend_join": 46,
-	"norm": 36, "norm<1>": 48, "head_norm": 34, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
+	"norm": 36, "norm<1>": 48, "head_norm": 36, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
 	"route": 40, "route_groups": 145, "route_few": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72, "delta_mix": 75,
 	"rule": 172, "sample": 390, "logprobs": 390, "weigh": 390, "edge": 510,
 }
 
+// earlyBudgets are the most accesses of global memory that a kernel may have before it waits for
+// the previous kernel: of weights, which no kernel writes. Kernels of neverOverlap are not part
+// of plans and do not wait.
+var (
+	earlyBudgets = map[string]int{"norm_whole<1>": 1, "norm_whole<2>": 2, "norm_whole<4>": 4, "norm_whole<8>": 8}
+	neverOverlap = []string{"write_host", "digest"}
+)
+
 // ErrBudget is wrapped by errors about kernels over budget.
-var ErrBudget = errors.New("cuda: a kernel spills, or takes more registers or instructions than its budget")
+var ErrBudget = errors.New("cuda: a kernel spills, takes more registers or instructions than its budget, or does not wait for the previous one")
 
 // Usage is ptxas's report of a kernel on one architecture, and counts of its machine code.
 type Usage struct {
@@ -61,13 +69,14 @@ type Usage struct {
 	Stack, Spilled int // bytes of a thread; spilled ones are written
 	Instructions   int
 	PerKB          int // instructions of a warp per KB that it reads; 0: no loop reads a KB
+	Early          int // accesses of global memory before it waits for the previous kernel; -1: it never waits
 }
 
 var (
 	entryLine = regexp.MustCompile(`Compiling entry function '(\w+)' for '(\w+)'`)
 	stackLine = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores`)
 	usedLine  = regexp.MustCompile(`Used (\d+) registers`)
-	codeLine  = regexp.MustCompile(`^code (\w+) (sm_\w+) (\d+) (\d+)$`)
+	codeLine  = regexp.MustCompile(`^code (\w+) (sm_\w+) (\d+) (\d+) (-?\d+)$`)
 	// A mangled name has each part's length before the part: _Z4gemvILi1ELi4EE...
 	mangled = regexp.MustCompile(`^_Z(?:N\d+_GLOBAL__N__\w+?_)?L?(\d+)`)
 )
@@ -88,6 +97,7 @@ func parseUsage(log string) []Usage {
 				if u := &all[i]; u.Kernel == demangle(m[1]) && u.Arch == m[2] {
 					u.Instructions, _ = strconv.Atoi(m[3])
 					u.PerKB, _ = strconv.Atoi(m[4])
+					u.Early, _ = strconv.Atoi(m[5])
 				}
 			}
 			continue
@@ -158,6 +168,13 @@ func checkBudgets(used []Usage) error {
 		}
 		if most := budgetOf(loopBudgets, u.Kernel); u.Instructions == 0 || u.PerKB > most {
 			bad = append(bad, fmt.Sprintf("%s has %d instructions on %s, and %d per KB that a warp reads; its budget of these is %d", u.Kernel, u.Instructions, u.Arch, u.PerKB, most))
+		}
+		switch most := budgetOf(earlyBudgets, u.Kernel); {
+		case strings.HasPrefix(u.Arch, "sm_8") || slices.Contains(neverOverlap, u.Kernel): // kernels do not overlap before 9.0
+		case u.Early < 0:
+			bad = append(bad, fmt.Sprintf("%s does not wait for the previous kernel on %s; wait_previous must be its first call", u.Kernel, u.Arch))
+		case u.Early > most:
+			bad = append(bad, fmt.Sprintf("%s accesses global memory %d times on %s before it waits for the previous kernel; at most %d, of weights, are allowed", u.Kernel, u.Early, u.Arch, most))
 		}
 		if u.Stack > 0 || u.Spilled > 0 {
 			bad = append(bad, fmt.Sprintf("%s has a stack of %d bytes on %s, %d of them spilled registers", u.Kernel, u.Stack, u.Arch, u.Spilled))

@@ -22,16 +22,16 @@ ptxas info    : Compiling entry function '_Z4rule5td_op4Step' for 'sm_80'
 ptxas info    : Function properties for _Z4rule5td_op4Step
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 64 registers, used 1 barriers, 632 bytes cmem[0]
-code _Z4rule5td_op4Step sm_80 1605 127
-code _Z4norm5td_op4Step sm_80 700 30
-code _Z4gemvILi1ELi4EEv5td_op4Step sm_90a 900 40
+code _Z4rule5td_op4Step sm_80 1605 127 -1
+code _Z4norm5td_op4Step sm_80 700 30 -1
+code _Z4gemvILi1ELi4EEv5td_op4Step sm_90a 900 40 0
 `
 
 func TestBudgets(t *testing.T) {
 	used := parseUsage(ptxas)
 	want := []Usage{
-		{Kernel: "gemv<1,4>", Arch: "sm_90a", Registers: 120, Instructions: 900, PerKB: 40}, {Kernel: "norm", Arch: "sm_80", Registers: 32, Instructions: 700, PerKB: 30},
-		{Kernel: "rule", Arch: "sm_80", Registers: 64, Instructions: 1605, PerKB: 127},
+		{Kernel: "gemv<1,4>", Arch: "sm_90a", Registers: 120, Instructions: 900, PerKB: 40}, {Kernel: "norm", Arch: "sm_80", Registers: 32, Instructions: 700, PerKB: 30, Early: -1},
+		{Kernel: "rule", Arch: "sm_80", Registers: 64, Instructions: 1605, PerKB: 127, Early: -1},
 	}
 	if !slices.Equal(used, want) {
 		t.Fatalf("read %+v, want %+v", used, want)
@@ -47,6 +47,8 @@ func TestBudgets(t *testing.T) {
 		"registers": {"Used 120", "Used 129", "gemv<1,4> takes 129 registers on sm_90a, its budget is 128"},
 		"spills":    {"0 bytes stack frame, 0 bytes spill stores", "8 bytes stack frame, 4 bytes spill stores", "gemv<1,4> has a stack of 8 bytes"},
 		"unknown":   {"_Z4norm5td_op4Step' for", "_Z4luck5td_op4Step' for", "luck has no budget"},
+		"no wait":   {"900 40 0", "900 40 -1", "gemv<1,4> does not wait for the previous kernel on sm_90a"},
+		"early":     {"900 40 0", "900 40 2", "gemv<1,4> accesses global memory 2 times on sm_90a before it waits"},
 		"loop":      {" 1605 127", " 1605 173", "rule has 1605 instructions on sm_80, and 173 per KB that a warp reads"},
 		"no code":   {"code _Z4rule", "code _Z4role", "rule has 0 instructions"},
 		"no answer": {"Used 32", "", "norm takes 0 registers"},
@@ -100,6 +102,18 @@ func TestMeasureCode(t *testing.T) {
 			if n, perKB := measureCode(loop(arch, c.loads, c.size, c.body), arch); n != c.n || perKB != c.perKB {
 				t.Errorf("%s, %d loads and %d others: %d instructions, %d per KB, want %d and %d", arch, c.loads, c.body, n, perKB, c.n, c.perKB)
 			}
+		}
+	}
+	// Accesses before the wait for the previous kernel are counted, by whatever predicate.
+	code := func(ops ...uint64) (text []byte) {
+		for _, op := range ops {
+			text = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(text, op), 0)
+		}
+		return text
+	}
+	for want, text := range map[int][]byte{0: code(0x7624, 0x798f, 0x782e, 0x7981), 3: code(0x7981, 0x7986, 0x2fae, 0x782e, 0x7986), -1: code(0x7981, 0x7986)} {
+		if n := earlyAccesses(text); n != want {
+			t.Errorf("%d early accesses, want %d", n, want)
 		}
 	}
 	if n, perKB := measureCode(nil, "sm_80"); n != 0 || perKB != 0 {

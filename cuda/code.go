@@ -18,10 +18,12 @@ const (
 	opNop        = 0x918
 	opLoad       = 0x981 // from global memory
 	opLoadShared = 0xfae // from global to shared memory
+	opStore      = 0x986 // to global memory
+	opWait       = 0x82e // for the previous kernel, from 9.0 on
 )
 
 // codeLines returns a line of the compiler's log for each kernel of the cubins in dir: its mangled
-// name, architecture, instructions, and instructions per KB.
+// name, architecture, instructions, instructions per KB, and accesses before it waits.
 func codeLines(dir string) ([]byte, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.cubin"))
 	if err != nil {
@@ -49,7 +51,7 @@ func codeLines(dir string) ([]byte, error) {
 				return nil, fmt.Errorf("%s: %s: %w", path, s.Name, err)
 			}
 			n, perKB := measureCode(text, arch)
-			lines = fmt.Appendf(lines, "code %s %s %d %d\n", kernel, arch, n, perKB)
+			lines = fmt.Appendf(lines, "code %s %s %d %d %d\n", kernel, arch, n, perKB, earlyAccesses(text))
 		}
 	}
 	return lines, nil
@@ -107,6 +109,22 @@ func measureCode(text []byte, arch string) (instructions, perKB int) {
 		}
 	}
 	return instructions, perKB
+}
+
+// earlyAccesses returns how many reads and writes of global memory a kernel's code has before its
+// wait for the previous kernel, or -1 if it has no such wait. Prefetches are not counted, and
+// neither are reads by operations of 10.0 and later.
+func earlyAccesses(text []byte) int {
+	n := 0
+	for i := range len(text) / codeBytes {
+		switch binary.LittleEndian.Uint64(text[i*codeBytes:]) & 0xfff {
+		case opWait:
+			return n
+		case opLoad, opLoadShared, opStore:
+			n++
+		}
+	}
+	return -1
 }
 
 // branch returns the distance of a branch in instructions, from the one after it.

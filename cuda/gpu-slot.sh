@@ -107,20 +107,21 @@ few=$([ -n "$tiny" ] && echo 4 || echo 32)
 many=$((few * 5))
 case $slot in
 1)
-	tests parity 110 -test.v -test.run "$parity"
+	tests parity 110 -test.v -test.run "$parity|TestOverlapBits"
 	checked memcheck 60 'TestKernels/(attention|moe|place|draws|rules|masks|slices)'
 	model llama-1b
-	for try in blocks slices "slices all"; do
+	for try in blocks slices "slices all" "slices without-pdl"; do
 		read -r draws kernels <<<"$try"
-		for n in $few $many; do TD_DRAWS=$draws TD_KERNELS=$kernels latency "1b-${try/ /-}-$n" 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
+		case $kernels in without-*) list=$(without "${kernels#without-}") ;; *) list=$kernels ;; esac
+		for n in $few $many; do TD_DRAWS=$draws TD_KERNELS=$list latency "1b-${try/ /-}-$n" 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
 	done
 	latency 1b-eager 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many --enforce-eager
 	table 1b-kernels 60 700 330 --input-len 16 --output-len 8
 	TD_DRAWS=slices TD_KERNELS=all table 1b-all 60 700 330 --input-len 16 --output-len 8
-	# Each kernel left out, one at a time, next to 1b-slices-all and the first of these.
+	# Each kernel left out, one at a time, next to 1b-slices-all and the first of these; pdl is above.
 	export TD_DRAWS=slices
 	TD_KERNELS=all latency 1b-prompt-all 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
-	for name in $names; do TD_KERNELS=$(without $name) latency 1b-without-$name 20 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many; done
+	for name in ${names/pdl/}; do TD_KERNELS=$(without $name) latency 1b-without-$name 20 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many; done
 	for name in $names; do TD_KERNELS=$(without $name) latency 1b-prompt-without-$name 20 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1; done
 	if is_name int4; then
 		for kernels in all "$(without int4)"; do

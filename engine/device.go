@@ -173,6 +173,9 @@ func (c *choice) open(o *LoadOptions, limits backend.Limits, group backend.Worke
 		}
 		b, err := cuda.New(cuda.Options{
 			Library: o.CUDALibrary, Device: c.number, Limits: limits, Eager: o.EnforceEager, Mirror: o.SharedKV, MapKV: mapKV, Group: group, BLAS: blas, Deterministic: o.OneOrder,
+			NoGraph: func(why error) {
+				o.Logger.Warn("some steps run without a graph, which is slower: a lower --gpu-memory-utilization leaves memory for graphs, --enforce-eager makes none", "why", why)
+			},
 		})
 		if err != nil {
 			return nil, fmt.Errorf("%w: --device %s: %w", ErrOption, o.Device, err)

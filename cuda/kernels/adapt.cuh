@@ -51,6 +51,7 @@ TD_DEVICE int run_of(const td_op &o, const Step &s, int first, int end, int plac
 
 // shrink computes low = A·a. A warp computes one number of each of its rows.
 TD_KERNEL(kShrinkThreads) shrink(td_op o, Step s) {
+  wait_previous();
   Adapted m = adapted(o, block_z());
   int r = block_y() * (kShrinkThreads / 32) + thread_id() / 32, lane = lane_id();
   int first = block_x() * kAdaptRows, live = s.counts[o.outputs];
@@ -88,6 +89,7 @@ TD_KERNEL(kShrinkThreads) shrink(td_op o, Step s) {
 
 // expand computes dst += B·low. A thread computes one column of each of its rows.
 TD_KERNEL(kExpandThreads) expand(td_op o, Step s) {
+  wait_previous();
   Adapted m = adapted(o, block_z());
   int col = block_y() * kExpandThreads + thread_id();
   int first = block_x() * kAdaptRows, live = s.counts[o.outputs];

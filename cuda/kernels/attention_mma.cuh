@@ -219,6 +219,7 @@ TD_DEVICE void decode_part(DecodeMemory<kDim> &m, const td_op &o, const Context 
 // chunks are not processed.
 template <int kDim>
 TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, int chunked, float *parts) {
+  wait_previous();
   using S = Shape<kDim>;
   DecodeMemory<kDim> &m = *reinterpret_cast<DecodeMemory<kDim> *>(shared_memory());
   int row = row_from + block_x(), group = o.heads / o.kv_heads, packs = (group + kTile - 1) / kTile;
@@ -244,6 +245,7 @@ TD_KERNEL(kMmaThreads) attend_decode(td_op o, Step s, int row_from, int chunked,
 }
 // attend_join adds the parts of a row's head, in order, and the sink.
 TD_KERNEL(kMmaThreads) attend_join(td_op o, Step s, int row_from, int chunked, const float *parts) {
+  wait_previous();
   int row = row_from + block_x(), head = block_y();
   if (row >= live(s, o) || (chunked && in_chunk(s, row))) return;
   Context c = context(o, s, row);
@@ -355,6 +357,7 @@ TD_DEVICE void chunk_span(ChunkMemory<kDim> &m, const td_op &o, const Step &s, i
 
 template <int kDim>
 TD_KERNEL(kMmaThreads) attend_chunk(td_op o, Step s) {
+  wait_previous();
   ChunkMemory<kDim> &m = *reinterpret_cast<ChunkMemory<kDim> *>(shared_memory());
   int first = block_x() * kChunkRows, rows = live(s, o), head = block_y();
   int end = first + kChunkRows < rows ? first + kChunkRows : rows;

@@ -8,6 +8,7 @@ constexpr int kPlainThreads = 128;
 // one of 128 positions at a time. Tiles begin at fixed absolute positions, so that sums
 // depend neither on the batch nor on the chunk.
 TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
+  wait_previous();
   float *scratch = reinterpret_cast<float *>(shared_memory());  // [8]
   float *p = scratch + 8, *q = p + kPlainThreads;                // [128], [dim]
   int row = block_x(), head = block_y(), tid = thread_id();

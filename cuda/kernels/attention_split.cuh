@@ -190,6 +190,7 @@ TD_DEVICE void split_join(SplitMemory<kDim> &m, const td_op &o, const float *min
 // a row and its heads that have ended; it starts at 0. With listed 1 the rows are those of s.alone.
 template <int kDim>
 TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int row_from, int listed, int least, float *parts, int *arrived) {
+  wait_previous();
   using S = Shape<kDim>;
   SplitMemory<kDim> &m = *reinterpret_cast<SplitMemory<kDim> *>(shared_memory());
   int row = row_from + block_x(), group = o.heads / o.kv_heads, packs = (group + kSplitHeads - 1) / kSplitHeads;

@@ -224,6 +224,7 @@ TD_DEVICE void tiles_span(TilesMemory<kDim> &m, const td_op &o, const Step &s, i
 // positions, start first.
 template <int kDim, int kParts>
 TD_KERNEL_OF(kMmaThreads, kDim > 64 ? 2 : 3) attend_tiles(td_op o, Step s) {
+  wait_previous();
   using S = TilesShape<kDim>;
   TilesMemory<kDim> &m = *reinterpret_cast<TilesMemory<kDim> *>(shared_memory());
   int first = (grid_x() - 1 - block_x()) * S::kRows, rows = live(s, o), head = block_y();

@@ -73,6 +73,7 @@ TD_DEVICE float convolved(const float *w, const float x[4]) {
 
 // delta_mix has a warp for each query, for each key and for the factors of each key head.
 TD_KERNEL(kMixThreads) delta_mix(td_op o, Step s, int width) {
+  wait_previous();
   int64_t item = int64_t(block_x()) * (kMixThreads / 32) + thread_id() / 32;
   int what = int(item % 3), key = int(item / 3 % o.heads), row = int(item / 3 / o.heads), lane = lane_id();
   if (row >= live(s, o)) return;
@@ -127,6 +128,7 @@ constexpr int kDeltaStaged = 1024 / kWidth;
 // each has kDeltaRows rows of the matrix, in groups of four.
 template <int kLanes>
 TD_KERNEL_OF(kDeltaThreads, kLanes > 4 ? 3 : 4) delta(td_op o, Step s) {
+  wait_previous();
   constexpr int kRows = kDeltaRows, kWidth = kLanes * kRows, kColumns = 32 / kLanes;  // columns of a warp
   constexpr int kStaged = kDeltaStaged<kWidth>, kStride = kDeltaStride<kWidth>, kPieces = kStride / 4;
   float *staged = reinterpret_cast<float *>(shared_memory());  // [2, kStaged, kStride]

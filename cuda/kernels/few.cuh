@@ -10,6 +10,7 @@ constexpr int kFewWarps = kFewThreads / 32;
 constexpr int kFewOut = 32;                 // outputs of a block, in two tiles; gated: 16 of either matrix
 constexpr int kFewRows = 2;                 // at once
 constexpr int kFewColumns = 3 * kFewRows;   // of 16 bytes: lanes of a quarter of a warp read from different banks
+constexpr int kFewAhead = 512;              // bytes of a row that are requested before the wait: of two turns
 constexpr int kFewMost = 4096;              // bound on a row, so that it fits into 48 KB
 
 // A weight is computed as 2^-32 of its value, so that scales from 2^-100 to 2^33 are exact.
@@ -48,6 +49,11 @@ TD_KERNEL_OF(kFewThreads, 4) few_mxfp4(td_op o, Step s, int *arrived) {
   float *sums = reinterpret_cast<float *>(x + o.k / 8 * kFewColumns);  // [warps, outputs, 8]
   constexpr int kEach = kGated ? kFewOut / 2 : kFewOut;
   Target t = kGated ? whole(o) : target(o, kFewOut);
+  if (!o.table) {
+    prefetch_rows<kFewThreads>(at<const char>(t.w), o.k / 2, t.n, t.block * kEach, kEach, 0, kFewAhead);
+    if constexpr (kGated) prefetch_rows<kFewThreads>(at<const char>(o.more[0].w), o.k / 2, t.n, t.block * kEach, kEach, 0, kFewAhead);
+  }
+  wait_previous();
   Part p = part(o, t, s, block_y()), q = p;
   if constexpr (kGated) q = part(o, {o.more[0].w, o.more[0].bias, 0, o.n, 0, 0}, s, block_y());
   int tid = thread_id(), lane = lane_id(), warp = tid / 32, g = lane / 4, quarter = lane % 4, blocks = o.k / 32, out = t.block * kEach;

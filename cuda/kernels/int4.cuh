@@ -80,6 +80,7 @@ TD_DEVICE float int4_rows(Vec4 *x, const float *from, const float *weights, int 
 // follow; arrived counts the blocks of the same outputs, from 0.
 template <int kGated, int kRows>
 TD_KERNEL_OF(kInt4Threads, 2) few_int4(td_op o, Step s, int columns, float *partial, int *arrived) {
+  wait_previous();
   using S = Int4Shape<kRows>;
   constexpr int kEach = kGated ? kInt4Out / 2 : kInt4Out;
   int chunk = columns < S::kChunk ? columns : S::kChunk, groups = chunk / 32;

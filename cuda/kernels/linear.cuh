@@ -92,6 +92,25 @@ TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
   }
 }
 
+// number_bits returns the bits of a number of a matrix.
+TD_HOST_DEVICE constexpr int number_bits(int type) { return type == TD_F32 ? 32 : type == TD_BF16 ? 16 : type == TD_FP8 || type == TD_INT8 ? 8 : 4; }
+
+// prefetch_weights requests some bytes of each of a matrix's rows, and the scales of groups of
+// their numbers.
+template <int kType, int kThreads>
+TD_DEVICE void prefetch_weights(td_address w, int64_t out, int64_t in, int row, int rows, int64_t from, int bytes) {
+  constexpr int kBits = number_bits(kType), kScale = kType == TD_MXFP4 ? 1 : 2;
+  int64_t length = row_length(kType, in);
+  prefetch_rows<kThreads>(at<const char>(w), length * kBits / 8, int(out), row, rows, from, bytes);
+  if constexpr (kBits < 16 && kType != TD_FP8) {
+    int64_t numbers = 8 / kBits, scales = length / 32 * kScale;
+    int few = int(bytes * numbers / 32 * kScale + 31) / 32 * 32;
+    prefetch_rows<kThreads>(at<const char>(w) + out * length * kBits / 8, scales, int(out), row, rows, from * numbers / 32 * kScale, few);
+  }
+}
+
+constexpr int kGemvAhead = 1024;  // bytes of a row that gemv requests before it waits: of two turns
+
 // gemv with kGated 1 computes outputs of a gate and of the joined matrix that it gates, and
 // writes only the activation of both. With kNormed 1 it norms its one row: each warp adds up the
 // squares of the numbers that it reads anyway.
@@ -99,6 +118,12 @@ template <int kType, int kRows, int kGated, int kNormed = 0>
 TD_KERNEL_OF(kGemvThreads, gemv_blocks(kType, kRows)) gemv(td_op o, Step s) {
   constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth, kEach = kGated ? kOut / 2 : kOut;
   Target t = kGated ? whole(o) : target(o, kGemvThreads / 32 * kOut);
+  if (kRows == 1 && !o.table) {  // more rows leave no registers for it
+    constexpr int kRowsOfBlock = kGemvThreads / 32 * kEach;
+    prefetch_weights<kType, kGemvThreads>(t.w, t.n, o.k, t.block * kRowsOfBlock, kRowsOfBlock, 0, kGemvAhead);
+    if constexpr (kGated) prefetch_weights<kType, kGemvThreads>(o.more[0].w, o.n, o.k, t.block * kRowsOfBlock, kRowsOfBlock, 0, kGemvAhead);
+  }
+  wait_previous();
   Part p = part(o, t, s, block_y()), q = p;
   if constexpr (kGated) q = part(o, {o.more[0].w, o.more[0].bias, 0, o.n, 0, 0}, s, block_y());
   int out = (t.block * (kGemvThreads / 32) + thread_id() / 32) * kEach, lane = lane_id();
@@ -253,13 +278,15 @@ template <int kType>
 TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int partial_rows) {
   GemmStage<kType> *stages = reinterpret_cast<GemmStage<kType> *>(shared_memory());
   Target into = target(o, kTileOut);
-  Part p = part(o, into, s, o.table ? block_y() : 0);
   int first = o.table ? 0 : block_y() * kTileRows, out = into.block * kTileOut;
+  int tiles = (o.k + kDepth - 1) / kDepth;
+  int from = int(int64_t(tiles) * block_z() / splits), to = int(int64_t(tiles) * (block_z() + 1) / splits);
+  if (!o.table) prefetch_weights<kType, kGemmThreads>(into.w, into.n, o.k, out, kTileOut, int64_t(from) * stage_bytes(kType), (kStages - 1) * stage_bytes(kType));
+  wait_previous();
+  Part p = part(o, into, s, o.table ? block_y() : 0);
   int count = p.count - first;
   if (count <= 0) return;
   count = count < kTileRows ? count : kTileRows;
-  int tiles = (o.k + kDepth - 1) / kDepth;
-  int from = int(int64_t(tiles) * block_z() / splits), to = int(int64_t(tiles) * (block_z() + 1) / splits);
   float sum[kTileRows / 8][4] = {};
   int g = lane_id() / 4, q = lane_id() % 4, warp_out = out + thread_id() / 32 * 16;
   for (int i = 0; i < kStages - 1; i++) {
@@ -317,6 +344,7 @@ TD_KERNEL(kGemmThreads) gemm(td_op o, Step s, int splits, float *partial, int pa
 
 // split_sum adds the parts of products that were split along their columns, in order.
 TD_KERNEL(256) split_sum(td_op o, Step s, int splits, const float *partial, int partial_rows) {
+  wait_previous();
   int64_t i = int64_t(block_x()) * 256 + thread_id(), all = all_outputs(o);
   if (i >= int64_t(live(s, o)) * all) return;
   float sum = 0;
@@ -338,6 +366,7 @@ TD_KERNEL(256) split_sum(td_op o, Step s, int splits, const float *partial, int 
 // narrow converts rows of activations to bf16. Rows that are not live become zeros, so that
 // they stay finite.
 TD_KERNEL(256) narrow(td_op o, Step s, uint16_t *to, int64_t all) {
+  wait_previous();
   int64_t i = (int64_t(block_x()) * 256 + thread_id()) * 2;
   if (i >= all) return;
   bool there = i / o.k < live(s, o);
@@ -348,6 +377,7 @@ TD_KERNEL(256) narrow(td_op o, Step s, uint16_t *to, int64_t all) {
 // widen converts a matrix of narrow numbers to bf16, with one rounding each.
 template <int kType>
 TD_KERNEL(256) widen(td_op o, uint16_t *to) {
+  wait_previous();
   constexpr int kWidth = Lane<kType>::kWidth;
   const char *w = at<const char>(o.w);
   int64_t i = int64_t(block_x()) * 256 + thread_id(), each = (o.k + kWidth - 1) / kWidth, row = i / each;
@@ -370,6 +400,7 @@ TD_KERNEL(256) widen(td_op o, uint16_t *to) {
 
 // spread stores the bias in every row.
 TD_KERNEL(256) spread(td_op o, int64_t all) {
+  wait_previous();
   int64_t i = int64_t(block_x()) * 256 + thread_id();
   if (i < all) at<float>(o.dst)[i] = at<const float>(o.bias)[i % o.n];
 }

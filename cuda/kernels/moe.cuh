@@ -132,9 +132,11 @@ TD_DEVICE void route_row_groups(const td_op &o, int row, float *p) {  // p: [exp
 
 // route and route_groups choose the experts of each row.
 TD_KERNEL(kRouteThreads) route(td_op o, Step s) {
+  wait_previous();
   if (block_x() < live(s, o)) route_row(o, block_x(), reinterpret_cast<float *>(shared_memory()));
 }
 TD_KERNEL(kRouteThreads) route_groups(td_op o, Step s) {
+  wait_previous();
   if (block_x() < live(s, o)) route_row_groups(o, block_x(), reinterpret_cast<float *>(shared_memory()));
 }
 
@@ -146,6 +148,7 @@ TD_HOST_DEVICE int route_floats(const td_op &o) { return o.kind == TD_ROUTE ? o.
 // more choices than there are rows, which is one span.
 template <int kGroups>
 TD_KERNEL(TD_MOE_ROWS * 32) route_few(td_op o, Step s) {
+  wait_previous();
   float *scores = reinterpret_cast<float *>(shared_memory());  // [rows, route_floats]
   int32_t *chosen = reinterpret_cast<int32_t *>(scores + TD_MOE_ROWS * route_floats(o));  // [rows, top_k]
   int32_t *first = chosen + TD_MOE_ROWS * o.top_k;             // [rows, top_k] 1: of its expert's choices
@@ -188,6 +191,7 @@ TD_KERNEL(TD_MOE_ROWS * 32) route_few(td_op o, Step s) {
 // group assigns every choice its slot and lists the spans: their number, then expert, first
 // slot and slots of each. It runs in one block; thread e handles expert e.
 TD_KERNEL(kGroupThreads) group(td_op o, Step s) {
+  wait_previous();
   int32_t *first = reinterpret_cast<int32_t *>(shared_memory());  // [experts] counts, then first slots
   int32_t *spans = first + kGroupThreads;                         // [experts]
   int e = thread_id(), n = s.counts[o.outputs] * o.top_k;
@@ -218,6 +222,7 @@ TD_KERNEL(kGroupThreads) group(td_op o, Step s) {
 
 // scatter copies a row to its slots.
 TD_KERNEL(256) scatter(td_op o, Step s) {
+  wait_previous();
   int row = block_x();
   if (row >= s.counts[o.outputs]) return;
   for (int j = 0; j < o.top_k; j++) {
@@ -228,6 +233,7 @@ TD_KERNEL(256) scatter(td_op o, Step s) {
 
 // combine adds a row's slots in the order of their ranks.
 TD_KERNEL(256) combine(td_op o, Step s) {
+  wait_previous();
   int row = block_x();
   if (row >= s.counts[o.outputs]) return;
   for (int i = thread_id(); i < o.n; i += 256) {
@@ -243,6 +249,7 @@ TD_KERNEL(256) combine(td_op o, Step s) {
 // split copies the first dim columns of a row's heads to their slots, which are grouped by
 // head, and lists the spans: the same number for each head.
 TD_KERNEL(256) split(td_op o, Step s) {
+  wait_previous();
   int row = block_x(), rows = s.counts[o.outputs], each = (rows + kSpanSlots - 1) / kSpanSlots;
   if (row == 0) {
     int32_t *list = at<int32_t>(o.list);
@@ -263,6 +270,7 @@ TD_KERNEL(256) split(td_op o, Step s) {
 
 // join concatenates a row's heads, from their slots and the columns that split did not copy.
 TD_KERNEL(256) join(td_op o, Step s) {
+  wait_previous();
   int row = block_x(), rows = s.counts[o.outputs], width = o.n / o.heads, left = width - o.dim;
   if (row >= rows) return;
   for (int i = thread_id(); i < o.n; i += 256) {

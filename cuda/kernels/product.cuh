@@ -45,6 +45,17 @@ TD_DEVICE Part part(const td_op &o, const Target &t, const Step &s, int i) {
   return {at<const char>(e.w), at<const float>(e.bias), list[2 + 3 * i], list[3 + 3 * i], e.scales};
 }
 
+// prefetch_rows requests some bytes of rows [row, row+rows) of those of a matrix, each from a
+// distance on, by the threads of a block. Bytes and rows beyond the matrix are left out.
+template <int kThreads>
+TD_DEVICE void prefetch_rows(const char *w, int64_t row_bytes, int of, int row, int rows, int64_t from, int bytes) {
+  int each = bytes / 32;
+  for (int i = thread_id(); i < rows * each; i += kThreads) {
+    int64_t at_row = row + i / each, at_byte = from + i % each * 32;
+    if (at_row < of && at_byte < row_bytes) prefetch(w + at_row * row_bytes + at_byte);
+  }
+}
+
 // split_pair splits each of two numbers into three bf16 whose sum is the number.
 TD_DEVICE void split_pair(float a, float b, uint32_t to[3]) {
 #pragma unroll

@@ -107,6 +107,15 @@ TD_DEVICE int grid_x() { return int(simt::blocks().x); }
 TD_DEVICE int grid_z() { return int(simt::blocks().z); }
 TD_DEVICE char *shared_memory() { return simt::shared(); }
 
+// wait_previous waits until the previous kernel has ended, where the launch lets both overlap,
+// and then lets the next kernel start. Each thread of a kernel of a plan calls it, because a
+// kernel whose threads did not wait could end before the previous one, and the next one would
+// read too early. Before the call a thread reads only weights, and writes no global memory.
+TD_DEVICE void wait_previous(TD_SITE) { simt::wait_previous(site); }
+
+// prefetch requests the 32 bytes around p for L2. It waits for nothing.
+TD_DEVICE void prefetch(const void *p) { (void)*static_cast<const volatile char *>(p); }
+
 TD_DEVICE void sync(TD_SITE) { simt::barrier(site); }
 TD_DEVICE void sync_warp(unsigned mask = kAll TD_SITE_COMMA) { simt::warp_barrier(mask, site); }
 
@@ -303,6 +312,13 @@ TD_DEVICE char *shared_memory() {
   extern __shared__ __align__(128) char memory[];
   return memory;
 }
+
+TD_DEVICE void wait_previous() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+TD_DEVICE void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 TD_DEVICE void sync() { __syncthreads(); }
 TD_DEVICE void sync_warp(unsigned mask = kAll) { __syncwarp(mask); }

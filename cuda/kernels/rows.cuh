@@ -5,6 +5,7 @@
 constexpr int kRowThreads = 256;
 
 TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
+  wait_previous();
   int row = block_x();
   if (row >= live(s, o)) return;
   int id = token_id(s, row) - o.k;
@@ -18,6 +19,7 @@ TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
 // is bf16.
 template <int kHalves>
 TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
+  wait_previous();
   float *scratch = reinterpret_cast<float *>(shared_memory());
   int row = block_x(), n = o.n;
   if (row >= live(s, o)) return;
@@ -52,6 +54,7 @@ TD_KERNEL(kNormThreads) norm_whole(td_op o, Step s) {
     int i = thread_id() + j * kNormThreads;
     by[j] = w && i < fours ? w[i] : Float4{{1, 1, 1, 1}};
   }
+  wait_previous();
   if (row >= live(s, o)) return;
   Float4 *x = at<Float4>(o.a) + int64_t(row) * fours;
   float sum = 0;
@@ -86,6 +89,7 @@ TD_KERNEL(kNormThreads) norm_whole(td_op o, Step s) {
 
 // head_norm processes each head of a row, with a warp per head.
 TD_KERNEL(kRowThreads) head_norm(td_op o, Step s) {
+  wait_previous();
   int64_t head = int64_t(block_x()) * (kRowThreads / 32) + thread_id() / 32;
   if (head >= int64_t(live(s, o)) * (o.n / o.dim)) return;
   const float *x = at<const float>(o.a) + head * o.dim, *w = at<const float>(o.w);
@@ -98,6 +102,7 @@ TD_KERNEL(kRowThreads) head_norm(td_op o, Step s) {
 // angles computes, once a step, the angles of all layers with the same rotation: cosines,
 // then sines. The angle is rounded to float first, as in the reference implementations.
 TD_KERNEL(kRowThreads) angles(td_op o, Step s) {
+  wait_previous();
   int row = block_x(), half = o.dim / 2;
   if (row >= live(s, o)) return;
   float *dst = at<float>(o.dst) + int64_t(row) * o.dim;
@@ -118,6 +123,7 @@ TD_DEVICE void turn(float *x, const float *angle, int i, int half) {
 }
 
 TD_KERNEL(kRowThreads) rope(td_op o, Step s) {
+  wait_previous();
   int row = block_x(), half = o.dim / 2;
   if (row >= live(s, o)) return;
   const float *angle = at<const float>(o.b) + int64_t(row) * o.dim;
@@ -177,13 +183,20 @@ TD_DEVICE void store_row(const td_op &o, const Step &s) {
   }
 }
 
-TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) { store_row<false>(o, s); }
-TD_KERNEL(kRowThreads) store_kv_fp8(td_op o, Step s) { store_row<true>(o, s); }
+TD_KERNEL(kRowThreads) store_kv(td_op o, Step s) {
+  wait_previous();
+  store_row<false>(o, s);
+}
+TD_KERNEL(kRowThreads) store_kv_fp8(td_op o, Step s) {
+  wait_previous();
+  store_row<true>(o, s);
+}
 
 // place computes the input of attention from a row's products, with a warp per head. It
 // norms queries and keys if there are norms, rotates them, and stores keys and values in
 // their slot. It replaces two head_norm, two rope and store_kv, with the same bits.
 TD_KERNEL(kRowThreads) place(td_op o, Step s) {
+  wait_previous();
   int all = o.heads + 2 * o.kv_heads;
   int64_t item = int64_t(block_x()) * (kRowThreads / 32) + thread_id() / 32;
   int row = int(item / all), head = int(item % all);
@@ -225,6 +238,7 @@ TD_KERNEL(kRowThreads) place(td_op o, Step s) {
 
 // flat runs operations that process numbers one by one.
 TD_KERNEL(kRowThreads) flat(td_op o, Step s) {
+  wait_previous();
   int64_t i = int64_t(block_x()) * kRowThreads + thread_id();
   if (i >= int64_t(live(s, o)) * o.n) return;
   float *dst = at<float>(o.dst);

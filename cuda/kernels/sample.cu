@@ -53,6 +53,8 @@ void run_sample(const Run &r, const td_op &o) {
   TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(ProbsMemory), logprobs, o, r.step);
 }
 
+bool kernels_wait(Stream &s) { return TD_WAITS(s, finish); }
+
 void run_finish(Stream &s, const Step &step) { TD_LAUNCH(s, 1, 1, 1, 32, 0, finish, step); }
 
 void run_write_host(Stream &s, uint32_t *to, uint32_t number) { TD_LAUNCH(s, 1, 1, 1, 32, 0, write_host, to, number); }

@@ -375,6 +375,7 @@ TD_DEVICE void slice_best(const float *logits, int n, int row, const Slices &t, 
 // changes a token outside the mask. Blocks of one output have different slices. For draws by
 // slices, rule also writes the best logits of the slice and of each thread.
 TD_KERNEL(kSampleThreads) rule(td_op o, Step s, Slices t) {
+  wait_previous();
   RuleMemory &m = *reinterpret_cast<RuleMemory *>(shared_memory());
   int row = block_x(), first = block_y() * kSlice, n = o.n - first < kSlice ? o.n - first : kSlice;
   if (row >= s.counts[1]) return;
@@ -441,6 +442,7 @@ TD_KERNEL(kSampleThreads) rule(td_op o, Step s, Slices t) {
 }
 
 TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
+  wait_previous();
   SampleMemory &m = *reinterpret_cast<SampleMemory *>(shared_memory());
   int row = block_x();
   if (row >= s.counts[1]) return;
@@ -513,6 +515,7 @@ TD_DEVICE int block_best(const float *logits, int n, double norm, float after, i
 
 // logprobs computes engine/sample's LogProbs of the drawn token.
 TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
+  wait_previous();
   ProbsMemory &m = *reinterpret_cast<ProbsMemory *>(shared_memory());
   int row = block_x(), n = o.n, warp = thread_id() / 32;
   if (row >= s.counts[1] || s.draws[row].probs == 0) return;
@@ -561,6 +564,7 @@ TD_KERNEL(kSampleThreads) logprobs(td_op o, Step s) {
 
 // finish reports to the host that the step with this number has ended.
 TD_KERNEL(32) finish(Step s) {
+  wait_previous();
   if (thread_id() == 0) publish(s.done, uint32_t(s.counts[3]));
 }
 

@@ -412,6 +412,7 @@ TD_DEVICE bool draw_top_k(Row &r, const Slices &t, int row, int &turn, int &toke
 }
 
 TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
+  wait_previous();
   SliceMemory &m = *reinterpret_cast<SliceMemory *>(shared_memory());
   int row = block_x(), slice = block_y(), first = slice * kSlice, turn = 0;
   if (row >= s.counts[1]) return;
@@ -492,6 +493,7 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
 }
 
 TD_KERNEL(kSampleThreads) edge(td_op o, Step s, Slices t) {
+  wait_previous();
   SliceMemory &m = *reinterpret_cast<SliceMemory *>(shared_memory());
   int row = block_x(), slice = block_y(), turn = 0;
   if (row >= s.counts[1]) return;

@@ -87,6 +87,12 @@ struct td_device {
     device::close(stream);
   }
 
+  // use begins a function of api.h.
+  bool use() {
+    stream.failed = copies.failed = false;
+    return device::use(stream, ordinal);
+  }
+
   void *alloc(int64_t n) {
     void *p = device::alloc(stream, n);
     if (p) memory.push_back(p);
@@ -292,7 +298,8 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   ok = ok && device::load(d->stream, ptx);
   d->info.ptx = ptx;
   if (ok) device::describe(d->stream, ordinal, &d->info);
-  ok = ok && d->stream.error.empty() && d->lay_step();
+  if (ok && d->tried.pdl) d->stream.overlap = d->tried.pdl = device::can_overlap(d->stream) && kernels_wait(d->stream);
+  ok = ok && d->stream.ready() && d->lay_step();
   if (ok) {
     d->workspace = static_cast<float *>(d->alloc(kWorkspace));
     for (auto &s : d->staging) s = d->pinned(kStaging);
@@ -314,7 +321,7 @@ int64_t td_blas(td_device *d, const char *path, char *error, int n) {
   auto b = std::make_unique<Blas>();
   std::string why = b->library.open(path);
   if (why.empty() && b->library.version() < 120000) why = "version " + std::to_string(b->library.version()) + " is older than 12.0";
-  if (why.empty() && (!device::use(d->stream, d->ordinal) || b->library.create(&b->handle))) why = "cublasLtCreate failed";
+  if (why.empty() && (!d->use() || b->library.create(&b->handle))) why = "cublasLtCreate failed";
   if (why.empty() && !(b->workspace = static_cast<char *>(d->alloc(kBlasWorkspace)))) why = "no memory for its workspace";
   if (!why.empty()) {
     snprintf(error, size_t(n), "%s", why.c_str());
@@ -327,22 +334,23 @@ int64_t td_blas(td_device *d, const char *path, char *error, int n) {
 
 void td_close(td_device *d) { delete d; }
 const char *td_error(td_device *d) {
-  if (!d->stream.error.empty()) return d->stream.error.c_str();
-  return (d->copies.error.empty() ? d->stream.refused : d->copies.error).c_str();
+  for (const Calls *c : {static_cast<Calls *>(&d->stream), static_cast<Calls *>(&d->copies)})
+    if (!c->error.empty()) return c->error.c_str();
+  return (d->copies.failed ? d->copies : d->stream).refused.c_str();
 }
 
 void td_describe(td_device *d, td_info *info) {
-  if (device::use(d->stream, d->ordinal)) device::describe(d->stream, d->ordinal, &d->info);
+  if (d->use()) device::describe(d->stream, d->ordinal, &d->info);
   *info = d->info;
 }
 
 td_address td_alloc(td_device *d, int64_t bytes) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   return reinterpret_cast<td_address>(d->alloc(bytes));
 }
 
 void *td_host(td_device *d, void *memory, int64_t bytes) {
-  if (!device::use(d->stream, d->ordinal)) return nullptr;
+  if (!d->use()) return nullptr;
   if (!memory) return d->pinned(bytes);
   if (!device::enroll(d->stream, memory, bytes)) return nullptr;
   d->registered.push_back(memory);
@@ -350,7 +358,7 @@ void *td_host(td_device *d, void *memory, int64_t bytes) {
 }
 
 int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   // One buffer is filled while the other is being copied.
   for (int64_t at = 0, i = 0; at < bytes; at += kStaging, i ^= 1) {
     int64_t n = std::min(kStaging, bytes - at);
@@ -359,24 +367,25 @@ int td_upload(td_device *d, td_address dst, const void *src, int64_t bytes) {
     device::upload(d->stream, reinterpret_cast<char *>(dst) + at, d->staging[i], n);
     d->staged[i].mark(d->stream);
   }
-  return d->stream.error.empty();
+  if (!d->stream.ready()) device::wait(d->stream);  // a buffer may still be read
+  return d->stream.ready();
 }
 
 int td_download(td_device *d, void *dst, td_address src, int64_t bytes) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   for (int64_t at = 0; at < bytes; at += kStaging) {
     int64_t n = std::min(kStaging, bytes - at);
     device::wait(d->stream);  // also for uploads that still read the buffer
     device::download(d->stream, d->staging[0], reinterpret_cast<char *>(src) + at, n);
     device::wait(d->stream);
-    if (!d->stream.error.empty()) return 0;
+    if (!d->stream.ready()) return 0;
     memcpy(static_cast<char *>(dst) + at, d->staging[0], size_t(n));
   }
-  return d->stream.error.empty();
+  return d->stream.ready();
 }
 
 int td_groups(td_device *d, int groups, td_step *steps) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   if (groups != d->groups) {
     d->groups = groups;
     if (!d->lay_step()) return 0;
@@ -387,16 +396,16 @@ int td_groups(td_device *d, int groups, td_step *steps) {
 }
 
 int td_tables(td_device *d, int which, int group, int seq, int from, int n) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   int64_t at = (int64_t(group) * d->limits.seqs + seq) * d->limits.blocks + from;
   int32_t *going = d->tables_going[which] + at;
   memcpy(going, d->tables.data() + at, size_t(n) * 4);
   device::upload(d->stream, d->tables_device + at, going, int64_t(n) * 4);
-  return d->stream.error.empty();
+  return d->stream.ready();
 }
 
 td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int outputs, int graph) {
-  if (!device::use(d->stream, d->ordinal)) return nullptr;
+  if (!d->use()) return nullptr;
   auto p = std::make_unique<td_plan>();
   p->ops.assign(ops, ops + n);
   p->tokens = tokens;
@@ -414,13 +423,16 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
       all();
       run_finish(d->stream, d->on_device);
     });
-  if (!d->stream.error.empty()) return nullptr;
+  if (!d->stream.ready() || (graph && !p->graph)) {
+    device::forget(p->graph);
+    return nullptr;
+  }
   d->plans.push_back(std::move(p));
   return d->plans.back().get();
 }
 
 int td_run(td_device *d, td_plan *p, int which, int from, int to) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   if (from == 0) {
     d->list(which);
     device::upload(d->stream, d->step_device, d->step_host[which], d->step_bytes);
@@ -428,7 +440,7 @@ int td_run(td_device *d, td_plan *p, int which, int from, int to) {
   if (int64_t words = d->steps[which].counts[4]; from == 0 && words > 0) device::upload(d->stream, d->rules, d->rules_host[which], words * 8);
   if (p->graph) {
     device::replay(d->stream, p->graph);
-    return d->stream.error.empty();
+    return d->stream.ready();
   }
   int tokens = p->tokens, outputs = p->outputs;
   if (d->tried.live) {
@@ -438,15 +450,16 @@ int td_run(td_device *d, td_plan *p, int which, int from, int to) {
   }
   d->run(p, from, to, tokens, outputs, d->single[which][0]);
   if (to == int(p->ops.size())) run_finish(d->stream, d->on_device);
-  return d->stream.error.empty();
+  return d->stream.ready();
 }
 
 int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   if (!to_device || !d->tried.arrivals) {
     // In both directions: a step may still read the memory that is the target of a copy to the device.
     d->stepped.mark(d->stream);
     d->stepped.follow(d->copies);
+    if (!d->stream.ready()) return 0;
   }
   for (int i = 0; i < n; i++) {
     auto *there = reinterpret_cast<void *>(pieces[i].device), *here = reinterpret_cast<void *>(pieces[i].host);
@@ -454,24 +467,26 @@ int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
     else device::download(d->copies, here, there, pieces[i].bytes);
   }
   if (to_device) d->landed.mark(d->copies);
-  run_write_host(d->copies, d->copied_host, ++d->copied);
-  return d->stream.error.empty() && d->copies.error.empty();
+  run_write_host(d->copies, d->copied_host, d->copied + 1);
+  if (!d->stream.ready() || !d->copies.ready()) return 0;
+  d->copied++;
+  return 1;
 }
 
 int td_follow(td_device *d) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   d->landed.follow(d->stream);
-  return d->stream.error.empty();
+  return d->stream.ready();
 }
 
 int td_digest(td_device *d, const td_piece *pieces, int n) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   for (int i = 0; i < n; i++)
     if (pieces[i].bytes % 4) return 0;
   d->stepped.mark(d->stream);
   d->stepped.follow(d->copies);
   run_digest(d->copies, pieces, n);
-  return d->stream.error.empty() && d->copies.error.empty();
+  return d->stream.ready() && d->copies.ready();
 }
 
 int td_nccl_id(const char *nccl, char *id, char *error, int n) {
@@ -485,7 +500,7 @@ int td_nccl_id(const char *nccl, char *id, char *error, int n) {
 }
 
 int td_ranks(td_device *d, const char *nccl, const char *id, int rank, int ranks) {
-  if (!device::use(d->stream, d->ordinal)) return 0;
+  if (!d->use()) return 0;
   Nccl::Id name;
   memcpy(name.bytes, id, sizeof name.bytes);
   std::string bad = d->nccl.open(nccl);
@@ -497,17 +512,17 @@ int td_ranks(td_device *d, const char *nccl, const char *id, int rank, int ranks
 void td_leave(td_device *d) { d->nccl.close(); }
 
 int td_poll(td_device *d) {
-  if (!device::use(d->stream, d->ordinal)) return -1;
+  if (!d->use()) return -1;
   int steps = device::poll(d->stream), copies = device::poll(d->copies);
   return steps < 0 || copies < 0 ? -1 : steps && copies;
 }
 
 int td_wait(td_device *d) {
-  if (device::use(d->stream, d->ordinal)) {
+  if (d->use()) {
     device::wait(d->stream);
     device::wait(d->copies);
   }
-  return d->stream.error.empty() && d->copies.error.empty();
+  return d->stream.ready() && d->copies.ready();
 }
 
 #ifdef TD_TWIN

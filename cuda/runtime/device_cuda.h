@@ -25,7 +25,7 @@ inline std::map<int, Loaded> loaded;  // by capability, while loading is locked
 inline bool load_images(Stream &s, Loaded &to) {
   Loaded made;
   std::vector<const Image *> chosen = best(td_images, s.capability);
-  if (chosen.empty()) s.error = no_code(td_images, s.capability);
+  if (chosen.empty()) s.fail(no_code(td_images, s.capability), false);
   for (const Image *i : chosen) {
     cudaLibrary_t library = nullptr;
     if (!s.ok(cudaLibraryLoadData(&library, i->code, nullptr, nullptr, 0, nullptr, nullptr, 0), "loading kernels")) break;
@@ -34,7 +34,7 @@ inline bool load_images(Stream &s, Loaded &to) {
     for (const char *name = i->kernels; *name; name += strlen(name) + 1)
       if (!s.ok(cudaLibraryGetKernel(&made.kernels[name], library, name), name)) break;
   }
-  if (s.error.empty()) {
+  if (s.ready()) {
     to = std::move(made);
     return true;
   }
@@ -65,7 +65,7 @@ const void *find(Stream &s, const char *type, const char *name) {
     constexpr size_t kBefore = sizeof("5NamedIXadL") - 1, kAfter = sizeof("EEE") - 1;
     auto &all = loaded[s.capability].kernels;
     if (auto at = all.find(std::string(type + kBefore, strlen(type) - kBefore - kAfter)); at != all.end()) kernel = at->second;
-    else if (s.error.empty()) s.error = std::string(name) + ": not among the kernels of the object";
+    else s.fail(std::string(name) + ": not among the kernels of the object", false);
   }
   return reinterpret_cast<const void *>(kernel);
 }
@@ -73,8 +73,8 @@ const void *find(Stream &s, const char *type, const char *name) {
 // load returns whether the device runs the kernels, whose oldest code is of capability 8.0.
 inline bool load(Stream &s, bool &) {
   constexpr Image oldest[] = {{"", "", 0, 80, 0, 0}, {}};
-  if (s.capability < oldest->capability && s.error.empty()) s.error = no_code(oldest, s.capability) + " and later";
-  return s.error.empty();
+  if (s.capability < oldest->capability) s.fail(no_code(oldest, s.capability) + " and later", false);
+  return s.ready();
 }
 #endif
 
@@ -125,16 +125,19 @@ inline bool enroll(Stream &s, void *p, int64_t n) { return s.may(cudaHostRegiste
 inline void unregister(void *p) { cudaHostUnregister(p); }
 
 inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
-  s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyHostToDevice, s.stream), "copy to the device");
+  s.after_kernel = false;
+  if (s.ready()) s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyHostToDevice, s.stream), "copy to the device");
 }
 inline void download(Stream &s, void *dst, const void *src, int64_t n) {
-  s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyDeviceToHost, s.stream), "copy from the device");
+  s.after_kernel = false;
+  if (s.ready()) s.ok(cudaMemcpyAsync(dst, src, size_t(n), cudaMemcpyDeviceToHost, s.stream), "copy from the device");
 }
 // outside lets f enqueue work on the stream, and returns its error.
 template <class F>
 void outside(Stream &s, F f) {
-  std::string bad = f(static_cast<void *>(s.stream));
-  if (!bad.empty() && s.error.empty()) s.error = bad;
+  s.after_kernel = false;
+  std::string bad = s.ready() ? f(static_cast<void *>(s.stream)) : "";
+  if (!bad.empty()) s.fail(bad, false);
 }
 inline void wait(Stream &s) { s.ok(cudaStreamSynchronize(s.stream), "waiting for the device"); }
 inline int poll(Stream &s) {
@@ -147,17 +150,33 @@ inline int poll(Stream &s) {
   return s.ok(e, "the device") ? 1 : -1;
 }
 
+// can_overlap reports whether kernels of graphs can start before the previous kernel has ended.
+inline bool can_overlap(Stream &s) {
+  int driver = 0;
+  return s.capability >= 90 && cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12030;
+}
+
+// record returns the graph of what body starts, or null. Its errors change nothing else.
 inline Graph record(Stream &s, const std::function<void()> &body) {
-  if (!s.ok(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal), "recording a graph")) return nullptr;
-  body();
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t exec = nullptr;
-  if (!s.ok(cudaStreamEndCapture(s.stream, &graph), "recording a graph")) return nullptr;
-  s.ok(cudaGraphInstantiate(&exec, graph, 0), "making a graph");
-  cudaGraphDestroy(graph);
+  if (!s.may(cudaStreamBeginCapture(s.stream, cudaStreamCaptureModeThreadLocal), "recording a graph")) return nullptr;
+  s.recording = true;
+  s.after_kernel = false;
+  body();
+  s.ok(cudaStreamEndCapture(s.stream, &graph), "recording a graph");
+  // The upload takes the memory that the first start would take.
+  if (s.ready() && s.ok(cudaGraphInstantiate(&exec, graph, 0), "making a graph") && !s.ok(cudaGraphUpload(exec, s.stream), "copying a graph")) {
+    cudaGraphExecDestroy(exec);
+    exec = nullptr;
+  }
+  s.recording = s.after_kernel = false;
+  if (graph) cudaGraphDestroy(graph);
   return exec;
 }
-inline void replay(Stream &s, Graph g) { s.ok(cudaGraphLaunch(g, s.stream), "starting a graph"); }
+inline void replay(Stream &s, Graph g) {
+  if (s.ready()) s.ok(cudaGraphLaunch(g, s.stream), "starting a graph");
+}
 inline void forget(Graph g) {
   if (g) cudaGraphExecDestroy(g);
 }
@@ -178,6 +197,7 @@ struct Event {
   cudaEvent_t event = nullptr;
 
   void mark(Stream &s) {
+    s.after_kernel = false;
     if (event || s.ok(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate")) s.ok(cudaEventRecord(event, s.stream), "cudaEventRecord");
   }
   void wait(Stream &s) {
@@ -185,6 +205,7 @@ struct Event {
   }
   // follow makes the stream's later work wait for the last mark.
   void follow(Stream &s) {
+    s.after_kernel = false;
     if (event) s.ok(cudaStreamWaitEvent(s.stream, event, 0), "cudaStreamWaitEvent");
   }
   void close() {

@@ -40,13 +40,14 @@ inline bool enroll(Stream &, void *, int64_t) { return true; }
 inline void unregister(void *) {}
 
 inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
-  s.run([=] { memcpy(dst, src, size_t(n)); });
+  if (s.ready() && s.allowed("copy")) s.run([=] { memcpy(dst, src, size_t(n)); });
 }
 inline void download(Stream &s, void *dst, const void *src, int64_t n) { upload(s, dst, src, n); }
 // outside calls f in the stream's order, and returns its error.
 template <class F>
 void outside(Stream &s, F f) {
   Stream *to = &s;
+  if (!s.ready()) return;
   s.run([=] {
     std::string bad = f(nullptr);
     if (!bad.empty() && to->error.empty()) to->error = bad;
@@ -60,16 +61,22 @@ inline int poll(Stream &s) {
   return s.told.empty();
 }
 
+inline bool can_overlap(Stream &) { return true; }
+
 inline Graph record(Stream &s, const std::function<void()> &body) {
   s.recording = true;
+  s.after_kernel = false;
   body();
-  s.recording = false;
-  auto *g = new std::vector<std::function<void()>>(std::move(s.recorded));
-  s.recorded.clear();
-  return g;
+  s.recording = s.after_kernel = false;
+  std::vector<Stream::Recorded> all;
+  all.swap(s.recorded);
+  return s.ready() && s.allowed("graph") ? new std::vector<Stream::Recorded>(std::move(all)) : nullptr;
 }
 inline void replay(Stream &s, Graph g) {
-  for (auto &f : *g) s.run(f);
+  for (size_t i = 0; i < g->size(); i++) {
+    const Stream::Recorded *now = &(*g)[i], *next = i + 1 < g->size() ? now + 1 : nullptr;
+    s.run([&s, now, next] { s.execute(*now, next); });
+  }
 }
 inline void forget(Graph g) { delete g; }
 

@@ -76,15 +76,16 @@ struct Tried {
   bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
   bool halves = false;     // results that only cuBLASLt reads are written in bf16, which it would round them to
   bool pairs = false;      // cuBLASLt computes a gate and the matrix that it gates by one call
+  bool pdl = false;        // kernels of graphs start before the previous kernel has ended, and wait for it
 
   // bits returns which kernels are used, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | int4 * TD_TRIED_INT4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS; }
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | int4 * TD_TRIED_INT4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS | pdl * TD_TRIED_PDL; }
 
   static Tried read(const char *names) {
     auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
       return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("int4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs")};
+    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("int4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs"), has("pdl")};
   }
 };
 
@@ -125,6 +126,8 @@ struct Run {
 
 void run_op(const Run &r, const td_op &o);
 void run_finish(Stream &s, const Step &step);
+// kernels_wait reports whether the machine code of kernels has wait_previous.
+bool kernels_wait(Stream &s);
 void run_ranks(const Run &r, const td_op &o);
 void run_write_host(Stream &s, uint32_t *to, uint32_t number);
 void run_digest(Stream &s, const td_piece *pieces, int n);

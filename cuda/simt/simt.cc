@@ -3,10 +3,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <set>
 #include <vector>
@@ -88,6 +88,7 @@ struct Fiber {
   int id = 0;
   const char *waits = nullptr;  // what the fiber waited for last, for error messages
   bool done = false;
+  bool waited = false;  // for the previous kernel
   std::vector<std::vector<Copy>> groups;  // committed, oldest first
   std::vector<Copy> open;
 };
@@ -108,29 +109,44 @@ struct Known {
 };
 constexpr int kRecent = 64;
 
-struct Machine {
-  Config config;
-  Known recent[kRecent];  // of known, by line
-  std::map<std::pair<const char *, int>, bool> known;  // sites executed, and whether they are skipped
-  std::set<std::string> sites;
+constexpr char kPrevious[] = "previous kernel";  // what a fiber waits for
+
+}  // namespace
+
+// Block is the state of a block's threads.
+struct Block {
   char *stacks = nullptr;
-  Context scheduler;
   std::vector<Fiber> fibers{kMaxThreads};
   std::vector<Meeting> meetings{kMaxThreads};
   std::vector<unsigned> open = std::vector<unsigned>(kMaxThreads / kWarp);  // lanes in a meeting, by warp
   unsigned ready[kMaxThreads / kWarp];  // lanes that can run, by warp
   unsigned awake = 0;                   // warps with such lanes
-  Fiber *now = nullptr;
   int threads = 0, arrived = 0, left = 0;  // left: fibers that have not ended
   int turn = 0;                            // see next
   bool hurry = false;
   const char *barrier_file = nullptr;
   int barrier_line = 0;
-  Dim grid, block;
-  char *shared = nullptr;
-  const std::function<void()> *kernel = nullptr;
+  Dim grid, place;
+  uint64_t number = 0;    // of place
+  bool overlaps = false;  // Launch::overlaps
+  bool early = false;     // the previous kernel has not run
+  std::unique_ptr<char, decltype(&free)> shared{nullptr, &free};
+  std::function<void()> kernel;
+};
+
+namespace {
+
+struct Machine {
+  Config config;
+  Known recent[kRecent];  // of known, by line
+  std::map<std::pair<const char *, int>, bool> known;  // sites executed, and whether they are skipped
+  std::set<std::string> sites;
+  Context scheduler;
+  Block own;          // the block that runs, unless it was started early
+  Block *at = &own;   // the block that runs
+  Fiber *now = nullptr;
   std::string error;
-  uint64_t random = 1;
+  uint64_t random = 1, starts = 0;
 };
 
 Machine *const machine = new Machine;
@@ -159,22 +175,30 @@ int last(unsigned awake, int turn, int warps) {
   return at;
 }
 
-// next returns the context that runs next: a fiber's, or the scheduler's if none can run. In a
-// hurry, one warp runs as far ahead of the others as barriers allow.
+// next returns the context that runs next: a fiber's of the block, or the scheduler's if none can
+// run. In a hurry, one warp runs as far ahead of the others as barriers allow.
 Context &next() {
   Machine &k = m();
-  if (!k.awake) return k.scheduler;
-  int warp = k.hurry ? last(k.awake, k.turn, k.threads / kWarp) : some(k.awake), lane = some(k.ready[warp]);
-  if (!(k.ready[warp] &= ~(1u << lane))) k.awake &= ~(1u << warp);
-  k.now = &k.fibers[warp * kWarp + lane];
+  Block &b = *k.at;
+  if (!b.awake) return k.scheduler;
+  int warp = b.hurry ? last(b.awake, b.turn, b.threads / kWarp) : some(b.awake), lane = some(b.ready[warp]);
+  if (!(b.ready[warp] &= ~(1u << lane))) b.awake &= ~(1u << warp);
+  k.now = &b.fibers[warp * kWarp + lane];
   return k.now->context;
 }
 
+// check_waited is not a part of entry, which is never left: a sanitizer's marks around its variables
+// would remain.
+[[gnu::noinline]] void check_waited() {
+  if (m().at->overlaps && !m().now->waited) fail("a thread ended without a wait for the previous kernel");
+}
+
 void entry() {
-  (*m().kernel)();
+  m().at->kernel();
+  check_waited();
   Fiber *f = m().now;
   f->done = true;
-  m().left--;
+  m().at->left--;
   jump(f->context, next());
   abort();  // an ended fiber is never resumed
 }
@@ -188,10 +212,10 @@ void wait(const char *what) {
 
 // wake makes lanes of a warp ready.
 void wake(int warp, unsigned lanes) {
-  Machine &k = m();
+  Block &b = *m().at;
   if (!lanes) return;
-  k.ready[warp] |= lanes;
-  k.awake |= 1u << warp;
+  b.ready[warp] |= lanes;
+  b.awake |= 1u << warp;
 }
 
 std::string name(Site at) {
@@ -221,42 +245,110 @@ void land(std::vector<Copy> &group) {
 
 std::string describe() {
   int barrier = 0, warp = 0, ended = 0;
-  for (int i = 0; i < m().threads; i++) {
-    const Fiber &f = m().fibers[i];
+  const Block &b = *m().at;
+  for (int i = 0; i < b.threads; i++) {
+    const Fiber &f = b.fibers[i];
     if (f.done) ended++;
     else if (f.waits && !strcmp(f.waits, "barrier")) barrier++;
     else warp++;
   }
-  return "deadlock in block " + std::to_string(m().block.x) + "," + std::to_string(m().block.y) + "," +
-         std::to_string(m().block.z) + ": " + std::to_string(barrier) + " threads wait at a barrier (last " +
-         name({m().barrier_file ? m().barrier_file : "none", m().barrier_line}) + "), " + std::to_string(warp) +
-         " for lanes of their warp, " + std::to_string(ended) + " of " + std::to_string(m().threads) + " have ended";
+  return "deadlock in block " + std::to_string(b.place.x) + "," + std::to_string(b.place.y) + "," +
+         std::to_string(b.place.z) + ": " + std::to_string(barrier) + " threads wait at a barrier (last " +
+         name({b.barrier_file ? b.barrier_file : "none", b.barrier_line}) + "), " + std::to_string(warp) +
+         " for lanes of their warp, " + std::to_string(ended) + " of " + std::to_string(b.threads) + " have ended";
 }
 
-void run_block() {
-  Machine &k = m();
-  k.arrived = 0;
-  k.awake = 0;
-  std::fill(k.ready, k.ready + kMaxThreads / kWarp, 0);
-  std::fill(k.open.begin(), k.open.end(), 0);
-  for (int i = 0; i < k.threads; i++) {
-    Fiber &f = k.fibers[i];
+// prepare gives a block the sizes and the kernel of a launch, and returns false without memory.
+bool prepare(Block &b, const Launch &l) {
+  if (!b.stacks) {
+    void *p = mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return false;
+    b.stacks = static_cast<char *>(p);
+  }
+  b.grid = l.grid;
+  b.threads = l.threads;
+  b.overlaps = l.overlaps;
+  b.kernel = l.kernel;
+  // Exactly the requested bytes, so that a sanitizer detects an access beyond them.
+  b.shared.reset(static_cast<char *>(aligned_alloc(128, (l.shared + 127) / 128 * 128 + 128)));
+  return b.shared != nullptr;
+}
+
+// begin makes the threads of block number ready to run.
+void begin(Block &b, uint64_t number, size_t shared, bool early) {
+  m().at = &b;
+  b.number = number;
+  b.place = {unsigned(number % b.grid.x), unsigned(number / b.grid.x % b.grid.y), unsigned(number / b.grid.x / b.grid.y)};
+  b.early = early;
+  b.arrived = 0;
+  b.awake = 0;
+  b.left = b.threads;
+  memset(b.shared.get(), 0xff, shared);
+  std::fill(b.ready, b.ready + kMaxThreads / kWarp, 0);
+  std::fill(b.open.begin(), b.open.end(), 0);
+  for (int i = 0; i < b.threads; i++) {
+    Fiber &f = b.fibers[i];
     f.id = i;
     f.waits = nullptr;
-    f.done = false;
+    f.done = f.waited = false;
     f.groups.clear();
     f.open.clear();
-    k.meetings[i].mask = 0;
-    prepare(f.context, k.stacks + size_t(i) * kStack, entry);
+    b.meetings[i].mask = 0;
+    prepare(f.context, b.stacks + size_t(i) * kStack, entry);
   }
-  int warps = k.threads / kWarp;
-  for (int w = 0; w < warps; w++) wake(w, ~0u);
-  k.left = k.threads;
-  k.turn = int(draw() % warps);
-  k.hurry = draw() % 2;
-  jump(k.scheduler, next());
-  if (k.error.empty() && k.left > 0) k.error = describe();
+  for (int w = 0; w < b.threads / kWarp; w++) wake(w, ~0u);
 }
+
+// advance runs a block's threads until they have ended or, if the block is early, none can run.
+void advance(Block &b) {
+  Machine &k = m();
+  k.at = &b;
+  b.turn = int(draw() % (b.threads / kWarp));
+  b.hurry = draw() % 2;
+  if (b.awake) jump(k.scheduler, next());
+  if (k.error.empty() && b.left > 0 && !b.early) k.error = describe();
+}
+
+// resume continues an early block after the previous kernel has run.
+void resume(Block &b) {
+  m().at = &b;
+  b.early = false;
+  for (int i = 0; i < b.threads; i++)
+    if (b.fibers[i].waits == kPrevious) wake(i / kWarp, 1u << i % kWarp);
+  advance(b);
+}
+
+// Fibers that a fault stopped did not leave their functions, so that a sanitizer's marks around
+// their variables remain.
+void unmark(Block &b) {
+  if (b.stacks) ASAN_UNPOISON_MEMORY_REGION(b.stacks, kStack * kMaxThreads);
+}
+
+std::mutex pool;
+std::vector<std::unique_ptr<Block>> *const unused = new std::vector<std::unique_ptr<Block>>;  // of early blocks
+
+// take returns a block that goes back to unused.
+Early take() {
+  std::lock_guard<std::mutex> hold(pool);
+  std::unique_ptr<Block> b;
+  if (unused->empty()) {
+    b = std::make_unique<Block>();
+  } else {
+    b = std::move(unused->back());
+    unused->pop_back();
+  }
+  return Early(b.release(), [](Block *b) {
+    if (b->left > 0) unmark(*b);
+    std::lock_guard<std::mutex> hold(pool);
+    unused->emplace_back(b);
+  });
+}
+
+std::mutex refusing;
+std::atomic<int> refusals{0};  // calls that are still to fail
+int refusals_after = 0;        // calls until then
+std::string refused_call;
+bool refused_fatal = false;
 
 }  // namespace
 
@@ -273,43 +365,71 @@ std::string sites() {
   return all;
 }
 
-std::string launch(Dim grid, int threads, size_t shared, const std::function<void()> &kernel) {
+static std::string invalid(const Launch &l) {
+  bool ok = l.threads >= 1 && l.threads <= kMaxThreads && l.threads % kWarp == 0;
+  return ok ? "" : "a block of " + std::to_string(l.threads) + " threads";
+}
+
+Early start(const Launch &l, std::string &bad) {
   std::lock_guard<std::mutex> hold(one);
   Machine &k = m();
-  if (threads < 1 || threads > kMaxThreads || threads % kWarp != 0) return "a block of " + std::to_string(threads) + " threads";
-  if (!k.stacks) {
-    void *p = mmap(nullptr, kStack * kMaxThreads, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) return "no memory for stacks";
-    k.stacks = static_cast<char *>(p);
-  }
-  k.grid = grid;
-  k.threads = threads;
-  k.kernel = &kernel;
+  uint64_t total = uint64_t(l.grid.x) * l.grid.y * l.grid.z;
+  if (!invalid(l).empty() || total == 0) return nullptr;  // launch reports it
+  Early b = take();
+  if (!prepare(*b, l)) return nullptr;
+  k.error.clear();
+  k.random = (k.config.seed + ++k.starts) * 0x9E3779B97F4A7C15ull + 1;
+  draw();
+  begin(*b, draw() % total, l.shared, true);
+  advance(*b);
+  bad = k.error;
+  return b;
+}
+
+std::string launch(const Launch &l, Early early) {
+  std::lock_guard<std::mutex> hold(one);
+  Machine &k = m();
+  if (std::string why = invalid(l); !why.empty()) return why;
+  if (!prepare(k.own, l)) return "no memory for stacks";
   k.error.clear();
   k.random = k.config.seed * 0x9E3779B97F4A7C15ull + 1;
-  // Exactly the requested bytes, so that a sanitizer detects an access beyond them.
-  std::unique_ptr<char, decltype(&free)> memory(static_cast<char *>(aligned_alloc(128, (shared + 127) / 128 * 128 + 128)), &free);
-  k.shared = memory.get();
-  uint64_t total = uint64_t(grid.x) * grid.y * grid.z;
+  uint64_t total = uint64_t(l.grid.x) * l.grid.y * l.grid.z;
   uint64_t first = total ? draw() % total : 0;
   for (uint64_t i = 0; i < total && k.error.empty(); i++) {
     uint64_t b = (i + first) % total;
-    k.block = {unsigned(b % grid.x), unsigned(b / grid.x % grid.y), unsigned(b / grid.x / grid.y)};
-    memset(k.shared, 0xff, shared);
-    run_block();
+    if (early && early->number == b) {
+      resume(*early);
+      continue;
+    }
+    begin(k.own, b, l.shared, false);
+    advance(k.own);
   }
-  k.shared = nullptr;
-  // Fibers that a fault stopped did not leave their functions, so that a sanitizer's marks
-  // around their variables remain.
-  if (!k.error.empty()) ASAN_UNPOISON_MEMORY_REGION(k.stacks, kStack * kMaxThreads);
+  k.own.shared.reset();
+  if (!k.error.empty()) unmark(k.own);
   return k.error;
+}
+
+void refuse(const std::string &call, bool fatal, int after, int calls) {
+  std::lock_guard<std::mutex> hold(refusing);
+  refused_call = call;
+  refused_fatal = fatal;
+  refusals_after = after;
+  refusals = calls;
+}
+
+Refusal refused(const char *call) {
+  if (refusals == 0) return Refusal::kNone;
+  std::lock_guard<std::mutex> hold(refusing);
+  if (refusals == 0 || refused_call != call || refusals_after-- > 0) return Refusal::kNone;
+  refusals--;
+  return refused_fatal ? Refusal::kFatal : Refusal::kMemory;
 }
 
 int thread() { return m().now->id; }
 int lane() { return m().now->id % kWarp; }
-Dim block() { return m().block; }
-Dim blocks() { return m().grid; }
-char *shared() { return m().shared; }
+Dim block() { return m().at->place; }
+Dim blocks() { return m().at->grid; }
+char *shared() { return m().at->shared.get(); }
 
 void fail(const std::string &why) {
   m().error = why + " (thread " + std::to_string(thread()) + ")";
@@ -317,8 +437,15 @@ void fail(const std::string &why) {
   abort();
 }
 
+void wait_previous(Site at) {
+  Block &b = *m().at;
+  if (!b.overlaps || skipped(at)) return;
+  m().now->waited = true;
+  if (b.early) wait(kPrevious);
+}
+
 void barrier(Site at) {
-  Machine &k = m();
+  Block &k = *m().at;
   if (skipped(at)) return;
   if (k.arrived == 0) {
     k.barrier_file = at.file;
@@ -328,7 +455,7 @@ void barrier(Site at) {
   }
   if (++k.arrived < k.threads) return wait("barrier");
   k.arrived = 0;
-  int self = k.now->id;
+  int self = m().now->id;
   for (int w = 0; w < k.threads / kWarp; w++) wake(w, w == self / kWarp ? ~(1u << self % kWarp) : ~0u);
 }
 
@@ -358,8 +485,8 @@ void copy_wait(int newest, Site at) {
 }
 
 void meet(unsigned mask, int kind, const void *mine, int n, void *to, int size, Body body) {
-  Machine &k = m();
-  int self = lane(), base = k.now->id - self;
+  Block &k = *m().at;
+  int self = lane(), base = m().now->id - self;
   if (n > kBytes || size > kBytes) fail("a meeting of too many bytes");
   if (!(mask >> self & 1)) fail("a mask without its caller: " + std::to_string(mask));
   Meeting &at = k.meetings[base + __builtin_ctz(mask)];

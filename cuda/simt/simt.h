@@ -9,13 +9,18 @@
 // error. An error ends the launch: lanes at different operations, a mask without its
 // caller, threads that wait for others that have ended.
 //
-// It has no clock and no memory model: two threads never run at the same time, and each
-// sees the other's writes. Blocks do not run concurrently, so none may wait for another.
+// A launch may overlap with the previous kernel. Then one of its blocks, drawn at random, runs
+// until its threads wait for that kernel, before any block of that kernel runs. So a read or a
+// write that comes too early changes results. A thread that ends without that wait is an error.
+//
+// It has no clock and no memory model: two threads never run at the same time, and each sees the
+// other's writes. Blocks of a kernel do not run concurrently, so none may wait for another.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <string>
 
 namespace simt {
@@ -42,8 +47,30 @@ struct Site {
 void configure(const Config &c);
 std::string sites();  // of barriers and waits executed since, one a line
 
-// launch runs a grid and returns an error, or an empty string.
-std::string launch(Dim grid, int threads, size_t shared, const std::function<void()> &kernel);
+struct Launch {
+  Dim grid;
+  int threads;    // of a block
+  size_t shared;  // bytes of shared memory
+  std::function<void()> kernel;
+  bool overlaps = false;  // blocks may start before the previous kernel has ended
+};
+
+// Early is a started block of a launch.
+struct Block;
+using Early = std::shared_ptr<Block>;
+
+// start runs a block of a launch until its threads wait for the previous kernel. bad is the
+// error, if there is one.
+Early start(const Launch &l, std::string &bad);
+// launch runs a grid, of which early may have been started, and returns an error, or an empty
+// string.
+std::string launch(const Launch &l, Early early = nullptr);
+
+// refuse makes some calls of that name fail, after others: as for lack of memory or, if fatal,
+// for good.
+void refuse(const std::string &call, bool fatal, int after, int calls);
+enum class Refusal { kNone, kMemory, kFatal };
+Refusal refused(const char *call);
 
 // For kernels: properties of the running thread.
 int thread();
@@ -51,6 +78,7 @@ Dim block();
 Dim blocks();
 char *shared();
 void barrier(Site at);
+void wait_previous(Site at);
 void copy_async(void *dst, const void *src, int bytes, int total);
 void copy_commit();
 void copy_wait(int newest, Site at);

@@ -23,8 +23,8 @@ const (
 // TD_TRIED_FUSED: norms and residuals are fused with products of one row, with TD_TRIED_INT4 also
 // with int4 matrices. TD_TRIED_MOE: choices of experts and, with TD_TRIED_MXFP4, their sums are
 // fused with their neighbours. TD_TRIED_ARRIVALS: steps run while KV arrives that they do not use.
-// TD_TRIED_HALVES: what only cuBLASLt reads is written in bf16. Switches below TD_TRIED_BITS change
-// bits of results.
+// TD_TRIED_PDL: kernels of graphs overlap. TD_TRIED_HALVES: what only cuBLASLt reads is written in
+// bf16. Switches below TD_TRIED_BITS change bits of results.
 const (
 	triedFused    = 4
 	triedMXFP4    = 16
@@ -32,6 +32,7 @@ const (
 	triedINT4     = 256
 	triedBits     = 1 << 16
 	triedArrivals = 1 << 16
+	triedPDL      = 1 << 17
 	triedHalves   = 1 << 18
 )
 

@@ -82,6 +82,9 @@ func TestStepsAhead(t *testing.T) {
 	run := func(late, draws string, ahead bool) (all [][]int32) {
 		t.Setenv("TANDEM_TWIN_LATE", late)
 		t.Setenv("TD_DRAWS", draws)
+		if ahead {
+			t.Setenv("TD_KERNELS", "pdl")
+		}
 		m := sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32)
 		a := &aheadRows{spec: kvSpec(src, backend.F32), tokens: []int32{5, 6, 7, 8, 9}}
 		for i := range 5 {

@@ -64,6 +64,7 @@ type Options struct {
 	Device  int                 // number of the GPU
 	Limits  backend.Limits      // largest step
 	Eager   bool                // no graphs: every operation is a launch of its own
+	NoGraph func(why error)     // called once, when a graph is not made and its steps run without; may be nil
 	Group   backend.WorkerGroup // tensor-parallel workers, one GPU each; nil: this process is alone
 
 	// BLAS selects cuBLASLt for products of many rows. BLASAuto uses it if the dynamic
@@ -80,6 +81,7 @@ type Options struct {
 	MapKV  func(bytes int) ([]byte, error)
 
 	unfused bool // for tests: nothing is fused
+	graphs  bool // for tests: every plan is a graph
 }
 
 // CUDA implements backend.Backend. It is not safe for concurrent use.
@@ -104,6 +106,7 @@ type CUDA struct {
 	delta    deltaMemory
 	blas     int   // cuBLASLt's version; 0: not used
 	noBLAS   error // why cuBLASLt is not used
+	noGraph  error // why the last of the graphs that are missing was not made
 
 	plans     map[backend.Key]*plan
 	adapt     adapters

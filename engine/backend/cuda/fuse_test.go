@@ -163,6 +163,37 @@ func TestFuseUnread(t *testing.T) {
 	}
 }
 
+// Kernels that overlap have the bits of kernels one after the other.
+func TestOverlapBits(t *testing.T) {
+	tried := 0
+	for _, c := range kernelCases() {
+		if (c.kernels == "" || c.kv != nil || strings.Contains(c.kernels, "live")) && !c.blas && c.name != "attention/8-2-64/bfloat16/0/by attention" {
+			continue
+		}
+		tried++
+		var results [2][][]float32
+		for i, pdl := range []int32{triedPDL, 0} {
+			dev, err := c.openWith(Options{Limits: benchLimits, graphs: true}, pdl != 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if dev.info.tried&triedPDL != pdl && dev.info.twin != 0 {
+				t.Fatalf("kernels %x, want %x of %x", dev.info.tried, pdl, triedPDL)
+			}
+			if results[i], err = c.run(dev, 3); err != nil {
+				t.Fatal(err)
+			}
+			dev.Close()
+		}
+		if d := off(results[0], results[1]); d != 0 {
+			t.Errorf("%s: off by %.2g", c.name, d)
+		}
+	}
+	if tried < 10 {
+		t.Errorf("%d cases", tried)
+	}
+}
+
 // A fused operation has the bits of the operations that it replaces, with KV of either type.
 func TestFusedBits(t *testing.T) {
 	cases := []kernelCase{placeCase(backend.BF16, false), placeCase(backend.BF16, true), placeCase(backend.F32, true)}

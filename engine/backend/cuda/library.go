@@ -48,7 +48,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_state{})-unsafe.Sizeof(state{})]
 	_ = [1]byte{}[C.TD_DELTA_WIDTH-deltaWidth+C.TD_DELTA_WIDEST-deltaWidest]
 	_ = [1]byte{}[C.TD_DELTA-int(opDelta)]
-	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused+C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_INT4-triedINT4+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_HALVES-triedHalves+C.TD_TRIED_BITS-triedBits]
+	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused+C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_INT4-triedINT4+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_PDL-triedPDL+C.TD_TRIED_HALVES-triedHalves+C.TD_TRIED_BITS-triedBits]
 )
 
 // library is an opened shared object. It stays open, because what a GPU's driver started
@@ -250,6 +250,17 @@ func (l *library) sites() string {
 	b := make([]byte, 64<<10)
 	n := C.td_l_twin_sites(l.c, (*C.char)(unsafe.Pointer(&b[0])), C.int(len(b)))
 	return string(b[:min(int(n), len(b)-1)])
+}
+
+// refuse makes some calls of the twin's runtime fail, after others, for lack of memory or for good.
+// call is "graph", "launch" or "copy".
+func (l *library) refuse(call string, fatal bool, after, calls int) {
+	name, forGood := C.CString(call), C.int(0)
+	defer C.free(unsafe.Pointer(name))
+	if fatal {
+		forGood = 1
+	}
+	C.td_l_twin_refuse(l.c, name, forGood, C.int(after), C.int(calls))
 }
 
 // fault runs one of the twin's kernels with faults and returns what it detected, or

@@ -15,6 +15,7 @@ typedef struct {
 	void (*twin)(uint64_t seed, int deferred, const char *skip); // of the host twin only
 	int (*twin_sites)(char *to, int n);
 	int (*twin_fault)(int kind, int deferred, char *why, int n);
+	void (*twin_refuse)(const char *call, int fatal, int after, int calls);
 } td_library;
 
 // td_load fills l and returns NULL, or returns an error text.
@@ -27,6 +28,7 @@ static inline const char *td_load(td_library *l, const char *path) {
 	TD_FUNCTIONS(TD_FIND)
 	l->twin = (void (*)(uint64_t, int, const char *))dlsym(l->handle, "td_twin");
 	l->twin_sites = (int (*)(char *, int))dlsym(l->handle, "td_twin_sites");
+	l->twin_refuse = (void (*)(const char *, int, int, int))dlsym(l->handle, "td_twin_refuse");
 	l->twin_fault = (int (*)(int, int, char *, int))dlsym(l->handle, "td_twin_fault");
 	return NULL;
 }
@@ -54,6 +56,7 @@ static inline int td_l_wait(td_library *l, td_device *d) { return l->wait(d); }
 static inline void td_l_twin(td_library *l, uint64_t seed, int deferred, const char *skip) { if (l->twin) l->twin(seed, deferred, skip); }
 static inline int td_l_twin_sites(td_library *l, char *to, int n) { return l->twin_sites ? l->twin_sites(to, n) : 0; }
 static inline int td_l_twin_fault(td_library *l, int kind, int deferred, char *why, int n) { return l->twin_fault ? l->twin_fault(kind, deferred, why, n) : 0; }
+static inline void td_l_twin_refuse(td_library *l, const char *call, int fatal, int after, int calls) { if (l->twin_refuse) l->twin_refuse(call, fatal, after, calls); }
 static inline int td_l_nccl_id(td_library *l, const char *nccl, char *id, char *e, int n) { return l->nccl_id(nccl, id, e, n); }
 static inline int td_l_ranks(td_library *l, td_device *d, const char *nccl, const char *id, int rank, int ranks) { return l->ranks(d, nccl, id, rank, ranks); }
 static inline void td_l_leave(td_library *l, td_device *d) { l->leave(d); }

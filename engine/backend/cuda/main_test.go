@@ -3,6 +3,7 @@
 package cuda
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -15,7 +16,7 @@ import (
 // or on the shared object of TANDEM_CUDA_LIBRARY. With TANDEM_CUDA_SANITIZE the twin
 // is instrumented; then the tests need -asan.
 func TestMain(m *testing.M) {
-	libraryPath = os.Getenv("TANDEM_CUDA_LIBRARY")
+	libraryPath, blasPath = os.Getenv("TANDEM_CUDA_LIBRARY"), cmp.Or(os.Getenv("TANDEM_CUDA_BLAS"), BLASAuto)
 	if libraryPath == "" {
 		sanitizers := ""
 		if flag.Parse(); testing.Short() {
@@ -28,7 +29,10 @@ func TestMain(m *testing.M) {
 			rounds, seeds, stepsAhead = 40, 12, 60
 		}
 		var err error
-		if libraryPath, err = kernels.Twin("../../..", sanitizers); err != nil {
+		if libraryPath, err = kernels.Twin("../../..", sanitizers); err == nil {
+			blasPath, err = kernels.BlasStub("../../..", sanitizers)
+		}
+		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -39,8 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// libraryPath is the shared object under test.
-var libraryPath string
+// libraryPath is the shared object under test, and blasPath its cuBLASLt: an emulation for the twin.
+var libraryPath, blasPath string
 
 // How much the tests run: less in short tests and under sanitizers, which the same kernels pass with
 // fewer seeds, more in a soak.

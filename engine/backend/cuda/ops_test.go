@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -127,6 +128,7 @@ type kernelCase struct {
 	masks   bool    // and most of them have masks; see maskAll
 	slices  bool    // draws are by slices, none by a single block
 	kernels string  // TD_KERNELS
+	blas    bool    // with cuBLASLt
 	bucket  int     // rows of the plan, if more than those of steps
 	adapted bool    // the sequences of each step go through adapters, or none
 	near    float64 // how far results may be from the CPU's; 0: near
@@ -303,12 +305,23 @@ func kernelCases() (all []kernelCase) {
 	})
 	add("rope", 8, func(b *bench) func() {
 		x, y := b.input(3*48, 1), b.output(3*48)
-		r := &backend.Rope{InvFreq: []float32{1, 0.3, 0.1, 0.01}, Scale: 1.2}
+		r, more := &backend.Rope{InvFreq: []float32{1, 0.3, 0.1, 0.01}, Scale: 1.2}, &backend.Rope{InvFreq: []float32{0.2, 0.5}, Scale: 1}
 		return func() {
 			b.Rope(x, 3, 48, r)
+			b.Rope(x, 3, 48, more)
 			b.Columns(y, x, 0)
 		}
 	})
+	add("linear/blas", 70, func(b *bench) func() {
+		x, y, z, last := b.input(64, 1), b.output(48), b.output(32), b.output(32)
+		w, narrow, v, bias := b.weight(backend.BF16, 0.1, 48, 64), b.weight(backend.INT8, 0.1, 32, 64), b.weight(backend.BF16, 0.1, 32, 48), b.weight(backend.F32, 1, 48)
+		return func() {
+			b.Linear(y, x, w, bias)
+			b.Linear(last, y, v, backend.NoWeight) // whose first kernel must not overlap with the product
+			b.Linear(z, x, narrow, backend.NoWeight)
+		}
+	})
+	all[len(all)-1].blas, all[len(all)-1].near = true, 1e-2 // activations are rounded to bf16
 	linearCases([]int{1, 3}, []int{30, 70}, func(dt backend.DType, rows int) {
 		add(fmt.Sprintf("joined/%s/%d", dt, rows), rows, func(b *bench) func() {
 			in := b.width(dt)
@@ -547,15 +560,28 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 	return results, nil
 }
 
-// open opens a device that draws as the case does.
+// open opens a device for the case. Plans are graphs of kernels that overlap, except with Eager and
+// where the case compares kernels of plans without a graph.
 func (c *kernelCase) open(o Options) (*CUDA, error) {
+	o.graphs = !o.Eager && !strings.Contains(c.kernels, "live")
+	return c.openWith(o, o.graphs)
+}
+
+func (c *kernelCase) openWith(o Options, pdl bool) (*CUDA, error) {
 	o.Library = libraryPath
+	if c.blas {
+		o.BLAS = blasPath
+	}
 	if c.slices {
 		os.Setenv("TD_DRAWS", "only-slices")
 		defer os.Unsetenv("TD_DRAWS")
 	}
-	if c.kernels != "" {
-		os.Setenv("TD_KERNELS", c.kernels)
+	names := c.kernels
+	if pdl {
+		names = strings.TrimPrefix(names+",pdl", ",")
+	}
+	if names != "" {
+		os.Setenv("TD_KERNELS", names)
 		defer os.Unsetenv("TD_KERNELS")
 	}
 	return New(o)
@@ -646,6 +672,9 @@ func onCPU(t *testing.T, c *kernelCase, seed uint64) [][]float32 {
 	return want
 }
 
+// sitesOf are the barriers and waits that each case has reached in TestKernels, with the first seed.
+var sitesOf = map[string]string{}
+
 // Every kernel gives the CPU's results, in any order of threads and whenever copies
 // land.
 func TestKernels(t *testing.T) {
@@ -666,6 +695,9 @@ func TestKernels(t *testing.T) {
 				got, err := c.run(dev, seed)
 				if err != nil {
 					t.Fatalf("seed %d: %v", seed, err)
+				}
+				if seed == 0 {
+					sitesOf[c.name] = lib.sites()
 				}
 				if d := off(got, want); d > c.most() {
 					t.Errorf("seed %d: off by %.2g, at most %.2g is allowed", seed, d, c.most())
@@ -689,7 +721,8 @@ func openTwin(t *testing.T) *library {
 // The twin reports faults of a kernel that are more than a wrong result.
 func TestTwinSeesFaults(t *testing.T) {
 	lib := openTwin(t)
-	for kind, want := range []string{"different masks", "a mask without its caller", "deadlock", "at different barriers", "at different operations", "read before it landed"} {
+	for kind, want := range []string{"different masks", "a mask without its caller", "deadlock", "at different barriers", "at different operations", "read before it landed",
+		"not the result of kernels one after the other", "not the result of kernels one after the other", "without a wait for the previous kernel"} {
 		for _, deferred := range []bool{true, false} {
 			got, ok := lib.fault(kind, deferred)
 			switch {
@@ -706,20 +739,15 @@ func TestTwinSeesFaults(t *testing.T) {
 	}
 }
 
-// play runs a case on the twin with one barrier left out, or none, and returns the error of
-// its results.
-func (c *kernelCase) play(lib *library, want [][]float32, seed uint64, skip string) (float64, error) {
+// play runs a case on the twin with one barrier left out, or none, and returns its results.
+func (c *kernelCase) play(lib *library, seed uint64, skip string) ([][]float32, error) {
 	lib.twin(seed, seed%2 == 1, skip)
 	dev, err := c.open(Options{Limits: benchLimits})
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer dev.Close()
-	got, err := c.run(dev, 0)
-	if err != nil {
-		return 0, err
-	}
-	return off(got, want), nil
+	return c.run(dev, 0)
 }
 
 // A barrier, or a wait for copies, that is left out is noticed: by a wrong result, by
@@ -742,18 +770,24 @@ func TestBarriersAreNeeded(t *testing.T) {
 	}
 	unnoticed := map[string]bool{}
 	for i, c := range kernelCases() {
-		want := onCPU(t, &c, 0)
-		if d, err := c.play(lib, want, 1, ""); err != nil || d > c.most() {
-			t.Fatalf("%s: off by %.2g, %v", c.name, d, err)
+		if _, known := sitesOf[c.name]; !known { // TestKernels compares the results of the same run
+			if _, err := c.play(lib, 1, ""); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			sitesOf[c.name] = lib.sites()
 		}
-		for site := range strings.Lines(lib.sites()) {
+		for site := range strings.Lines(sitesOf[c.name]) {
 			site = strings.TrimSpace(site)
 			if quiet, tried := unnoticed[site]; tried && !quiet {
 				continue
 			}
 			cmd := exec.Command(exe)
-			cmd.Env = append(os.Environ(), "TANDEM_CUDA_LIBRARY="+libraryPath, fmt.Sprintf("TANDEM_CUDA_MUTANT=%d %s", i, site))
-			unnoticed[site] = cmd.Run() == nil
+			cmd.Env = append(os.Environ(), "TANDEM_CUDA_LIBRARY="+libraryPath, "TANDEM_CUDA_BLAS="+blasPath, fmt.Sprintf("TANDEM_CUDA_MUTANT=%d %s", i, site))
+			err := cmd.Run()
+			if cmd.ProcessState == nil || cmd.ProcessState.ExitCode() == mutantBroken {
+				t.Fatalf("%s, %s: the process did not run the case: %v", c.name, site, err)
+			}
+			unnoticed[site] = err == nil
 		}
 	}
 	for site, quiet := range unnoticed {
@@ -761,11 +795,39 @@ func TestBarriersAreNeeded(t *testing.T) {
 			t.Errorf("%s is left out unnoticed", site)
 		}
 	}
-	if len(unnoticed) < 8 {
-		t.Errorf("only %d barriers were met: %v", len(unnoticed), unnoticed)
+	for _, site := range waitSites(t) {
+		if _, met := unnoticed[site]; !met {
+			t.Errorf("%s: no graph of a case has this kernel behind another one", site)
+		}
 	}
 	t.Logf("%d barriers and waits, each of them missed when left out", len(unnoticed))
 }
+
+// waitSites returns the places in kernels of the waits for the previous kernel.
+func waitSites(t *testing.T) (all []string) {
+	files, err := filepath.Glob("../../../cuda/kernels/*.cuh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, line := range strings.Split(string(text), "\n") {
+			if strings.Contains(line, "wait_previous();") {
+				all = append(all, fmt.Sprintf("%s:%d", filepath.Base(f), i+1))
+			}
+		}
+	}
+	if len(all) < 30 {
+		t.Fatalf("%d kernels wait for the previous one", len(all))
+	}
+	return all
+}
+
+// mutantBroken is the status of a mutant that did not run its case.
+const mutantBroken = 125
 
 // mutant runs a case without a barrier, in a few orders of threads, and returns the process's
 // status: 0 if the fault was not detected.
@@ -773,23 +835,29 @@ func mutant(what string) int {
 	var at int
 	var site string
 	if _, err := fmt.Sscan(what, &at, &site); err != nil {
-		return 2
+		return mutantBroken
 	}
 	c := kernelCases()[at]
 	lib, err := openLibrary(libraryPath)
 	if err != nil {
-		return 2
+		return mutantBroken
 	}
 	host, err := cpu.New(cpu.Options{Limits: benchLimits, Threads: 1})
 	if err != nil {
-		return 2
+		return mutantBroken
 	}
-	want, err := c.run(widened{host}, 0)
-	if err != nil {
-		return 2
-	}
+	var want [][]float32 // not needed for an error of the twin
 	for seed := range uint64(3) {
-		if d, err := c.play(lib, want, seed+1, site); err != nil || d > c.most() {
+		got, err := c.play(lib, seed+1, site)
+		if err != nil {
+			return 1
+		}
+		if want == nil {
+			if want, err = c.run(widened{host}, 0); err != nil {
+				return mutantBroken
+			}
+		}
+		if off(got, want) > c.most() {
 			return 1
 		}
 	}

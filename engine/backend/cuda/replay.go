@@ -47,10 +47,11 @@ func (c *CUDA) Capture(keys []backend.Key, record func()) (graphs int, err error
 			if adapted && c.adapt.targets == nil {
 				continue
 			}
-			if _, err := c.planOf(k, record, adapted); err != nil {
+			p, err := c.planOf(k, record, adapted)
+			if err != nil {
 				return graphs, err
 			}
-			if !c.opts.Eager && graphed(k) {
+			if p.whole != p.eager {
 				graphs++
 			}
 		}
@@ -114,6 +115,9 @@ func (c *CUDA) replay(key backend.Key, step *backend.Step, record func(), onMark
 func (c *CUDA) Start(key backend.Key, step *backend.Step, record func()) error {
 	if len(c.started) == 2 {
 		return fmt.Errorf("%w: a third step while two have not been finished", backend.ErrShape)
+	}
+	if len(c.started) == 1 && c.started[0].number != c.step.number {
+		return fmt.Errorf("%w: a step after one that failed, while an earlier one has not been finished", backend.ErrShape)
 	}
 	for i := range step.Outputs {
 		if k := step.Outputs[i].Params.Controls; !c.Rules(k, 0) {
@@ -238,17 +242,33 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 			halve(p.ops, p.marks)
 		}
 	}
-	ok := true
-	if p.eager, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, false); ok {
-		p.whole = p.eager
-		if !c.opts.Eager && graphed(key) {
-			p.whole, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, true)
-		}
-	}
-	if !ok {
+	var ok bool
+	if p.eager, ok = c.dev.record(p.ops, key.Tokens, key.Outputs, false); !ok {
 		return nil, c.failed(fmt.Sprintf("plan %+v", key))
 	}
+	p.whole = p.eager
+	if c.opts.Eager || !graphed(key) && !c.opts.graphs {
+		return p, nil
+	}
+	whole, ok := c.dev.record(p.ops, key.Tokens, key.Outputs, true)
+	if !ok {
+		return p, c.withoutGraph(c.failed(fmt.Sprintf("the graph of plan %+v", key)))
+	}
+	p.whole = whole
 	return p, nil
+}
+
+// withoutGraph reports the first graph that was not made. It returns an error if the device has
+// failed.
+func (c *CUDA) withoutGraph(why error) error {
+	if errors.Is(why, backend.ErrDevice) {
+		return why
+	}
+	if c.noGraph == nil && c.opts.NoGraph != nil {
+		c.opts.NoGraph(why)
+	}
+	c.noGraph = why
+	return nil
 }
 
 // copyStep checks a step and copies it. A token of -1-i is output i of the step before, which
@@ -400,6 +420,9 @@ func (c *CUDA) copyTable(span int, sp *backend.Span, group int) error {
 	if lo < hi {
 		copy(have[lo:hi], table[lo:hi])
 		if !c.dev.tables(c.step.filling(), group, span, lo, hi-lo) {
+			for j := lo; j < hi; j++ {
+				have[j] = unknownBlock
+			}
 			return c.failed("block tables")
 		}
 	}
