@@ -22,6 +22,9 @@ const (
 	opWait       = 0x82e // for the previous kernel, from 9.0 on
 )
 
+// logFormat is part of the names of cached files: it changes with the lines of codeLines.
+const logFormat = 2
+
 // codeLines returns a line of the compiler's log for each kernel of the cubins in dir: its mangled
 // name, architecture, instructions, instructions per KB, and accesses before it waits.
 func codeLines(dir string) ([]byte, error) {

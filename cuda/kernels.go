@@ -221,7 +221,7 @@ func (b *builder) object(file string) (string, error) {
 		return "", err
 	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%q\n%q\n%s\n", b.version, b.compiler, b.flags, text)
+	fmt.Fprintf(h, "%d\n%s\n%q\n%q\n%s\n", logFormat, b.version, b.compiler, b.flags, text)
 	name := strings.NewReplacer("/", "-", ".", "-").Replace(file)
 	return b.make(fmt.Sprintf("%s-%x.o", name, h.Sum(nil)[:8]), func(to string) []string {
 		args := append(slices.Clone(b.flags), "-c", filepath.Join("cuda", file), "-o", to)

@@ -225,7 +225,7 @@ func (b *builder) machine(im *image, ptx string) (string, []Usage, error) {
 	}
 	arch := "sm_" + im.target
 	h := sha256.New()
-	fmt.Fprintf(h, "%s\n%q\n%s\n%q\n", b.version, b.flags, text, arch)
+	fmt.Fprintf(h, "%d\n%s\n%q\n%s\n%q\n", logFormat, b.version, b.flags, text, arch)
 	source, _, _ := strings.Cut(filepath.Base(ptx), "-")
 	path, err := b.make(fmt.Sprintf("%s-%x.%s.cubin", source, h.Sum(nil)[:8], arch), func(to string) []string {
 		return append(slices.Clone(b.flags), "-arch="+arch, ptx, "-o", to)

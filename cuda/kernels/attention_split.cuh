@@ -208,7 +208,7 @@ TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int 
   uint32_t q[S::kSlice / 16][4];
   split_queries<S::kSlice>(q, at<const float>(o.a) + (int64_t(row) * o.heads + head) * kDim + slice * S::kSlice, o.scale * kLog2E, kDim, heads);
   int64_t lane_at = (int64_t(kv_head) * o.block_tokens * kDim + slice * S::kSlice + lane / kChunks * kDim + lane % kChunks * 8) * 2;
-  float *mine = parts + (int64_t(block_x()) * o.heads + head) * kParts * (kDim + 2);
+  auto mine = [&] { return parts + (int64_t(block_x()) * o.heads + head) * kParts * (kDim + 2); };
   int64_t result = (int64_t(row) * o.heads + head) * kDim;
   for (int part = p0 + block_z(); part < p1; part += grid_z()) {
     int from = part * size, to = from + size < c.end ? from + size : c.end;
@@ -227,7 +227,7 @@ TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int 
         sum = fuse(reinterpret_cast<const float *>(m.kv[0][warp + d / S::kSlice])[h * S::kSlice + d % S::kSlice], by, sum);
       }
       if (p1 - p0 > 1) {
-        float *to_part = mine + (int64_t(h) * kParts + part) * (kDim + 2);
+        float *to_part = mine() + (int64_t(h) * kParts + part) * (kDim + 2);
         to_part[d] = sum;
         if (d == 0) {
           to_part[kDim] = best;
@@ -243,5 +243,5 @@ TD_KERNEL_OF(kMmaThreads, kDim > 128 ? 2 : 3) attend_split(td_op o, Step s, int 
   }
   if (p1 - p0 == 1) return;
   int blocks = p1 - p0 < grid_z() ? p1 - p0 : grid_z();
-  if (last_block(arrived + int64_t(block_x()) * (o.kv_heads * packs) + block_y(), blocks, &m.last)) split_join<kDim>(m, o, mine, result, p0, p1, head, heads);
+  if (last_block(arrived + int64_t(block_x()) * (o.kv_heads * packs) + block_y(), blocks, &m.last)) split_join<kDim>(m, o, mine(), result, p0, p1, head, heads);
 }

@@ -73,9 +73,9 @@ TD_DEVICE float convolved(const float *w, const float x[4]) {
 
 // delta_mix has a warp for each query, for each key and for the factors of each key head.
 TD_KERNEL(kMixThreads) delta_mix(td_op o, Step s, int width) {
-  wait_previous();
   int64_t item = int64_t(block_x()) * (kMixThreads / 32) + thread_id() / 32;
   int what = int(item % 3), key = int(item / 3 % o.heads), row = int(item / 3 / o.heads), lane = lane_id();
+  wait_previous();
   if (row >= live(s, o)) return;
   float *to = at<float>(o.list) + (int64_t(row) * o.heads + key) * delta_record(o, width);
   if (what == 2) {
@@ -127,12 +127,12 @@ constexpr int kDeltaStaged = 1024 / kWidth;
 // delta computes a sequence's rows for some columns of one value head. kLanes lanes share a column:
 // each has kDeltaRows rows of the matrix, in groups of four.
 template <int kLanes>
-TD_KERNEL_OF(kDeltaThreads, kLanes > 4 ? 3 : 4) delta(td_op o, Step s) {
-  wait_previous();
+TD_KERNEL_OF(kDeltaThreads, kLanes > 4 || kArch >= 100 ? 3 : 4) delta(td_op o, Step s) {
   constexpr int kRows = kDeltaRows, kWidth = kLanes * kRows, kColumns = 32 / kLanes;  // columns of a warp
   constexpr int kStaged = kDeltaStaged<kWidth>, kStride = kDeltaStride<kWidth>, kPieces = kStride / 4;
   float *staged = reinterpret_cast<float *>(shared_memory());  // [2, kStaged, kStride]
   int span = block_x(), head = block_y(), tile = block_z(), tid = thread_id(), lane = lane_id();
+  wait_previous();
   if (span >= s.counts[2]) return;
   int first = first_row(s, span), end = first_row(s, span + 1), start = s.positions[first];
   int group = o.kv_heads / o.heads, key = head / group, j = head % group;

@@ -18,6 +18,7 @@ constexpr int kInt4Warps = 4;       // of a team
 constexpr int kInt4TeamOut = 32;    // outputs of a team, in two tiles; gated: 16 of either matrix
 constexpr int kInt4Out = kInt4Threads / 32 / kInt4Warps * kInt4TeamOut;  // outputs of a block
 constexpr int kInt4Round = kInt4Warps * 4 * 32;                          // columns that a team reads at once
+constexpr int kInt4Ahead = kInt4Round;  // bytes of a row that are requested before the wait: of two rounds
 
 template <int kRows>
 struct Int4Shape {
@@ -80,7 +81,6 @@ TD_DEVICE float int4_rows(Vec4 *x, const float *from, const float *weights, int 
 // follow; arrived counts the blocks of the same outputs, from 0.
 template <int kGated, int kRows>
 TD_KERNEL_OF(kInt4Threads, 2) few_int4(td_op o, Step s, int columns, float *partial, int *arrived) {
-  wait_previous();
   using S = Int4Shape<kRows>;
   constexpr int kEach = kGated ? kInt4Out / 2 : kInt4Out;
   int chunk = columns < S::kChunk ? columns : S::kChunk, groups = chunk / 32;
@@ -89,6 +89,12 @@ TD_KERNEL_OF(kInt4Threads, 2) few_int4(td_op o, Step s, int columns, float *part
   float *squares = sums + kInt4Threads / 32 * kInt4TeamOut * S::kColumns;  // [warps]
   int *last = reinterpret_cast<int *>(squares + kInt4Threads / 32);
   Target t = kGated ? whole(o) : target(o, kInt4Out);
+  if (!o.table) {
+    int first = block_z() * columns / 2;  // bytes
+    prefetch_weights<TD_INT4, kInt4Threads>(t.w, t.n, o.k, t.block * kEach, kEach, first, kInt4Ahead);
+    if constexpr (kGated) prefetch_weights<TD_INT4, kInt4Threads>(o.more[0].w, o.n, o.k, t.block * kEach, kEach, first, kInt4Ahead);
+  }
+  wait_previous();
   Part p = part(o, t, s, block_y()), q = p;
   if constexpr (kGated) q = part(o, {o.more[0].w, o.more[0].bias, 0, o.n, 0, 0}, s, block_y());
   int tid = thread_id(), lane = lane_id(), warp = tid / 32, team = warp / kInt4Warps, g = lane / 4, quarter = lane % 4, out = t.block * kEach;

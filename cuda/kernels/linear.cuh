@@ -14,10 +14,10 @@ TD_HOST_DEVICE constexpr bool scaled(int type) { return type == TD_FP8 || type =
 TD_HOST_DEVICE constexpr int gemv_outputs(int type, int rows) { return rows == 1 || type == TD_MXFP4 ? 2 : 4; }
 
 // gemv_blocks is how many blocks a multiprocessor runs at once. With more of them, compilers spill
-// registers: ptxas 12.9 sooner on 10.0 and 12.0 than before, ptxas 13.0 also with one row of 8 bits
-// on 12.0.
+// registers: ptxas 12.9 sooner on 10.0 and 12.0 than before, there also with one row of fp8, and
+// ptxas 13.0 with one row of fp8 or int8 on 12.0.
 TD_HOST_DEVICE constexpr int gemv_blocks(int type, int rows) {
-  if (rows == 1) return kArch >= 120 && kCuda >= 13 && (type == TD_FP8 || type == TD_INT8) ? 3 : 4;
+  if (rows == 1) return kArch >= 120 && (type == TD_FP8 || (kCuda >= 13 && type == TD_INT8)) ? 3 : 4;
   if (kArch >= 100) return type == TD_FP8 ? 2 : 3;
   return type == TD_MXFP4 || type == TD_INT8 || type == TD_INT4 ? 3 : 4;
 }
@@ -89,23 +89,6 @@ TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
     if constexpr (kType == TD_F32) v[j] = bits_float(l.raw[j / 4].v[j % 4]);
     else if constexpr (kType == TD_BF16) v[j] = j % 2 ? bf16_high(l.raw[0].v[j / 2]) : bf16_low(l.raw[0].v[j / 2]);
     else v[j] = fp4_value(l.raw[0].v[part] >> j * 4 & 15);
-  }
-}
-
-// number_bits returns the bits of a number of a matrix.
-TD_HOST_DEVICE constexpr int number_bits(int type) { return type == TD_F32 ? 32 : type == TD_BF16 ? 16 : type == TD_FP8 || type == TD_INT8 ? 8 : 4; }
-
-// prefetch_weights requests some bytes of each of a matrix's rows, and the scales of groups of
-// their numbers.
-template <int kType, int kThreads>
-TD_DEVICE void prefetch_weights(td_address w, int64_t out, int64_t in, int row, int rows, int64_t from, int bytes) {
-  constexpr int kBits = number_bits(kType), kScale = kType == TD_MXFP4 ? 1 : 2;
-  int64_t length = row_length(kType, in);
-  prefetch_rows<kThreads>(at<const char>(w), length * kBits / 8, int(out), row, rows, from, bytes);
-  if constexpr (kBits < 16 && kType != TD_FP8) {
-    int64_t numbers = 8 / kBits, scales = length / 32 * kScale;
-    int few = int(bytes * numbers / 32 * kScale + 31) / 32 * 32;
-    prefetch_rows<kThreads>(at<const char>(w) + out * length * kBits / 8, scales, int(out), row, rows, from * numbers / 32 * kScale, few);
   }
 }
 

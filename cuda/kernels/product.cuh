@@ -56,6 +56,23 @@ TD_DEVICE void prefetch_rows(const char *w, int64_t row_bytes, int of, int row, 
   }
 }
 
+// number_bits returns the bits of a number of a matrix.
+TD_HOST_DEVICE constexpr int number_bits(int type) { return type == TD_F32 ? 32 : type == TD_BF16 ? 16 : type == TD_FP8 || type == TD_INT8 ? 8 : 4; }
+
+// prefetch_weights requests some bytes of each of a matrix's rows, and the scales of groups of
+// their numbers.
+template <int kType, int kThreads>
+TD_DEVICE void prefetch_weights(td_address w, int64_t out, int64_t in, int row, int rows, int64_t from, int bytes) {
+  constexpr int kBits = number_bits(kType), kScale = kType == TD_MXFP4 ? 1 : 2;
+  int64_t length = row_length(kType, in);
+  prefetch_rows<kThreads>(at<const char>(w), length * kBits / 8, int(out), row, rows, from, bytes);
+  if constexpr (kBits < 16 && kType != TD_FP8) {
+    int64_t numbers = 8 / kBits, scales = length / 32 * kScale;
+    int few = int(bytes * numbers / 32 * kScale + 31) / 32 * 32;
+    prefetch_rows<kThreads>(at<const char>(w) + out * length * kBits / 8, scales, int(out), row, rows, from * numbers / 32 * kScale, few);
+  }
+}
+
 // split_pair splits each of two numbers into three bf16 whose sum is the number.
 TD_DEVICE void split_pair(float a, float b, uint32_t to[3]) {
 #pragma unroll
