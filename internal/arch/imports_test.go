@@ -85,7 +85,7 @@ var mayImport = map[string][]string{
 	"bench/sim/fleet":        {"bench/sim", "bench/sim/profile", "gateway/admit", "gateway/exchange/choice", "gateway/route", "prefill/line", "decode/course", "engine/kvcache", "engine/scheduler", "internal/limits"},
 	"bench/sim/profile":      {"engine/scheduler", "internal/regular"},
 	"bench/sim/proof": { // a twin of main whose nodes sleep
-		"bench", "bench/checkpoint", "bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/prove", "bench/sim/simulate", "bench/sim/sleep", "deploy/planner/pools",
+		"bench", "bench/checkpoint", "bench/load", "bench/profiler", "bench/report", "bench/sim", "bench/sim/fleet", "bench/sim/profile", "bench/sim/prove", "bench/sim/simulate", "bench/sim/sleep", "deploy/planner/pools",
 		"engine", "gateway/route", "internal/cost", "internal/launch", "internal/limits", "internal/roles",
 	},
 	"bench/sim/prove":      {"bench/load", "bench/report", "bench/sim", "bench/sim/fleet", "engine/kvcache", "gateway/route"},

@@ -9,8 +9,8 @@
 //     .6 and .85 of their capacity, as bench serve measures them.
 //   - plan: such a fleet as tandem plan pools chooses it meets its objectives, and fails them with
 //     a node less.
-//   - engine: a prefill and a decode node with a model of 125 million random parameters, a
-//     processor each, which computes for another program when the node waits.
+//   - engine: a prefill and a decode node with a model of 125 million random parameters, a core
+//     each, by a profile of their counters under another load.
 //   - shapes: the profile of that model on shapes that were not fitted.
 //
 // The nodes that sleep are processes of this program, which is tandem but for the engine's model

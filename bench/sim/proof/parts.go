@@ -19,6 +19,7 @@ import (
 
 	"github.com/tandem-serving/tandem/bench/checkpoint"
 	"github.com/tandem-serving/tandem/bench/load"
+	"github.com/tandem-serving/tandem/bench/profiler"
 	"github.com/tandem-serving/tandem/bench/report"
 	"github.com/tandem-serving/tandem/bench/sim"
 	"github.com/tandem-serving/tandem/bench/sim/fleet"
@@ -275,11 +276,6 @@ func (o *options) profileModel(ctx context.Context, errOut io.Writer) (*profiled
 	if err := errors.Join(shape.HuggingFace(p.model), shape.Tokenizer(p.model)); err != nil {
 		return nil, err
 	}
-	stop, err := o.neighbours(ctx, p.model, 1)
-	if err != nil {
-		return nil, err
-	}
-	defer stop()
 	args := append([]string{"-c", "0", o.tandem, "profile", p.model, "--out", p.file, "--threads", "1", "--budget", o.budget.String()}, engineFlags...)
 	c := exec.CommandContext(ctx, "taskset", args...)
 	var both bytes.Buffer
@@ -290,31 +286,6 @@ func (o *options) profileModel(ctx context.Context, errOut io.Writer) (*profiled
 	p.report = both.String()
 	o.profiled = p
 	return p, nil
-}
-
-// neighbours runs a program on each of the given processors that computes whenever nothing else
-// does, by Linux's idle policy, until stop is called. Processors that share a core, its clock or
-// its memory then slow each other as much while a step is profiled as in a fleet.
-func (o *options) neighbours(ctx context.Context, model string, processors ...int) (stop func(), err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	var all []*exec.Cmd
-	stop = func() {
-		cancel()
-		for _, c := range all {
-			_ = c.Wait() // it is killed
-		}
-	}
-	for _, i := range processors {
-		args := append([]string{"-c", strconv.Itoa(i), "chrt", "--idle", "0", o.tandem, "profile", model, "--out", filepath.Join(o.dir, fmt.Sprintf("neighbour-%d.yaml", i)),
-			"--threads", "1", "--budget", "2h"}, engineFlags...)
-		c := exec.CommandContext(ctx, "taskset", args...)
-		if err := c.Start(); err != nil {
-			stop()
-			return nil, err
-		}
-		all = append(all, c)
-	}
-	return stop, nil
 }
 
 // engineFlags are those of the nodes that compute.
@@ -332,12 +303,10 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 	}
 	n := &node{tokens: m.model, flags: append([]string{"--model", m.model}, engineFlags...)}
 	const spec = "in=64-512,out=16-96"
-	f := simulated(p, 1, 1)
-	stop, err := o.neighbours(ctx, m.model, 0, 1)
-	if err != nil {
+	if p, err = o.live(ctx, n, p, spec, out, errOut); err != nil {
 		return "", err
 	}
-	defer stop()
+	f := simulated(p, 1, 1)
 	var table strings.Builder
 	var notes []string
 	for _, share := range []float64{.3, .6} {
@@ -362,7 +331,52 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 			notes = append(notes, "- "+run+": the client or the gateway took more than 5 % of a core from the nodes.")
 		}
 	}
-	return fmt.Sprintf("## Nodes that compute\n\n1P1D with 123.5 million random parameters in int8, each node one thread on a processor of its own; profile by `tandem profile`.\nWhenever a processor would idle, there and while the profile is measured, a program of the lowest priority computes on it: the two slow each other.\nLoad: %s, for %d s of arrivals.\n\n%s%s\n%s\n", spec, o.seconds, prove.TableHead, table.String(), strings.Join(notes, "\n")), nil
+	return fmt.Sprintf("## Nodes that compute\n\n1P1D with 123.5 million random parameters in int8, each node one thread on a core of its own. The profile is that of `tandem profile`, with step times of the counters of such\nnodes under another load, as by `tandem profile --from`: beside a node that works, and with its connections, a node is slower than alone.\nLoad: %s, for %d s of arrivals.\n\n%s%s\n%s\n", spec, o.seconds, prove.TableHead, table.String(), strings.Join(notes, "\n")), nil
+}
+
+// live returns a profile with the step times of the counters of a prefill and a decode node under a
+// load of its own.
+func (o *options) live(ctx context.Context, n *node, base *profile.Profile, spec string, out, errOut io.Writer) (*profile.Profile, error) {
+	trace, err := draw(spec, simulated(base, 1, 1), .45, o.seconds)
+	if err != nil {
+		return nil, err
+	}
+	urls := make([]string, 2)
+	for i := range urls {
+		urls[i] = fmt.Sprintf("http://127.0.0.1:%d/metrics", o.port+1+i)
+	}
+	type result struct {
+		*profiler.Result
+		err error
+	}
+	done := make(chan result, 1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		for profiler.CheckURLs(ctx, urls) != nil {
+			select {
+			case <-ctx.Done():
+				done <- result{nil, context.Cause(ctx)}
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		// The nodes are there for some seconds more than the arrivals take.
+		r, err := profiler.Live(ctx, profiler.LiveOptions{URLs: urls, For: time.Duration(o.seconds) * time.Second, Every: time.Second, Base: base, Log: errOut})
+		done <- result{r, err}
+	}()
+	r, err := o.measure(ctx, n, 1, 1, trace, out, errOut)
+	if err = errors.Join(err, r.complete()); err != nil {
+		return nil, err
+	}
+	fitted := <-done
+	if fitted.err != nil {
+		return nil, fmt.Errorf("the counters of nodes that compute: %w", fitted.err)
+	}
+	for _, note := range fitted.Notes {
+		fmt.Fprintln(errOut, "Note:", note)
+	}
+	return fitted.Profile, nil
 }
 
 // heldOut matches a line of tandem profile about a shape that was not fitted.
