@@ -110,6 +110,11 @@ case $slot in
 	tests parity 110 -test.v -test.run "$parity|TestOverlapBits"
 	checked memcheck 60 'TestKernels/(attention|moe|place|draws|rules|masks|slices)'
 	model llama-1b
+	if python3 -c 'import importlib.util as u; exit(not (u.find_spec("torch") and u.find_spec("transformers")))'; then
+		step 1b-parity 90 '^[|]|Error|^parity' python3 cuda/parity.py "$work/model" $rehearse
+	else
+		write "- **1b-parity**: PyTorch or transformers is not installed"
+	fi
 	for try in blocks slices "slices all" "slices without-pdl"; do
 		read -r draws kernels <<<"$try"
 		case $kernels in without-*) list=$(without "${kernels#without-}") ;; *) list=$kernels ;; esac

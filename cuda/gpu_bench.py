@@ -9,6 +9,7 @@ room). A row that does not fit, lacks a dependency or fails states the reason, a
 status is 1. After the time limit, the remaining rows are reported as skipped.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -122,26 +123,32 @@ def kernel_rows(model, outputs):
             os.environ["TD_KERNELS"] = before
 
 
-def load(model, *flags):
-    """Equal lengths, 32 at once, warmed, through the API."""
+@contextlib.contextmanager
+def serving(model, *flags):
+    """Runs tandem serve on a free port, which it yields, until the block ends."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    inputs, outputs, n = (16, 8, 8) if REHEARSE else (128, 128, 96)
-    with tempfile.TemporaryDirectory() as to:
-        server = subprocess.Popen([TANDEM, "serve", model, "--port", str(port), *device(), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen([TANDEM, "serve", model, "--port", str(port), *device(), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        await_server(port, server)
+        yield port
+    finally:
+        server.terminate()
         try:
-            await_server(port, server)
-            run([TANDEM, "bench", "serve", "--port", port, "--dataset-name", "random", "--random-input-len", inputs, "--random-output-len", outputs, "--ignore-eos",
-                 "--num-prompts", n, "--num-warmups", 8, "--max-concurrency", 2, "--ready-check-timeout-sec", 60, "--skip-tokenizer-init",
-                 "--save-result", "--result-dir", to, "--result-filename", "r.json"])
-            r = json.load(open(os.path.join(to, "r.json")))
-        finally:
-            server.terminate()
-            try:
-                server.wait(20)
-            except subprocess.TimeoutExpired:
-                server.kill()
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def load(model, *flags):
+    """Equal lengths, 32 at once, warmed, through the API."""
+    inputs, outputs, n = (16, 8, 8) if REHEARSE else (128, 128, 96)
+    with tempfile.TemporaryDirectory() as to, serving(model, *flags) as port:
+        run([TANDEM, "bench", "serve", "--port", port, "--dataset-name", "random", "--random-input-len", inputs, "--random-output-len", outputs, "--ignore-eos",
+             "--num-prompts", n, "--num-warmups", 8, "--max-concurrency", 2, "--ready-check-timeout-sec", 60, "--skip-tokenizer-init",
+             "--save-result", "--result-dir", to, "--result-filename", "r.json"])
+        r = json.load(open(os.path.join(to, "r.json")))
     return f"{r['output_throughput']:,.0f} tok/s", f"TTFT {r['mean_ttft_ms']:.1f} ms, ITL {r['mean_itl_ms']:.2f} ms"
 
 

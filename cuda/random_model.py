@@ -3,13 +3,14 @@
     python3 random_model.py llama-1b|llama-8b|llama-8b-fp8|gpt-oss-20b|gpt-oss-120b|tiny-… FOLDER
 
 Requires only Python. Weights have a random sign and mantissa and a size of about
-1/64, which keeps activations finite; the output of the model is noise.
+1/64, tiny models' of 1/16, and norms' weights are between 1 and 2: so each layer
+and position matters in the output, which is noise. The same name writes the same file.
 """
 
 import json
 import math
-import os
 import pathlib
+import random
 import struct
 import sys
 
@@ -22,22 +23,25 @@ SHAPES = {
     "llama-8b": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32, head_dim=128, tie_word_embeddings=False),
 }
 CHUNK = 1 << 24  # numbers that are drawn at once
-SMALL = bytes(0x3C | (i & 0x80) for i in range(256))  # upper bytes: sign, and 2^-7 to 2^-6
+SMALL = bytes(0x3C | (i & 0x80) for i in range(256))  # upper bytes: sign, and 2^-7 to 2^-5
+STEP, STARTS = 1009, 1 << 16  # pieces start at different columns of a matrix, so that rows differ
 
 
-def draw():
+def draw(source, upper):
     out = bytearray(2 * CHUNK)
-    out[0::2] = os.urandom(CHUNK)
-    out[1::2] = os.urandom(CHUNK).translate(SMALL)
+    out[0::2] = source.randbytes(CHUNK)
+    out[1::2] = source.randbytes(CHUNK).translate(upper)
     return memoryview(out)
 
 
 def noise(n, pool):
-    """n bf16, in pieces of what was drawn: they come again, which no kernel minds."""
+    """n bf16, in pieces of what was drawn, each from another start."""
     while n > 0:
-        yield pool[0][: 2 * min(n, CHUNK)]
-        pool.append(pool.pop(0))
-        n -= CHUNK
+        start, drawn = pool.pop(0)
+        size = min(n, CHUNK - start)
+        yield drawn[2 * start : 2 * (start + size)]
+        pool.append(((start + len(pool) * STEP + STEP) % STARTS, drawn))
+        n -= size
 
 
 def llama(shape, vocab):
@@ -119,6 +123,12 @@ def kind(key, tensors):
 def content(key, dtype, size, pool):
     if dtype == "F32":
         yield struct.pack("<f", 1 / 64) * (size // 4)
+    elif key.endswith("norm.weight"):
+        for piece in noise(size // 2, pool):
+            out = bytearray(piece)
+            out[0::2] = bytes(b | 0x80 for b in out[0::2])  # 1 to 2
+            out[1::2] = b"\x3f" * (len(out) // 2)
+            yield out
     elif dtype == "F8_E4M3" or key.endswith("_scales"):
         yield from (bytes(p).translate(EIGHTS if dtype == "F8_E4M3" else SCALES) for p in noise((size + 1) // 2, pool))
     else:
@@ -127,7 +137,7 @@ def content(key, dtype, size, pool):
 
 def main(name, folder):
     config, tensors = shape_of(name)
-    header, at = {}, 0
+    header, at = {"__metadata__": {"format": "pt"}}, 0
     for key, shape in tensors.items():
         dtype = kind(key, tensors)
         size = math.prod(shape) * TYPES[dtype]
@@ -138,7 +148,8 @@ def main(name, folder):
     (folder / "config.json").write_text(json.dumps(config))
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    pool = [draw() for _ in range(3)]
+    source, upper = random.Random(name), bytes(b + 1 for b in SMALL) if config["hidden_size"] < 512 else SMALL
+    pool = [(i * STEP, draw(source, upper)) for i in range(3)]
     with open(folder / "model.safetensors", "wb") as f:
         f.write(len(text).to_bytes(8, "little") + text)
         for key in tensors:
