@@ -4,7 +4,7 @@
 // compiles only what has changed. The cache also holds ptxas's report of each kernel and counts of
 // its machine code, which are compared with budgets.
 //
-// Invariant: both objects have the functions of api.h and come from the same kernels.
+// Invariant: both objects have the functions of api.h and direct.h and come from the same kernels.
 // Differences between them are in kernels/ptx.cuh and runtime/device_*.h only.
 //
 // The package does not open what it builds: engine/backend/cuda does.

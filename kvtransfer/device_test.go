@@ -21,7 +21,10 @@ type deviceMemory struct {
 	memory
 	gpu   int
 	wrong uint32 // what its checksums are wrong by
+	err   error
 }
+
+func (d *deviceMemory) KVError() error { return d.err }
 
 func (d *deviceMemory) KVAddress(i int) (uintptr, int) {
 	return uintptr(unsafe.Pointer(&d.memory[i][0])), d.gpu
@@ -141,6 +144,9 @@ func TestDeviceRefused(t *testing.T) {
 			if !errors.Is(err, fabric.ErrFabric) || !strings.Contains(err.Error(), "FI_HMEM") {
 				t.Errorf("%s: %v", tr.name, err)
 			}
+		}
+		if err := CheckDevice(reader, &deviceMemory{memory: gpu.memory, gpu: -1, err: ErrArguments}); !errors.Is(err, ErrArguments) {
+			t.Errorf("%s: memory that the network cannot access: %v", tr.name, err)
 		}
 		ro.Unchecked = true
 		if _, err := NewReader(ro); !errors.Is(err, ErrArguments) {

@@ -68,6 +68,8 @@ type DeviceMemory interface {
 	// KVAddress returns the address of region i, which has the size of Memory's, and its CUDA
 	// device; a negative device means host memory.
 	KVAddress(region int) (at uintptr, gpu int)
+	// KVError returns why the network cannot access the regions; nil if it can.
+	KVError() error
 	// KVDigest returns the CRC32C of a page that was given to Send.
 	KVDigest(region int, page int32) uint32
 }
@@ -93,6 +95,9 @@ func (r *regions) fabricMemory(d DeviceMemory) []fabric.Memory {
 
 // CheckDevice returns an error if a fabric cannot read and write a device's memory.
 func CheckDevice(f *fabric.Device, d DeviceMemory) error {
+	if err := d.KVError(); err != nil {
+		return err
+	}
 	at, gpu := d.KVAddress(0)
 	m := fabric.Memory{At: at, Bytes: checkBytes, GPU: max(gpu, fabric.Host)}
 	k, err := f.Grant([]fabric.Memory{m})

@@ -1,5 +1,5 @@
-// The functions of api.h: a device's memory, its step, and plans.
-#include "../api.h"
+// The functions of api.h and direct.h: a device's memory, its step, and plans.
+#include "../direct.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -54,6 +54,7 @@ struct td_device {
   device::Event stepped, landed;
   uint32_t copied = 0, *copied_host = nullptr;
   std::vector<void *> registered;
+  bool flushes = false;        // writes of the network need device::flush
   Nccl nccl;
 
   std::unique_ptr<Blas> blas;
@@ -488,6 +489,12 @@ int td_digest(td_device *d, const td_piece *pieces, int n) {
   run_digest(d->copies, pieces, n);
   return d->stream.ready() && d->copies.ready();
 }
+
+int td_direct(td_device *d, td_address memory) {
+  return d->use() && device::direct(d->stream, d->ordinal, reinterpret_cast<void *>(memory), d->flushes);
+}
+
+int td_flush(td_device *d) { return d->use() && (!d->flushes || device::flush(d->stream)); }
 
 int td_nccl_id(const char *nccl, char *id, char *error, int n) {
   Nccl lib;

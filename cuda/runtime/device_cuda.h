@@ -1,6 +1,8 @@
 // Memory, streams and graphs of a GPU. The statically linked runtime opens libcuda when
 // its first function is called.
 #pragma once
+#include <cudaTypedefs.h>
+
 #include <cstring>
 
 #include "device.h"
@@ -123,6 +125,37 @@ inline void unpin(void *p) { cudaFreeHost(p); }
 // enroll registers existing host memory with the device, until unregister.
 inline bool enroll(Stream &s, void *p, int64_t n) { return s.may(cudaHostRegister(p, size_t(n), cudaHostRegisterPortable), "cudaHostRegister"); }
 inline void unregister(void *p) { cudaHostUnregister(p); }
+
+// direct makes synchronous operations on memory of alloc wait until the memory has changed, which
+// GPUDirect RDMA requires. It sets flushes if writes of the network need flush before the device
+// reads them. It returns false, and changes nothing, if the driver lacks what is needed.
+inline bool direct(Stream &s, int ordinal, void *p, bool &flushes) {
+  int ordering = 0, options = 0;
+  if (!s.may(cudaDeviceGetAttribute(&ordering, cudaDevAttrGPUDirectRDMAWritesOrdering, ordinal), "cudaDevAttrGPUDirectRDMAWritesOrdering") ||
+      !s.may(cudaDeviceGetAttribute(&options, cudaDevAttrGPUDirectRDMAFlushWritesOptions, ordinal), "cudaDevAttrGPUDirectRDMAFlushWritesOptions"))
+    return false;
+  bool ordered = ordering >= cudaGPUDirectRDMAWritesOrderingOwner;
+  if (!ordered && !(options & cudaFlushGPUDirectRDMAWritesOptionHost)) {
+    s.refused = "the device neither orders writes of the network nor flushes them";
+    return false;
+  }
+  // The runtime has no function for the attribute, and the object does not link the driver.
+  void *set = nullptr;
+  if (!s.may(cudaGetDriverEntryPointByVersion("cuPointerSetAttribute", &set, 12000, cudaEnableDefault, nullptr), "cudaGetDriverEntryPointByVersion")) return false;
+  if (!set) {
+    s.refused = "the driver has no cuPointerSetAttribute";
+    return false;
+  }
+  const unsigned on = 1;
+  CUresult e = reinterpret_cast<PFN_cuPointerSetAttribute_v6000>(set)(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, reinterpret_cast<CUdeviceptr>(p));
+  if (!s.may(cudaError_t(e), "cuPointerSetAttribute(SYNC_MEMOPS)")) return false;  // the runtime's errors have the driver's numbers
+  flushes = !ordered;
+  return true;
+}
+// flush waits until the network's writes are visible to the device.
+inline bool flush(Stream &s) {
+  return s.may(cudaDeviceFlushGPUDirectRDMAWrites(cudaFlushGPUDirectRDMAWritesTargetCurrentDevice, cudaFlushGPUDirectRDMAWritesToOwner), "cudaDeviceFlushGPUDirectRDMAWrites");
+}
 
 inline void upload(Stream &s, void *dst, const void *src, int64_t n) {
   s.after_kernel = false;

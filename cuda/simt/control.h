@@ -14,8 +14,8 @@ TD_API int td_twin_sites(char *to, int n);
 // returns 0 if there is no such kernel.
 TD_API int td_twin_fault(int kind, int deferred, char *why, int n);
 // td_twin_refuse makes some calls of the runtime fail, after others: of "graph" the making of
-// graphs, of "launch" the starts of kernels, of "copy" copies. They fail for lack of memory, or
-// with fatal 1 so that no later call can succeed.
+// graphs, of "launch" the starts of kernels, of "copy" copies, of "direct" td_direct, of "flush"
+// td_flush. They fail for lack of memory, or with fatal 1 so that no later call can succeed.
 TD_API void td_twin_refuse(const char *call, int fatal, int after, int calls);
 #ifdef __cplusplus
 }

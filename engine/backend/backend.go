@@ -423,6 +423,8 @@ type Direct interface {
 	// KVAddress returns the address of a region's pages, [Blocks][PageBytes] bytes, and
 	// the number of the GPU. A negative number means that host memory emulates a GPU's.
 	KVAddress(region int) (at uintptr, gpu int)
+	// KVError returns why the network cannot access the regions at KVAddress; nil if it can.
+	KVError() error
 	// Digest computes the checksums of pages of all layers, and waits. Blocks are per
 	// KV group. Step.Digest does the same within a step.
 	Digest(blocks [][]int32) error

@@ -22,6 +22,7 @@ type hostKV struct{ page []byte }
 
 func (k hostKV) KVAddress(int) (uintptr, int) { return uintptr(unsafe.Pointer(&k.page[0])), -1 }
 func (hostKV) KVDigest(int, int32) uint32     { return 0 }
+func (hostKV) KVError() error                 { return nil }
 
 // notThere stands for a GPU that there is not, whose memory cannot be registered.
 type notThere struct{ hostKV }

@@ -156,6 +156,7 @@ type kvStore struct {
 	regions []address  // [Regions] of [Blocks, PageBytes]
 	mirror  [][]byte   // the host's copy of regions; nil: none
 	digests [][]uint32 // [Regions] of [Blocks], if there is a mirror
+	refused error      // why the network cannot access regions; nil: it can
 	pieces  []piece    // scratch
 	copies  uint32     // calls of copy
 	landing []uint32   // [Blocks] the call of copy that last copied the block to the device
@@ -491,6 +492,9 @@ func (c *CUDA) AllocKV(spec backend.KVSpec) error {
 			d, err := c.kvDigests(spec.Blocks)
 			if err != nil {
 				return fmt.Errorf("checksums of KV region %d of %d: %w", i+1, spec.Regions, err)
+			}
+			if c.kv.refused == nil && !c.dev.direct(a) {
+				c.kv.refused = c.failed(fmt.Sprintf("RDMA with KV region %d of %d", i+1, spec.Regions))
 			}
 			c.kv.mirror, c.kv.digests = append(c.kv.mirror, m), append(c.kv.digests, d)
 		}

@@ -12,8 +12,6 @@ import (
 // the copies of mirror.go.
 
 // kvDigests allocates the checksums of a region.
-
-// kvDigests reserves a region's.
 func (c *CUDA) kvDigests(blocks int) ([]uint32, error) {
 	m := c.dev.host(nil, 4*blocks)
 	if m == nil {
@@ -29,6 +27,9 @@ func (c *CUDA) KVAddress(region int) (at uintptr, gpu int) {
 	}
 	return uintptr(c.kv.regions[region]), c.opts.Device
 }
+
+// KVError returns why the network cannot access the regions; see backend.Direct.
+func (c *CUDA) KVError() error { return c.kv.refused }
 
 // KVDigest returns the checksum of a page that Digest, or a step, computed last.
 func (c *CUDA) KVDigest(region int, block int32) uint32 { return c.kv.digests[region][block] }
@@ -53,6 +54,9 @@ func (c *CUDA) Verify(pages []backend.PageDigest) (backend.Arrival, error) {
 			return nil, fmt.Errorf("%w: page %d of region %d to verify, there are %d in %d", backend.ErrShape, p.Page, p.Region, c.kv.spec.Blocks, c.kv.spec.Regions)
 		}
 		c.kv.pieces = append(c.kv.pieces, c.digestOf(p.Region, p.Page))
+	}
+	if !c.dev.flush() {
+		return nil, c.failed("KV that has arrived")
 	}
 	if err := c.startDigests(); err != nil {
 		return nil, err

@@ -113,6 +113,37 @@ func passesDirectly(t *testing.T, src *model.Source, from, to *seat, a, b *CUDA)
 	}
 }
 
+// Memory that the driver does not prepare for the network refuses direct transfers and serves
+// everything else. A page that has arrived is flushed before its checksum is computed.
+func TestDirectRefused(t *testing.T) {
+	lib := openTwin(t)
+	t.Cleanup(func() { lib.refuse("", false, 0, 0) })
+	for _, refused := range []bool{true, false} {
+		dev := openGPU(t, Options{Limits: benchLimits, Mirror: true})
+		defer dev.Close()
+		if dev.info.twin == 0 {
+			t.Skip("a GPU refuses nothing")
+		}
+		if refused {
+			lib.refuse("direct", false, 1, 1)
+		}
+		if err := dev.AllocKV(backend.UniformKV(3, 4, 16, 1, 8, backend.F32)); err != nil {
+			t.Fatal(err)
+		}
+		if err := dev.KVError(); refused != (err != nil) || refused && !strings.Contains(err.Error(), "region 2 of 3: direct: out of memory") {
+			t.Errorf("refused %v: %v", refused, err)
+		}
+		page := backend.PageDigest{Region: 2, Page: 1, CRC: crc32.Checksum(dev.there(2, 1), crc32.MakeTable(crc32.Castagnoli))}
+		lib.refuse("flush", false, 0, 1)
+		if err := settle(dev.Verify([]backend.PageDigest{page})); !errors.Is(err, backend.ErrMemory) || errors.Is(err, backend.ErrDevice) || dev.KVDigest(2, 1) != 0 {
+			t.Errorf("not flushed: checksum %08x: %v", dev.KVDigest(2, 1), err)
+		}
+		if err := settle(dev.Verify([]backend.PageDigest{page})); err != nil {
+			t.Errorf("flushed: %v", err)
+		}
+	}
+}
+
 // write puts a page to the device as a network does.
 func (c *CUDA) write(t *testing.T, region, block int, page []byte) {
 	at := c.kv.regions[region] + address(block*c.kv.spec.PageBytes)

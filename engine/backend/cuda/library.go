@@ -210,6 +210,14 @@ func (d *driver) copy(pieces []piece, toDevice bool) bool {
 // follow makes steps started later wait for the copies to the device.
 func (d *driver) follow() bool { return C.td_l_follow(d.l, d.d) != 0 }
 
+// direct prepares memory of alloc for the network.
+func (d *driver) direct(memory address) bool {
+	return C.td_l_direct(d.l, d.d, C.td_address(memory)) != 0
+}
+
+// flush makes what the network has written visible to everything started later.
+func (d *driver) flush() bool { return C.td_l_flush(d.l, d.d) != 0 }
+
 // digest writes the checksums of pieces to the host, before the copies of the next call
 // of copy end.
 func (d *driver) digest(pieces []piece) bool {
@@ -253,7 +261,7 @@ func (l *library) sites() string {
 }
 
 // refuse makes some calls of the twin's runtime fail, after others, for lack of memory or for good.
-// call is "graph", "launch" or "copy".
+// call is one of td_twin_refuse.
 func (l *library) refuse(call string, fatal bool, after, calls int) {
 	name, forGood := C.CString(call), C.int(0)
 	defer C.free(unsafe.Pointer(name))

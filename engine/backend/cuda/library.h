@@ -1,12 +1,12 @@
-// The functions of api.h in a shared object that is opened at run time.
+// The functions of api.h and direct.h in a shared object that is opened at run time.
 #pragma once
 #include <dlfcn.h>
 #include <stdlib.h>
 
-#include "api.h"
+#include "direct.h"
 
 #define TD_FUNCTIONS(f) \
-	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy) f(follow) f(digest) f(nccl_id) f(ranks) f(leave) f(blas)
+	f(version) f(count) f(open) f(close) f(error) f(describe) f(alloc) f(upload) f(download) f(groups) f(tables) f(record) f(run) f(poll) f(wait) f(host) f(copy) f(follow) f(direct) f(flush) f(digest) f(nccl_id) f(ranks) f(leave) f(blas)
 
 typedef struct {
 	void *handle;
@@ -50,6 +50,8 @@ static inline int64_t td_l_blas(td_library *l, td_device *d, const char *p, char
 static inline void *td_l_host(td_library *l, td_device *d, void *m, int64_t n) { return l->host(d, m, n); }
 static inline int td_l_copy(td_library *l, td_device *d, const void *p, int n, int to) { return l->copy(d, (const td_piece *)p, n, to); }
 static inline int td_l_follow(td_library *l, td_device *d) { return l->follow(d); }
+static inline int td_l_direct(td_library *l, td_device *d, td_address at) { return l->direct(d, at); }
+static inline int td_l_flush(td_library *l, td_device *d) { return l->flush(d); }
 static inline int td_l_digest(td_library *l, td_device *d, const void *p, int n) { return l->digest(d, (const td_piece *)p, n); }
 static inline int td_l_poll(td_library *l, td_device *d) { return l->poll(d); }
 static inline int td_l_wait(td_library *l, td_device *d) { return l->wait(d); }

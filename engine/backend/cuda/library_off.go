@@ -32,6 +32,8 @@ func (*driver) blas(string) (int, error)                      { return 0, errBui
 func (*driver) host([]byte, int) []byte                       { return nil }
 func (*driver) copy([]piece, bool) bool                       { return false }
 func (*driver) follow() bool                                  { return false }
+func (*driver) direct(address) bool                           { return false }
+func (*driver) flush() bool                                   { return false }
 func (*driver) digest([]piece) bool                           { return false }
 func (*driver) poll() (bool, error)                           { return false, errBuild }
 func (*driver) wait() bool                                    { return false }
