@@ -69,7 +69,7 @@ latency() {
 tests() {
 	local name=$1 seconds=$2
 	shift 2
-	step "$name" "$seconds" '^ *--- (FAIL|SKIP)|off by|panic|worst|^(ok|PASS|FAIL)|GB/s|exposed' sh -c 'cd engine/backend/cuda && exec "$@"' sh "$root/bin/cuda.test" "$@"
+	step "$name" "$seconds" '^ *--- (FAIL|SKIP)|off by|panic|worst|^(ok|PASS|FAIL)|GB/s|exposed|note:' sh -c 'cd engine/backend/cuda && exec "$@"' sh "$root/bin/cuda.test" "$@"
 }
 
 # checked TOOL SECONDS runs the kernels' tests under a tool of compute-sanitizer.

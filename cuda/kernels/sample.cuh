@@ -4,7 +4,10 @@
 #pragma once
 #include "common.cuh"
 
-constexpr int kSampleThreads = 256;
+#ifndef TD_SAMPLE_THREADS  // see NarrowTwin in kernels.go
+#define TD_SAMPLE_THREADS 256
+#endif
+constexpr int kSampleThreads = TD_SAMPLE_THREADS;  // a multiple of 32, which changes no token
 constexpr int kDigits = 2048;
 constexpr double kLog2E = 1.4426950408889634;
 constexpr int kSumTokens = 512;                       // tokens of one sum: engine/sample's Block
@@ -314,8 +317,8 @@ TD_DEVICE td_mark last_mark(td_mark k, const td_rules &r) {
   return k;
 }
 
-// kSlice is the number of tokens of a block of rule. Their part of a bitmap is a KB.
-constexpr int kSlice = 8192;
+// kSlice is the number of tokens of a block of rule: 8,192. Their part of a bitmap is a KB.
+constexpr int kSlice = kSumBlocks * kSumTokens;
 
 // Bitmaps of a slice: the mask, and with it the tokens that the rules allow.
 struct RuleMemory {
