@@ -370,7 +370,10 @@ func (o *options) live(ctx context.Context, n *node, base *profile.Profile, spec
 		return nil, err
 	}
 	fitted := <-done
-	if fitted.err != nil {
+	switch {
+	case errors.Is(fitted.err, profiler.ErrFit): // the table has what it predicts
+		fmt.Fprintln(errOut, "Note:", fitted.err)
+	case fitted.err != nil:
 		return nil, fmt.Errorf("the counters of nodes that compute: %w", fitted.err)
 	}
 	for _, note := range fitted.Notes {
