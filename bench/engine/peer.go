@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 )
@@ -19,6 +20,8 @@ type llamaCpp struct {
 
 func newLlamaCpp(program, file string, threads int) (*llamaCpp, error) {
 	p := &llamaCpp{cmd: exec.Command(program, file, strconv.Itoa(threads), strconv.Itoa(context), strconv.Itoa(promptTokens))}
+	// llama.cpp's libraries look for each other in the folder that they were built in.
+	p.cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(program))
 	p.cmd.Stderr = os.Stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
