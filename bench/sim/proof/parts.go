@@ -331,7 +331,7 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 			notes = append(notes, "- "+run+": the client or the gateway took more than 5 % of a core from the nodes.")
 		}
 	}
-	return fmt.Sprintf("## Nodes that compute\n\n1P1D with 123.5 million random parameters in int8, each node one thread on a core of its own. The profile is that of `tandem profile`, with step times of the counters of such\nnodes under another load, as by `tandem profile --from`: with its connections, and next to a node that works, a node is slower than alone.\nLoad: %s, for %d s of arrivals.\n\n%s%s\n%s\n", spec, o.seconds, prove.TableHead, table.String(), strings.Join(notes, "\n")), nil
+	return fmt.Sprintf("## Nodes that compute\n\n1P1D with 123.5 million random parameters in int8, each node one thread on a core of its own. The profile is that of `tandem profile`, with step times of the counters of such\nnodes under another load, as by `tandem profile --from`: a node in a fleet is slower than alone.\nLoad: %s, for %d s of arrivals.\n\n%s%s\n%s\n", spec, o.seconds, prove.TableHead, table.String(), strings.Join(notes, "\n")), nil
 }
 
 // live returns a profile with the step times of the counters of a prefill and a decode node under a

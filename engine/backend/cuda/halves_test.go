@@ -288,9 +288,6 @@ func TestHalvesModels(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { src.Close() })
-			if src.Config.HasStates() {
-				return // engine.Load refuses it on a GPU
-			}
 			var seats [2]*seat
 			for i, kernels := range []string{halvesKernels, halvesKernels + ",halves"} {
 				t.Setenv("TD_KERNELS", kernels)
