@@ -46,6 +46,8 @@ type storm struct {
 	seed       uint64
 	count      *counts
 	stepFaults float64
+	failNext   atomic.Bool // the next step of any node fails
+	tight      bool        // nodes have the least KV memory and the most requests
 	outbox     int         // bytes that a node's connection holds; 0: the default
 	faulty     atomic.Bool // frames may be lost now, and leases
 	measured   *measured   // nil: nobody looks at nodes' metrics

@@ -56,7 +56,7 @@ func (p *paced) Step(s *backend.Step, onMark func(int)) error {
 	if m := p.c.measured; m != nil && m.stepped != nil {
 		defer m.stepped(p.addr)
 	}
-	if p.rng.Float64() < p.fail {
+	if p.rng.Float64() < p.fail || p.c.failNext.CompareAndSwap(true, false) {
 		p.c.saw("failed step")
 		return errStepFault
 	}
@@ -295,6 +295,9 @@ func (n *node) start(rng *rand.Rand) {
 	o.MaxModelLen = 13 * n.device.Scheduler.Pool.BlockTokens
 	o.MaxSeqs = 2 + rng.IntN(6)
 	o.MaxBatchedTokens = 8 + rng.IntN(90)
+	if c.tight {
+		o.Pool.Blocks, o.MaxSeqs = 13, 7
+	}
 	log := slog.New(faults{slog.DiscardHandler, c, n.addr})
 	var err error
 	eo := engine.Options{

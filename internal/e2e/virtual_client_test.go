@@ -184,17 +184,19 @@ const (
 	slowly          // reads, and perhaps sends, in small pieces
 	frozen          // stops reading for longer than it is given
 	nonsense        // asks what cannot be answered
+	hangsUp         // closes its connection after some byte of the answer
+	stalls          // stops reading once, for less time than it is given
 )
 
 // anyManner has two of three clients patient.
-func anyManner(rng *rand.Rand) manner { return manner(max(0, rng.IntN(16)-11)) }
+func anyManner(rng *rand.Rand) manner { return manner(max(0, rng.IntN(17)-11)) }
 
 // reading is a client's connection, which it may read slowly.
 type reading struct {
 	net.Conn
 	rng   *rand.Rand
 	how   manner
-	after int // bytes read before it freezes
+	after int // bytes read before it freezes or hangs up
 	left  atomic.Bool
 }
 
@@ -209,8 +211,27 @@ func (r *reading) Read(p []byte) (int, error) {
 			time.Sleep(slowClientTimeout + time.Second)
 			r.how = patient
 		}
+	case r.how == stalls:
+		if p = p[:min(len(p), 200)]; r.after < len(p) {
+			time.Sleep(slowClientTimeout / 2)
+			r.how = patient
+		} else {
+			r.after -= len(p)
+		}
 	}
-	return r.Conn.Read(p)
+	n, err := r.Conn.Read(p)
+	if r.how == hangsUp {
+		if r.after -= n; r.after < 0 {
+			r.leave()
+		}
+	}
+	return n, err
+}
+
+// leave closes the connection.
+func (r *reading) leave() {
+	r.left.Store(true)
+	r.Conn.Close()
 }
 
 // visit is one request of one client.
@@ -240,12 +261,9 @@ func (v *virtual) client(rng *rand.Rand) {
 	for range 1 + rng.IntN(3) {
 		a := &visit{virtual: v, id: fmt.Sprintf("r%d", v.requests.Add(1)), q: v.inquiries[rng.IntN(len(v.inquiries))], stream: rng.IntN(3) > 0, conn: conn, began: time.Now()}
 		conn.how = v.behave(rng)
-		conn.after = 100 + rng.IntN(3000)
+		conn.after = 100 + rng.IntN(800)
 		if conn.how == leaves {
-			away := time.AfterFunc(time.Duration(rng.IntN(40_000))*time.Microsecond, func() {
-				conn.left.Store(true)
-				nc.Close()
-			})
+			away := time.AfterFunc(time.Duration(rng.IntN(40_000))*time.Microsecond, conn.leave)
 			defer away.Stop()
 		}
 		v.saw("requests")
@@ -256,6 +274,20 @@ func (v *virtual) client(rng *rand.Rand) {
 		if took := time.Since(a.began); conn.how == patient && !a.frozen() && took > v.timeout+time.Second {
 			v.errorf("a request took %v, its timeout is %v", took, v.timeout)
 		}
+	}
+}
+
+// single asks one inquiry over a connection of its own.
+func (v *virtual) single(q *inquiry, how manner) {
+	nc, err := v.door.Dial(v.t.Context(), "gateway")
+	v.must(err)
+	defer nc.Close()
+	rng := rand.New(rand.NewPCG(v.seed, 41))
+	conn := &reading{Conn: nc, rng: rng, how: how, after: 600}
+	a := &visit{virtual: v, id: fmt.Sprintf("r%d", v.requests.Add(1)), q: q, stream: true, conn: conn, began: time.Now()}
+	v.saw("requests")
+	if end := a.ask(rng, bufio.NewReader(conn)); end != "" {
+		v.saw(end)
 	}
 }
 
