@@ -63,9 +63,20 @@ func randomLives(t *testing.T, seed uint64, count *lives) {
 	b := newBench(t, scheduler.Config{
 		Pool: kvcache.Config{Blocks: blocks}, MaxSeqs: 2 + rng.IntN(4), MaxBatchedTokens: 6 + rng.IntN(20),
 		MaxModelLen: blocks * testBlock * 2 / 3, ArrivingFraction: 0.5,
-	}, nil).start()
+	}, nil)
 	longest := b.o.Scheduler.MaxModelLen
 	var wg sync.WaitGroup
+	if seed%2 == 1 { // its first step has two requests, of which one is preempted: together they outgrow the pool
+		for i := range 2 {
+			c := b.caller(tokens(longest/2, 3+i), longest-longest/2)
+			wg.Go(func() {
+				b.add(c)
+				c.wait()
+			})
+		}
+		b.posted(2)
+	}
+	b.start()
 	for range 4 {
 		mine := rand.New(rand.NewPCG(rng.Uint64(), 13))
 		wg.Go(func() {
