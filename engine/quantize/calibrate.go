@@ -208,7 +208,7 @@ func (c *calibration) run(exact *calibration, sequences [][]int32, threads int, 
 			last, before = append(last[:0], rows...), append(before[:0], exactly...)
 			var err error
 			if f, err = factorOf(rows, exactly, t.Shape[1], threads); err != nil {
-				return err
+				return fmt.Errorf("%s: %w", t.Name, err)
 			}
 		}
 		data, err := round(&t, f)
@@ -242,6 +242,9 @@ func factorOf(rows, before []float32, n, threads int) (*factor, error) {
 	moments, err := momentsOf(rows, rows, n, threads)
 	if err != nil {
 		return nil, err
+	}
+	if !finite(moments) {
+		return nil, fmt.Errorf("%w: its inputs overflow float32, or are NaN, for the calibration text", ErrOption)
 	}
 	f := newFactor(moments, n)
 	if bytes.Equal(raw(rows), raw(before)) {

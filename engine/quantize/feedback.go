@@ -112,6 +112,8 @@ type matrix struct {
 	scaling
 	codes  []int8    // [out, in]
 	scales []float32 // [out, in/group]
+
+	infinite atomic.Bool // a weight is infinite or NaN, and codes mean nothing
 }
 
 // row writes the weights of an output.
@@ -133,6 +135,9 @@ func round(out, in int, row func(dst []float32, out int), s scaling, f *factor) 
 		for r := range w {
 			w[r] = make([]float32, in)
 			row(w[r], from+r)
+			if !finite(w[r]) {
+				m.infinite.Store(true)
+			}
 			for g := 0; g < in; g += s.group {
 				m.scales[((from+r)*in+g)/s.group] = s.scale(w[r][g : g+s.group])
 			}
@@ -152,6 +157,11 @@ func round(out, in int, row func(dst []float32, out int), s scaling, f *factor) 
 		m.feedBack(from, w, f)
 	})
 	return m
+}
+
+// finite reports whether no number is infinite or NaN.
+func finite(s []float32) bool {
+	return !slices.ContainsFunc(s, func(v float32) bool { return v-v != 0 })
 }
 
 // correct changes the weights of up to lanes outputs. With the inputs of the model with rounded

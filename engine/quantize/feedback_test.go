@@ -1,6 +1,7 @@
 package quantize
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -235,5 +236,23 @@ func TestHalf(t *testing.T) {
 		if got := roundHalf(v); math.Abs(float64(got-v)) > max(math.Abs(float64(v))/2048, 1.0/(1<<25)) || roundHalf(got) != got {
 			t.Errorf("%g becomes %g", v, got)
 		}
+	}
+}
+
+// A disk that is too small is an error before the conversion.
+func TestRoom(t *testing.T) {
+	if err := room(t.TempDir(), 1); err != nil {
+		t.Error(err)
+	}
+	if err := room(t.TempDir(), math.MaxInt64); !errors.Is(err, ErrOption) {
+		t.Error(err)
+	}
+}
+
+// Inputs that overflow have no factor.
+func TestOverflow(t *testing.T) {
+	x := slices.Repeat([]float32{1e30}, 64)
+	if _, err := factorOf(x, x, 32, 1); !errors.Is(err, ErrOption) {
+		t.Error(err)
 	}
 }
