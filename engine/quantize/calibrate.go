@@ -246,7 +246,7 @@ func factorOf(rows, before []float32, n, threads int) (*factor, error) {
 	if !finite(moments) {
 		return nil, fmt.Errorf("%w: its inputs overflow float32, or are NaN, for the calibration text", ErrOption)
 	}
-	f := newFactor(moments, n)
+	f := newFactor(moments, n, threads)
 	if bytes.Equal(raw(rows), raw(before)) {
 		return f, nil
 	}
@@ -270,7 +270,7 @@ func momentsOf(a, b []float32, n, threads int) (moments []float32, err error) {
 	load := func(rows []float32) (backend.Weight, error) {
 		turned := make([]byte, 4*len(rows))
 		by := float32(1 / math.Sqrt(float64(count)))
-		each(n, func(i int) {
+		each(threads, n, func(i int) {
 			for j := range count {
 				binary.LittleEndian.PutUint32(turned[4*(i*count+j):], math.Float32bits(rows[j*n+i]*by))
 			}

@@ -31,7 +31,7 @@ type factor struct {
 
 // newFactor returns the factor of moments [n, n], the mean products of each two inputs. It is a
 // Cholesky factor of which each row is divided by its element of the diagonal.
-func newFactor(moments []float32, n int) *factor {
+func newFactor(moments []float32, n, threads int) *factor {
 	f := &factor{order: make([]int, n), unit: make([][]float32, n), pivot: make([]float32, n)}
 	mean := 0.0
 	for i := range n {
@@ -41,7 +41,7 @@ func newFactor(moments []float32, n int) *factor {
 	slices.SortStableFunc(f.order, func(a, b int) int { return cmp.Compare(moments[a*n+a], moments[b*n+b]) })
 	damp := max(damping*mean, math.SmallestNonzeroFloat32)
 	h := make([][]float64, n)
-	each(n, func(i int) {
+	each(threads, n, func(i int) {
 		h[i] = make([]float64, n)
 		for j := i; j < n; j++ {
 			h[i][j] = float64(moments[f.order[i]*n+f.order[j]])
@@ -50,7 +50,7 @@ func newFactor(moments []float32, n int) *factor {
 	})
 	for from := 0; from < n; from += panel {
 		to := min(from+panel, n)
-		each((n-from+panel-1)/panel, func(part int) { // less the products of earlier rows
+		each(threads, (n-from+panel-1)/panel, func(part int) { // less the products of earlier rows
 			lo, hi := from+part*panel, min(from+(part+1)*panel, n)
 			for k := range from {
 				for i := from; i < to; i++ {
@@ -68,7 +68,7 @@ func newFactor(moments []float32, n int) *factor {
 			}
 		}
 	}
-	each(n, func(i int) {
+	each(threads, n, func(i int) {
 		f.pivot[i], f.unit[i] = float32(h[i][i]*h[i][i]), make([]float32, n-i-1)
 		for j := range f.unit[i] {
 			f.unit[i][j] = float32(h[i][i+1+j] / h[i][i])
@@ -85,11 +85,11 @@ func subtract(to, from []float64, by float64) {
 	}
 }
 
-// each calls f for all numbers below n, on all processors.
-func each(n int, f func(i int)) {
+// each calls f for all numbers below n, on so many threads; 0: GOMAXPROCS.
+func each(threads, n int, f func(i int)) {
 	var next atomic.Int64
 	var all sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
+	for range min(n, cmp.Or(threads, runtime.GOMAXPROCS(0))) {
 		all.Go(func() {
 			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
 				f(i)
@@ -126,9 +126,9 @@ func (m *matrix) row(dst []float32, out int) {
 // round rounds a matrix [out, in], of which row writes the weights of an output. With a factor each
 // rounding considers the errors of the inputs rounded before; the inputs of the largest mean square
 // come first. f may be nil.
-func round(out, in int, row func(dst []float32, out int), s scaling, f *factor) *matrix {
+func round(out, in int, row func(dst []float32, out int), s scaling, f *factor, threads int) *matrix {
 	m := &matrix{out: out, in: in, scaling: s, codes: make([]int8, out*in), scales: make([]float32, out*in/s.group)}
-	each((out+lanes-1)/lanes, func(part int) {
+	each(threads, (out+lanes-1)/lanes, func(part int) {
 		from := part * lanes
 		rows := min(lanes, out-from)
 		w := make([][]float32, rows)

@@ -125,9 +125,9 @@ func TestFeedback(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := newFactor(moments, n)
+		f := newFactor(moments, n, 2)
 		s := scaling{[]int{4, 8}[seed/2], group, roundBFloat}
-		with, without := round(out, n, rowOf(w, n), s, f), round(out, n, rowOf(w, n), s, nil)
+		with, without := round(out, n, rowOf(w, n), s, f, 2), round(out, n, rowOf(w, n), s, nil, 0)
 		if a, b := loss(with, w, x), loss(without, w, x); !(a < 0.8*b) {
 			t.Errorf("seed %d: the error is %g with feedback, %g without", seed, a, b)
 		}
@@ -187,9 +187,9 @@ func TestFeedbackOfNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, w := newFactor(moments, n), weights(rand.New(rand.NewPCG(1, 3)), 3, n)
+		f, w := newFactor(moments, n, 2), weights(rand.New(rand.NewPCG(1, 3)), 3, n)
 		clear(w[n : 2*n])
-		m := round(3, n, rowOf(w, n), scaling{4, 32, roundBFloat}, f)
+		m := round(3, n, rowOf(w, n), scaling{4, 32, roundBFloat}, f, 1)
 		row := make([]float32, n)
 		for o := range 3 {
 			m.row(row, o)

@@ -220,9 +220,9 @@ func (j *job) calibrate() (err error) {
 		}
 		// The rows that were loaded may be a part of the tensor's, or in another order.
 		if file, _ := j.files.Tensor(t.Name); m == nil || !same(file.Data, t.Data) {
-			m = round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType.String(), t.Shape[1]), j.scales[t.Name], f)
+			m = round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType.String(), t.Shape[1]), j.scales[t.Name], f, j.o.Threads)
 		}
-		return m.expand(t.DType), nil
+		return m.expand(t.DType, j.o.Threads), nil
 	})
 }
 
@@ -235,7 +235,7 @@ func (j *job) convert(name string, f *factor) (*matrix, error) {
 		return nil, err
 	}
 	t, _ := j.files.Tensor(name)
-	m := round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType, t.Shape[1]), j.scales[name], f)
+	m := round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType, t.Shape[1]), j.scales[name], f, j.o.Threads)
 	if m.infinite.Load() {
 		return nil, fmt.Errorf("%w: %s has weights that are NaN or infinite; the file is damaged, or the model is", ErrOption, name)
 	}
