@@ -211,7 +211,7 @@ func (j *job) calibrate() (err error) {
 		}
 	}
 	j.result.Tokens = len(all) * j.o.Length
-	return c.run(exact, all, j.o.Threads, func(t *backend.Tensor, f *factor) ([]byte, error) {
+	return c.run(exact, all, j.workers(), func(t *backend.Tensor, f *factor) ([]byte, error) {
 		var m *matrix
 		if !j.converted[t.Name] {
 			if m, err = j.convert(t.Name, f); err != nil {
@@ -220,11 +220,13 @@ func (j *job) calibrate() (err error) {
 		}
 		// The rows that were loaded may be a part of the tensor's, or in another order.
 		if file, _ := j.files.Tensor(t.Name); m == nil || !same(file.Data, t.Data) {
-			m = round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType.String(), t.Shape[1]), j.scales[t.Name], f, j.o.Threads)
+			m = round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType.String(), t.Shape[1]), j.scales[t.Name], f, j.workers())
 		}
-		return m.expand(t.DType, j.o.Threads), nil
+		return m.expand(t.DType, j.workers()), nil
 	})
 }
+
+func (j *job) workers() workers { return workers{j.ctx, j.o.Threads} }
 
 // same reports whether two slices are the same memory.
 func same(a, b []byte) bool { return len(a) == len(b) && unsafe.SliceData(a) == unsafe.SliceData(b) }
@@ -235,7 +237,10 @@ func (j *job) convert(name string, f *factor) (*matrix, error) {
 		return nil, err
 	}
 	t, _ := j.files.Tensor(name)
-	m := round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType, t.Shape[1]), j.scales[name], f, j.o.Threads)
+	m := round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType, t.Shape[1]), j.scales[name], f, j.workers())
+	if err := j.ctx.Err(); err != nil {
+		return nil, err
+	}
 	if m.infinite.Load() {
 		return nil, fmt.Errorf("%w: %s has weights that are NaN or infinite; the file is damaged, or the model is", ErrOption, name)
 	}

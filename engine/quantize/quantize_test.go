@@ -189,14 +189,23 @@ func TestRefusals(t *testing.T) {
 	if _, err := quantize.Write(context.Background(), src, t.TempDir(), good); !errors.Is(err, quantize.ErrOption) {
 		t.Errorf("a folder that exists: %v", err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	stop()
-	dir := filepath.Join(t.TempDir(), "out")
-	if _, err := quantize.Write(ctx, src, dir, good); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
-	}
-	if left, _ := filepath.Glob(dir + "*"); left != nil {
-		t.Errorf("%v is left", left)
+	for after := range 5 { // matrices
+		ctx, stop := context.WithCancel(context.Background())
+		dir, o, most := filepath.Join(t.TempDir(), "out"), good, 0
+		o.Progress = func(done, _ int) {
+			if most = done; done == after {
+				stop()
+			}
+		}
+		if after == 0 {
+			stop()
+		}
+		if _, err := quantize.Write(ctx, src, dir, o); !errors.Is(err, context.Canceled) || most != after {
+			t.Errorf("cancelled after %d matrices: %d, %v", after, most, err)
+		}
+		if left, _ := filepath.Glob(dir + "*"); left != nil {
+			t.Errorf("%v is left", left)
+		}
 	}
 }
 

@@ -144,9 +144,9 @@ func rowsOf(data []byte, dtype string, in int) func(dst []float32, row int) {
 }
 
 // expand returns the weights in a type of the backend, F32 or BF16, rounded to it.
-func (m *matrix) expand(as backend.DType, threads int) []byte {
+func (m *matrix) expand(as backend.DType, on workers) []byte {
 	data := make([]byte, len(m.codes)*as.Size())
-	each(threads, m.out, func(out int) {
+	on.each(m.out, func(out int) {
 		row := make([]float32, m.in)
 		m.row(row, out)
 		for i, v := range row {
