@@ -283,8 +283,8 @@ func CheckOptions(o LoadOptions) error {
 	return errors.Join(errs...)
 }
 
-// asStored returns "none" for the format in which a checkpoint stores its weights, and refuses other
-// formats.
+// asStored returns "none" for the format in which a checkpoint stores its weights, and refuses
+// other formats.
 func asStored(quantization, name string, c *model.Config) (string, error) {
 	switch {
 	case c.StoredIn(quantization):
