@@ -11,12 +11,13 @@ import (
 )
 
 // maxDim bounds each number of a config, so that no product of two overflows. maxLayers bounds the
-// number of layers, because parsing allocates for each.
+// number of layers, because parsing allocates for each, as maxAllExperts does for experts.
 const (
 	maxDim    = 1 << 24
 	maxLayers = 1 << 12
 
-	maxExperts = 1 << 10 // of one layer
+	maxExperts    = 1 << 10 // of one layer
+	maxAllExperts = 1 << 17 // of all layers
 )
 
 // Config is the part of config.json that decides what is computed, and the
