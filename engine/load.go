@@ -200,8 +200,10 @@ func Load(o LoadOptions) (*Loaded, error) {
 	if err := checkStored(o.DType, src); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	o.Quantization = asStored(o.Quantization, &src.Config)
-	if err := l.load(o); err != nil {
+	if o.Quantization, err = asStored(o.Quantization, src.Name, &src.Config); err == nil {
+		err = l.load(o)
+	}
+	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	l.LoadTime = time.Since(began)
@@ -218,7 +220,7 @@ func Check(o LoadOptions) (_ *model.Bundle, err error) {
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
 	c := &src.Config
-	q, err := quantization(asStored(o.Quantization, c))
+	q, err := stored(o.Quantization, src.Name, c)
 	errs := []error{o.check(), err, checkStored(o.DType, src)}
 	if _, err := kvDType(o.KVDType, c.DType); err != nil {
 		errs = append(errs, err)
@@ -281,12 +283,29 @@ func CheckOptions(o LoadOptions) error {
 	return errors.Join(errs...)
 }
 
-// asStored returns "none" for the format in which a checkpoint stores its weights.
-func asStored(quantization string, c *model.Config) string {
-	if c.StoredIn(quantization) {
-		return "none"
+// asStored returns "none" for the format in which a checkpoint stores its weights, and refuses
+// other formats.
+func asStored(quantization, name string, c *model.Config) (string, error) {
+	switch {
+	case c.StoredIn(quantization):
+		return "none", nil
+	case !slices.Contains(model.Formats, quantization):
+		return quantization, nil
 	}
-	return quantization
+	form := "are not quantized"
+	if f := c.Format(); f != "" {
+		form = "are stored as " + f
+	}
+	return "", fmt.Errorf("%w: --quantization %q: the weights of %s %s; leave the flag out, or give int8 or int4 to convert them", ErrOption, quantization, name, form)
+}
+
+// stored is quantization for a checkpoint.
+func stored(name, of string, c *model.Config) (model.Quantization, error) {
+	name, err := asStored(name, of, c)
+	if err != nil {
+		return 0, err
+	}
+	return quantization(name)
 }
 
 // indivisible refuses a --tensor-parallel-size that the model does not allow.

@@ -48,6 +48,8 @@ func TestLoadRefuses(t *testing.T) {
 		"kernels":     {LoadOptions{Model: dir, Kernels: "sse"}, ErrOption, "--cpu-kernels sse"},
 		"device":      {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
 		"a format":    {LoadOptions{Model: dir, Quantization: "awq"}, ErrOption, `--quantization "awq"`},
+		"another":     {LoadOptions{Model: "model/testdata/quantized/w4a16", Quantization: "gptq"}, ErrOption, `--quantization "gptq": the weights of w4a16 are stored as compressed-tensors`},
+		"none":        {LoadOptions{Model: dir, Quantization: "compressed-tensors"}, ErrOption, `--quantization "compressed-tensors": the weights of mha are not quantized`},
 		"GGUF":        {LoadOptions{Model: dir, Quantization: "gguf"}, ErrOption, "GGUF"},
 		"a GGUF file": {LoadOptions{Model: filepath.Join(gguf, "tiny-Q4_0.gguf")}, ErrModel, "tiny-Q4_0.gguf: gguf: malformed file: number of tensors of 8 bytes at 8, the file has 2 more"},
 		"its folder":  {LoadOptions{Model: gguf}, ErrModel, "holds tiny-Q4_0.gguf and no config.json: give the path of this file itself"},
@@ -69,6 +71,18 @@ func TestLoadRefuses(t *testing.T) {
 		}
 		if err := l.Close(); err != nil {
 			t.Error(err)
+		}
+	}
+	for folder, formats := range map[string][]string{
+		"w4a16": {"compressed-tensors"}, "w8a8": {"compressed-tensors"}, "nvfp4": {"compressed-tensors"}, "awq": {"awq", "awq_marlin"}, "gptq-8": {"gptq", "gptq_marlin"},
+	} {
+		for _, q := range formats {
+			if _, err := Check(LoadOptions{Model: "model/testdata/quantized/" + folder, Quantization: q}); err != nil {
+				t.Error(err)
+			}
+			if _, err := PlanMemory(PlanOptions{Model: "model/testdata/quantized/" + folder, Quantization: q, KVMemory: 16 << 20}); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	l, err := Load(LoadOptions{Model: dir, KVMemory: 4 << 20, ChatTemplate: "{{ x }}"})

@@ -58,7 +58,7 @@ func PlanMemory(o PlanOptions) (memory.Plan, error) {
 			return memory.Plan{}, fmt.Errorf("%w: %s %d, want at least 1, or leave it out for the default", ErrOption, v.flag, v.value)
 		}
 	}
-	q, err := quantization(asStored(o.Quantization, &c))
+	q, err := stored(o.Quantization, filepath.Base(o.Model), &c)
 	if err != nil {
 		return memory.Plan{}, err
 	}

@@ -11,12 +11,13 @@ import (
 )
 
 // maxDim bounds each number of a config, so that no product of two overflows. maxLayers bounds the
-// number of layers, because parsing allocates for each.
+// number of layers, because parsing allocates for each, as maxAllExperts does for experts.
 const (
 	maxDim    = 1 << 24
 	maxLayers = 1 << 12
 
-	maxExperts = 1 << 10 // of one layer
+	maxExperts    = 1 << 10 // of one layer
+	maxAllExperts = 1 << 17 // of all layers
 )
 
 // Config is the part of config.json that decides what is computed, and the
@@ -78,22 +79,49 @@ type Config struct {
 }
 
 // Formats are the formats of stored matrices, as vLLM's --quantization names them.
-var Formats = []string{"fp8", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", modelOpt, modelOptFP4}
+var Formats = []string{"fp8", compressedTensors, "gptq", "gptq_marlin", "awq", "awq_marlin", "mxfp4", "gpt_oss_mxfp4", modelOpt, modelOptFP4}
+
+// compressedTensors is a quant_method.
+const compressedTensors = "compressed-tensors"
 
 // StoredIn reports whether format is the one of Formats in which the checkpoint stores its
 // matrices.
 func (c *Config) StoredIn(format string) bool {
+	method := ""
+	if c.Integers != nil {
+		method = c.Integers.Method
+	}
 	switch format {
 	case "mxfp4", "gpt_oss_mxfp4":
 		return c.MXFP4
-	case "fp8", "compressed-tensors":
+	case "fp8":
 		return c.FP8 != nil
+	case compressedTensors:
+		return c.FP8 != nil || method == compressedTensors || method == nvFP4
+	case "gptq", "gptq_marlin", "awq", "awq_marlin":
+		return method != "" && strings.TrimSuffix(format, "_marlin") == method
 	case modelOpt:
-		return c.FP8 != nil || c.Integers != nil && c.Integers.Method == modelOpt
+		return c.FP8 != nil || method == modelOpt
 	case modelOptFP4:
-		return c.Integers != nil && c.Integers.Method == modelOpt
+		return method == modelOpt
 	}
 	return false
+}
+
+// Format names the format in which the checkpoint stores its matrices, as Formats do where one of
+// them is meant; empty: they are plain numbers.
+func (c *Config) Format() string {
+	switch {
+	case c.MXFP4:
+		return "mxfp4"
+	case c.Integers != nil && c.Integers.Method == nvFP4:
+		return compressedTensors
+	case c.Integers != nil:
+		return c.Integers.Method
+	case c.FP8 != nil:
+		return "fp8"
+	}
+	return ""
 }
 
 // rawConfig is config.json as it is written. A nil pointer is an absent key.

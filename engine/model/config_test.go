@@ -212,6 +212,7 @@ func TestConfigArchitectures(t *testing.T) {
 		`yarn with factor 0.5`:                                              {"Qwen3ForCausalLM", map[string]any{"rope_scaling": map[string]any{"rope_type": "yarn", "factor": 0.5}}, ErrConfig},
 		`num_experts_per_tok is 9`:                                          {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 8, "num_experts_per_tok": 9}, ErrConfig},
 		`num_experts 1000000`:                                               {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 1000000}, ErrConfig},
+		`129 layers of 1024 experts, at most 131072 experts in all`:         {"Qwen3MoeForCausalLM", map[string]any{"num_experts": 1024, "num_hidden_layers": 129}, ErrConfig},
 		`moe_intermediate_size is 0`:                                        {"Qwen3MoeForCausalLM", map[string]any{"moe_intermediate_size": 0}, ErrConfig},
 		`decoder_sparse_step is 0, not`:                                     {"Qwen3MoeForCausalLM", map[string]any{"decoder_sparse_step": 0}, ErrConfig},
 		`num_key_value_heads is 0, not bet`:                                 {"Qwen3MoeForCausalLM", map[string]any{"num_key_value_heads": 0}, ErrConfig},

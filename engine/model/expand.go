@@ -230,7 +230,7 @@ func look(c *safetensors.Checkpoint, name string, config *Config) (s stored, fau
 	for _, d := range s.scales.Shape {
 		n *= d
 	}
-	if _, ok := widths[s.scales.DType]; !ok {
+	if !slices.Contains(scaleTypes, s.scales.DType) {
 		return s, fmt.Sprintf("%s: dtype %s; supported: F32, BF16, F16", s.scales.Name, s.scales.DType)
 	}
 	out, in := t.Shape[0], t.Shape[1]

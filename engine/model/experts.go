@@ -37,6 +37,9 @@ func (m *MoEConfig) check(c *Config) error {
 	if m.Experts < 1 || m.Experts > maxExperts || m.TopK < 1 || m.TopK > m.Experts {
 		return fmt.Errorf("%w: config.json: num_experts_per_tok is %d, num_experts %d of at most %d", ErrConfig, m.TopK, m.Experts, maxExperts)
 	}
+	if c.Layers > maxAllExperts/m.Experts {
+		return fmt.Errorf("%w: config.json: %d layers of %d experts, at most %d experts in all", ErrConfig, c.Layers, m.Experts, maxAllExperts)
+	}
 	// The buffers of a step are TopK times as wide.
 	if m.FFN < 1 || m.FFN > maxDim/m.TopK || c.Hidden > maxDim/m.TopK {
 		return fmt.Errorf("%w: config.json: moe_intermediate_size is %d and hidden_size %d with %d experts per token, not between 1 and %d",

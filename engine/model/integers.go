@@ -423,6 +423,9 @@ func (f *finder) compressed(end string) *integers {
 	m.groups = f.groupIndex("weight_g_idx", m.in, groups, m.size)
 	z, ok := f.c.Tensor(f.module + ".weight_zero_point")
 	switch {
+	case !ok && !f.q.Symmetric && !f.q.Several && f.fault == "":
+		f.fault = f.module + ".weight_zero_point is missing, and quantization_config's symmetric is false"
+		return nil
 	case !ok || f.fault != "":
 		return m
 	case z.DType == "I8":

@@ -192,6 +192,8 @@ func TestIntegersRefuses(t *testing.T) {
 		"a scale of NaN":   {"nvfp4", nil, set("weight_scale", "F8_E4M3", append(make([]byte, 96*4-1), 0x7f), 96, 4), m + "weight_scale has a value that is not a number"},
 		"rows of 8":        {"nvfp4", nil, set("weight_packed", "U8", make([]byte, 96*4), 96, 4), m + "weight_packed: rows of 8 weights, want a multiple of 16"},
 		"no bytes":         {"nvfp4", nil, set("weight_packed", "I32", make([]byte, 96*32), 96, 8), m + "weight is missing"},
+		"no zero points":   {"w8a8", nil, drop("weight_zero_point"), m + "weight_zero_point is missing"},
+		"scales in fp8":    {"modelopt-fp8", nil, set("weight_scale", "F8_E4M3", make([]byte, 1)), m + "weight_scale: dtype F8_E4M3; supported: F32, BF16, F16"},
 		"scales of a wide": {"w8a8", nil, set("weight_scale", "F64", make([]byte, 96*8), 96, 1), m + "weight_scale: dtype F64; supported: F16, BF16, F32"},
 	} {
 		t.Run(what, func(t *testing.T) {

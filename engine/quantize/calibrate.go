@@ -172,17 +172,36 @@ func (c *calibration) step(sequences [][]int32) *backend.Step {
 	return step
 }
 
+// halt ends a step when it is a panic of a mark's callback.
+type halt struct{ err error }
+
+// halting runs a step, and returns the error of a halt.
+func halting(step func() error) (err error) {
+	defer func() {
+		if e := recover(); e != nil {
+			h, ok := e.(halt)
+			if !ok {
+				panic(e)
+			}
+			err = h.err
+		}
+	}()
+	return step()
+}
+
 // start runs sequences in one step. It sends the rows of each product to rows, and waits before the
-// product until next. rows is closed when the step has ended, with its error in failed.
+// product until next, which ends the step if it is false. rows is closed when the step has ended,
+// with its error in failed.
 func (c *calibration) start(sequences [][]int32) (rows <-chan []float32, next chan<- bool, failed <-chan error) {
 	out, in, ended := make(chan []float32), make(chan bool), make(chan error, 1)
 	go func() {
-		on := true
-		ended <- c.model.Step(c.step(sequences), func(i int) {
-			if on {
+		ended <- halting(func() error {
+			return c.model.Step(c.step(sequences), func(i int) {
 				out <- c.back.View(c.back.taps[i].rows)
-				on = <-in
-			}
+				if !<-in {
+					panic(halt{})
+				}
+			})
 		})
 		close(out)
 	}()
@@ -191,12 +210,11 @@ func (c *calibration) start(sequences [][]int32) (rows <-chan []float32, next ch
 
 // run runs sequences in one step. It calls round with each matrix, and the factor of its inputs,
 // before the model multiplies with it. round returns the Data that replaces the matrix. exact has
-// the same model, of which no matrix changes.
-func (c *calibration) run(exact *calibration, sequences [][]int32, threads int, round func(t *backend.Tensor, f *factor) ([]byte, error)) error {
+// the same model, of which no matrix changes. The step ends at the first error.
+func (c *calibration) run(exact *calibration, sequences [][]int32, on workers, round func(t *backend.Tensor, f *factor) ([]byte, error)) error {
 	was, next, failed := exact.start(sequences)
 	var last, before []float32
 	var f *factor
-	var fault error
 	seen := map[backend.Weight]bool{}
 	visit := func(tap tap, rows, exactly []float32) error {
 		if seen[tap.weight] {
@@ -207,8 +225,8 @@ func (c *calibration) run(exact *calibration, sequences [][]int32, threads int, 
 		if f == nil || !bytes.Equal(raw(last), raw(rows)) || !bytes.Equal(raw(before), raw(exactly)) {
 			last, before = append(last[:0], rows...), append(before[:0], exactly...)
 			var err error
-			if f, err = factorOf(rows, exactly, t.Shape[1], threads); err != nil {
-				return err
+			if f, err = factorOf(rows, exactly, t.Shape[1], on); err != nil {
+				return fmt.Errorf("%s: %w", t.Name, err)
 			}
 		}
 		data, err := round(&t, f)
@@ -217,33 +235,40 @@ func (c *calibration) run(exact *calibration, sequences [][]int32, threads int, 
 		}
 		return c.back.Reload(tap.weight, data)
 	}
-	err := c.model.Step(c.step(sequences), func(i int) {
-		if fault != nil {
-			return
-		}
-		if exactly, ok := <-was; !ok {
-			fault = errors.New("quantize: the model ended before its copy")
-		} else {
+	err := halting(func() error {
+		return c.model.Step(c.step(sequences), func(i int) {
+			exactly, ok := <-was
+			if !ok {
+				panic(halt{errors.New("quantize: the model ended before its copy")})
+			}
 			tap := c.back.taps[i]
-			fault = visit(tap, c.back.View(tap.rows), exactly)
-			next <- fault == nil
-		}
+			err := visit(tap, c.back.View(tap.rows), exactly)
+			if next <- err == nil; err != nil {
+				panic(halt{err})
+			}
+		})
 	})
-	if err != nil && fault == nil { // nothing ran
+	if err != nil { // also that of a step of which nothing ran
 		if _, ok := <-was; ok {
 			next <- false
 		}
 	}
-	return errors.Join(err, fault, <-failed)
+	return errors.Join(err, <-failed)
 }
 
 // factorOf returns the factor of rows [., n], and their drift from what they were before.
-func factorOf(rows, before []float32, n, threads int) (*factor, error) {
-	moments, err := momentsOf(rows, rows, n, threads)
+func factorOf(rows, before []float32, n int, on workers) (*factor, error) {
+	moments, err := momentsOf(rows, rows, n, on)
 	if err != nil {
 		return nil, err
 	}
-	f := newFactor(moments, n)
+	if !finite(moments) {
+		return nil, fmt.Errorf("%w: its inputs overflow float32, or are NaN, for the calibration text", ErrOption)
+	}
+	f := newFactor(moments, n, on)
+	if err := on.ctx.Err(); err != nil {
+		return nil, err
+	}
 	if bytes.Equal(raw(rows), raw(before)) {
 		return f, nil
 	}
@@ -251,15 +276,15 @@ func factorOf(rows, before []float32, n, threads int) (*factor, error) {
 	for i, v := range rows {
 		drift[i] = before[i] - v
 	}
-	f.drift, err = momentsOf(rows, drift, n, threads)
+	f.drift, err = momentsOf(rows, drift, n, on)
 	return f, err
 }
 
 // momentsOf returns the mean products [n, n] of each column of a and each of b, both [., n]. A
 // backend computes them as the product of the transposed rows.
-func momentsOf(a, b []float32, n, threads int) (moments []float32, err error) {
+func momentsOf(a, b []float32, n int, on workers) (moments []float32, err error) {
 	count := len(a) / n
-	dev, err := cpu.New(cpu.Options{Threads: threads, Limits: backend.Limits{Tokens: n, Outputs: 1, Seqs: 1, Blocks: 1}})
+	dev, err := cpu.New(cpu.Options{Threads: on.threads, Limits: backend.Limits{Tokens: n, Outputs: 1, Seqs: 1, Blocks: 1}})
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +292,7 @@ func momentsOf(a, b []float32, n, threads int) (moments []float32, err error) {
 	load := func(rows []float32) (backend.Weight, error) {
 		turned := make([]byte, 4*len(rows))
 		by := float32(1 / math.Sqrt(float64(count)))
-		each(n, func(i int) {
+		on.each(n, func(i int) {
 			for j := range count {
 				binary.LittleEndian.PutUint32(turned[4*(i*count+j):], math.Float32bits(rows[j*n+i]*by))
 			}

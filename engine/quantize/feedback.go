@@ -2,6 +2,7 @@ package quantize
 
 import (
 	"cmp"
+	"context"
 	"math"
 	"runtime"
 	"slices"
@@ -30,8 +31,9 @@ type factor struct {
 }
 
 // newFactor returns the factor of moments [n, n], the mean products of each two inputs. It is a
-// Cholesky factor of which each row is divided by its element of the diagonal.
-func newFactor(moments []float32, n int) *factor {
+// Cholesky factor of which each row is divided by its element of the diagonal. It means nothing if
+// the context of w has ended.
+func newFactor(moments []float32, n int, w workers) *factor {
 	f := &factor{order: make([]int, n), unit: make([][]float32, n), pivot: make([]float32, n)}
 	mean := 0.0
 	for i := range n {
@@ -41,16 +43,19 @@ func newFactor(moments []float32, n int) *factor {
 	slices.SortStableFunc(f.order, func(a, b int) int { return cmp.Compare(moments[a*n+a], moments[b*n+b]) })
 	damp := max(damping*mean, math.SmallestNonzeroFloat32)
 	h := make([][]float64, n)
-	each(n, func(i int) {
+	w.each(n, func(i int) {
 		h[i] = make([]float64, n)
 		for j := i; j < n; j++ {
 			h[i][j] = float64(moments[f.order[i]*n+f.order[j]])
 		}
 		h[i][i] += damp
 	})
+	if w.ctx.Err() != nil { // rows are missing
+		return f
+	}
 	for from := 0; from < n; from += panel {
 		to := min(from+panel, n)
-		each((n-from+panel-1)/panel, func(part int) { // less the products of earlier rows
+		w.each((n-from+panel-1)/panel, func(part int) { // less the products of earlier rows
 			lo, hi := from+part*panel, min(from+(part+1)*panel, n)
 			for k := range from {
 				for i := from; i < to; i++ {
@@ -68,7 +73,7 @@ func newFactor(moments []float32, n int) *factor {
 			}
 		}
 	}
-	each(n, func(i int) {
+	w.each(n, func(i int) {
 		f.pivot[i], f.unit[i] = float32(h[i][i]*h[i][i]), make([]float32, n-i-1)
 		for j := range f.unit[i] {
 			f.unit[i][j] = float32(h[i][i+1+j] / h[i][i])
@@ -85,13 +90,19 @@ func subtract(to, from []float64, by float64) {
 	}
 }
 
-// each calls f for all numbers below n, on all processors.
-func each(n int, f func(i int)) {
+// workers are so many threads, which stop when the context ends.
+type workers struct {
+	ctx     context.Context
+	threads int // 0: GOMAXPROCS
+}
+
+// each calls f for all numbers below n. It leaves numbers out when the context ends.
+func (w workers) each(n int, f func(i int)) {
 	var next atomic.Int64
 	var all sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
+	for range min(n, cmp.Or(w.threads, runtime.GOMAXPROCS(0))) {
 		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+			for i := int(next.Add(1)) - 1; i < n && w.ctx.Err() == nil; i = int(next.Add(1)) - 1 {
 				f(i)
 			}
 		})
@@ -112,6 +123,8 @@ type matrix struct {
 	scaling
 	codes  []int8    // [out, in]
 	scales []float32 // [out, in/group]
+
+	infinite atomic.Bool // a weight is infinite or NaN, and codes mean nothing
 }
 
 // row writes the weights of an output.
@@ -124,15 +137,18 @@ func (m *matrix) row(dst []float32, out int) {
 // round rounds a matrix [out, in], of which row writes the weights of an output. With a factor each
 // rounding considers the errors of the inputs rounded before; the inputs of the largest mean square
 // come first. f may be nil.
-func round(out, in int, row func(dst []float32, out int), s scaling, f *factor) *matrix {
+func round(out, in int, row func(dst []float32, out int), s scaling, f *factor, on workers) *matrix {
 	m := &matrix{out: out, in: in, scaling: s, codes: make([]int8, out*in), scales: make([]float32, out*in/s.group)}
-	each((out+lanes-1)/lanes, func(part int) {
+	on.each((out+lanes-1)/lanes, func(part int) {
 		from := part * lanes
 		rows := min(lanes, out-from)
 		w := make([][]float32, rows)
 		for r := range w {
 			w[r] = make([]float32, in)
 			row(w[r], from+r)
+			if !finite(w[r]) {
+				m.infinite.Store(true)
+			}
 			for g := 0; g < in; g += s.group {
 				m.scales[((from+r)*in+g)/s.group] = s.scale(w[r][g : g+s.group])
 			}
@@ -152,6 +168,11 @@ func round(out, in int, row func(dst []float32, out int), s scaling, f *factor) 
 		m.feedBack(from, w, f)
 	})
 	return m
+}
+
+// finite reports whether no number is infinite or NaN.
+func finite(s []float32) bool {
+	return !slices.ContainsFunc(s, func(v float32) bool { return v-v != 0 })
 }
 
 // correct changes the weights of up to lanes outputs. With the inputs of the model with rounded

@@ -1,11 +1,15 @@
 package quantize
 
 import (
+	"context"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
 )
+
+var two = workers{context.Background(), 2}
 
 // correlated returns inputs [rows, n] that are mixtures of few signals, of very different sizes.
 func correlated(r *rand.Rand, rows, n int) []float32 {
@@ -120,13 +124,13 @@ func TestFeedback(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		n, group, out := []int{32, 64}[seed%2], 32, 5+int(seed)
 		x, w := correlated(r, 4*n, n), weights(r, out, n)
-		moments, err := momentsOf(x, x, n, 1)
+		moments, err := momentsOf(x, x, n, two)
 		if err != nil {
 			t.Fatal(err)
 		}
-		f := newFactor(moments, n)
+		f := newFactor(moments, n, two)
 		s := scaling{[]int{4, 8}[seed/2], group, roundBFloat}
-		with, without := round(out, n, rowOf(w, n), s, f), round(out, n, rowOf(w, n), s, nil)
+		with, without := round(out, n, rowOf(w, n), s, f, two), round(out, n, rowOf(w, n), s, nil, two)
 		if a, b := loss(with, w, x), loss(without, w, x); !(a < 0.8*b) {
 			t.Errorf("seed %d: the error is %g with feedback, %g without", seed, a, b)
 		}
@@ -160,7 +164,7 @@ func TestFeedback(t *testing.T) {
 func TestMoments(t *testing.T) {
 	const n, rows = 37, 51
 	x := correlated(rand.New(rand.NewPCG(1, 2)), rows, n)
-	got, err := momentsOf(x, x, n, 2)
+	got, err := momentsOf(x, x, n, two)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,13 +186,13 @@ func TestMoments(t *testing.T) {
 func TestFeedbackOfNothing(t *testing.T) {
 	const n = 64
 	for name, x := range map[string][]float32{"zero": make([]float32, n*n), "one": slices.Repeat([]float32{1}, n*n)} {
-		moments, err := momentsOf(x, x, n, 1)
+		moments, err := momentsOf(x, x, n, two)
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, w := newFactor(moments, n), weights(rand.New(rand.NewPCG(1, 3)), 3, n)
+		f, w := newFactor(moments, n, two), weights(rand.New(rand.NewPCG(1, 3)), 3, n)
 		clear(w[n : 2*n])
-		m := round(3, n, rowOf(w, n), scaling{4, 32, roundBFloat}, f)
+		m := round(3, n, rowOf(w, n), scaling{4, 32, roundBFloat}, f, two)
 		row := make([]float32, n)
 		for o := range 3 {
 			m.row(row, o)
@@ -235,5 +239,23 @@ func TestHalf(t *testing.T) {
 		if got := roundHalf(v); math.Abs(float64(got-v)) > max(math.Abs(float64(v))/2048, 1.0/(1<<25)) || roundHalf(got) != got {
 			t.Errorf("%g becomes %g", v, got)
 		}
+	}
+}
+
+// A disk that is too small is an error before the conversion.
+func TestRoom(t *testing.T) {
+	if err := room(t.TempDir(), 1); err != nil {
+		t.Error(err)
+	}
+	if err := room(t.TempDir(), math.MaxInt64); !errors.Is(err, ErrOption) {
+		t.Error(err)
+	}
+}
+
+// Inputs that overflow have no factor.
+func TestOverflow(t *testing.T) {
+	x := slices.Repeat([]float32{1e30}, 64)
+	if _, err := factorOf(x, x, 32, two); !errors.Is(err, ErrOption) {
+		t.Error(err)
 	}
 }

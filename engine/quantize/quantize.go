@@ -75,8 +75,10 @@ type Result struct {
 // Bits returns the bits of a converted weight, with its share of the scales.
 func (r Result) Bits() float64 { return 8 * float64(r.Bytes) / float64(max(r.Weights, 1)) }
 
-// Write converts the model of src and writes the folder dir, which must not exist.
+// Write converts the model of src and writes the folder dir, which must not exist. It writes to
+// dir.part first, which a killed process leaves behind.
 func Write(ctx context.Context, src *model.Source, dir string, o Options) (r Result, err error) {
+	dir = filepath.Clean(dir)
 	if _, err := os.Lstat(dir); err == nil {
 		return r, fmt.Errorf("%w: %s exists; name a folder that does not exist", ErrOption, dir)
 	}
@@ -88,7 +90,12 @@ func Write(ctx context.Context, src *model.Source, dir string, o Options) (r Res
 		return r, err
 	}
 	part := dir + ".part"
-	if err := os.MkdirAll(part, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return r, err
+	}
+	if err := os.Mkdir(part, 0o755); errors.Is(err, fs.ErrExist) {
+		return r, fmt.Errorf("%w: %s exists: another process writes it, or was killed; remove it if there is none", ErrOption, part)
+	} else if err != nil {
 		return r, err
 	}
 	if err := errors.Join(j.run(part), ctx.Err()); err != nil {
@@ -204,7 +211,7 @@ func (j *job) calibrate() (err error) {
 		}
 	}
 	j.result.Tokens = len(all) * j.o.Length
-	return c.run(exact, all, j.o.Threads, func(t *backend.Tensor, f *factor) ([]byte, error) {
+	return c.run(exact, all, j.workers(), func(t *backend.Tensor, f *factor) ([]byte, error) {
 		var m *matrix
 		if !j.converted[t.Name] {
 			if m, err = j.convert(t.Name, f); err != nil {
@@ -213,11 +220,13 @@ func (j *job) calibrate() (err error) {
 		}
 		// The rows that were loaded may be a part of the tensor's, or in another order.
 		if file, _ := j.files.Tensor(t.Name); m == nil || !same(file.Data, t.Data) {
-			m = round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType.String(), t.Shape[1]), j.scales[t.Name], f)
+			m = round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType.String(), t.Shape[1]), j.scales[t.Name], f, j.workers())
 		}
-		return m.expand(t.DType), nil
+		return m.expand(t.DType, j.workers()), nil
 	})
 }
+
+func (j *job) workers() workers { return workers{j.ctx, j.o.Threads} }
 
 // same reports whether two slices are the same memory.
 func same(a, b []byte) bool { return len(a) == len(b) && unsafe.SliceData(a) == unsafe.SliceData(b) }
@@ -228,7 +237,13 @@ func (j *job) convert(name string, f *factor) (*matrix, error) {
 		return nil, err
 	}
 	t, _ := j.files.Tensor(name)
-	m := round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType, t.Shape[1]), j.scales[name], f)
+	m := round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType, t.Shape[1]), j.scales[name], f, j.workers())
+	if err := j.ctx.Err(); err != nil {
+		return nil, err
+	}
+	if m.infinite.Load() {
+		return nil, fmt.Errorf("%w: %s has weights that are NaN or infinite; the file is damaged, or the model is", ErrOption, name)
+	}
 	n, err := j.out.matrix(name, m)
 	if err != nil {
 		return nil, err
@@ -266,10 +281,15 @@ func (j *job) tokens() (t text, err error) {
 	if err != nil {
 		return t, err
 	}
-	if t.prefix = tok.Encode("", true); j.o.Text == "" {
+	t.prefix = tok.Encode("", true)
+	each := j.o.Length - len(t.prefix)
+	if each < 1 {
+		return t, fmt.Errorf("%w: sequences of %d tokens, of which a prompt begins with %d", ErrOption, j.o.Length, len(t.prefix))
+	}
+	if j.o.Text == "" {
 		return t, nil
 	}
-	ids, each := tok.Encode(j.o.Text, false), j.o.Length-len(t.prefix)
+	ids := tok.Encode(j.o.Text, false)
 	for len(ids) >= each && len(t.sequences) < j.o.Sequences {
 		t.sequences = append(t.sequences, slices.Concat(t.prefix, ids[:each]))
 		ids = ids[each:]
@@ -283,30 +303,49 @@ func (j *job) tokens() (t text, err error) {
 // copied are the ends of the names of files that are copied.
 var copied = []string{".json", ".jinja", ".model", ".txt", ".tiktoken"}
 
-// rest writes config.json with the description of the integers, and copies the other files.
+// rest writes config.json with the description of the integers, and copies the other files. Of
+// folders, such as those that modules.json names, it copies config.json.
 func (j *job) rest(dir string) error {
-	files := j.src.Files()
-	entries, err := fs.ReadDir(files, ".")
+	entries, err := fs.ReadDir(j.src.Files(), ".")
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		name := e.Name()
-		if e.IsDir() || !slices.Contains(copied, filepath.Ext(name)) || strings.HasSuffix(name, ".safetensors.index.json") {
+		if e.IsDir() {
+			name += "/config.json"
+		}
+		if !slices.Contains(copied, filepath.Ext(name)) || strings.HasSuffix(name, ".safetensors.index.json") {
 			continue
 		}
 		data, err := j.src.ReadFile(name)
+		if e.IsDir() && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err == nil && name == "config.json" {
 			data, err = j.config(data)
 		}
 		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, name), data, 0o644)
+			err = save(filepath.Join(dir, filepath.FromSlash(name)), data)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// save writes a file, and its folder. The data is on the disk if the error is nil.
+func save(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 // config adds quantization_config, in the form of compressed-tensors, to a config.json.

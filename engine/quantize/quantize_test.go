@@ -3,6 +3,7 @@ package quantize_test
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,11 +11,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/model"
 	"github.com/tandem-serving/tandem/engine/quantize"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
@@ -186,13 +189,134 @@ func TestRefusals(t *testing.T) {
 	if _, err := quantize.Write(context.Background(), src, t.TempDir(), good); !errors.Is(err, quantize.ErrOption) {
 		t.Errorf("a folder that exists: %v", err)
 	}
-	ctx, stop := context.WithCancel(context.Background())
-	stop()
-	dir := filepath.Join(t.TempDir(), "out")
-	if _, err := quantize.Write(ctx, src, dir, good); !errors.Is(err, context.Canceled) {
-		t.Errorf("cancelled: %v", err)
+	for after := range 5 { // matrices
+		ctx, stop := context.WithCancel(context.Background())
+		dir, o, most := filepath.Join(t.TempDir(), "out"), good, 0
+		o.Progress = func(done, _ int) {
+			if most = done; done == after {
+				stop()
+			}
+		}
+		if after == 0 {
+			stop()
+		}
+		if _, err := quantize.Write(ctx, src, dir, o); !errors.Is(err, context.Canceled) || most != after {
+			t.Errorf("cancelled after %d matrices: %d, %v", after, most, err)
+		}
+		if left, _ := filepath.Glob(dir + "*"); left != nil {
+			t.Errorf("%v is left", left)
+		}
 	}
-	if left, _ := filepath.Glob(dir + "*"); left != nil {
-		t.Errorf("%v is left", left)
+}
+
+// copyOf returns a copy of a model's folder, in which change replaces the content of each file.
+func copyOf(t *testing.T, from string, change func(name string, data []byte) []byte) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			continue
+		}
+		path := filepath.Join(dir, e.Name())
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(path, change(e.Name(), data), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// Weights that are NaN are refused by the name of their matrix, also where the calibration does not
+// reach it.
+func TestNaN(t *testing.T) {
+	for name, matrix := range map[string]string{"mha": "model.layers.1.mlp.down_proj.weight", "mixtral": "model.layers.1.block_sparse_moe.experts.1.w2.weight"} {
+		folder := copyOf(t, filepath.Join("../model/testdata", name), func(name string, data []byte) []byte {
+			if name != "model.safetensors" {
+				return data
+			}
+			var header map[string]struct {
+				Offsets [2]int `json:"data_offsets"`
+			}
+			end := 8 + int(binary.LittleEndian.Uint64(data))
+			if err := json.Unmarshal(data[8:end], &header); err != nil || header[matrix].Offsets[1] == 0 {
+				t.Fatal(err, matrix)
+			}
+			at := end + header[matrix].Offsets[1]
+			data[at-2], data[at-1] = 0xff, 0x7f
+			return data
+		})
+		src, err := engine.OpenModel(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(t.TempDir(), "out")
+		_, err = quantize.Write(context.Background(), src, dir, quantize.Options{Group: 8, Sequences: 2, Length: 16, Threads: 2})
+		if !errors.Is(err, quantize.ErrOption) || !strings.Contains(err.Error(), matrix+" has weights that are NaN") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := src.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A name that ends in a slash is that of the folder. What an interrupted process left, or another
+// one writes, stays as it is.
+func TestFolder(t *testing.T) {
+	src, err := engine.OpenModel("../model/testdata/mha")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	o := quantize.Options{Group: 32, Sequences: 2, Length: 16, Threads: 2}
+	dir := filepath.Join(t.TempDir(), "new", "out")
+	if _, err := quantize.Write(context.Background(), src, dir+"/", o); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(dir), "*")); !slices.Equal(left, []string{dir}) {
+		t.Errorf("the folder has %v", left)
+	}
+	dir = filepath.Join(t.TempDir(), "out")
+	file := filepath.Join(dir+".part", "notes.txt")
+	if err := errors.Join(os.Mkdir(dir+".part", 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := quantize.Write(context.Background(), src, dir, o); !errors.Is(err, quantize.ErrOption) || !strings.Contains(err.Error(), "out.part exists") {
+		t.Errorf("next to a folder of an earlier run: %v", err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
+// The folders that modules.json names are part of a model for vectors.
+func TestVectors(t *testing.T) {
+	vectors := func(name string) model.Vectors {
+		src, err := engine.OpenModel(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := src.Bundle()
+		if err := errors.Join(err, src.Close()); err != nil {
+			t.Fatal(err)
+		}
+		return b.Vectors
+	}
+	for _, name := range []string{"last", "mean", "scores"} {
+		path := filepath.Join("../model/testdata/vectors", name)
+		dir, _ := write(t, path, quantize.Options{Group: 8, Sequences: 2, Length: 16})
+		if got, want := vectors(dir), vectors(path); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
 	}
 }

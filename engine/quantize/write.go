@@ -4,9 +4,13 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 	"github.com/tandem-serving/tandem/engine/safetensors"
@@ -58,6 +62,9 @@ func newWriter(path string, files *safetensors.Checkpoint, converted map[string]
 	for len(text)%8 != 0 { // data is aligned
 		text = append(text, ' ')
 	}
+	if err := room(filepath.Dir(path), int64(8+len(text))+end); err != nil {
+		return nil, err
+	}
 	if w.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644); err != nil {
 		return nil, err
 	}
@@ -75,6 +82,18 @@ func newWriter(path string, files *safetensors.Checkpoint, converted map[string]
 		return nil, errors.Join(err, w.file.Close())
 	}
 	return w, nil
+}
+
+// room returns an error if the file system of a folder has fewer than need bytes free.
+func room(dir string, need int64) error {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return nil // the writes will show it
+	}
+	if free := int64(min(s.Bavail, 1<<62/uint64(max(s.Bsize, 1)))) * int64(s.Bsize); need > free {
+		return fmt.Errorf("%w: the weights take %d MiB, and the disk of %s has %d MiB free; free some, or name a folder on another disk", ErrOption, (need-1)>>20+1, dir, free>>20)
+	}
+	return nil
 }
 
 func (w *writer) put(name string, data []byte) error {
@@ -125,9 +144,9 @@ func rowsOf(data []byte, dtype string, in int) func(dst []float32, row int) {
 }
 
 // expand returns the weights in a type of the backend, F32 or BF16, rounded to it.
-func (m *matrix) expand(as backend.DType) []byte {
+func (m *matrix) expand(as backend.DType, on workers) []byte {
 	data := make([]byte, len(m.codes)*as.Size())
-	each(m.out, func(out int) {
+	on.each(m.out, func(out int) {
 		row := make([]float32, m.in)
 		m.row(row, out)
 		for i, v := range row {

@@ -43,7 +43,7 @@ func TestBinaryDryRunValidates(t *testing.T) {
 		want []string // parts of the refusals; none: it is accepted
 	}{
 		"nothing":        {"serve", nil},
-		"a file":         {"serve --config " + file("a.yaml", "host: 0.0.0.0\npolicy: foo\nquantization: awq\nkv-cache-dtype: fp8_e5m2\nchat-template: nope\n"), []string{"5 settings", "--host 0.0.0.0", `--policy "foo"`, `--quantization "awq"`, `--kv-cache-dtype "fp8_e5m2"`, "--chat-template: stat nope"}},
+		"a file":         {"serve --config " + file("a.yaml", "host: 0.0.0.0\npolicy: foo\nquantization: bitsandbytes\nkv-cache-dtype: fp8_e5m2\nchat-template: nope\n"), []string{"5 settings", "--host 0.0.0.0", `--policy "foo"`, `--quantization "bitsandbytes"`, `--kv-cache-dtype "fp8_e5m2"`, "--chat-template: stat nope"}},
 		"a list":         {"serve --config " + file("b.yaml", "port: [1]\nmax-n: [2]\n"), []string{"2 settings", "b.yaml:1: port: want one value, not a list", "b.yaml:2: max-n"}},
 		"of all sources": {"serve --max-n 0 --config " + file("c.yaml", "portt: 1\nlog-level: loud\n"), []string{"3 settings", "--max-n: 0 is too few", "did you mean port?", `--log-level "loud"`}},
 		"key file":       {"serve --api-key-file nope", []string{"--api-key-file", "nope"}},

@@ -225,7 +225,7 @@ func TestSupportedNeverRefuses(t *testing.T) {
 	samples := map[string][]string{ // with spaces between arguments; a switch needs none
 		"served-model-name": {"a", "a b c"}, "model": {"builtin", "org/name"}, "revision": {"main --model org/name"},
 		"dtype":         {"auto", "float16 --model org/name", "half --model org/name", "bfloat16 --model org/name", "float --model org/name", "float32 --model org/name"},
-		"max-model-len": {"auto", "-1", "2k", "1024"}, "quantization": {"none", "int8", "int4", "fp8 --model org/name", "mxfp4 --model org/name"},
+		"max-model-len": {"auto", "-1", "2k", "1024"}, "quantization": {"none", "int8", "int4", "fp8 --model org/name", "mxfp4 --model org/name", "compressed-tensors --model org/name", "gptq_marlin --model org/name", "awq --model org/name"},
 		"max-logprobs": {"1", "20", "256"}, "chat-template": {filepath.Join(dir, "t.jinja"), "{{messages}}"},
 		"distributed-timeout-seconds": {"600"}, "tensor-parallel-size": {"1", "2"},
 		"block-size": {"1", "8", "16", "32", "64", "128", "256"}, "gpu-memory-utilization": {"0.1", "0.9", "1.0"},
