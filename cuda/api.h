@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 14
+#define TD_VERSION 15
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
@@ -25,7 +25,7 @@ typedef uint64_t td_address; // on the device; 0: none
 
 // Kernels of TD_KERNELS. Those below TD_TRIED_BITS change bits of results.
 enum {
-  TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_FUSED = 4, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16, TD_TRIED_CHUNK = 32, TD_TRIED_CHUNK16 = 64,
+  TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16, TD_TRIED_CHUNK = 32, TD_TRIED_CHUNK16 = 64,
   TD_TRIED_MOE = 128, TD_TRIED_INT4 = 256, TD_TRIED_PAIRS = 1024,
   TD_TRIED_BITS = 1 << 16,
   TD_TRIED_ARRIVALS = 1 << 16, TD_TRIED_PDL = 1 << 17, TD_TRIED_HALVES = 1 << 18
@@ -136,7 +136,7 @@ typedef struct {
 enum {
   TD_EMBED = 1, // dst[row] = w[ids[row] - k], for ids within from rows; 0 for other ids
   // dst = a·wᵀ + bias; for experts with slots and list. act 1: dst = act(dst, more[0].dst). In plans
-  // of one row, for bf16 and, with TD_TRIED_INT4, int4 without experts: normalize 1: a is normed,
+  // of one row, with TD_TRIED_INT4, for int4 without experts: normalize 1: a is normed,
   // with weights extra and scale as of TD_NORM; from 1: the product is added to dst. In plans of
   // TD_MOE_ROWS rows, for MXFP4 with list: direct 1: a has the rows, not their slots; b: the rows'
   // sums, as of TD_COMBINE, go there, and are added with from 1.

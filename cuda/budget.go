@@ -18,9 +18,9 @@ var budgets = map[string]int{
 	// Accumulators of 16 rows take half as many registers as there are columns.
 	"attend_decode": 168, "attend_split": 168, "attend_split<256>": 184, "attend_split<512>": 184, "attend_chunk": 168, "attend_chunk<128>": 248, "attend_join": 80,
 	"attend_tiles": 248, "attend_tiles<64,2>": 168, "attend_tiles<64,1>": 152, "attend_tiles<128,1>": 224, "attend_tiles<512,1>": 200, // 2 blocks; of 64 columns 3
-	"gemv":          128,                       // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
-	"gemv<2,4,0,0>": 168, "gemv<2,4,1,0>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
-	"gemv<4,4,0,0>": 168, "gemv<4,4,1,0>": 168, "gemv<5,4,0,0>": 168, "gemv<5,4,1,0>": 168, // as above, of eight and four bits
+	"gemv":        128,                     // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
+	"gemv<2,4,0>": 168, "gemv<2,4,1>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
+	"gemv<4,4,0>": 168, "gemv<4,4,1>": 168, "gemv<5,4,0>": 168, "gemv<5,4,1>": 168, // as above, of eight and four bits
 	"few_mxfp4": 128, "few_int4": 128,
 	"gemm": 112, "gemm<1>": 120, // NVRTC 12.9 takes more than nvcc 13.0
 	"gemm<3>": 128, "gemm<4>": 128, "gemm<5>": 128, // sums before their scale: still 4 blocks of 128 threads
@@ -35,16 +35,16 @@ var budgets = map[string]int{
 // laterBudgets are those of architectures from 10.0 on, where they differ by more than an eighth:
 // their ptxas keeps more in registers, and some products have fewer blocks (gemv_blocks).
 var laterBudgets = map[string]int{
-	"gemv<0,4,0,0>": 168, "gemv<0,4,1,0>": 168, "gemv<1,4,0,0>": 168, "gemv<1,4,1,0>": 168, "gemv<3,4,0,0>": 255, "gemv<3,4,1,0>": 255,
-	"gemv<3,1,0,0>": 168, "gemv<3,1,1,0>": 168, "gemv<4,1,0,0>": 168, "gemv<4,1,1,0>": 168, // they have 3 blocks on 12.0, those of int8 by nvcc only
+	"gemv<0,4,0>": 168, "gemv<0,4,1>": 168, "gemv<1,4,0>": 168, "gemv<1,4,1>": 168, "gemv<3,4,0>": 255, "gemv<3,4,1>": 255,
+	"gemv<3,1,0>": 168, "gemv<3,1,1>": 168, "gemv<4,1,0>": 168, "gemv<4,1,1>": 168, // they have 3 blocks on 12.0, those of int8 by nvcc only
 	"attend_join": 104, "shrink": 136, "split_sum": 80, "delta<4>": 168,
 }
 
 // loopBudgets are the most instructions that a warp executes for a KB that it reads, as
 // measureCode counts them, with the same names and room as budgets.
 var loopBudgets = map[string]int{
-	"gemv<1,1,0,0>": 23, "gemv<1,1,1,0>": 23, "gemv<1,1,0,1>": 29, "gemv<1,1,1,1>": 29,
-	"gemv": 96, "gemv<4,1,0,0>": 53, "gemv<2,1,0,0>": 190, "gemv<2,1,1,0>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205, "few_int4": 166, "few_int4<0,8>": 206, "few_int4<1,8>": 206,
+	"gemv<1,1,0>": 23, "gemv<1,1,1>": 23,
+	"gemv": 96, "gemv<4,1,0>": 53, "gemv<2,1,0>": 190, "gemv<2,1,1>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205, "few_int4": 166, "few_int4<0,8>": 206, "few_int4<1,8>": 206,
 	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_tiles": 92, "attend_tiles<128,2>": 145, "attend_tiles<128,1>": 118, "attend_tiles<64,2>": 210, "attend_tiles<64,1>": 175, "attend_join": 46,
 	"norm": 36, "norm<1>": 48, "head_norm": 36, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
 	"route": 40, "route_groups": 145, "route_few": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72, "delta_mix": 115,

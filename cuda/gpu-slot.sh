@@ -115,16 +115,15 @@ case $slot in
 	else
 		write "- **1b-parity**: PyTorch or transformers is not installed"
 	fi
-	for try in blocks slices "slices all" "slices without-pdl"; do
+	for try in "blocks none" "slices none" "slices all" "slices without-pdl"; do
 		read -r draws kernels <<<"$try"
 		case $kernels in without-*) list=$(without "${kernels#without-}") ;; *) list=$kernels ;; esac
 		for n in $few $many; do TD_DRAWS=$draws TD_KERNELS=$list latency "1b-${try/ /-}-$n" 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
 	done
 	latency 1b-eager 30 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many --enforce-eager
 	table 1b-kernels 60 700 330 --input-len 16 --output-len 8
-	TD_DRAWS=slices TD_KERNELS=all table 1b-all 60 700 330 --input-len 16 --output-len 8
+	TD_DRAWS=blocks TD_KERNELS=none table 1b-none 60 700 330 --input-len 16 --output-len 8
 	# Each kernel left out, one at a time, next to 1b-slices-all and the first of these; pdl is above.
-	export TD_DRAWS=slices
 	TD_KERNELS=all latency 1b-prompt-all 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
 	for name in ${names/pdl/}; do TD_KERNELS=$(without $name) latency 1b-without-$name 20 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len $many; done
 	for name in $names; do TD_KERNELS=$(without $name) latency 1b-prompt-without-$name 20 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1; done
@@ -138,7 +137,7 @@ case $slot in
 	model llama-8b
 	for kernels in all none; do
 		for n in $((few / 2)) $((many / 2)); do TD_KERNELS=$kernels latency "8b-$kernels-$n" 40 --batch-size 1 --max-num-seqs 4 --input-len 16 --output-len "$n"; done
-		for n in 1 33; do TD_KERNELS=$kernels latency "8b-64-at-1k-$kernels-$n" 60 --batch-size 64 --max-num-seqs 64 --input-len $((few * 32)) --output-len $n; done
+		for n in 65 129; do TD_KERNELS=$kernels latency "8b-64-at-1k-$kernels-$n" 60 --batch-size 64 --max-num-seqs 64 --input-len $((few * 32)) --output-len $n; done
 		TD_KERNELS=$kernels latency "8b-prefill-$kernels" 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1
 	done
 	TD_KERNELS=$(without chunk16) latency 8b-prefill-without-chunk16 30 --batch-size 1 --max-num-seqs 4 --input-len $((few * 62)) --output-len 1

@@ -25,6 +25,7 @@ import urllib.request
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 REHEARSE = "--rehearse" in sys.argv
 LIMIT = 470  # seconds in all
+BATCHED = 2048  # tokens of a step
 BEGAN = time.monotonic()
 TANDEM = os.environ.get("TANDEM_BIN", str(ROOT / "bin" / "tandem"))
 failed = 0
@@ -59,7 +60,7 @@ def latency(model, batch, inputs, outputs, *flags, iterations=2):
     """Seconds of a batch of prompts, from the start to the last token."""
     with tempfile.NamedTemporaryFile(suffix=".json") as to:
         run([TANDEM, "bench", "latency", "--model", model, "--disable-detokenize", *device(), "--batch-size", batch, "--input-len", inputs,
-             "--output-len", outputs, "--num-iters", iterations, "--num-iters-warmup", 1, "--max-num-batched-tokens", 2048, "--max-num-seqs", max(batch, 1),
+             "--output-len", outputs, "--num-iters", iterations, "--num-iters-warmup", 1, "--max-num-batched-tokens", BATCHED, "--max-num-seqs", max(batch, 1),
              "--output-json", to.name, *flags])
         return json.load(open(to.name))["avg_latency"]
 
@@ -72,8 +73,13 @@ def run(command):
 
 
 def decode(model, batch, inputs, outputs, *flags):
-    """Output tokens per second beyond the first, by the difference of two lengths."""
-    short = 1 if inputs > 64 else outputs // 4
+    """Output tokens per second of a full batch, by the difference of two lengths.
+
+    While prompts are computed, BATCHED tokens a step, the first sequences decode already. The
+    shorter length exceeds these steps, so that both lengths have the same ones.
+    """
+    short = max(outputs // 4, batch * inputs // BATCHED + 1)
+    outputs += short
     one, all_ = (latency(model, batch, inputs, n, *flags, iterations=1 if batch > 1 else 2) for n in (short, outputs))
     if all_ <= one:
         raise RuntimeError(f"{outputs} tokens took {all_:.4f} s, {short} took {one:.4f}: the machine is not quiet")

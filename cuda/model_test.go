@@ -10,16 +10,22 @@ import (
 
 var update = flag.Bool("update", false, "write cuda/model.md")
 
-// Constants of the prediction. None has been measured on this code.
+// Bytes a second where 32 KB are in flight on a multiprocessor. bandwidth is that of the prediction.
+var (
+	h200      = 4.3e12 * 0.92
+	h100      = 3.35e12 * 0.92 // of HBM3; measured: 3.11 TB/s by PyTorch's sum, 3.12 by gemv of a vocabulary
+	bandwidth = h200
+)
+
+// Constants of the prediction, which were chosen before any GPU had run this code.
 const (
-	bandwidth = 4.3e12 * 0.92            // bytes a second of an H200, where 32 KB are in flight on a multiprocessor
-	issue     = 4 * 1.755e9 * 132 * 0.75 // instructions of warps a second
-	oneBlock  = issue / 132              // of one multiprocessor
-	node      = 1.3e-6                   // seconds between the ends of dependent nodes of a graph, besides their work
-	overlap   = 0.6e-6                   // the same of nodes that overlap, with pdl
-	hostCopy  = 3e-6                     // of a step's memory
-	matmul    = 788e12 * 0.85            // operations a second of cuBLASLt
-	mma       = 2 * 16 * 8 * 16          // operations of one mma.sync
+	issue    = 4 * 1.755e9 * 132 * 0.75 // instructions of warps a second
+	oneBlock = issue / 132              // of one multiprocessor
+	node     = 1.3e-6                   // seconds between the ends of dependent nodes of a graph, besides their work
+	overlap  = 0.6e-6                   // the same of nodes that overlap, with pdl
+	hostCopy = 3e-6                     // of a step's memory
+	matmul   = 788e12 * 0.85            // operations a second of cuBLASLt
+	mma      = 2 * 16 * 8 * 16          // operations of one mma.sync
 	// mmaSync is the number of mma.sync a second. Each takes 4 cycles of a tensor core at the peak of
 	// wgmma, 4,096 operations a cycle and multiprocessor. mma.sync reaches 62.9 % of that on Hopper by
 	// Luo et al., arXiv 2501.12084, section 6.2.
@@ -71,7 +77,7 @@ type work struct {
 
 // perByte are the bytes that a warp reads, with activations, for each byte of work: of gemv of one
 // row of int8, two groups of 16 numbers, their scales, and 16 activations.
-var perByte = map[string]float64{"gemv<4,1,0,0>": 100. / 36}
+var perByte = map[string]float64{"gemv<4,1,0>": 100. / 36}
 
 func (w work) seconds(pdl bool) float64 {
 	t := max(w.bytes/bandwidth, w.instructions())
@@ -89,26 +95,26 @@ func (w work) instructions() float64 {
 	return w.bytes * max(1, perByte[w.kernel]) / 1024 * float64(budgetOf(loopBudgets, w.kernel)) / issue
 }
 
-// decode returns a step of one row, by the kernels of TD_KERNELS=all and TD_DRAWS=slices.
+// decode returns a step of one row. Norms of bf16 products are kernels of their own.
 func (s *shape) decode(context int) []work {
 	l := float64(s.layers)
 	attention := fmt.Sprintf("attend_split<%d>", s.headDim)
-	size, product, gated := 2., "gemv<1,1,0,1>", "gemv<1,1,1,1>" // bytes of a weight
-	logits, vocab := 2., "gemv<1,1,0,0>"
+	size, product, gated := 2., "gemv<1,1,0>", "gemv<1,1,1>" // bytes of a weight
+	logits, vocab, norm := 2., "gemv<1,1,0>", 1
 	if s.int4 {
-		size, product, gated, logits, vocab = 18./32, "few_int4", "few_int4", 34./32, "gemv<4,1,0,0>"
+		norm = 0
+		size, product, gated, logits, vocab = 18./32, "few_int4", "few_int4", 34./32, "gemv<4,1,0>"
 	}
 	all := []work{
-		{"attention's matrices", size * l * s.attentionWeights(), product, 2 * s.layers, 0},
+		{"attention's matrices", size * l * s.attentionWeights(), product, (norm + 2) * s.layers, 0},
 		{"place and attention", l * s.kvBytes() * float64(context), attention, 2 * s.layers, 0},
 	}
 	if s.experts > 0 {
-		// norm, router, and the choice of experts. The sum of experts is part of their last product, and
-		// the next layer's norm of its first one.
-		all = append(all, work{"router", 2 * l * s.denseWeights(), "gemv<1,1,0,0>", 3 * s.layers, 0},
+		// norm, router, and the choice of experts. The sum of experts is part of their last product.
+		all = append(all, work{"router", 2 * l * s.denseWeights(), "gemv<1,1,0>", 3 * s.layers, 0},
 			work{"experts", l * s.expertBytes(), "few_mxfp4", 2 * s.layers, 0})
 	} else {
-		all = append(all, work{"MLP", size * l * s.denseWeights(), gated, 2 * s.layers, 0})
+		all = append(all, work{"MLP", size * l * s.denseWeights(), gated, (norm + 2) * s.layers, 0})
 	}
 	return append(all, work{"logits", logits * s.logitsWeights(), vocab, 0, 0}, work{"other nodes", 0, "", fixed, 0})
 }
@@ -183,30 +189,62 @@ func (s *shape) chunks(tokens, parts int) float64 {
 	return tiles * max(instructions/issue, products/mmaSync)
 }
 
+// measured are tokens a second of an H100; see bench/results/gpu.md.
+var measured = []struct {
+	what    string
+	speed   float64
+	seconds func() float64 // predicted, of a token
+}{
+	{"Llama 1B, one row", 844, func() float64 { return ofDecode(&llama1B) }},
+	{"Llama 8B, one row", 178, func() float64 { return ofDecode(&llama8B) }},
+	{"GPT-OSS 20B, one row", 415, func() float64 { return ofDecode(&oss20B) }},
+	{"Llama 8B, 64 rows of 1,024 positions", 5566, func() float64 {
+		seconds, _ := total(llama8B.batch(64, 1024, true), true)
+		return seconds / 64
+	}},
+	{"Llama 8B, a prompt of 2,000 tokens", 35347, func() float64 { return llama8B.prefill(2000, true) / 2000 }},
+}
+
+func ofDecode(s *shape) float64 {
+	seconds, _ := total(s.decode(100), true)
+	return seconds
+}
+
+// writeMeasured writes what was measured next to the prediction of the same arithmetic.
+func writeMeasured(page *bytes.Buffer) {
+	bandwidth = h100
+	defer func() { bandwidth = h200 }()
+	page.WriteString("\n## An H100 as predicted and as measured\n\n" +
+		"The same arithmetic with 3.35 TB/s instead of 4.3, with `pdl`. Measured on an H100 80GB HBM3 on\n" +
+		"2026-11-26, at 213fa5eb with `TD_KERNELS=all` and `TD_DRAWS=slices`:\n" +
+		"[gpu.md](../bench/results/gpu.md).\n\n" +
+		"| row | predicted | measured | measured of predicted |\n|---|---|---|---|\n")
+	for _, m := range measured {
+		predicted := 1 / m.seconds()
+		fmt.Fprintf(page, "| %s | %.0f tok/s | %.0f tok/s | %.0f %% |\n", m.what, predicted, m.speed, 100*m.speed/predicted)
+	}
+}
+
 // TestModelPage holds cuda/model.md, which -update writes: a prediction of an H200's speed by the
 // budgets of instructions, which the compiled kernels keep, and by the nodes of a token.
 func TestModelPage(t *testing.T) {
 	var page bytes.Buffer
 	page.WriteString("# A prediction of speeds\n\n<!-- Written by `go test ./cuda -run TestModelPage -update`. -->\n\n" +
-		"No GPU has run this code. This page is arithmetic for an H200 by fixed constants: 4.3 TB/s times\n" +
+		"This page is arithmetic for an H200 by constants that were chosen before any GPU had run the\n" +
+		"code. An H100 was [measured](#an-h100-as-predicted-and-as-measured). The constants: 4.3 TB/s times\n" +
 		"0.92, 4 instructions a cycle at 1.755 GHz on each of 132 multiprocessors times 0.75, 1.3 us for a\n" +
 		"node of a graph, 3 us for a step's copy, and 788 TFLOP/s times 0.85 for cuBLASLt. The\n" +
 		"instructions of a kernel are its budget (`budget.go`), which the compiled code keeps. Each mma.sync\n" +
 		"is one of them. Attention of prompts is also bound by tensor cores, with 6.4 cycles for each\n" +
 		"mma.sync: 4 at the peak of wgmma, of which mma.sync reaches 62.9 % on Hopper ([published for an\n" +
-		"H800](https://arxiv.org/abs/2501.12084), section 6.2). The kernels are those of `TD_KERNELS=all` and\n" +
-		"`TD_DRAWS=slices`, without `chunk16`. With `pdl`, a node that may overlap with the previous one\n" +
-		"costs 0.6 us; prompts run without a graph, and so without `pdl`. A measurement replaces a row as\n" +
-		"soon as there is one.\n\n" +
+		"H800](https://arxiv.org/abs/2501.12084), section 6.2). With `pdl`, which is the default, a node that\n" +
+		"may overlap with the previous one costs 0.6 us; prompts run without a graph, and so without `pdl`.\n\n" +
 		"| row | prediction without `pdl` | with `pdl` | aim | launches a step |\n|---|---|---|---|---|\n")
 	row := func(name string, speed, overlapping, aim float64, launches string) {
 		fmt.Fprintf(&page, "| %s | %.0f tok/s | %.0f tok/s | %.0f | %s |\n", name, speed, overlapping, aim, launches)
-		if speed < aim {
-			t.Logf("%s: %.0f tok/s are predicted, %.0f are aimed at", name, speed, aim)
-		}
 	}
 	aims := map[string]float64{llama1B.name: 1000, llama8B.name: 245, int4Llama8B.name: 600, oss20B.name: 400, oss120B.name: 300}
-	most := map[string]int{llama1B.name: 106, llama8B.name: 202, int4Llama8B.name: 202, oss20B.name: 226, oss120B.name: 334}
+	most := map[string]int{llama1B.name: 138, llama8B.name: 266, int4Llama8B.name: 202, oss20B.name: 250, oss120B.name: 370}
 	if n := 4 * budgetOf(loopBudgets, "attend_tiles<128,2>"); n > 700 {
 		t.Errorf("attend_tiles takes %d instructions for 16 rows, 32 positions and 128 columns, at most 700 are aimed at", n)
 	}
@@ -215,8 +253,8 @@ func TestModelPage(t *testing.T) {
 		seconds, nodes := total(s.decode(100), false)
 		overlapping, _ := total(s.decode(100), true)
 		row(s.name+", one row", 1/seconds, 1/overlapping, aims[s.name], fmt.Sprint(nodes))
-		if nodes > most[s.name] || 1/seconds < aims[s.name] {
-			t.Errorf("%s: %d launches a token of at most %d; %.0f tok/s of %.0f", s.name, nodes, most[s.name], 1/seconds, aims[s.name])
+		if nodes > most[s.name] || 1/overlapping < aims[s.name] {
+			t.Errorf("%s: %d launches a token of at most %d; %.0f tok/s of %.0f", s.name, nodes, most[s.name], 1/overlapping, aims[s.name])
 		}
 	}
 	seconds, nodes := total(llama8B.batch(64, 1024, true), false)
@@ -258,6 +296,7 @@ func TestModelPage(t *testing.T) {
 			fmt.Fprintf(&page, "| %s | %s | %.1f | %.0f | %s |\n", s.name, w.what, w.bytes/1e6, w.seconds(false)*1e6, by)
 		}
 	}
+	writeMeasured(&page)
 	if *update {
 		if err := os.WriteFile("model.md", page.Bytes(), 0o644); err != nil {
 			t.Fatal(err)

@@ -29,19 +29,10 @@ static void run_gemvs(const Run &r, const td_op &o, int rows, int spans) {
   else run_gemv<kType, 4>(r, o, spans);
 }
 
-// run_fused launches a product of one row of bf16, or int4, that is normed, added to dst, or both.
+// run_fused launches a product of one row of int4 that is normed, added to dst, or both.
 static void run_fused(const Run &r, const td_op &o) {
-  if (r.tried.int4 && r.rows(o) == 1 && int4_fits(o, 1)) {
-    run_int4(r, o, 1, 1);
-  } else if (o.type != TD_BF16 || r.rows(o) > 1 || o.table || o.k % 8) {
-    if (r.stream.error.empty()) r.stream.error = "a norm or a sum within a product that does not support it";
-  } else if (!o.normalize) {
-    run_gemv<TD_BF16, 1>(r, o, 1);
-  } else {
-    constexpr int each = kGemvThreads / 32 * gemv_outputs(TD_BF16, 1);
-    if (o.act) TD_LAUNCH(r.stream, (2 * o.n + each - 1) / each, 1, 1, kGemvThreads, 0, (gemv<TD_BF16, 1, 1, 1>), o, r.step);
-    else TD_LAUNCH(r.stream, blocks(o, each), 1, 1, kGemvThreads, 0, (gemv<TD_BF16, 1, 0, 1>), o, r.step);
-  }
+  if (r.rows(o) == 1 && int4_fits(o, 1)) run_int4(r, o, 1, 1);
+  else if (r.stream.error.empty()) r.stream.error = "a norm or a sum within a product that does not support it";
 }
 
 template <int kType>

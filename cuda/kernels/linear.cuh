@@ -95,9 +95,8 @@ TD_DEVICE void lane_values(float v[8], const Lane<kType> &l, int part) {
 constexpr int kGemvAhead = 1024;  // bytes of a row that gemv requests before it waits: of two turns
 
 // gemv with kGated 1 computes outputs of a gate and of the joined matrix that it gates, and
-// writes only the activation of both. With kNormed 1 it norms its one row: each warp adds up the
-// squares of the numbers that it reads anyway.
-template <int kType, int kRows, int kGated, int kNormed = 0>
+// writes only the activation of both.
+template <int kType, int kRows, int kGated>
 TD_KERNEL_OF(kGemvThreads, gemv_blocks(kType, kRows)) gemv(td_op o, Step s) {
   constexpr int kOut = gemv_outputs(kType, kRows), kWidth = Lane<kType>::kWidth, kEach = kGated ? kOut / 2 : kOut;
   Target t = kGated ? whole(o) : target(o, kGemvThreads / 32 * kOut);
@@ -115,11 +114,10 @@ TD_KERNEL_OF(kGemvThreads, gemv_blocks(kType, kRows)) gemv(td_op o, Step s) {
   int whole = aligned ? o.k / kWidth * kWidth : 0;
   for (int row = 0; row < p.count; row += kRows) {
     float sum[kOut][kRows] = {};
-    float squares = 0;
-    const float *weights = at<const float>(o.extra), *x[kRows];
+    const float *x[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; r++) x[r] = at<const float>(o.a) + int64_t(p.first + (row + r < p.count ? row + r : row)) * o.k;
-#pragma unroll(kRows == 1 && kType != TD_F32 && kType != TD_MXFP4 ? 2 : 1)
+#pragma unroll(kRows > 1 || kType == TD_F32 || kType == TD_MXFP4 ? 1 : kType == TD_BF16 ? 4 : 2)
     for (int col = lane * kWidth; col < whole; col += 32 * kWidth) {
       Lane<kType> w[kOut];
 #pragma unroll
@@ -139,14 +137,6 @@ TD_KERNEL_OF(kGemvThreads, gemv_blocks(kType, kRows)) gemv(td_op o, Step s) {
 #pragma unroll
           for (int half = 0; half < 8; half += 4) {
             Float4 in = *reinterpret_cast<const Float4 *>(x[r] + col + part * 8 + half);
-            if constexpr (kNormed) {
-              Float4 by = weights ? *reinterpret_cast<const Float4 *>(weights + col + part * 8 + half) : Float4{{1, 1, 1, 1}};
-#pragma unroll
-              for (int e = 0; e < 4; e++) {
-                squares = fuse(in.v[e], in.v[e], squares);
-                in.v[e] *= by.v[e];
-              }
-            }
 #pragma unroll
             for (int j = 0; j < kOut; j++)
 #pragma unroll
@@ -162,23 +152,15 @@ TD_KERNEL_OF(kGemvThreads, gemv_blocks(kType, kRows)) gemv(td_op o, Step s) {
 #pragma unroll
           for (int r = 0; r < kRows; r++) sum[j][r] = fuse(v, x[r][col], sum[j][r]);
         }
-    float inverse = 1;
-    if constexpr (kNormed) inverse = 1 / sqrtf(warp_sum(squares) / o.k + o.scale);
 #pragma unroll
     for (int r = 0; r < kRows; r++)
 #pragma unroll
       for (int j = 0; j < kEach; j++) {
         float v = warp_sum(sum[j][r]), u = kGated ? warp_sum(sum[kOut - kEach + j][r]) : 0;
         if (lane == 0 && row + r < p.count && out + j < t.n) {
-          if constexpr (kNormed) {
-            v *= inverse;
-            u *= inverse;
-          }
           v += p.bias ? p.bias[out + j] : 0;
           if constexpr (kGated) v = activate(o.act - 1, v, u + (q.bias ? q.bias[out + j] : 0));
-          float *to = at<float>(t.dst) + int64_t(p.first + row + r) * t.n + out + j;
-          if constexpr (kType == TD_BF16 && kRows == 1) v += o.from ? *to : 0;
-          *to = v;
+          at<float>(t.dst)[int64_t(p.first + row + r) * t.n + out + j] = v;
         }
       }
   }

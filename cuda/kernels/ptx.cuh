@@ -107,10 +107,11 @@ TD_DEVICE int grid_x() { return int(simt::blocks().x); }
 TD_DEVICE int grid_z() { return int(simt::blocks().z); }
 TD_DEVICE char *shared_memory() { return simt::shared(); }
 
-// wait_previous waits until the previous kernel has ended, where the launch lets both overlap,
-// and then lets the next kernel start. Each thread of a kernel of a plan calls it, because a
-// kernel whose threads did not wait could end before the previous one, and the next one would
-// read too early. Before the call a thread reads only weights, and writes no global memory.
+// wait_previous lets the next kernel start, as soon as all blocks of this one have, and waits until
+// the previous kernel has ended, where launches let kernels overlap. Each thread of a kernel of a
+// plan calls it, because a kernel whose threads did not wait could end before the previous one, and
+// the next one would read too early. Before the call a thread reads only weights, and writes no
+// global memory.
 TD_DEVICE void wait_previous(TD_SITE) { simt::wait_previous(site); }
 
 // prefetch requests the 32 bytes around p for L2. It waits for nothing.
@@ -315,7 +316,7 @@ TD_DEVICE char *shared_memory() {
 
 TD_DEVICE void wait_previous() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;\ngriddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory");
 #endif
 }
 TD_DEVICE void prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

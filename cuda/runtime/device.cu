@@ -58,7 +58,7 @@ struct td_device {
   Nccl nccl;
 
   std::unique_ptr<Blas> blas;
-  bool by_slices = false;      // draws are by slices: TD_DRAWS of the environment is "slices" or "only-slices"
+  bool by_slices = false;      // draws are by slices: TD_DRAWS of the environment is not set, "slices" or "only-slices"
   bool only_slices = false;    // see Slices
   char *slices = nullptr;      // memory of draws by slices
   Tried tried;
@@ -292,7 +292,7 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   d->limits = limits;
   const char *draws = getenv("TD_DRAWS");
   d->only_slices = draws && !strcmp(draws, "only-slices");
-  d->by_slices = d->only_slices || (draws && !strcmp(draws, "slices"));
+  d->by_slices = d->only_slices || !draws || !strcmp(draws, "slices");
   d->tried = Tried::read(getenv("TD_KERNELS"));
   bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal, false) && device::open(d->copies, ordinal, true);
   bool ptx = false;

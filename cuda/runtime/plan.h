@@ -5,6 +5,8 @@
 #include "device.h"
 #include "nccl.h"
 
+#include <cstring>
+
 struct td_plan {
   std::vector<td_op> ops;
   int tokens = 0, outputs = 0;  // bounds on the rows of its steps
@@ -59,12 +61,12 @@ inline td_op alone(const td_op &o, int i) {
   return one;
 }
 
-// Tried are the kernels that no GPU has measured yet. TD_KERNELS of the environment, read when a
-// device is opened, lists those to use, separated by commas; "all" is all of them.
+// Tried are kernels that may be left out, to compare them with older ones. TD_KERNELS of the
+// environment, read when a device is opened, lists those to use, separated by commas. Where it is
+// not set, or "all", these are all but chunk: an H100 was faster with each than without it.
 struct Tried {
   bool attention = false;  // attention of single rows by attend_split
   bool norm = false;       // norms of rows by norm_whole
-  bool fused = false;      // norms and residuals within products of one row
   bool blas = false;       // cuBLASLt from kBlasFewRows on
   bool mxfp4 = false;      // products of one or two rows with MXFP4 matrices by few_mxfp4
   bool int4 = false;       // products of up to eight rows with int4 matrices by few_int4
@@ -79,13 +81,14 @@ struct Tried {
   bool pdl = false;        // kernels of graphs start before the previous kernel has ended, and wait for it
 
   // bits returns which kernels are used, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | fused * TD_TRIED_FUSED | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | int4 * TD_TRIED_INT4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS | pdl * TD_TRIED_PDL; }
+  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | int4 * TD_TRIED_INT4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS | pdl * TD_TRIED_PDL; }
 
   static Tried read(const char *names) {
-    auto has = [list = "," + std::string(names ? names : "") + ","](const char *name) {
-      return list == ",all," || list.find("," + std::string(name) + ",") != std::string::npos;
+    auto has = [most = !names || !strcmp(names, "all"), list = "," + std::string(names ? names : "") + ","](const char *name) {
+      if (most) return strcmp(name, "chunk") != 0;
+      return list.find("," + std::string(name) + ",") != std::string::npos;
     };
-    return {has("attention"), has("norm"), has("fused"), has("blas"), has("mxfp4"), has("int4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs"), has("pdl")};
+    return {has("attention"), has("norm"), has("blas"), has("mxfp4"), has("int4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs"), has("pdl")};
   }
 };
 

@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 14
+const version = 15
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -20,13 +20,12 @@ const (
 	deltaWidest = 512
 )
 
-// TD_TRIED_FUSED: norms and residuals are fused with products of one row, with TD_TRIED_INT4 also
-// with int4 matrices. TD_TRIED_MOE: choices of experts and, with TD_TRIED_MXFP4, their sums are
+// TD_TRIED_INT4: norms and residuals are fused with products of one row with int4 matrices.
+// TD_TRIED_MOE: choices of experts and, with TD_TRIED_MXFP4, their sums are
 // fused with their neighbours. TD_TRIED_ARRIVALS: steps run while KV arrives that they do not use.
 // TD_TRIED_PDL: kernels of graphs overlap. TD_TRIED_HALVES: what only cuBLASLt reads is written in
 // bf16. Switches below TD_TRIED_BITS change bits of results.
 const (
-	triedFused    = 4
 	triedMXFP4    = 16
 	triedMoE      = 128
 	triedINT4     = 256

@@ -35,7 +35,7 @@ import (
 
 // KernelVersion is part of the numerics class. It increases with every change that
 // can change a bit of any result or the layout of a KV page.
-const KernelVersion = 5
+const KernelVersion = 6
 
 // LibraryName is the file name of the shared object, next to the program.
 const LibraryName = "tandem-cuda.so"

@@ -158,13 +158,13 @@ func fuseAdapts(ops, _ []op) (op, int) {
 	return o, n
 }
 
-// fuseRow fuses a residual with the product before it, and a norm with the product after it, in a
-// plan of one row. The product then reads what the norm would have read. A buffer that no later
-// operation writes keeps its number, because the host may read it after the step. int4 reports
-// whether products with int4 matrices are computed by few_int4.
-func fuseRow(ops []op, marks []stop, int4 bool) ([]op, []stop) {
+// fuseRow fuses a residual with the product with an int4 matrix before it, and a norm with such a
+// product after it, in a plan of one row. The product then reads what the norm would have read. A
+// buffer that no later operation writes keeps its number, because the host may read it after the
+// step. Products with bf16 were slower so on an H100 than norms by themselves.
+func fuseRow(ops []op, marks []stop) ([]op, []stop) {
 	product := func(o op) bool {
-		return o.kind == opLinear && o.table == 0 && (o.dtype == typeBF16 && o.k%8 == 0 || int4 && o.dtype == typeINT4 && o.k%4 == 0)
+		return o.kind == opLinear && o.table == 0 && o.dtype == typeINT4 && o.k%4 == 0
 	}
 	for i := 0; i+1 < len(ops); i++ {
 		marked := slices.ContainsFunc(marks, func(m stop) bool { return m.at == i+1 })

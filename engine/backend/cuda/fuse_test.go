@@ -68,11 +68,11 @@ func TestFuseRow(t *testing.T) {
 		variant    string
 		as         model.Quantization
 	}{
-		{"../../builtin/model", 1, 6, "fused", "-tried4-", 0}, {"../../builtin/model", 2, 8, "fused", "-tried4-", 0},
-		{"../../builtin/model", 1, 8, "fused", "-tried4-", model.INT4}, {"../../builtin/model", 1, 6, "fused,int4", "-tried260-", model.INT4},
-		{"../../model/testdata/gpt-oss-mxfp4", 1, 13, "fused", "-tried4-", 0}, {"../../model/testdata/gpt-oss-mxfp4", 1, 12, "fused,moe", "-tried132-", 0},
-		{"../../model/testdata/gpt-oss-mxfp4", 1, 10, "fused,moe,mxfp4", "-tried148-", 0}, {"../../model/testdata/gpt-oss-mxfp4", 2, 10, "fused,moe,mxfp4", "-tried148-", 0},
-		{"../../model/testdata/gpt-oss-mxfp4", 16, 13, "fused,moe,mxfp4", "-tried148-", 0},
+		{"../../builtin/model", 1, 8, "int4", "-tried256-", 0}, {"../../builtin/model", 2, 8, "int4", "-tried256-", model.INT4},
+		{"../../builtin/model", 1, 8, "", "-twin-", model.INT4}, {"../../builtin/model", 1, 6, "int4", "-tried256-", model.INT4},
+		{"../../model/testdata/gpt-oss-mxfp4", 1, 13, "", "-twin-", 0}, {"../../model/testdata/gpt-oss-mxfp4", 1, 12, "moe", "-tried128-", 0},
+		{"../../model/testdata/gpt-oss-mxfp4", 1, 10, "moe,mxfp4", "-tried144-", 0}, {"../../model/testdata/gpt-oss-mxfp4", 2, 10, "moe,mxfp4", "-tried144-", 0},
+		{"../../model/testdata/gpt-oss-mxfp4", 16, 13, "moe,mxfp4", "-tried144-", 0},
 	} {
 		t.Setenv("TD_KERNELS", c.kernels)
 		src, err := model.OpenDir(c.dir)
@@ -96,7 +96,7 @@ func TestFuseRow(t *testing.T) {
 	}
 }
 
-// A layer with experts between other such layers is nine operations in a plan of one row.
+// A layer with experts between other such layers is ten operations in a plan of one row.
 func TestFuseMoE(t *testing.T) {
 	src, err := model.OpenDir("../../model/testdata/gpt-oss-mxfp4")
 	if err != nil {
@@ -118,14 +118,13 @@ func TestFuseMoE(t *testing.T) {
 	}
 	ops, marks = fuse(ops, marks)
 	ops, marks = fuseMoE(ops, marks, key, true)
-	ops, marks = fuseRow(ops, marks, false)
-	want := []opKind{opAttention, opLinear, opNorm, opLinear, opRoute, opLinear, opLinear, opLinear, opPlace}
+	want := []opKind{opAttention, opLinear, opNorm, opLinear, opRoute, opLinear, opLinear, opNorm, opLinear, opPlace}
 	for i := range 2 {
 		got := ops[marks[i].at:marks[i+1].at]
 		if !slices.EqualFunc(got, want, func(o op, k opKind) bool { return o.kind == k }) {
 			t.Fatalf("layer %d: %+v", i, got)
 		}
-		if got[4].direct != 1 || got[5].direct != 1 || got[6].from != 1 || got[6].b != got[1].dst || got[7].normalize != 1 {
+		if got[4].direct != 1 || got[5].direct != 1 || got[6].from != 1 || got[6].b != got[2].a || got[7].a != got[2].a || got[7].b != 0 {
 			t.Errorf("layer %d: %+v", i, got)
 		}
 	}

@@ -267,7 +267,7 @@ func TestPairs(t *testing.T) {
 }
 
 // halvesKernels are the switches that TestHalvesModels has on either side.
-const halvesKernels = "blas,live,norm,attention,chunk,fused,mxfp4,moe,warm,pairs"
+const halvesKernels = "blas,live,norm,attention,chunk,mxfp4,moe,warm,pairs"
 
 // Every model draws the same tokens from the same bits over bf16 KV, whether results are in bf16 or
 // are converted to it, and whatever shares a step.

@@ -48,7 +48,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_state{})-unsafe.Sizeof(state{})]
 	_ = [1]byte{}[C.TD_DELTA_WIDTH-deltaWidth+C.TD_DELTA_WIDEST-deltaWidest]
 	_ = [1]byte{}[C.TD_DELTA-int(opDelta)]
-	_ = [1]byte{}[C.TD_TRIED_FUSED-triedFused+C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_INT4-triedINT4+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_PDL-triedPDL+C.TD_TRIED_HALVES-triedHalves+C.TD_TRIED_BITS-triedBits]
+	_ = [1]byte{}[C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_INT4-triedINT4+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_PDL-triedPDL+C.TD_TRIED_HALVES-triedHalves+C.TD_TRIED_BITS-triedBits]
 )
 
 // library is an opened shared object. It stays open, because what a GPU's driver started

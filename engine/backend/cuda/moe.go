@@ -127,7 +127,7 @@ func fewScales(t *backend.Tensor) error {
 		}
 		for _, two := range numbers[16*i : 16*i+16] {
 			if code > most || two&0x77 != 0 {
-				return fmt.Errorf("%w: tensor %s: a scale of 2^%d in row %d, but TD_KERNELS=mxfp4 needs 2^%d to 2^%d",
+				return fmt.Errorf("%w: tensor %s: a scale of 2^%d in row %d; GPUs compute with 2^%d to 2^%d: use --device cpu",
 					backend.ErrShape, t.Name, int(code)-zero, i*32/t.Shape[1], least-zero, most-zero)
 			}
 		}

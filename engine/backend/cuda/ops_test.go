@@ -255,10 +255,10 @@ func kernelCases() (all []kernelCase) {
 		})
 		all[len(all)-1].kernels = "norm"
 	}
-	fusedLayer := func(hidden, inner int, dt backend.DType, b *bench) func() { // as a layer of Llama, of one row
+	fusedLayer := func(hidden, inner int, b *bench) func() { // as a layer of Llama, of one row
 		x, normed, delta, q, k := b.input(hidden, 2), b.buf(hidden), b.buf(hidden), b.output(72), b.output(24)
 		gate, up, y, sum, last := b.buf(inner), b.buf(inner), b.output(hidden), b.output(hidden), b.output(40)
-		weight := func(out, in int) backend.Weight { return b.weight(dt, 1/math.Sqrt(float64(in)), out, in) }
+		weight := func(out, in int) backend.Weight { return b.weight(backend.INT4, 1/math.Sqrt(float64(in)), out, in) }
 		wq, wk, wo, wg, wu, wd, wl := weight(72, hidden), weight(24, hidden), weight(hidden, 72), weight(inner, hidden), weight(inner, hidden), weight(hidden, inner), weight(40, hidden)
 		n, bias := b.weight(backend.BF16, 1, hidden), b.weight(backend.F32, 1, hidden)
 		return func() {
@@ -277,10 +277,8 @@ func kernelCases() (all []kernelCase) {
 			b.Columns(sum, x, 0)
 		}
 	}
-	add("norms/fused", 1, func(b *bench) func() { return fusedLayer(136, 88, backend.BF16, b) })
-	all[len(all)-1].kernels = "fused"
-	add("norms/fused,int4", 1, func(b *bench) func() { return fusedLayer(1604, 76, backend.INT4, b) })
-	all[len(all)-1].kernels = "fused,int4"
+	add("norms/fused", 1, func(b *bench) func() { return fusedLayer(1604, 76, b) })
+	all[len(all)-1].kernels = "int4"
 	add("activations", 6, func(b *bench) func() {
 		g, u, half := b.input(90, 3), b.input(90, 3), b.output(40)
 		outs := []backend.Buf{b.output(90), b.output(90), b.output(90)}
@@ -580,10 +578,8 @@ func (c *kernelCase) openWith(o Options, pdl bool) (*CUDA, error) {
 	if pdl {
 		names = strings.TrimPrefix(names+",pdl", ",")
 	}
-	if names != "" {
-		os.Setenv("TD_KERNELS", names)
-		defer os.Unsetenv("TD_KERNELS")
-	}
+	os.Setenv("TD_KERNELS", names)
+	defer os.Unsetenv("TD_KERNELS")
 	return New(o)
 }
 

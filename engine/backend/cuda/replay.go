@@ -235,8 +235,8 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 		if c.info.tried&triedMoE != 0 {
 			p.ops, p.marks = fuseMoE(p.ops, p.marks, key, c.info.tried&triedMXFP4 != 0 && !c.opts.Deterministic)
 		}
-		if c.info.tried&triedFused != 0 && key.Tokens == 1 && !c.opts.Deterministic {
-			p.ops, p.marks = fuseRow(p.ops, p.marks, c.info.tried&triedINT4 != 0)
+		if c.info.tried&triedINT4 != 0 && key.Tokens == 1 && !c.opts.Deterministic {
+			p.ops, p.marks = fuseRow(p.ops, p.marks)
 		}
 		if c.info.tried&triedHalves != 0 {
 			halve(p.ops, p.marks)
