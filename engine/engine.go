@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -635,6 +636,11 @@ func (e *Engine) stepEnd() {
 		e.o.OnStep()
 	}
 	e.blockEvents()
+	if runtime.GOMAXPROCS(0) == 1 {
+		// The receivers run before the next step. In C, that step would keep Go's only processor for
+		// milliseconds, until the runtime takes it away.
+		runtime.Gosched()
+	}
 }
 
 func (e *Engine) blockEvents() {

@@ -64,8 +64,10 @@ type scrape struct {
 }
 
 // Live fits step times to the counters of nodes over a time. Intervals between two scrapes are the
-// measured steps, by their means: step times are linear in what a step computes. Every second
-// interval is left out of the fit, and compared with it.
+// measured steps, by their means: step times are nearly linear in what a step computes. Measured
+// points of the base profile keep their proportions, because counters have only means: all are
+// multiplied by one factor. Otherwise coefficients are fitted. Every second interval is left out of
+// the fit, and compared with it.
 func Live(ctx context.Context, o LiveOptions) (*Result, error) {
 	if o.Every < LeastEvery || o.For < leastIntervals*o.Every {
 		return nil, fmt.Errorf("%w: --for %v with --every %v: give at least %d intervals of %v or more", ErrOption, o.For, o.Every, leastIntervals, LeastEvery)
@@ -150,13 +152,17 @@ func fitLive(p *profile.Profile, rows map[string][]profile.TimedStep) (*Result, 
 		kind, of string
 		names    [2]string
 		at       func(s *profile.TimedStep) [2]float64
+		points   *[][]float64
+		coefs    []*float64
 		fit      func(rows []profile.TimedStep)
 	}{
 		{"decode", "decoding", [2]string{"sequences of a step", "context tokens of a sequence"},
 			func(s *profile.TimedStep) [2]float64 { return [2]float64{s.Streams, s.ContextSum / s.Streams} },
+			&p.Step.Decode.Points, []*float64{&p.Step.Decode.Fixed, &p.Step.Decode.PerCtx, &p.Step.Decode.PerSeq},
 			func(rows []profile.TimedStep) { p.Step.Decode = profile.Decode{}; p.Step.Decode.FitDecode(rows) }},
 		{"prefill", "prompts", [2]string{"prompt tokens of a step", "tokens before them"},
 			func(s *profile.TimedStep) [2]float64 { return [2]float64{s.Chunk, s.Attended / s.Chunk} },
+			&p.Step.Prefill.Points, []*float64{&p.Step.Prefill.Floor, &p.Step.Prefill.Fixed, &p.Step.Prefill.PerToken, &p.Step.Prefill.PerPair},
 			func(rows []profile.TimedStep) { p.Step.Prefill = profile.Prefill{}; p.Step.Prefill.FitPrefill(rows) }},
 	} {
 		all := rows[phase.kind]
@@ -164,12 +170,19 @@ func fitLive(p *profile.Profile, rows map[string][]profile.TimedStep) (*Result, 
 			missing = append(missing, fmt.Sprintf("%s: %d intervals with steps of this kind, at least %d are needed", phase.of, len(all), leastIntervals))
 			continue
 		}
-		if why := spans(all, phase.names, phase.at); why != "" {
+		fitted, held := halves(all)
+		if f, ok := factor(p, fitted); len(*phase.points) > 0 && ok {
+			*phase.points = scaled(*phase.points, f)
+			for _, c := range phase.coefs {
+				*c *= f
+			}
+			r.Notes = append(r.Notes, fmt.Sprintf("The times of %s are those of the base profile multiplied by %.3f", phase.of, f))
+		} else if why := spans(all, phase.names, phase.at); why == "" {
+			phase.fit(fitted)
+		} else {
 			missing = append(missing, phase.of+": "+why)
 			continue
 		}
-		fitted, held := halves(all)
-		phase.fit(fitted)
 		roundAll(p)
 		times := p.Times()
 		for _, s := range held {
@@ -189,6 +202,34 @@ func fitLive(p *profile.Profile, rows map[string][]profile.TimedStep) (*Result, 
 		return r, fmt.Errorf("%w: intervals that were not fitted are off by %.0f %% on average, at most %.0f %% are accepted: measure for longer, or give --accept to write the profile all the same", ErrFit, 100*mean, 100*MaxFitError)
 	}
 	return r, nil
+}
+
+// factor returns by what to multiply a profile's times so that their sum over rows is the measured
+// one; false: the products would miss the rows by more than MaxFitError on average.
+func factor(p *profile.Profile, rows []profile.TimedStep) (f float64, ok bool) {
+	times := p.Times()
+	measured, predicted, off := 0.0, 0.0, 0.0
+	for i := range rows {
+		measured += rows[i].Weight * rows[i].Seconds
+		predicted += rows[i].Weight * times.Predict(&rows[i])
+	}
+	f = measured / predicted
+	for i := range rows {
+		off += math.Abs(f*times.Predict(&rows[i])/rows[i].Seconds-1) / float64(len(rows))
+	}
+	return f, off <= MaxFitError
+}
+
+// scaled returns points whose seconds and spreads are multiplied by f.
+func scaled(points [][]float64, f float64) [][]float64 {
+	list := make([][]float64, len(points))
+	for i, p := range points {
+		list[i] = slices.Clone(p)
+		for k := 2; k < len(p); k++ {
+			list[i][k] = round(f * p[k])
+		}
+	}
+	return list
 }
 
 // spans returns why rows do not determine coefficients, or "".

@@ -67,6 +67,11 @@ func live(t *testing.T, shape func(string, int) profile.TimedStep) (*Result, err
 		t.Fatal(err)
 	}
 	base, _, _ := profile.Named("l4:llama-8b")
+	return liveFrom(t, truth, base, shape)
+}
+
+// liveFrom is live of a node with the step times of truth.
+func liveFrom(t *testing.T, truth, base *profile.Profile, shape func(string, int) profile.TimedStep) (*Result, error) {
 	server := httptest.NewServer(&node{times: truth.Times(), kinds: map[string]*counters{"decode": {}, "prefill": {}}, shape: shape})
 	defer server.Close()
 	return Live(t.Context(), LiveOptions{URLs: []string{server.URL}, For: 600 * time.Millisecond, Every: 20 * time.Millisecond, Base: base})
@@ -92,6 +97,37 @@ func TestLive(t *testing.T) {
 	}
 	if err := r.Profile.Check(); err != nil {
 		t.Error(err)
+	}
+}
+
+// Points of the base profile keep their proportions, also under a load that does not vary. Points
+// with other proportions than the node's give way to coefficients.
+func TestLiveKeepsPoints(t *testing.T) {
+	t.Parallel()
+	base, _, err := profile.Named("l4:llama-8b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	base.Step.Decode.Points = [][]float64{{1, 1, .01, .001}, {1, 9000, .02, .001}, {2, 1, .02, .001}, {2, 9000, .03, .001}, {64, 1, .03, .001}, {64, 9000, .04, .001}}
+	base.Step.Prefill.Points = [][]float64{{1, 0, .01}, {1, 9000, .02}, {9000, 0, 2}, {9000, 9000, 3}}
+	truth := *base
+	truth.Step.Decode.Points, truth.Step.Prefill.Points = scaled(base.Step.Decode.Points, 1.25), scaled(base.Step.Prefill.Points, 1.5)
+	r, err := liveFrom(t, &truth, base, func(kind string, _ int) profile.TimedStep { return varied(kind, 1) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, c := r.Profile.Step.Decode.Points[2], r.Profile.Step.Prefill.Points[3]; d[2] != .025 || d[3] != .00125 || c[2] != 4.5 || base.Step.Decode.Points[2][2] != .02 {
+		t.Errorf("points %g and %g, want .025 and 4.5; the base's: %g", d, c, base.Step.Decode.Points[2])
+	}
+	if f := r.Profile.Step.Decode.PerSeq / base.Step.Decode.PerSeq; math.Abs(f-1.25) > .001 || len(r.Notes) != 2 || !strings.Contains(r.Notes[0], "decoding are those of the base profile multiplied by 1.250") {
+		t.Errorf("coefficients times %g; %q", f, r.Notes)
+	}
+	if mean, _ := r.Errors(); mean > .001 {
+		t.Errorf("error %g", mean)
+	}
+	truth.Step.Decode.Points, truth.Step.Decode.PerSeq = nil, .01
+	if r, err = liveFrom(t, &truth, base, varied); err != nil || len(r.Profile.Step.Decode.Points) > 0 || len(r.Notes) != 1 || math.Abs(r.Profile.Step.Decode.PerSeq/truth.Step.Decode.PerSeq-1) > .02 {
+		t.Errorf("%v, %+v", err, r)
 	}
 }
 

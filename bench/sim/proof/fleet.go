@@ -37,6 +37,7 @@ func nodes(ctx context.Context, args []string) error {
 	f := flag.NewFlagSet("nodes", flag.ContinueOnError)
 	profile := f.String("profile", "", "profile of nodes that sleep; empty: they compute, each on a core of its own")
 	tandem := f.String("tandem", "bin/tandem", "program of nodes that compute")
+	record := f.Bool("record", false, "record the steps of nodes that compute in the folder of certificates")
 	state := f.String("state-dir", "", "folder of certificates")
 	f.IntVar(&l.Prefill, "prefill", 0, "prefill nodes")
 	f.IntVar(&l.Decode, "decode", 1, "decode nodes")
@@ -69,7 +70,12 @@ func nodes(ctx context.Context, args []string) error {
 		if i > 0 { // the gateway is the first
 			cpus = strconv.Itoa(i - 1)
 		}
-		binary, p.Args = "taskset", append([]string{"-c", cpus, *tandem}, p.Args...)
+		program := *tandem
+		if *record {
+			program = self
+			p.Env = append(p.Env, recording+"="+(&options{dir: *state}).stepsFile(p.Name))
+		}
+		binary, p.Args = "taskset", append([]string{"-c", cpus, program}, p.Args...)
 	}
 	return launch.Run(ctx, launch.Options{Binary: binary, Processes: processes, Out: os.Stderr, Logger: slog.Default(), Grace: time.Minute}, nil)
 }
@@ -170,7 +176,7 @@ func (o *options) measure(ctx context.Context, n *node, prefill, decode int, tra
 	if err != nil {
 		return nil, err
 	}
-	command := fmt.Sprintf("'%s' nodes -profile '%s' -tandem '%s' -state-dir '%s' -port %d -prefill %d -decode %d --", self, n.profile, o.tandem, o.dir, o.port, prefill, decode)
+	command := fmt.Sprintf("'%s' nodes -record=%t -profile '%s' -tandem '%s' -state-dir '%s' -port %d -prefill %d -decode %d --", self, o.record, n.profile, o.tandem, o.dir, o.port, prefill, decode)
 	for _, f := range n.flags {
 		command += " '" + f + "'"
 	}

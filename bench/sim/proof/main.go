@@ -14,8 +14,9 @@
 //   - shapes: the profile of that model on shapes that were not fitted.
 //
 // The nodes that sleep are processes of this program, which is tandem but for the engine's model
-// (roles.MainWith). No flag or variable makes the program tandem sleep. The machine must have
-// nothing else to do.
+// (roles.MainWith). No flag or variable makes the program tandem sleep. With -record the nodes that
+// compute are such processes, too, whose steps are recorded. The machine must have nothing else to
+// do.
 package main
 
 import (
@@ -49,6 +50,7 @@ type options struct {
 	parts, fleets, loads, dir, out, tandem, commit string
 	seconds, port                                  int
 	budget                                         time.Duration // of tandem profile; 0: its default
+	record                                         bool
 
 	profiled *profiled // nil: not yet
 }
@@ -56,6 +58,9 @@ type options struct {
 func main() {
 	if file := os.Getenv(sleeping); file != "" {
 		os.Exit(role(file))
+	}
+	if file := os.Getenv(recording); file != "" {
+		os.Exit(recorded(file))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -103,6 +108,7 @@ func proof(ctx context.Context, args []string, out, errOut io.Writer) error {
 	f.StringVar(&o.dir, "dir", ".cache/sim-proof", "folder for models, traces and logs")
 	f.StringVar(&o.out, "out", "bench/results/sim-proof.md", "the page")
 	f.StringVar(&o.tandem, "tandem", "bin/tandem", "program of the nodes that compute")
+	f.BoolVar(&o.record, "record", false, "the nodes that compute are processes of this program, and the page has their steps next to the profile's")
 	f.StringVar(&o.commit, "commit", "unknown", "for the page")
 	if err := f.Parse(args); err != nil {
 		return err

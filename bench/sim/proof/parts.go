@@ -322,6 +322,11 @@ func (o *options) engine(ctx context.Context, out, errOut io.Writer) (string, er
 		if err != nil {
 			return "", err
 		}
+		steps, err := o.recordedFigures(p)
+		if err != nil {
+			return "", err
+		}
+		figures = append(figures, steps...)
 		run := fmt.Sprintf("1P1D at %g, %d requests", share, len(trace))
 		if err := prove.WriteRows(&table, run, figures); err != nil {
 			return "", err

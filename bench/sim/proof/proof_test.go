@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/bench/sim"
@@ -15,7 +16,7 @@ import (
 
 // TestMain lets the test's binary be the program, whose processes it starts.
 func TestMain(m *testing.M) {
-	if os.Getenv(sleeping) != "" || len(os.Args) > 1 && (os.Args[1] == "nodes" || os.Args[1] == "wait") {
+	if os.Getenv(sleeping) != "" || os.Getenv(recording) != "" || len(os.Args) > 1 && (os.Args[1] == "nodes" || os.Args[1] == "wait") {
 		main()
 		return
 	}
@@ -73,6 +74,34 @@ func freePorts(t *testing.T, n int) int {
 	}
 	t.Fatal("no ports are free")
 	return 0
+}
+
+// Recorded steps are read, and their means are next to the profile's by their sequences. Kinds of
+// few steps are left out.
+func TestCompareSteps(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "decode-0.steps")
+	text := strings.Repeat("2 600 0 0 0.05\n", 9) + "2 600 0 0 0.15\n" + strings.Repeat("0 0 100 5000 0.04\n", 10) + strings.Repeat("1 9 0 0 0.04\n", 9)
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	steps, err := readSteps(file)
+	if err != nil || len(steps) != 29 {
+		t.Fatal(err, len(steps))
+	}
+	figures := compareSteps(&sleepProfile, steps)
+	if len(figures) != 2 || figures[0].Name != "mean of 10 steps of prompts (p10 40.0, p90 40.0), ms" || figures[1].Name != "mean of 10 steps of 2 sequences (p10 50.0, p90 150.0), ms" {
+		t.Fatalf("%+v", figures)
+	}
+	d := &sleepProfile.Step.Decode
+	if want := 1e3 * (d.Fixed + 2*d.PerSeq + 600*d.PerCtx); math.Abs(figures[1].Predicted-want) > 1e-9 || math.Abs(figures[1].Measured-60) > 1e-9 {
+		t.Errorf("%+v, want %g and 60", figures[1], want)
+	}
+	if err := os.WriteFile(file, []byte("2 600 0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readSteps(file); err == nil {
+		t.Error("a line with three numbers is a step")
+	}
 }
 
 // A written trace has the lengths and times of the trace, and blocks that are shared in the same way.

@@ -14,14 +14,37 @@ import (
 // takes no memory before it is touched.
 type memory struct {
 	maps [][]byte
+	rest []byte // of the last mapping that hot parts share
 }
 
-// bytes maps n zeroed bytes, aligned to a page. hot requests huge pages, which avoid
-// most TLB misses of a streaming read.
+// pageBytes is the alignment of bytes.
+const pageBytes = 4096
+
+// bytes returns n zeroed bytes, aligned to a page. hot requests huge pages, which avoid
+// most TLB misses of a streaming read. A matrix may be smaller than a huge page, so that hot
+// parts share mappings of hotBytes.
 func (m *memory) bytes(n int, hot bool) ([]byte, error) {
 	if n <= 0 {
 		return nil, fmt.Errorf("%w: mapping of %d bytes", backend.ErrShape, n)
 	}
+	if !hot || n >= hotBytes {
+		return m.mapping(n, hot)
+	}
+	whole := (n + pageBytes - 1) / pageBytes * pageBytes
+	if len(m.rest) < whole {
+		b, err := m.mapping(hotBytes, true)
+		if err != nil {
+			return nil, err
+		}
+		m.rest = b
+	}
+	b := m.rest[:n:n]
+	m.rest = m.rest[whole:]
+	return b, nil
+}
+
+// mapping maps n bytes.
+func (m *memory) mapping(n int, hot bool) ([]byte, error) {
 	b, err := mapBytes(n)
 	if err != nil {
 		return nil, fmt.Errorf("%w: mapping of %d bytes: %v", backend.ErrMemory, n, err)
@@ -54,7 +77,7 @@ func (m *memory) free() error {
 	for _, b := range m.maps {
 		errs = append(errs, unmapBytes(b))
 	}
-	m.maps = nil
+	m.maps, m.rest = nil, nil
 	return errors.Join(errs...)
 }
 

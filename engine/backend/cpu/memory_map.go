@@ -4,6 +4,10 @@ package cpu
 
 import "golang.org/x/sys/unix"
 
+// hotBytes is the size of the mappings that hot parts share. Memory that no part touches is not
+// taken.
+const hotBytes = 32 << 20
+
 func mapBytes(n int) ([]byte, error) {
 	return unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 }

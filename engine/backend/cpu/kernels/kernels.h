@@ -192,7 +192,7 @@ typedef struct {
 
 extern const tandem_kernels tandem_generic;
 
-// Whether one row's pass over the weights leaves prefetching to the processor. AMD's
+// Whether a pass over the weights for few rows leaves prefetching to the processor. AMD's
 // processors do it well for one stream of quantized weights. With prefetch instructions, or
 // with four streams at once, a thread reads a quarter less (Zen 4;
 // bench/results/engine.md).

@@ -152,9 +152,13 @@ static TARGET void unpack_quant(const tandem_op *op, const uint8_t *tile, int la
 	}
 }
 
+// Rows up to which a processor that prefetches reads one tile at a time, without prefetch
+// instructions. More rows are bound by computing.
+enum { ONE_STREAM_ROWS = KERNEL_ISA == 512 ? 4 : 1 };
+
 // The inner loop, as linear_block; k0 and k1 are multiples of 64.
 FN void quant_block(const int four, const int nv, const int nt, const part *p) {
-	const int ahead = nt == 1 && tandem_hardware_prefetch ? 0 : 2048; // bytes of prefetch in each tile's stream
+	const int ahead = nt <= ONE_STREAM_ROWS && tandem_hardware_prefetch ? 0 : 2048; // bytes of prefetch in each tile's stream
 	const size_t pair = four ? INT4_PAIR : INT8_PAIR, tile = p->tile, ldq = p->ldq;
 	const quant_row at = quant_layout(p->k);
 	const uint8_t *start = p->q + (four ? at.less8 : at.less128);
@@ -242,9 +246,9 @@ FN void quant_block(const int four, const int nv, const int nt, const part *p) {
 		break;
 
 // Returns how many of a group's tiles nt rows take at once: as many as registers allow, but
-// one row reads in order of address if the processor prefetches.
+// few rows read in order of address if the processor prefetches.
 FN int quant_tiles(int nt) {
-	if (nt == 1 && tandem_hardware_prefetch)
+	if (nt <= ONE_STREAM_ROWS && tandem_hardware_prefetch)
 		return 1;
 #if KERNEL_ISA == 512
 	return nt <= 3 ? 4 : nt <= 6 ? 2 : 1;
