@@ -347,17 +347,21 @@ PACKAGES  = $(shell $(GO) list ./...)
 # CPU time, which the detector multiplies by 3 to 14. What is parallel below engine/model runs in
 # engine/backend/cpu and engine, and sanitize-cuda covers the C++ below engine/backend/cuda. bench/sim/prove
 # and bench/sim/proof run the roles, which have their own tests.
-WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate deploy/planner/control engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/quantize engine/sample engine/scheduler \
+WITHOUT_RACE := bench/demo bench/report bench/sim bench/sim/fleet bench/sim/proof bench/sim/prove bench/sim/simulate deploy/planner/control deploy/planner/pools engine/backend/cuda engine/builtin engine/grammar engine/kvcache engine/model engine/quantize engine/sample engine/scheduler engine/tokenizer \
 	gateway/api/openai gateway/api/responses gateway/render gateway/render/jinja gateway/render/parse gateway/render/parse/args gateway/route internal/arch internal/explainlog
-# Packages that also run without it: eight times as many seeds of each kernel, 10,000 texts for every
-# vocabulary (10 times as long under it), every class of numerics, and counts of allocations, to
-# which the race detector adds. TestVirtualMeters and TestVirtualShares have one form,
-# and run under it only.
-ALSO_PLAIN   := engine/backend/cpu engine/tokenizer internal/e2e internal/rpc
+# The tests of those packages that have several goroutines on shared data, which run under it, too:
+# the planner's simulations at once, and callers of a tokenizer and of its caches.
+RACE_PICKED   := ConcurrentUse|MessageCacheConcurrently|Pools|Report
+# Packages that also run without it: eight times as many seeds of each kernel, every class of
+# numerics, and counts of allocations, to which the race detector adds. TestVirtualMeters and
+# TestVirtualShares have one form, and run under it only.
+ALSO_PLAIN   := engine/backend/cpu internal/e2e internal/rpc
 # Tests of package gateway that do less under it.
 GATEWAY_PLAIN := Constrained(Content|AnswersResume)
 # Tests of kernels that show nothing under a sanitizer or an emulator, or take minutes there.
 DISTORTED    := Allocates|Idle|LinearBits|VariantsAgree|FaultBatchOrder|Portable|TestDraws$$
+# Tests of engine/model whose subject is the model's code, not its kernels: the plain step has them.
+PLAIN_MODEL  := GoldensSee|ChunkBitsSee|KVScales$$|ShardsChunks|PublishedConfigs|WeightBytes
 ARM64        := CGO_ENABLED=1 GOOS=linux GOARCH=arm64 CC=aarch64-linux-gnu-gcc
 UBSAN        := CGO_ENABLED=1 CGO_CFLAGS="-g -O1 -fsanitize=undefined -fno-sanitize-recover=all" CGO_LDFLAGS=-fsanitize=undefined
 
@@ -384,7 +388,8 @@ step-fuzz: # every fuzz target for SOAK_FUZZ; little time for minimizing, which 
 		$(GO) tool gotestsum --format testname --jsonfile $(RESULTS)/fuzz/$$(echo $$p | tr / -)-$$f.json --raw-command -- \
 		$(GO) test -json $$p -run '^$$' -fuzz "^$$f\$$" -fuzztime $(SOAK_FUZZ) -fuzzminimizetime 10x -timeout 4h || failed=1; done; done; exit $${failed:-0}
 step-race: # all tests under the race detector, which waits for a tenth of a second, not for one, as each package ends
-	@$(call gotest,race,GORACE=atexit_sleep_ms=100,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES)))
+	@$(call gotest,race,GORACE=atexit_sleep_ms=100,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES))); status=$$?; \
+	$(call gotest,race,GORACE=atexit_sleep_ms=100,-race -run '^Test($(RACE_PICKED))$$' ./deploy/planner/pools ./engine/tokenizer,picked) && exit $$status
 step-plain: # tests that the race detector would distort; sanitize-cuda has TestModels
 	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares)|Models$$)' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN))); status=$$?; \
 	$(call gotest,plain,,-run '^Test$(GATEWAY_PLAIN)$$' ./gateway,gateway) && exit $$status
@@ -395,7 +400,7 @@ step-sanitize: # the C kernels under the address and undefined-behaviour sanitiz
 step-sanitize-cuda: # the kernels for GPUs, on their host twin; bits that are equal without sanitizers are equal with them
 	@$(call gotest,sanitize-cuda,$(UBSAN) TANDEM_CUDA_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0,-asan -gcflags=-asan=false -skip 'Barriers|Deterministic|FusedBits|HalvesModels' ./engine/backend/cuda)
 step-arm64: # the kernels for 64-bit ARM, emulated
-	@$(call gotest,arm64,$(ARM64),-exec 'qemu-aarch64 -L /usr/aarch64-linux-gnu' -run '/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$$/^neon$$/^random$$' -skip '$(DISTORTED)' ./engine/backend/cpu ./engine/model)
+	@$(call gotest,arm64,$(ARM64),-exec 'qemu-aarch64 -L /usr/aarch64-linux-gnu' -run '/^(neon|mha|gqa-tied|qwen3-moe|mistral-window)$$/^neon$$/^random$$' -skip '$(DISTORTED)|$(PLAIN_MODEL)' ./engine/backend/cpu ./engine/model)
 step-release: # packages and wheels, with a small program in them
 	@cd deploy/release && $(GO) vet ./... && staticcheck ./...
 	@$(call gotest,release,-C deploy/release,./...)

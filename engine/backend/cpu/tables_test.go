@@ -29,7 +29,7 @@ func TestTablesFollowEachStep(t *testing.T) {
 	c := tableTaker(2, blocks, pool, groups...)
 	before := make([][]int32, len(groups)) // the last tables that were accepted
 	accepted, refused := 0, 0
-	for range 3000 {
+	for range trials(3000) {
 		n := 1 + rng.IntN(blocks)
 		start := n*blockTokens - 1
 		sp := backend.Span{Tokens: 1, Start: int32(start)}
@@ -88,7 +88,7 @@ func TestTablesFollowEachStep(t *testing.T) {
 			before[g] = table
 		}
 	}
-	if accepted < 300 || refused < 300 {
+	if least := int(trials(300)); accepted < least || refused < least {
 		t.Errorf("%d steps accepted, %d refused", accepted, refused)
 	}
 }
