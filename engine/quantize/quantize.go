@@ -141,7 +141,11 @@ func (j *job) check() (err error) {
 			continue
 		}
 		if len(t.Shape) != 2 || t.Shape[1]%j.o.Group != 0 {
-			return fmt.Errorf("%w: %s is %v: its inputs are no multiple of groups of %d; give a --group-size that divides them", ErrOption, m, t.Shape, j.o.Group)
+			remedy := "give a --group-size that divides them"
+			if len(t.Shape) != 2 || t.Shape[1]%8 != 0 {
+				remedy = "the model cannot be converted, because no multiple of 8 divides them"
+			}
+			return fmt.Errorf("%w: %s is %v: its inputs are no multiple of groups of %d; %s", ErrOption, m, t.Shape, j.o.Group, remedy)
 		}
 		j.matrices = append(j.matrices, m)
 		s := scaling{4, j.o.Group, roundBFloat}

@@ -162,6 +162,7 @@ func TestRefusals(t *testing.T) {
 		"gpt-oss":   {"../model/testdata/gpt-oss", good, "could not be loaded with integers"},
 		"wrapped":   {"../model/testdata/gemma3-multimodal", good, "within a larger one"},
 		"groups":    {engine.Builtin, with(func(o *quantize.Options) { o.Group = 512 }), "no multiple of groups of 512"},
+		"inputs":    {"../model/testdata/glm4-moe", with(func(o *quantize.Options) { o.Group = 8 }), "no multiple of 8 divides them"},
 		"odd group": {engine.Builtin, with(func(o *quantize.Options) { o.Group = 12 }), "multiple of 8"},
 		"long":      {engine.Builtin, with(func(o *quantize.Options) { o.Length = 1 << 20 }), "at most 2048"},
 		"many":      {engine.Builtin, with(func(o *quantize.Options) { o.Sequences = 1 << 30 }), "1048576 in all"},

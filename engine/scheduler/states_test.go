@@ -206,11 +206,7 @@ func (m *stateSim) step() error {
 func (m *stateSim) compute(b Batch) (results []Result, err error) {
 	for _, q := range b.Seqs {
 		tokens := m.truth[q.ID]
-		switch {
-		case q.Tokens[0] == Unknown && m.left[q.ID] == 0: // it has ended: its row is not used
-			results = append(results, Result{Tokens: []int32{0}})
-			continue
-		case q.Tokens[0] == Unknown:
+		if q.Tokens[0] == Unknown {
 			q.Tokens = tokens[q.Start:]
 		}
 		for g, spec := range m.groups[1:] {
@@ -224,7 +220,10 @@ func (m *stateSim) compute(b Batch) (results []Result, err error) {
 				return nil, err
 			}
 		}
-		if q.Sample {
+		// The state after the last token of a request that has ended may be kept.
+		if q.Sample && m.left[q.ID] == 0 {
+			results = append(results, Result{Tokens: []int32{0}})
+		} else if q.Sample {
 			next := int32(m.rng.IntN(3))
 			m.truth[q.ID] = append(tokens, next)
 			m.left[q.ID]--
