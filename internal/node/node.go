@@ -31,7 +31,7 @@ const (
 
 // Identity is what must agree between nodes that exchange KV.
 type Identity struct {
-	Model       string // served name; decode nodes
+	Model       string // served name
 	Fingerprint uint64 // of the weights
 	Class       string // numerics class
 	Layout      uint64 // hash of the KV layout
