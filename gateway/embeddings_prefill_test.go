@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -92,6 +93,39 @@ func TestEmbeddingsByPrefillNodes(t *testing.T) {
 	}
 	if err := b.g.native.Nodes.Check(true); err != nil {
 		t.Error(err)
+	}
+}
+
+// A vector goes where it is predicted first: not to a decode node with streams, nor to a prefill
+// node with a long queue.
+func TestEmbeddingsByLoad(t *testing.T) {
+	b := vectorFleet(t, Options{}, vectorNode("d", nil), map[string]nodestest.Options{"p": prefillNode("p", rpc.VectorVersion)})
+	beats := uint64(0)
+	ask := func(streams, queued uint32) (atPrefill int) {
+		t.Helper()
+		beats++
+		b.nodes["d"].Send(rpc.FrameStats, &nodepb.Stats{Steps: beats, Running: streams, MaxRunning: 256, PrefillTokensPerS: 1000})
+		b.nodes["p"].Send(rpc.FrameStats, &nodepb.Stats{Steps: beats, Waiting: queued / 1000, QueuedTokens: queued, MaxRunning: 256, PrefillTokensPerS: 1000})
+		b.until(func() bool {
+			fleet := b.g.native.Nodes.Now()
+			return fleet.Decode[0].View().Running == int(streams) && fleet.Prefill[0].View().QueuedTokens == int(queued)
+		})
+		before := len(b.nodes["p"].Requests())
+		for i := range 8 {
+			if r := b.post("/v1/embeddings", fmt.Sprintf(`{"input":"%d%s"}`, i, strings.Repeat("x", 50))); r.StatusCode != 200 {
+				t.Fatal(r.body)
+			}
+		}
+		return len(b.nodes["p"].Requests()) - before
+	}
+	if n := ask(20, 0); n != 8 {
+		t.Errorf("%d of 8 requests at the prefill node, next to 20 streams", n)
+	}
+	if n := ask(0, 9000); n != 0 {
+		t.Errorf("%d of 8 requests at the prefill node, behind 9,000 tokens", n)
+	}
+	if n := ask(0, 0); n == 0 || n == 8 {
+		t.Errorf("%d of 8 requests at the prefill node of an idle fleet", n)
 	}
 }
 
