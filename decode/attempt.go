@@ -101,7 +101,7 @@ func (n *Node) request(a *attempt, g *nodepb.Generate) *engine.Request {
 		OnFinish: func(l engine.RequestStats) { n.endSpan(a, l) },
 	}
 	r.PoolTokens = g.Pooling.GetTokens()
-	if r.Pool = poolOf(g.Pooling); r.Pool == engine.PoolMean {
+	if r.Pool = node.Pool(g.Pooling); r.Pool == engine.PoolMean {
 		r.Hold = false // the KV of a prefill node lacks the rows
 	}
 	if g.PromptLogprobs != nil {
@@ -121,21 +121,6 @@ func maxTokens(g *nodepb.Generate) int {
 		return int(g.Grammar.MaxTokens)
 	}
 	return int(g.MaxTokens)
-}
-
-// poolOf returns the engine's form of a pooling; PoolNone: there is none, or of no known kind.
-func poolOf(p *nodepb.Pooling) engine.Pool {
-	switch p.GetKind() {
-	case nodepb.PoolingKind_POOLING_KIND_LAST:
-		return engine.PoolLast
-	case nodepb.PoolingKind_POOLING_KIND_MEAN:
-		return engine.PoolMean
-	case nodepb.PoolingKind_POOLING_KIND_SCORES:
-		return engine.PoolScores
-	case nodepb.PoolingKind_POOLING_KIND_LOGITS:
-		return engine.PoolLogits
-	}
-	return engine.PoolNone
 }
 
 // grammarOf returns the engine's form of a grammar; nil: there is none.

@@ -287,31 +287,23 @@ func (n *Node) register(c *rpc.Conn) {
 // validate checks what the engine does not.
 func (n *Node) validate(g *nodepb.Generate) (nodepb.Code, string) {
 	total, limit, longest := len(g.Prompt)+len(g.Output), maxTokens(g), n.o.MaxModelLen-1
-	_, digest := kvcache.ParseRootDigest(g.PrefixDigest)
 	if g.Pooling != nil {
 		longest++
 	}
+	if code, msg := node.CheckPrompt(g, n.o.Engine.VectorSize(), n.o.Identity.Model); code != 0 {
+		return code, msg
+	}
 	switch {
-	case len(g.Prompt) == 0:
-		return nodepb.Code_CODE_INVALID, "the prompt is empty"
-	case g.Pooling != nil && (g.Pooling.Version != rpc.VectorVersion || n.o.Engine.VectorSize() == 0):
-		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("the node has no vectors of version %d", g.Pooling.Version)
-	case g.Pooling != nil && (poolOf(g.Pooling) == engine.PoolNone || g.MaxTokens != 0 || g.Grammar != nil || g.Logprobs || g.PromptLogprobs != nil):
-		return nodepb.Code_CODE_INVALID, fmt.Sprintf("pooling of kind %d, max_tokens %d, or with fields for tokens", g.Pooling.Kind, g.MaxTokens)
 	case g.Pooling == nil && n.o.Bundle.GetVectors().GetOnly():
 		return nodepb.Code_CODE_INVALID, "the model has no output projection: it gives vectors and no tokens"
 	case limit == 0, g.Grammar != nil && g.MaxTokens != 0:
 		return nodepb.Code_CODE_INVALID, "max_tokens is 0"
 	case g.Grammar != nil && (g.Grammar.Version != engine.GrammarVersion || !n.o.Engine.Constrains()):
 		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("the node has no grammars of version %d", g.Grammar.Version)
-	case !digest:
-		return nodepb.Code_CODE_INVALID, fmt.Sprintf("prefix_digest has %d bytes, want 16 or none", len(g.PrefixDigest))
 	case len(g.Output) >= limit:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens are out already, max_tokens is %d", len(g.Output), limit)
 	case total > longest:
 		return nodepb.Code_CODE_INVALID, fmt.Sprintf("%d tokens leave no room in a context of %d", total, n.o.MaxModelLen)
-	case g.Model != "" && g.Model != n.o.Identity.Model:
-		return nodepb.Code_CODE_NOT_FOUND, fmt.Sprintf("model %q is not served here, %q is", g.Model, n.o.Identity.Model)
 	}
 	return 0, ""
 }

@@ -57,7 +57,8 @@ type Request struct {
 	MaxTokens     int      // output tokens, earlier attempts included; at least 1
 	Stop          []int32  // token ids that end the output
 	Priority      int
-	Hold          bool // KV is expected from another node: see Reserve
+	Ticket        uint64 // identifies the request to the function of OrderJobs
+	Hold          bool   // KV is expected from another node: see Reserve
 
 	// Pool, if set, asks for the vector of the prompt instead of tokens. It excludes Output, Grammar
 	// and log-probabilities, and PoolMean excludes Hold. MaxTokens is 1.
@@ -163,7 +164,7 @@ func (e *Engine) Add(r *Request) (id scheduler.RequestID, cached int, err error)
 			return
 		}
 		cached, err = e.sched.Add(scheduler.Request{
-			ID: id, Root: r.Root, RootDigest: r.RootDigest, Tokens: tokens, Hold: r.Hold, Priority: r.Priority,
+			ID: id, Root: r.Root, RootDigest: r.RootDigest, Tokens: tokens, Hold: r.Hold, Priority: r.Priority, Ticket: r.Ticket,
 			MaxNew: r.MaxTokens - len(r.Output), Score: score, Guided: r.Grammar != nil, Once: r.Pool != PoolNone,
 		}, e.now())
 		if err == nil {
@@ -211,9 +212,9 @@ func (e *Engine) AddJob(j *Job) (id scheduler.RequestID, cached int, err error) 
 	return id, cached, err
 }
 
-// OrderJobs sets order to sort the jobs before each step, best first, on the step
-// goroutine; see scheduler.Scheduler.OrderBy. It is for engines that only have jobs.
-// order must not block.
+// OrderJobs sets order to sort jobs and requests before each step, best first, on the
+// step goroutine; see scheduler.Scheduler.OrderBy. It is for engines that only have jobs
+// and requests for vectors. order must not block.
 func (e *Engine) OrderJobs(order func(work []scheduler.Work)) {
 	e.later(func() { e.sched.OrderBy(order) })
 }

@@ -287,12 +287,7 @@ func (p *planner) sample(at time.Duration) (s control.Sample, gateways []string,
 			}
 		}
 	}
-	queued := 0
-	for _, m := range p.g.native.Models.All() {
-		_, tokens := m.Queue().Queued()
-		queued += tokens
-	}
-	waiting := uncached * float64(queued)
+	waiting := uncached * float64(p.g.native.QueuedTokens())
 	if p.publish != nil {
 		if text, err := json.Marshal(demandMessage{p.o.ID, own, waiting}); err == nil {
 			p.publish(text)

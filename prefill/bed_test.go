@@ -58,10 +58,15 @@ type model struct {
 	kv    *memory
 	fail  chan error   // of the next step
 	layer atomic.Int64 // a time.Duration, if longer than layerTime
+	rows  []float32    // [outputs, 2] of the last step: see rowOf
 }
 
 func (m *model) VocabSize() int      { return vocab }
 func (m *model) Logits() backend.Buf { return 0 }
+func (m *model) Hidden() backend.Buf { return 0 }
+func (m *model) HiddenSize() int     { return 2 }
+
+func (m *model) Download([]float32, backend.Buf) []float32 { return m.rows }
 
 func (m *model) Step(s *backend.Step, onMark func(int)) error {
 	select {
@@ -77,9 +82,33 @@ func (m *model) Step(s *backend.Step, onMark func(int)) error {
 				binary.LittleEndian.PutUint32(m.kv.at(l, int(q.Tables[0][pos/blockTokens]), pos%blockTokens), kvOf(t, l))
 			}
 		}
-		onMark(l)
+		if onMark != nil { // the step has a job
+			onMark(l)
+		}
+	}
+	m.rows = m.rows[:0]
+	for _, o := range s.Outputs {
+		for _, q := range s.Spans {
+			if o.Row >= q.Row && o.Row < q.Row+q.Tokens {
+				sum := uint32(0)
+				for pos := range q.Start + o.Row - q.Row + 1 {
+					sum += binary.LittleEndian.Uint32(m.kv.at(0, int(q.Tables[0][pos/blockTokens]), int(pos)%blockTokens))
+				}
+				m.rows = append(m.rows, float32(sum), float32(s.Tokens[o.Row]))
+			}
+		}
 	}
 	return nil
+}
+
+// rowOf is the row behind the last norm after a prompt: the sum of its KV in layer 0, and its last
+// token.
+func rowOf(prompt []int32) []float32 {
+	sum := uint32(0)
+	for _, t := range prompt {
+		sum += kvOf(t, 0)
+	}
+	return []float32{float32(sum), float32(prompt[len(prompt)-1])}
 }
 
 // bed is a prefill node under test, and the decode node that asks it.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/scheduler"
@@ -19,12 +21,13 @@ import (
 	"github.com/tandem-serving/tandem/prefill/line"
 )
 
-// job is one Prefill from its queueing to its answer.
+// job is one Prefill, or one Generate for a vector, from its queueing to its answer.
 type job struct {
-	key   key
-	asked *nodepb.Prefill
-	grant chan *nodepb.Grant // capacity 1
-	span  trace.Span
+	key    key
+	asked  *nodepb.Prefill    // of a Generate: its prompt
+	vector *nodepb.Generate   // nil: a decode node asks for KV
+	grant  chan *nodepb.Grant // capacity 1
+	span   trace.Span
 
 	// Guarded by Node.mu.
 	ticket   line.ID // in the line, and in the engine
@@ -37,7 +40,11 @@ type job struct {
 func (n *Node) run(ctx context.Context, j *job) {
 	defer n.Owners.Done()
 	defer j.stop(nil)
-	done, err := n.serve(ctx, j)
+	serve := n.serve
+	if j.vector != nil {
+		serve = n.pool
+	}
+	done, err := serve(ctx, j)
 	if err != nil && ctx.Err() != nil {
 		err = context.Cause(ctx) // the cause, instead of an error that it led to
 	}
@@ -54,16 +61,20 @@ func unwanted(err error) bool {
 }
 
 // answer sends the job's result.
-func (n *Node) answer(j *job, err error, done *nodepb.PrefillDone) {
+func (n *Node) answer(j *job, err error, done proto.Message) {
 	if err == nil {
-		n.send(j.key, rpc.FramePrefillDone, done)
+		t := rpc.FramePrefillDone
+		if j.vector != nil {
+			t = rpc.FrameVector
+		}
+		n.send(j.key, t, done)
 		return
 	}
 	if unwanted(err) {
 		return
 	}
 	n.log.Warn("prefill failed", "request", j.asked.RequestId, "tokens", len(j.asked.Tokens), "err", err)
-	n.send(j.key, rpc.FrameEnd, &nodepb.End{Code: codeOf(err), Message: err.Error()})
+	n.send(j.key, rpc.FrameEnd, &nodepb.End{Code: codeOf(err), Message: err.Error(), Attempt: j.vector.GetAttempt()})
 }
 
 func codeOf(err error) nodepb.Code {
@@ -79,7 +90,7 @@ func codeOf(err error) nodepb.Code {
 }
 
 // serve asks for the grant, computes and pushes.
-func (n *Node) serve(ctx context.Context, j *job) (*nodepb.PrefillDone, error) {
+func (n *Node) serve(ctx context.Context, j *job) (proto.Message, error) {
 	// Ask without knowing what the engine has cached: its answer would wait for the running step,
 	// and the grant is to arrive during that step.
 	n.send(j.key, rpc.FrameGrantRequest, &nodepb.GrantRequest{})

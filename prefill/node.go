@@ -1,17 +1,16 @@
 // Package prefill computes prompts' KV for decode nodes and pushes it into the blocks that they
-// grant, layer by layer while the next layer computes.
+// grant, layer by layer while the next layer computes. For gateways it computes prompts' vectors.
 //
 // Jobs wait in one line (package line) in front of the engine. The node asks a decode node for a
 // grant only when the engine is about to have room for the job, so that no blocks are reserved for
 // a prompt that still waits. The line also decides which of the granted jobs get a step's tokens
-// first.
+// first. A job for a vector waits in the same line, and needs no grant.
 //
 // Invariant: a job holds source blocks from its first layer until its push has ended. Each Prefill
-// is answered by exactly one PrefillDone or End, unless the decode node cancelled it or
-// disconnected.
+// is answered by exactly one PrefillDone or End, and each Generate by one Vector or End, unless the
+// peer cancelled it or disconnected.
 //
-// The package samples nothing, knows no text and no gateways, and does not retry: the decode node
-// asks the next node.
+// The package gives no tokens, knows no text, and does not retry: the peer asks the next node.
 package prefill
 
 import (
@@ -61,8 +60,11 @@ type Options struct {
 	QueuedInterval time.Duration
 	// Transferred, if set, is called for each push that was confirmed. It must not block.
 	Transferred func(Transfer)
-	// JobTimeout ends a job, including the time in which it waits. Default 30 min.
+	// JobTimeout ends a job, including the time in which it waits. The deadline of a Generate may
+	// end it earlier. Default 30 min.
 	JobTimeout time.Duration
+	// MaxRunning is how many jobs the engine runs at once. 0: heartbeats do not have it.
+	MaxRunning int
 }
 
 func (o *Options) setDefaults() {
@@ -76,8 +78,8 @@ func (o *Options) setDefaults() {
 
 // Errors that end jobs. Decode nodes log their text.
 var (
-	errCancelled = errors.New("prefill: cancelled by decode")
-	errGone      = errors.New("prefill: decode's connection is gone")
+	errCancelled = errors.New("prefill: cancelled by the peer")
+	errGone      = errors.New("prefill: the peer's connection is gone")
 	errRefused   = errors.New("prefill: decode refused the grant")
 	errNoGrant   = errors.New("prefill: no grant in time")
 	errDrained   = errors.New("prefill: the node is shutting down")
@@ -139,6 +141,8 @@ func (n *Node) Frame(c *rpc.Conn, t rpc.Type, stream uint64, payload []byte) {
 		}
 	case rpc.FramePrefill:
 		n.accept(k, payload)
+	case rpc.FrameGenerate:
+		n.generate(k, payload)
 	case rpc.FrameGrant:
 		n.granted(k, payload)
 	case rpc.FrameQueued: // the grant waits for room; decode nodes of the previous version do not send this
@@ -179,26 +183,32 @@ func (n *Node) granted(k key, payload []byte) {
 func (n *Node) accept(k key, payload []byte) {
 	p := new(nodepb.Prefill)
 	if err := proto.Unmarshal(payload, p); err != nil {
-		n.refuse(k, nodepb.Code_CODE_INVALID, fmt.Sprintf("Prefill does not parse: %v", err))
+		n.refuse(k, 0, nodepb.Code_CODE_INVALID, fmt.Sprintf("Prefill does not parse: %v", err))
 		return
 	}
 	if code, msg := n.validate(p); code != 0 {
-		n.refuse(k, code, msg)
+		n.refuse(k, 0, code, msg)
 		return
 	}
+	n.queue(&job{key: k, asked: p, grant: make(chan *nodepb.Grant, 1)}, n.o.JobTimeout)
+}
+
+// queue queues a job, or refuses it and returns false.
+func (n *Node) queue(j *job, timeout time.Duration) bool {
 	n.mu.Lock()
-	code, msg := n.room(k)
+	code, msg := n.room(j.key)
 	if code == 0 {
 		n.count.Accepted++
-		j := &job{key: k, asked: p, grant: make(chan *nodepb.Grant, 1), span: n.startSpan(p)}
-		j.timer = time.AfterFunc(n.o.JobTimeout, func() { n.cancel(k, errTimeout) })
+		j.span = n.startSpan(j.asked)
+		j.timer = time.AfterFunc(timeout, func() { n.cancel(j.key, errTimeout) })
 		n.enqueue(j)
 		n.admit()
 	}
 	n.mu.Unlock()
 	if code != 0 {
-		n.refuse(k, code, msg)
+		n.refuse(j.key, j.vector.GetAttempt(), code, msg)
 	}
+	return code == 0
 }
 
 // room returns why the node takes no job; code 0: it does. The caller holds n.mu.
@@ -232,22 +242,27 @@ func (n *Node) validate(p *nodepb.Prefill) (nodepb.Code, string) {
 	case p.Layout != id.Layout:
 		return nodepb.Code_CODE_MISMATCH, fmt.Sprintf("KV layout %016x asked (%s), %016x here (%s): both need the same --block-size and --kv-cache-dtype", p.Layout, p.Kv, id.Layout, id.KV)
 	}
+	return n.checkPrompt(p)
+}
+
+// checkPrompt refuses before it queues what the engine would refuse.
+func (n *Node) checkPrompt(p *nodepb.Prefill) (nodepb.Code, string) {
 	if a := p.GetAdapter(); a != nil {
 		if err := n.o.Engine.CheckAdapter(a.Name, a.Digest); err != nil {
 			return nodepb.Code_CODE_MISMATCH, err.Error()
 		}
 	}
-	if err := n.o.Engine.CheckJob(p.Tokens); err != nil { // before it queues
+	if err := n.o.Engine.CheckJob(p.Tokens); err != nil {
 		return codeOf(err), err.Error()
 	}
 	return 0, ""
 }
 
-func (n *Node) refuse(k key, code nodepb.Code, msg string) {
+func (n *Node) refuse(k key, attempt uint32, code nodepb.Code, msg string) {
 	n.mu.Lock()
 	n.count.Refused++
 	n.mu.Unlock()
-	n.send(k, rpc.FrameEnd, &nodepb.End{Code: code, Message: msg})
+	n.send(k, rpc.FrameEnd, &nodepb.End{Code: code, Message: msg, Attempt: attempt})
 }
 
 // send queues a message. A peer that cannot take it is disconnected, which cancels its jobs.
@@ -284,6 +299,7 @@ func (n *Node) QueuedTokens() int {
 
 // addStats adds the jobs in the line to a heartbeat. The engine counts only admitted ones.
 func (n *Node) addStats(m *nodepb.Stats, _ scheduler.Stats) {
+	m.MaxRunning = uint32(n.o.MaxRunning)
 	m.Waiting += uint32(n.line.Waiting())
 	m.QueuedTokens += uint32(n.line.WaitingTokens())
 	for _, tokens := range n.line.Lengths() {

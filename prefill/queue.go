@@ -138,6 +138,9 @@ func (n *Node) Positions(ctx context.Context) {
 		}
 		n.mu.Unlock()
 		for i, j := range waiting {
+			if j.vector != nil { // gateways see the queue in heartbeats
+				continue
+			}
 			// If a position is not sent, the next one follows.
 			if err := j.key.conn.Send(rpc.FrameQueued, j.key.stream, &nodepb.Queued{Position: uint32(i + 1)}); err != nil {
 				n.log.Debug("position not sent", "request", j.asked.RequestId, "err", err)

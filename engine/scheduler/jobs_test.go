@@ -8,12 +8,12 @@ import (
 	"github.com/tandem-serving/tandem/engine/kvcache"
 )
 
-// A prefill node only has jobs, and none of them ever loses what it has computed, whatever is
-// pinned, shared, aborted or of a better priority. A job is admitted if all of it fits in
-// addition to what running jobs still need, or if it is alone. So no job runs out of blocks.
-// By arrival a step leaves at most one job incomplete. A random order leaves more, and a job
-// that found no block after its cached prefix may lose the prefix to one that ranks before
-// it. The same load with output does preempt.
+// A prefill node only has jobs and requests for vectors, and none of them ever loses what it has
+// computed, whatever is pinned, shared, aborted or of a better priority. A job is admitted if all of
+// it fits in addition to what running jobs still need, or if it is alone. So no job runs out of
+// blocks. By arrival a step leaves at most one job incomplete. A random order, with vectors, leaves
+// more, and a job that found no block after its cached prefix may lose the prefix to one that ranks
+// before it. The same load with output does preempt.
 func TestJobsAloneLoseNothing(t *testing.T) {
 	const seeds = 120
 	lost := map[bool]uint64{}
@@ -27,7 +27,7 @@ func TestJobsAloneLoseNothing(t *testing.T) {
 			if err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
-			m.jobs = jobs
+			m.jobs, m.vectors = jobs, ordered
 			if ordered {
 				draw := rand.New(rand.NewPCG(seed, 7))
 				m.s.OrderBy(func(work []Work) { draw.Shuffle(len(work), func(i, j int) { work[i], work[j] = work[j], work[i] }) })

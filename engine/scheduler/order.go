@@ -12,7 +12,7 @@ type Work struct {
 // OrderBy sets f to rank the requests of each step, instead of their arrival and
 // priority: f sorts work, best first. A waiting request that ranks before a running one
 // starts before the running one gets more of the step. It is for nodes that only have
-// ComputeOnly requests. No order preempts a running request. A request starts only if
+// requests with ComputeOnly or Once. No order preempts a running request. A request starts only if
 // it is alone, or if all of its tokens fit in addition to what the running ones still
 // need.
 func (s *Scheduler) OrderBy(f func(work []Work)) { s.order = f }

@@ -110,6 +110,7 @@ type sim struct {
 	checks     bool          // reads are compared at once, not only outputs
 	unending   bool          // only maxNew ends an output
 	jobs       bool          // nothing but compute-only requests, as on a prefill node
+	vectors    bool          // some jobs are requests with Once
 	stepping   bool
 	draining   bool
 	batch      []*simRequest // one per Seq
@@ -472,6 +473,7 @@ func (m *sim) newRequest() *simRequest {
 	q.maxNew = 1 + m.rng.IntN(24)
 	if m.rng.IntN(6) == 0 {
 		q.Once, q.maxNew = true, 1
+		q.ComputeOnly = q.ComputeOnly && !m.vectors
 	}
 	q.MaxNew = m.rng.IntN(2) * q.maxNew
 	return q

@@ -189,8 +189,8 @@ func (s *Scheduler) share(r *request) int {
 // LimitTokens bounds the tokens of each later step below MaxBatchedTokens. The
 // first request is computed in one step even if it has up to twice as many tokens.
 // A step that has half of the tokens is not filled with a part of a request.
-// LimitTokens is for nodes that only have ComputeOnly requests, because a request
-// that decodes may have to wait for its turn. 0 means MaxBatchedTokens.
+// LimitTokens is for nodes that only have requests with ComputeOnly or Once, because a
+// request that decodes may have to wait for its turn. 0 means MaxBatchedTokens.
 func (s *Scheduler) LimitTokens(tokens int) { s.maxTokens = max(0, tokens) }
 
 func (s *Scheduler) stepTokens() int {

@@ -33,6 +33,7 @@ type request struct {
 	seed     uint64
 	prompts  []render.Prompt
 	choices  []choice
+	queue    *exchange.Admission
 	live     int // choices that have not finished
 	started  int // with pools: choices that have an attempt, the first ones
 	in       *nodes.Inbox
@@ -143,7 +144,7 @@ func (x *request) attempt(c *choice) *openai.Error {
 			}
 			c.computes = c.plan
 			c.computes.Computes(c.queued)
-			x.model.queue.Count(int64(c.queued))
+			x.queue.Count(int64(c.queued))
 			return nil
 		}
 		f := nodeFailure(err)
@@ -159,11 +160,11 @@ func (x *request) attempt(c *choice) *openai.Error {
 
 // pick routes a choice's next attempt, around the nodes that failed it.
 func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot) {
-	fleet := x.fleet.Nodes.Now()
+	fleet := x.snapshot()
 	view := fleet.View()
 	defer view.Release()
 	remote := max(1, x.fleet.o.MinRemotePrefillTokens)
-	if _, scores := x.scores(c); scores || x.means() {
+	if _, scores := x.scores(c); scores || x.means() || fleet.Whole() {
 		remote = math.MaxInt // transferred KV lacks the logits, and the rows behind the last norm
 	}
 	demand := route.Demand{} // a stream resumes even where memory is short
@@ -265,7 +266,7 @@ func (x *request) prefilled(c *choice) {
 	if c.computes != nil {
 		c.computes.Computed(c.queued)
 		c.computes = nil
-		x.model.queue.Computed(int64(c.queued))
+		x.queue.Computed(int64(c.queued))
 	}
 }
 

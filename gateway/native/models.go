@@ -52,9 +52,9 @@ func (m *models) Store(all ...*Model) { m.all.Store(&all) }
 var errNoNode = errors.New("gateway: no decode node is ready")
 
 // refresh loads the models of ready decode nodes and drops those that no node serves any more. With
-// KeepModels it keeps them, until a model of the same name comes. While nodes serve a model,
-// another model of the same name waits, because it is the next version. Nodes of equal weights are
-// one model, under each name that they announce.
+// KeepModels, or while prefill nodes compute vectors of them, it keeps them until a model of the
+// same name comes. While nodes serve a model, another model of the same name waits, because it is
+// the next version. Nodes of equal weights are one model, under each name that they announce.
 func (fl *Fleet) refresh(ctx context.Context) error {
 	fleet, was := fl.Nodes.Now(), fl.Models.All()
 	next := fl.rename(fleet, was)
@@ -121,7 +121,7 @@ func (m *Model) replaces(fleet *nodes.Snapshot, old *Model) bool {
 
 // rename returns the models under the names that decode nodes announce now. A model keeps its
 // announced names, and gets the others that no other model has. Models without a name are dropped,
-// or keep their former ones (Options.KeepModels).
+// or keep their former ones (Options.KeepModels, and Model.stays).
 func (fl *Fleet) rename(fleet *nodes.Snapshot, models []*Model) (next []*Model) {
 	announced, kept, taken := make([][]string, len(models)), make([][]string, len(models)), map[string]bool{}
 	for i, m := range models {
@@ -140,11 +140,17 @@ func (fl *Fleet) rename(fleet *nodes.Snapshot, models []*Model) (next []*Model) 
 		}
 		if slices.Sort(kept[i]); len(kept[i]) > 0 {
 			next = append(next, m.under(kept[i]))
-		} else if fl.o.KeepModels && len(announced[i]) == 0 && !slices.ContainsFunc(m.announced, func(name string) bool { return taken[name] }) {
+		} else if (fl.o.KeepModels || m.stays(fleet)) && len(announced[i]) == 0 && !slices.ContainsFunc(m.announced, func(name string) bool { return taken[name] }) {
 			next = append(next, m)
 		}
 	}
 	return next
+}
+
+// stays reports whether prefill nodes compute vectors of a model that no decode node serves. A name
+// that the gateway's operator gave is left to the next model.
+func (m *Model) stays(fleet *nodes.Snapshot) bool {
+	return !m.renamed && fleet.Pools(m.Fingerprint, nodes.VectorVersion)
 }
 
 // under returns the model under the names that nodes announce. It keeps its first name while a node
@@ -268,9 +274,27 @@ func (fl *Fleet) FollowRoom() {
 		}
 		m.queue.SetRoom(r.Requests, r.Tokens)
 	}
+	find := func(print uint64) *Model {
+		if at := slices.IndexFunc(all, func(m *Model) bool { return m.Fingerprint == print }); at >= 0 {
+			return all[at]
+		}
+		return nil
+	}
 	fl.EachQueue(func(key any, a *exchange.Admission) {
-		if print, ours := key.(uint64); ours && a.Idle() && !slices.ContainsFunc(all, func(m *Model) bool { return m.Fingerprint == print }) {
-			fl.DropQueue(print)
+		var m *Model
+		switch key := key.(type) {
+		case uint64:
+			m = find(key)
+		case vectorsOf:
+			if m = find(uint64(key)); m != nil {
+				r := fl.Nodes.Now().VectorRoom(m.Fingerprint, nodes.VectorVersion, l.NodeBacklog, l.NodeBacklogTime, m.queue.Running())
+				a.SetRoom(r.Requests, r.Tokens)
+			}
+		default:
+			return
+		}
+		if m == nil && a.Idle() {
+			fl.DropQueue(key)
 		}
 	})
 }
@@ -377,7 +401,7 @@ type Model struct {
 	groups      []kvcache.Group // of the nodes' caches
 	systemPrint string          // system_fingerprint of weights and numerics
 
-	queue *exchange.Admission // of its requests
+	queue *exchange.Admission // of its requests, unless vectorQueue has them
 
 	adapter *nodepb.Adapter // nil: none
 	parent  string          // of a model with an adapter: the model without

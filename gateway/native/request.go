@@ -159,6 +159,10 @@ func (x *request) render(body []byte, charge func(bytes int) *openai.Error) (m *
 func (x *request) makeChoices(m *Model, prompts []render.Prompt) {
 	req := x.req
 	x.model, x.prompts, x.seed = m.forVectors(req.Endpoint).forGrammar(req.Grammar), prompts, rand.Uint64()
+	x.queue = x.model.queue
+	if x.pools() && x.snapshot().Whole() {
+		x.queue = x.fleet.vectorQueue(m)
+	}
 	if req.Seed != nil {
 		x.seed = uint64(*req.Seed)
 	}

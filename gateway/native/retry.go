@@ -2,6 +2,7 @@ package native
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/tandem-serving/tandem/gateway/api/openai"
@@ -43,6 +44,9 @@ func (x *request) retry(c *choice, err error) *openai.Error {
 
 // failed records a failed attempt. It returns an error if no other may follow.
 func (x *request) failed(c *choice, node *nodes.Node, f *exchange.Failure) *openai.Error {
+	if x.pools() {
+		f.Prefix = strings.Replace(f.Prefix, "decode node", x.answerer(), 1)
+	}
 	x.AttemptFailed(f, &c.span, "node", node.Name)
 	c.failure = f
 	if exchange.Next(&x.Exchange, &c.state, node, f) == fsm.GiveUp {
@@ -77,10 +81,18 @@ func (x *request) nowhere(c *choice, node *nodes.Node) *openai.Error {
 	return x.lose(c)
 }
 
+// answerer returns what errors call the nodes that answer the request.
+func (x *request) answerer() string {
+	if x.pools() {
+		return "node"
+	}
+	return "decode node"
+}
+
 // lose gives a choice up.
 func (x *request) lose(c *choice) *openai.Error {
 	c.state.Abandon()
-	fault := x.NoAttempt(c.failure, "decode node", x.model.Name, c.state.Started())
+	fault := x.NoAttempt(c.failure, x.answerer(), x.model.Name, c.state.Started())
 	if c.failure == nil {
 		switch other := x.unconstrained(x.model); {
 		case other == nil:

@@ -83,6 +83,15 @@ func (x *request) demand(p *render.Prompt) route.Demand {
 	return x.model.demand(len(p.Tokens), p.MaxTokens, max(1, x.req.N))
 }
 
+// snapshot returns the nodes that may answer the request.
+func (x *request) snapshot() *nodes.Snapshot {
+	now := x.fleet.Nodes.Now()
+	if x.pools() {
+		return now.ForVectors(x.model.Fingerprint, nodes.VectorVersion)
+	}
+	return now
+}
+
 // kvRoom returns the demand for KV memory of the request's largest prompt, because each prompt may
 // run on a node of its own. A prompt that no node could ever hold is an error.
 func (x *request) kvRoom() (exchange.Room, *openai.Error) {
@@ -100,7 +109,7 @@ func (x *request) kvRoom() (exchange.Room, *openai.Error) {
 		return exchange.Room{}, nil
 	}
 	d := x.demand(largest)
-	if !x.fleet.Nodes.Now().Holds(x.model.Fingerprint, d) {
+	if !x.snapshot().Holds(x.model.Fingerprint, x.model.vectors, d) {
 		return exchange.Room{}, openai.BadRequest(openai.PromptParam(x.req.Endpoint), "the prompt has %d tokens, which take %d KV blocks: no decode node of model %q has so many; send a shorter prompt",
 			len(largest.Tokens), d.Prompt, x.model.Name)
 	}
@@ -110,7 +119,7 @@ func (x *request) kvRoom() (exchange.Room, *openai.Error) {
 		if n, ok := avoid.(*nodes.Node); ok {
 			q.Avoid = []*nodes.Node{n}
 		}
-		has, most := x.fleet.Nodes.Now().HasRoom(q, d)
+		has, most := x.snapshot().HasRoom(q, d)
 		if most == nil {
 			return has, nil
 		}
@@ -132,8 +141,8 @@ func (x *request) Claim() (exchange.Claim, *openai.Error) {
 		fault.Param = "messages" // of the chat
 		fault = x.surface.Fault(fault)
 	}
-	c := exchange.Claim{Queue: x.model.queue, Priority: x.req.Priority, Choices: int64(x.places()), Tokens: int64(x.nPrompt), Room: kv}
-	if x.fleet.o.KeepModels {
+	c := exchange.Claim{Queue: x.queue, Priority: x.req.Priority, Choices: int64(x.places()), Tokens: int64(x.nPrompt), Room: kv}
+	if x.fleet.o.KeepModels && x.queue == x.model.queue {
 		absent := func() bool { return x.fleet.Nodes.Now().Usable(x.model.Fingerprint) == 0 }
 		if absent() {
 			c.Queue.SetRoom(0, 0) // FollowRoom does it later

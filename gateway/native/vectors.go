@@ -53,6 +53,33 @@ func (m *Model) forVectors(on openai.Endpoint) *Model {
 	return &w
 }
 
+// vectorsOf is the key of the queue of requests for vectors of the model with this fingerprint.
+type vectorsOf uint64
+
+// vectorQueue returns the queue of requests for vectors of a model some of whose prefill nodes
+// compute them. So these requests do not wait for places of chats on decode nodes. FollowRoom sets
+// the room of the queue.
+func (fl *Fleet) vectorQueue(m *Model) *exchange.Admission {
+	return fl.QueueOf(vectorsOf(m.Fingerprint), maxVectorsAtOnce)
+}
+
+// QueuedTokens returns the prompt tokens of the requests that wait for room.
+func (fl *Fleet) QueuedTokens() (sum int) {
+	add := func(a *exchange.Admission) {
+		_, tokens := a.Queued()
+		sum += tokens
+	}
+	for _, m := range fl.Models.All() {
+		add(m.queue)
+	}
+	fl.EachQueue(func(key any, a *exchange.Admission) {
+		if _, ours := key.(vectorsOf); ours {
+			add(a)
+		}
+	})
+	return sum
+}
+
 // checkVectors refuses what the model cannot answer: with vectors, or with tokens.
 func (x *request) checkVectors(m *Model) *openai.Error {
 	v, req := m.bundle.Vectors, x.req
@@ -71,8 +98,8 @@ func (x *request) checkVectors(m *Model) *openai.Error {
 		dimensions = "output_dimension"
 	}
 	switch {
-	case v == nil || x.fleet.Nodes.Now().Pools(m.Fingerprint, nodes.VectorVersion) == 0:
-		return openai.Unavailable(exchange.RetryAfter, "no decode node of model %q computes vectors of version %d: upgrade the nodes", openai.Clip(m.Name, 200), nodes.VectorVersion)
+	case v == nil || !x.fleet.Nodes.Now().Pools(m.Fingerprint, nodes.VectorVersion):
+		return openai.Unavailable(exchange.RetryAfter, "no node of model %q computes vectors of version %d: upgrade the nodes", openai.Clip(m.Name, 200), nodes.VectorVersion)
 	case crosses && v.Labels > 1:
 		return openai.BadRequest("model", "Score API is only enabled for num_labels == 1: model %q has %d", m.Name, v.Labels)
 	case crosses:

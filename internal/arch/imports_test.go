@@ -152,7 +152,7 @@ var mayImport = map[string][]string{
 	"internal/obs/metrics":     {"internal/obs/logs", "internal/netio"},
 	"internal/netlab":          {}, // networks for tests and benchmarks
 	"internal/netio":           {},
-	"internal/node":            {"engine", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
+	"internal/node":            {"engine", "engine/kvcache", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
 	"internal/jsonscan":        {},                                                                    // JSON without a tree
 	"gateway/api/messages":     {"gateway/api/openai", "internal/jsonscan"},
 	"gateway/api/openai":       {"engine/grammar", "internal/jsonscan"},

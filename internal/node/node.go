@@ -1,9 +1,10 @@
 // Package node is what prefill and decode nodes have in common: they send heartbeats to gateways,
-// drain, load adapters, and map the engine's errors to the protocol's codes.
+// drain, load adapters, check the prompts of gateways, and map the engine's errors to codes of the
+// protocol.
 //
 // Invariant: a node that drains takes no work, and all its gateways are notified at once.
 //
-// The package knows neither requests nor KV blocks. The role's own lock guards its state.
+// The package has neither requests nor KV blocks. The role's own lock guards its state.
 package node
 
 import (
@@ -31,7 +32,7 @@ const (
 
 // Identity is what must agree between nodes that exchange KV.
 type Identity struct {
-	Model       string // served name; decode nodes
+	Model       string // served name
 	Fingerprint uint64 // of the weights
 	Class       string // numerics class
 	Layout      uint64 // hash of the KV layout

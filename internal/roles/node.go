@@ -90,7 +90,7 @@ func startEngine(d *process.Process, environ []string, m *cli.Model, p *processF
 	}
 	o.KVFile = on.kvFile
 	o.SharedKV = role != "serve"
-	if role == "prefill" { // which samples no tokens
+	if role == "prefill" { // which gives no tokens
 		o.Speculation = engine.Speculation{}
 	}
 	l, err := engine.Load(o)
@@ -147,7 +147,7 @@ func (n *node) hello() *nodepb.Hello {
 
 // vectors returns the version of the vectors that the node computes; 0: it computes none.
 func (n *node) vectors() uint32 {
-	if n.role == "prefill" || n.eng.VectorSize() == 0 {
+	if n.eng.VectorSize() == 0 {
 		return 0
 	}
 	return rpc.VectorVersion
@@ -337,8 +337,8 @@ func runPrefill(v *cli.Invocation) error {
 	d.OnEnd(func() { d.Report("kvtransfer", w.Close()) })
 	p := prefill.New(prefill.Options{
 		Engine: n.eng, Writer: w, Logger: d.Log, Tracer: n.tr,
-		RunAheadTokens: 2 * n.Scheduler.MaxBatchedTokens, MaxQueued: f.m.MaxQueued,
-		Identity:    prefill.Identity{Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
+		RunAheadTokens: 2 * n.Scheduler.MaxBatchedTokens, MaxQueued: f.m.MaxQueued, MaxRunning: n.Scheduler.MaxSeqs,
+		Identity:    prefill.Identity{Model: n.Bundle.ModelName, Fingerprint: n.Fingerprint, Class: n.Class, Layout: n.LayoutHash(), KV: n.KVText()},
 		Transferred: KVSent(n.meters.Set),
 	})
 	n.meters.Prefill(p.Counters, p.Queued, p.QueuedTokens, p.Limit(), w.Stats)

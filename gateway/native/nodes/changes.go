@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"cmp"
 	"math/bits"
 	"runtime"
 	"sync"
@@ -24,12 +25,12 @@ import (
 // many views as decisions that run at once, and each change is read by so many.
 type changes struct {
 	mu    sync.Mutex
-	s     *Snapshot    // whose nodes are logged; others are read in full
-	n     uint64       // entries since s is logged
-	taken uint64       // entries that some view has taken
-	log   []int32      // the last entries, by their number modulo its length: places of nodes
-	free  []*RouteView // of s, not in use
-	most  int          // length of free
+	s     *Snapshot       // whose nodes are logged; others are read in full
+	n     uint64          // entries since s is logged
+	taken uint64          // entries that some view has taken
+	log   []int32         // the last entries, by their number modulo its length: places of nodes
+	free  [2][]*RouteView // of s, and of its whole; not in use
+	most  int             // length of each
 }
 
 // begin starts the log of a snapshot.
@@ -40,7 +41,7 @@ func (c *changes) begin(s *Snapshot) {
 	if c.s != nil {
 		c.s.each(func(_ int, n *Node) { n.place = nowhere })
 	}
-	c.s, c.n, c.taken, c.log, c.free, c.most = s, 0, 0, log, nil, most
+	c.s, c.n, c.taken, c.log, c.free, c.most = s, 0, 0, log, [2][]*RouteView{}, most
 	s.each(func(i int, n *Node) { n.place, n.logged = int32(i), 0 })
 }
 
@@ -77,7 +78,7 @@ func (n *Node) changed() {
 func (c *changes) take(s *Snapshot, from uint64, dst []int32) (places []int32, to uint64, all bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.s != s {
+	if c.s != s.logged() {
 		return dst, 0, true
 	}
 	c.taken = c.n
@@ -90,13 +91,25 @@ func (c *changes) take(s *Snapshot, from uint64, dst []int32) (places []int32, t
 	return dst, c.n, false
 }
 
+// logged returns the snapshot whose places are those of s: s, or that which s is the whole of.
+func (s *Snapshot) logged() *Snapshot { return cmp.Or(s.of, s) }
+
+// freeViews returns the list of unused views of s. The caller holds mu of its changes.
+func (s *Snapshot) freeViews() *[]*RouteView {
+	if s.Whole() {
+		return &s.changes.free[1]
+	}
+	return &s.changes.free[0]
+}
+
 // View returns a view of the snapshot for one goroutine, which calls Release after its last use.
 func (s *Snapshot) View() *RouteView {
 	c := s.changes
 	c.mu.Lock()
-	if last := len(c.free) - 1; c.s == s && last >= 0 {
-		v := c.free[last]
-		c.free = c.free[:last]
+	free := s.freeViews()
+	if last := len(*free) - 1; c.s == s.logged() && last >= 0 {
+		v := (*free)[last]
+		*free = (*free)[:last]
 		c.mu.Unlock()
 		return v
 	}
@@ -112,8 +125,8 @@ const freeViews = 2
 func (v *RouteView) Release() {
 	c := v.s.changes
 	c.mu.Lock()
-	if c.s == v.s && len(c.free) < c.most {
-		c.free = append(c.free, v)
+	if free := v.s.freeViews(); c.s == v.s.logged() && len(*free) < c.most {
+		*free = append(*free, v)
 	}
 	c.mu.Unlock()
 }

@@ -125,6 +125,9 @@ type Snapshot struct {
 	Shared  bool // by other gateways
 	blocks  *Blocks
 	changes *changes
+
+	of    *Snapshot        // the snapshot that this one is the whole of; nil: none
+	whole func() *Snapshot // see ForVectors
 }
 
 // New returns a fleet without members.
@@ -151,13 +154,33 @@ func (f *Fleet) Close() {
 
 // publish makes s the present membership.
 func (f *Fleet) publish(s *Snapshot) {
-	s.changes = &f.changes
+	s.changes, s.whole = &f.changes, sync.OnceValue(s.makeWhole)
 	f.changes.begin(s)
 	f.now.Store(s)
 }
 
 // Now returns the present membership.
 func (f *Fleet) Now() *Snapshot { return f.now.Load() }
+
+// makeWhole returns the nodes of s as decode nodes, all of them at their places.
+func (s *Snapshot) makeWhole() *Snapshot {
+	w := &Snapshot{Decode: slices.Concat(s.Decode, s.Prefill), Shared: s.Shared, blocks: s.blocks, changes: s.changes, of: s}
+	w.Table = route.New(ringNodes(w.Decode), nil)
+	return w
+}
+
+// ForVectors returns the snapshot for requests for vectors of the version. Its decode nodes include
+// the prefill nodes, if one of these is connected, serves the model and computes such vectors. A
+// request for a vector then takes one node, which computes all of its prompt.
+func (s *Snapshot) ForVectors(fingerprint uint64, version uint32) *Snapshot {
+	if !slices.ContainsFunc(s.Prefill, func(n *Node) bool { return n.Pools(fingerprint, version) }) {
+		return s
+	}
+	return s.whole()
+}
+
+// Whole reports whether the decode nodes include the prefill nodes.
+func (s *Snapshot) Whole() bool { return s.of != nil }
 
 // SetMembers replaces the membership. Nodes that stay keep their connections and counts. Attempts
 // on nodes that leave run until their connection ends.

@@ -100,7 +100,7 @@ func TestLookAndPickDoNotAllocate(t *testing.T) {
 	s, prompt := largeFleet(100, 200)
 	ranks := make([]int, 0, route.MaxPrefill)
 	d := lookAndPick(s, prompt, ranks)
-	if v := s.changes.free[0]; d.Decode < 0 || !v.Decode[0].Usable || v.Decode[27].Held != 2047 {
+	if v := s.changes.free[0][0]; d.Decode < 0 || !v.Decode[0].Usable || v.Decode[27].Held != 2047 {
 		t.Fatalf("%+v of %+v", d, v.Decode[0])
 	}
 	if n := testing.AllocsPerRun(100, func() { lookAndPick(s, prompt, ranks) }); n != 0 {

@@ -45,6 +45,28 @@ func (s *Snapshot) Room(fingerprint uint64, waiting int, busy time.Duration) Roo
 	return r
 }
 
+// VectorRoom returns what a gateway may send at once of requests for vectors: what Room returns,
+// less the chats that this gateway has on decode nodes, and what prefill nodes that compute vectors
+// of the version take. Those order all prompts themselves, so that what they compute for decode
+// nodes leaves no less room.
+func (s *Snapshot) VectorRoom(fingerprint uint64, version uint32, waiting int, busy time.Duration, chats int64) Room {
+	of := Room{}
+	for _, n := range s.Prefill {
+		if h, ok := n.takes(fingerprint); ok && n.pools(version) {
+			of.Requests += int64(h.maxRunning + waiting)
+			of.Tokens += h.Backlog(busy)
+		}
+	}
+	r := s.Room(fingerprint, waiting, busy)
+	switch {
+	case of.Requests > 0 && s.Usable(fingerprint) == 0:
+		return of
+	case r.Requests < math.MaxInt64:
+		r.Requests = max(0, r.Requests-chats) + of.Requests
+	}
+	return r
+}
+
 // takes returns the node's last heartbeat, and whether the node takes new work of the model.
 func (n *Node) takes(fingerprint uint64) (h *heartbeat, ok bool) {
 	h = n.link.Load().last()
@@ -106,11 +128,11 @@ func (l *link) taken() int {
 }
 
 // Holds reports whether the whole KV memory of some node of the model could hold the prompt, as far
-// as nodes report it.
-func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
+// as nodes report it. vectors is the version of vectors that the node has to compute; 0: none.
+func (s *Snapshot) Holds(fingerprint uint64, vectors uint32, d route.Demand) bool {
 	known := false
 	for _, n := range s.Decode {
-		if !n.serves(fingerprint) {
+		if !n.serves(fingerprint) || !n.pools(vectors) {
 			continue
 		}
 		if h := n.link.Load().last(); h.number == 0 || h.Memory.Holds(d) {
@@ -128,7 +150,7 @@ func (s *Snapshot) Holds(fingerprint uint64, d route.Demand) bool {
 func (s *Snapshot) HasRoom(q Query, d route.Demand) (has bool, most *Node) {
 	any := false
 	for _, n := range s.Decode {
-		if h, ok := n.takes(q.Fingerprint); ok && !slices.Contains(q.Avoid, n) {
+		if h, ok := n.takes(q.Fingerprint); ok && n.pools(q.Vectors) && !slices.Contains(q.Avoid, n) {
 			state := route.State{}
 			state.Merge(&h.Report, route.Sent{Blocks: n.link.Load().taken()}, q.Answer)
 			if state.Memory.Fits(d, 0) {

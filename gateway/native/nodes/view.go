@@ -55,6 +55,7 @@ type facts struct {
 	waiting     int32
 	memory      route.Memory // without the answers of running and waiting requests
 	ready       bool         // it makes progress, takes work and had an open connection
+	full        bool         // it is a decode node that has as many requests as it runs at once
 }
 
 // key is the part of a Query that many requests have in common.
@@ -168,6 +169,7 @@ func (v *RouteView) read(place int, n *Node) {
 	s.Merge(&h.Report, sent, 0)
 	*f = facts{
 		fingerprint: fingerprintOf(l, m), running: route.Count(h.Running), waiting: route.Count(h.Waiting + h.Held), memory: s.Memory,
+		full:  !n.orders() && h.maxRunning > 0 && int(s.Load) >= h.maxRunning,
 		ready: l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && !h.draining && m.Ready && !m.Draining,
 	}
 	if l != nil {
@@ -176,13 +178,16 @@ func (v *RouteView) read(place int, n *Node) {
 	v.adapt(place)
 }
 
+// orders reports whether the node is a prefill node, which orders prompts itself.
+func (n *Node) orders() bool { return n.member.Load().Role == "prefill" }
+
 // adapt computes the parts of a node's state that depend on the key. Prefill nodes know nothing of
-// what follows the prompt.
+// what follows the prompt. A vector is computed where it does not wait for the end of a stream.
 func (v *RouteView) adapt(place int) {
 	s, f, k := v.state(place), &v.facts[place], &v.key
 	s.Usable = f.ready && (k.fingerprint == 0 || f.fingerprint == 0 || f.fingerprint == k.fingerprint) &&
 		(k.grammar == 0 || f.grammar == k.grammar || place >= len(v.Decode)) &&
-		(k.vectors == 0 || f.vectors == k.vectors || place >= len(v.Decode)) && (k.adapter == 0 || v.s.node(place).adapts(k.adapter))
+		(k.vectors == 0 || f.vectors == k.vectors && !(f.full && v.s.Whole()) || place >= len(v.Decode)) && (k.adapter == 0 || v.s.node(place).adapts(k.adapter))
 	s.Memory = f.memory
 	s.Memory.Reserve(0, int(f.running), int(f.waiting), k.answer)
 }
@@ -387,17 +392,23 @@ func (s *Snapshot) Constrains(fingerprint uint64, version uint32) int {
 	})
 }
 
-// Pools returns the number of connected decode nodes that serve the model and compute vectors of
-// the version.
-func (s *Snapshot) Pools(fingerprint uint64, version uint32) int {
-	return s.count(func(n *Node) bool { return n.Pools(fingerprint, version) })
+// Pools reports whether a connected node, decode or prefill, serves the model and computes vectors
+// of the version.
+func (s *Snapshot) Pools(fingerprint uint64, version uint32) bool {
+	pools := func(n *Node) bool { return n.Pools(fingerprint, version) }
+	return slices.ContainsFunc(s.Decode, pools) || slices.ContainsFunc(s.Prefill, pools)
 }
 
 // Pools reports whether the node is connected, serves the model and computes vectors of the
 // version.
 func (n *Node) Pools(fingerprint uint64, version uint32) bool {
+	return n.pools(version) && n.usable(fingerprint)
+}
+
+// pools reports whether the node computes vectors of the version; 0: none are asked for.
+func (n *Node) pools(version uint32) bool {
 	l := n.link.Load()
-	return l != nil && l.vectors == version && n.usable(fingerprint)
+	return version == 0 || l != nil && l.vectors == version
 }
 
 // count returns the number of decode nodes for which is holds.

@@ -65,6 +65,9 @@ func plainFill(s *Snapshot, nodes []*Node, states []route.State, held []int32, q
 		if at, ok := s.blocks.slots[n.Member().ID]; ok && at < len(held) {
 			st.Held = int32(min(int(held[at])*q.BlockTokens, q.Tokens))
 		}
+		if s.Whole() && q.Vectors != 0 && n.Member().Role != "prefill" && h.maxRunning > 0 && int(st.Load) >= h.maxRunning {
+			st.Usable = false
+		}
 		any = any || st.Usable
 	}
 	for level := 0; !any && level < len(levels); level++ {
@@ -124,7 +127,7 @@ func newChanging(t *testing.T, seed uint64) *changing {
 }
 
 func (c *changing) member(name string) *Member {
-	return &Member{ID: name, RPC: name, Fingerprint: c.Uint64N(3), Class: []string{"", "a", "b"}[c.IntN(3)], Ready: c.IntN(9) > 0, Draining: c.IntN(9) == 0}
+	return &Member{ID: name, RPC: name, Role: []string{"decode", "prefill"}[c.IntN(2)], Fingerprint: c.Uint64N(3), Class: []string{"", "a", "b"}[c.IntN(3)], Ready: c.IntN(9) > 0, Draining: c.IntN(9) == 0}
 }
 
 // snapshot returns a snapshot of most of the nodes, whose log begins.
@@ -140,13 +143,14 @@ func (c *changing) snapshot() *Snapshot {
 	}
 	s.Decode, s.Prefill = some(c.nodes[0]), some(c.nodes[1])
 	s.Table = route.New(ringOf(s.Decode), ringOf(s.Prefill))
+	s.whole = sync.OnceValue(s.makeWhole)
 	c.log.begin(s)
 	return s
 }
 
 func (c *changing) heartbeat(r *rand.Rand) *heartbeat {
 	n := func(most int) int { return r.IntN(most) }
-	h := &heartbeat{number: 1, draining: n(9) == 0, Report: route.Report{Running: n(9), Waiting: n(9), Held: n(9), Queued: n(9000), ShortFirst: n(2) == 0, Rate: float64(n(9000)), StepTokens: n(2048)}}
+	h := &heartbeat{number: 1, maxRunning: n(3) * 10, draining: n(9) == 0, Report: route.Report{Running: n(9), Waiting: n(9), Held: n(9), Queued: n(9000), ShortFirst: n(2) == 0, Rate: float64(n(9000)), StepTokens: n(2048)}}
 	for i := range h.Lengths {
 		h.Lengths[i] = n(5000)
 	}
@@ -303,7 +307,7 @@ func TestViewsAreThePlainOnes(t *testing.T) {
 	for seed := range uint64(8) {
 		c := newChanging(t, seed)
 		var held []*RouteView // of several snapshots, used now and then
-		s := c.snapshot()
+		s, whole := c.snapshot(), 0
 		for step := range 1500 {
 			c.change(c.Rand, c.any(c.Rand))
 			if c.IntN(20) == 0 {
@@ -325,6 +329,10 @@ func TestViewsAreThePlainOnes(t *testing.T) {
 			}
 			when := fmt.Sprintf("seed %d, step %d", seed, step)
 			v, q := s.View(), c.query()
+			if c.IntN(4) == 0 { // both kinds read one log
+				v.Release()
+				v, whole = s.whole().View(), whole+1
+			}
 			c.equal(when, v, q)
 			if step%2 == 0 { // the same query again, with an outline
 				c.change(c.Rand, c.any(c.Rand))
@@ -342,8 +350,8 @@ func TestViewsAreThePlainOnes(t *testing.T) {
 				}
 			}
 		}
-		if c.outlined < 20 {
-			t.Errorf("seed %d: %d decisions by an outline", seed, c.outlined)
+		if c.outlined < 20 || whole < 50 {
+			t.Errorf("seed %d: %d decisions by an outline, %d views of all nodes", seed, c.outlined, whole)
 		}
 		for _, n := range slices.Concat(c.nodes[0], c.nodes[1]) {
 			if l := n.link.Load(); l != nil && !slices.Contains(l.nodes, n) {

@@ -104,7 +104,7 @@ var (
 	DecodeDroppedStreams = counter("tandem:decode_dropped_streams_total", Decode, "Streams ended because a gateway's outbox was full.")
 	DecodeRefused        = counter("tandem:decode_refused_total", Decode, "Attempts that were refused on arrival.")
 	PrefillJobs          = counter("tandem:prefill_jobs_total", Prefill,
-		"Prefill jobs by result.", label("result", "done", "cancelled", "failed", "refused"))
+		"Prefill jobs by result, jobs for vectors included.", label("result", "done", "cancelled", "failed", "refused"))
 	KVTransferBytes = counter("tandem:kv_transfer_bytes_total", nodes,
 		"KV bytes transferred between nodes, without headers.", directions)
 	KVTransferSharedBytes = counter("tandem:kv_transfer_shared_bytes_total", nodes,

@@ -4,7 +4,8 @@
 // frame, which has a fixed layout of its own and is not protobuf).
 //
 // Dialling: gateways dial decode nodes (Generate, Bundle, Stats) and prefill
-// nodes (Stats), and decode nodes dial prefill nodes (Prefill). A stream id names
+// nodes (Generate for vectors, Stats), and decode nodes dial prefill nodes
+// (Prefill). A stream id names
 // one Generate or one Prefill on its connection; the dialling side chooses it and
 // never reuses it.
 //
@@ -293,7 +294,7 @@ type Hello struct {
 	Fingerprint   uint64                 `protobuf:"varint,7,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`                         // of weights and config; 0 at a gateway
 	NumericsClass string                 `protobuf:"bytes,8,opt,name=numerics_class,json=numericsClass,proto3" json:"numerics_class,omitempty"` // equal strings give equal bits
 	Grammar       uint32                 `protobuf:"varint,9,opt,name=grammar,proto3" json:"grammar,omitempty"`                                 // of a decode node: version of the grammars that it constrains outputs by; 0: none
-	Vectors       uint32                 `protobuf:"varint,10,opt,name=vectors,proto3" json:"vectors,omitempty"`                                // of a decode node: version of the vectors that it computes; 0: none
+	Vectors       uint32                 `protobuf:"varint,10,opt,name=vectors,proto3" json:"vectors,omitempty"`                                // version of the vectors that the node computes; 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -638,7 +639,8 @@ func (x *TokenSequence) GetTokens() []int32 {
 }
 
 // Generate starts one attempt of one choice of a request on a decode node,
-// which owns it from here until its End or its last token.
+// which owns it from here until its End or its last token. With pooling it may go
+// to a prefill node as well.
 type Generate struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	RequestId       string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
