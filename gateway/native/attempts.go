@@ -33,9 +33,9 @@ type request struct {
 	seed     uint64
 	prompts  []render.Prompt
 	choices  []choice
-	queue    *exchange.Admission
-	live     int // choices that have not finished
-	started  int // with pools: choices that have an attempt, the first ones
+	queue    *exchange.Admission // of the model, or of its vectors
+	live     int                 // choices that have not finished
+	started  int                 // with pools: choices that have an attempt, the first ones
 	in       *nodes.Inbox
 	events   []nodes.Event // buffer of Drain
 	timer    *time.Timer   // wakes at timerAt, the next bound of the request
@@ -164,8 +164,9 @@ func (x *request) pick(c *choice) (*nodes.Node, route.Decision, *nodes.Snapshot)
 	view := fleet.View()
 	defer view.Release()
 	remote := max(1, x.fleet.o.MinRemotePrefillTokens)
+	// Transferred KV lacks the logits, and the rows behind the last norm. A whole fleet transfers none.
 	if _, scores := x.scores(c); scores || x.means() || fleet.Whole() {
-		remote = math.MaxInt // transferred KV lacks the logits, and the rows behind the last norm
+		remote = math.MaxInt
 	}
 	demand := route.Demand{} // a stream resumes even where memory is short
 	if !c.state.Started() {

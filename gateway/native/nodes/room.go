@@ -59,10 +59,10 @@ func (s *Snapshot) VectorRoom(fingerprint uint64, version uint32, waiting int, b
 	}
 	r := s.Room(fingerprint, waiting, busy)
 	switch {
-	case of.Requests > 0 && s.Usable(fingerprint) == 0:
-		return of
 	case r.Requests < math.MaxInt64:
 		r.Requests = max(0, r.Requests-chats) + of.Requests
+	case of.Requests > 0: // no decode node takes any, as far as is known
+		return of
 	}
 	return r
 }

@@ -169,7 +169,7 @@ func (v *RouteView) read(place int, n *Node) {
 	s.Merge(&h.Report, sent, 0)
 	*f = facts{
 		fingerprint: fingerprintOf(l, m), running: route.Count(h.Running), waiting: route.Count(h.Waiting + h.Held), memory: s.Memory,
-		full:  !n.orders() && h.maxRunning > 0 && int(s.Load) >= h.maxRunning,
+		full:  m.Role != "prefill" && h.maxRunning > 0 && int(s.Load) >= h.maxRunning,
 		ready: l != nil && !n.stalled.Load() && !n.quiet.Load() && l.conn.Open() && !h.draining && m.Ready && !m.Draining,
 	}
 	if l != nil {
@@ -177,9 +177,6 @@ func (v *RouteView) read(place int, n *Node) {
 	}
 	v.adapt(place)
 }
-
-// orders reports whether the node is a prefill node, which orders prompts itself.
-func (n *Node) orders() bool { return n.member.Load().Role == "prefill" }
 
 // adapt computes the parts of a node's state that depend on the key. Prefill nodes know nothing of
 // what follows the prompt. A vector is computed where it does not wait for the end of a stream.
