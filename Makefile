@@ -390,8 +390,8 @@ step-fuzz: # every fuzz target for SOAK_FUZZ; little time for minimizing, which 
 step-race: # all tests under the race detector, which waits for a tenth of a second, not for one, as each package ends
 	@$(call gotest,race,GORACE=atexit_sleep_ms=100,-race -skip ^TestBinary $(filter-out $(WITHOUT_RACE:%=$(MODULE)/%),$(PACKAGES))); status=$$?; \
 	$(call gotest,race,GORACE=atexit_sleep_ms=100,-race -run '^Test($(RACE_PICKED))$$' ./deploy/planner/pools ./engine/tokenizer,picked) && exit $$status
-step-plain: # tests that the race detector would distort; sanitize-cuda has TestModels
-	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares)|Models$$)' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN))); status=$$?; \
+step-plain: # tests that the race detector would distort
+	@$(call gotest,plain,,-skip '^Test(Binary|Virtual(Meters|Shares))' $(addprefix ./,$(WITHOUT_RACE) $(ALSO_PLAIN))); status=$$?; \
 	$(call gotest,plain,,-run '^Test$(GATEWAY_PLAIN)$$' ./gateway,gateway) && exit $$status
 step-portable: # the engine's tests without C kernels; engine/model tests portable kernels here only, and what takes minutes with them, with fast ones
 	@$(call gotest,portable,CGO_ENABLED=0,-skip '^Test(GoldensSee|LlamaCpp|FastPath)' ./engine/backend/cpu ./engine/model)

@@ -19,14 +19,15 @@ func TestMain(m *testing.M) {
 	libraryPath, blasPath = os.Getenv("TANDEM_CUDA_LIBRARY"), cmp.Or(os.Getenv("TANDEM_CUDA_BLAS"), BLASAuto)
 	if libraryPath == "" {
 		sanitizers := ""
+		modelRounds = 6
 		if flag.Parse(); testing.Short() {
-			rounds, drawRows, seeds, stepsAhead, determined = 5, 10, 1, 8, 1
+			rounds, modelRounds, drawRows, seeds, stepsAhead, determined = 5, 5, 10, 1, 8, 1
 		}
 		if os.Getenv("TANDEM_CUDA_SANITIZE") != "" {
-			sanitizers, rounds, seeds, stepsAhead, longContext = kernels.Sanitizers, 5, 1, 8, 33_000
+			sanitizers, rounds, modelRounds, seeds, stepsAhead, longContext = kernels.Sanitizers, 5, 3, 1, 8, 33_000
 		}
 		if os.Getenv("TANDEM_SOAK") != "" {
-			rounds, seeds, stepsAhead = 40, 12, 60
+			rounds, modelRounds, seeds, stepsAhead = 40, 40, 12, 60
 		}
 		var err error
 		if libraryPath, err = kernels.Twin("../../..", sanitizers); err == nil {
@@ -49,10 +50,12 @@ var libraryPath, blasPath string
 // How much the tests run: less in short tests and under sanitizers, which the same kernels pass with
 // fewer seeds, more in a soak.
 var (
-	rounds     = 14        // steps of a comparison of models
-	drawRows   = 50        // of a step in which all draw
-	seeds      = uint64(2) // of each kernel's case without KV
-	stepsAhead = 18
+	rounds      = 14        // steps of a comparison of draws or of ranks
+	drawRows    = 50        // of a step in which all draw
+	seeds       = uint64(2) // of each kernel's case without KV
+	stepsAhead  = 18
+	modelRounds = 14 // steps of a comparison of models
+
 	determined = 4 // models whose bits are compared
 
 	longContext = 131_072 // positions

@@ -198,17 +198,16 @@ func TestModels(t *testing.T) {
 // rounds four vectors of a layer, and chunk16 queries and weights: √5 units. The rows are few, so
 // that twice as much is allowed.
 func TestModelBF16(t *testing.T) {
-	all := rounds
-	rounds = min(rounds, 5)
-	if os.Getenv("TANDEM_SOAK") != "" {
-		rounds = all
+	all, soak := modelRounds, os.Getenv("TANDEM_SOAK") != ""
+	if !soak {
+		modelRounds = 5
 	}
-	t.Cleanup(func() { rounds = all })
+	t.Cleanup(func() { modelRounds = all })
 	for _, c := range []struct {
 		kernels string
 		most    float64
 	}{{"", 2 * math.Sqrt2}, {"all", 2 * math.Sqrt(5)}} {
-		if c.kernels == "" && rounds < all {
+		if c.kernels == "" && !soak {
 			continue // TestKernels compares these
 		}
 		t.Run(c.kernels, func(t *testing.T) {
@@ -275,7 +274,7 @@ func compareModels(t *testing.T, src *model.Source, want, exact, got *seat, kv b
 	rng := rand.New(rand.NewPCG(1, uint64(src.Config.Layers)))
 	talks := newTalks(rng, want.VocabSize(), spec)
 	var scratch sample.Scratch
-	for steps := range rounds {
+	for steps := 0; steps < modelRounds || drawn == 0 && steps < rounds; steps++ {
 		step, who := load(rng, talks, spec)
 		if len(step.Tokens) == 0 {
 			continue
