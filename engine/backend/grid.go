@@ -26,6 +26,10 @@ type Grid struct {
 	Group  int  // inputs of a group; of GridZeros 32 or a multiple of 64
 	BFloat bool // scales are bfloat16, else float16
 
+	// Order is the input that each code of a row belongs to, so that neighbouring codes are of one
+	// group (act-order); empty: codes are in the order of inputs.
+	Order []int32
+
 	// Row reads a row of the matrix. Several goroutines may call it.
 	Row func(to *GridRow, row int)
 }
@@ -41,8 +45,13 @@ type GridRow struct {
 
 // Fit reports whether a backend can keep a matrix [out, in] of the grid.
 func (g *Grid) Fit(out, in int) bool {
-	if g == nil || g.Row == nil || out < 1 || in < 1 {
+	if g == nil || g.Row == nil || out < 1 || in < 1 || len(g.Order) > 0 && len(g.Order) != in {
 		return false
+	}
+	for _, input := range g.Order {
+		if input < 0 || int(input) >= in {
+			return false
+		}
 	}
 	bits := func(all ...int) bool {
 		for _, b := range all {
@@ -88,7 +97,7 @@ func (g *Grid) NewRow(in int) *GridRow {
 }
 
 // Columns returns the columns [from, from+n) of a matrix of in inputs. They begin where a Unit
-// begins, or are within one.
+// begins, or are within one. A grid with an Order has no such columns.
 func (g *Grid) Columns(in, from, n int) *Grid {
 	part := *g
 	part.Row = func(to *GridRow, row int) {
@@ -133,12 +142,16 @@ func (g *Grid) Scale(r *GridRow, group int) (factor float32, zero int, least flo
 	return number(r.Scales[group]), middle, 0
 }
 
-// Weights writes the weights of a row, rounded as GGUF's are: each product, then each sum.
+// Weights writes the weights of a row by input, rounded as GGUF's are: each product, then each sum.
 func (g *Grid) Weights(dst []float32, r *GridRow) {
 	for from := 0; from < len(dst); from += g.Group {
 		factor, zero, least := g.Scale(r, from/g.Group)
 		for i := from; i < min(from+g.Group, len(dst)); i++ {
-			dst[i] = float32(factor*float32(int(r.Codes[i])-zero)) - least
+			input := i
+			if len(g.Order) > 0 {
+				input = int(g.Order[i])
+			}
+			dst[input] = float32(factor*float32(int(r.Codes[i])-zero)) - least
 		}
 	}
 }

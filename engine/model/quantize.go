@@ -132,7 +132,7 @@ func (c *Config) WeightBytes(q Quantization) int64 {
 		case c.FP8 != nil && matrix && !c.FP8.kept(name):
 			s.DType, s.block, s.wide = "F8_E4M3", c.FP8.Block, c.FP8.Wide
 		case c.Integers != nil && matrix && !c.Expand && c.Integers.grid() != nil:
-			s.DType, s.grid = "F32", c.Integers.grid()
+			s.DType, s.grid, s.ordered = "F32", c.Integers.grid(), c.Ordered
 		case c.DType == "float32" || c.DType == "float16":
 			s.DType = "F32"
 		}

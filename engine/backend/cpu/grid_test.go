@@ -174,6 +174,9 @@ func TestGridMoE(t *testing.T) {
 					if in%g.Unit() != 0 && g.Unit() == backend.GridBlock {
 						g = grids[0]
 					}
+					if rng.IntN(2) == 0 {
+						g.Order = permutation(rng, in)
+					}
 					tn, ws := gridTensor(rng.IntN, g, out, in)
 					if i == 1 {
 						var data []byte
@@ -204,6 +207,81 @@ func TestGridMoE(t *testing.T) {
 		}
 		if !(off <= all*4e-4) { // 2 % of its size
 			t.Errorf("seed %d: the outputs are off by %g of %g, in squares", seed, off, all)
+		}
+	})
+}
+
+// permutation returns an order of n inputs.
+func permutation(rng *rand.Rand, n int) []int32 {
+	order := make([]int32, n)
+	for i, input := range rng.Perm(n) {
+		order[i] = int32(input)
+	}
+	return order
+}
+
+// TestGridOrder: a product with an order of inputs has the bits of one whose row is in that order,
+// and products with equal orders share the rounded row.
+func TestGridOrder(t *testing.T) {
+	eachVariant(t, len(grids), func(t *testing.T, kernels string, seed uint64, rng *rand.Rand) {
+		g := grids[int(seed)%len(grids)]
+		rows, in, out := 1+rng.IntN(9), 1+rng.IntN(300), 1+rng.IntN(40)
+		if g.Unit() == backend.GridBlock {
+			in = 2 * backend.GridBlock
+		}
+		b := newRig(t, kernels, rows, rng)
+		defer b.Close()
+		order := permutation(rng, in)
+		x, xs := b.buf(backend.TokenRows, in, 1)
+		sorted, ss := b.buf(backend.TokenRows, in, 1)
+		for r := range rows {
+			for i, input := range order {
+				ss[r*in+i] = xs[r*in+int(input)]
+			}
+		}
+		tn, _ := gridTensor(rng.IntN, g, out, in)
+		plain, err := b.Load(tn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		results := make([][]float32, 6)
+		outputs := make([]backend.Buf, len(results))
+		for i := range results {
+			outputs[i], results[i] = b.buf(backend.TokenRows, out, 1)
+		}
+		with := func(order []int32) backend.Weight {
+			ordered := *tn.Grid
+			ordered.Order = order
+			of := tn
+			of.Grid = &ordered
+			w, err := b.Load(of)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return w
+		}
+		first, second, other := with(order), with(slices.Clone(order)), with(permutation(rng, in))
+		b.once(nil, func() {
+			for i, w := range []backend.Weight{first, second, other, first, plain} {
+				b.Linear(outputs[i], x, w, backend.NoWeight)
+			}
+			b.Linear(outputs[5], sorted, plain, backend.NoWeight)
+		})
+		for _, i := range []int{0, 1, 3} {
+			if !slices.Equal(results[i], results[5]) {
+				t.Errorf("seed %d: %+v: product %d has other bits than with an ordered row", seed, g, i)
+			}
+		}
+		conversions := 0
+		for _, p := range b.plans {
+			for _, o := range p.ops {
+				if o.kind == opQuantize {
+					conversions++
+				}
+			}
+		}
+		if want := 5; in > 20 && conversions != want { // two products share one
+			t.Errorf("seed %d: %d rounded rows, want %d", seed, conversions, want)
 		}
 	})
 }
@@ -243,6 +321,9 @@ func TestGridRefusals(t *testing.T) {
 		{DType: backend.GRID, Shape: []int{1, 64}, Grid: &backend.Grid{Kind: backend.GridZeros, Bits: 4, Group: 96, Row: row}},
 		{DType: backend.GRID, Shape: []int{1, 64}, Grid: &backend.Grid{Kind: backend.GridMins, Bits: 4, Group: 32, Row: row}},
 		{DType: backend.GRID, Shape: []int{1, 256}, Grid: &backend.Grid{Kind: backend.GridSigned, Bits: 6, Group: 32, Row: row}},
+		{DType: backend.GRID, Shape: []int{1, 64}, Grid: &backend.Grid{Bits: 4, Group: 32, Row: row, Order: make([]int32, 63)}},
+		{DType: backend.GRID, Shape: []int{1, 2}, Grid: &backend.Grid{Bits: 4, Group: 32, Row: row, Order: []int32{0, 2}}},
+		{DType: backend.GRID, Shape: []int{1, 2}, Grid: &backend.Grid{Bits: 4, Group: 32, Row: row, Order: []int32{-1, 0}}},
 		{DType: backend.GRID, Shape: []int{1, 64}, Data: make([]byte, 64), Grid: &backend.Grid{Bits: 4, Group: 32, Row: row}},
 		{DType: backend.GRID, Shape: []int{1, 64}, As: backend.INT8, Grid: &backend.Grid{Bits: 4, Group: 32, Row: row}},
 	} {

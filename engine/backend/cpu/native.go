@@ -254,6 +254,9 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	}
 	if o.kind == opQuantize {
 		to.bf16 = elem(o.form)
+		if o.w != nil {
+			to.order = ints(o.w.order.inputs)
+		}
 	}
 	to.act, to.from, to.latent = C.int32_t(o.act), C.int32_t(o.from), C.int32_t(o.latent)
 	if o.rope != nil {
@@ -327,6 +330,9 @@ func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
 		table[i] = C.tandem_expert{w: unsafe.Pointer(&w.matrix[0]), bf16: C.int64_t(elem(w.dtype))}
 		if o.biases != nil {
 			table[i].bias = floats(o.biases[i].vector)
+		}
+		if w.order != nil {
+			table[i].order = ints(w.order.inputs)
 		}
 	}
 	to.experts = &table[0]

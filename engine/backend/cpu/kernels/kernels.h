@@ -45,7 +45,8 @@ enum { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWISH };
 typedef struct {
 	void *w; // packed
 	int64_t bf16;
-	const float *bias; // or null
+	const float *bias;    // or null
+	const int32_t *order; // as tandem_op's
 } tandem_expert;
 
 // The head of a packed matrix of ELEM_FP8, see fp8.h.
@@ -105,6 +106,7 @@ typedef struct {
 	float *dst;        // [rows, n]
 	float *a, *b;      // [rows, k]; for OP_PACK a is the checkpoint's bytes
 	uint8_t *q;        // a in 8 bits, see quant.h, or rounded, see amx.h: of OP_QUANTIZE, and of products
+	const int32_t *order; // [k] of OP_QUANTIZE: the column of a that each number of q is; null: the same
 	void *w;           // packed matrix, or a vector of n fp32
 	const float *bias; // [n] or null
 	uint8_t *kv;       // [blocks, page_bytes] of the layer
