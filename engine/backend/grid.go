@@ -13,6 +13,7 @@ const (
 	GridOffsets                 // scale·code + offset, groups of 32
 	GridMins                    // (scale·sub)·code − min·subMin, groups of 32 in blocks of 256
 	GridSigned                  // (scale·sub)·(code − middle), groups of 16 in blocks of 256; sub has a sign
+	GridFloats                  // scale·E2M1[code], 4 bits, groups of 16; scale is sub, E4M3, times Whole
 )
 
 // GridBlock is the inputs of a block of GridMins and GridSigned, which share Scales and Mins.
@@ -25,6 +26,11 @@ type Grid struct {
 	Bits   int  // of a code: 4, 5, 6 or 8; GridZeros 4 or 8, GridOffsets and GridMins 4 or 5, GridSigned 6
 	Group  int  // inputs of a group; of GridZeros 32 or a multiple of 64
 	BFloat bool // scales are bfloat16, else float16
+
+	// Whole is the scale of a matrix of GridFloats, from 1e-36 to 1e36. It divides those of groups if
+	// Divide is set.
+	Whole  float32
+	Divide bool
 
 	// Order is the input that each code of a row belongs to, so that neighbouring codes are of one
 	// group (act-order); empty: codes are in the order of inputs.
@@ -39,7 +45,7 @@ type GridRow struct {
 	Codes  []uint8  // [in]
 	Scales []uint16 // of each group or, in blocks, of each block
 	Mins   []uint16 // likewise: offsets of GridOffsets, mins of GridMins
-	Sub    []uint8  // [groups] of GridMins and GridSigned
+	Sub    []uint8  // [groups] of GridMins, GridSigned and GridFloats
 	SubMin []uint8  // [groups] of GridMins; zeros of GridZeros
 }
 
@@ -72,6 +78,8 @@ func (g *Grid) Fit(out, in int) bool {
 		return bits(4, 5) && g.Group == 32 && in%GridBlock == 0
 	case GridSigned:
 		return bits(6) && g.Group == 16 && in%GridBlock == 0
+	case GridFloats:
+		return bits(4) && g.Group == 16 && g.Whole > 1e-36 && g.Whole < 1e36
 	}
 	return false
 }
@@ -119,8 +127,12 @@ func (g *Grid) Rows(rows []int) *Grid {
 	return &part
 }
 
+// E2M1 has the values of floats of four bits: sign, two of exponent, one of mantissa.
+var E2M1 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -.5, -1, -1.5, -2, -3, -4, -6}
+
 // Scale returns the factor and the minimum of a group of a row, and the code that means zero: a
-// weight is factor·(code − zero) − least. Factor and least are exact.
+// weight is factor·(code − zero) − least, or factor·E2M1[code] of GridFloats. Factor and least are
+// exact, or of GridFloats rounded once.
 func (g *Grid) Scale(r *GridRow, group int) (factor float32, zero int, least float32) {
 	number := Half
 	if g.BFloat {
@@ -138,6 +150,11 @@ func (g *Grid) Scale(r *GridRow, group int) (factor float32, zero int, least flo
 	case GridSigned:
 		block := group * g.Group / GridBlock
 		return number(r.Scales[block]) * float32(int8(r.Sub[group])), middle, 0
+	case GridFloats:
+		if g.Divide {
+			return E4M3[r.Sub[group]] / g.Whole, 0, 0
+		}
+		return E4M3[r.Sub[group]] * g.Whole, 0, 0
 	}
 	return number(r.Scales[group]), middle, 0
 }
@@ -151,7 +168,11 @@ func (g *Grid) Weights(dst []float32, r *GridRow) {
 			if len(g.Order) > 0 {
 				input = int(g.Order[i])
 			}
-			dst[input] = float32(factor*float32(int(r.Codes[i])-zero)) - least
+			value := float32(int(r.Codes[i]) - zero)
+			if g.Kind == GridFloats {
+				value = E2M1[r.Codes[i]]
+			}
+			dst[input] = float32(factor*value) - least
 		}
 	}
 }
@@ -173,10 +194,10 @@ func (g *Grid) MatrixBytes(out, in int) int {
 }
 
 // PairLines returns the words of 32 bits that 64 inputs of an output take: their codes, and the
-// scales of GridPlain or the parts of scales in blocks.
+// scales of GridPlain and GridFloats or the parts of scales in blocks.
 func (g *Grid) PairLines() int {
 	n := 2 * g.Bits
-	if g.Kind == GridPlain || g.blocks() {
+	if g.Kind == GridPlain || g.Kind == GridFloats || g.blocks() {
 		n++
 	}
 	return n

@@ -245,12 +245,12 @@ func (m *integers) grid() *backend.Grid {
 	return g
 }
 
-// grid returns the grid of matrices without their content, for plans; nil: they are expanded.
+// grid returns the grid of matrices without their content, for plans.
 func (c *integerConfig) grid() *backend.Grid {
 	g := &backend.Grid{Kind: backend.GridZeros, Bits: c.Bits, Group: c.Group, Row: func(*backend.GridRow, int) {}}
 	switch {
 	case c.Method == nvFP4 || c.Method == modelOpt:
-		return nil
+		return &floatGrid
 	case c.Group == 0:
 		g.Group = maxDim / 64 * 64
 	case c.Symmetric && c.Group == 32:

@@ -183,6 +183,10 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 		if w.grid.BFloat {
 			head.bfloat = 1
 		}
+		head.whole, head.factor = C.float(w.grid.Whole), C.float(128*w.grid.Whole) // half of 256
+		if w.grid.Divide {
+			head.divide, head.factor = 1, C.float(128/w.grid.Whole)
+		}
 		*(*C.tandem_grid)(unsafe.Pointer(&m[0])) = head
 		c.rows.run(&gridPacker{m[at:], w.grid, l, w.out, w.in}, tiles)
 		w.grid = nil // C reads only the packed form
