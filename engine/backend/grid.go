@@ -13,6 +13,7 @@ const (
 	GridOffsets                 // scale·code + offset, groups of 32
 	GridMins                    // (scale·sub)·code − min·subMin, groups of 32 in blocks of 256
 	GridSigned                  // (scale·sub)·(code − middle), groups of 16 in blocks of 256; sub has a sign
+	GridFloats                  // scale·E2M1[code], 4 bits, groups of 16; scale is sub, E4M3, times Whole
 )
 
 // GridBlock is the inputs of a block of GridMins and GridSigned, which share Scales and Mins.
@@ -26,6 +27,15 @@ type Grid struct {
 	Group  int  // inputs of a group; of GridZeros 32 or a multiple of 64
 	BFloat bool // scales are bfloat16, else float16
 
+	// Whole is the scale of a matrix of GridFloats, from 1e-36 to 1e36. It divides those of groups if
+	// Divide is set.
+	Whole  float32
+	Divide bool
+
+	// Order is the input that each code of a row belongs to, so that neighbouring codes are of one
+	// group (act-order); empty: codes are in the order of inputs.
+	Order []int32
+
 	// Row reads a row of the matrix. Several goroutines may call it.
 	Row func(to *GridRow, row int)
 }
@@ -35,14 +45,19 @@ type GridRow struct {
 	Codes  []uint8  // [in]
 	Scales []uint16 // of each group or, in blocks, of each block
 	Mins   []uint16 // likewise: offsets of GridOffsets, mins of GridMins
-	Sub    []uint8  // [groups] of GridMins and GridSigned
+	Sub    []uint8  // [groups] of GridMins, GridSigned and GridFloats
 	SubMin []uint8  // [groups] of GridMins; zeros of GridZeros
 }
 
 // Fit reports whether a backend can keep a matrix [out, in] of the grid.
 func (g *Grid) Fit(out, in int) bool {
-	if g == nil || g.Row == nil || out < 1 || in < 1 {
+	if g == nil || g.Row == nil || out < 1 || in < 1 || len(g.Order) > 0 && len(g.Order) != in {
 		return false
+	}
+	for _, input := range g.Order {
+		if input < 0 || int(input) >= in {
+			return false
+		}
 	}
 	bits := func(all ...int) bool {
 		for _, b := range all {
@@ -63,6 +78,8 @@ func (g *Grid) Fit(out, in int) bool {
 		return bits(4, 5) && g.Group == 32 && in%GridBlock == 0
 	case GridSigned:
 		return bits(6) && g.Group == 16 && in%GridBlock == 0
+	case GridFloats:
+		return bits(4) && g.Group == 16 && g.Whole > 1e-36 && g.Whole < 1e36
 	}
 	return false
 }
@@ -88,7 +105,7 @@ func (g *Grid) NewRow(in int) *GridRow {
 }
 
 // Columns returns the columns [from, from+n) of a matrix of in inputs. They begin where a Unit
-// begins, or are within one.
+// begins, or are within one. A grid with an Order has no such columns.
 func (g *Grid) Columns(in, from, n int) *Grid {
 	part := *g
 	part.Row = func(to *GridRow, row int) {
@@ -110,8 +127,12 @@ func (g *Grid) Rows(rows []int) *Grid {
 	return &part
 }
 
+// E2M1 has the values of floats of four bits: sign, two of exponent, one of mantissa.
+var E2M1 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -.5, -1, -1.5, -2, -3, -4, -6}
+
 // Scale returns the factor and the minimum of a group of a row, and the code that means zero: a
-// weight is factor·(code − zero) − least. Factor and least are exact.
+// weight is factor·(code − zero) − least, or factor·E2M1[code] of GridFloats. Factor and least are
+// exact, or of GridFloats rounded once.
 func (g *Grid) Scale(r *GridRow, group int) (factor float32, zero int, least float32) {
 	number := Half
 	if g.BFloat {
@@ -129,16 +150,29 @@ func (g *Grid) Scale(r *GridRow, group int) (factor float32, zero int, least flo
 	case GridSigned:
 		block := group * g.Group / GridBlock
 		return number(r.Scales[block]) * float32(int8(r.Sub[group])), middle, 0
+	case GridFloats:
+		if g.Divide {
+			return E4M3[r.Sub[group]] / g.Whole, 0, 0
+		}
+		return E4M3[r.Sub[group]] * g.Whole, 0, 0
 	}
 	return number(r.Scales[group]), middle, 0
 }
 
-// Weights writes the weights of a row, rounded as GGUF's are: each product, then each sum.
+// Weights writes the weights of a row by input, rounded as GGUF's are: each product, then each sum.
 func (g *Grid) Weights(dst []float32, r *GridRow) {
 	for from := 0; from < len(dst); from += g.Group {
 		factor, zero, least := g.Scale(r, from/g.Group)
 		for i := from; i < min(from+g.Group, len(dst)); i++ {
-			dst[i] = float32(factor*float32(int(r.Codes[i])-zero)) - least
+			input := i
+			if len(g.Order) > 0 {
+				input = int(g.Order[i])
+			}
+			value := float32(int(r.Codes[i]) - zero)
+			if g.Kind == GridFloats {
+				value = E2M1[r.Codes[i]]
+			}
+			dst[input] = float32(factor*value) - least
 		}
 	}
 }
@@ -160,10 +194,10 @@ func (g *Grid) MatrixBytes(out, in int) int {
 }
 
 // PairLines returns the words of 32 bits that 64 inputs of an output take: their codes, and the
-// scales of GridPlain or the parts of scales in blocks.
+// scales of GridPlain and GridFloats or the parts of scales in blocks.
 func (g *Grid) PairLines() int {
 	n := 2 * g.Bits
-	if g.Kind == GridPlain || g.blocks() {
+	if g.Kind == GridPlain || g.Kind == GridFloats || g.blocks() {
 		n++
 	}
 	return n

@@ -45,6 +45,7 @@ type Config struct {
 	MXFP4        bool           // experts are stored in four bits
 	FP8          *fp8Config     // matrices are stored in floats of 8 bits
 	Integers     *integerConfig // matrices are stored in integers of 4 or 8 bits
+	Ordered      bool           // the inputs of a group of Integers are not neighbours
 	Expand       bool           // integers, also those of GGUF, are expanded as they are loaded
 
 	// Paired reports whether, in the files, the rows of queries and keys that rotate together are

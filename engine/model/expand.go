@@ -49,7 +49,7 @@ func (c *fp8Config) kept(name string) bool {
 func (r *rawConfig) quantized(c *Config) (err error) {
 	switch method := r.quantMethod(); method {
 	case "gptq", "awq":
-		c.Integers, c.Expand, err = r.integersOf(method)
+		c.Integers, c.Ordered, err = r.integersOf(method)
 	case modelOpt, modelOptFP4:
 		c.FP8, c.Integers, err = r.modelOptOf()
 	default:
@@ -190,7 +190,8 @@ type stored struct {
 	rows func(dst []float32, row int)
 	made backend.DType
 
-	grid *backend.Grid // what a backend keeps in place of rows; nil: nothing
+	grid    *backend.Grid // what a backend keeps in place of rows; nil: nothing
+	ordered bool          // the inputs of a group are not neighbours
 }
 
 // find returns a tensor with its scales, and a description of what does not fit; empty: all fits.
@@ -335,8 +336,8 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 
 // keeps reports whether a backend keeps these columns of a matrix as integers.
 func (s *stored) keeps(cols part) bool {
-	if s.grid == nil || !s.grid.Fit(1, cols.n) {
-		return false
+	if s.grid == nil || s.ordered && !cols.whole() || !s.grid.Fit(1, cols.n) {
+		return false // a part of the columns may have inputs of every group
 	}
 	unit := s.grid.Unit()
 	return cols.from%unit == 0 || cols.from/unit == (cols.from+cols.n-1)/unit // or they are in one group

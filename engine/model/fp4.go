@@ -27,9 +27,6 @@ const (
 // are not used, and those of KV only by ScaleKV.
 var fp4Parts = []string{"weight_global_scale", "weight_scale_2", "input_global_scale", "k_scale", "v_scale"}
 
-// e2m1 are the values of E2M1.
-var e2m1 = [16]float32{0, .5, 1, 1.5, 2, 3, 4, 6, float32(math.Copysign(0, -1)), -.5, -1, -1.5, -2, -3, -4, -6}
-
 // modelOptFile is the Model Optimizer's own file, which older checkpoints have instead of
 // quantization_config.
 const modelOptFile = "hf_quant_config.json"
@@ -109,11 +106,27 @@ func (m *fp4) row(dst []float32, out int) {
 		}
 		pairs := data[from/2 : from/2+fp4Group/2]
 		for i, pair := range pairs {
-			dst[from+2*i] = roundBFloat(e2m1[pair&15] * scale)
-			dst[from+2*i+1] = roundBFloat(e2m1[pair>>4] * scale)
+			dst[from+2*i] = roundBFloat(backend.E2M1[pair&15] * scale)
+			dst[from+2*i+1] = roundBFloat(backend.E2M1[pair>>4] * scale)
 		}
 	}
 }
+
+// grid returns the matrix as backends keep it. Their weights are not rounded.
+func (m *fp4) grid() *backend.Grid {
+	g := floatGrid
+	g.Whole, g.Divide = m.whole, !m.multiply
+	g.Row = func(to *backend.GridRow, out int) {
+		for i, pair := range m.data[out*m.in/2 : (out+1)*m.in/2] {
+			to.Codes[2*i], to.Codes[2*i+1] = pair&15, pair>>4
+		}
+		copy(to.Sub, m.scales[out*m.in/fp4Group:])
+	}
+	return &g
+}
+
+// floatGrid is the grid of NVFP4 without its content.
+var floatGrid = backend.Grid{Kind: backend.GridFloats, Bits: 4, Group: fp4Group, Whole: 1, Row: func(*backend.GridRow, int) {}}
 
 // fp4 returns a matrix of NVFP4 with its scales. ok is false if the files have none of this name.
 func (f *finder) fp4(name string) (s stored, fault string, ok bool) {
@@ -152,6 +165,6 @@ func (f *finder) fp4(name string) (s stored, fault string, ok bool) {
 		return s, scales.Name + " has a value that is not a number", true
 	}
 	s.Tensor = safetensors.Tensor{Name: name, DType: expandedType, Shape: []int{out, in}, Data: w.Data}
-	s.rows, s.made = m.row, backend.BF16
+	s.rows, s.made, s.grid = m.row, backend.BF16, m.grid()
 	return s, "", true
 }

@@ -12,8 +12,8 @@ import (
 
 // keptGrids are the matrices of checkpoints that stay as integers.
 var keptGrids = map[string]int{
-	"quantized/gptq-4": 14, "quantized/gptq-4-zeros-8": 0, "quantized/gptq-4-act-order": 0, "quantized/gptq-8": 14, "quantized/awq": 14,
-	"quantized/w4a16": 14, "quantized/w4a16-act-order": 0, "quantized/w8a8": 14, "quantized/nvfp4": 0, "quantized/modelopt-nvfp4": 0, "quantized/modelopt-fp8": 0,
+	"quantized/gptq-4": 14, "quantized/gptq-4-zeros-8": 0, "quantized/gptq-4-act-order": 14, "quantized/gptq-8": 14, "quantized/awq": 14,
+	"quantized/w4a16": 14, "quantized/w4a16-act-order": 14, "quantized/w8a8": 14, "quantized/nvfp4": 14, "quantized/modelopt-nvfp4": 14, "quantized/modelopt-fp8": 0,
 	"gguf/llama": 14, "gguf/qwen2": 12, "gguf/qwen3": 6, "gguf/qwen3moe": 32,
 }
 
@@ -79,7 +79,7 @@ func TestGrids(t *testing.T) {
 // memory that WeightBytes returns, and every kernel computes with it. With expanded integers it
 // converts all matrices.
 func TestInt4KeepsGrids(t *testing.T) {
-	for _, name := range []string{"quantized/gptq-4", "quantized/awq", "quantized/w4a16"} {
+	for _, name := range []string{"quantized/gptq-4", "quantized/gptq-4-act-order", "quantized/awq", "quantized/w4a16", "quantized/nvfp4"} {
 		src, wide := openQuantized(t, name), openQuantized(t, name)
 		wide.ExpandIntegers()
 		for s, want := range map[*Source]map[backend.DType]int{src: {backend.GRID: 16}, wide: {backend.INT4: 14, backend.INT8: 2}} {
@@ -144,7 +144,7 @@ func checkGrids(t *testing.T, src *Source) (kept int) {
 			tn.Grid.Row(row, i)
 			tn.Grid.Weights(got, row)
 			for j, v := range got {
-				if src.Config.Integers != nil && tn.Grid.BFloat {
+				if src.Config.Integers != nil && s.made == backend.BF16 {
 					v = roundBFloat(v)
 				} else if src.Config.Integers != nil {
 					v = roundHalf(v)

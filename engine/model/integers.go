@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -29,9 +30,9 @@ type integerConfig struct {
 // expandedType is the type in safetensors.Tensor of a weight that stored.rows expands.
 const expandedType = "expanded"
 
-// integersOf reads quantization_config of quant_method gptq and awq. Inputs of a group that are not
-// neighbours (act-order) have the matrices expanded.
-func (r *rawConfig) integersOf(method string) (c *integerConfig, expand bool, err error) {
+// integersOf reads quantization_config of quant_method gptq and awq. ordered reports whether inputs
+// of a group are not neighbours (act-order).
+func (r *rawConfig) integersOf(method string) (c *integerConfig, ordered bool, err error) {
 	var q struct {
 		Bits             int                        `json:"bits"`
 		WBits            int                        `json:"w_bit"`
@@ -192,10 +193,30 @@ func (m *integers) row(dst []float32, out int) {
 	}
 }
 
-// grid returns the matrix as backends keep it; nil: they cannot, because inputs of a group are not
-// neighbours, groups have another size, or scales are float32.
+// order returns the inputs by group, those of one in their order. ok is false if groups are not of
+// the same size.
+func (m *integers) order() (inputs []int32, ok bool) {
+	if m.groups == nil {
+		return nil, true
+	}
+	inputs = make([]int32, m.in)
+	for i := range inputs {
+		inputs[i] = int32(i)
+	}
+	slices.SortStableFunc(inputs, func(a, b int32) int { return cmp.Compare(m.groups[a], m.groups[b]) })
+	for i, input := range inputs {
+		if int(m.groups[input]) != i/m.size {
+			return nil, false
+		}
+	}
+	return inputs, true
+}
+
+// grid returns the matrix as backends keep it; nil: they cannot, because groups differ in size or
+// have another one, or scales are float32.
 func (m *integers) grid() *backend.Grid {
-	g := &backend.Grid{Kind: backend.GridZeros, Bits: m.weights.bits, Group: m.size, BFloat: m.scales.DType == "BF16"}
+	order, ok := m.order()
+	g := &backend.Grid{Kind: backend.GridZeros, Bits: m.weights.bits, Group: m.size, BFloat: m.scales.DType == "BF16", Order: order}
 	if m.size >= m.in { // one for all
 		g.Group = (m.in + 63) / 64 * 64
 	}
@@ -204,6 +225,12 @@ func (m *integers) grid() *backend.Grid {
 	}
 	g.Row = func(to *backend.GridRow, out int) {
 		readCodes(&m.weights, to.Codes, out)
+		if order != nil {
+			codes := slices.Clone(to.Codes)
+			for i, input := range order {
+				to.Codes[i] = codes[input]
+			}
+		}
 		for i := range to.Scales {
 			to.Scales[i] = binary.LittleEndian.Uint16(m.scales.Data[2*(out*m.stride[0]+i*m.stride[1]):])
 			to.SubMin[i] = uint8(m.zero)
@@ -212,18 +239,18 @@ func (m *integers) grid() *backend.Grid {
 			}
 		}
 	}
-	if m.groups != nil || m.scales.DType == "F32" || !g.Fit(m.out, m.in) {
+	if !ok || m.scales.DType == "F32" || !g.Fit(m.out, m.in) {
 		return nil
 	}
 	return g
 }
 
-// grid returns the grid of matrices without their content, for plans; nil: they are expanded.
+// grid returns the grid of matrices without their content, for plans.
 func (c *integerConfig) grid() *backend.Grid {
 	g := &backend.Grid{Kind: backend.GridZeros, Bits: c.Bits, Group: c.Group, Row: func(*backend.GridRow, int) {}}
 	switch {
 	case c.Method == nvFP4 || c.Method == modelOpt:
-		return nil
+		return &floatGrid
 	case c.Group == 0:
 		g.Group = maxDim / 64 * 64
 	case c.Symmetric && c.Group == 32:
@@ -291,7 +318,7 @@ func findIntegers(c *safetensors.Checkpoint, name string, q *integerConfig) (s s
 		return s, f.fault, true
 	}
 	s.Tensor = safetensors.Tensor{Name: name, DType: expandedType, Shape: []int{m.out, m.in}, Data: m.weights.data}
-	s.rows, s.made, s.grid = m.row, backend.F32, m.grid()
+	s.rows, s.made, s.grid, s.ordered = m.row, backend.F32, m.grid(), m.groups != nil
 	if m.scales.DType == "BF16" {
 		s.made = backend.BF16
 	}

@@ -251,8 +251,10 @@ func TestIntegersAdapter(t *testing.T) {
 		t.Fatal(err)
 	}
 	prompt := readGoldensOf(t, name).Cases[1].Prompt
-	var logits [2][2][]float32 // of both checkpoints, without and with the adapter
-	for i, s := range []*Source{src, wide} {
+	kept := openCheckpoint(t, name)
+	src.ExpandIntegers()
+	var logits [3][2][]float32 // of each checkpoint, without and with the adapter
+	for i, s := range []*Source{src, wide, kept} {
 		m := loadFamily(t, s, cpu.Auto, Options{}, nil)
 		if _, err := m.Adapters(1, rank); err != nil {
 			t.Fatal(err)
@@ -281,5 +283,10 @@ func TestIntegersAdapter(t *testing.T) {
 	}
 	if slices.Equal(logits[0][0], logits[0][1]) {
 		t.Error("the adapter changes nothing")
+	}
+	for place := range 2 { // whose inputs are not in the order of its grid
+		if d := kullbackLeibler(logits[0][place], logits[2][place]); !(d <= 0.005) {
+			t.Errorf("kept as integers, with adapter %d, the divergence is %g", place, d)
+		}
 	}
 }

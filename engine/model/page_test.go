@@ -30,18 +30,23 @@ nodes, unless the last column names an exception.
 
 ## Integers
 
-CPUs keep the integers of GPTQ, AWQ, compressed-tensors and GGUF with their own scales, and round
-activations to 8 bits in groups of 32, as for int8 and int4. What cannot be kept is expanded to the
-type of the scales, or to float32:
+CPUs keep the integers of GPTQ, AWQ, compressed-tensors and GGUF, and the floats of NVFP4, with
+their own scales, and round activations to 8 bits in groups of 32, as for int8 and int4. What cannot
+be kept is expanded to the type of the scales, of NVFP4 to bfloat16, or to float32:
 
-- GPTQ with act-order, and compressed-tensors whose groups are not neighbours
-- groups that are neither 32 nor a multiple of 64, and scales in float32
-- NVFP4, experts of all layers in one tensor, embeddings outside of GGUF, and matrices per head
+- groups that differ in size or are neither 32 nor a multiple of 64, and scales in float32
+- embeddings outside of GGUF
+- matrices of latent attention that are cut by head: queries, ` + "`kv_a_proj_with_mqa` and `kv_b_proj`" + `
 - routers, and the gates of states and of shared experts
 - parts of a tensor-parallel rank that begin within a group of 64 or more, or a block of 256
+- parts of a tensor-parallel rank that are some of the inputs of a matrix with act-order
+
+With act-order (` + "`desc_act`, `g_idx`" + `), the columns of a matrix are sorted by group as it is loaded.
+Each row of activations is rounded in that order, once for all matrices with the same order. Experts
+are kept, too: each has tensors of its own, and those that share a tensor in GGUF are cut from it.
 
 ` + "`--dtype float32`" + ` expands all of them, and so do GPUs and ` + "`--quantization`" + `, except that
-` + "`int4`" + ` leaves integers of 4 bits on CPUs.
+` + "`int4`" + ` leaves integers and floats of 4 bits on CPUs.
 
 ## Architectures
 

@@ -63,7 +63,7 @@ func (q Quantization) converted(c *Config, s *stored, b *binding) backend.DType 
 // fourBits reports whether q leaves all integers of a checkpoint as they are, because most have 4
 // bits, and converts its matrices of the vocabulary to vocabularyGrid.
 func (c *Config) fourBits(q Quantization) bool {
-	return q == INT4 && c.Integers != nil && !c.Expand && c.Integers.Bits == 4 && c.Integers.grid() != nil
+	return q == INT4 && c.Integers != nil && !c.Expand && c.Integers.Bits == 4
 }
 
 // vocabularyGrid is the form of matrices of the vocabulary next to integers of 4 bits.
@@ -131,8 +131,8 @@ func (c *Config) WeightBytes(q Quantization) int64 {
 		switch {
 		case c.FP8 != nil && matrix && !c.FP8.kept(name):
 			s.DType, s.block, s.wide = "F8_E4M3", c.FP8.Block, c.FP8.Wide
-		case c.Integers != nil && matrix && !c.Expand && c.Integers.grid() != nil:
-			s.DType, s.grid = "F32", c.Integers.grid()
+		case c.Integers != nil && matrix && !c.Expand:
+			s.DType, s.grid, s.ordered = "F32", c.Integers.grid(), c.Ordered
 		case c.DType == "float32" || c.DType == "float16":
 			s.DType = "F32"
 		}

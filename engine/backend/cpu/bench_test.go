@@ -1,6 +1,8 @@
 package cpu
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -50,6 +52,7 @@ func BenchmarkGrids(b *testing.B) {
 		{"Q4_K", backend.Grid{Kind: backend.GridMins, Bits: 4, Group: 32}},
 		{"Q5_K", backend.Grid{Kind: backend.GridMins, Bits: 5, Group: 32}},
 		{"Q6_K", backend.Grid{Kind: backend.GridSigned, Bits: 6, Group: 16}},
+		{"NVFP4", backend.Grid{Kind: backend.GridFloats, Bits: 4, Group: 16, Whole: 1. / 3000}},
 	} {
 		for _, kernels := range Variants() {
 			for _, rows := range []int{1, 4, 8, 16, 128} {
@@ -115,6 +118,80 @@ func benchGrid(b *testing.B, kernels string, grid backend.Grid, rows, bytes, thr
 		b.ReportMetric(size/fastest.Seconds(), "read-GB/s")
 		b.ReportMetric(fastest.Seconds()/best.Seconds(), "of-read")
 		b.ReportMetric(ratios[len(ratios)/2], "median-of-read")
+	}
+}
+
+// BenchmarkKept alternates products with a random matrix of 16,384 outputs and 4,096 inputs as its
+// checkpoint has it, and expanded to the type of its weights. expanded-MiB and kept-MiB are the
+// memory of both, faster is the ratio of the fastest expanded product's time to that of the fastest
+// kept one, and median-faster the median of that ratio over pairs. The kept product includes the
+// rounding of its rows.
+func BenchmarkKept(b *testing.B) {
+	const out, in = 16384, 4096
+	order := permutation(rand.New(rand.NewPCG(1, 1)), in)
+	for _, format := range []struct {
+		name     string
+		grid     backend.Grid
+		expanded backend.DType
+	}{
+		{"GPTQ", backend.Grid{Kind: backend.GridZeros, Bits: 4, Group: 128}, backend.F32},
+		{"GPTQ-act-order", backend.Grid{Kind: backend.GridZeros, Bits: 4, Group: 128, Order: order}, backend.F32},
+		{"NVFP4", backend.Grid{Kind: backend.GridFloats, Bits: 4, Group: 16, Whole: 1. / 3000}, backend.BF16},
+	} {
+		for _, rows := range []int{1, 8, 128} {
+			b.Run(fmt.Sprintf("%s/rows=%d", format.name, rows), func(b *testing.B) {
+				c, err := New(Options{Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer c.Close()
+				t := &rig{CPU: c, t: b, rng: rand.New(rand.NewPCG(1, 1)), rows: rows}
+				x, _ := t.buf(backend.TokenRows, in, 1)
+				y, _ := t.buf(backend.TokenRows, out, 1)
+				kept, weights := gridTensor(t.rng.IntN, format.grid, 1, in)
+				row := kept.Grid.Row
+				kept.Grid.Row = func(to *backend.GridRow, _ int) { row(to, 0) } // all are equal
+				kept.Shape = []int{out, in}
+				data := make([]byte, 0, in*format.expanded.Size())
+				for _, w := range weights {
+					if format.expanded == backend.F32 {
+						data = binary.LittleEndian.AppendUint32(data, math.Float32bits(w))
+					} else {
+						data = binary.LittleEndian.AppendUint16(data, toBF16(w))
+					}
+				}
+				wide := backend.Tensor{Name: "wide", DType: format.expanded, Shape: kept.Shape, Data: bytes.Repeat(data, out)}
+				best := [2]time.Duration{time.Hour, time.Hour}
+				var records [2]func()
+				var sizes [2]int
+				for i, tn := range []backend.Tensor{wide, kept} {
+					w, err := c.Load(tn)
+					if err != nil {
+						b.Fatal(err)
+					}
+					sizes[i] = len(c.weights[w].matrix)
+					records[i] = func() { c.Linear(y, x, w, backend.NoWeight) }
+				}
+				var ratios []float64
+				for b.Loop() {
+					var took [2]time.Duration
+					for i, record := range records {
+						clear(c.plans)
+						t.once(nil, record) // records the plan
+						began := time.Now()
+						t.once(nil, record)
+						took[i] = time.Since(began)
+						best[i] = min(best[i], took[i])
+					}
+					ratios = append(ratios, took[0].Seconds()/took[1].Seconds())
+				}
+				slices.Sort(ratios)
+				b.ReportMetric(ratios[len(ratios)/2], "median-faster")
+				b.ReportMetric(float64(sizes[0])/(1<<20), "expanded-MiB")
+				b.ReportMetric(float64(sizes[1])/(1<<20), "kept-MiB")
+				b.ReportMetric(best[0].Seconds()/best[1].Seconds(), "faster")
+			})
+		}
 	}
 }
 

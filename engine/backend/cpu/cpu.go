@@ -102,6 +102,7 @@ type CPU struct {
 	routes  []*routing
 	kv      kvStore
 	adapt   adapters
+	orders  []*inputOrder
 
 	plans     map[backend.Key]*plan
 	recording *plan
@@ -134,6 +135,7 @@ type weight struct {
 	matrix  []byte          // row-major for portable kernels, packed for C
 	scales  *backend.Scales // of FP8
 	grid    *backend.Grid   // of GRID; its rows are those of matrix for portable kernels
+	order   *inputOrder     // of GRID: which input each number of a quantized row is; nil: in order
 	renewed bool            // the matrix is loaded more than once, so that its memory may not be borrowed
 	first   int             // row of the whole matrix that row 0 is
 	of      int             // rows of the whole matrix
@@ -302,6 +304,12 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 	if w.of == 0 {
 		w.of = w.out
 	}
+	if t.DType == backend.GRID && len(t.Grid.Order) > 0 {
+		var err error
+		if w.order, err = c.inputOrder(t.Grid.Order); err != nil {
+			return backend.NoWeight, fmt.Errorf("tensor %s: %w", t.Name, err)
+		}
+	}
 	if w.first < 0 || w.first > w.of-w.out {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %v is rows from %d on of %d", backend.ErrShape, t.Name, t.Shape, t.First, t.Of)
 	}
@@ -442,7 +450,7 @@ func (c *CPU) Close() error {
 	c.kernels.close()
 	c.rows.close()
 	c.kernels = nil
-	c.buffers, c.weights, c.ropes, c.routes, c.plans = nil, nil, nil, nil, nil
+	c.buffers, c.weights, c.orders, c.ropes, c.routes, c.plans = nil, nil, nil, nil, nil, nil
 	c.kv, c.adapt = kvStore{}, adapters{}
 	c.step = stepData{}
 	return c.mem.free()

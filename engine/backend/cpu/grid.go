@@ -18,11 +18,11 @@ type gridLayout struct {
 
 func gridLayoutOf(g *backend.Grid, in int) gridLayout {
 	l := gridLayout{pairs: g.BlockPairs(), pair: g.PairLines() * 64, tile: g.MatrixBytes(gridTile, in)}
-	if g.Kind != backend.GridPlain {
+	if g.Kind != backend.GridPlain && g.Kind != backend.GridFloats {
 		l.head = 64
-	}
-	if g.Kind != backend.GridPlain && g.Group == quantGroup && l.pairs == 1 {
-		l.head = 128
+		if g.Group == quantGroup && l.pairs == 1 {
+			l.head = 128
+		}
 	}
 	return l
 }
@@ -75,6 +75,8 @@ func (p *gridPacker) row(tile []byte, r *backend.GridRow, lane int) {
 		case backend.GridSigned:
 			binary.LittleEndian.PutUint16(block[lane*4:], r.Scales[k/backend.GridBlock])
 			sub[lane*4+half*2], sub[lane*4+half*2+1] = r.Sub[group], r.Sub[group+1]
+		case backend.GridFloats:
+			copy(sub[lane*4+half*2:][:2], r.Sub[group:])
 		}
 	}
 }
@@ -147,11 +149,17 @@ func dotGrid(g *backend.Grid, w *backend.GridRow, x []byte, at quantRow, from, t
 		factor, zero, least := g.Scale(w, from/g.Group)
 		whole, plain := int32(0), int32(0)
 		for k := from; k < min(from+step, to); k++ {
-			v := int32(int8(x[k]))
-			whole += (int32(w.Codes[k]) - int32(zero)) * v
+			v, code := int32(int8(x[k])), int32(w.Codes[k])-int32(zero)
+			if g.Kind == backend.GridFloats { // twice its value, an integer
+				code = int32(2 * backend.E2M1[w.Codes[k]])
+			}
+			whole += code * v
 			plain += v
 		}
 		scale := xs[from/quantGroup]
+		if g.Kind == backend.GridFloats {
+			factor /= 2
+		}
 		sum += float64(whole)*float64(factor*scale) - float64(plain)*float64(scale)*float64(least)
 	}
 	return sum

@@ -29,7 +29,8 @@ func (c *CPU) HeadLinear(dst, x backend.Buf, s backend.HeadSpec) {
 		product.experts = append(product.experts, w)
 	}
 	c.record(op{kind: opSplit, rows: a.rows, dst: in, a: a, heads: heads, dim: first.in})
-	c.quantizeFor(first, in, heads)
+	need(ordersOf(product.experts) == "", "HeadLinear: matrices with an order of inputs")
+	c.quantizeFor(product.experts, in, heads, nil)
 	c.record(product)
 	c.record(op{kind: opJoin, rows: a.rows, dst: d, a: a, b: out, heads: heads, dim: first.out})
 	c.recording.heads = append(c.recording.heads, r)

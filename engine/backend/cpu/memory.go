@@ -117,12 +117,9 @@ func (w *weight) decodeRow(dst []float32, row int) {
 	scales := w.matrix[w.out*w.in/2+row*w.in/32:]
 	for i := range dst {
 		code := blocks[i/2] >> (4 * (i % 2)) & 15
-		dst[i] = float32(math.Ldexp(fp4[code], int(scales[i/32])-127))
+		dst[i] = float32(math.Ldexp(float64(backend.E2M1[code]), int(scales[i/32])-127))
 	}
 }
-
-// fp4 has the values of four bits: sign, two of exponent, one of mantissa.
-var fp4 = [16]float64{0, 0.5, 1, 1.5, 2, 3, 4, 6, math.Copysign(0, -1), -0.5, -1, -1.5, -2, -3, -4, -6}
 
 // decode converts len(dst) elements to float32.
 func decode(dst []float32, src []byte, dt backend.DType) {

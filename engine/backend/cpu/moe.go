@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"math"
+	"slices"
 
 	"github.com/tandem-serving/tandem/engine/backend"
 )
@@ -101,7 +102,7 @@ func (c *CPU) MoE(dst, x, router backend.Buf, m backend.MoESpec) {
 			need(c.formFor(w) == c.formFor(c.weight(ids[0])), "MoE: %s is %s among others", w.name, w.dtype)
 			o.experts = append(o.experts, w)
 		}
-		c.quantizeFor(o.experts[0], from, m.TopK)
+		c.quantizeFor(o.experts, from, m.TopK, r)
 		c.record(o)
 	}
 	route := op{kind: opRoute, rows: a.rows, a: scores, route: r, normalize: m.Normalize}
@@ -181,6 +182,12 @@ func (r *routing) group(rows int) {
 		r.slots[i] = r.count[e]
 		r.count[e]++
 	}
+}
+
+// expertOf returns the expert of a slot, after group.
+func (r *routing) expertOf(slot int) int {
+	e, _ := slices.BinarySearch(r.count[:r.experts], int32(slot)+1) // count[e] is the slot behind its last
+	return e
 }
 
 // scatter copies a row to its slots.

@@ -183,6 +183,10 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 		if w.grid.BFloat {
 			head.bfloat = 1
 		}
+		head.whole, head.factor = C.float(w.grid.Whole), C.float(128*w.grid.Whole) // half of 256
+		if w.grid.Divide {
+			head.divide, head.factor = 1, C.float(128/w.grid.Whole)
+		}
 		*(*C.tandem_grid)(unsafe.Pointer(&m[0])) = head
 		c.rows.run(&gridPacker{m[at:], w.grid, l, w.out, w.in}, tiles)
 		w.grid = nil // C reads only the packed form
@@ -254,6 +258,9 @@ func lower(c *CPU, o *op, to *C.tandem_op) error {
 	}
 	if o.kind == opQuantize {
 		to.bf16 = elem(o.form)
+		if o.w != nil {
+			to.order = ints(o.w.order.inputs)
+		}
 	}
 	to.act, to.from, to.latent = C.int32_t(o.act), C.int32_t(o.from), C.int32_t(o.latent)
 	if o.rope != nil {
@@ -327,6 +334,9 @@ func lowerMoE(c *CPU, o *op, to *C.tandem_op) error {
 		table[i] = C.tandem_expert{w: unsafe.Pointer(&w.matrix[0]), bf16: C.int64_t(elem(w.dtype))}
 		if o.biases != nil {
 			table[i].bias = floats(o.biases[i].vector)
+		}
+		if w.order != nil {
+			table[i].order = ints(w.order.inputs)
 		}
 	}
 	to.experts = &table[0]

@@ -192,7 +192,7 @@ func sameShape(what string, first *buffer, rest ...*buffer) {
 // Embed records dst = table[Step.Tokens].
 func (c *CPU) Embed(dst backend.Buf, table backend.Weight) {
 	d, w := c.buf(dst), c.weight(table)
-	need(d.rows == backend.TokenRows && w.in == d.cols, "Embed: %s is [%d, %d] for %d columns", w.name, w.out, w.in, d.cols)
+	need(d.rows == backend.TokenRows && w.in == d.cols && w.order == nil, "Embed: %s is [%d, %d] for %d columns", w.name, w.out, w.in, d.cols)
 	c.record(op{kind: opEmbed, rows: d.rows, dst: d, w: w, from: w.first})
 	if p := c.recording; p.vocab == 0 || w.of < p.vocab {
 		p.vocab = w.of
@@ -205,7 +205,7 @@ func (c *CPU) Linear(dst, x backend.Buf, w, bias backend.Weight) {
 	need(d != a, "Linear: %s in place", m.name)
 	need(d.rows == a.rows && m.in == a.cols && m.out == d.cols, "Linear: %s is [%d, %d] from %d to %d columns",
 		m.name, m.out, m.in, a.cols, d.cols)
-	c.quantizeFor(m, a, 1)
+	c.quantizeFor([]*weight{m}, a, 1, nil)
 	o := op{kind: opLinear, rows: d.rows, dst: d, a: a, w: m}
 	if bias != backend.NoWeight {
 		o.bias = c.vector(bias, m.out)

@@ -173,7 +173,7 @@ func (p *portable) item(worker, i int) {
 	case opQuantize:
 		n := o.width(o.a)
 		at := quantLayout(n)
-		quantize(o.a.q[i*at.size:(i+1)*at.size], o.a.data[i*n:(i+1)*n])
+		quantize(o.a.q[i*at.size:(i+1)*at.size], o.ordered(i, o.a.data[i*n:(i+1)*n], p.scratch[worker].row))
 	case opRows:
 		copy(o.dst.row(i), o.a.row(int(s.outputRows[i])))
 	case opRoute:

@@ -1,7 +1,9 @@
 package cpu
 
 import (
+	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -28,8 +30,47 @@ func quantLayout(cols int) quantRow {
 // quantForm is the content of a buffer's q: rows of so many slots, as 8-bit integers or, for AMX,
 // bf16.
 type quantForm struct {
-	dtype backend.DType // INT8 or BF16; 0: nothing
-	slots int
+	dtype  backend.DType // INT8 or BF16; 0: nothing
+	slots  int
+	orders string // of the inputs of each slot's matrix; empty: as they are in the row
+}
+
+// inputOrder is the order of a grid's inputs. Matrices with equal ones share it, so that a row is
+// rounded in that order once for all their products.
+type inputOrder struct {
+	id     int
+	inputs []int32 // mapped
+}
+
+// inputOrder returns the order of so many inputs.
+func (c *CPU) inputOrder(inputs []int32) (*inputOrder, error) {
+	for _, have := range c.orders {
+		if slices.Equal(have.inputs, inputs) {
+			return have, nil
+		}
+	}
+	mapped, err := c.mem.ints(len(inputs))
+	if err != nil {
+		return nil, err
+	}
+	copy(mapped, inputs)
+	o := &inputOrder{len(c.orders) + 1, mapped}
+	c.orders = append(c.orders, o)
+	return o, nil
+}
+
+// ordersOf names the orders of matrices' inputs; empty: none has one.
+func ordersOf(all []*weight) string {
+	ids, any := make([]int, len(all)), false
+	for i, w := range all {
+		if w.order != nil {
+			ids[i], any = w.order.id, true
+		}
+	}
+	if !any {
+		return ""
+	}
+	return fmt.Sprint(ids)
 }
 
 // formFor returns the form of q that a product with w reads, or 0 if it reads the row itself.
@@ -43,10 +84,11 @@ func (c *CPU) formFor(w *weight) backend.DType {
 	return 0
 }
 
-// quantizeFor records the conversion of a's rows to the form that a product with w
-// reads, unless q is current. A row has slots parts of equal width.
-func (c *CPU) quantizeFor(w *weight, a *buffer, slots int) {
-	p, form := c.plan(), quantForm{c.formFor(w), slots}
+// quantizeFor records the conversion of a's rows to the form that products with all
+// matrices read, unless q is current. A row has slots parts of equal width, which r, if set,
+// assigns to the matrices.
+func (c *CPU) quantizeFor(all []*weight, a *buffer, slots int, r *routing) {
+	p, form := c.plan(), quantForm{c.formFor(all[0]), slots, ordersOf(all)}
 	if form.dtype == 0 || p.quantized[a] == form {
 		return
 	}
@@ -64,8 +106,29 @@ func (c *CPU) quantizeFor(w *weight, a *buffer, slots int) {
 	if slots > 1 {
 		o.slots = slots
 	}
+	if form.orders != "" {
+		if o.w = all[0]; r != nil {
+			o.w, o.experts, o.route = nil, all, r
+		}
+	}
 	c.record(o)
 	p.quantized[a] = form
+}
+
+// ordered returns row i of an opQuantize in the order that its product reads, perhaps in memory.
+func (o *op) ordered(i int, x, memory []float32) []float32 {
+	w := o.w
+	if o.route != nil {
+		w = o.experts[o.route.expertOf(i)]
+	}
+	if w == nil || w.order == nil {
+		return x
+	}
+	memory = memory[:len(x)]
+	for k, input := range w.order.inputs {
+		memory[k] = x[input]
+	}
+	return memory
 }
 
 // quantize writes a row x exactly as quant.h's quantize does.

@@ -10,6 +10,8 @@
 //                 line of bytes: the first group's factor on the scale and on the minimum, and
 //                 those of the second.
 //   GRID_SIGNED   likewise, with a factor on the scale for each half of a group.
+//   GRID_FLOATS   as GRID_PLAIN, but the line is bytes, E4M3, for each half of a group. Codes are
+//                 E2M1, whose values are twice as large integers.
 //
 // The codes of a group are the lines of int8 or int4, see quant.h. Behind those of int4, codes of 5
 // bits have a line of highest bits, of which bit i belongs to elements 4i to 4i+3, and codes of 6
@@ -56,7 +58,11 @@ static TARGET void unpack_grid(const tandem_op *op, const uint8_t *tile, int lan
 		}
 		if (kind == GRID_SIGNED)
 			scale *= (float)(int8_t)sub[lane * 4 + h * 2 + i / 4];
-		float product = scale * (float)(code - zero);
+		if (kind == GRID_FLOATS) {
+			scale = 256 * fp8_at(sub[lane * 4 + h * 2 + i / 4]);
+			scale = grid->divide ? scale / grid->whole : scale * grid->whole;
+		}
+		float product = scale * (kind == GRID_FLOATS ? e2m1[code] : (float)(code - zero));
 		dst[k] = product - least;
 	}
 }
@@ -94,29 +100,33 @@ typedef struct {
 	V acc[LINEAR_NT][LINEAR_TILES * VPT], scales[2][LINEAR_TILES * VPT], leasts[2][LINEAR_TILES * VPT];
 } grid_sums;
 
-// Adds half h of the pair at w. x is its activations, and g the number of the group.
-FN void grid_half_pair(const int bits, const int kind, const int nv, const int nt, const part *p, grid_sums *s, const char *w, const uint8_t *x, int g, int h) {
+// Adds half h of the pair at w. x is its activations, and g the number of the group. floats, a
+// constant, is whether kind is GRID_FLOATS.
+FN void grid_half_pair(const int bits, const int kind, const int floats, const int nv, const int nt, const part *p, grid_sums *s, const char *w, const uint8_t *x, int g, int h) {
 	const tandem_grid *grid = p->grid;
 	const size_t tile = p->tile, ldq = p->ldq;
 	const quant_row at = quant_layout(p->k);
+	const int by_half = bits == 6 || floats; // a scale for each half of the group
 	// Sums start at less the offset that codes have.
-	const int offset = bits == 4 ? kind == GRID_PLAIN || kind == GRID_ZEROS : bits == 8 ? DOT_OFFSET : bits == 6;
-	const uint8_t *start = p->q + (bits == 4 ? at.less8 : bits == 8 ? at.less128 : at.less32);
-	const int half = kind == GRID_MINS || bits == 6 ? 0 : h & (grid->head > 64); // of the scales that a block has
+	const int offset = bits == 4 ? kind == GRID_PLAIN || kind == GRID_ZEROS || floats : bits == 8 ? DOT_OFFSET : bits == 6;
+	const uint8_t *start = p->q + (by_half ? at.less32 : bits == 4 ? at.less8 : at.less128);
+	const int half = kind == GRID_MINS || by_half ? 0 : h & (grid->head > 64); // of the scales that a block has
 	const char *lines = w + h * grid_codes(bits), *sub = w + 2 * grid_codes(bits);
 	VI sum[LINEAR_NT][LINEAR_TILES * VPT];
 	V ws[LINEAR_TILES * VPT];
 	UNROLL for (int f = 0; f < 2; f++) {
-		if (f == 0 || bits == 6)
+		if (f == 0 || by_half)
 			UNROLL for (int t = 0; t < nt; t++) {
 				int32_t from = 0;
 				if (offset)
-					memcpy(&from, start + t * ldq + (bits == 6 ? 2 * g + f : g) * 4, 4);
+					memcpy(&from, start + t * ldq + (by_half ? 2 * g + f : g) * 4, 4);
+				if (floats)
+					from = from / 32 * FP4_OFFSET;
 				UNROLL for (int v = 0; v < nv; v++)
 					sum[t][v] = vints(from);
 			}
 		// One row has a sum for each half, because eight dots in a chain wait for each other.
-		const int second = f && bits != 6 && nt == 1;
+		const int second = f && !by_half && nt == 1;
 		VI before[LINEAR_TILES * VPT];
 		if (second)
 			UNROLL for (int v = 0; v < nv; v++) {
@@ -136,8 +146,11 @@ FN void grid_half_pair(const int bits, const int kind, const int nv, const int n
 		} else
 			UNROLL for (int i = 4 * f; i < 4 * f + 4; i++) {
 				VI wv[LINEAR_TILES * VPT];
-				UNROLL for (int v = 0; v < nv; v++)
+				UNROLL for (int v = 0; v < nv; v++) {
 					wv[v] = grid_line(bits, lines + v / VPT * tile + v % VPT * (VL * 4), i);
+					if (floats)
+						wv[v] = vfp4(wv[v]);
+				}
 				UNROLL for (int t = 0; t < nt; t++) {
 					VI xv = vinputs(x + t * ldq + i * 4);
 					UNROLL for (int v = 0; v < nv; v++)
@@ -147,7 +160,7 @@ FN void grid_half_pair(const int bits, const int kind, const int nv, const int n
 		if (second)
 			UNROLL for (int v = 0; v < nv; v++)
 				sum[0][v] = vplus(sum[0][v], before[v]);
-		if (f == 0 && bits != 6)
+		if (f == 0 && !by_half)
 			continue;
 		UNROLL for (int v = 0; v < nv; v++) {
 			const char *line = sub + v / VPT * tile + v % VPT * (VL * 4);
@@ -155,6 +168,8 @@ FN void grid_half_pair(const int bits, const int kind, const int nv, const int n
 				ws[v] = h ? vodd(vload_pairs(line)) : veven(vload_pairs(line));
 			else if (kind == GRID_PLAIN)
 				ws[v] = vhalf(vload_pairs(line), h);
+			else if (floats)
+				ws[v] = vfp8(vload_pairs(line), 2 * h + f);
 			else if (bits == 6)
 				ws[v] = vmul(s->scales[0][v], vsigned(vload_pairs(line), 2 * h + f));
 			else if (kind == GRID_MINS)
@@ -165,11 +180,13 @@ FN void grid_half_pair(const int bits, const int kind, const int nv, const int n
 		UNROLL for (int t = 0; t < nt; t++) {
 			float scale;
 			memcpy(&scale, p->q + at.scale + t * ldq + g * 4, 4);
+			if (floats)
+				scale *= grid->factor;
 			UNROLL for (int v = 0; v < nv; v++)
 				s->acc[t][v] = vfma(vfloat(sum[t][v]), vmul(ws[v], vset1(scale)), s->acc[t][v]);
 		}
 	}
-	if (bits == 6 || (kind == GRID_PLAIN && bits != 5))
+	if (by_half || (kind == GRID_PLAIN && bits != 5))
 		return;
 	UNROLL for (int v = 0; v < nv; v++) {
 		V least = s->leasts[half][v];
@@ -189,7 +206,8 @@ FN void grid_half_pair(const int bits, const int kind, const int nv, const int n
 FN void grid_block(const int bits, const int known, const int nv, const int nt, const part *p) {
 	const int ahead = nt == 1 && tandem_hardware_prefetch ? 0 : 2048; // bytes of prefetch in each tile's stream
 	const tandem_grid *grid = p->grid;
-	const int kind = known >= 0 ? known : grid->kind, pairs = known >= 0 ? 4 : grid->pairs, halves = known < 0 && grid->head > 64;
+	const int kind = known >= 0 ? known : grid->kind, halves = known < 0 && grid->head > 64;
+	const int floats = known == GRID_FLOATS, pairs = floats ? 1 : known >= 0 ? 4 : grid->pairs;
 	const size_t pair = grid->pair, head = grid->head, tile = p->tile, codes = grid_codes(bits);
 	grid_sums s;
 	UNROLL for (int t = 0; t < nt; t++)
@@ -200,7 +218,7 @@ FN void grid_block(const int bits, const int known, const int nv, const int nt, 
 	const char *next = p->w + (size_t)(first / pairs) * (head + pairs * pair), *w = 0; // of the next block and pair
 	for (int k = p->k0; k < p->k1; k += QUANT_PAIR, w += pair, left--) {
 		if (left == 0) {
-			if (kind != GRID_PLAIN)
+			if (kind != GRID_PLAIN && !floats)
 				for (int h = 0; h <= halves; h++)
 					UNROLL for (int v = 0; v < nv; v++) {
 						const char *line = next + h * 64 + v / VPT * tile + v % VPT * (VL * 4);
@@ -216,11 +234,11 @@ FN void grid_block(const int bits, const int known, const int nv, const int nt, 
 			vfetch(w + v / VPT * tile + ahead, 2 * codes / 64 + 1);
 		const uint8_t *x = p->q + k;
 		if (nt == 1) { // with constants for h
-			grid_half_pair(bits, kind, nv, nt, p, &s, w, x, k / QUANT_GROUP, 0);
-			grid_half_pair(bits, kind, nv, nt, p, &s, w, x + QUANT_GROUP, k / QUANT_GROUP + 1, 1);
+			grid_half_pair(bits, kind, floats, nv, nt, p, &s, w, x, k / QUANT_GROUP, 0);
+			grid_half_pair(bits, kind, floats, nv, nt, p, &s, w, x + QUANT_GROUP, k / QUANT_GROUP + 1, 1);
 		} else
 			for (int h = 0; h < 2; h++)
-				grid_half_pair(bits, kind, nv, nt, p, &s, w, x + h * QUANT_GROUP, k / QUANT_GROUP + h, h);
+				grid_half_pair(bits, kind, floats, nv, nt, p, &s, w, x + h * QUANT_GROUP, k / QUANT_GROUP + h, h);
 	}
 	UNROLL for (int t = 0; t < nt; t++)
 		UNROLL for (int v = 0; v < nv; v++)
@@ -228,11 +246,11 @@ FN void grid_block(const int bits, const int known, const int nv, const int nt, 
 }
 
 #define GRID_CASE(bits, known, tiles, nt) \
-	case ((known) == GRID_MINS) * 4096 + (bits) * 256 + (tiles) * 16 + nt: \
+	case ((known) == GRID_FLOATS) * 8192 + ((known) == GRID_MINS) * 4096 + (bits) * 256 + (tiles) * 16 + nt: \
 		grid_block(bits, known, (tiles) * VPT, nt, p); \
 		break;
 #define GRID_CASES(tiles, nt) \
-	GRID_CASE(4, -1, tiles, nt) GRID_CASE(5, -1, tiles, nt) GRID_CASE(6, GRID_SIGNED, tiles, nt) GRID_CASE(8, -1, tiles, nt)
+	GRID_CASE(4, -1, tiles, nt) GRID_CASE(4, GRID_FLOATS, tiles, nt) GRID_CASE(5, -1, tiles, nt) GRID_CASE(6, GRID_SIGNED, tiles, nt) GRID_CASE(8, -1, tiles, nt)
 // The kind of K-quants is a constant for one row, whose product is to be bound by memory alone.
 #define GRID_ROW_CASES(tiles) GRID_CASES(tiles, 1) GRID_CASE(4, GRID_MINS, tiles, 1) GRID_CASE(5, GRID_MINS, tiles, 1)
 
@@ -254,8 +272,8 @@ FN int grid_share(int rows) {
 
 // nt rows, as grid_rows divides them, times tiles tiles.
 static TARGET void grid_group(int bits, int tiles, int nt, const part *p) {
-	const int mins = nt == 1 && p->grid->kind == GRID_MINS;
-	switch (mins * 4096 + bits * 256 + tiles * 16 + nt) {
+	const int mins = nt == 1 && p->grid->kind == GRID_MINS, floats = p->grid->kind == GRID_FLOATS;
+	switch (floats * 8192 + mins * 4096 + bits * 256 + tiles * 16 + nt) {
 		GRID_ROW_CASES(1)
 		GRID_CASES(1, 2)
 #if KERNEL_ISA

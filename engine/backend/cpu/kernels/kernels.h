@@ -36,7 +36,7 @@ enum {
 enum { ELEM_F32, ELEM_BF16, ELEM_MXFP4, ELEM_INT8, ELEM_INT4, ELEM_FP8, ELEM_GRID };
 
 // Kinds of scales of ELEM_GRID, the numbers of backend.GridKind.
-enum { GRID_PLAIN, GRID_ZEROS, GRID_OFFSETS, GRID_MINS, GRID_SIGNED };
+enum { GRID_PLAIN, GRID_ZEROS, GRID_OFFSETS, GRID_MINS, GRID_SIGNED, GRID_FLOATS };
 
 // Activations, the numbers of backend.Act.
 enum { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWISH };
@@ -45,7 +45,8 @@ enum { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWISH };
 typedef struct {
 	void *w; // packed
 	int64_t bf16;
-	const float *bias; // or null
+	const float *bias;    // or null
+	const int32_t *order; // as tandem_op's
 } tandem_expert;
 
 // The head of a packed matrix of ELEM_FP8, see fp8.h.
@@ -64,7 +65,10 @@ typedef struct {
 	int32_t pairs;      // of groups of 32, in a block
 	int32_t head, pair; // bytes of a tile's block before its pairs, and of a pair
 	int64_t tile;       // bytes of a tile
-	int64_t unused[4];
+	float whole;        // of GRID_FLOATS: the scale of the matrix
+	float factor;       // of GRID_FLOATS: 128 times what it multiplies with
+	int32_t divide;     // of GRID_FLOATS: whole divides
+	int32_t unused[5];
 } tandem_grid;
 
 // One part of the states of OP_DELTA.
@@ -105,6 +109,7 @@ typedef struct {
 	float *dst;        // [rows, n]
 	float *a, *b;      // [rows, k]; for OP_PACK a is the checkpoint's bytes
 	uint8_t *q;        // a in 8 bits, see quant.h, or rounded, see amx.h: of OP_QUANTIZE, and of products
+	const int32_t *order; // [k] of OP_QUANTIZE: the column of a that each number of q is; null: the same
 	void *w;           // packed matrix, or a vector of n fp32
 	const float *bias; // [n] or null
 	uint8_t *kv;       // [blocks, page_bytes] of the layer

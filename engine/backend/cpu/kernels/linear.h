@@ -6,6 +6,9 @@
 // exactly, so that it gives the bits of a bf16 matrix. FP8 is unpacked likewise, to fp32
 // (fp8.h).
 
+// The values of E2M1.
+static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+
 FN size_t tile_bytes(const tandem_op *op) {
 	if (op->bf16 == ELEM_MXFP4)
 		return (size_t)op->k / 32 * MXFP4_GROUP;
@@ -71,7 +74,6 @@ static TARGET void pack_mxfp4(const tandem_op *op, int tile) {
 
 // Groups [g0, g1) of a packed MXFP4 tile as a stretch of a bf16 one.
 static TARGET void unpack_mxfp4(const uint8_t *tile, int g0, int g1, uint16_t *dst) {
-	static const float value[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
 	for (int g = g0; g < g1; g++, dst += 32 * TILE) {
 		const uint8_t *group = tile + (size_t)g * MXFP4_GROUP;
 		for (int lane = 0; lane < TILE; lane++) {
@@ -80,7 +82,7 @@ static TARGET void unpack_mxfp4(const uint8_t *tile, int g0, int g1, uint16_t *d
 			uint16_t table[16];
 			memcpy(&scale, &bits, 4);
 			for (int i = 0; i < 16; i++) {
-				float f = value[i] * scale;
+				float f = e2m1[i] * scale;
 				memcpy(&bits, &f, 4);
 				table[i] = (uint16_t)(bits >> 16);
 			}

@@ -29,17 +29,37 @@ static TARGET void quantize(const tandem_op *op, int row) {
 	const quant_row at = quant_layout(op->k);
 	const float *x = op->a + (size_t)row * op->k;
 	uint8_t *q = op->q + (size_t)row * at.size;
+	const int32_t *order = op->order;
+	if (op->experts) // of the row's expert: count[e] is the slot behind its last
+		for (int low = 0, high = op->n_experts - 1;;) {
+			int e = (low + high) / 2;
+			if (low == high) {
+				order = op->experts[e].order;
+				break;
+			}
+			if (op->count[e] > row)
+				high = e;
+			else
+				low = e + 1;
+		}
 	for (int g = 0, k = 0; k < (int)at.scale; g++, k += QUANT_GROUP) {
 		int n = min_int(QUANT_GROUP, op->k - k);
 		v16 a = v16_zero(), b = a;
+		const float *from = x + k;
+		float gathered[QUANT_GROUP];
+		if (order) {
+			for (int i = 0; i < n; i++)
+				gathered[i] = x[order[k + i]];
+			from = gathered;
+		}
 		if (n >= 16)
-			a = v16_load(x + k);
+			a = v16_load(from);
 		else if (n > 0)
-			a = v16_loadn(x + k, n);
+			a = v16_loadn(from, n);
 		if (n >= 32)
-			b = v16_load(x + k + 16);
+			b = v16_load(from + 16);
 		else if (n > 16)
-			b = v16_loadn(x + k + 16, n - 16);
+			b = v16_loadn(from + 16, n - 16);
 		v16 size = v16_max(v16_max(a, v16_sub(v16_zero(), a)), v16_max(b, v16_sub(v16_zero(), b)));
 		float most = v16_hmax(size), scale = 0, up = 0;
 		if (most > 1e-30f)

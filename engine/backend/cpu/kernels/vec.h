@@ -541,6 +541,31 @@ FN VI vmerge(VI low, VI high) {
 	return (VI)(((lanes)low & 0x0f0f0f0fu) | ((lanes)high & 0xf0f0f0f0u));
 #endif
 }
+// vfp4 returns twice the value of E2M1 and FP4_OFFSET for each byte, which is below 16. vfp8
+// returns a 256th of byte i of each lane, E4M3.
+enum { FP4_OFFSET = 12 };
+#define FP4_BYTES 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0
+FN VI vfp4(VI v) {
+#if KERNEL_ISA == 512
+	return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_setr_epi8(FP4_BYTES)), v);
+#elif KERNEL_ISA == 2
+	return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_setr_epi8(FP4_BYTES)), v);
+#elif KERNEL_ISA == 128
+	return vreinterpretq_u32_u8(vqtbl1q_u8((uint8x16_t){FP4_BYTES}, vreinterpretq_u8_u32(v)));
+#else
+	static const uint8_t bytes[16] = {FP4_BYTES};
+	uint8_t b[sizeof v];
+	memcpy(b, &v, sizeof v);
+	for (int i = 0; i < (int)sizeof v; i++)
+		b[i] = bytes[b[i]];
+	memcpy(&v, b, sizeof v);
+	return v;
+#endif
+}
+FN V vfp8(VI v, int i) {
+	lanes b = (lanes)v >> 8 * i;
+	return vhalf((VI)((b & 128u) << 8 | (b & 127u) << 7), 0);
+}
 FN V vbyte(VI v, int i) { return vfloat((VI)((lanes)v >> 8 * i & 255u)); }
 FN V vsigned(VI v, int i) { return vfloat((VI)((signed_lanes)((lanes)v << (24 - 8 * i)) >> 24)); }
 FN V vupper(VI v) { return vfloat((VI)((lanes)v >> 16)); }
