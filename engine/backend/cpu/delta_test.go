@@ -233,9 +233,16 @@ func TestDeltaRule(t *testing.T) {
 				c.place(rng, a)
 				c.step([]int{at}, a)
 				kept := slices.Clone(a.tables)
-				c.place(rng, a)
-				for g := range kept { // as after a prefix hit
-					copy(a.tables[g], kept[g][:at/c.every*min(g, 1)])
+				last := at/c.every - 1
+				for again := true; again; { // as after a prefix hit, whose blocks no other place has
+					c.place(rng, a)
+					again = false
+					for _, table := range kept[1:] {
+						again = again || slices.ContainsFunc(a.tables[1:], func(t []int32) bool { return slices.Contains(t[last+1:], table[last]) })
+					}
+				}
+				for g := range kept[1:] {
+					copy(a.tables[g+1], kept[g+1][:last+1])
 				}
 				clear(a.out[at*c.spec.ValueHeads*c.spec.ValueDim:])
 				a.done = at
