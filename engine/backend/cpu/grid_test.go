@@ -40,9 +40,6 @@ func gridTensor(random func(n int) int, g backend.Grid, out, in int) (backend.Te
 		if g.BFloat {
 			return uint16(0x3c00 + random(0x80) + random(2)<<15)
 		}
-		if random(8) == 0 { // subnormal, as those of K-quants often are
-			return uint16(random(0x400) + random(2)<<15)
-		}
 		return uint16(0x2000 + random(0x400) + random(2)<<15)
 	}
 	rows, values := make([]*backend.GridRow, out), make([]float32, out*in)
