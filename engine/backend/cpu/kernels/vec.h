@@ -562,9 +562,10 @@ FN VI vfp4(VI v) {
 	return v;
 #endif
 }
+typedef int16_t short_lanes __attribute__((vector_size(sizeof(VI))));
 FN V vfp8(VI v, int i) {
-	lanes b = (lanes)v >> 8 * i;
-	return vhalf((VI)((b & 128u) << 8 | (b & 127u) << 7), 0);
+	short_lanes h = i % 2 ? (short_lanes)v : (short_lanes)((lanes)v << 8);
+	return vhalf((VI)(h >> 1 & (int16_t)0xbf80), i / 2);
 }
 FN V vbyte(VI v, int i) { return vfloat((VI)((lanes)v >> 8 * i & 255u)); }
 FN V vsigned(VI v, int i) { return vfloat((VI)((signed_lanes)((lanes)v << (24 - 8 * i)) >> 24)); }
