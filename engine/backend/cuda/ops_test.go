@@ -570,10 +570,12 @@ func (c *kernelCase) openWith(o Options, pdl bool) (*CUDA, error) {
 	if c.blas {
 		o.BLAS = blasPath
 	}
+	draws := "blocks"
 	if c.slices {
-		os.Setenv("TD_DRAWS", "only-slices")
-		defer os.Unsetenv("TD_DRAWS")
+		draws = "only-slices"
 	}
+	os.Setenv("TD_DRAWS", draws)
+	defer os.Unsetenv("TD_DRAWS")
 	names := c.kernels
 	if pdl {
 		names = strings.TrimPrefix(names+",pdl", ",")
