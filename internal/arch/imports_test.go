@@ -153,7 +153,7 @@ var mayImport = map[string][]string{
 	"internal/netlab":          {}, // networks for tests and benchmarks
 	"internal/netio":           {},
 	"internal/node":            {"engine", "engine/kvcache", "engine/scheduler", "internal/rpc", "internal/rpc/nodepb"}, // what prefill and decode share
-	"internal/jsonscan":        {},                                                                    // JSON without a tree
+	"internal/jsonscan":        {},                                                                                      // JSON without a tree
 	"gateway/api/messages":     {"gateway/api/openai", "internal/jsonscan"},
 	"gateway/api/openai":       {"engine/grammar", "internal/jsonscan"},
 	"gateway/api/responses":    {"gateway/api/openai", "internal/jsonscan"},
