@@ -47,7 +47,7 @@ func Tools() Table {
 			"tandem profile ./Llama-3.2-1B-Instruct --out node.yaml", profileNode},
 		{"record", "[flags]", "Records a trace of the requests that a gateway answers: times, lengths and which prompts begin alike, no text and no names.",
 			"tandem record --url http://127.0.0.1:8000 --for 1h --out trace.jsonl", record},
-		{"quantize", "MODEL --out DIR [flags]", "Writes a model with weights of 4 bits, with error feedback from a calibration text, as a Hugging Face folder that vLLM loads, too.",
+		{"quantize", "MODEL --out DIR [flags]", "Writes a model with weights of 4 bits, with error feedback from a calibration text, as a Hugging Face folder in the format of compressed-tensors.",
 			"tandem quantize ./Llama-3.2-1B-Instruct --out ./Llama-3.2-1B-Instruct-W4A16", quantizeModel},
 		{"ca", "[renew|list] DIR [gateway/NAME ...] [node/NAME ...] [flags]", "Creates a cluster's certificate authority in DIR, and certificates for the named gateways and nodes in DIR/NAME; renews or lists them.",
 			"tandem ca ./certs gateway/gw1 node/p1 node/d1", certificates},
