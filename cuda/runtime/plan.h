@@ -63,7 +63,7 @@ inline td_op alone(const td_op &o, int i) {
 
 // Tried are kernels that may be left out, to compare them with older ones. TD_KERNELS of the
 // environment, read when a device is opened, lists those to use, separated by commas. Where it is
-// not set, or "all", these are all but chunk: an H100 was faster with each than without it.
+// not set, or "all", these are all but chunk. bench/results/gpu.md has what each changes.
 struct Tried {
   bool attention = false;  // attention of single rows by attend_split
   bool norm = false;       // norms of rows by norm_whole
