@@ -96,31 +96,34 @@ help: ## list the targets
 build: ## build bin/tandem
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BINARY) .
 
-cuda: $(NVRTC)/installed ## build bin/tandem-cuda.so, the kernels for GPUs and drivers from R525 on; needs g++, and installs NVRTC (PyPI, 320 MB)
-	$(GO) run ./cuda/build -nvrtc $(NVRTC) -o bin/tandem-cuda.so
+cuda: $(NVRTC)/installed ## build bin/tandem-cuda.so, the kernels for GPUs and drivers from R525 on; needs g++, and installs NVRTC (PyPI, 320 MB); TARGETS=90a is for compute capability 9.0 alone
+	$(GO) run ./cuda/build -nvrtc $(NVRTC) $(if $(TARGETS),-targets $(TARGETS)) -o bin/tandem-cuda.so
 
 cuda-nvcc: $(CUDA)/installed ## build bin/tandem-cuda-nvcc.so, the same by another compiler and for drivers from R580 on; installs nvcc (PyPI, 300 MB)
 	$(GO) run ./cuda/build -nvcc "$(NVCC)" -o bin/tandem-cuda-nvcc.so
 
-# Both run on a machine with a GPU, an nvcc of its own or none: what they need is in
-# bin/, built by `make build cuda gpu-tests` where there is a network, and carried.
-gpu-tests: cuda cuda-nvcc ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
+# gpu-test and gpu-bench run on a machine with a GPU. What they need is in bin/, built by
+# `make gpu-tests` where there is a network, and carried. With TARGETS, the object of nvcc is not.
+GPU_OBJECTS := cuda $(if $(TARGETS),,cuda-nvcc)
+gpu-tests: $(GPU_OBJECTS) ## build what make gpu-test and gpu-bench need into bin/, small enough to be carried to a machine with a GPU
 	$(GO) build -ldflags '-s -w $(LDFLAGS)' -o $(BINARY) .
 	$(GO) test -c -ldflags '-s -w' -o bin/cuda.test ./engine/backend/cuda
+	@git describe --always --dirty --abbrev=40 --exclude='*' >bin/commit 2>/dev/null || echo unknown >bin/commit
 
-# What make gpu-test, gpu-bench and the three slots of cuda/gpu-slot.sh need, in one archive.
-GPU_FILES := bin/tandem bin/cuda.test bin/tandem-cuda.so bin/tandem-cuda-nvcc.so cuda engine/backend/cuda engine/model/testdata engine/builtin/model go.mod Makefile
+# What cuda/gpu_hour.py needs, in one archive. The built-in model is next to the program that embeds
+# it and within the 64 MiB in which xz -9 finds equal bytes: the archive has it once.
+GPU_FILES := engine/builtin/model bin/tandem bin/cuda.test bin/commit $(GPU_OBJECTS:%=bin/tandem-%.so) cuda engine/backend/cuda engine/model/testdata go.mod Makefile
 # Test data of formats that the tests of engine/backend/cuda do not read.
 GPU_UNUSED := gguf converted quantized llamacpp.gz
-gpu-pack: gpu-tests ## bin/gpu-pack.tar.xz, what is carried to a machine with a GPU, at most 40 MiB; there, cuda/gpu-slot.sh 1, 2 and 3 take 8 minutes each
-	tar -cf - $(GPU_UNUSED:%=--exclude=engine/model/testdata/%) $(GPU_FILES) | xz -6 -T 0 >bin/gpu-pack.tar.xz
+gpu-pack: gpu-tests ## bin/gpu-pack.tar.xz, what is carried to a machine with a GPU, at most 40 MiB; there, python3 cuda/gpu_hour.py ends within 9 minutes; TARGETS=90a makes a smaller one, for compute capability 9.0 alone
+	tar -cf - $(GPU_UNUSED:%=--exclude=engine/model/testdata/%) $(GPU_FILES) | xz -9 >bin/gpu-pack.tar.xz
 	@size=$$(stat -c %s bin/gpu-pack.tar.xz); [ $$size -le 41943040 ] || { echo "gpu-pack: $$size bytes are more than 40 MiB" >&2; exit 1; }; echo "bin/gpu-pack.tar.xz: $$size bytes"
 
 gpu-test: ## on a machine with a GPU: every kernel and model against the CPU, then under compute-sanitizer where there is one; needs bin/ of make gpu-tests
-	@cuda/gpu-test.sh
+	@python3 cuda/gpu_hour.py --only tests,sanitizers $(ARGS)
 
 gpu-bench: ## on a machine with a GPU: the table of speeds, random weights of real shapes; needs bin/ of make gpu-tests
-	@cuda/gpu-bench.sh
+	@python3 cuda/gpu_hour.py --only speed,attention,push,no-cublaslt,torch,more $(ARGS)
 
 up: build ## build, then run a local cluster until Ctrl-C; ARGS="--decode 2 --port 9000" are for tandem up
 	@exec $(BINARY) up $(ARGS)

@@ -3,10 +3,10 @@
     python3 cuda/parity.py MODEL [REFERENCE] [--rehearse]
 
 Requires PyTorch and transformers. Tandem runs on the first GPU, with --rehearse on the CPU;
-transformers on a GPU if PyTorch sees one. Each type of KV, and on a GPU without TD_KERNELS as well,
-is a row of the table in Markdown. The prompts are random with a fixed seed. Tandem continues them
-greedily, and transformers computes the same tokens. REFERENCE is the folder that transformers
-reads instead of MODEL, to see the comparison fail. The exit status is 1 beyond a limit.
+transformers on a GPU if PyTorch sees one. Each type of KV is a row of the table in Markdown. The
+prompts are random with a fixed seed. Tandem continues them greedily, and transformers computes the
+same tokens. REFERENCE is the folder that transformers reads instead of MODEL, to see the comparison
+fail. The exit status is 1 beyond a limit. TANDEM_BIN is another binary than bin/tandem.
 
 The limit follows from the format. Weights are bfloat16 on both sides. Tandem rounds KV, and in some
 kernels activations, to bfloat16; transformers in bfloat16 rounds every activation, the residual and
@@ -21,9 +21,9 @@ import random
 import sys
 import urllib.request
 
-import gpu_bench
 import torch
 import transformers
+from gpu_hour import ROOT, serving
 
 PROMPTS = 257, 300, 333  # lengths, in tokens
 OUTPUT = 32  # tokens of each continuation
@@ -42,8 +42,9 @@ def ask(port, model, prompt):
 
 
 def answers(model, prompts, kv):
+    binary, device = os.environ.get("TANDEM_BIN", ROOT / "bin" / "tandem"), "cpu" if "--rehearse" in sys.argv else "cuda:0"
     name = os.path.basename(os.path.normpath(model))
-    with gpu_bench.serving(model, "--kv-cache-dtype", kv, "--max-num-seqs", "4", "--served-model-name", name) as port:
+    with serving(binary, device, model, "--kv-cache-dtype", kv, "--max-num-seqs", "4", "--served-model-name", name) as port:
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
             return list(pool.map(lambda p: ask(port, name, p), prompts))
 
@@ -75,10 +76,7 @@ def main(model, other=None):
     random.seed(24)
     config = json.load(open(os.path.join(model, "config.json")))
     prompts = [[random.randrange(3, config["vocab_size"]) for _ in range(n)] for n in PROMPTS]
-    runs = []
-    for kernels in ["all"] if gpu_bench.REHEARSE else ["all", ""]:
-        os.environ["TD_KERNELS"] = kernels
-        runs += [(kv, kernels, answers(model, prompts, kv)) for kv in ("bfloat16", "float32")]
+    runs = [(kv, answers(model, prompts, kv)) for kv in ("bfloat16", "float32")]
 
     # The servers have ended: transformers has the GPU's memory for itself.
     torch.set_grad_enabled(False)
@@ -90,13 +88,13 @@ def main(model, other=None):
         transformers.AutoModelForCausalLM.from_pretrained(other or model, dtype=dtype, attn_implementation="eager").to(device).eval()
         for dtype in (torch.float32, torch.bfloat16)
     )
-    print("| KV | TD_KERNELS | largest | limit | mean | limit | equal top-1 | equal top-20 | positions | verdict |")
-    print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
+    print("| KV | largest | limit | mean | limit | equal top-1 | equal top-20 | positions | verdict |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     failed = 0
-    for kv, kernels, found in runs:
+    for kv, found in runs:
         cells, within = compare(reference, rounded, prompts, found)
         failed |= not within
-        print("|", " | ".join(map(str, [kv, kernels or "none", *cells, "within" if within else "BEYOND"])), "|", flush=True)
+        print("|", " | ".join(map(str, [kv, *cells, "within" if within else "BEYOND"])), "|", flush=True)
     return int(failed)
 
 
