@@ -165,13 +165,13 @@ func TestHourHangs(t *testing.T) {
 				t.Errorf("%v: %s", err, out.String())
 			}
 		} else {
-			lacks(t, report(t, cmd, dir), `^- \*\*racecheck\*\*: failed: killed after 3 s\n +waits`, `^- \*\*BenchmarkDecodeAttention\*\*: [\d.]+ s, 2205`)
+			lacks(t, report(t, cmd, dir), `^- \*\*racecheck\*\*: failed: killed after 6 s\n +waits`, `^- \*\*BenchmarkDecodeAttention\*\*: [\d.]+ s, 2205`)
 		}
 		if p := child(); p == "" || alive(p) {
 			t.Errorf("the process %q of the hanging tool runs", p)
 		}
 	}
-	t.Run("limit", func(t *testing.T) { hangs(t, false, "3") })
+	t.Run("limit", func(t *testing.T) { hangs(t, false, "6") })
 	t.Run("signal", func(t *testing.T) { hangs(t, true, "50") })
 }
 
