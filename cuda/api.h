@@ -17,34 +17,31 @@ extern "C" {
 #endif
 
 #define TD_API __attribute__((visibility("default")))
-#define TD_VERSION 15
+#define TD_VERSION 16
 
 typedef struct td_device td_device;
 typedef struct td_plan td_plan;
 typedef uint64_t td_address; // on the device; 0: none
-
-// Kernels of TD_KERNELS. Those below TD_TRIED_BITS change bits of results.
-enum {
-  TD_TRIED_ATTENTION = 1, TD_TRIED_NORM = 2, TD_TRIED_BLAS = 8, TD_TRIED_MXFP4 = 16, TD_TRIED_CHUNK = 32, TD_TRIED_CHUNK16 = 64,
-  TD_TRIED_MOE = 128, TD_TRIED_INT4 = 256, TD_TRIED_PAIRS = 1024,
-  TD_TRIED_BITS = 1 << 16,
-  TD_TRIED_ARRIVALS = 1 << 16, TD_TRIED_PDL = 1 << 17, TD_TRIED_HALVES = 1 << 18
-};
 
 typedef struct {
   int64_t total, free; // bytes of memory
   int32_t capability;  // 90 for 9.0
   int32_t processors;  // multiprocessors
   int32_t twin;        // 1: the host twin
-  int32_t tried;       // TD_TRIED_ of the kernels in use
+  int32_t overlap;     // 1: kernels of graphs start before the previous kernel has ended
   int32_t ptx;         // 1: the driver has compiled the kernels, which have no machine code for the device
   char name[128];
 } td_info;
+
+// How tests have tokens drawn. Only slices: token -1 where a single block of threads would draw.
+// Alone: a single block of threads draws all.
+enum { TD_DRAWS_SLICES = 1, TD_DRAWS_ALONE = 2 };
 
 // Limits of every step, and the layout of block tables.
 typedef struct {
   int32_t tokens, outputs, seqs, blocks;
   int32_t one_order; // 1: the order of sums in products does not depend on the number of rows
+  int32_t draws;     // for tests: TD_DRAWS_; 0: as fits
 } td_limits;
 
 // The sampling parameters of one output.
@@ -136,7 +133,7 @@ typedef struct {
 enum {
   TD_EMBED = 1, // dst[row] = w[ids[row] - k], for ids within from rows; 0 for other ids
   // dst = a·wᵀ + bias; for experts with slots and list. act 1: dst = act(dst, more[0].dst). In plans
-  // of one row, with TD_TRIED_INT4, for int4 without experts: normalize 1: a is normed,
+  // of one row, for int4 without experts: normalize 1: a is normed,
   // with weights extra and scale as of TD_NORM; from 1: the product is added to dst. In plans of
   // TD_MOE_ROWS rows, for MXFP4 with list: direct 1: a has the rows, not their slots; b: the rows'
   // sums, as of TD_COMBINE, go there, and are added with from 1.
@@ -234,7 +231,7 @@ typedef struct {
   int32_t top_k, experts, normalize, direct;
   // Of TD_NORM, TD_ATTENTION, TD_GATED_ACT and TD_LINEAR with act: the number of operations up to the
   // last one that reads dst, if only products without a table read it, no other product precedes
-  // that one, and a later operation writes dst; else 0. With TD_TRIED_HALVES, dst is not written if
+  // that one, and a later operation writes dst; else 0. dst is not written if
   // cuBLASLt computes all of them: they read the result in bf16. td_run starts all of them with it.
   int32_t halves;
   float scale;
@@ -284,9 +281,9 @@ TD_API td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int
 TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
 // td_copy copies between the device and memory of td_host, concurrently with td_run.
 // Copies to the host see the device's memory after everything started so far. Copies to
-// the device precede everything started after td_follow. Without TD_TRIED_ARRIVALS, they also
-// follow everything started so far; with it, nothing that runs may use their memory. Copies end in
-// order; at the end of a call, the number of calls that succeeded so far is written to copied.
+// the device precede everything started after td_follow; nothing that runs may use their memory.
+// Copies end in order; at the end of a call, the number of calls that succeeded so far is written to
+// copied.
 TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
 // td_follow makes everything started later wait for the copies to the device.
 TD_API int td_follow(td_device *d);

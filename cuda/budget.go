@@ -16,8 +16,8 @@ import (
 var budgets = map[string]int{
 	"attend_plain": 80,
 	// Accumulators of 16 rows take half as many registers as there are columns.
-	"attend_decode": 168, "attend_split": 168, "attend_split<256>": 184, "attend_split<512>": 184, "attend_chunk": 168, "attend_chunk<128>": 248, "attend_join": 80,
-	"attend_tiles": 248, "attend_tiles<64,2>": 168, "attend_tiles<64,1>": 152, "attend_tiles<128,1>": 224, "attend_tiles<512,1>": 200, // 2 blocks; of 64 columns 3
+	"attend_split": 168, "attend_split<256>": 184, "attend_split<512>": 184,
+	"attend_tiles": 224, "attend_tiles<64>": 152, "attend_tiles<512>": 200, // 2 blocks; of 64 columns 3
 	"gemv":        128,                     // of 128 threads: 4 blocks, 16 warps, on a multiprocessor
 	"gemv<2,4,0>": 168, "gemv<2,4,1>": 168, // 3 blocks: it widens four-bit numbers for 4 rows
 	"gemv<4,4,0>": 168, "gemv<4,4,1>": 168, "gemv<5,4,0>": 168, "gemv<5,4,1>": 168, // as above, of eight and four bits
@@ -29,7 +29,7 @@ var budgets = map[string]int{
 	"embed": 40, "norm": 40, "norm_whole": 80, "norm_whole<8>": 128, "head_norm": 40, "angles": 40, "rope": 40, "store_kv": 56, "store_kv_fp8": 56, "place": 56, "flat": 40,
 	"route": 64, "route_groups": 64, "route_few": 64, "split": 48, "join": 48, "group": 48, "scatter": 40, "combine": 72,
 	"shrink": 80, "expand": 72, "delta_mix": 56, "delta": 128, "delta<16>": 168, // 4 blocks; of 512 columns, and from 10.0 on, 3
-	"rule": 72, "sample": 80, "weigh": 88, "edge": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 56,
+	"rule": 72, "weigh": 88, "edge": 80, "logprobs": 64, "finish": 16, "write_host": 16, "digest": 56,
 }
 
 // laterBudgets are those of architectures from 10.0 on, where they differ by more than an eighth:
@@ -37,7 +37,7 @@ var budgets = map[string]int{
 var laterBudgets = map[string]int{
 	"gemv<0,4,0>": 168, "gemv<0,4,1>": 168, "gemv<1,4,0>": 168, "gemv<1,4,1>": 168, "gemv<3,4,0>": 255, "gemv<3,4,1>": 255,
 	"gemv<3,1,0>": 168, "gemv<3,1,1>": 168, "gemv<4,1,0>": 168, "gemv<4,1,1>": 168, // they have 3 blocks on 12.0, those of int8 by nvcc only
-	"attend_join": 104, "shrink": 136, "split_sum": 80, "delta<4>": 168,
+	"shrink": 136, "split_sum": 80, "delta<4>": 168,
 }
 
 // loopBudgets are the most instructions that a warp executes for a KB that it reads, as
@@ -45,10 +45,10 @@ var laterBudgets = map[string]int{
 var loopBudgets = map[string]int{
 	"gemv<1,1,0>": 23, "gemv<1,1,1>": 23,
 	"gemv": 96, "gemv<4,1,0>": 53, "gemv<2,1,0>": 190, "gemv<2,1,1>": 190, "gemm": 60, "split_sum": 40, "few_mxfp4": 205, "few_int4": 166, "few_int4<0,8>": 206, "few_int4<1,8>": 206,
-	"attend_plain": 184, "attend_decode": 125, "attend_decode<64>": 190, "attend_split": 54, "attend_split<64>": 70, "attend_chunk": 142, "attend_tiles": 92, "attend_tiles<128,2>": 145, "attend_tiles<128,1>": 118, "attend_tiles<64,2>": 210, "attend_tiles<64,1>": 175, "attend_join": 46,
-	"norm": 36, "norm<1>": 48, "head_norm": 36, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
+	"attend_plain": 184, "attend_split": 54, "attend_split<64>": 70, "attend_tiles": 80, "attend_tiles<128>": 118, "attend_tiles<64>": 175,
+	"norm": 62, "head_norm": 36, "rope": 116, "store_kv": 148, "store_kv_fp8": 380,
 	"route": 40, "route_groups": 145, "route_few": 145, "group": 50, "combine": 42, "shrink": 64, "expand": 72, "delta_mix": 115,
-	"rule": 172, "sample": 390, "logprobs": 390, "weigh": 390, "edge": 510,
+	"rule": 172, "logprobs": 390, "weigh": 390, "edge": 510,
 }
 
 // earlyBudgets are the most accesses of global memory that a kernel may have before it waits for

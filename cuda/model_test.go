@@ -22,7 +22,7 @@ const (
 	issue    = 4 * 1.755e9 * 132 * 0.75 // instructions of warps a second
 	oneBlock = issue / 132              // of one multiprocessor
 	node     = 1.3e-6                   // seconds between the ends of dependent nodes of a graph, besides their work
-	overlap  = 0.6e-6                   // the same of nodes that overlap, with pdl
+	overlap  = 0.6e-6                   // the same of nodes that overlap
 	hostCopy = 3e-6                     // of a step's memory
 	matmul   = 788e12 * 0.85            // operations a second of cuBLASLt
 	mma      = 2 * 16 * 8 * 16          // operations of one mma.sync
@@ -79,13 +79,10 @@ type work struct {
 // row of int8, two groups of 16 numbers, their scales, and 16 activations.
 var perByte = map[string]float64{"gemv<4,1,0>": 100. / 36}
 
-func (w work) seconds(pdl bool) float64 {
-	t := max(w.bytes/bandwidth, w.instructions())
-	if pdl {
-		return t + float64(w.alone)*node + float64(w.nodes-w.alone)*overlap
-	}
-	return t + float64(w.nodes)*node
-}
+func (w work) seconds() float64 { return max(w.bytes/bandwidth, w.instructions()) + w.between() }
+
+// between is the time between its nodes.
+func (w work) between() float64 { return float64(w.alone)*node + float64(w.nodes-w.alone)*overlap }
 
 // instructions is the time that its instructions take.
 func (w work) instructions() float64 {
@@ -119,38 +116,28 @@ func (s *shape) decode(context int) []work {
 	return append(all, work{"logits", logits * s.logitsWeights(), vocab, 0, 0}, work{"other nodes", 0, "", fixed, 0})
 }
 
-// launches are of a layer with cuBLASLt: seven products, place, attention, two norms, an activation
-// and four conversions to bf16. With halves, nothing is converted, and a gate and the matrix that it
-// gates are one product. alone counts the products, and the two norms, place and the activation
-// after products, which do not overlap with the previous kernel.
-func launches(halves bool) (all, alone int) {
-	if halves {
-		return 11, 10
-	}
-	return 16, 11
-}
+// Launches of a layer with cuBLASLt: six products, of which one is a gate's and that of the matrix
+// that it gates, place, attention, two norms and an activation. Those alone are the products, and the
+// two norms, place and the activation after products, which do not overlap with the previous kernel.
+const launches, launchesAlone = 11, 10
 
 // batch returns a step of rows with cuBLASLt, whose products read each matrix once.
-func (s *shape) batch(rows, context int, halves bool) []work {
+func (s *shape) batch(rows, context int) []work {
 	l := float64(s.layers)
-	each, alone := launches(halves)
 	return []work{
-		{"matrices", 2 * (l*(s.attentionWeights()+s.denseWeights()) + s.logitsWeights()), "", (each - 1) * s.layers, alone * s.layers},
+		{"matrices", 2 * (l*(s.attentionWeights()+s.denseWeights()) + s.logitsWeights()), "", (launches - 1) * s.layers, launchesAlone * s.layers},
 		{"attention", l * s.kvBytes() * float64(rows*context), fmt.Sprintf("attend_split<%d>", s.headDim), s.layers, 0},
-		{"activations", s.activations(rows, halves), "", 0, 0},
+		{"activations", s.activations(rows), "", 0, 0},
 		{"other nodes", 0, "", fixed, 2},
 	}
 }
 
-// activations are the bytes that products, norms, place, activation and conversions read and write of
-// rows, in fp32 and bf16. With halves, what products alone read is written in bf16; else it is written
-// in fp32, read again and written in bf16.
-func (s *shape) activations(rows int, halves bool) float64 {
+// activations are the bytes that products, norms, place and activation read and write of rows, in fp32
+// and, of what products alone read, in bf16.
+func (s *shape) activations(rows int) float64 {
+	const result = 2
 	hidden, inner, queries := float64(s.hidden), float64(s.inner), float64(s.heads*s.headDim)
-	heads, result := float64((s.heads+2*s.kvHeads)*s.headDim), 4.0+4+2
-	if halves {
-		result = 2
-	}
+	heads := float64((s.heads + 2*s.kvHeads) * s.headDim)
 	each := 2*(3*4*hidden+result*hidden) + 2*4*hidden // two norms with sums, two products
 	each += 3*4*heads + 4*queries + result*queries    // three products and place, attention
 	each += 4*4*inner + result*inner                  // two products, activation
@@ -162,30 +149,29 @@ func draw() float64 {
 	return sliceKB * float64(budgetOf(loopBudgets, "rule")+budgetOf(loopBudgets, "weigh")+budgetOf(loopBudgets, "edge")) / oneBlock
 }
 
-func total(all []work, pdl bool) (seconds float64, nodes int) {
+func total(all []work) (seconds float64, nodes int) {
 	for _, w := range all {
-		seconds += w.seconds(pdl)
+		seconds += w.seconds()
 		nodes += w.nodes
 	}
 	return seconds + draw() + hostCopy, nodes
 }
 
-// prefill returns the seconds of a prompt.
-func (s *shape) prefill(tokens int, halves bool) float64 {
+// prefill returns the seconds of a prompt, whose kernels do not overlap because it is no graph.
+func (s *shape) prefill(tokens int) float64 {
 	l, n := float64(s.layers), float64(tokens)
 	products := 2 * n * l * (s.attentionWeights() + s.denseWeights()) / matmul
-	each, _ := launches(halves)
-	return products + s.chunks(tokens, 1) + s.activations(tokens, halves)/bandwidth + float64(each*s.layers)*node
+	return products + s.chunks(tokens) + s.activations(tokens)/bandwidth + float64(launches*s.layers)*node
 }
 
-// chunks is the time of a prompt's attention by attend_tiles, with queries and weights of as many
-// parts. A warp computes tiles of 16 rows and 32 positions, and copies a quarter of K and V. Its
-// instructions, of which mma.sync are some, bound it, and so do tensor cores.
-func (s *shape) chunks(tokens, parts int) float64 {
+// chunks is the time of a prompt's attention by attend_tiles. A warp computes tiles of 16 rows and 32
+// positions, and copies a quarter of K and V. Its instructions, of which mma.sync are some, bound it,
+// and so do tensor cores.
+func (s *shape) chunks(tokens int) float64 {
 	tiles := float64(s.layers*s.heads*tokens) / 16 * float64(tokens/2+16) / 32
 	kb := float64(2*32*s.headDim*kvRow) / 4 / 1024
-	instructions := kb * float64(budgetOf(loopBudgets, fmt.Sprintf("attend_tiles<%d,%d>", s.headDim, parts)))
-	products := float64(parts * 2 * 2 * 16 * 32 * s.headDim / mma)
+	instructions := kb * float64(budgetOf(loopBudgets, fmt.Sprintf("attend_tiles<%d>", s.headDim)))
+	products := float64(2 * 2 * 16 * 32 * s.headDim / mma)
 	return tiles * max(instructions/issue, products/mmaSync)
 }
 
@@ -199,14 +185,14 @@ var measured = []struct {
 	{"Llama 8B, one row", 178, func() float64 { return ofDecode(&llama8B) }},
 	{"GPT-OSS 20B, one row", 415, func() float64 { return ofDecode(&oss20B) }},
 	{"Llama 8B, 64 rows of 1,024 positions", 5566, func() float64 {
-		seconds, _ := total(llama8B.batch(64, 1024, true), true)
+		seconds, _ := total(llama8B.batch(64, 1024))
 		return seconds / 64
 	}},
-	{"Llama 8B, a prompt of 2,000 tokens", 35347, func() float64 { return llama8B.prefill(2000, true) / 2000 }},
+	{"Llama 8B, a prompt of 2,000 tokens", 35347, func() float64 { return llama8B.prefill(2000) / 2000 }},
 }
 
 func ofDecode(s *shape) float64 {
-	seconds, _ := total(s.decode(100), true)
+	seconds, _ := total(s.decode(100))
 	return seconds
 }
 
@@ -215,10 +201,9 @@ func writeMeasured(page *bytes.Buffer) {
 	bandwidth = h100
 	defer func() { bandwidth = h200 }()
 	page.WriteString("\n## An H100 as predicted and as measured\n\n" +
-		"The same arithmetic with 3.35 TB/s instead of 4.3, with `pdl`. Measured on an H100 80GB HBM3 on\n" +
-		"2026-11-26, at 213fa5eb with `TD_KERNELS=all` and `TD_DRAWS=slices`:\n" +
-		"[gpu.md](../bench/results/gpu.md). That code had norms of one row within products of bf16, and two\n" +
-		"launches a layer less than the prediction.\n\n" +
+		"The same arithmetic with 3.35 TB/s instead of 4.3. Measured on an H100 80GB HBM3 on 2026-11-26, at\n" +
+		"213fa5eb, with all kernels that were switches then: [gpu.md](../bench/results/gpu.md). That code had\n" +
+		"norms of one row within products of bf16, and two launches a layer less than the prediction.\n\n" +
 		"| row | predicted | measured | measured of predicted |\n|---|---|---|---|\n")
 	for _, m := range measured {
 		predicted := 1 / m.seconds()
@@ -238,64 +223,46 @@ func TestModelPage(t *testing.T) {
 		"instructions of a kernel are its budget (`budget.go`), which the compiled code keeps. Each mma.sync\n" +
 		"is one of them. Attention of prompts is also bound by tensor cores, with 6.4 cycles for each\n" +
 		"mma.sync: 4 at the peak of wgmma, of which mma.sync reaches 62.9 % on Hopper ([published for an\n" +
-		"H800](https://arxiv.org/abs/2501.12084), section 6.2). With `pdl`, which is the default, a node that\n" +
-		"may overlap with the previous one costs 0.6 us; prompts run without a graph, and so without `pdl`.\n" +
-		"Attention of prompts is `chunk16`.\n\n" +
-		"| row | prediction without `pdl` | with `pdl` | aim | launches a step |\n|---|---|---|---|---|\n")
-	row := func(name string, speed, overlapping, aim float64, launches string) {
-		fmt.Fprintf(&page, "| %s | %.0f tok/s | %.0f tok/s | %.0f | %s |\n", name, speed, overlapping, aim, launches)
+		"H800](https://arxiv.org/abs/2501.12084), section 6.2). A node that may overlap with the previous one\n" +
+		"costs 0.6 us; prompts run without a graph, and so without overlap.\n\n" +
+		"| row | prediction | aim | launches a step |\n|---|---|---|---|\n")
+	row := func(name string, speed, aim float64, launches string) {
+		fmt.Fprintf(&page, "| %s | %.0f tok/s | %.0f | %s |\n", name, speed, aim, launches)
 	}
 	aims := map[string]float64{llama1B.name: 1000, llama8B.name: 245, int4Llama8B.name: 600, oss20B.name: 400, oss120B.name: 300}
 	most := map[string]int{llama1B.name: 138, llama8B.name: 266, int4Llama8B.name: 202, oss20B.name: 250, oss120B.name: 370}
-	if n := 4 * budgetOf(loopBudgets, "attend_tiles<128,2>"); n > 700 {
-		t.Errorf("attend_tiles takes %d instructions for 16 rows, 32 positions and 128 columns, at most 700 are aimed at", n)
+	if n := 4 * budgetOf(loopBudgets, "attend_tiles<128>"); n > 500 {
+		t.Errorf("attend_tiles takes %d instructions for 16 rows, 32 positions and 128 columns, at most 500 are aimed at", n)
 	}
 	shapes := []*shape{&llama1B, &llama8B, &int4Llama8B, &oss20B, &oss120B}
 	for _, s := range shapes {
-		seconds, nodes := total(s.decode(100), false)
-		overlapping, _ := total(s.decode(100), true)
-		row(s.name+", one row", 1/seconds, 1/overlapping, aims[s.name], fmt.Sprint(nodes))
-		if nodes > most[s.name] || 1/overlapping < aims[s.name] {
-			t.Errorf("%s: %d launches a token of at most %d; %.0f tok/s of %.0f", s.name, nodes, most[s.name], 1/overlapping, aims[s.name])
+		seconds, nodes := total(s.decode(100))
+		row(s.name+", one row", 1/seconds, aims[s.name], fmt.Sprint(nodes))
+		if nodes > most[s.name] || 1/seconds < aims[s.name] {
+			t.Errorf("%s: %d launches a token of at most %d; %.0f tok/s of %.0f", s.name, nodes, most[s.name], 1/seconds, aims[s.name])
 		}
 	}
-	seconds, nodes := total(llama8B.batch(64, 1024, true), false)
-	overlapping, _ := total(llama8B.batch(64, 1024, true), true)
-	row("Llama 8B, 64 rows of 1,024 positions", 64/seconds, 64/overlapping, 7000, fmt.Sprint(nodes))
+	seconds, nodes := total(llama8B.batch(64, 1024))
+	row("Llama 8B, 64 rows of 1,024 positions", 64/seconds, 7000, fmt.Sprint(nodes))
 	if 64/seconds < 7000 {
 		t.Errorf("64 rows: %.0f tok/s", 64/seconds)
 	}
-	speed := 2048 / llama8B.prefill(2048, true)
-	row("Llama 8B, a prompt of 2,048 tokens", speed, speed, 33000, "")
+	speed := 2048 / llama8B.prefill(2048)
+	row("Llama 8B, a prompt of 2,048 tokens", speed, 33000, "")
 	if speed < 33000 {
 		t.Errorf("a prompt: %.0f tok/s", speed)
 	}
-	page.WriteString("\n## Results in bf16, of Llama 8B with cuBLASLt\n\n" +
-		"`halves` writes what only products read in bf16, `pairs` computes a gate and the matrix that it\n" +
-		"gates by one call. MB are the activations that kernels read and write in a step.\n\n" +
-		"| step | kernels | launches a layer | MB | prediction without `pdl` |\n|---|---|---|---|---|\n")
-	for _, halves := range []bool{false, true} {
-		kernels := map[bool]string{false: "without", true: "`halves`, `pairs`"}[halves]
-		seconds, _ := total(llama8B.batch(64, 1024, halves), false)
-		each, _ := launches(halves)
-		fmt.Fprintf(&page, "| 64 rows | %s | %d | %.0f | %.0f tok/s |\n", kernels, each, llama8B.activations(64, halves)/1e6, 64/seconds)
-		fmt.Fprintf(&page, "| a prompt of 2,048 tokens | %s | %d | %.0f | %.0f tok/s |\n", kernels, each, llama8B.activations(2048, halves)/1e6, 2048/llama8B.prefill(2048, halves))
-	}
-	page.WriteString("\n## Attention of a prompt of Llama 8B\n\n| tokens | `chunk`, ms | `chunk16`, ms |\n|---|---|---|\n")
-	for _, n := range []int{2048, 8192} {
-		fmt.Fprintf(&page, "| %d | %.1f | %.1f |\n", n, llama8B.chunks(n, 2)*1e3, llama8B.chunks(n, 1)*1e3)
-	}
-	page.WriteString("\n## One row, by part, without `pdl`\n\n| model | part | MB | us | bound by |\n|---|---|---|---|---|\n")
+	page.WriteString("\n## One row, by part\n\n| model | part | MB | us | bound by |\n|---|---|---|---|---|\n")
 	for _, s := range shapes {
 		for _, w := range s.decode(100) {
 			by := "bandwidth"
 			if w.instructions() > w.bytes/bandwidth {
 				by = "instructions"
 			}
-			if float64(w.nodes)*node > w.bytes/bandwidth {
+			if w.between() > w.bytes/bandwidth {
 				by = "nodes"
 			}
-			fmt.Fprintf(&page, "| %s | %s | %.1f | %.0f | %s |\n", s.name, w.what, w.bytes/1e6, w.seconds(false)*1e6, by)
+			fmt.Fprintf(&page, "| %s | %s | %.1f | %.0f | %s |\n", s.name, w.what, w.bytes/1e6, w.seconds()*1e6, by)
 		}
 	}
 	writeMeasured(&page)

@@ -436,13 +436,10 @@ func TestPrefillAndDecodeOnTheTwin(t *testing.T) {
 	}
 	for _, c := range []struct {
 		direct, fresh, wrong bool
-		kernels              string
 	}{
 		{}, {}, // computed, then cached
 		{direct: true, fresh: true}, {direct: true, wrong: true},
-		{kernels: "arrivals"}, {direct: true, kernels: "arrivals"}, {direct: true, wrong: true, kernels: "arrivals"},
 	} {
-		t.Setenv("TD_KERNELS", c.kernels)
 		if c.fresh {
 			from, prefills = start(o)
 		}

@@ -4,7 +4,7 @@
 #pragma once
 #include "common.cuh"
 
-// in_chunk reports whether attend_chunk or attend_tiles processes the row, if either has its size.
+// in_chunk reports whether attend_tiles processes the row, if it has its size.
 TD_DEVICE bool in_chunk(const Step &s, int row) { return s.row_span[row] & TD_IN_CHUNK; }
 
 // Context is the part of the KV that a row attends to: positions [first, end) of its block table.
@@ -52,10 +52,6 @@ struct Shape {
   static constexpr int kStride = kDim + kPad;       // of queries
   static constexpr int kTileStride = kSlice + kPad;
 };
-
-// kChunked is true for sizes for which attend_chunk processes the marked rows.
-template <int kDim>
-constexpr bool kChunked = kDim <= 128;
 
 constexpr float kLog2E = 1.4426950408889634f;
 

@@ -1,7 +1,7 @@
 // Attention of consecutive rows of one sequence over bf16 KV on tensor cores. A block has some rows
 // of a head and reads each tile of K and V once, while the previous tile is being computed. A team
 // of warps has sixteen rows; each warp of it has a slice of the columns. Queries and weights are in
-// registers, each as kParts bf16 whose sum it is.
+// registers, rounded to bf16.
 //
 // Tiles begin at fixed absolute positions, so that the bits of a row do not depend on the rows
 // of its block. Sixteen positions must be in one page, so that pages hold a multiple of as many.
@@ -34,31 +34,21 @@ TD_DEVICE void tiles_fetch(uint16_t *to, const char *from, int ahead, int count)
     copy_async(to + i * S::kStride, from + i * kDim * 2, unsigned(ahead + i) < unsigned(count) ? 16 : 0);
 }
 
-// tiles_parts returns two numbers as kParts pairs of bf16, the largest part first.
-template <int kParts>
-TD_DEVICE void tiles_parts(uint32_t to[kParts], float x, float y) {
-  to[0] = bf16_pack(x, y);
-  if constexpr (kParts > 1) to[1] = bf16_pack(x - bf16_low(to[0]), y - bf16_high(to[0]));
-}
-
 // tiles_queries returns the fragments of a warp's slice of the queries of two rows, times scale.
-template <int kSlice, int kParts>
-TD_DEVICE void tiles_queries(uint32_t q[kSlice / 16][kParts][4], const float *const from[2], float scale) {
+template <int kSlice>
+TD_DEVICE void tiles_queries(uint32_t q[kSlice / 16][4], const float *const from[2], float scale) {
   int two = lane_id() % 4 * 2;
 #pragma unroll
   for (int d = 0; d < kSlice / 16; d++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const float *p = from[i % 2] + d * 16 + i / 2 * 8 + two;
-      uint32_t parts[kParts];
-      tiles_parts<kParts>(parts, p[0] * scale, p[1] * scale);
-#pragma unroll
-      for (int part = 0; part < kParts; part++) q[d][part][i] = parts[part];
+      q[d][i] = bf16_pack(p[0] * scale, p[1] * scale);
     }
 }
 
 // tiles_span computes rows [row, row+n) of one sequence for a head, n at most the block's rows.
-template <int kDim, int kParts>
+template <int kDim>
 TD_DEVICE void tiles_span(TilesMemory<kDim> &m, const td_op &o, const Step &s, int row, int n, int head) {
   using S = TilesShape<kDim>;
   constexpr int kGroups = S::kPositions / 16, kScores = 2 * kGroups;
@@ -72,8 +62,8 @@ TD_DEVICE void tiles_span(TilesMemory<kDim> &m, const td_op &o, const Step &s, i
     int there = mine + g + r * 8 < n ? mine + g + r * 8 : n - 1;
     from[r] = at<const float>(o.a) + (int64_t(row + there) * o.heads + head) * kDim + slice * S::kSlice;
   }
-  uint32_t q[S::kSlice / 16][kParts][4];
-  tiles_queries<S::kSlice, kParts>(q, from, o.scale * kLog2E);
+  uint32_t q[S::kSlice / 16][4];
+  tiles_queries<S::kSlice>(q, from, o.scale * kLog2E);
 
   // place returns a thread's address in the next sixteen positions' page, and advances by as many.
   int tile = c.first / S::kPositions * S::kPositions, ahead = tid / S::kChunks - c.first, count = end - c.first;
@@ -130,11 +120,8 @@ TD_DEVICE void tiles_span(TilesMemory<kDim> &m, const td_op &o, const Step &s, i
         for (int i = 0; i < kGroups; i++) {
           uint32_t b[4];
           load_matrices(b, m.kv[turn][0] + k_at + i * 16 * S::kStride + d * 16);
-#pragma unroll
-          for (int part = kParts - 1; part >= 0; part--) {
-            mma(w[2 * i], q[d][part], b);
-            mma(w[2 * i + 1], q[d][part], b + 2);
-          }
+          mma(w[2 * i], q[d], b);
+          mma(w[2 * i + 1], q[d], b + 2);
         }
     if constexpr (S::kTeam > 1) {
 #pragma unroll
@@ -181,27 +168,21 @@ TD_DEVICE void tiles_span(TilesMemory<kDim> &m, const td_op &o, const Step &s, i
         for (int e = 0; e < 4; e++) out[i][e] *= keep[e / 2];
 #pragma unroll
     for (int i = 0; i < kGroups; i++) {
-      uint32_t a[kParts][4];
+      uint32_t a[4];
 #pragma unroll
       for (int j = 0; j < 4; j++) {
         float *pair = &w[2 * i + j / 2][j % 2 * 2];
         pair[0] = exp2_fast(pair[0] - origin[j % 2]);
         pair[1] = exp2_fast(pair[1] - origin[j % 2]);
         total[j % 2] += pair[0] + pair[1];
-        uint32_t parts[kParts];
-        tiles_parts<kParts>(parts, pair[0], pair[1]);
-#pragma unroll
-        for (int part = 0; part < kParts; part++) a[part][j] = parts[part];
+        a[j] = bf16_pack(pair[0], pair[1]);
       }
 #pragma unroll
       for (int d = 0; d < S::kSlice; d += 16) {
         uint32_t b[4];
         load_transposed(b, m.kv[turn][1] + v_at + i * 16 * S::kStride + d);
-#pragma unroll
-        for (int part = kParts - 1; part >= 0; part--) {
-          mma(out[d / 8], a[part], b);
-          mma(out[d / 8 + 1], a[part], b + 2);
-        }
+        mma(out[d / 8], a, b);
+        mma(out[d / 8 + 1], a, b + 2);
       }
     }
   }
@@ -222,7 +203,7 @@ TD_DEVICE void tiles_span(TilesMemory<kDim> &m, const td_op &o, const Step &s, i
 
 // attend_tiles processes rows of chunks. The blocks of the last rows, which attend to the most
 // positions, start first.
-template <int kDim, int kParts>
+template <int kDim>
 TD_KERNEL_OF(kMmaThreads, kDim > 64 ? 2 : 3) attend_tiles(td_op o, Step s) {
   wait_previous();
   using S = TilesShape<kDim>;
@@ -232,7 +213,7 @@ TD_KERNEL_OF(kMmaThreads, kDim > 64 ? 2 : 3) attend_tiles(td_op o, Step s) {
   for (int row = first; row < end;) {
     int n = 1;
     while (row + n < end && s.row_span[row + n] == s.row_span[row]) n++;
-    if (in_chunk(s, row)) tiles_span<kDim, kParts>(m, o, s, row, n, head);
+    if (in_chunk(s, row)) tiles_span<kDim>(m, o, s, row, n, head);
     row += n;
   }
 }

@@ -14,7 +14,7 @@ struct Step {
   int32_t *sampled;  // host memory: two of [outputs], of even and odd steps
   td_probs *probs;   // host memory: two of [outputs]
   uint32_t *done;    // host memory
-  const int32_t *alone;  // the number of rows that attend_chunk does not process, then these rows
+  const int32_t *alone;  // the number of rows that attend_tiles does not process, then these rows
   int32_t outputs;   // capacity
   int32_t tokens, seqs, blocks;  // strides
 };

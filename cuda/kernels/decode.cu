@@ -5,7 +5,7 @@
 #include "../runtime/plan.h"
 
 template <int kDim>
-static void run_split(const Run &r, const td_op &o, bool chunked) {
+static bool run_split_of(const Run &r, const td_op &o, bool chunked) {
   static const int resident = TD_RESIDENT(r.stream, attend_split<kDim>, kMmaThreads, sizeof(SplitMemory<kDim>));
   int group = o.heads / o.kv_heads, packs = (group + kSplitHeads - 1) / kSplitHeads, each = o.kv_heads * packs, rows = r.rows(o);
   if (chunked && r.alone >= 0) rows = r.alone;
@@ -19,15 +19,15 @@ static void run_split(const Run &r, const td_op &o, bool chunked) {
     int z = std::clamp(resident * r.processors / (n * each), 1, kParts);
     TD_LAUNCH(r.stream, n, each, z, kMmaThreads, sizeof(SplitMemory<kDim>), attend_split<kDim>, o, r.step, from, int(chunked), least, r.workspace, r.arrived);
   }
+  return true;
 }
 
-bool run_split_attention(const Run &r, const td_op &o, bool chunked) {
-  if (o.block_tokens % kTile != 0 || o.heads / o.kv_heads * o.kv_heads > kArrivals) return false;
+bool run_split(const Run &r, const td_op &o, bool chunked) {
   switch (o.dim) {
-    case 64: run_split<64>(r, o, chunked); return true;
-    case 128: run_split<128>(r, o, chunked); return true;
-    case 256: run_split<256>(r, o, chunked); return true;
-    case 512: run_split<512>(r, o, chunked); return true;
+    case 64: return run_split_of<64>(r, o, chunked);
+    case 128: return run_split_of<128>(r, o, chunked);
+    case 256: return run_split_of<256>(r, o, chunked);
+    case 512: return run_split_of<512>(r, o, chunked);
   }
   return false;
 }

@@ -126,7 +126,7 @@ static void run_gated(const Run &r, const td_op &o) {
   td_op products = o, act = o;
   int rows = r.rows(o);
   products.act = 0;
-  blaslt::Product *pair = r.blas && r.tried.pairs && pairs(o) && blas_fits(o, rows, r.blas->fewest) ? r.blas->find(rows, o.n, o.k, 2) : nullptr;
+  blaslt::Product *pair = r.blas && pairs(o) && blas_fits(o, rows) ? r.blas->find(rows, o.n, o.k, 2) : nullptr;
   if (pair) run_pair(r, products, rows, pair);
   else run_linear(r, products);
   act.kind = TD_GATED_ACT;
@@ -146,13 +146,13 @@ void run_linear(const Run &r, const td_op &o) {
   int rows = r.rows(o), spans = 1, each = rows;
   if (rows == 0) return;  // a plan without outputs
   if (!o.table && (o.normalize || o.from)) return run_fused(r, o);
-  if (r.blas && o.act && blas_fits(o, rows, r.blas->fewest)) return run_gated(r, o);
-  if (r.blas && o.more[0].n && blas_fits(o, rows, r.blas->fewest)) {
+  if (r.blas && o.act && blas_fits(o, rows)) return run_gated(r, o);
+  if (r.blas && o.more[0].n && blas_fits(o, rows)) {
     for (int i = 0; i < 3; i++)
       if (td_op one = alone(o, i); one.n) run_linear(r, one);
     return;
   }
-  if (r.blas && blas_fits(o, rows, r.blas->fewest))
+  if (r.blas && blas_fits(o, rows))
     if (blaslt::Product *p = r.blas->find(rows, o.n, o.k)) return run_blas(r, o, rows, p);
   if (o.table) {
     spans = std::min(rows, o.experts) + rows / kSpanSlots;  // of rows of heads: the same number for each
@@ -160,8 +160,8 @@ void run_linear(const Run &r, const td_op &o) {
     if (rows == o.slots) each = 1;  // a row's experts differ
   }
   bool few = each <= kGemvRows && !r.one_order;
-  if (r.tried.mxfp4 && few && few_fits(o, each)) return run_few(r, o, spans);
-  if (r.tried.int4 && !r.one_order && int4_fits(o, each)) return run_int4(r, o, each, spans);
+  if (few && few_fits(o, each)) return run_few(r, o, spans);
+  if (!r.one_order && int4_fits(o, each)) return run_int4(r, o, each, spans);
   if (o.direct || o.b) {
     if (r.stream.error.empty()) r.stream.error = "rows or a sum of experts within a product that does not support it";
     return;

@@ -16,15 +16,13 @@ void run_rows(const Run &r, const td_op &given) {
       if (o.dim < o.n) {
         int heads = rows * (o.n / o.dim), each = kRowThreads / 32;
         TD_LAUNCH(r.stream, (heads + each - 1) / each, 1, 1, kRowThreads, 0, head_norm, o, r.step);
-      } else if (int each = (o.n / 4 + kNormThreads - 1) / kNormThreads; r.tried.norm && o.n % 4 == 0 && each <= 8) {
+      } else if (int each = (o.n / 4 + kNormThreads - 1) / kNormThreads; o.n % 4 == 0 && each <= 8) {
         if (each <= 1) run_norm<1>(r, o);
         else if (each <= 2) run_norm<2>(r, o);
         else if (each <= 4) run_norm<4>(r, o);
         else run_norm<8>(r, o);
-      } else if (o.halves) {
-        TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm<1>, o, r.step);
       } else {
-        TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm<0>, o, r.step);
+        TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 64, norm, o, r.step);
       }
       break;
     case TD_ANGLES: TD_LAUNCH(r.stream, rows, 1, 1, kRowThreads, 0, angles, o, r.step); break;

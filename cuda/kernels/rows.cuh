@@ -15,9 +15,7 @@ TD_KERNEL(kRowThreads) embed(td_op o, Step s) {
     dst[i] = here ? element(at<const char>(o.w), o.type, o.scales, o.from, o.n, id, i) : 0;
 }
 
-// norm processes whole rows: first a += b if there is b, then dst = norm(a)·w. With kHalves 1, dst
-// is bf16.
-template <int kHalves>
+// norm processes whole rows: first a += b if there is b, then dst = norm(a)·w.
 TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
   wait_previous();
   float *scratch = reinterpret_cast<float *>(shared_memory());
@@ -32,11 +30,7 @@ TD_KERNEL(kRowThreads) norm(td_op o, Step s) {
     sum += v * v;
   }
   float inverse = 1 / sqrtf(block_sum<kRowThreads>(sum, scratch) / n + o.scale);
-  for (int i = thread_id(); i < n; i += kRowThreads) {
-    float v = x[i] * inverse * (w ? w[i] : 1);
-    if constexpr (kHalves) at<uint16_t>(o.dst)[int64_t(row) * n + i] = uint16_t(bf16_pack(v, 0));
-    else at<float>(o.dst)[int64_t(row) * n + i] = v;
-  }
+  for (int i = thread_id(); i < n; i += kRowThreads) put_result(o, int64_t(row) * n + i, x[i] * inverse * (w ? w[i] : 1));
 }
 
 constexpr int kNormThreads = 512;

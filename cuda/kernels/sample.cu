@@ -34,22 +34,17 @@ Slices slices_of(char *memory, int outputs, int n, int64_t &bytes, int64_t &zero
 int64_t slices_bytes(int outputs, int n, int64_t &zeros) {
   int64_t bytes;
   slices_of(nullptr, outputs, n, bytes, zeros);
-  return n <= kMostSlices * kSlice ? bytes : 0;
+  return bytes;
 }
 
 void run_sample(const Run &r, const td_op &o) {
-  Slices t{};
   int64_t bytes, zeros;
-  int slices = (o.n + kSlice - 1) / kSlice;
-  if (r.slices && slices <= kMostSlices) t = slices_of(r.slices, r.step.outputs, o.n, bytes, zeros);
-  t.only = r.only_slices;
-  TD_LAUNCH(r.stream, r.outputs, slices, 1, kSampleThreads, sizeof(RuleMemory), rule, o, r.step, t);
-  if (t.slices) {
-    TD_LAUNCH(r.stream, r.outputs, slices, 1, kSampleThreads, sizeof(SliceMemory), weigh, o, r.step, t);
-    TD_LAUNCH(r.stream, r.outputs, slices, 1, kSampleThreads, sizeof(SliceMemory), edge, o, r.step, t);
-  } else {
-    TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(SampleMemory), sample, o, r.step);
-  }
+  Slices t = slices_of(r.slices, r.step.outputs, o.n, bytes, zeros);
+  t.only = r.draws == TD_DRAWS_SLICES;
+  t.alone = r.draws == TD_DRAWS_ALONE || t.slices > kMostSlices;
+  TD_LAUNCH(r.stream, r.outputs, t.slices, 1, kSampleThreads, sizeof(RuleMemory), rule, o, r.step, t);
+  TD_LAUNCH(r.stream, r.outputs, t.slices, 1, kSampleThreads, sizeof(SliceMemory), weigh, o, r.step, t);
+  TD_LAUNCH(r.stream, r.outputs, t.slices, 1, kSampleThreads, sizeof(SliceMemory), edge, o, r.step, t);
   TD_LAUNCH(r.stream, r.outputs, 1, 1, kSampleThreads, sizeof(ProbsMemory), logprobs, o, r.step);
 }
 

@@ -24,8 +24,6 @@ struct SampleMemory {
   alignas(16) uint64_t mass[kDigits];   // per digit: tokens, or their weights in units of 2^-40
   Sums sums;
   float weights[kSumTokens];            // of the block that contains the draw
-  float best[kSampleThreads / 32];
-  int at[kSampleThreads / 32];
   uint32_t prefix;
   uint64_t before;
 };
@@ -70,20 +68,6 @@ TD_DEVICE void best_of(float &best, int &where, float *bests, int *places) {
       best = bests[w];
       where = places[w];
     }
-}
-
-// block_argmax returns the largest logit and its index, the first of equals; 0 if there is
-// none.
-TD_DEVICE int block_argmax(const float *logits, int n, SampleMemory &m) {
-  float best = -INFINITY;
-  int where = n;
-  for (int i = thread_id(); i < n; i += kSampleThreads)
-    if (logits[i] > best) {
-      best = logits[i];
-      where = i;
-    }
-  best_of(best, where, m.best, m.at);
-  return where < n ? where : 0;
 }
 
 // Draw holds the parameters of a row's weights.
@@ -333,7 +317,8 @@ TD_DEVICE bool has(const uint64_t *bits, int i) { return reinterpret_cast<const 
 
 // Slices is the device's memory for draws by slices: see slices.cuh.
 struct Slices {
-  int slices;      // of an output; 0: one block of threads draws
+  int slices;      // of an output
+  int alone;       // 1: a single block of threads draws
   int only;        // 1, for tests: draws that are left to a single block are token -1
   int *arrived;    // [outputs] blocks that have ended; 0 between kernels
   int *edge;       // [outputs] the interval of the threshold of top_p; -1: drawn
@@ -385,7 +370,7 @@ TD_KERNEL(kSampleThreads) rule(td_op o, Step s, Slices t) {
   td_draw how = s.draws[row];
   const float *logits = at<const float>(o.a) + int64_t(row) * o.n + first;
   if (!how.rules && !how.mask) {
-    if (t.slices) slice_best(logits, n, row, t, m);
+    slice_best(logits, n, row, t, m);
     return;
   }
   float *to = at<float>(o.dst) + int64_t(row) * o.n + first;
@@ -438,38 +423,8 @@ TD_KERNEL(kSampleThreads) rule(td_op o, Step s, Slices t) {
     int token = b.token - first;
     if (token >= 0 && token < n && (b.after < 0 || b.after == drawn)) to[token] = -INFINITY;
   }
-  if (t.slices) {
-    sync();
-    slice_best(to, n, row, t, m);
-  }
-}
-
-TD_KERNEL(kSampleThreads) sample(td_op o, Step s) {
-  wait_previous();
-  SampleMemory &m = *reinterpret_cast<SampleMemory *>(shared_memory());
-  int row = block_x();
-  if (row >= s.counts[1]) return;
-  const float *logits = at<const float>(o.a) + int64_t(row) * o.n;
-  td_draw how = s.draws[row];
-  if (how.rules || how.mask) logits = at<const float>(o.dst) + int64_t(row) * o.n;
-  int best = block_argmax(logits, o.n, m), token = best;
-  Draw d = {logits, o.n, logits[best], float(kLog2E / double(how.temperature)), -INFINITY, how.min_p};
-  bool greedy = !(how.temperature > 0) || !(d.max - d.max == 0) || !(d.scale - d.scale == 0);
-  if (!greedy) {
-    if (how.top_k > 0 && how.top_k < o.n) {
-      select(logits, o.n, nullptr, uint64_t(how.top_k), m);
-      uint32_t key = m.prefix;
-      d.lowest = bits_float(key & 1u << 31 ? key ^ 1u << 31 : ~key);
-    }
-    Kept all = {0, o.n};
-    int turn = 0;
-    if (how.top_p > 0 && how.top_p < 1) all = top_p(d, how.top_p, turn, m);
-    token = draw_token(d, all, uniform(how.seed, how.choice, uint32_t(how.position)), best, turn, m);
-  }
-  if (thread_id() == 0) {
-    drawn_of(s, s.counts[3])[row] = token;
-    s.sampled[(s.counts[3] & 1) * s.outputs + row] = token;
-  }
+  sync();
+  slice_best(to, n, row, t, m);
 }
 
 struct ProbsMemory {

@@ -11,7 +11,8 @@
 //     The last block finds the threshold and draws.
 //
 // Weights of at least 2^-20 are multiples of 2^-43, so that their sums are exact in any order. A
-// smaller threshold, or a list that is too long, is left to a single block and sample.cuh.
+// smaller threshold, a list that is too long, or a vocabulary of more than kMostSlices is left to a
+// single block and sample.cuh.
 #pragma once
 #include "sample.cuh"
 
@@ -421,10 +422,12 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
     if (slice == 0 && thread_id() == 0) put_token(s, row, r.best);
     return;
   }
+  if (t.alone && slice > 0) return;
   int blocks = (o.n + kSumTokens - 1) / kSumTokens;
   double *sums = t.sums + int64_t(row) * blocks;
   uint64_t *mass = t.mass + int64_t(row) * kEdges;
-  if (r.top_k) {
+  if (t.alone) {
+  } else if (r.top_k) {
     if (thread_id() == 0) m.found_count = 0;
     float least = pivot(t, row, r.how.top_k, r.d.max, turn, m);  // with a barrier
     int end = o.n - first < kSlice ? o.n : first + kSlice;
@@ -457,10 +460,11 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
         if (m.mass[i]) atomic_add64(mass + i, m.mass[i]);
     }
   }
-  if (!last_block(t.arrived + row, t.slices, &m.last)) return;
+  if (!t.alone && !last_block(t.arrived + row, t.slices, &m.last)) return;
   int token = r.best;
   bool drawn = false;
-  if (r.top_k) {
+  if (t.alone) {
+  } else if (r.top_k) {
     drawn = draw_top_k(r, t, row, turn, token, m);
   } else {
     for (int b = thread_id(); b < blocks; b += kSampleThreads) m.list.sums[b] = sums[b];
@@ -498,7 +502,7 @@ TD_KERNEL(kSampleThreads) edge(td_op o, Step s, Slices t) {
   int row = block_x(), slice = block_y(), turn = 0;
   if (row >= s.counts[1]) return;
   Row r = row_of(o, s, t, row);
-  if (r.greedy || r.top_k || !r.top_p || t.edge[row] < 0) return;
+  if (r.greedy || t.alone || r.top_k || !r.top_p || t.edge[row] < 0) return;
   int blocks = (o.n + kSumTokens - 1) / kSumTokens;
   uint32_t low = kEdgeLeast + (uint32_t(t.edge[row]) << kEdgeShift), high = low + (1u << kEdgeShift);
   double *above = t.sums + int64_t(row) * blocks, sum = 0;

@@ -6,13 +6,11 @@ template <int kDim>
 static bool run_tiles_of(const Run &r, const td_op &o) {
   using S = TilesShape<kDim>;
   int blocks = (r.rows(o) + S::kRows - 1) / S::kRows;
-  if (r.tried.chunk16) TD_LAUNCH(r.stream, blocks, o.heads, 1, kMmaThreads, sizeof(TilesMemory<kDim>), (attend_tiles<kDim, 1>), o, r.step);
-  else TD_LAUNCH(r.stream, blocks, o.heads, 1, kMmaThreads, sizeof(TilesMemory<kDim>), (attend_tiles<kDim, 2>), o, r.step);
+  TD_LAUNCH(r.stream, blocks, o.heads, 1, kMmaThreads, sizeof(TilesMemory<kDim>), attend_tiles<kDim>, o, r.step);
   return true;
 }
 
 bool run_tiles(const Run &r, const td_op &o) {
-  if (o.block_tokens % kTile != 0) return false;
   switch (o.dim) {
     case 64: return run_tiles_of<64>(r, o);
     case 128: return run_tiles_of<128>(r, o);

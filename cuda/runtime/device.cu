@@ -2,7 +2,6 @@
 #include "../direct.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -58,10 +57,7 @@ struct td_device {
   Nccl nccl;
 
   std::unique_ptr<Blas> blas;
-  bool by_slices = false;      // draws are by slices: TD_DRAWS of the environment is not set, "slices" or "only-slices"
-  bool only_slices = false;    // see Slices
   char *slices = nullptr;      // memory of draws by slices
-  Tried tried;
   int *arrived = nullptr;      // counters of blocks that have ended
 
   char *staging[2] = {};
@@ -129,7 +125,7 @@ struct td_device {
     step_device = static_cast<char *>(alloc(step_bytes));
     if (!step_device) return false;
     layout(step_device, there, alone_there);
-    if (tried.warm && !(step_idle = pinned(step_bytes))) return false;
+    if (!(step_idle = pinned(step_bytes))) return false;
     tables.assign(size_t(places), 0);
     if (groups > 0 && !(tables_device = static_cast<int32_t *>(alloc(places * 4)))) return false;
     for (int i = 0; i < 2; i++) {
@@ -166,14 +162,14 @@ struct td_device {
 
   // choose requests algorithms from cuBLASLt for a plan's products of that many rows.
   bool choose(const td_plan &p, int tokens, int outputs) {
-    Run r{stream, on_device, tokens, outputs, 0, nullptr, 0, nccl, nullptr, false, nullptr, false, tried, nullptr, -1};
+    Run r{stream, on_device, tokens, outputs, 0, nullptr, 0, nccl, nullptr, false, nullptr, 0, nullptr, -1};
     std::vector<td_op> each;
     for (const td_op &o : p.ops)
       for (int i = 0; i < 3; i++)
         if (td_op one = alone(o, i); one.kind == TD_LINEAR && one.n > 0) each.push_back(one);
     for (const td_op &o : each) {
       int rows = r.rows(o);
-      if (!blas_fits(o, rows, blas->fewest)) continue;
+      if (!blas_fits(o, rows)) continue;
       if (int64_t need = int64_t(rows) * o.k; need > blas->room) {
         blas->narrowed = static_cast<uint16_t *>(alloc(need * 2));  // earlier plans keep their buffer
         if (!blas->narrowed) return false;
@@ -187,7 +183,7 @@ struct td_device {
       know(rows, o.n, o.k, 1);
     }
     for (const td_op &o : p.ops)
-      if (int rows = r.rows(o); tried.pairs && pairs(o) && blas_fits(o, rows, blas->fewest)) know(rows, o.n, o.k, 2);
+      if (int rows = r.rows(o); pairs(o) && blas_fits(o, rows)) know(rows, o.n, o.k, 2);
     return true;
   }
 
@@ -210,12 +206,12 @@ struct td_device {
   // that the result may be bf16.
   bool halves(const Run &r, const td_plan &p, int i) const {
     const td_op &o = p.ops[size_t(i)];
-    if (!blas || !tried.halves) return false;
+    if (!blas) return false;
     for (int j = i + 1; j <= i + o.halves; j++)
       for (int m = 0; m < 3; m++) {
         td_op one = alone(p.ops[size_t(j)], m);
         if (one.kind != TD_LINEAR || one.a != o.dst || one.n == 0) continue;
-        if (int rows = r.rows(one); !blas_fits(one, rows, blas->fewest) || !blas->find(rows, one.n, one.k)) return false;
+        if (int rows = r.rows(one); !blas_fits(one, rows) || !blas->find(rows, one.n, one.k)) return false;
       }
     return o.halves > 0;
   }
@@ -223,9 +219,9 @@ struct td_device {
   // slice allocates the memory for a plan's draws by slices. All plans draw from the same logits.
   bool slice(const td_plan &p) {
     for (const td_op &o : p.ops) {
-      int64_t zeros = 0, bytes = o.kind == TD_SAMPLE ? slices_bytes(limits.outputs, o.n, zeros) : 0;
-      if (slices || bytes == 0) continue;
-      slices = static_cast<char *>(alloc(bytes));
+      if (slices || o.kind != TD_SAMPLE) continue;
+      int64_t zeros;
+      slices = static_cast<char *>(alloc(slices_bytes(limits.outputs, o.n, zeros)));
       std::vector<char> zero(static_cast<size_t>(zeros));
       if (!slices || !td_upload(this, reinterpret_cast<td_address>(slices), zero.data(), zeros)) return false;
     }
@@ -234,7 +230,7 @@ struct td_device {
 
   // run enqueues operations [from, to) of a plan over as many rows. alone is Run::alone.
   void run(td_plan *p, int from, int to, int tokens, int outputs, int alone) {
-    Run r{stream, on_device, tokens, outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, only_slices, tried, arrived, alone};
+    Run r{stream, on_device, tokens, outputs, info.processors, workspace, kWorkspace, nccl, blas.get(), limits.one_order != 0, slices, limits.draws, arrived, alone};
     for (int i = from; i < to; i++) {
       const td_op &o = p->ops[size_t(i)];
       if (o.dst == r.narrowed || o.more[0].dst == r.narrowed || o.more[1].dst == r.narrowed || (o.b == r.narrowed && o.kind == TD_LINEAR)) r.narrowed = 0;
@@ -251,7 +247,7 @@ struct td_device {
     return std::min((n + to - 1) / to * to, all);
   }
 
-  // list writes the rows of a step that attend_chunk does not process.
+  // list writes the rows of a step that attend_tiles does not process.
   void list(int which) {
     const td_step &s = steps[which];
     int32_t *rows = single[which], n = 0;
@@ -290,27 +286,19 @@ td_device *td_open(int ordinal, td_limits limits, char *error, int n) {
   if (!d) return nullptr;
   d->ordinal = ordinal;
   d->limits = limits;
-  const char *draws = getenv("TD_DRAWS");
-  d->only_slices = draws && !strcmp(draws, "only-slices");
-  d->by_slices = d->only_slices || !draws || !strcmp(draws, "slices");
-  d->tried = Tried::read(getenv("TD_KERNELS"));
   bool ok = device::use(d->stream, ordinal) && device::open(d->stream, ordinal, false) && device::open(d->copies, ordinal, true);
   bool ptx = false;
   ok = ok && device::load(d->stream, ptx);
   d->info.ptx = ptx;
   if (ok) device::describe(d->stream, ordinal, &d->info);
-  if (ok && d->tried.pdl) d->stream.overlap = d->tried.pdl = device::can_overlap(d->stream) && kernels_wait(d->stream);
+  d->info.overlap = d->stream.overlap = ok && device::can_overlap(d->stream) && kernels_wait(d->stream);
   ok = ok && d->stream.ready() && d->lay_step();
   if (ok) {
     d->workspace = static_cast<float *>(d->alloc(kWorkspace));
     for (auto &s : d->staging) s = d->pinned(kStaging);
-    ok = d->workspace && d->staging[0] && d->staging[1];
-    d->info.tried = d->tried.bits();
-    if (ok && (d->tried.attention || d->tried.moe || d->tried.int4)) {
-      std::vector<char> zeros(sizeof(int) * kArrivals);
-      d->arrived = static_cast<int *>(d->alloc(int64_t(zeros.size())));
-      ok = d->arrived && td_upload(d, reinterpret_cast<td_address>(d->arrived), zeros.data(), int64_t(zeros.size()));
-    }
+    std::vector<char> zeros(sizeof(int) * kArrivals);
+    d->arrived = static_cast<int *>(d->alloc(int64_t(zeros.size())));
+    ok = d->workspace && d->staging[0] && d->staging[1] && d->arrived && td_upload(d, reinterpret_cast<td_address>(d->arrived), zeros.data(), int64_t(zeros.size()));
   }
   if (ok) return d;
   snprintf(error, size_t(n), "%s", td_error(d));
@@ -328,7 +316,6 @@ int64_t td_blas(td_device *d, const char *path, char *error, int n) {
     snprintf(error, size_t(n), "%s", why.c_str());
     return 0;
   }
-  if (d->tried.blas) b->fewest = kBlasFewRows;
   d->blas = std::move(b);
   return int64_t(d->blas->library.version());
 }
@@ -412,18 +399,17 @@ td_plan *td_record(td_device *d, const td_op *ops, int n, int tokens, int output
   p->tokens = tokens;
   p->outputs = outputs;
   if (d->blas && !d->choose(*p, tokens, outputs)) return nullptr;
-  if (d->by_slices && !d->slice(*p)) return nullptr;
+  if (!d->slice(*p)) return nullptr;
   auto all = [&] { d->run(p.get(), 0, n, tokens, outputs, -1); };
-  if (graph && d->tried.warm) {
+  if (graph) {
     // Kernels and libraries are loaded when they are first called, which a recording may not survive.
     device::upload(d->stream, d->step_device, d->step_idle, d->step_bytes);
     all();
-  }
-  if (graph)
     p->graph = device::record(d->stream, [&] {
       all();
       run_finish(d->stream, d->on_device);
     });
+  }
   if (!d->stream.ready() || (graph && !p->graph)) {
     device::forget(p->graph);
     return nullptr;
@@ -443,12 +429,8 @@ int td_run(td_device *d, td_plan *p, int which, int from, int to) {
     device::replay(d->stream, p->graph);
     return d->stream.ready();
   }
-  int tokens = p->tokens, outputs = p->outputs;
-  if (d->tried.live) {
-    tokens = d->round(d->steps[which].counts[0], tokens);
-    outputs = d->round(d->steps[which].counts[1], outputs);
-    if (from == 0 && d->blas && !d->choose(*p, tokens, outputs)) return 0;
-  }
+  int tokens = d->round(d->steps[which].counts[0], p->tokens), outputs = d->round(d->steps[which].counts[1], p->outputs);
+  if (from == 0 && d->blas && !d->choose(*p, tokens, outputs)) return 0;
   d->run(p, from, to, tokens, outputs, d->single[which][0]);
   if (to == int(p->ops.size())) run_finish(d->stream, d->on_device);
   return d->stream.ready();
@@ -456,8 +438,7 @@ int td_run(td_device *d, td_plan *p, int which, int from, int to) {
 
 int td_copy(td_device *d, const td_piece *pieces, int n, int to_device) {
   if (!d->use()) return 0;
-  if (!to_device || !d->tried.arrivals) {
-    // In both directions: a step may still read the memory that is the target of a copy to the device.
+  if (!to_device) {
     d->stepped.mark(d->stream);
     d->stepped.follow(d->copies);
     if (!d->stream.ready()) return 0;

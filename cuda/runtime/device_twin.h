@@ -68,7 +68,11 @@ inline int poll(Stream &s) {
   return s.told.empty();
 }
 
-inline bool can_overlap(Stream &) { return true; }
+// can_overlap is false if TANDEM_TWIN_CAPABILITY is below 9.0.
+inline bool can_overlap(Stream &) {
+  const char *text = getenv("TANDEM_TWIN_CAPABILITY");
+  return !text || atoi(text) >= 90;
+}
 
 inline Graph record(Stream &s, const std::function<void()> &body) {
   s.recording = true;

@@ -5,8 +5,6 @@
 #include "device.h"
 #include "nccl.h"
 
-#include <cstring>
-
 struct td_plan {
   std::vector<td_op> ops;
   int tokens = 0, outputs = 0;  // bounds on the rows of its steps
@@ -15,15 +13,13 @@ struct td_plan {
 
 constexpr int64_t kBlasWorkspace = 32 << 20;
 
-// The fewest rows for which cuBLASLt is used, and those with Tried::blas.
-constexpr int kBlasRows = 65, kBlasFewRows = 9;
+constexpr int kBlasRows = 9;  // the fewest rows for which cuBLASLt is used
 
 // Blas is cuBLASLt, if it was found, and the algorithms chosen before plans were recorded.
 struct Blas {
   blaslt::Library library;
   blaslt::Handle handle = nullptr;
   std::vector<blaslt::Product> products;
-  int fewest = kBlasRows;
   char *workspace = nullptr;
   uint16_t *narrowed = nullptr;  // activations in bf16
   int64_t room = 0;              // capacity of narrowed, in numbers
@@ -37,12 +33,12 @@ struct Blas {
     return nullptr;
   }
 };
-// blas_fits reports whether cuBLASLt computes an operation over rows, of at least fewest.
+// blas_fits reports whether cuBLASLt computes an operation over rows.
 // Matrices of narrow types are widened for it each time, except those of a vocabulary,
 // whose rows are outputs.
-inline bool blas_fits(const td_op &o, int rows, int fewest) {
+inline bool blas_fits(const td_op &o, int rows) {
   bool narrow = !o.outputs && (o.type == TD_FP8 || o.type == TD_INT8 || o.type == TD_INT4);
-  return o.kind == TD_LINEAR && (o.type == TD_BF16 || narrow) && !o.table && o.slots <= 1 && rows >= fewest && o.k % 8 == 0 && o.n % 8 == 0;
+  return o.kind == TD_LINEAR && (o.type == TD_BF16 || narrow) && !o.table && o.slots <= 1 && rows >= kBlasRows && o.k % 8 == 0 && o.n % 8 == 0;
 }
 
 // pairs reports whether cuBLASLt may compute a gate and the matrix that it gates by one call.
@@ -61,37 +57,6 @@ inline td_op alone(const td_op &o, int i) {
   return one;
 }
 
-// Tried are kernels that may be left out, to compare them with older ones. TD_KERNELS of the
-// environment, read when a device is opened, lists those to use, separated by commas. Where it is
-// not set, or "all", these are all but chunk. bench/results/gpu.md has what each changes.
-struct Tried {
-  bool attention = false;  // attention of single rows by attend_split
-  bool norm = false;       // norms of rows by norm_whole
-  bool blas = false;       // cuBLASLt from kBlasFewRows on
-  bool mxfp4 = false;      // products of one or two rows with MXFP4 matrices by few_mxfp4
-  bool int4 = false;       // products of up to eight rows with int4 matrices by few_int4
-  bool live = false;       // steps without a graph launch as many rows as they have, not as their plan may have
-  bool arrivals = false;   // steps run while KV arrives that they do not use
-  bool chunk = false;      // attention of chunks by attend_tiles, with 16 bits of queries' and weights' fractions
-  bool chunk16 = false;    // the same with queries and weights rounded to bf16
-  bool moe = false;        // choices and sums of experts fused with their neighbours, for few rows
-  bool warm = false;       // every kernel of a plan, and cuBLASLt, run once before its graph is recorded
-  bool halves = false;     // results that only cuBLASLt reads are written in bf16, which it would round them to
-  bool pairs = false;      // cuBLASLt computes a gate and the matrix that it gates by one call
-  bool pdl = false;        // kernels of graphs start before the previous kernel has ended, and wait for it
-
-  // bits returns which kernels are used, as td_info has them.
-  int bits() const { return attention * TD_TRIED_ATTENTION | norm * TD_TRIED_NORM | blas * TD_TRIED_BLAS | mxfp4 * TD_TRIED_MXFP4 | int4 * TD_TRIED_INT4 | chunk * TD_TRIED_CHUNK | chunk16 * TD_TRIED_CHUNK16 | moe * TD_TRIED_MOE | arrivals * TD_TRIED_ARRIVALS | halves * TD_TRIED_HALVES | pairs * TD_TRIED_PAIRS | pdl * TD_TRIED_PDL; }
-
-  static Tried read(const char *names) {
-    auto has = [most = !names || !strcmp(names, "all"), list = "," + std::string(names ? names : "") + ","](const char *name) {
-      if (most) return strcmp(name, "chunk") != 0;
-      return list.find("," + std::string(name) + ",") != std::string::npos;
-    };
-    return {has("attention"), has("norm"), has("blas"), has("mxfp4"), has("int4"), has("live"), has("arrivals"), has("chunk"), has("chunk16"), has("moe"), has("warm"), has("halves"), has("pairs"), has("pdl")};
-  }
-};
-
 constexpr int kArrivals = 1 << 16;  // counters of blocks that have ended, for each launch
 
 // Run holds the parameters of a launch.
@@ -104,9 +69,8 @@ struct Run {
   const Nccl &nccl;
   Blas *blas;       // null: none
   bool one_order;   // the order of sums does not depend on the number of rows
-  char *slices;     // memory of draws by slices; null: one block of threads draws an output
-  bool only_slices; // see Slices
-  const Tried &tried;
+  char *slices;     // memory of draws by slices
+  int draws;        // see td_limits
   int *arrived;     // [kArrivals], 0 between launches
   int alone = -1;   // rows of Step::alone in this step; -1: not known
   mutable td_address narrowed = 0;  // the activations that blas->narrowed holds
@@ -136,7 +100,7 @@ void run_write_host(Stream &s, uint32_t *to, uint32_t number);
 void run_digest(Stream &s, const td_piece *pieces, int n);
 
 // slices_bytes returns the memory that draws from n logits by slices take, of which the first
-// zeros bytes must be zero; 0: such draws are not possible.
+// zeros bytes must be zero.
 int64_t slices_bytes(int outputs, int n, int64_t &zeros);
 
 // Launch functions, by file of kernels.
@@ -150,9 +114,9 @@ bool few_fits(const td_op &o, int rows);
 // which int4_fits returns true.
 void run_int4(const Run &r, const td_op &o, int rows, int spans);
 bool int4_fits(const td_op &o, int rows);
-// run_split_attention processes rows of no chunk if chunked, else all rows. run_tiles processes the
-// rows of chunks. Both return false for shapes that they do not support.
-bool run_split_attention(const Run &r, const td_op &o, bool chunked);
+// run_split processes rows of no chunk if chunked, else all rows. run_tiles processes the rows of
+// chunks. Both return false for sizes of heads that they do not support.
+bool run_split(const Run &r, const td_op &o, bool chunked);
 bool run_tiles(const Run &r, const td_op &o);
 void run_moe(const Run &r, const td_op &o);
 void run_adapt(const Run &r, const td_op &o);

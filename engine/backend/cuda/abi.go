@@ -3,7 +3,7 @@ package cuda
 // The structures of cuda/api.h. library.go compares their sizes.
 
 // version is TD_VERSION.
-const version = 15
+const version = 16
 
 // TD_IN_CHUNK and the constants next to it.
 const (
@@ -20,19 +20,10 @@ const (
 	deltaWidest = 512
 )
 
-// TD_TRIED_INT4: norms and residuals are fused with products of one row with int4 matrices.
-// TD_TRIED_MOE: choices of experts and, with TD_TRIED_MXFP4, their sums are
-// fused with their neighbours. TD_TRIED_ARRIVALS: steps run while KV arrives that they do not use.
-// TD_TRIED_PDL: kernels of graphs overlap. TD_TRIED_HALVES: what only cuBLASLt reads is written in
-// bf16. Switches below TD_TRIED_BITS change bits of results.
+// TD_DRAWS_SLICES and TD_DRAWS_ALONE.
 const (
-	triedMXFP4    = 16
-	triedMoE      = 128
-	triedINT4     = 256
-	triedBits     = 1 << 16
-	triedArrivals = 1 << 16
-	triedPDL      = 1 << 17
-	triedHalves   = 1 << 18
+	drawsSlices = 1
+	drawsAlone  = 2
 )
 
 // address is memory of the device; 0 is none.
@@ -86,12 +77,12 @@ type info struct {
 	capability  int32
 	processors  int32
 	twin        int32
-	tried       int32
+	overlap     int32
 	ptx         int32
 	name        [128]byte
 }
 
-type limits struct{ tokens, outputs, seqs, blocks, oneOrder int32 }
+type limits struct{ tokens, outputs, seqs, blocks, oneOrder, draws int32 }
 
 type draw struct {
 	seed                    uint64

@@ -79,13 +79,9 @@ func TestStepsAhead(t *testing.T) {
 			who[i] = []int32{0}
 		}
 	}
-	run := func(late, draws string, ahead bool) (all [][]int32) {
+	run := func(late string, draws int32, ahead bool) (all [][]int32) {
 		t.Setenv("TANDEM_TWIN_LATE", late)
-		t.Setenv("TD_DRAWS", draws)
-		if ahead {
-			t.Setenv("TD_KERNELS", "pdl")
-		}
-		m := sit(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32)
+		m := sit(t, src, openGPU(t, Options{Limits: modelLimits, draws: draws}), backend.F32)
 		a := &aheadRows{spec: kvSpec(src, backend.F32), tokens: []int32{5, 6, 7, 8, 9}}
 		for i := range 5 {
 			a.params = append(a.params, sample.Params{Seed: uint64(i), Temperature: float32(i%2) * 0.9})
@@ -147,8 +143,8 @@ func TestStepsAhead(t *testing.T) {
 		}
 		return all
 	}
-	want := run("0", "", false)
-	for late, draws := range map[string]string{"1": "", "77": "only-slices"} {
+	want := run("0", drawsAlone, false)
+	for late, draws := range map[string]int32{"1": drawsAlone, "77": drawsSlices} {
 		if got := run(late, draws, true); !slices.EqualFunc(got, want, slices.Equal) {
 			t.Errorf("late %s: draws are %v, one after the other %v", late, got, want)
 		}

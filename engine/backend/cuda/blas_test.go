@@ -41,10 +41,9 @@ func TestBLAS(t *testing.T) {
 	path := stub(t)
 	for _, try := range []struct {
 		rows, bucket int
-		kernels      string
-	}{{3, 0, ""}, {70, 0, ""}, {90, 0, ""}, {8, 90, "blas,live"}, {9, 0, "blas"}, {21, 90, "blas,live"}, {80, 90, "live"}} {
+	}{{3, 0}, {70, 0}, {90, 0}, {8, 90}, {9, 0}, {21, 90}, {80, 90}} {
 		rows := try.rows
-		c := kernelCase{rows: rows, bucket: try.bucket, kernels: try.kernels, make: func(b *bench) func() {
+		c := kernelCase{rows: rows, bucket: try.bucket, single: try.bucket > 0, make: func(b *bench) func() {
 			x, y, z, q := b.input(96, 1), b.output(64), b.output(40), b.output(72)
 			w, v, u := b.weight(backend.BF16, 0.1, 64, 96), b.weight(backend.BF16, 0.1, 40, 96), b.weight(backend.BF16, 0.1, 72, 64)
 			odd, fp32 := b.weight(backend.BF16, 0.1, 33, 96), b.weight(backend.F32, 0.1, 16, 96)
@@ -78,13 +77,13 @@ func TestBLAS(t *testing.T) {
 				t.Fatal(err)
 			}
 			d, most, least := off(got, want), near, 0.0
-			if rows > 64 || rows > 8 && strings.Contains(try.kernels, "blas") {
+			if rows > 8 {
 				most, least = 2e-2, 1e-4 // else it was not asked
 			}
 			if d > most || d < least {
 				t.Errorf("%d rows: off by %.2g, want %.2g to %.2g", rows, d, least, most)
 			}
-			if !strings.Contains(dev.Variant(), "-lt130002-") || strings.Contains(dev.Variant(), "-tried8-") != strings.Contains(try.kernels, "blas") {
+			if !strings.Contains(dev.Variant(), "-lt130002-") {
 				t.Errorf("variant %s", dev.Variant())
 			}
 			dev.Close()
@@ -118,10 +117,9 @@ func TestBLASRefused(t *testing.T) {
 // With one order for all products the bits of a row's logits are the same alone, in a chunk,
 // in other chunks, and with other rows.
 func TestDeterministic(t *testing.T) {
-	for _, c := range []struct{ dir, kernels string }{{"gpt-oss-mxfp4", "all"}, {"qwen3.5-moe", ""}, {"gpt-oss-mxfp4", ""}, {"gqa-tied", ""}}[:determined] {
-		t.Run(c.dir+"/"+c.kernels, func(t *testing.T) {
-			t.Setenv("TD_KERNELS", c.kernels)
-			src, err := model.OpenDir("../../model/testdata/" + c.dir)
+	for _, dir := range []string{"gpt-oss-mxfp4", "qwen3.5-moe", "gqa-tied"}[:determined] {
+		t.Run(dir, func(t *testing.T) {
+			src, err := model.OpenDir("../../model/testdata/" + dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -183,12 +181,9 @@ func TestDeterministicAttention(t *testing.T) {
 	const total, heads, kvHeads = 44, 3, 1
 	for _, c := range []struct {
 		dim, window int
-		kernels     string
 		chunks      bool
-	}{{64, 0, "", false}, {128, 25, "", false}, {64, 0, "all", false}, {128, 25, "all", false}, {256, 0, "all", false},
-		{64, 0, "chunk", true}, {128, 25, "chunk16", true}, {256, 25, "chunk", true}, {512, 0, "chunk", true}} {
-		t.Run(fmt.Sprintf("%d/%s", c.dim, c.kernels), func(t *testing.T) {
-			t.Setenv("TD_KERNELS", c.kernels)
+	}{{64, 0, false}, {128, 25, false}, {256, 0, false}, {64, 0, true}, {128, 25, true}, {256, 25, true}, {512, 0, true}} {
+		t.Run(fmt.Sprintf("%d/chunks=%v", c.dim, c.chunks), func(t *testing.T) {
 			var want []float32
 			all := [][]int{{total}, {41, 42, 43, total}, {5, 35, 43, total}, {20, 22, total}}
 			if c.chunks {

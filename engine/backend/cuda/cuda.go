@@ -35,7 +35,7 @@ import (
 
 // KernelVersion is part of the numerics class. It increases with every change that
 // can change a bit of any result or the layout of a KV page.
-const KernelVersion = 6
+const KernelVersion = 7
 
 // LibraryName is the file name of the shared object, next to the program.
 const LibraryName = "tandem-cuda.so"
@@ -80,8 +80,10 @@ type Options struct {
 	Mirror bool
 	MapKV  func(bytes int) ([]byte, error)
 
-	unfused bool // for tests: nothing is fused
-	graphs  bool // for tests: every plan is a graph
+	unfused bool  // for tests: nothing is fused
+	graphs  bool  // for tests: every plan is a graph
+	draws   int32 // for tests: drawsSlices or drawsAlone
+	wide    bool  // for tests: results that only products read stay in fp32
 }
 
 // CUDA implements backend.Backend. It is not safe for concurrent use.
@@ -265,7 +267,7 @@ func (c *CUDA) limits() limits {
 	if c.opts.Deterministic {
 		one = 1
 	}
-	return limits{int32(l.Tokens), int32(l.Outputs), int32(l.Seqs), int32(l.Blocks), one}
+	return limits{int32(l.Tokens), int32(l.Outputs), int32(l.Seqs), int32(l.Blocks), one, c.opts.draws}
 }
 
 // openBLAS opens cuBLASLt. It is an error if a path is set and cannot be opened.
@@ -320,9 +322,6 @@ func (c *CUDA) Variant() string {
 	}
 	if c.opts.Deterministic {
 		chip += "-one-order"
-	}
-	if tried := c.info.tried % triedBits; tried != 0 {
-		chip += fmt.Sprintf("-tried%d", tried)
 	}
 	if c.blas != 0 {
 		chip += fmt.Sprintf("-lt%d", c.blas)
@@ -405,7 +404,7 @@ func (c *CUDA) Load(t backend.Tensor) (backend.Weight, error) {
 		len(data) != t.DType.MatrixBytes(w.out, max(w.in, 1)) {
 		return backend.NoWeight, fmt.Errorf("%w: tensor %s %s %v of %d bytes", backend.ErrShape, t.Name, t.DType, t.Shape, len(data))
 	}
-	if w.dtype == typeMXFP4 && c.info.tried&triedMXFP4 != 0 {
+	if w.dtype == typeMXFP4 {
 		if err := fewScales(&t); err != nil {
 			return backend.NoWeight, err
 		}

@@ -36,7 +36,7 @@ func manyDraws() (draws int, limit time.Duration) {
 }
 
 // drawMany compares the device's tokens and those of each C variant with engine/sample's. A
-// batch is one vocabulary on one device. The batches draw by blocks and by slices in turn. The
+// batch is one vocabulary on one device. Every second batch draws by a single block of threads alone. The
 // same TANDEM_SOAK_SEED gives the same draws. On the host most batches are drawn by the
 // narrow twin, because 10 million draws by 256 emulated threads a block take hours.
 func drawMany(t *testing.T, draws int, limit time.Duration) {
@@ -71,16 +71,15 @@ func drawMany(t *testing.T, draws int, limit time.Duration) {
 			t.Fatal(err)
 		}
 	}
-	forms, byForm, byBits := []string{"blocks", "slices"}, map[string]int{}, map[int]int{}
+	byForm, byBits := map[int32]int{}, map[int]int{}
 	began, done, full := time.Now(), 0, 0
 	for batch := uint64(0); done < draws && time.Since(began) < limit; batch++ {
-		form := forms[batch%2]
-		t.Setenv("TD_DRAWS", form)
+		form := []int32{drawsAlone, 0}[batch%2]
 		d, library := newDrawBatch(rand.New(rand.NewPCG(seed, batch)), batch/2), narrow
 		if d.full {
 			library = libraryPath
 		}
-		d.run(t, library, fmt.Sprintf("seed %d, batch %d, %s", seed, batch, form), variants, native)
+		d.run(t, library, form, fmt.Sprintf("seed %d, batch %d, form %d", seed, batch, form), variants, native)
 		n, size := d.outputs*d.steps, bits.Len(uint(d.vocab))
 		byForm[form], byBits[size] = byForm[form]+n, byBits[size]+n
 		if d.full {
@@ -94,8 +93,8 @@ func drawMany(t *testing.T, draws int, limit time.Duration) {
 	if narrow == libraryPath {
 		full = done
 	}
-	t.Logf("note: seed %d: %d draws of Go, C (%s) and the device (%d by blocks, %d by slices; %d in blocks of 256 threads), by bits of the vocabulary's size %v, in %v",
-		seed, done, strings.Join(variants, ", "), byForm["blocks"], byForm["slices"], full, byBits, time.Since(began).Round(time.Second))
+	t.Logf("note: seed %d: %d draws of Go, C (%s) and the device (%d alone, %d by slices; %d in blocks of 256 threads), by bits of the vocabulary's size %v, in %v",
+		seed, done, strings.Join(variants, ", "), byForm[drawsAlone], byForm[0], full, byBits, time.Since(began).Round(time.Second))
 }
 
 // drawBatch is a number of steps whose outputs each draw from one of some rows of logits.
@@ -234,9 +233,9 @@ func (d *drawBatch) controls() *sample.Controls {
 }
 
 // run draws the batch and ends the test at the first token that differs.
-func (d *drawBatch) run(t *testing.T, library, what string, variants []string, native []*sample.Scratch) {
+func (d *drawBatch) run(t *testing.T, library string, form int32, what string, variants []string, native []*sample.Scratch) {
 	t.Helper()
-	dev, err := New(Options{Library: library, Limits: backend.Limits{Tokens: d.outputs, Outputs: d.outputs, Seqs: 1, Blocks: 1}})
+	dev, err := New(Options{Library: library, Limits: backend.Limits{Tokens: d.outputs, Outputs: d.outputs, Seqs: 1, Blocks: 1}, draws: form})
 	if err != nil {
 		t.Fatal(err)
 	}

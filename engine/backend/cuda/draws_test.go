@@ -25,7 +25,7 @@ func drawCase(rules, masks bool) kernelCase {
 	if masks {
 		name = "masks"
 	}
-	return kernelCase{name: name, rows: 12, vocab: drawVocab, draws: true, rules: rules, masks: masks, make: func(b *bench) func() {
+	return kernelCase{name: name, rows: 12, vocab: drawVocab, draws: true, form: drawsAlone, rules: rules, masks: masks, make: func(b *bench) func() {
 		x, table := b.buf(b.vocab), b.steps(tokens, b.vocab)
 		b.inputs = append(b.inputs, func() { b.Embed(x, table) })
 		var err error
@@ -42,7 +42,7 @@ func drawCase(rules, masks bool) kernelCase {
 func sliceCases() []kernelCase {
 	all := []kernelCase{drawCase(false, false), drawCase(true, true), drawCase(false, true)}
 	for i := range all {
-		all[i].name, all[i].slices = "slices/"+all[i].name, true
+		all[i].name, all[i].form = "slices/"+all[i].name, drawsSlices
 	}
 	all[2].name, all[2].vocab = "slices/long", 17_000
 	return all
@@ -217,18 +217,18 @@ func drawn(dev backend.Backend, logits backend.Buf, vocab int, s *backend.Step) 
 // twin, from rows of one block of sums to more than are made at once, with ties, -Inf and NaN. As
 // a soak and on a GPU it compares many more, and those of C: see drawMany.
 func TestDrawsAreTheDefinition(t *testing.T) {
-	t.Run("blocks", func(t *testing.T) { drawsAreTheDefinition(t, map[int]int{90: 12, 1200: 6, 9000: 1}) })
-	t.Run("slices", func(t *testing.T) {
-		t.Setenv("TD_DRAWS", "slices")
-		drawsAreTheDefinition(t, map[int]int{90: 6, 9000: 1, 20_000: 1})
+	t.Run("alone", func(t *testing.T) {
+		drawsAreTheDefinition(t, drawsAlone, drawRows, map[int]int{90: 12, 1200: 6, 9000: 1})
 	})
+	t.Run("slices", func(t *testing.T) { drawsAreTheDefinition(t, 0, drawRows, map[int]int{90: 6, 9000: 1, 20_000: 1}) })
+	t.Run("wide", func(t *testing.T) { drawsAreTheDefinition(t, 0, 4, map[int]int{330_000: 1}) })
 	if draws, limit := manyDraws(); draws > 0 {
 		t.Run("many", func(t *testing.T) { drawMany(t, draws, limit) })
 	}
 }
 
-func drawsAreTheDefinition(t *testing.T, vocabularies map[int]int) {
-	rows, rng := drawRows, rand.New(rand.NewPCG(5, 5))
+func drawsAreTheDefinition(t *testing.T, form int32, rows int, vocabularies map[int]int) {
+	rng := rand.New(rand.NewPCG(5, 5))
 	for vocab, steps := range vocabularies {
 		steps = max(1, steps*rounds/14)
 		data := make([]byte, 0, rows*vocab*4)
@@ -248,7 +248,7 @@ func drawsAreTheDefinition(t *testing.T, vocabularies map[int]int) {
 			logits[i] = float32(v)
 			data = binary.LittleEndian.AppendUint32(data, math.Float32bits(logits[i]))
 		}
-		dev := openGPU(t, Options{Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}})
+		dev := openGPU(t, Options{Limits: backend.Limits{Tokens: rows, Outputs: rows, Seqs: 1, Blocks: 1}, draws: form})
 		b := &bench{Backend: dev, rng: rng}
 		table, err := b.Load(backend.Tensor{Name: "logits", DType: backend.F32, Shape: []int{rows, vocab}, Data: data})
 		b.must(err)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/engine/backend"
@@ -84,10 +83,10 @@ func lt(t *testing.T) string {
 
 // halvesCase is two layers, over bf16 KV or fp32 KV. Their buffers are the same, so that the first
 // one's results are written again.
-func halvesCase(kernels string, kv backend.DType, heads, kvHeads, dim int, types ...backend.DType) kernelCase {
+func halvesCase(name string, single bool, kv backend.DType, heads, kvHeads, dim int, types ...backend.DType) kernelCase {
 	const hidden, inner = 128, 96
 	spec := func(*rand.Rand) backend.KVSpec { return backend.UniformKV(1, 120, 16, kvHeads, dim, kv) }
-	return kernelCase{name: kernels, rows: 90, kernels: kernels, kv: spec, make: func(b *bench) func() {
+	return kernelCase{name: name, rows: 90, single: single, kv: spec, make: func(b *bench) func() {
 		x, normed, delta := b.input(hidden, 1), b.output(hidden), b.output(hidden)
 		b.results = append(b.results, x)
 		q, k, v, attn, gate, up := b.buf(heads*dim), b.buf(kvHeads*dim), b.buf(kvHeads*dim), b.output(heads*dim), b.output(inner), b.buf(inner)
@@ -121,31 +120,27 @@ func halvesCase(kernels string, kv backend.DType, heads, kvHeads, dim int, types
 }
 
 // Results in bf16 give the bits of results that are converted to it, and cuBLASLt gives those of two
-// products for a gate and the matrix that it gates (that of a GPU may not). By the kernels of either
-// switch, with matrices that are widened, in steps with prompts and of single rows.
+// products for a gate and the matrix that it gates (that of a GPU may not). With and without graphs,
+// with matrices that are widened, in steps with prompts and of single rows.
 func TestHalvesBits(t *testing.T) {
-	path, switches := lt(t), ",halves,pairs"
-	if path == BLASAuto {
-		switches = ",halves"
-	}
+	path := lt(t)
 	for _, c := range []kernelCase{
-		halvesCase("blas", backend.BF16, 4, 2, 64, backend.BF16),
-		halvesCase("blas,live,norm,attention,chunk", backend.BF16, 4, 1, 64, backend.INT8, backend.BF16, backend.BF16, backend.FP8),
-		halvesCase("live", backend.F32, 3, 3, 40, backend.BF16, backend.INT4, backend.INT4),
+		halvesCase("graph", false, backend.BF16, 4, 2, 64, backend.BF16),
+		halvesCase("widened", true, backend.BF16, 4, 1, 64, backend.INT8, backend.BF16, backend.BF16, backend.FP8),
+		halvesCase("float32", true, backend.F32, 3, 3, 40, backend.BF16, backend.INT4, backend.INT4),
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var results [2][][]float32
-			for i, more := range []string{"", switches} {
-				try := c
-				try.kernels += more
-				dev, err := try.open(Options{Limits: benchLimits, BLAS: path, Eager: c.rows%2 == 1})
+			for i, batch := range []string{singles, anyBatch} {
+				t.Setenv("TANDEM_STUB_LT_BATCH", batch)
+				dev, err := c.open(Options{Limits: benchLimits, BLAS: path, wide: i == 0})
 				if err != nil {
 					t.Fatal(err)
 				}
-				if results[i], err = try.run(dev, 4); err != nil {
+				if results[i], err = c.run(dev, 4); err != nil {
 					t.Fatal(err)
 				}
-				if i == 1 && strings.Contains(c.kernels, "blas") { // else the last step is too small
+				if i == 1 {
 					unwritten(t, dev, backend.Key{Tokens: c.rows})
 				}
 				dev.Close()
@@ -154,6 +149,9 @@ func TestHalvesBits(t *testing.T) {
 		})
 	}
 }
+
+// Values of TANDEM_STUB_LT_BATCH: for which numbers of products the stub of cuBLASLt has algorithms.
+const anyBatch, singles, pairs = "0", "1", "2"
 
 // sameBits compares results, which must all be numbers.
 func sameBits(t *testing.T, got, want [][]float32) {
@@ -222,9 +220,9 @@ func TestPairs(t *testing.T) {
 	path := stub(t)
 	for _, turned := range []bool{false, true} {
 		for biases := range 3 {
-			run := func(kernels, batch string) [][]float32 {
+			run := func(blas string, wide bool, batch string) [][]float32 {
 				t.Setenv("TANDEM_STUB_LT_BATCH", batch)
-				dev, err := (&kernelCase{kernels: kernels}).open(Options{Limits: benchLimits, BLAS: path})
+				dev, err := (&kernelCase{}).open(Options{Limits: benchLimits, BLAS: blas, wide: wide})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -251,23 +249,19 @@ func TestPairs(t *testing.T) {
 				}, nil))
 				return [][]float32{dev.Download(nil, y)}
 			}
-			const any, singles, pairs = "0", "1", "2"
-			apart, gemm := run("blas", singles), run("blas", pairs)
+			apart, gemm := run(path, true, singles), run(BLASNone, true, anyBatch)
 			if d := off(apart, gemm); d < 1e-4 {
 				t.Fatalf("off by %.2g: cuBLASLt was not asked", d)
 			}
-			sameBits(t, run("blas,pairs,halves", singles), apart)
-			sameBits(t, run("blas,pairs,halves,warm", any), apart)
+			sameBits(t, run(path, false, singles), apart)
+			sameBits(t, run(path, false, anyBatch), apart)
 			if biases == 1 {
 				apart = gemm
 			}
-			sameBits(t, run("blas,pairs,halves", pairs), apart)
+			sameBits(t, run(path, false, pairs), apart)
 		}
 	}
 }
-
-// halvesKernels are the switches that TestHalvesModels has on either side.
-const halvesKernels = "blas,live,norm,attention,chunk,mxfp4,moe,warm,pairs"
 
 // Every model draws the same tokens from the same bits over bf16 KV, whether results are in bf16 or
 // are converted to it, and whatever shares a step.
@@ -289,9 +283,8 @@ func TestHalvesModels(t *testing.T) {
 			}
 			t.Cleanup(func() { src.Close() })
 			var seats [2]*seat
-			for i, kernels := range []string{halvesKernels, halvesKernels + ",halves"} {
-				t.Setenv("TD_KERNELS", kernels)
-				seats[i] = sitAs(t, src, openGPU(t, Options{Limits: modelLimits, BLAS: path, Eager: true}), backend.BF16, model.Options{Quantization: made[filepath.Base(dir)]})
+			for i := range seats {
+				seats[i] = sitAs(t, src, openGPU(t, Options{Limits: modelLimits, BLAS: path, Eager: true, wide: i == 0}), backend.BF16, model.Options{Quantization: made[filepath.Base(dir)]})
 			}
 			sameSteps(t, src, seats, 2)
 			for _, p := range seats[1].Backend.(*CUDA).plans {

@@ -48,7 +48,7 @@ var (
 	_ = [1]byte{}[unsafe.Sizeof(C.td_state{})-unsafe.Sizeof(state{})]
 	_ = [1]byte{}[C.TD_DELTA_WIDTH-deltaWidth+C.TD_DELTA_WIDEST-deltaWidest]
 	_ = [1]byte{}[C.TD_DELTA-int(opDelta)]
-	_ = [1]byte{}[C.TD_TRIED_MXFP4-triedMXFP4+C.TD_TRIED_MOE-triedMoE+C.TD_TRIED_INT4-triedINT4+C.TD_TRIED_ARRIVALS-triedArrivals+C.TD_TRIED_PDL-triedPDL+C.TD_TRIED_HALVES-triedHalves+C.TD_TRIED_BITS-triedBits]
+	_ = [1]byte{}[C.TD_DRAWS_SLICES-drawsSlices+C.TD_DRAWS_ALONE-drawsAlone]
 )
 
 // library is an opened shared object. It stays open, because what a GPU's driver started
@@ -109,7 +109,7 @@ type driver struct {
 
 func (l *library) open(ordinal int, m limits) (*driver, error) {
 	var why [256]C.char
-	lim := C.td_limits{tokens: C.int32_t(m.tokens), outputs: C.int32_t(m.outputs), seqs: C.int32_t(m.seqs), blocks: C.int32_t(m.blocks), one_order: C.int32_t(m.oneOrder)}
+	lim := C.td_limits{tokens: C.int32_t(m.tokens), outputs: C.int32_t(m.outputs), seqs: C.int32_t(m.seqs), blocks: C.int32_t(m.blocks), one_order: C.int32_t(m.oneOrder), draws: C.int32_t(m.draws)}
 	d := C.td_l_open(l.c, C.int(ordinal), lim, &why[0], C.int(len(why)))
 	if d == nil {
 		return nil, errors.New(C.GoString(&why[0]))

@@ -56,7 +56,7 @@ var (
 	stepsAhead  = 18
 	modelRounds = 14 // steps of a comparison of models
 
-	determined = 4 // models whose bits are compared
+	determined = 3 // models whose bits are compared
 
 	longContext = 131_072 // positions
 )

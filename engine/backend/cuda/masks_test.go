@@ -54,7 +54,6 @@ func TestMasksAreTheDefinition(t *testing.T) {
 		if testing.Short() && i > 1 {
 			continue
 		}
-		t.Setenv("TD_DRAWS", []string{"", "slices"}[i%2])
 		rng := rand.New(rand.NewPCG(uint64(vocab), 4))
 		logits := make([]float32, rows*vocab)
 		for i := range logits {
@@ -63,7 +62,7 @@ func TestMasksAreTheDefinition(t *testing.T) {
 				logits[i] = float32(math.Round(float64(logits[i])))
 			}
 		}
-		dev := openGPU(t, Options{Limits: backend.Limits{Tokens: rows, Outputs: rows + 3, Seqs: 1, Blocks: 1}})
+		dev := openGPU(t, Options{Limits: backend.Limits{Tokens: rows, Outputs: rows + 3, Seqs: 1, Blocks: 1}, draws: []int32{drawsAlone, 0}[i%2]})
 		b := &bench{Backend: dev, rng: rng}
 		table, err := b.Load(backend.Tensor{Name: "logits", DType: backend.F32, Shape: []int{rows, vocab}, Data: float32Bytes(logits)})
 		b.must(err)

@@ -74,12 +74,6 @@ func (c *CUDA) Land(blocks [][]int32) (backend.Arrival, error) {
 		return nil, err
 	}
 	n := c.kv.copies
-	if c.info.tried&triedArrivals == 0 {
-		if !c.dev.follow() {
-			return nil, c.failed("copies of KV")
-		}
-		return func() (bool, error) { return true, nil }, nil
-	}
 	c.kv.landed = n
 	for _, ids := range blocks {
 		for _, id := range ids {

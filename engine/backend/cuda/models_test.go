@@ -180,58 +180,38 @@ func TestModels(t *testing.T) {
 			o := model.Options{Quantization: made[filepath.Base(dir)]}
 			want := sitAs(t, src, widened{host}, backend.F32, o)
 			compareModels(t, src, want, nil, sitAs(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32, o), backend.F32, tolerance)
-			if filepath.Base(dir) == "gpt-oss-mxfp4" { // whose experts have kernels of TD_KERNELS
-				t.Setenv("TD_KERNELS", "all")
-				compareModels(t, src, want, nil, sitAs(t, src, openGPU(t, Options{Limits: modelLimits}), backend.F32, o), backend.F32, tolerance)
-			}
 		})
 	}
 }
 
 // TestModelBF16 compares a model whose heads have a size that tensor cores compute with, over bf16
-// KV, by the kernels of either switch.
+// KV, with cuBLASLt.
 //
 // The unit of its limits is how far bf16 KV moves the CPU's logits, which is the effect of rounding
 // two vectors of a layer, keys and values. Errors of roundings are independent, so that their
 // squares add up. A number of KV whose fp32 bits differ in the last places may be rounded to either
-// side. If all were, both backends' roundings would add up: √2 units. With "all", cuBLASLt also
-// rounds four vectors of a layer, and chunk16 queries and weights: √5 units. The rows are few, so
-// that twice as much is allowed.
+// side. If all were, both backends' roundings would add up: √2 units. cuBLASLt also rounds four
+// vectors of a layer, and attend_tiles queries and weights: √5 units. The rows are few, so that twice
+// as much is allowed.
 func TestModelBF16(t *testing.T) {
-	all, soak := modelRounds, os.Getenv("TANDEM_SOAK") != ""
-	if !soak {
+	all := modelRounds
+	if os.Getenv("TANDEM_SOAK") == "" {
 		modelRounds = 5
 	}
 	t.Cleanup(func() { modelRounds = all })
-	for _, c := range []struct {
-		kernels string
-		most    float64
-	}{{"", 2 * math.Sqrt2}, {"all", 2 * math.Sqrt(5)}} {
-		if c.kernels == "" && !soak {
-			continue // TestKernels compares these
-		}
-		t.Run(c.kernels, func(t *testing.T) {
-			t.Setenv("TD_KERNELS", c.kernels)
-			src, err := model.OpenDir("../../builtin/model")
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { src.Close() })
-			host, err := cpu.New(cpu.Options{Limits: modelLimits, Threads: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
-			other, err := cpu.New(cpu.Options{Limits: modelLimits, Threads: 1})
-			if err != nil {
-				t.Fatal(err)
-			}
-			o := Options{Limits: modelLimits}
-			if c.kernels != "" {
-				o.BLAS = lt(t)
-			}
-			compareModels(t, src, sit(t, src, widened{host}, backend.BF16), sit(t, src, widened{other}, backend.F32), sit(t, src, openGPU(t, o), backend.BF16), backend.BF16, c.most)
-		})
+	src, err := model.OpenDir("../../builtin/model")
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { src.Close() })
+	var hosts [2]*cpu.CPU
+	for i := range hosts {
+		if hosts[i], err = cpu.New(cpu.Options{Limits: modelLimits, Threads: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dev := openGPU(t, Options{Limits: modelLimits, BLAS: lt(t)})
+	compareModels(t, src, sit(t, src, widened{hosts[0]}, backend.BF16), sit(t, src, widened{hosts[1]}, backend.F32), sit(t, src, dev, backend.BF16), backend.BF16, 2*math.Sqrt(5))
 }
 
 // widened is a backend that computes with the values of matrices of 8 and 4 bits, and does

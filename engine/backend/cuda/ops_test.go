@@ -126,12 +126,13 @@ type kernelCase struct {
 	draws   bool    // each row is an output; see drawAll
 	rules   bool    // and each output has rules, in two steps; see ruleAll
 	masks   bool    // and most of them have masks; see maskAll
-	slices  bool    // draws are by slices, none by a single block
-	kernels string  // TD_KERNELS
+	form    int32   // of draws: drawsSlices or drawsAlone
+	single  bool    // plans are no graphs: steps launch as many rows as they have
 	blas    bool    // with cuBLASLt
 	bucket  int     // rows of the plan, if more than those of steps
 	adapted bool    // the sequences of each step go through adapters, or none
 	near    float64 // how far results may be from the CPU's; 0: near
+	chunks  float64 // the same of the rows of chunks, if their kernel is less exact; else 0
 }
 
 // linearCases are the types of matrices and, each with as many rows as choose another
@@ -162,7 +163,7 @@ func kernelCases() (all []kernelCase) {
 		})
 	})
 	for _, rows := range []int{1, 2} { // the columns are not a multiple of what the warps read at once
-		add(fmt.Sprintf("linear/mxfp4/%d/by mxfp4", rows), rows, func(b *bench) func() {
+		add(fmt.Sprintf("linear/mxfp4/%d/odd", rows), rows, func(b *bench) func() {
 			x, wide := b.input(96, 1), b.input(32*23, 1)
 			y, z, gated, up := b.output(70), b.output(33), b.output(50), b.buf(50)
 			w, v, wg, wu := b.weight(backend.MXFP4, 0, 70, 96), b.weight(backend.MXFP4, 0, 33, 32*23), b.weight(backend.MXFP4, 0, 50, 96), b.weight(backend.MXFP4, 0, 50, 96)
@@ -175,10 +176,9 @@ func kernelCases() (all []kernelCase) {
 				b.GatedAct(gated, gated, up, backend.Act(2))
 			}
 		})
-		all[len(all)-1].kernels = "mxfp4"
 	}
 	for _, rows := range []int{1, 2, 5} { // several blocks have parts of the columns of one matrix; many rows are copied in two pieces
-		add(fmt.Sprintf("linear/int4/%d/by int4", rows), rows, func(b *bench) func() {
+		add(fmt.Sprintf("linear/int4/%d/parts", rows), rows, func(b *bench) func() {
 			const in, wide = 76, 2084
 			x, long := b.input(in, 1), b.input(wide, 1)
 			y, z, joined, gated, up := b.output(70), b.output(33), b.output(20), b.output(50), b.buf(50)
@@ -194,7 +194,30 @@ func kernelCases() (all []kernelCase) {
 				b.GatedAct(gated, gated, up, backend.Act(2))
 			}
 		})
-		all[len(all)-1].kernels = "int4"
+	}
+	for _, rows := range []int{1, 2} { // more columns than few_mxfp4 has memory for
+		add(fmt.Sprintf("linear/mxfp4/%d/wide", rows), rows, func(b *bench) func() {
+			x, y, gated, up := b.input(4128, 1), b.output(5), b.output(6), b.buf(6)
+			w, wg, wu := b.weight(backend.MXFP4, 0, 5, 4128), b.weight(backend.MXFP4, 0, 6, 4128), b.weight(backend.MXFP4, 0, 6, 4128)
+			return func() {
+				b.Linear(y, x, w, backend.NoWeight)
+				b.Linear(gated, x, wg, backend.NoWeight)
+				b.Linear(up, x, wu, backend.NoWeight)
+				b.GatedAct(gated, gated, up, backend.Act(1))
+			}
+		})
+	}
+	for _, rows := range []int{1, 3} { // columns that few_int4 does not divide
+		add(fmt.Sprintf("linear/int4/%d/uneven", rows), rows, func(b *bench) func() {
+			x, y, gated, up := b.input(77, 1), b.output(50), b.output(20), b.buf(20)
+			w, wg, wu := b.weight(backend.INT4, 0.1, 50, 77), b.weight(backend.INT4, 0.1, 20, 77), b.weight(backend.INT4, 0.1, 20, 77)
+			return func() {
+				b.Linear(y, x, w, backend.NoWeight)
+				b.Linear(gated, x, wg, backend.NoWeight)
+				b.Linear(up, x, wu, backend.NoWeight)
+				b.GatedAct(gated, gated, up, backend.Act(0))
+			}
+		})
 	}
 	add("linear/odd", 9, func(b *bench) func() {
 		x, y, w := b.input(77, 1), b.output(50), b.weight(backend.BF16, 0.1, 50, 77)
@@ -244,8 +267,8 @@ func kernelCases() (all []kernelCase) {
 			b.RMSNorm(sum, x, backend.NoWeight, 1e-5)
 		}
 	})
-	for _, cols := range []int{300, 2052, 4100, 8196} { // one to eight fours a thread
-		add(fmt.Sprintf("norms/%d/by norm", cols), 2, func(b *bench) func() {
+	for _, cols := range []int{300, 2052, 4100, 8196, 301, 16_388} { // one to eight fours a thread, and what has no such kernel
+		add(fmt.Sprintf("norms/%d", cols), 2, func(b *bench) func() {
 			x, more, y, z, sum, w := b.input(cols, 2), b.input(cols, 1), b.output(cols), b.output(cols), b.output(cols), b.weight(backend.BF16, 1, cols)
 			return func() {
 				b.AddRMSNorm(y, x, more, w, 1e-5)
@@ -253,7 +276,6 @@ func kernelCases() (all []kernelCase) {
 				b.Columns(sum, x, 0)
 			}
 		})
-		all[len(all)-1].kernels = "norm"
 	}
 	fusedLayer := func(hidden, inner int, b *bench) func() { // as a layer of Llama, of one row
 		x, normed, delta, q, k := b.input(hidden, 2), b.buf(hidden), b.buf(hidden), b.output(72), b.output(24)
@@ -278,7 +300,6 @@ func kernelCases() (all []kernelCase) {
 		}
 	}
 	add("norms/fused", 1, func(b *bench) func() { return fusedLayer(1604, 76, b) })
-	all[len(all)-1].kernels = "int4"
 	add("activations", 6, func(b *bench) func() {
 		g, u, half := b.input(90, 3), b.input(90, 3), b.output(40)
 		outs := []backend.Buf{b.output(90), b.output(90), b.output(90)}
@@ -357,9 +378,10 @@ func kernelCases() (all []kernelCase) {
 		rows, experts, k  int
 		dt                backend.DType
 		sigmoid, normalze bool
-	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4/by mxfp4", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4", 5, 5, 2, backend.MXFP4, false, true},
-		{"one/by int4", 1, 7, 3, backend.INT4, false, true}, {"uneven/by int4", 5, 5, 2, backend.INT4, false, true},
-		{"one/by mxfp4,moe", 1, 7, 3, backend.MXFP4, false, true}, {"uneven/by mxfp4,moe", 5, 5, 2, backend.MXFP4, false, false}, {"few/by moe", 8, 9, 3, backend.BF16, false, true}, {"groups/by moe", 7, 12, 3, backend.F32, true, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
+	}{{"few", 2, 9, 3, backend.BF16, false, true}, {"many", 60, 4, 2, backend.FP8, false, false}, {"int8", 3, 7, 2, backend.INT8, false, true}, {"int4", 20, 3, 2, backend.INT4, false, true}, {"mxfp4", 40, 5, 2, backend.MXFP4, false, true}, {"mxfp4 of few rows", 10, 20, 2, backend.MXFP4, false, true},
+		{"one int4", 1, 7, 3, backend.INT4, false, true}, {"uneven int4", 5, 5, 2, backend.INT4, false, true},
+		{"one mxfp4 in a layer", 1, 7, 3, backend.MXFP4, false, true}, {"uneven mxfp4 in a layer", 5, 5, 2, backend.MXFP4, false, false}, {"uneven mxfp4", 5, 5, 2, backend.MXFP4, false, true},
+		{"few in a layer", 8, 9, 3, backend.BF16, false, true}, {"groups in a layer", 7, 12, 3, backend.F32, true, true}, {"groups", 20, 12, 3, backend.F32, true, true}, {"groups of softmax", 20, 12, 3, backend.F32, true, false}} {
 		add("moe/"+c.name, c.rows, func(b *bench) func() {
 			const hidden, inner = 64, 96
 			x, y, router := b.input(hidden, 1), b.output(hidden), b.input(c.experts, 2)
@@ -375,7 +397,7 @@ func kernelCases() (all []kernelCase) {
 					spec.Sigmoid.Softmax, spec.Sigmoid.Bias = true, backend.NoWeight
 				}
 			}
-			if !strings.HasSuffix(c.name, "moe") {
+			if !strings.HasSuffix(c.name, "in a layer") {
 				return func() { b.MoE(y, x, router, spec) }
 			}
 			stream, z, w := b.input(hidden, 1), b.output(hidden), b.weight(backend.BF16, 1, hidden)
@@ -386,7 +408,6 @@ func kernelCases() (all []kernelCase) {
 				b.MoE(y, z, router, spec)
 			}
 		})
-		_, all[len(all)-1].kernels, _ = strings.Cut(c.name, "/by ")
 	}
 	add("heads", 70, func(b *bench) func() {
 		x, y := b.input(3*40, 1), b.output(3*24)
@@ -409,23 +430,30 @@ func attentionCases() (all []kernelCase) {
 		softcap                                          float32
 	}{
 		{4, 2, 64, 0, 16, 0, backend.F32, false, 0}, {8, 2, 64, 0, 16, 0, backend.BF16, false, 0}, {5, 1, 128, 0, 16, 40, backend.BF16, true, 0},
-		{3, 1, 256, 0, 16, 0, backend.BF16, true, 0}, {2, 1, 512, 0, 8, 0, backend.BF16, false, 0}, {4, 1, 80, 64, 16, 0, backend.BF16, false, 0},
+		{3, 1, 256, 0, 16, 0, backend.BF16, true, 0}, {2, 1, 512, 0, 16, 0, backend.BF16, false, 0}, {4, 1, 80, 64, 16, 0, backend.BF16, false, 0},
 		{6, 2, 40, 0, 16, 20, backend.BF16, false, 0}, {3, 1, 128, 0, 32, 0, backend.BF16, false, 0},
 		{4, 2, 256, 0, 16, 30, backend.BF16, false, 1.5}, {2, 1, 24, 0, 16, 0, backend.F32, false, 0.7},
-		{6, 2, 64, 0, 16, 20, backend.FP8, true, 1.5}, {4, 1, 80, 64, 16, 0, backend.FP8, false, 0},
+		{3, 1, 64, 0, 8, 30, backend.BF16, true, 0}, {6, 2, 64, 0, 16, 20, backend.FP8, true, 1.5}, {4, 1, 80, 64, 16, 0, backend.FP8, false, 0},
 	} {
-		add := func(kernels string) {
+		add := func(single bool) {
 			c := c
 			name := fmt.Sprintf("attention/%d-%d-%d/%s/%g", c.heads, c.kvHeads, c.dim, c.dt, c.softcap)
-			if kernels != "" {
-				name += "/by " + kernels
+			if c.blockTokens == 8 {
+				name += "/blocks of 8"
+			}
+			chunks := 0.0
+			if c.dt == backend.BF16 && c.softcap == 0 && c.latent == 0 && c.dim%64 == 0 && c.blockTokens%16 == 0 {
+				chunks = 1e-2 // each query and weight is rounded to bf16
+			}
+			if single {
+				name += "/single"
 			}
 			spec := func(*rand.Rand) backend.KVSpec {
 				s := backend.UniformKV(1, 120, c.blockTokens, c.kvHeads, c.dim, c.dt)
 				s.Groups[0].Latent, s.Groups[0].Window = c.latent, c.window
 				return s
 			}
-			all = append(all, kernelCase{name: name, rows: 90, kernels: kernels, kv: spec, make: func(b *bench) func() {
+			all = append(all, kernelCase{name: name, rows: 90, single: single, chunks: chunks, kv: spec, make: func(b *bench) func() {
 				wide, second := c.dim, c.kvHeads*c.dim
 				first := second
 				if c.latent > 0 {
@@ -446,18 +474,9 @@ func attentionCases() (all []kernelCase) {
 				}
 			}})
 		}
-		add("")
-		if c.dt == backend.BF16 && c.softcap == 0 && c.dim%64 == 0 {
-			c.blockTokens = max(c.blockTokens, 16)
-			add("attention")
-			add("chunk")
-			if c.window > 0 || c.dim == 256 {
-				add("chunk16")
-				all[len(all)-1].near = 1e-2 // each query and weight is rounded to bf16
-			}
-			if c.dim == 64 {
-				add("attention,chunk,live")
-			}
+		add(false)
+		if c.dt == backend.BF16 && c.dim == 64 {
+			add(true)
 		}
 	}
 	return append(append(all, placeCase(backend.F32, false), placeCase(backend.F32, true), placeCase(backend.FP8, true), adaptCase(), drawCase(false, false), drawCase(true, false), drawCase(true, true)), sliceCases()...)
@@ -491,8 +510,37 @@ func placeCase(dt backend.DType, norms bool) kernelCase {
 // benchLimits fit every case.
 var benchLimits = backend.Limits{Tokens: 90, Outputs: 12, Seqs: 4, Blocks: 30}
 
-// most returns how far results may be from the CPU's.
-func (c *kernelCase) most() float64 { return cmp.Or(c.near, near) }
+// wrong returns how far results are from the CPU's, and whether that is too far.
+func (c *kernelCase) wrong(got, want [][]float32) (d float64, wrong bool) {
+	for i := range want {
+		most := cmp.Or(c.near, near)
+		if i%2 == 0 {
+			most = cmp.Or(c.chunks, most) // see byChunks
+		}
+		now := off(got[i:i+1], want[i:i+1])
+		d, wrong = max(d, now), wrong || now > most
+	}
+	return d, wrong
+}
+
+// byChunks returns the numbers of a step's rows that are in chunks, and those of the others.
+func byChunks(s *backend.Step, all []float32) (in, others []float32) {
+	rowSpan := make([]int32, len(s.Tokens))
+	for i := range s.Spans {
+		if first := s.Spans[i].Row; len(s.Tokens) > fewRows {
+			markChunks(rowSpan[:first+s.Spans[i].Tokens], int(first))
+		}
+	}
+	cols := len(all) / len(rowSpan)
+	for i, span := range rowSpan {
+		if row := all[i*cols : (i+1)*cols]; span&inChunk != 0 {
+			in = append(in, row...)
+		} else {
+			others = append(others, row...)
+		}
+	}
+	return in, others
+}
 
 // run plays a case on a backend and returns what its outputs held, step by step.
 func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32, err error) {
@@ -549,7 +597,13 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 			return nil, err
 		}
 		for _, y := range b.results {
-			results = append(results, dev.Download(nil, y))
+			all := dev.Download(nil, y)
+			if c.chunks > 0 {
+				in, others := byChunks(s, all)
+				results = append(results, in, others)
+				continue
+			}
+			results = append(results, all)
 		}
 		if c.draws {
 			results = append(results, drawn(dev, b.logits, c.vocab, s)...)
@@ -559,29 +613,12 @@ func (c *kernelCase) run(dev backend.Backend, seed uint64) (results [][]float32,
 }
 
 // open opens a device for the case. Plans are graphs of kernels that overlap, except with Eager and
-// where the case compares kernels of plans without a graph.
+// with single.
 func (c *kernelCase) open(o Options) (*CUDA, error) {
-	o.graphs = !o.Eager && !strings.Contains(c.kernels, "live")
-	return c.openWith(o, o.graphs)
-}
-
-func (c *kernelCase) openWith(o Options, pdl bool) (*CUDA, error) {
-	o.Library = libraryPath
+	o.Library, o.graphs, o.draws = libraryPath, !o.Eager && !c.single, c.form
 	if c.blas {
 		o.BLAS = blasPath
 	}
-	draws := "blocks"
-	if c.slices {
-		draws = "only-slices"
-	}
-	os.Setenv("TD_DRAWS", draws)
-	defer os.Unsetenv("TD_DRAWS")
-	names := c.kernels
-	if pdl {
-		names = strings.TrimPrefix(names+",pdl", ",")
-	}
-	os.Setenv("TD_KERNELS", names)
-	defer os.Unsetenv("TD_KERNELS")
 	return New(o)
 }
 
@@ -697,8 +734,8 @@ func TestKernels(t *testing.T) {
 				if seed == 0 {
 					sitesOf[c.name] = lib.sites()
 				}
-				if d := off(got, want); d > c.most() {
-					t.Errorf("seed %d: off by %.2g, at most %.2g is allowed", seed, d, c.most())
+				if d, wrong := c.wrong(got, want); wrong {
+					t.Errorf("seed %d: off by %.2g", seed, d)
 				}
 				dev.Close()
 			}
@@ -855,7 +892,7 @@ func mutant(what string) int {
 				return mutantBroken
 			}
 		}
-		if off(got, want) > c.most() {
+		if _, wrong := c.wrong(got, want); wrong {
 			return 1
 		}
 	}

@@ -232,13 +232,11 @@ func (c *CUDA) capture(key backend.Key, record func(), adapted bool) (*plan, err
 	p := c.recording
 	if !c.opts.unfused {
 		p.ops, p.marks = fuse(p.ops, p.marks)
-		if c.info.tried&triedMoE != 0 {
-			p.ops, p.marks = fuseMoE(p.ops, p.marks, key, c.info.tried&triedMXFP4 != 0 && !c.opts.Deterministic)
-		}
-		if c.info.tried&triedINT4 != 0 && key.Tokens == 1 && !c.opts.Deterministic {
+		p.ops, p.marks = fuseMoE(p.ops, p.marks, key, !c.opts.Deterministic)
+		if key.Tokens == 1 && !c.opts.Deterministic {
 			p.ops, p.marks = fuseRow(p.ops, p.marks)
 		}
-		if c.info.tried&triedHalves != 0 {
+		if !c.opts.wide {
 			halve(p.ops, p.marks)
 		}
 	}
