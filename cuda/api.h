@@ -282,8 +282,8 @@ TD_API int td_run(td_device *d, td_plan *p, int which, int from, int to);
 // td_copy copies between the device and memory of td_host, concurrently with td_run.
 // Copies to the host see the device's memory after everything started so far. Copies to
 // the device precede everything started after td_follow; nothing that runs may use their memory.
-// Copies end in order; at the end of a call, the number of calls that succeeded so far is written to
-// copied.
+// Copies end in order; at the end of a call, the number of calls that succeeded so far is written
+// to copied.
 TD_API int td_copy(td_device *d, const td_piece *pieces, int n, int to_device);
 // td_follow makes everything started later wait for the copies to the device.
 TD_API int td_follow(td_device *d);

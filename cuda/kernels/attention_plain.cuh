@@ -4,9 +4,9 @@
 
 constexpr int kPlainThreads = 128;
 
-// attend_plain supports every type and size, for those that attend_split and attend_tiles do not
-// support: one block for each head of a row, one thread for one of 128 positions at a time. Tiles begin at fixed absolute positions, so that sums
-// depend neither on the batch nor on the chunk.
+// attend_plain supports every type and size, for those that attend_split and attend_tiles lack: one
+// block for each head of a row, one thread for one of 128 positions at a time. Tiles begin at fixed
+// absolute positions, so that sums depend neither on the batch nor on the chunk.
 TD_KERNEL(kPlainThreads) attend_plain(td_op o, Step s) {
   wait_previous();
   float *scratch = reinterpret_cast<float *>(shared_memory());  // [8]
