@@ -426,8 +426,7 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
   int blocks = (o.n + kSumTokens - 1) / kSumTokens;
   double *sums = t.sums + int64_t(row) * blocks;
   uint64_t *mass = t.mass + int64_t(row) * kEdges;
-  if (t.alone) {
-  } else if (r.top_k) {
+  if (r.top_k && !t.alone) {
     if (thread_id() == 0) m.found_count = 0;
     float least = pivot(t, row, r.how.top_k, r.d.max, turn, m);  // with a barrier
     int end = o.n - first < kSlice ? o.n : first + kSlice;
@@ -441,7 +440,7 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
         if (v[j] >= least && v[j] > -INFINITY) collect(m, from + j * kSampleThreads, v[j]);
     }
     put_list(t, row, slice, m);
-  } else {
+  } else if (!t.alone) {
     if (r.top_p) {
       for (int i = thread_id(); i < kEdges; i += kSampleThreads) m.mass[i] = 0;
       sync();
@@ -463,10 +462,9 @@ TD_KERNEL(kSampleThreads) weigh(td_op o, Step s, Slices t) {
   if (!t.alone && !last_block(t.arrived + row, t.slices, &m.last)) return;
   int token = r.best;
   bool drawn = false;
-  if (t.alone) {
-  } else if (r.top_k) {
+  if (r.top_k && !t.alone) {
     drawn = draw_top_k(r, t, row, turn, token, m);
-  } else {
+  } else if (!t.alone) {
     for (int b = thread_id(); b < blocks; b += kSampleThreads) m.list.sums[b] = sums[b];
     if (r.top_p)
       for (int i = thread_id(); i < kEdges; i += kSampleThreads) {
