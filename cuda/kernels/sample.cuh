@@ -360,8 +360,8 @@ TD_DEVICE void slice_best(const float *logits, int n, int row, const Slices &t, 
 // rule writes to o.dst the logits of an output that has rules or a mask. Tokens outside the
 // mask or the allowed ones become -Inf. Then the logits with marks, which are of different
 // tokens, are written again, and then those of banned tokens, whatever their mark. No mark
-// changes a token outside the mask. Blocks of one output have different slices. Each also writes the
-// best logits of its slice and of each thread.
+// changes a token outside the mask. Blocks of one output have different slices. Each also writes
+// the best logits of its slice and of each thread.
 TD_KERNEL(kSampleThreads) rule(td_op o, Step s, Slices t) {
   wait_previous();
   RuleMemory &m = *reinterpret_cast<RuleMemory *>(shared_memory());
