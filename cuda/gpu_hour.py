@@ -199,6 +199,8 @@ class Runner:
 
     def measure(self, name, need, f, form="- **{}**: {}"):
         """Writes what f returns, or why there is nothing. It needs need seconds."""
+        if self.ended:
+            return False
         began, good = time.monotonic(), False
         try:
             if self.left() < (1 if self.tiny else need):
@@ -449,6 +451,8 @@ class Runner:
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             self.start_checkpoints(pool)
             for part in (p for p in PARTS if p in self.args.only):
+                if self.ended:
+                    return 1
                 try:
                     if part in ROWS:
                         self.rows(part)
@@ -460,12 +464,11 @@ class Runner:
         return int(self.failed)
 
     def stop(self, *_):
-        """Kills all processes and ends the program."""
+        """Kills all processes, so that all() returns."""
         with self.lock:
             self.ended = True
             for p in list(self.running):
                 end(p, signal.SIGKILL)
-        sys.exit("gpu_hour: ended by a signal")
 
 
 def end(process, number):
@@ -493,7 +496,14 @@ def main():
         runner = Runner(args, folder)
         signal.signal(signal.SIGTERM, runner.stop)
         signal.signal(signal.SIGINT, runner.stop)
-        return runner.all()
+        # Python handles signals in the main thread, which a wait without a timeout may miss.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            status = pool.submit(runner.all)
+            while not status.done():
+                time.sleep(0.1)
+        if runner.ended:
+            sys.exit("gpu_hour: ended by a signal")
+        return status.result()
 
 
 if __name__ == "__main__":
