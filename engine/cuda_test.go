@@ -323,6 +323,24 @@ func TestNoGPU(t *testing.T) {
 	}
 }
 
+// A GPU logs that attention does without tensor cores if the size of blocks does not fit them.
+func TestBlockSizesOfGPUs(t *testing.T) {
+	twin, err := kernels.Twin("..", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size, want := range map[int]bool{8: true, 16: false, 24: true, 32: false} {
+		var said strings.Builder
+		o := &LoadOptions{Device: "cuda:0", CUDALibrary: twin, BlockTokens: size, Logger: slog.New(slog.NewTextHandler(&said, nil))}
+		if _, err := choose(o); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(said.String(), fmt.Sprintf("block_size=%d ", size)); got != want {
+			t.Errorf("blocks of %d tokens: logged %q", size, said.String())
+		}
+	}
+}
+
 // A GPU for which the kernels have no machine code is used with a warning, or refused with its compute
 // capability.
 func TestGPUWithoutMachineCode(t *testing.T) {

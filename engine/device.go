@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/backend/cuda"
 	"github.com/tandem-serving/tandem/engine/memory"
+	"github.com/tandem-serving/tandem/engine/kvcache"
 	"github.com/tandem-serving/tandem/engine/model"
 )
 
@@ -77,6 +78,10 @@ func choose(o *LoadOptions) (choice, error) {
 	if p.PTX {
 		o.Logger.Warn("no machine code for this GPU; its driver compiled the kernels", "name", c.name, "compute_capability", p.Capability,
 			"remedy", "add the architecture to Targets of cuda/kernels.go and run make cuda: compiled for it, kernels are faster, and nodes start sooner")
+	}
+	if o.BlockTokens%kvcache.DefaultBlockTokens != 0 {
+		o.Logger.Warn("attention without tensor cores, which is slower: they need blocks of a multiple of 16 tokens", "block_size", o.BlockTokens,
+			"remedy", "start all nodes with --block-size 16, or without it")
 	}
 	return c, nil
 }

@@ -29,7 +29,7 @@ func manyDraws() (draws int, limit time.Duration) {
 		return 100_000, math.MaxInt64
 	case soak:
 		return 10_000_000, math.MaxInt64
-	case gpu: // a part of the 110 s that a slot of cuda/gpu-slot.sh has for all such tests
+	case gpu: // a part of the 90 s that cuda/gpu_hour.py gives each test
 		return 1_000_000, 10 * time.Second
 	}
 	return 0, 0
