@@ -179,5 +179,13 @@ func benchTruth(v *Invocation) error {
 	o.Out, o.ErrOut = v.Out, v.ErrOut
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return truth.Check(ctx, o)
+	return orSignal(ctx, truth.Check(ctx, o))
+}
+
+// orSignal returns the signal that ended ctx in place of the error of a measurement that was cut.
+func orSignal(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }
