@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -13,6 +14,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/exchange"
 	"github.com/tandem-serving/tandem/gateway/native/nodes"
 	"github.com/tandem-serving/tandem/internal/jsonscan"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/rpc/nodepb"
 )
 
@@ -92,18 +94,20 @@ func (g *Gateway) unloadAdapter(ctx *fasthttp.RequestCtx) {
 
 // adapterFault returns the answer for the nodes' refusals. param is the field at fault, if one is.
 func adapterFault(param string, err error) *openai.Error {
+	if err == nil {
+		return nil
+	}
+	text := openai.Clip(logs.WithoutPackages(strings.ReplaceAll(err.Error(), "\n", "; ")), 600)
 	var code *nodes.CodeError
 	switch {
-	case err == nil:
-		return nil
 	case errors.Is(err, context.DeadlineExceeded):
-		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: "not every node was done in time; ask again: " + openai.Clip(err.Error(), 600)}
+		return &openai.Error{Status: 504, Type: openai.TypeTimeout, Message: "not every node was done in time; ask again: " + text}
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_NOT_FOUND:
-		return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: param, Message: "the adapter cannot be found: " + openai.Clip(err.Error(), 600)}
+		return &openai.Error{Status: 404, Type: openai.TypeNotFound, Param: param, Message: "the adapter cannot be found: " + text}
 	case errors.As(err, &code) && code.Code == nodepb.Code_CODE_INVALID:
-		return openai.BadRequest(param, "%s", openai.Clip(err.Error(), 600))
+		return openai.BadRequest(param, "%s", text)
 	}
-	return openai.Unavailable(exchange.RetryAfter, "the nodes cannot be notified: %s", openai.Clip(err.Error(), 600))
+	return openai.Unavailable(exchange.RetryAfter, "the nodes cannot be notified: %s", text)
 }
 
 // adapterDone answers as vLLM does.

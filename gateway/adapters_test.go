@@ -151,7 +151,7 @@ func TestAdapterRoutes(t *testing.T) {
 		{openai.UnloadAdapterPath, `{}`, "X-A: b", 400, "lora_name is missing"},
 		{openai.UnloadAdapterPath, ``, "X-A: b", 400, "JSON"},
 	} {
-		if r := b.do("POST", c.path, c.body, c.header); r.StatusCode != c.want || !strings.Contains(r.body, c.says) {
+		if r := b.do("POST", c.path, c.body, c.header); r.StatusCode != c.want || !strings.Contains(r.body, c.says) || strings.Contains(r.body, "CODE_") || strings.Contains(r.body, `\n`) {
 			t.Errorf("%s %s: %d %s", c.path, c.body, r.StatusCode, r.body)
 		}
 	}

@@ -238,7 +238,7 @@ var percentages = []float64{10, 25, 50, 75, 90, 99}
 // another in the prefix cache.
 func Latency(ctx context.Context, o Options, l LatencyOptions) error {
 	if l.Input < 1 || l.Output < 1 || l.Batch < 1 || l.Warmups < 0 || l.Iterations < 1 || l.Batch > maxOutputs {
-		return fmt.Errorf("%w: --input-len %d, --output-len %d, --batch-size %d, --num-iters-warmup %d, --num-iters %d: want at least one of each, warm-ups but for", ErrOption,
+		return fmt.Errorf("%w: --input-len %d, --output-len %d, --batch-size %d, --num-iters-warmup %d, --num-iters %d: want at least 1 for each, and at least 0 warm-ups", ErrOption,
 			l.Input, l.Output, l.Batch, l.Warmups, l.Iterations)
 	}
 	b, err := start(ctx, o, l.Batch*o.N)

@@ -63,7 +63,7 @@ func (s *sweep) fit(p *profile.Profile) (*Result, error) {
 		r.Notes = append(r.Notes, fmt.Sprintf("The coefficients are off by %.0f %% on average, which counts for batches outside of the points only", 100*worst))
 	}
 	if mean, _ := r.Errors(); mean > MaxFitError {
-		return r, fmt.Errorf("%w: shapes that were not fitted are off by %.0f %% on average, at most %.0f %% are accepted: repeat on a quiet machine, or give --accept to write the profile all the same", ErrFit, 100*mean, 100*MaxFitError)
+		return r, fmt.Errorf("%w: shapes that were not fitted are off by %.1f %% on average, at most %.0f %% are accepted: repeat on a quiet machine, or give --accept to write the profile all the same", ErrFit, 100*mean, 100*MaxFitError)
 	}
 	return r, nil
 }

@@ -37,14 +37,16 @@ type LiveOptions struct {
 // LeastEvery is the least time between two scrapes.
 const LeastEvery = 10 * time.Millisecond
 
+// LeastIntervals is the least number of intervals with steps of one kind.
+const LeastIntervals = 8
+
 // Bounds of what counters have to have for a fit.
 const (
-	leastIntervals = 8
-	leastPerRow    = 5   // steps of an interval
-	leastSpread    = 1.5 // largest to smallest mean of a coordinate
-	maxScrape      = 8 << 20
-	scrapeTimeout  = 10 * time.Second
-	maxFailed      = 3 // scrapes of a node in a row
+	leastPerRow   = 5   // steps of an interval
+	leastSpread   = 1.5 // largest to smallest mean of a coordinate
+	maxScrape     = 8 << 20
+	scrapeTimeout = 10 * time.Second
+	maxFailed     = 3 // scrapes of a node in a row
 )
 
 // Metrics of nodes that a fit reads.
@@ -69,8 +71,8 @@ type scrape struct {
 // multiplied by one factor. Otherwise coefficients are fitted. Every second interval is left out of
 // the fit, and compared with it.
 func Live(ctx context.Context, o LiveOptions) (*Result, error) {
-	if o.Every < LeastEvery || o.For < leastIntervals*o.Every {
-		return nil, fmt.Errorf("%w: --for %v with --every %v: give at least %d intervals of %v or more", ErrOption, o.For, o.Every, leastIntervals, LeastEvery)
+	if o.Every < LeastEvery || o.For < (LeastIntervals+1)*o.Every {
+		return nil, fmt.Errorf("%w: --for %v with --every %v: give at least %d readings, %v or more apart", ErrOption, o.For, o.Every, LeastIntervals+1, LeastEvery)
 	}
 	p := *o.Base
 	rows := map[string][]profile.TimedStep{}
@@ -166,8 +168,8 @@ func fitLive(p *profile.Profile, rows map[string][]profile.TimedStep) (*Result, 
 			func(rows []profile.TimedStep) { p.Step.Prefill = profile.Prefill{}; p.Step.Prefill.FitPrefill(rows) }},
 	} {
 		all := rows[phase.kind]
-		if len(all) < leastIntervals {
-			missing = append(missing, fmt.Sprintf("%s: %d intervals with steps of this kind, at least %d are needed", phase.of, len(all), leastIntervals))
+		if len(all) < LeastIntervals {
+			missing = append(missing, fmt.Sprintf("%s: %d intervals with steps of this kind, at least %d are needed", phase.of, len(all), LeastIntervals))
 			continue
 		}
 		fitted, held := halves(all)
@@ -199,7 +201,7 @@ func fitLive(p *profile.Profile, rows map[string][]profile.TimedStep) (*Result, 
 		p.Step.Source, p.Step.Error = profile.Measured, 0
 	}
 	if mean, _ := r.Errors(); mean > MaxFitError {
-		return r, fmt.Errorf("%w: intervals that were not fitted are off by %.0f %% on average, at most %.0f %% are accepted: measure for longer, or give --accept to write the profile all the same", ErrFit, 100*mean, 100*MaxFitError)
+		return r, fmt.Errorf("%w: intervals that were not fitted are off by %.1f %% on average, at most %.0f %% are accepted: measure for longer, or give --accept to write the profile all the same", ErrFit, 100*mean, 100*MaxFitError)
 	}
 	return r, nil
 }

@@ -28,7 +28,7 @@ var mayImport = map[string][]string{
 	// The stages of a request: exchange knows no backend, backends know no other.
 	"gateway": {
 		"deploy/planner/control", "gateway/admit", "gateway/api/messages", "gateway/api/openai", "gateway/api/responses", "gateway/auth", "gateway/exchange", "gateway/httpserver", "gateway/liveness", "gateway/native", "gateway/native/nodes", "gateway/proxy", "gateway/proxy/upstream",
-		"gateway/render", "gateway/render/jinja", "gateway/render/parse", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
+		"gateway/render", "gateway/render/jinja", "gateway/render/parse", "gateway/route", "internal/cluster", "internal/jsonscan", "internal/limits", "internal/netio", "internal/obs/logs", "internal/obs/metrics", "internal/obs/trace", "internal/regular", "internal/rpc", "internal/rpc/nodepb",
 	},
 	"gateway/native": {
 		"engine/grammar", "engine/kvcache", "gateway/admit", "gateway/api/openai", "gateway/exchange", "gateway/exchange/choice", "gateway/httpserver", "gateway/native/nodes", "gateway/render", "gateway/render/parse", "gateway/render/parse/args", "gateway/route",

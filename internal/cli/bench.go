@@ -65,7 +65,11 @@ func benchmark(v *Invocation) error {
 			return err
 		}
 	}
-	return fmt.Errorf("%w: name the benchmark, such as in `tandem bench serve --port 8000`: %s", config.ErrValue, strings.Join(names, ", "))
+	unknown := ""
+	if len(v.Arguments) > 0 && !strings.HasPrefix(v.Arguments[0], "-") {
+		unknown = fmt.Sprintf("no benchmark is called %q: ", v.Arguments[0])
+	}
+	return fmt.Errorf("%w: %sname the benchmark, such as in `tandem bench serve --port 8000`: %s", config.ErrValue, unknown, strings.Join(names, ", "))
 }
 
 // listBenchmarks returns the help of `tandem bench`.
@@ -175,5 +179,13 @@ func benchTruth(v *Invocation) error {
 	o.Out, o.ErrOut = v.Out, v.ErrOut
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return truth.Check(ctx, o)
+	return orSignal(ctx, truth.Check(ctx, o))
+}
+
+// orSignal returns the signal that ended ctx in place of the error of a measurement that was cut.
+func orSignal(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
 }

@@ -124,7 +124,7 @@ func renewCertificates(v *Invocation, dir string, names, hosts []string, within 
 		issued++
 	}
 	if issued == 0 && len(wanted) == 0 {
-		fmt.Fprintf(v.ErrOut, "no certificate in %s expires within %v\n", dir, within)
+		fmt.Fprintf(v.ErrOut, "no certificate in %s expires within %.0f hours\n", dir, within.Hours())
 	}
 	for name := range wanted {
 		return fmt.Errorf("%w: %s has no certificate of %q to renew: `tandem ca %s ROLE/%s` issues one", config.ErrValue, dir, name, dir, name)

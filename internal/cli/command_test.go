@@ -52,6 +52,7 @@ func TestStatusesAndWords(t *testing.T) {
 		{"chat --max-tokens -3 hi", nil, 2, "--max-tokens -3: want 0 or more"},
 		{"status --watch --interval 5", nil, 2, `--interval: "5" is not a duration such as 2s, 1m30s or 720h`},
 		{"bench sweep --request-rates a", nil, 2, `--request-rates: "a" is not a list of numbers`},
+		{"bench nope", nil, 2, `no benchmark is called "nope": name the benchmark`},
 		{"bench compare a.json b.json", nil, 2, "tandem bench: bad result file: open a.json"},
 		{"serve a b", nil, 2, `unexpected argument "b"`},
 		{"serve --block-size=x", nil, 2, `--block-size: "x" is not a whole number`},

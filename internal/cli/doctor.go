@@ -141,7 +141,11 @@ func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []st
 		}
 		set, err := v.resolved(v.Table.Find(role))
 		if err != nil {
-			return nil, nil, fmt.Errorf("%w: the settings of tandem %s: %s", config.ErrValue, role, strings.TrimPrefix(err.Error(), config.ErrValue.Error()+": "))
+			advice := ""
+			if len(roles) > 1 {
+				advice = "; --role names the roles that --settings is for"
+			}
+			return nil, nil, fmt.Errorf("%w: the settings of tandem %s: %s%s", config.ErrValue, role, strings.ReplaceAll(strings.TrimPrefix(err.Error(), config.ErrValue.Error()+": "), "\n"+config.ErrValue.Error()+": ", "; "), advice)
 		}
 		if f := set.Lookup("tls-dir"); f != nil && f.Value.String() != "" && !slices.Contains(folders, f.Value.String()) {
 			folders = append(folders, f.Value.String())

@@ -168,11 +168,16 @@ func TestDoctorSignal(t *testing.T) {
 }
 
 func TestDoctorRefuses(t *testing.T) {
+	gateway := filepath.Join(t.TempDir(), "gateway.yaml")
+	if err := os.WriteFile(gateway, []byte("port: 1\nno-flag: 2\nno-flag-2: 3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for args, want := range map[string]string{
-		"--url ftp://gw:8000":   "write http://HOST:PORT",
-		"--role driver":         "want gateway, prefill, decode or serve",
-		"--settings /none.yaml": "none.yaml",
-		"--bundle /none/x.tgz":  "--bundle",
+		"--role serve --settings " + gateway: `"no-flag"; ` + gateway + `:3: no flag is called "no-flag-2"; --role names the roles`,
+		"--url ftp://gw:8000":                "write http://HOST:PORT",
+		"--role driver":                      "want gateway, prefill, decode or serve",
+		"--settings /none.yaml":              "none.yaml",
+		"--bundle /none/x.tgz":               "--bundle",
 	} {
 		if status, _, errOut := diagnose(t, []string{"TANDEM_PORT=0"}, strings.Fields(args)...); status == 0 || !strings.Contains(errOut, want) {
 			t.Errorf("%s: status %d, %q", args, status, errOut)

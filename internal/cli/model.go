@@ -275,6 +275,10 @@ func findModel(model, revision string, environ []string, pull pullFunc) (path, n
 		return "", "", err
 	}
 	if _, err := os.Stat(filepath.Join(dir, "config.json")); err != nil {
+		// A repository of GGUF files has no config.json, and downloading it again adds none.
+		if files, _ := filepath.Glob(filepath.Join(dir, "*.gguf")); len(files) > 0 {
+			return "", "", fmt.Errorf("%w: %s has GGUF files and no config.json: give the path of one of them, such as %s", hub.ErrModel, model, files[0])
+		}
 		return "", "", fmt.Errorf("%w: %s is in the Hugging Face cache without its config.json (%w): download it again by `tandem pull %s`", hub.ErrModel, model, err, model)
 	}
 	return dir, model, nil

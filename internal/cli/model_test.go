@@ -50,6 +50,7 @@ func TestFindModel(t *testing.T) {
 		"models--org--torn/snapshots/c1/config.json": "->../../blobs/gone",
 		"models--org--evil/refs/main":                "../../models--org--a/snapshots/c1",
 		"models--org--empty/refs/main":               "c1",
+		"models--org--gguf/snapshots/c1/a.gguf":      "{}",
 	})
 	env := []string{"HOME=" + home}
 	for _, c := range []struct {
@@ -66,6 +67,7 @@ func TestFindModel(t *testing.T) {
 		{"org/one", "", env, "models--org--one/snapshots/c9"},
 		{"org/two", "", env, "!choose one by --revision"},
 		{"org/torn", "", env, "!without its config.json"},
+		{"org/gguf", "", env, "!no config.json: give the path of one of them, such as " + cache + "/models--org--gguf/snapshots/c1/a.gguf"},
 		{"org/evil", "", env, "!has no revision"},
 		{"org/empty", "", env, "!is not whole in the Hugging Face cache"},
 		{"org/none", "", env, "!Nothing is downloaded unless --download is given: run `tandem pull org/none`"},

@@ -170,9 +170,10 @@ func (t *Recording) read(ctx context.Context, c *console.Client, length time.Dur
 	}
 }
 
-// Write writes the trace in order of arrival, from 0 on. The tokens behind a prompt's last block
-// get an id of their own, so that no other prompt has them. The length of an incomplete answer is
-// not known: the trace has the mean of the complete ones, or the tokens received if these are more.
+// Write writes the trace in order of arrival, from 0 on. The tokens behind a prompt's last whole
+// block get an id of their own, so that no other prompt has them. The length of an incomplete
+// answer is not known: the trace has the mean of the complete ones, or the tokens received if these
+// are more.
 func (t *Recording) Write(out io.Writer) error {
 	slices.SortStableFunc(t.Requests, func(a, b console.Recorded) int { return cmp.Compare(a.At, b.At) })
 	w := bufio.NewWriter(out)
@@ -191,6 +192,10 @@ func (t *Recording) Write(out io.Writer) error {
 		} else {
 			q.Output = max(q.Output, mean)
 		}
+		if len(q.Blocks) == 0 || len(q.Blocks)*t.blockTokens < q.Prompt {
+			q.Blocks = append(q.Blocks, next)
+			next++
+		}
 		line, err := json.Marshal(struct {
 			Timestamp int64    `json:"timestamp"`
 			Input     int      `json:"input_length"`
@@ -198,11 +203,10 @@ func (t *Recording) Write(out io.Writer) error {
 			Block     int      `json:"block_tokens"`
 			IDs       []uint64 `json:"hash_ids"`
 			End       string   `json:"end,omitempty"`
-		}{q.At - t.Requests[0].At, q.Prompt, q.Output, t.blockTokens, append(q.Blocks, next), end})
+		}{q.At - t.Requests[0].At, q.Prompt, q.Output, t.blockTokens, q.Blocks, end})
 		if err != nil {
 			return err
 		}
-		next++
 		if _, err := w.Write(append(line, '\n')); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,10 +17,12 @@ import (
 )
 
 // A recording is written in order of arrival, with small ids in place of hashes, and the simulator
-// reads it. What follows the last block of a prompt is shared with no other.
+// reads it. What follows the last block of a prompt is shared with no other. A prompt of whole blocks
+// has no further id: programs that read Mooncake's format refuse one without tokens.
 func TestRecordingIsATrace(t *testing.T) {
 	r := &Recording{blockTokens: 64, ids: map[uint64]uint64{}, Requests: []console.Recorded{
 		{At: 5020, Prompt: 200, Output: 7, Blocks: []uint64{0, 1, 2}}, {At: 5000, Prompt: 150, Output: 9, Blocks: []uint64{0, 1}}, {At: 5010, Prompt: 10, Output: 1},
+		{At: 5030, Prompt: 128, Output: 1, Blocks: []uint64{0, 1}},
 	}}
 	r.ids[1<<63], r.ids[1<<62], r.ids[7] = 0, 1, 2
 	var b bytes.Buffer
@@ -34,11 +37,14 @@ func TestRecordingIsATrace(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, b.String())
 	}
-	if len(trace) != 3 || trace[0].At != 0 || trace[0].Tokens != 150 || trace[2].At.Milliseconds() != 20 || trace[2].Output != 7 || trace[1].IDTokens() != 64 {
+	if len(trace) != 4 || trace[0].At != 0 || trace[0].Tokens != 150 || trace[2].At.Milliseconds() != 20 || trace[2].Output != 7 || trace[1].IDTokens() != 64 {
 		t.Fatalf("%+v", trace)
 	}
 	if a, c := trace[0].Blocks, trace[2].Blocks; len(a) != 3 || len(c) != 4 || a[0] != c[0] || a[1] != c[1] || a[2] == c[2] || len(trace[1].Blocks) != 1 || trace[1].Blocks[0] == a[2] {
 		t.Errorf("%v %v %v", a, c, trace[1].Blocks)
+	}
+	if d := trace[3].Blocks; !slices.Equal(d, trace[0].Blocks[:2]) {
+		t.Errorf("a prompt of two blocks has %v", d)
 	}
 }
 

@@ -221,6 +221,9 @@ func (c *client) retry(ctx context.Context, f func() (progress bool, err error))
 			d = max(d, status.after)
 		}
 		if attempt >= maxAttempts || d > maxRetryAfter {
+			if status == nil {
+				return fmt.Errorf("%w; check the network, HTTPS_PROXY and HF_ENDPOINT, and repeat the command: what is done is kept", err)
+			}
 			return err
 		}
 		c.log.Warn("the hub failed; the request is repeated", "error", err, "after", d)

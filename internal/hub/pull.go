@@ -121,7 +121,7 @@ func look(ctx context.Context, o Options) (*puller, []File, error) {
 		return nil, nil, err
 	}
 	if len(files) == 0 {
-		return nil, nil, refuse("%s has no file that is downloaded: want names with one of %q that match --include", o.Name, extensions)
+		return nil, nil, refuse("%s has no file that is downloaded: want names that end in one of %s and match --include", o.Name, strings.Join(extensions, ", "))
 	}
 	return &puller{client: c, cache: cache, name: o.Name, commit: commit, progress: o.Progress}, files, nil
 }

@@ -824,6 +824,17 @@ func TestPullRefusals(t *testing.T) {
 	}
 }
 
+// A hub that cannot be reached is asked several times, and the error says what to check.
+func TestPullUnreachable(t *testing.T) {
+	b := newBed(t)
+	o := b.options()
+	o.Environ = append(o.Environ[:0:0], "HF_HUB_CACHE="+b.cache, "HF_ENDPOINT=http://127.0.0.1:1")
+	_, err := b.pull(o)
+	if err == nil || !strings.HasSuffix(err.Error(), "check the network, HTTPS_PROXY and HF_ENDPOINT, and repeat the command: what is done is kept") {
+		t.Error(err)
+	}
+}
+
 // The error of a storage that closes connections does not have the signature of its URL.
 func TestPullStorageCloses(t *testing.T) {
 	b := newBed(t)

@@ -43,8 +43,9 @@ type adviser struct {
 // allNodes is the value of --from for all nodes of the gateway.
 const allNodes = "fleet"
 
-// leastReadings is the least number of readings of counters in a recording.
-const leastReadings = 8
+// leastReadings is the least number of readings of counters in a recording: one more than the
+// intervals that profiler.Live needs of each kind of step.
+const leastReadings = profiler.LeastIntervals + 1
 
 // maxFrom bounds the nodes whose counters are read.
 const maxFrom = 64

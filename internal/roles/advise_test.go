@@ -151,7 +151,7 @@ func TestAdviseRefuses(t *testing.T) {
 		"no decode node of":                                      append(p, "--url", none),
 		"--what-if x: write one of":                              append(p, "--what-if", "x"),
 		"--from reads counters while the load is recorded":       append(p, "--trace", empty, "--from", "fleet"),
-		"give at least 8 readings":                               append(p, "--from", "fleet", "--for", "3s"),
+		"give at least 9 readings":                               append(p, "--from", "fleet", "--for", "17s"),
 		"the gateway names no metrics of nodes":                  append(p, "--from", "fleet", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),
 		"--from :::secretless: give a node's metrics":            append(p, "--from", "u:p@:::secretless", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),
 		"leave --from out to take the step times of --profile":   append(p, "--from", "127.0.0.1:1", "--every", "10ms", "--url", gatewayOf(t, oneOfEach, "")),

@@ -162,6 +162,7 @@ func (g *gatewayFlags) register(s *config.Set, minRemotePrefill int) {
 	s.CountVar(&g.LogPromptText, "max-log-len", 0, 0, "characters of the prompt in the line of --enable-log-requests; 0: none")
 	s.StringSliceVar(&g.APIKeys, "api-key", nil, "bearer tokens, one of which clients must send")
 	s.Secret("api-key")
+	s.Check(func() error { return checkKeys(s, g.APIKeys) })
 	s.StringVar(&g.APIKeyFile, "api-key-file", "", "file with a key per line, KEY or sha256:HEX, then optionally name=N concurrency=N tokens-per-second=N weight=N priority=N admin=yes; reloaded when it changes")
 	s.StringVar(&g.ResponseKeyFile, "response-key-file", "", "file with a secret of at least 32 characters per line, for reasoning.encrypted_content of /v1/responses: the first line encrypts, all lines decrypt, the same on all gateways; default: a key of the cluster's, or of this process in a gateway without a cluster")
 	s.Section("Queue and routing")

@@ -79,6 +79,17 @@ func checkPolicy(g *gateway.Options) error {
 	return nil
 }
 
+// checkKeys refuses an --api-key without a key, such as that of an unset variable of a shell. In a
+// file an empty list is what --dry-run prints for a gateway without keys.
+func checkKeys(s *config.Set, keys []string) error {
+	from := s.Origin("api-key")
+	listed := len(keys) > 0 || from == "flag" || strings.HasPrefix(from, "environment ")
+	if !listed || slices.ContainsFunc(keys, func(key string) bool { return key != "" }) {
+		return nil
+	}
+	return fmt.Errorf("%w: --api-key (%s) has no key, which would open the gateway to all: give one, or leave it out", config.ErrValue, from)
+}
+
 // checkOrigins refuses malformed --allowed-origins, and * without API keys.
 func checkOrigins(g *gateway.Options) error {
 	if err := gateway.CheckOrigins(g.AllowedOrigins); err != nil {

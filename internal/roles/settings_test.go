@@ -113,6 +113,34 @@ func TestDryRunShowsNoSecret(t *testing.T) {
 	}
 }
 
+// A key that is empty, such as that of an unset variable, does not open a gateway to all.
+func TestEmptyKey(t *testing.T) {
+	for _, c := range []struct {
+		args, env []string
+		file      string
+		refused   bool
+	}{
+		{args: []string{"--api-key", ""}, refused: true},
+		{args: []string{"--api-key", ","}, refused: true},
+		{env: []string{"TANDEM_API_KEY="}, refused: true},
+		{file: "api-key: []"}, // as --dry-run prints it
+		{args: []string{"--api-key", "k"}},
+		{},
+	} {
+		args := c.args
+		if c.file != "" {
+			args = append(args, "--config", writeFile(t, c.file))
+		}
+		s := config.New("gateway", "", "", &bytes.Buffer{})
+		new(gatewayFlags).register(s, 0)
+		err := s.Resolve(args, c.env)
+		refused := errors.Is(err, config.ErrValue) && strings.Contains(err.Error(), "would open the gateway to all")
+		if refused != c.refused || err != nil && !refused {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
 // An error ends up in logs, so that it names a variable with a secret and not its value.
 func TestErrorsShowNoSecret(t *testing.T) {
 	for _, v := range []string{"TANDEM_API_KEY=a,\"HUSH", `TANDEM_UPSTREAM="http://user:HUSH@b:2/v1`, `TANDEM_UPSTREAM="http://a:1,http://user:HUSH@b:2/v1`} {

@@ -103,7 +103,19 @@ func (f *Fleet) askAll(ctx context.Context, t rpc.Type, m proto.Message) error {
 func (n *Node) askAdapter(ctx context.Context, t rpc.Type, m proto.Message) error {
 	d, err := ask[*nodepb.AdapterDone](ctx, n, t, m, "an adapter")
 	if err == nil && d.Code != 0 {
-		err = fmt.Errorf("%s: %w", n.Name, &CodeError{d.Code, d.Message})
+		err = &adapterError{n.Name, CodeError{d.Code, d.Message}}
 	}
 	return err
 }
+
+// adapterError is a node's refusal of an adapter, in words for operators: without the code.
+type adapterError struct {
+	node string
+	code CodeError
+}
+
+// Error implements error.
+func (e *adapterError) Error() string { return e.node + ": " + e.code.Message }
+
+// Unwrap returns the code.
+func (e *adapterError) Unwrap() error { return &e.code }

@@ -131,7 +131,7 @@ func ParseLevel(name string) (slog.Level, error) {
 }
 
 // packageNames matches the names of packages in front of the texts of their errors.
-var packageNames = regexp.MustCompile(`(^|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|decode|discover|draft|engine|fabric|gateway|gguf|grammar|hub|kvcache|kvtransfer|launch|lease|masks|memory|model|native|nodes|offline|prefill|process|report|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
+var packageNames = regexp.MustCompile(`(^|\n|: |; |\()(?:(?:backend|bench|build|cli|cluster|config|cuda|dataset|decode|discover|draft|engine|fabric|gateway|gguf|grammar|hub|kvcache|kvtransfer|launch|lease|masks|memory|model|native|nodes|offline|prefill|process|quantize|report|rpc|safetensors|scheduler|tlsconf|tokenizer|transfer|upstream|workers): )+`)
 
 // WithoutPackages removes the names of packages, which users do not know, from the text of an error.
 func WithoutPackages(text string) string { return packageNames.ReplaceAllString(text, "$1") }

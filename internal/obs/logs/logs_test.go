@@ -37,6 +37,10 @@ func TestWithoutPackages(t *testing.T) {
 	if got := b.String(); !strings.HasSuffix(got, ` m error="bad file: bad value: line 3 (x)" text="gateway: x"`+"\n") {
 		t.Errorf("got %q", got)
 	}
+	joined := errors.Join(errors.New("config: line 1"), errors.New("quantize: line 2")).Error()
+	if got := WithoutPackages(joined); got != "line 1\nline 2" {
+		t.Errorf("of joined errors: %q", got)
+	}
 }
 
 func TestLine(t *testing.T) {
