@@ -79,7 +79,8 @@ func (s *side) assumedRate() float64 {
 	sum, n := 0.0, 0
 	if s.outline != nil {
 		for g := range s.outline.groups {
-			sum, n = sum+s.outline.groups[g].rates, n+s.outline.groups[g].nRates
+			rates, rated := s.sumRates(g)
+			sum, n = sum+rates, n+rated
 		}
 	} else {
 		for i := range s.states {
