@@ -159,8 +159,9 @@ func mooncakeLine(line []byte) (q Request, err error) {
 		return q, fmt.Errorf("block_tokens is %d: write the prompt tokens of each of hash_ids, or leave it out for %d", l.Block, BlockTokens)
 	}
 	q = Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens, Output: l.Output, Block: l.Block}
-	for _, b := range l.Blocks {
-		q.Blocks = append(q.Blocks, kvcache.Hash(mix(b+1)))
+	q.Blocks = make([]kvcache.Hash, len(l.Blocks))
+	for i, b := range l.Blocks {
+		q.Blocks[i] = kvcache.Hash(mix(b + 1))
 	}
 	return q, nil
 }
