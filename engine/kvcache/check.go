@@ -82,7 +82,13 @@ func (p *Pool) checkIndex() error {
 		group  uint8
 		digest digest
 	}
-	indexed, hashed, names := 0, 0, make(map[name]BlockID)
+	indexed, hashed := 0, 0
+	for i := range p.blocks {
+		if p.blocks[i].hashed {
+			hashed++
+		}
+	}
+	names := make(map[name]BlockID, hashed)
 	for i := range p.index.slots {
 		at := uint32(i)
 		s := p.index.slots[at]
@@ -105,11 +111,6 @@ func (p *Pool) checkIndex() error {
 			return fmt.Errorf("%w: blocks %d and %d of group %d have the same content", ErrBroken, id, other, b.group)
 		}
 		names[n] = id
-	}
-	for i := range p.blocks {
-		if p.blocks[i].hashed {
-			hashed++
-		}
 	}
 	if indexed != hashed {
 		return fmt.Errorf("%w: %d blocks in the index, %d hashed", ErrBroken, indexed, hashed)

@@ -10,7 +10,8 @@ import "math"
 // cost is a linear function of the tokens to compute, so that the least of them is concave, and is
 // at least the chord between two of its points (knots). The other terms are bounded by their least
 // value. When a node changes, its group's counts are corrected and its bounds are lowered to the
-// node's. They rise again when the group is next summarized, after some changes.
+// node's. They rise again when the group is next summarized: before its nodes are read, or after
+// some changes.
 type Outline struct{ decode, prefill outline }
 
 // outline is the Outline of one role.
@@ -39,7 +40,7 @@ const mostChanges = 32
 const groupNodes = 32
 
 // knots are the numbers of tokens at which the costs of a group's nodes are known.
-var knots = [...]float64{0, 512, 4096, 32768, 262144}
+var knots = [...]float64{0, 512, 2048, 6144, 16384, 32768, 262144}
 
 // oddRate and its inverse bound the rates, in tokens per second, with which no bound overflows.
 const oddRate = 1e-9
@@ -168,6 +169,16 @@ func (s *side) summarize(at int) {
 		s.count(&g, int(i))
 	}
 	*old = g
+}
+
+// tighten summarizes a group that has changed since it was last summarized. It returns false for
+// other groups.
+func (s *side) tighten(at int) bool {
+	if s.outline.groups[at].changes == 0 {
+		return false
+	}
+	s.summarize(at)
+	return true
 }
 
 // discount removes a node from the counts of its group, as which it was counted.

@@ -190,15 +190,28 @@ func (f *remotes) predict(s *side, r *Request) {
 	if first < 0 {
 		return
 	}
-	f.survey(s, r, s.members(first), false)
-	f.survey(s, r, s.members(fastest), false)
-	for at := range o.groups {
-		g, b := &o.groups[at], &o.bounds[at]
-		if g.usable == 0 || g.mixed || at == first || at == fastest {
-			continue
+	mayHave := func(at int) bool {
+		of, b := f.find(o.groups[at].class), &o.bounds[at]
+		return b.seconds+transferSetup < of.seconds || of.mayHave(s, at, b.cost)
+	}
+	consider := func(at int) {
+		if !mayHave(at) {
+			return
 		}
-		if of := f.find(g.class); b.seconds+transferSetup < of.seconds || of.mayHave(s, at, b.cost) {
-			f.survey(s, r, s.members(at), false)
+		if s.tighten(at) {
+			if o.bounds[at] = s.prefillBounds(&o.groups[at], need); !mayHave(at) {
+				return
+			}
+		}
+		f.survey(s, r, s.members(at), false)
+	}
+	consider(first)
+	if fastest != first {
+		consider(fastest)
+	}
+	for at := range o.groups {
+		if g := &o.groups[at]; g.usable > 0 && !g.mixed && at != first && at != fastest {
+			consider(at)
 		}
 	}
 }
@@ -322,6 +335,9 @@ func (s *side) surveyDecode(r *Request) {
 	for at := range o.groups {
 		g, b := &o.groups[at], &o.bounds[at]
 		room := g.hasRoom(&r.Demand)
+		if !room && s.tighten(at) {
+			room = g.hasRoom(&r.Demand)
+		}
 		if !room || g.full {
 			for _, i := range s.members(at) {
 				s.states[i].Full = false
@@ -341,12 +357,24 @@ func (s *side) surveyDecode(r *Request) {
 			}
 		}
 	}
+	consider := func(at int) {
+		b := &o.bounds[at]
+		if !s.mayHave(s, at, b.cost) {
+			return
+		}
+		if s.tighten(at) {
+			if b.cost = s.decodeBound(&o.groups[at], r); !s.mayHave(s, at, b.cost) {
+				return
+			}
+		}
+		s.scan(r, s.members(at), false)
+	}
 	if first >= 0 {
-		s.scan(r, s.members(first), false)
+		consider(first)
 	}
 	for at := range o.groups {
-		if b := &o.bounds[at]; at != first && !math.IsInf(b.cost, 1) && s.mayHave(s, at, b.cost) {
-			s.scan(r, s.members(at), false)
+		if at != first && !math.IsInf(o.bounds[at].cost, 1) {
+			consider(at)
 		}
 	}
 	s.setBound()
