@@ -79,7 +79,8 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 	var trace []Request
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
-	read := mooncakeLine
+	var m jsonLines
+	read := m.line
 	first, blocks := time.Duration(0), 0
 	for n := 1; lines.Scan(); n++ {
 		line := bytes.TrimSpace(lines.Bytes())
@@ -139,10 +140,13 @@ type traceLine struct {
 	Block     int      `json:"block_tokens"` // of each of Blocks, as tandem record writes it; 0: BlockTokens
 }
 
-// mooncakeLine reads a line of JSON.
-func mooncakeLine(line []byte) (q Request, err error) {
-	l, ok := usualLine(line)
-	if !ok {
+// jsonLines reads lines of JSON.
+type jsonLines struct{ ids []uint64 } // of the last line; reused
+
+// line reads a line.
+func (m *jsonLines) line(line []byte) (q Request, err error) {
+	l, ok := usualLine(line, m.ids)
+	if m.ids = l.Blocks; !ok {
 		l = traceLine{}
 		err = json.Unmarshal(line, &l)
 	}
