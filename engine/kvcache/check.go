@@ -52,6 +52,11 @@ func (p *Pool) checkLists() error {
 			return fmt.Errorf("%w: block %d is in the prefix cache while the network may write it", ErrBroken, i)
 		}
 	}
+	for i, b := range p.blocks[p.fresh:] {
+		if b != (block{}) {
+			return fmt.Errorf("%w: block %d was never allocated and is %+v", ErrBroken, int(p.fresh)+i, b)
+		}
+	}
 	if counts[stateHot] > p.maxHot {
 		return fmt.Errorf("%w: %d blocks are hot, at most %d", ErrBroken, counts[stateHot], p.maxHot)
 	}
@@ -68,6 +73,9 @@ func (p *Pool) checkLists() error {
 			}
 			prev = id
 			n++
+		}
+		if s == stateFree {
+			n += len(p.blocks) - int(p.fresh)
 		}
 		if n != counts[s] || p.lists[s].tail != prev {
 			return fmt.Errorf("%w: list %d has %d blocks and ends at %d, want %d and %d",

@@ -119,6 +119,7 @@ type Pool struct {
 	blocks      []block
 	contents    []content     // by block; zero: it is not hashed
 	index       index         // of the hashed blocks
+	fresh       BlockID       // it and later ones were never allocated, are free and are in no list
 	lists       [nStates]list // only those of reusable states are used
 	maxHot      int           // blocks in stateHot
 	counts      [nStates]int  // blocks per state
@@ -137,7 +138,8 @@ const (
 	faultPinsIgnored                  // a pinned block is reusable
 )
 
-// NewPool returns a pool whose blocks are all free.
+// NewPool returns a pool whose blocks are all free. It writes no block, so that memory for blocks
+// that are never used is never touched.
 func NewPool(cfg Config) (*Pool, error) {
 	if cfg.BlockTokens == 0 {
 		cfg.BlockTokens = DefaultBlockTokens
@@ -180,9 +182,6 @@ func NewPool(cfg Config) (*Pool, error) {
 	for i := range p.lists {
 		p.lists[i] = list{NoBlock, NoBlock}
 	}
-	for id := range p.blocks {
-		p.pushBack(stateFree, BlockID(id))
-	}
 	p.counts[stateFree] = cfg.Blocks
 	return p, nil
 }
@@ -207,6 +206,11 @@ func (p *Pool) Available() int {
 // if every block is referenced or pinned.
 func (p *Pool) Alloc() (BlockID, bool) {
 	id := p.lists[stateFree].head
+	if id == NoBlock && int(p.fresh) < len(p.blocks) {
+		id = p.fresh
+		p.fresh++
+		p.pushFront(stateFree, id)
+	}
 	if id == NoBlock {
 		if id = p.lists[stateCached].head; id == NoBlock {
 			id = p.lists[stateHot].head

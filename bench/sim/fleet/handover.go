@@ -431,6 +431,9 @@ func (f *fleet) emit(r *Request) {
 	switch {
 	case r.emitted == 0:
 		r.First = at
+		if f.o.KeepGaps {
+			r.Gaps = make([]time.Duration, 0, r.Output-1)
+		}
 	default:
 		f.result.gaps.add(at-r.Last, 1)
 		if f.o.KeepGaps {

@@ -210,7 +210,8 @@ func (n *node) end(ids []scheduler.RequestID) {
 	}
 }
 
-// publish sends the node's block events to the gateways.
+// publish sends the node's block events to the gateways, except those of blocks that no gateway will
+// look up.
 func (n *node) publish() {
 	f := n.f
 	var gap bool
@@ -218,7 +219,11 @@ func (n *node) publish() {
 		f.fail(fmt.Errorf("%s has more than %d block events in a step", n.name(), maxEvents))
 	}
 	f.result.publish(n, f.events)
-	if f.o.NoEvents || len(f.events) == 0 {
+	if f.o.NoEvents {
+		return
+	}
+	f.events = slices.DeleteFunc(f.events, func(e kvcache.Event) bool { return !f.common.mayHave(e.Hash) })
+	if len(f.events) == 0 {
 		return
 	}
 	if f.o.ReportDelay == 0 {
