@@ -125,8 +125,9 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 
 // own returns blocks that no other request has.
 func own(request uint64, tokens, block int) (blocks []kvcache.Hash) {
-	for b := range tokens/block + 1 {
-		blocks = append(blocks, kvcache.Hash(mix(1<<62|request<<24|uint64(b))))
+	blocks = make([]kvcache.Hash, tokens/block+1)
+	for b := range blocks {
+		blocks[b] = kvcache.Hash(mix(1<<62 | request<<24 | uint64(b)))
 	}
 	return blocks
 }
