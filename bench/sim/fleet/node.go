@@ -210,8 +210,8 @@ func (n *node) end(ids []scheduler.RequestID) {
 	}
 }
 
-// publish sends the node's block events to the gateways, except those of blocks that no gateway will
-// look up.
+// publish sends the node's block events to the gateways, except those of blocks that no gateway
+// will look up.
 func (n *node) publish() {
 	f := n.f
 	var gap bool
