@@ -190,30 +190,35 @@ func (f *remotes) predict(s *side, r *Request) {
 	if first < 0 {
 		return
 	}
-	mayHave := func(at int) bool {
-		of, b := f.find(o.groups[at].class), &o.bounds[at]
-		return b.seconds+transferSetup < of.seconds || of.mayHave(s, at, b.cost)
-	}
-	consider := func(at int) {
-		if !mayHave(at) {
-			return
-		}
-		if s.tighten(at) {
-			if o.bounds[at] = s.prefillBounds(&o.groups[at], need); !mayHave(at) {
-				return
-			}
-		}
-		f.survey(s, r, s.members(at), false)
-	}
-	consider(first)
+	f.surveyGroup(s, r, first, need)
 	if fastest != first {
-		consider(fastest)
+		f.surveyGroup(s, r, fastest, need)
 	}
 	for at := range o.groups {
 		if g := &o.groups[at]; g.usable > 0 && !g.mixed && at != first && at != fastest {
-			consider(at)
+			f.surveyGroup(s, r, at, need)
 		}
 	}
+}
+
+// surveyGroup surveys the nodes of a group if one of them may be the best or the fastest.
+func (f *remotes) surveyGroup(s *side, r *Request, at int, need float64) {
+	if !f.mayHave(s, at) {
+		return
+	}
+	if s.tighten(at) {
+		if s.outline.bounds[at] = s.prefillBounds(&s.outline.groups[at], need); !f.mayHave(s, at) {
+			return
+		}
+	}
+	f.survey(s, r, s.members(at), false)
+}
+
+// mayHave reports whether a group may have a node that is better or faster than those of the
+// survey.
+func (f *remotes) mayHave(s *side, at int) bool {
+	of, b := f.find(s.outline.groups[at].class), &s.outline.bounds[at]
+	return b.seconds+transferSetup < of.seconds || of.mayHave(s, at, b.cost)
 }
 
 // prefillBounds returns bounds of a group of prefill nodes that each lack at least need tokens.
@@ -357,27 +362,29 @@ func (s *side) surveyDecode(r *Request) {
 			}
 		}
 	}
-	consider := func(at int) {
-		b := &o.bounds[at]
-		if !s.mayHave(s, at, b.cost) {
-			return
-		}
-		if s.tighten(at) {
-			if b.cost = s.decodeBound(&o.groups[at], r); !s.mayHave(s, at, b.cost) {
-				return
-			}
-		}
-		s.scan(r, s.members(at), false)
-	}
 	if first >= 0 {
-		consider(first)
+		s.scanGroup(r, first)
 	}
 	for at := range o.groups {
 		if at != first && !math.IsInf(o.bounds[at].cost, 1) {
-			consider(at)
+			s.scanGroup(r, at)
 		}
 	}
 	s.setBound()
+}
+
+// scanGroup scans the nodes of a group if one of them may be the best.
+func (s *side) scanGroup(r *Request, at int) {
+	b := &s.outline.bounds[at]
+	if !s.mayHave(s, at, b.cost) {
+		return
+	}
+	if s.tighten(at) {
+		if b.cost = s.decodeBound(&s.outline.groups[at], r); !s.mayHave(s, at, b.cost) {
+			return
+		}
+	}
+	s.scan(r, s.members(at), false)
 }
 
 // decodeBound returns a bound of the costs of a group of decode nodes, without those in Most.
