@@ -96,7 +96,16 @@ func (r *Request) tpot() float64 {
 
 // Samples returns all values of a latency in milliseconds, of requests that succeeded.
 func (s *Summary) Samples(key string) []float64 {
-	var v []float64
+	n := len(s.Requests)
+	if key == "itl" {
+		n = 0
+		for i := range s.Requests {
+			if o := s.Requests[i].Outcome; o.Err == nil {
+				n += len(o.ITL)
+			}
+		}
+	}
+	v := make([]float64, 0, n)
 	for i := range s.Requests {
 		r := &s.Requests[i]
 		o := r.Outcome
@@ -130,7 +139,7 @@ func (s *Summary) Samples(key string) []float64 {
 // Summarize computes the figures. input and output return the tokens of request i of the
 // record.
 func Summarize(r *load.Record, o Options, input, output func(i int) int) *Summary {
-	s := &Summary{Options: o, Duration: r.Duration, Stats: map[string]Stats{}}
+	s := &Summary{Options: o, Duration: r.Duration, Stats: map[string]Stats{}, Requests: make([]Request, 0, len(r.Outcomes))}
 	for i := range r.Outcomes {
 		q := Request{Outcome: &r.Outcomes[i], Input: input(i)}
 		if q.Outcome.Err != nil {

@@ -6,9 +6,10 @@ import (
 )
 
 // usualLine reads a line of JSON that has only the keys of traceLine, and numbers without signs and
-// exponents, as traces have them. It returns false for other lines. It takes a fifth of the time of
-// json.Unmarshal, which else is a twentieth of a simulation's.
-func usualLine(line []byte) (l traceLine, ok bool) {
+// exponents, as traces have them. It writes the block ids over ids. It returns false for other
+// lines. It takes a fifth of the time of json.Unmarshal, which else is a twentieth of a
+// simulation's.
+func usualLine(line []byte, ids []uint64) (l traceLine, ok bool) {
 	s := scanner{rest: line}
 	for s.take('{'); !s.failed; s.take(',') {
 		switch string(s.key()) {
@@ -21,7 +22,7 @@ func usualLine(line []byte) (l traceLine, ok bool) {
 		case "block_tokens":
 			l.Block = int(s.number())
 		case "hash_ids":
-			l.Blocks = s.numbers()
+			l.Blocks = s.numbers(ids[:0])
 		default:
 			return l, false
 		}
@@ -84,10 +85,9 @@ func (s *scanner) number() (n uint64) {
 	return n
 }
 
-// numbers reads a list of whole numbers, which is not empty.
-func (s *scanner) numbers() (list []uint64) {
+// numbers reads a list of whole numbers, which is not empty, and appends it to list.
+func (s *scanner) numbers(list []uint64) []uint64 {
 	s.take('[')
-	list = make([]uint64, 0, 1+bytes.Count(s.rest, []byte{','}))
 	for list = append(list, s.number()); s.next(','); {
 		list = append(list, s.number())
 	}

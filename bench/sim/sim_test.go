@@ -114,7 +114,7 @@ func FuzzLine(f *testing.F) {
 		f.Add(line)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
-		got, ok := usualLine([]byte(line))
+		got, ok := usualLine([]byte(line), nil)
 		var want traceLine
 		if err := json.Unmarshal([]byte(line), &want); ok && (err != nil || !reflect.DeepEqual(got, want)) {
 			t.Errorf("%q: %+v, want %+v, %v", line, got, want, err)

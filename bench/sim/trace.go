@@ -79,7 +79,8 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 	var trace []Request
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
-	read := mooncakeLine
+	var m jsonLines
+	read := m.line
 	first, blocks := time.Duration(0), 0
 	for n := 1; lines.Scan(); n++ {
 		line := bytes.TrimSpace(lines.Bytes())
@@ -124,8 +125,9 @@ func ReadTrace(r io.Reader) ([]Request, error) {
 
 // own returns blocks that no other request has.
 func own(request uint64, tokens, block int) (blocks []kvcache.Hash) {
-	for b := range tokens/block + 1 {
-		blocks = append(blocks, kvcache.Hash(mix(1<<62|request<<24|uint64(b))))
+	blocks = make([]kvcache.Hash, tokens/block+1)
+	for b := range blocks {
+		blocks[b] = kvcache.Hash(mix(1<<62 | request<<24 | uint64(b)))
 	}
 	return blocks
 }
@@ -139,10 +141,13 @@ type traceLine struct {
 	Block     int      `json:"block_tokens"` // of each of Blocks, as tandem record writes it; 0: BlockTokens
 }
 
-// mooncakeLine reads a line of JSON.
-func mooncakeLine(line []byte) (q Request, err error) {
-	l, ok := usualLine(line)
-	if !ok {
+// jsonLines reads lines of JSON.
+type jsonLines struct{ ids []uint64 } // of the last line; reused
+
+// line reads a line.
+func (m *jsonLines) line(line []byte) (q Request, err error) {
+	l, ok := usualLine(line, m.ids)
+	if m.ids = l.Blocks; !ok {
 		l = traceLine{}
 		err = json.Unmarshal(line, &l)
 	}
@@ -159,8 +164,9 @@ func mooncakeLine(line []byte) (q Request, err error) {
 		return q, fmt.Errorf("block_tokens is %d: write the prompt tokens of each of hash_ids, or leave it out for %d", l.Block, BlockTokens)
 	}
 	q = Request{At: time.Duration(l.Timestamp * float64(time.Millisecond)), Tokens: l.Tokens, Output: l.Output, Block: l.Block}
-	for _, b := range l.Blocks {
-		q.Blocks = append(q.Blocks, kvcache.Hash(mix(b+1)))
+	q.Blocks = make([]kvcache.Hash, len(l.Blocks))
+	for i, b := range l.Blocks {
+		q.Blocks[i] = kvcache.Hash(mix(b + 1))
 	}
 	return q, nil
 }

@@ -52,6 +52,11 @@ func (p *Pool) checkLists() error {
 			return fmt.Errorf("%w: block %d is in the prefix cache while the network may write it", ErrBroken, i)
 		}
 	}
+	for i, b := range p.blocks[p.fresh:] {
+		if b != (block{}) {
+			return fmt.Errorf("%w: block %d was never allocated and is %+v", ErrBroken, int(p.fresh)+i, b)
+		}
+	}
 	if counts[stateHot] > p.maxHot {
 		return fmt.Errorf("%w: %d blocks are hot, at most %d", ErrBroken, counts[stateHot], p.maxHot)
 	}
@@ -69,6 +74,9 @@ func (p *Pool) checkLists() error {
 			prev = id
 			n++
 		}
+		if s == stateFree {
+			n += len(p.blocks) - int(p.fresh)
+		}
 		if n != counts[s] || p.lists[s].tail != prev {
 			return fmt.Errorf("%w: list %d has %d blocks and ends at %d, want %d and %d",
 				ErrBroken, s, n, p.lists[s].tail, counts[s], prev)
@@ -82,27 +90,35 @@ func (p *Pool) checkIndex() error {
 		group  uint8
 		digest digest
 	}
-	indexed, hashed, names := 0, 0, make(map[name]BlockID)
-	for i, id := range p.buckets {
-		for ; id != NoBlock; id = p.blocks[id].bucketNext {
-			b := &p.blocks[id]
-			if !b.hashed || int(b.group) >= len(p.groups) || p.bucket(int(b.group), b.hash) != i {
-				return fmt.Errorf("%w: block %d in bucket %d has hashed %v, group %d, hash %x", ErrBroken, id, i, b.hashed, b.group, b.hash)
-			}
-			if indexed++; indexed > len(p.blocks) {
-				return fmt.Errorf("%w: bucket %d is a ring", ErrBroken, i)
-			}
-			n := name{b.group, b.digest}
-			if other, twice := names[n]; twice {
-				return fmt.Errorf("%w: blocks %d and %d of group %d have the same content", ErrBroken, id, other, b.group)
-			}
-			names[n] = id
-		}
-	}
+	indexed, hashed := 0, 0
 	for i := range p.blocks {
 		if p.blocks[i].hashed {
 			hashed++
 		}
+	}
+	names := make(map[name]BlockID, hashed)
+	for i := range p.index.slots {
+		at := uint32(i)
+		s := p.index.slots[at]
+		if s.block == 0 {
+			continue
+		}
+		id := s.block - 1
+		b, c := &p.blocks[id], &p.contents[id]
+		if !b.hashed || int(b.group) >= len(p.groups) || s.tag != tagOf(int(b.group), c.hash) {
+			return fmt.Errorf("%w: block %d in slot %d has hashed %v, group %d, hash %x", ErrBroken, id, i, b.hashed, b.group, c.hash)
+		}
+		for home := p.index.home(s.tag); home != at; home = p.index.after(home) {
+			if p.index.slots[home].block == 0 {
+				return fmt.Errorf("%w: block %d in slot %d is not found, because slot %d is empty", ErrBroken, id, i, home)
+			}
+		}
+		indexed++
+		n := name{b.group, c.digest}
+		if other, twice := names[n]; twice {
+			return fmt.Errorf("%w: blocks %d and %d of group %d have the same content", ErrBroken, id, other, b.group)
+		}
+		names[n] = id
 	}
 	if indexed != hashed {
 		return fmt.Errorf("%w: %d blocks in the index, %d hashed", ErrBroken, indexed, hashed)

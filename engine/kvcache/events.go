@@ -65,8 +65,8 @@ func (p *Pool) HasEvents() bool { return p.events.n > 0 }
 // events continue this snapshot. A hash that two blocks of a group share comes twice.
 func (p *Pool) AppendHashed(dst []Event) []Event {
 	for i := range p.blocks {
-		if b := &p.blocks[i]; b.hashed {
-			dst = append(dst, Event{Kind: Stored, Group: int(b.group), Hash: b.hash, Parent: b.parent})
+		if b, c := &p.blocks[i], &p.contents[i]; b.hashed {
+			dst = append(dst, Event{Kind: Stored, Group: int(b.group), Hash: c.hash, Parent: c.parent})
 		}
 	}
 	return dst

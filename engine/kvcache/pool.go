@@ -10,7 +10,7 @@
 // hashed flag (it can be found by its content) and transfer pins in two directions.
 // Content is identified by a chained digest of every token from the root to the
 // block's end, so that a hit has equal tokens after equal parents. The public hashes
-// only select a bucket of the index. A block without references and pins is free if
+// only select a place of the index. A block without references and pins is free if
 // it is not hashed, and cached if it is.
 //
 // Cached blocks wait in two LRU lists until memory runs out. A block that was found
@@ -93,14 +93,18 @@ type block struct {
 	state  state // determines its list and its counter
 
 	hashed bool
-	hot    bool   // found since it was stored
-	group  uint8  // group of the content, if hashed
-	hash   Hash   // public hash of the content
-	parent Hash   // hash of the place before, or the root at the start of a chain
-	digest digest // identifies the content and all before it
+	hot    bool  // found since it was stored
+	group  uint8 // group of the content, if hashed
 
 	prev, next BlockID // free or LRU list
-	bucketNext BlockID // next block in the same hash bucket
+}
+
+// content identifies what a hashed block holds. Most operations need only the block, so that its
+// content has another place.
+type content struct {
+	hash   Hash   // public
+	parent Hash   // hash of the place before, or the root at the start of a chain
+	digest digest // identifies the content and all before it
 }
 
 // list is a doubly linked list through blocks' prev and next.
@@ -113,7 +117,9 @@ type Pool struct {
 	groups      []Group
 	align       int // tokens after which blocks of all groups end together
 	blocks      []block
-	buckets     []BlockID     // hash index: heads of the chains through bucketNext
+	contents    []content     // by block; zero: it is not hashed
+	index       index         // of the hashed blocks
+	fresh       BlockID       // it and later ones were never allocated, are free and are in no list
 	lists       [nStates]list // only those of reusable states are used
 	maxHot      int           // blocks in stateHot
 	counts      [nStates]int  // blocks per state
@@ -132,7 +138,8 @@ const (
 	faultPinsIgnored                  // a pinned block is reusable
 )
 
-// NewPool returns a pool whose blocks are all free.
+// NewPool returns a pool whose blocks are all free. It writes no block, so that memory for blocks
+// that are never used is never touched.
 func NewPool(cfg Config) (*Pool, error) {
 	if cfg.BlockTokens == 0 {
 		cfg.BlockTokens = DefaultBlockTokens
@@ -161,29 +168,19 @@ func NewPool(cfg Config) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	nBuckets := 1
-	for nBuckets < 2*cfg.Blocks {
-		nBuckets *= 2
-	}
 	p := &Pool{
 		blockTokens: cfg.BlockTokens,
 		groups:      groups,
 		align:       align,
 		blocks:      make([]block, cfg.Blocks),
-		buckets:     make([]BlockID, nBuckets),
+		contents:    make([]content, cfg.Blocks),
+		index:       newIndex(cfg.Blocks),
 		events:      eventRing{most: cfg.MaxEvents},
 		hash:        cfg.Hash,
 		maxHot:      int(cfg.HotFraction * float64(cfg.Blocks)),
 	}
-	for i := range p.buckets {
-		p.buckets[i] = NoBlock
-	}
 	for i := range p.lists {
 		p.lists[i] = list{NoBlock, NoBlock}
-	}
-	for id := range p.blocks {
-		p.blocks[id].bucketNext = NoBlock
-		p.pushBack(stateFree, BlockID(id))
 	}
 	p.counts[stateFree] = cfg.Blocks
 	return p, nil
@@ -209,6 +206,11 @@ func (p *Pool) Available() int {
 // if every block is referenced or pinned.
 func (p *Pool) Alloc() (BlockID, bool) {
 	id := p.lists[stateFree].head
+	if id == NoBlock && int(p.fresh) < len(p.blocks) {
+		id = p.fresh
+		p.fresh++
+		p.pushFront(stateFree, id)
+	}
 	if id == NoBlock {
 		if id = p.lists[stateCached].head; id == NoBlock {
 			id = p.lists[stateHot].head
@@ -332,7 +334,7 @@ func (p *Pool) Info(id BlockID) Info {
 	b := &p.blocks[id]
 	return Info{
 		Refs: int(b.refs), PinsIn: int(b.pinIn), PinsOut: int(b.pinOut),
-		Hashed: b.hashed, Hash: b.hash,
+		Hashed: b.hashed, Hash: p.contents[id].hash,
 		Reusable: b.state.reusable(),
 	}
 }

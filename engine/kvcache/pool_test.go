@@ -325,12 +325,36 @@ func TestCheckFinds(t *testing.T) {
 		"an arrival uncounted": func(p *Pool, table []BlockID) { p.arriving++ },
 		"a read uncounted":     func(p *Pool, table []BlockID) { p.leaving++ },
 		"a state uncounted":    func(p *Pool, table []BlockID) { p.counts[stateUsed]-- },
-		"a list's end":         func(p *Pool, table []BlockID) { p.lists[stateFree].tail = p.lists[stateFree].head },
-		"a cut list":           func(p *Pool, table []BlockID) { p.lists[stateFree].head = NoBlock },
-		"a block out of index": func(p *Pool, table []BlockID) { p.buckets[p.bucket(0, p.blocks[table[0]].hash)] = NoBlock },
-		"a content twice":      func(p *Pool, table []BlockID) { p.blocks[table[1]].digest = p.blocks[table[0]].digest },
-		"heat of nothing":      func(p *Pool, _ []BlockID) { p.blocks[7].hot = true },
-		"another group":        func(p *Pool, table []BlockID) { p.blocks[table[1]].group = 9 },
+		"a list's end": func(p *Pool, table []BlockID) {
+			p.Unref(table[2])
+			p.Unref(table[1])
+			p.lists[stateCached].tail = p.lists[stateCached].head
+		},
+		"a cut list": func(p *Pool, table []BlockID) {
+			p.Unref(table[2])
+			p.lists[stateCached].head = NoBlock
+		},
+		"a block out of index": func(p *Pool, table []BlockID) { p.index.remove(tagOf(0, p.contents[table[0]].hash), table[0]) },
+		"another tag": func(p *Pool, table []BlockID) {
+			p.index.slots[p.index.find(tagOf(0, p.contents[table[0]].hash), table[0])].tag++
+		},
+		"a block far from its home": func(p *Pool, table []BlockID) {
+			tag := tagOf(0, p.contents[table[0]].hash)
+			p.index.remove(tag, table[0])
+			at := p.index.home(tag)
+			for p.index.slots[at].block != 0 {
+				at = p.index.after(at)
+			}
+			for at = p.index.after(at); p.index.slots[at].block != 0; {
+				at = p.index.after(at)
+			}
+			p.index.slots[at] = slot{tag, table[0] + 1}
+		},
+		"a content twice":             func(p *Pool, table []BlockID) { p.contents[table[1]].digest = p.contents[table[0]].digest },
+		"a block that is fresh again": func(p *Pool, _ []BlockID) { p.fresh-- },
+		"a lost fresh block":          func(p *Pool, _ []BlockID) { p.fresh++ },
+		"heat of nothing":             func(p *Pool, _ []BlockID) { p.blocks[7].hot = true },
+		"another group":               func(p *Pool, table []BlockID) { p.blocks[table[1]].group = 9 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t, Config{Blocks: 8, BlockTokens: 1})

@@ -157,13 +157,20 @@ func (p *Pool) Match(c *Chain, limit int) (nTokens int) {
 // find returns the hashed block of a group with this content. It compares digests,
 // because equal hashes are not enough.
 func (p *Pool) find(group int, l *link) BlockID {
-	for id := p.buckets[p.bucket(group, l.hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
-		b := &p.blocks[id]
-		if b.hash == l.hash && int(b.group) == group && (b.digest == l.digest || p.fault == faultHitByHash) {
-			return id
+	tag := tagOf(group, l.hash)
+	for at := p.index.home(tag); ; at = p.index.after(at) {
+		s := p.index.slots[at]
+		if s.block == 0 {
+			return NoBlock
+		}
+		if s.tag != tag {
+			continue
+		}
+		c := &p.contents[s.block-1]
+		if c.hash == l.hash && int(p.blocks[s.block-1].group) == group && (c.digest == l.digest || p.fault == faultHitByHash) {
+			return s.block - 1
 		}
 	}
-	return NoBlock
 }
 
 // Store puts a complete, verified block into the prefix cache as a group's place of a
@@ -183,10 +190,9 @@ func (p *Pool) Store(id BlockID, group int, c *Chain, place int) BlockID {
 		return have
 	}
 	known := p.hasHash(group, l.hash)
-	b.hashed, b.group, b.hash, b.parent, b.digest = true, uint8(group), l.hash, parent, l.digest
-	i := p.bucket(group, l.hash)
-	b.bucketNext = p.buckets[i]
-	p.buckets[i] = id
+	b.hashed, b.group = true, uint8(group)
+	p.contents[id] = content{l.hash, parent, l.digest}
+	p.index.add(tagOf(group, l.hash), id)
 	if !known {
 		p.events.push(Event{Kind: Stored, Group: group, Hash: l.hash, Parent: parent})
 	}
@@ -195,14 +201,10 @@ func (p *Pool) Store(id BlockID, group int, c *Chain, place int) BlockID {
 
 // uncache removes a block from the prefix cache.
 func (p *Pool) uncache(id BlockID) {
-	b := &p.blocks[id]
-	group, hash, parent := int(b.group), b.hash, b.parent
-	at := &p.buckets[p.bucket(group, hash)]
-	for *at != id {
-		at = &p.blocks[*at].bucketNext
-	}
-	*at = b.bucketNext
-	b.hashed, b.hot, b.hash, b.parent, b.digest, b.group, b.bucketNext = false, false, 0, 0, digest{}, 0, NoBlock
+	b, c := &p.blocks[id], &p.contents[id]
+	group, hash, parent := int(b.group), c.hash, c.parent
+	p.index.remove(tagOf(group, hash), id)
+	b.hashed, b.hot, b.group, *c = false, false, 0, content{}
 	p.updateState(id)
 	if !p.hasHash(group, hash) {
 		p.events.push(Event{Kind: Removed, Group: group, Hash: hash, Parent: parent})
@@ -212,14 +214,14 @@ func (p *Pool) uncache(id BlockID) {
 // hasHash reports whether any hashed block of a group has this hash. Events name
 // hashes, so that only the first and the last block of a hash cause events.
 func (p *Pool) hasHash(group int, hash Hash) bool {
-	for id := p.buckets[p.bucket(group, hash)]; id != NoBlock; id = p.blocks[id].bucketNext {
-		if b := &p.blocks[id]; b.hash == hash && int(b.group) == group {
+	tag := tagOf(group, hash)
+	for at := p.index.home(tag); ; at = p.index.after(at) {
+		s := p.index.slots[at]
+		if s.block == 0 {
+			return false
+		}
+		if s.tag == tag && p.contents[s.block-1].hash == hash && int(p.blocks[s.block-1].group) == group {
 			return true
 		}
 	}
-	return false
-}
-
-func (p *Pool) bucket(group int, hash Hash) int {
-	return int((hash + Hash(group)*0x9e3779b97f4a7c15) & Hash(len(p.buckets)-1))
 }

@@ -20,7 +20,7 @@ func (s *Scheduler) Check() error {
 		return err
 	}
 	n := s.pool.Usage().Blocks
-	owners := owned{refs: make([]int, n), pinsIn: make([]int, n)}
+	owners := owned{refs: make([]int32, n), pinsIn: make([]int32, n)}
 	queues := [...][]*request{stateHeld: s.held, stateWaiting: s.waiting, stateRunning: s.running}
 	named := 0
 	for state, queue := range queues {
@@ -59,7 +59,7 @@ func (s *Scheduler) Check() error {
 	}
 	for i := range n {
 		info := s.pool.Info(kvcache.BlockID(i))
-		if info.Refs != owners.refs[i] || info.PinsIn != owners.pinsIn[i] {
+		if info.Refs != int(owners.refs[i]) || info.PinsIn != int(owners.pinsIn[i]) {
 			return fmt.Errorf("%w: block %d has %d references and %d incoming pins, its owners make %d and %d",
 				ErrBroken, i, info.Refs, info.PinsIn, owners.refs[i], owners.pinsIn[i])
 		}
@@ -68,7 +68,7 @@ func (s *Scheduler) Check() error {
 }
 
 // owned counts the references and incoming pins of each block by its owners.
-type owned struct{ refs, pinsIn []int }
+type owned struct{ refs, pinsIn []int32 }
 
 func (s *Scheduler) checkRequest(r *request, owners *owned) error {
 	end := r.computed + r.scheduled + r.drafts

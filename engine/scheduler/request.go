@@ -70,6 +70,9 @@ type request struct {
 	externalCounted bool         // counted in externalQueries
 	admitted        bool         // counted in admitted
 	arrived         int          // of computed, tokens whose KV came from another node
+
+	table  [1]table           // of tables, where one is enough
+	blocks [8]kvcache.BlockID // of this table, where they are enough
 }
 
 // table is a request's blocks of one group, one reference each. The first gone
@@ -115,7 +118,6 @@ func (s *Scheduler) newRequest(q Request) *request {
 	room := min(n+min(max(q.MaxNew, 0), maxHint), s.cfg.MaxModelLen)
 	r := &request{
 		id:          q.ID,
-		tables:      make([]table, len(s.groups)),
 		computeOnly: q.ComputeOnly,
 		noCacheRead: q.NoCacheRead,
 		ticket:      q.Ticket,
@@ -134,6 +136,14 @@ func (s *Scheduler) newRequest(q Request) *request {
 		r.tokens, r.chain = append(make([]int32, 0, room), q.Tokens...), s.pool.NewChain(q.Root, room)
 		r.chain.StartAt(q.RootDigest)
 	}
+	if n := s.groups[0].End(room); len(s.groups) == 1 {
+		r.tables, r.table[0].blocks = r.table[:], r.blocks[:0]
+		if n > len(r.blocks) {
+			r.table[0].blocks = make([]kvcache.BlockID, 0, n)
+		}
+		return r
+	}
+	r.tables = make([]table, len(s.groups))
 	for g := range r.tables {
 		r.tables[g].blocks = make([]kvcache.BlockID, 0, s.groups[g].End(room))
 	}

@@ -37,7 +37,8 @@ type Reserved struct {
 type reservation struct {
 	Reservation
 	r    *request
-	live bool // not given up
+	live bool        // not given up
+	one  [1]Reserved // of Groups, where one is enough
 }
 
 // Places returns the places of a group for tokens [from, upTo) that tokens from
@@ -107,6 +108,7 @@ func (s *Scheduler) reserve(r *request, upTo int) (Reservation, error) {
 		r:           r,
 		live:        true,
 	}
+	res.Groups = res.one[:0]
 	for _, g := range s.groups {
 		first, end := Places(g, from, upTo)
 		res.Groups = append(res.Groups, Reserved{First: first, Blocks: s.arriving(end - first)})
@@ -206,7 +208,8 @@ type roomWaiter struct {
 }
 
 // arriving allocates n blocks that the network may write.
-func (s *Scheduler) arriving(n int) (blocks []kvcache.BlockID) {
+func (s *Scheduler) arriving(n int) []kvcache.BlockID {
+	blocks := make([]kvcache.BlockID, 0, n)
 	for range n {
 		b, ok := s.pool.Alloc()
 		if !ok {

@@ -3,30 +3,44 @@ package route
 import "math"
 
 // Outline has bounds of the costs of groups of nodes, so that Pick reads only the nodes of groups
-// that may have the best node. Decisions are those without it. It has about 8 bytes for each node.
+// that may have the best node. Decisions are those without it. It has about 24 bytes for each node.
 // It is not safe for concurrent use.
 //
 // A group is neighbours in the order of names. For the nodes of a group whose rates are known, the
 // cost is a linear function of the tokens to compute, so that the least of them is concave, and is
 // at least the chord between two of its points (knots). The other terms are bounded by their least
-// value.
+// value. When a node changes, its group's counts are corrected and its bounds are lowered to the
+// node's. They rise again when the group is next summarized: before its nodes are read, or after
+// some changes.
 type Outline struct{ decode, prefill outline }
 
 // outline is the Outline of one role.
 type outline struct {
-	decode bool
-	of     []int32 // group, by node
-	groups []group
-	stale  []int32 // groups with changed nodes
-	bounds []bounds
+	decode  bool
+	of      []int32 // group, by node
+	groups  []group
+	counted []counted // by node
+	changed []int32   // nodes
+	stale   []int32   // groups to be summarized
+	bounds  []bounds
 }
+
+// counted is what a node adds to the counts of its group.
+type counted struct {
+	load                    int32
+	usable, known, memories bool
+	changed                 bool // since the last Pick
+}
+
+// mostChanges is the number of changes of a group's nodes after which the group is summarized.
+const mostChanges = 32
 
 // groupNodes is the number of nodes of a group. Larger groups make a decision compare fewer groups
 // and read more nodes.
 const groupNodes = 32
 
 // knots are the numbers of tokens at which the costs of a group's nodes are known.
-var knots = [...]float64{0, 512, 4096, 32768, 262144}
+var knots = [...]float64{0, 512, 2048, 6144, 16384, 32768, 262144}
 
 // oddRate and its inverse bound the rates, in tokens per second, with which no bound overflows.
 const oddRate = 1e-9
@@ -39,7 +53,9 @@ type group struct {
 	class   int32 // of its nodes
 	usable  int
 	load    int     // sum
+	changes int     // of its nodes since it was summarized
 	known   int     // nodes with a known rate
+	rated   bool    // rates and nRates are those of the states
 	rates   float64 // sum of the known rates, of unusable nodes, too
 	nRates  int     // number of them
 	short   bool    // a node with a known rate computes short prompts first
@@ -64,7 +80,7 @@ func (t *Table) Outline() *Outline {
 
 func newOutline(r *ring) outline {
 	n := (len(r.nodes) + groupNodes - 1) / groupNodes
-	o := outline{of: make([]int32, len(r.nodes)), groups: make([]group, n), bounds: make([]bounds, n)}
+	o := outline{of: make([]int32, len(r.nodes)), groups: make([]group, n), counted: make([]counted, len(r.nodes)), bounds: make([]bounds, n)}
 	for at, i := range r.sorted {
 		o.of[i] = int32(at / groupNodes)
 	}
@@ -74,10 +90,10 @@ func newOutline(r *ring) outline {
 
 // ChangedDecode records that the state of a decode node has another value than at the last Pick,
 // except for Held and Full.
-func (o *Outline) ChangedDecode(i int) { o.decode.change(o.decode.of[i]) }
+func (o *Outline) ChangedDecode(i int) { o.decode.change(i) }
 
 // ChangedPrefill is ChangedDecode of a prefill node.
-func (o *Outline) ChangedPrefill(i int) { o.prefill.change(o.prefill.of[i]) }
+func (o *Outline) ChangedPrefill(i int) { o.prefill.change(i) }
 
 // ChangedAll records that every node has changed.
 func (o *Outline) ChangedAll() {
@@ -92,16 +108,24 @@ func (o *Outline) unmarked() {
 	}
 }
 
-func (o *outline) change(g int32) {
-	if !o.groups[g].stale {
-		o.groups[g].stale = true
-		o.stale = append(o.stale, g)
+func (o *outline) change(i int) {
+	if n := &o.counted[i]; !n.changed {
+		n.changed = true
+		o.changed = append(o.changed, int32(i))
 	}
 }
 
 func (o *outline) changeAll() {
 	for g := range o.groups {
-		o.change(int32(g))
+		o.outdate(int32(g))
+	}
+}
+
+// outdate makes the next Pick summarize a group.
+func (o *outline) outdate(g int32) {
+	if !o.groups[g].stale {
+		o.groups[g].stale = true
+		o.stale = append(o.stale, g)
 	}
 }
 
@@ -110,12 +134,28 @@ func (s *side) members(g int) []int32 {
 	return s.sorted[g*groupNodes : min((g+1)*groupNodes, len(s.sorted))]
 }
 
-// refresh summarizes the groups with changed nodes.
+// refresh makes the groups those of the states.
 func (s *side) refresh() {
-	for _, g := range s.outline.stale {
+	o := s.outline
+	for _, i := range o.changed {
+		n, g := &o.counted[i], &o.groups[o.of[i]]
+		n.changed = false
+		if g.stale {
+			continue
+		}
+		if g.changes++; g.changes > mostChanges {
+			o.outdate(o.of[i])
+			continue
+		}
+		g.rated = false
+		g.discount(n)
+		s.count(g, int(i))
+	}
+	o.changed = o.changed[:0]
+	for _, g := range o.stale {
 		s.summarize(int(g))
 	}
-	s.outline.stale = s.outline.stale[:0]
+	o.stale = o.stale[:0]
 }
 
 // summarize computes a group from its nodes.
@@ -126,47 +166,90 @@ func (s *side) summarize(at int) {
 		g.line[k] = math.Inf(1)
 	}
 	for _, i := range s.members(at) {
-		n := &s.states[i]
-		if n.Rate > 0 {
-			g.rates, g.nRates = g.rates+n.Rate, g.nRates+1
-		}
-		if m := &n.Memory; m.Total != 0 {
-			g.nMemory++
-			g.total, g.spare = min(g.total, int(m.Total)), min(g.spare, m.beyondMargin())
-		}
-		g.full = g.full || s.outline.decode && n.Full
-		if !n.Usable {
-			continue
-		}
-		if g.usable == 0 {
-			g.class = s.ring.class[i]
-		}
-		g.mixed = g.mixed || !s.outline.decode && (n.Full || s.ring.class[i] != g.class)
-		g.usable++
-		g.load += max(0, int(n.Load))
-		extra, slow := 0.0, 1.0
-		if s.outline.decode {
-			extra, slow = n.pressure(), slowed(int(n.Load))
-		}
-		g.extra = min(g.extra, extra)
-		if !(n.Rate > 0) {
-			g.queued = min(g.queued, max(0, int(n.Queued)))
-			continue
-		}
-		g.mixed = g.mixed || n.Rate < oddRate || n.Rate > 1/oddRate
-		g.known++
-		g.short = g.short || n.ShortFirst
-		slope := slow / n.Rate
-		start := float64(max(0, n.Queued))*slope + extra
-		if s.outline.decode && n.ShortFirst {
-			start = extra
-		}
-		g.slope = min(g.slope, slope)
-		for k, x := range knots {
-			g.line[k] = min(g.line[k], start+slope*x)
-		}
+		s.count(&g, int(i))
 	}
 	*old = g
+}
+
+// tighten summarizes a group that has changed since it was last summarized. It returns false for
+// other groups.
+func (s *side) tighten(at int) bool {
+	if s.outline.groups[at].changes == 0 {
+		return false
+	}
+	s.summarize(at)
+	return true
+}
+
+// discount removes a node from the counts of its group, as which it was counted.
+func (g *group) discount(n *counted) {
+	if n.memories {
+		g.nMemory--
+	}
+	if !n.usable {
+		return
+	}
+	g.usable--
+	g.load -= int(n.load)
+	if n.known {
+		g.known--
+	}
+}
+
+// count adds a node to its group, whose bounds it lowers.
+func (s *side) count(g *group, i int) {
+	n, c := &s.states[i], &s.outline.counted[i]
+	c.usable, c.known, c.memories = n.Usable, n.Rate > 0, n.Memory.Total != 0
+	if m := &n.Memory; c.memories {
+		g.nMemory++
+		g.total, g.spare = min(g.total, int(m.Total)), min(g.spare, m.beyondMargin())
+	}
+	g.full = g.full || s.outline.decode && n.Full
+	if !n.Usable {
+		return
+	}
+	if g.usable == 0 {
+		g.class = s.ring.class[i]
+	}
+	g.mixed = g.mixed || !s.outline.decode && (n.Full || s.ring.class[i] != g.class)
+	c.load = max(0, n.Load)
+	g.usable++
+	g.load += int(c.load)
+	extra, slow := 0.0, 1.0
+	if s.outline.decode {
+		extra, slow = n.pressure(), slowed(int(n.Load))
+	}
+	g.extra = min(g.extra, extra)
+	if !c.known {
+		g.queued = min(g.queued, max(0, int(n.Queued)))
+		return
+	}
+	g.mixed = g.mixed || n.Rate < oddRate || n.Rate > 1/oddRate
+	g.known++
+	g.short = g.short || n.ShortFirst
+	slope := slow / n.Rate
+	start := float64(max(0, n.Queued))*slope + extra
+	if s.outline.decode && n.ShortFirst {
+		start = extra
+	}
+	g.slope = min(g.slope, slope)
+	for k, x := range knots {
+		g.line[k] = min(g.line[k], start+slope*x)
+	}
+}
+
+// sumRates returns the sum of a group's known rates and their number.
+func (s *side) sumRates(at int) (sum float64, n int) {
+	g := &s.outline.groups[at]
+	if !g.rated {
+		g.rated, g.rates, g.nRates = true, 0, 0
+		for _, i := range s.members(at) {
+			if r := s.states[i].Rate; r > 0 {
+				g.rates, g.nRates = g.rates+r, g.nRates+1
+			}
+		}
+	}
+	return g.rates, g.nRates
 }
 
 // at returns a lower bound of the cost of the nodes of known rate for x tokens.

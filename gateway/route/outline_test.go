@@ -104,6 +104,8 @@ func TestOutline(t *testing.T) {
 					t.Fatalf("seed %d, step %d: decode node %d full: %t, without an outline %t, for %+v: %+v", seed, step, i, v.Decode[i].Full, plain.Decode[i].Full, r, v.Decode[i])
 				}
 			}
+			checkGroups(t, &table.decode, v.Decode, &v.Outline.decode)
+			checkGroups(t, &table.prefill, v.Prefill, &v.Outline.prefill)
 			if got.Decode >= 0 && v.Decode[got.Decode].Held != plain.Decode[got.Decode].Held || len(got.Prefill) > 0 && v.Prefill[got.Prefill[0]].Held != plain.Prefill[got.Prefill[0]].Held {
 				t.Fatalf("seed %d, step %d: Held of the chosen nodes is not set", seed, step)
 			}
@@ -112,6 +114,38 @@ func TestOutline(t *testing.T) {
 	for _, r := range []Reason{ReasonPrefix, ReasonLoad, ReasonHealth, ReasonCached, ReasonPolicy, ReasonNoDecode, ReasonNoRoom, ReasonRemote, ReasonLocal, ReasonShort, ReasonNoPrefill} {
 		if reasons[r] == 0 {
 			t.Errorf("%d decisions for the reason %s", reasons[r], r)
+		}
+	}
+}
+
+// checkGroups compares the groups of an outline, after its changes, with those of a new one: they
+// have equal counts, and their bounds are not above.
+func checkGroups(t *testing.T, r *ring, states []State, o *outline) {
+	t.Helper()
+	if len(o.changed)+len(o.stale) > 0 {
+		return // the last decision has not used it
+	}
+	exact := newOutline(r)
+	exact.decode = o.decode
+	s := side{ring: r, states: states, outline: &exact}
+	s.refresh()
+	for at := range o.groups {
+		g, want := &o.groups[at], &exact.groups[at]
+		if g.usable != want.usable || g.load != want.load || g.known != want.known || g.nMemory != want.nMemory {
+			t.Fatalf("group %d: %d usable, load %d, %d rates and %d memories are known; want %d, %d, %d and %d", at,
+				g.usable, g.load, g.known, g.nMemory, want.usable, want.load, want.known, want.nMemory)
+		}
+		above := g.queued > want.queued || g.extra > want.extra || g.slope > want.slope || want.nMemory > 0 && (g.total > want.total || g.spare > want.spare)
+		for k := range g.line {
+			above = above || g.line[k] > want.line[k]
+		}
+		if above || want.mixed && !g.mixed || want.short && !g.short || !o.decode && !g.mixed && g.usable > 0 && g.class != want.class {
+			t.Fatalf("group %d: %+v, want at most %+v", at, *g, *want)
+		}
+		if sum, n := (&side{ring: r, states: states, outline: o}).sumRates(at); n > 0 {
+			if wantSum, wantN := s.sumRates(at); sum != wantSum || n != wantN {
+				t.Fatalf("group %d: %d rates of %g, want %d of %g", at, n, sum, wantN, wantSum)
+			}
 		}
 	}
 }

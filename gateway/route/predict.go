@@ -79,7 +79,8 @@ func (s *side) assumedRate() float64 {
 	sum, n := 0.0, 0
 	if s.outline != nil {
 		for g := range s.outline.groups {
-			sum, n = sum+s.outline.groups[g].rates, n+s.outline.groups[g].nRates
+			rates, rated := s.sumRates(g)
+			sum, n = sum+rates, n+rated
 		}
 	} else {
 		for i := range s.states {
@@ -189,17 +190,35 @@ func (f *remotes) predict(s *side, r *Request) {
 	if first < 0 {
 		return
 	}
-	f.survey(s, r, s.members(first), false)
-	f.survey(s, r, s.members(fastest), false)
+	f.surveyGroup(s, r, first, need)
+	if fastest != first {
+		f.surveyGroup(s, r, fastest, need)
+	}
 	for at := range o.groups {
-		g, b := &o.groups[at], &o.bounds[at]
-		if g.usable == 0 || g.mixed || at == first || at == fastest {
-			continue
-		}
-		if of := f.find(g.class); b.seconds+transferSetup < of.seconds || of.mayHave(s, at, b.cost) {
-			f.survey(s, r, s.members(at), false)
+		if g := &o.groups[at]; g.usable > 0 && !g.mixed && at != first && at != fastest {
+			f.surveyGroup(s, r, at, need)
 		}
 	}
+}
+
+// surveyGroup surveys the nodes of a group if one of them may be the best or the fastest.
+func (f *remotes) surveyGroup(s *side, r *Request, at int, need float64) {
+	if !f.mayHave(s, at) {
+		return
+	}
+	if s.tighten(at) {
+		if s.outline.bounds[at] = s.prefillBounds(&s.outline.groups[at], need); !f.mayHave(s, at) {
+			return
+		}
+	}
+	f.survey(s, r, s.members(at), false)
+}
+
+// mayHave reports whether a group may have a node that is better or faster than those of the
+// survey.
+func (f *remotes) mayHave(s *side, at int) bool {
+	of, b := f.find(s.outline.groups[at].class), &s.outline.bounds[at]
+	return b.seconds+transferSetup < of.seconds || of.mayHave(s, at, b.cost)
 }
 
 // prefillBounds returns bounds of a group of prefill nodes that each lack at least need tokens.
@@ -321,6 +340,9 @@ func (s *side) surveyDecode(r *Request) {
 	for at := range o.groups {
 		g, b := &o.groups[at], &o.bounds[at]
 		room := g.hasRoom(&r.Demand)
+		if !room && s.tighten(at) {
+			room = g.hasRoom(&r.Demand)
+		}
 		if !room || g.full {
 			for _, i := range s.members(at) {
 				s.states[i].Full = false
@@ -341,14 +363,28 @@ func (s *side) surveyDecode(r *Request) {
 		}
 	}
 	if first >= 0 {
-		s.scan(r, s.members(first), false)
+		s.scanGroup(r, first)
 	}
 	for at := range o.groups {
-		if b := &o.bounds[at]; at != first && !math.IsInf(b.cost, 1) && s.mayHave(s, at, b.cost) {
-			s.scan(r, s.members(at), false)
+		if at != first && !math.IsInf(o.bounds[at].cost, 1) {
+			s.scanGroup(r, at)
 		}
 	}
 	s.setBound()
+}
+
+// scanGroup scans the nodes of a group if one of them may be the best.
+func (s *side) scanGroup(r *Request, at int) {
+	b := &s.outline.bounds[at]
+	if !s.mayHave(s, at, b.cost) {
+		return
+	}
+	if s.tighten(at) {
+		if b.cost = s.decodeBound(&s.outline.groups[at], r); !s.mayHave(s, at, b.cost) {
+			return
+		}
+	}
+	s.scan(r, s.members(at), false)
 }
 
 // decodeBound returns a bound of the costs of a group of decode nodes, without those in Most.

@@ -119,17 +119,21 @@ const (
 type Answers struct {
 	recent [answerWindow]int
 	n      int
-	sorted []int
-	p75    int
+	sorted []int // the lengths in recent
+	p75    int   // changes after each 16th answer, so that predictions of the answers between are alike
 }
 
 // Add adds the length of an answer in tokens.
 func (a *Answers) Add(tokens int) {
-	a.recent[a.n%answerWindow] = tokens
-	a.n++
-	if a.n < 16 || a.n%16 == 0 { // sorting costs a few µs
-		a.sorted = append(a.sorted[:0], a.recent[:min(a.n, answerWindow)]...)
-		slices.Sort(a.sorted)
+	oldest := &a.recent[a.n%answerWindow]
+	if a.n >= answerWindow {
+		at, _ := slices.BinarySearch(a.sorted, *oldest)
+		a.sorted = slices.Delete(a.sorted, at, at+1)
+	}
+	at, _ := slices.BinarySearch(a.sorted, tokens)
+	a.sorted = slices.Insert(a.sorted, at, tokens)
+	*oldest = tokens
+	if a.n++; a.n < 16 || a.n%16 == 0 {
 		a.p75 = a.sorted[len(a.sorted)*3/4]
 	}
 }

@@ -1,6 +1,8 @@
 package route
 
 import (
+	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -166,6 +168,27 @@ func TestLoadBoundOfNobodyIsZero(t *testing.T) {
 		s := side{ring: &ring{class: make([]int32, len(states))}, states: states, class: anyClass, most: -1}
 		if got := s.bound(); got != 0 {
 			t.Errorf("%s: %d", name, got)
+		}
+	}
+}
+
+// Expect is a percentile of the last 256 answers, as of the last one whose number is below 16 or a
+// multiple of 16.
+func TestAnswersAreThoseOfTheWindow(t *testing.T) {
+	draw := rand.New(rand.NewPCG(1, 2))
+	var a Answers
+	var all []int
+	want := FirstAnswer
+	for range 2000 {
+		n := draw.IntN(1 + draw.IntN(400))
+		a.Add(n)
+		all = append(all, n)
+		if len(all) < 16 || len(all)%16 == 0 {
+			recent := slices.Sorted(slices.Values(all[max(0, len(all)-256):]))
+			want = recent[len(recent)*3/4]
+		}
+		if got := a.Expect(math.MaxInt); got != want {
+			t.Fatalf("after %d answers %d are expected, want %d", len(all), got, want)
 		}
 	}
 }

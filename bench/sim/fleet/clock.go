@@ -16,15 +16,28 @@ type clock struct {
 	most  int     // alarms of the heap before void ones are removed
 }
 
-// alarm is a function to be called at a time, or the end of a node's step.
+// alarm is a runner and its time.
 type alarm struct {
 	at    time.Duration
 	order uint64
-	call  func() // nil: a step of node ends
-	node  *node
-	now   *int // the number of the plan that has set the alarm; nil: the alarm is never void
-	plan  int  // this number when the alarm was set; another one makes the alarm void
+	runner
+	now  *int // the number of the plan that has set the alarm; nil: the alarm is never void
+	plan int  // this number when the alarm was set; another one makes the alarm void
 }
+
+// runner is what happens at an alarm. Those of which each request has some are types of its attempt
+// and its asks, because a function would allocate memory for its variables.
+type runner interface{ run() }
+
+// call is a function as a runner.
+type call func()
+
+func (c call) run() { c() }
+
+// ending is the end of a node's step.
+type ending node
+
+func (n *ending) run() { (*node)(n).stepEnd() }
 
 func (a *alarm) void() bool { return a.now != nil && *a.now != a.plan }
 
@@ -35,20 +48,23 @@ const leastVoid = 4096
 const functions = maxNodes
 
 // at calls a function at a time that is not before now.
-func (c *clock) at(t time.Duration, call func()) {
+func (c *clock) at(t time.Duration, do func()) { c.runAt(t, call(do)) }
+
+// runAt is at of a runner.
+func (c *clock) runAt(t time.Duration, r runner) {
 	c.set++
-	c.push(alarm{at: t, order: functions + c.set, call: call})
+	c.push(alarm{at: t, order: functions + c.set, runner: r})
 }
 
 // planned is at of a call that is void once plan has another value.
-func (c *clock) planned(t time.Duration, plan *int, call func()) {
+func (c *clock) planned(t time.Duration, plan *int, do func()) {
 	c.set++
-	c.push(alarm{at: t, order: functions + c.set, call: call, now: plan, plan: *plan})
+	c.push(alarm{at: t, order: functions + c.set, runner: call(do), now: plan, plan: *plan})
 }
 
 // stepEnds ends a node's step at a time that is after now.
 func (c *clock) stepEnds(n *node, t time.Duration) {
-	c.push(alarm{at: t, order: n.order, node: n, now: &n.plan, plan: n.plan})
+	c.push(alarm{at: t, order: n.order, runner: (*ending)(n), now: &n.plan, plan: n.plan})
 }
 
 // arrive moves to the time of an arrival.
@@ -72,11 +88,7 @@ func (c *clock) next() {
 		return
 	}
 	c.now, c.order = a.at, a.order
-	if a.call != nil {
-		a.call()
-	} else {
-		a.node.stepEnd()
-	}
+	a.run()
 }
 
 func (a *alarm) before(b *alarm) bool { return a.at < b.at || a.at == b.at && a.order < b.order }

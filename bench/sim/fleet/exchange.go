@@ -201,6 +201,7 @@ func (g *gateway) route(r *Request) bool {
 func (g *gateway) send(r *Request, d route.Decision) {
 	f := g.f
 	a := &attempt{r: r, n: g.decode.nodes[d.Decode], tokens: r.Prompt + r.emitted}
+	a.prefill = a.nodes[:0]
 	g.remember(&d)
 	for _, at := range d.Prefill {
 		a.prefill = append(a.prefill, g.prefill.nodes[at])
@@ -213,7 +214,7 @@ func (g *gateway) send(r *Request, d route.Decision) {
 		f.addAttempt(a)
 		return
 	}
-	f.clock.at(f.clock.now+f.o.Dispatch, func() { f.addAttempt(a) })
+	f.clock.runAt(f.clock.now+f.o.Dispatch, (*adding)(a))
 }
 
 // failLater makes an attempt fail when its gateway learns of it.

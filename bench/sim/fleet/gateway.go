@@ -125,13 +125,10 @@ func (f *fleet) index(n *node) *route.Index {
 	return f.decodeBlocks
 }
 
-// changed applies a node's block events, except those of blocks that no gateway will look up.
+// changed applies a node's block events.
 func (f *fleet) changed(n *node, events []kvcache.Event) {
 	index := f.index(n)
 	for _, e := range events {
-		if !f.common.mayHave(e.Hash) {
-			continue
-		}
 		if e.Kind == kvcache.Stored {
 			index.Add(n.at, e.Hash)
 		} else {

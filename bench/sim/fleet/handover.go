@@ -26,6 +26,28 @@ type attempt struct {
 	claimed   int                 // tokens counted in claimedOf
 	claimedOf *route.Sent
 	blocks    int // expected number of blocks on its node
+	epoch     int // of its node when the attempt was sent
+
+	nodes [route.MaxPrefill]*node // of prefill
+	first ask
+}
+
+// adding is an attempt that arrives at its node.
+type adding attempt
+
+func (a *adding) run() { a.n.f.addAttempt((*attempt)(a)) }
+
+// accepting is an attempt that its node adds between two steps.
+type accepting attempt
+
+func (x *accepting) run() {
+	switch a := (*attempt)(x); {
+	case a.over:
+	case a.n.epoch != a.epoch:
+		a.n.f.failLater(a, choice.Failure{Lost: true})
+	default:
+		a.n.f.accept(a)
+	}
 }
 
 // streams reports whether the attempt's gateway receives the tokens that its node samples.
@@ -39,6 +61,8 @@ type ask struct {
 	ticket      line.ID
 	id          scheduler.RequestID // on the prefill node; 0: not granted
 	reservation scheduler.ReservationID
+	asked       time.Duration // when the prefill node requested the grant
+	cached      int           // tokens that the prefill node need not compute
 	from        int           // first token that is transferred
 	pushed      time.Duration // when its transfer began
 	transfer    *transfer     // where links limit it; nil: it has not begun
@@ -65,16 +89,8 @@ func (f *fleet) addAttempt(a *attempt) {
 		f.accept(a)
 		return
 	}
-	epoch := n.epoch
-	n.afterStep(func() {
-		switch {
-		case a.over:
-		case n.epoch != epoch:
-			f.failLater(a, choice.Failure{Lost: true})
-		default:
-			f.accept(a)
-		}
-	})
+	a.epoch = n.epoch
+	n.afterStep((*accepting)(a))
 }
 
 // accept adds an attempt to its node's scheduler.
@@ -123,23 +139,34 @@ func (f *fleet) proceed(a *attempt) {
 
 // ask sends a request's prompt to a prefill node.
 func (f *fleet) ask(a *attempt, p *node) {
-	k := &ask{a: a, p: p, epoch: p.epoch}
+	k := &a.first
+	if a.ask != nil {
+		k = new(ask)
+	}
+	k.a, k.p, k.epoch = a, p, p.epoch
 	a.ask = k
-	f.afterMessage(func() {
-		switch {
-		case k.over:
-			return
-		case !p.up || p.draining || p.epoch != k.epoch:
-			k.removed = true
-			f.afterMessage(func() { f.askFailed(k) })
-			return
-		}
-		p.tickets++
-		k.ticket = p.tickets
-		p.jobs.put(k.ticket, k)
-		p.line.Add(k.ticket, a.tokens-1, 0)
-		p.admit()
-	})
+	f.clock.runAt(f.clock.now+f.o.RoundTrip/2, (*arriving)(k))
+}
+
+// arriving is a prompt that arrives at its prefill node.
+type arriving ask
+
+func (x *arriving) run() {
+	k := (*ask)(x)
+	p, f := k.p, k.p.f
+	switch {
+	case k.over:
+		return
+	case !p.up || p.draining || p.epoch != k.epoch:
+		k.removed = true
+		f.afterMessage(func() { f.askFailed(k) })
+		return
+	}
+	p.tickets++
+	k.ticket = p.tickets
+	p.jobs.put(k.ticket, k)
+	p.line.Add(k.ticket, k.a.tokens-1, 0)
+	p.admit()
 }
 
 // admit makes jobs request their grants while the node is about to compute them.
@@ -149,10 +176,21 @@ func (n *node) admit() {
 		if !ok {
 			return
 		}
-		k, asked := n.jobs.get(ticket), n.f.clock.now
-		n.f.afterMessage(func() { k.a.n.afterStep(func() { n.f.grant(k, asked) }) })
+		k := n.jobs.get(ticket)
+		k.asked = n.f.clock.now
+		n.f.clock.runAt(n.f.clock.now+n.f.o.RoundTrip/2, (*requesting)(k))
 	}
 }
+
+// requesting is a job whose request for a grant arrives at its decode node.
+type requesting ask
+
+func (k *requesting) run() { k.a.n.afterStep((*granting)(k)) }
+
+// granting is a job whose decode node handles this request between two steps.
+type granting ask
+
+func (k *granting) run() { k.a.n.f.grant((*ask)(k)) }
 
 // removeJob removes a job, in any state, from its prefill node.
 func (n *node) removeJob(k *ask) {
@@ -182,20 +220,19 @@ func (n *node) removeJob(k *ask) {
 }
 
 // grant reserves the blocks of a prompt that its prefill node is about to compute, or queues the
-// grant until there is room. asked is when the node requested it.
-func (f *fleet) grant(k *ask, asked time.Duration) {
+// grant until there is room.
+func (f *fleet) grant(k *ask) {
 	if k.over {
 		return
 	}
 	a, n := k.a, k.a.n
-	ready := func(res scheduler.Reservation, err error) { f.granted(k, asked, res, err) }
 	res, err := n.changeNow().ReserveInTurn(a.id, a.tokens-1)
 	if !errors.Is(err, scheduler.ErrNoRoom) || errors.Is(err, scheduler.ErrNeverFits) {
-		ready(res, err)
+		f.granted(k, res, err)
 		return
 	}
 	f.result.GrantsDeferred++
-	n.awaiting[a.id] = ready
+	n.awaiting[a.id] = k
 	f.afterMessage(func() {
 		if !k.removed {
 			k.p.line.StepAside(k.ticket, f.clock.now)
@@ -216,14 +253,14 @@ func (f *fleet) grant(k *ask, asked time.Duration) {
 
 // granted sends the prefill node the grant, or makes the decode node compute the prompt if no
 // prefill node can.
-func (f *fleet) granted(k *ask, asked time.Duration, res scheduler.Reservation, err error) {
+func (f *fleet) granted(k *ask, res scheduler.Reservation, err error) {
 	switch {
 	case err == nil:
 		k.reservation, k.from = res.ID, res.From
-		f.result.GrantWait += f.clock.now - asked
+		f.result.GrantWait += f.clock.now - k.asked
 		// Goroutines answer the grants of one step in any order.
 		half := f.o.RoundTrip / 2
-		f.clock.at(f.clock.now+half/2+time.Duration(f.draw.Int64N(int64(half)+1)), func() { f.compute(k) })
+		f.clock.runAt(f.clock.now+half/2+time.Duration(f.draw.Int64N(int64(half)+1)), (*computing)(k))
 	case errors.Is(err, scheduler.ErrNothingMissing), errors.Is(err, scheduler.ErrNeverFits):
 		f.end(k, course.Useless)
 	default:
@@ -267,11 +304,16 @@ func (n *node) reserveWaiting() {
 		if !ok {
 			return
 		}
-		ready := n.awaiting[id]
+		k := n.awaiting[id]
 		delete(n.awaiting, id)
-		ready(res, err)
+		n.f.granted(k, res, err)
 	}
 }
+
+// computing is a job whose grant arrives at its prefill node.
+type computing ask
+
+func (k *computing) run() { k.p.f.compute((*ask)(k)) }
 
 // compute adds a granted job to the prefill node's scheduler.
 func (f *fleet) compute(k *ask) {
@@ -288,11 +330,17 @@ func (f *fleet) compute(k *ask) {
 	}
 	k.id = id
 	p.computing.put(uint64(id), k)
-	p.afterStep(func() {
-		p.line.Cached(k.ticket, cached)
-		p.admit()
-	})
+	k.cached = cached
+	p.afterStep((*counting)(k))
 	p.start()
+}
+
+// counting is a job whose prefill node counts its cached tokens between two steps.
+type counting ask
+
+func (k *counting) run() {
+	k.p.line.Cached(k.ticket, k.cached)
+	k.p.admit()
 }
 
 // computed ends a job. Its KV has arrived when the last layer, which is sent when the step
@@ -309,8 +357,13 @@ func (f *fleet) computed(k *ask) {
 	}
 	alone := time.Duration(bytes / f.o.Bandwidth * float64(time.Second))
 	end := max(f.clock.now+alone/time.Duration(f.o.Layers), k.pushed+alone) + f.o.Setup + f.o.RoundTrip/2
-	f.clock.at(end, func() { f.delivered(k) })
+	f.clock.runAt(end, (*delivering)(k))
 }
+
+// delivering is a job whose KV arrives at its decode node.
+type delivering ask
+
+func (k *delivering) run() { k.p.f.delivered((*ask)(k)) }
 
 // delivered ends a job whose KV has arrived at its decode node.
 func (f *fleet) delivered(k *ask) {
@@ -378,6 +431,9 @@ func (f *fleet) emit(r *Request) {
 	switch {
 	case r.emitted == 0:
 		r.First = at
+		if f.o.KeepGaps {
+			r.Gaps = make([]time.Duration, 0, r.Output-1)
+		}
 	default:
 		f.result.gaps.add(at-r.Last, 1)
 		if f.o.KeepGaps {

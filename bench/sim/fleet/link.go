@@ -125,7 +125,7 @@ func (n *node) releaseChunks(ended bool) {
 // transferOf returns the transfer of a job, which ends at the job's decode node.
 func (f *fleet) transferOf(k *ask) *transfer {
 	if k.transfer == nil {
-		k.transfer = &transfer{from: k.p, to: k.a.n, since: f.clock.now, arrived: func() { f.clock.at(f.clock.now+f.o.Setup+f.o.RoundTrip/2, func() { f.delivered(k) }) }}
+		k.transfer = &transfer{from: k.p, to: k.a.n, since: f.clock.now, arrived: func() { f.clock.runAt(f.clock.now+f.o.Setup+f.o.RoundTrip/2, (*delivering)(k)) }}
 	}
 	return k.transfer
 }

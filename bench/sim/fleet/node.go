@@ -51,8 +51,8 @@ type node struct {
 	before   scheduler.Stats
 	past     counts // of earlier epochs
 
-	attempts window[attempt] // decode, by the scheduler's ids
-	awaiting map[scheduler.RequestID]func(scheduler.Reservation, error)
+	attempts window[attempt]              // decode, by the scheduler's ids
+	awaiting map[scheduler.RequestID]*ask // whose grants wait for room
 
 	line      *line.Line  // prefill: jobs that are not computed yet
 	jobs      window[ask] // these, and those with KV under way, by ticket
@@ -85,7 +85,7 @@ func (f *fleet) newNode(i int, computes bool) (*node, error) {
 // reset gives the node an empty scheduler and line.
 func (n *node) reset() error {
 	o := &n.f.o
-	n.attempts, n.awaiting = window[attempt]{}, map[scheduler.RequestID]func(scheduler.Reservation, error){}
+	n.attempts, n.awaiting = window[attempt]{}, map[scheduler.RequestID]*ask{}
 	n.line, n.jobs, n.computing = line.New(o.RunAhead), window[ask]{}, window[ask]{}
 	n.pace = scheduler.NewPace(0, o.BatchedTokens)
 	if n.computes {
@@ -118,14 +118,14 @@ func (n *node) add(q scheduler.Request) (scheduler.RequestID, int, error) {
 	return q.ID, cached, err
 }
 
-// afterStep calls a function that the caller waits for, which the engine does between two steps. It
-// is for functions that do not change the step after the running one.
-func (n *node) afterStep(call func()) {
+// afterStep runs what its caller waits for, which the engine does between two steps. It is for
+// runners that do not change the step after the running one.
+func (n *node) afterStep(r runner) {
 	if n.look(); n.stepping {
-		n.f.clock.at(n.ends[n.next], call)
+		n.f.clock.runAt(n.ends[n.next], r)
 		return
 	}
-	call()
+	r.run()
 }
 
 // start begins the next step, unless a step is running or there is nothing to compute.
@@ -210,7 +210,8 @@ func (n *node) end(ids []scheduler.RequestID) {
 	}
 }
 
-// publish sends the node's block events to the gateways.
+// publish sends the node's block events to the gateways, except those of blocks that no gateway
+// will look up.
 func (n *node) publish() {
 	f := n.f
 	var gap bool
@@ -218,7 +219,11 @@ func (n *node) publish() {
 		f.fail(fmt.Errorf("%s has more than %d block events in a step", n.name(), maxEvents))
 	}
 	f.result.publish(n, f.events)
-	if f.o.NoEvents || len(f.events) == 0 {
+	if f.o.NoEvents {
+		return
+	}
+	f.events = slices.DeleteFunc(f.events, func(e kvcache.Event) bool { return !f.common.mayHave(e.Hash) })
+	if len(f.events) == 0 {
 		return
 	}
 	if f.o.ReportDelay == 0 {

@@ -8,6 +8,8 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+	"sort"
+	"sync"
 	"time"
 
 	"github.com/tandem-serving/tandem/engine/kvcache"
@@ -299,12 +301,55 @@ const (
 func (h *histogram) add(d time.Duration, times int) {
 	h.n += int64(times)
 	h.sum += d * time.Duration(times)
-	class := 0
-	if s := d.Seconds(); s > classBase {
-		class = int(math.Log(s/classBase) / math.Log(classRatio))
-	}
-	h.counts[min(class, len(h.counts)-1)] += int64(times)
+	h.counts[classOf(d)] += int64(times)
 }
+
+// classOf returns the class of a duration.
+func classOf(d time.Duration) int {
+	if d <= time.Microsecond {
+		return 0
+	}
+	c := classes()
+	// Of the durations that share these leading bits, the first has the least class.
+	shift := max(0, bits.Len64(uint64(d))-leadingBits)
+	class := int(c.first[shift][uint64(d)>>shift])
+	for class+1 < len(c.least) && d >= c.least[class+1] {
+		class++
+	}
+	return class
+}
+
+// leadingBits is the number of a duration's bits that the search for its class begins with. Such
+// durations have up to three classes.
+const leadingBits = 7
+
+// classTable has the bounds of the classes.
+type classTable struct {
+	least [4096]time.Duration                        // of each class
+	first [64 - leadingBits][1 << leadingBits]uint16 // class of the least duration with these leading bits
+}
+
+// classes returns the table of the classes: class k begins at classBase times classRatio^k.
+var classes = sync.OnceValue(func() *classTable {
+	c := new(classTable)
+	of := func(d time.Duration) int {
+		if s := d.Seconds(); s > classBase {
+			return min(int(math.Log(s/classBase)/math.Log(classRatio)), len(c.least)-1)
+		}
+		return 0
+	}
+	c.least[0] = time.Microsecond
+	for k := 1; k < len(c.least); k++ {
+		low := c.least[k-1]
+		c.least[k] = low + time.Duration(sort.Search(int(low/64)+64, func(n int) bool { return of(low+time.Duration(n)) >= k }))
+	}
+	for shift := range c.first {
+		for lead := range c.first[shift] {
+			c.first[shift][lead] = uint16(of(time.Duration(lead << shift)))
+		}
+	}
+	return c
+})
 
 func (h *histogram) mean() time.Duration { return h.sum / time.Duration(max(1, h.n)) }
 

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/tandem-serving/tandem/bench/load"
@@ -32,6 +33,7 @@ func Run(o *Options, out io.Writer) error {
 	if err := r.prepare(); err != nil {
 		return err
 	}
+	defer r.boundGarbage()()
 	result, err := fleet.Run(r.trace, r.fleet)
 	if err != nil {
 		if errors.Is(err, fleet.ErrOptions) || errors.Is(err, fleet.ErrStuck) {
@@ -77,6 +79,31 @@ func Run(o *Options, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "Wrote %s\n", r.HTML)
 	return nil
+}
+
+const (
+	// blockBytes is about what a KV block takes in the pool of a simulated node.
+	blockBytes = 75
+	// mostGarbage is about how much garbage may be left before it is collected, next to many pools.
+	mostGarbage = 256 << 20
+)
+
+// boundGarbage makes the garbage collector run more often than after the heap has doubled, if the
+// pools of the nodes are most of the heap, because a doubled heap of pools is gigabytes of garbage.
+// It returns a function that ends this.
+func (r *run) boundGarbage() (end func()) {
+	prefill, decode := r.fleet.Prefill, r.fleet.Decode
+	blocks := (prefill + decode) * r.fleet.Blocks
+	if k := r.fleet.PrefillKind; k != nil {
+		blocks = prefill*k.Blocks + decode*r.fleet.Blocks
+	}
+	percent := 100 * mostGarbage / max(1, blocks*blockBytes)
+	old := debug.SetGCPercent(100)
+	if percent = max(5, percent); old < 0 || percent >= old {
+		percent = old
+	}
+	debug.SetGCPercent(percent)
+	return func() { debug.SetGCPercent(old) }
 }
 
 // Record returns what the clients of a simulated fleet measured, as bench serve records it.

@@ -46,6 +46,14 @@ var workloads = []workload{
 	{"azure10000", true, 1_000_000, 3000, 7000, 100, "h100", []string{"-model", "h100-aic", "-run-ahead", "16384"}},
 }
 
+// scale changes the fleet to so many nodes, and the pace with it; 0: it stays as it is.
+func (l *workload) scale(nodes int) {
+	if nodes > 0 {
+		all := l.prefill + l.decode
+		l.prefill, l.decode, l.speedup = max(1, l.prefill*nodes/all), max(1, l.decode*nodes/all), l.speedup*float64(nodes)/float64(all)
+	}
+}
+
 // Sizes of a node, which are the peer's defaults.
 const (
 	blocks      = 2000
@@ -54,9 +62,9 @@ const (
 )
 
 type options struct {
-	mooncake, azure, peer, dir, only, play, profile string
-	requests, rounds                                int
-	stepwise                                        bool
+	mooncake, azure, peer, dir, only, play, profile, occupy string
+	requests, rounds, nodes                                 int
+	stepwise, memory                                        bool
 }
 
 func main() {
@@ -67,13 +75,21 @@ func main() {
 	flag.StringVar(&o.dir, "dir", os.TempDir(), "where the resampled traces are written")
 	flag.StringVar(&o.only, "only", "", "workloads to run, with commas; empty: all")
 	flag.IntVar(&o.requests, "requests", 0, "the first ones of each workload; 0: all")
+	flag.IntVar(&o.nodes, "nodes", 0, "so many nodes in place of the workloads', each with the same load; 0: those of the workloads")
 	flag.IntVar(&o.rounds, "rounds", 1, "runs of each program, in turns")
 	flag.BoolVar(&o.stepwise, "stepwise", false, "plan no step ahead")
 	flag.StringVar(&o.play, "play", "", "play the trace of this file in this process, with the workload of -only")
 	flag.StringVar(&o.profile, "cpuprofile", "", "with -play: write a CPU profile to this file")
+	flag.BoolVar(&o.memory, "memory", false, "only measure the latency of loads by the size of the memory")
+	flag.StringVar(&o.occupy, "occupy", "", "only use a processor core, by memory or compute, until the process is ended")
 	flag.Parse()
 	run := o.compare
-	if o.play != "" {
+	switch {
+	case o.memory:
+		run = measureMemory
+	case o.occupy != "":
+		run = func(io.Writer) error { return occupy(o.occupy) }
+	case o.play != "":
 		run = o.run
 	}
 	if err := run(os.Stdout); err != nil {
@@ -93,12 +109,13 @@ func (o *options) compare(w io.Writer) error {
 		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), l.name) || l.azure && o.azure == "" {
 			continue
 		}
+		l.scale(o.nodes)
 		path := filepath.Join(o.dir, l.name+".jsonl")
 		if err := o.write(path, &l); err != nil {
 			return err
 		}
 		for range o.rounds {
-			args := []string{self, "-only", l.name, "-play", path, fmt.Sprintf("-stepwise=%t", o.stepwise)}
+			args := []string{self, "-only", l.name, "-play", path, fmt.Sprintf("-stepwise=%t", o.stepwise), fmt.Sprintf("-nodes=%d", o.nodes)}
 			if err := measure(w, l.name, "fleet", args); err != nil {
 				return err
 			}
@@ -144,6 +161,7 @@ func (o *options) run(w io.Writer) error {
 		return fmt.Errorf("-only %q is no workload", o.only)
 	}
 	l := &workloads[at]
+	l.scale(o.nodes)
 	trace, err := sim.LoadTrace(o.play)
 	if err != nil {
 		return err
