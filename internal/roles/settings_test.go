@@ -113,7 +113,8 @@ func TestDryRunShowsNoSecret(t *testing.T) {
 	}
 }
 
-// A key that is empty, such as that of an unset variable, does not open a gateway to all.
+// A key that is empty, such as that of an unset variable, does not open a gateway to all. A list
+// without entries is how --dry-run prints a gateway without keys.
 func TestEmptyKey(t *testing.T) {
 	for _, c := range []struct {
 		args, env []string
@@ -122,9 +123,23 @@ func TestEmptyKey(t *testing.T) {
 	}{
 		{args: []string{"--api-key", ""}, refused: true},
 		{args: []string{"--api-key", ","}, refused: true},
+		{args: []string{"--api-key", "k,"}, refused: true},
+		{args: []string{"--api-key", "k", "--api-key", ""}, refused: true},
 		{env: []string{"TANDEM_API_KEY="}, refused: true},
-		{file: "api-key: []"}, // as --dry-run prints it
-		{args: []string{"--api-key", "k"}},
+		{env: []string{"TANDEM_API_KEY=,"}, refused: true},
+		{env: []string{"TANDEM_API_KEY=a,,b"}, refused: true},
+		{file: `api-key: [""]`, refused: true},
+		{file: `api-key: ["", ""]`, refused: true},
+		{file: `api-key: [k, " "]`, refused: true},
+		{file: "api-key:\n- k\n-\n", refused: true},
+		{file: `api-key: ""`, refused: true},
+		{file: "api-key:", refused: true},
+		{file: "api-key: k,", refused: true},
+		{file: `api-key: [""]`, args: []string{"--api-key", "k"}}, // the flag's key is in use
+		{file: "api-key: []"},                                     // as --dry-run prints it
+		{file: "api-key: [k, l]"},
+		{args: []string{"--api-key", "k,l"}},
+		{env: []string{"TANDEM_API_KEY=k"}},
 		{},
 	} {
 		args := c.args
@@ -134,7 +149,7 @@ func TestEmptyKey(t *testing.T) {
 		s := config.New("gateway", "", "", &bytes.Buffer{})
 		new(gatewayFlags).register(s, 0)
 		err := s.Resolve(args, c.env)
-		refused := errors.Is(err, config.ErrValue) && strings.Contains(err.Error(), "would open the gateway to all")
+		refused := errors.Is(err, config.ErrValue) && strings.Contains(err.Error(), "the gateway would be open to all")
 		if refused != c.refused || err != nil && !refused {
 			t.Errorf("%+v: %v", c, err)
 		}
