@@ -60,7 +60,7 @@ func benchThroughput(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return orSignal(ctx, offline.Throughput(ctx, options, o.NumPrompts, func(d dataset.Vocabulary) ([]dataset.Request, error) { return o.Requests(d, options.Seed) }))
+	return interrupted(ctx, offline.Throughput(ctx, options, o.NumPrompts, func(d dataset.Vocabulary) ([]dataset.Request, error) { return o.Requests(d, options.Seed) }))
 }
 
 func benchLatency(v *Invocation) error {
@@ -82,5 +82,5 @@ func benchLatency(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return orSignal(ctx, offline.Latency(ctx, options, l))
+	return interrupted(ctx, offline.Latency(ctx, options, l))
 }
