@@ -472,6 +472,7 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		l.WeightBytes = max(l.WeightBytes, n)
 	}
+	given := o.KVMemory
 	drafts, err := l.lookAtDraft(&o, device)
 	if err != nil {
 		return err
@@ -519,7 +520,12 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.plan(o, &config); err != nil {
 		return err
 	}
-	if kv := int64(l.KV.Blocks) * int64(l.KV.BlockBytes()); !device.gpu && o.MemoryLimit > 0 && kv+l.WeightBytes > o.MemoryLimit {
+	kv := int64(l.KV.Blocks) * int64(l.KV.BlockBytes())
+	if given > 0 && l.KV.Blocks >= maxBlocks && kv <= o.KVMemory-int64(l.KV.BlockBytes()) {
+		o.Logger.Warn("KV memory is lowered to the most blocks that a node has; a larger --block-size makes use of more",
+			"from", memory.Bytes(o.KVMemory), "to", memory.Bytes(kv), "blocks", l.KV.Blocks)
+	}
+	if !device.gpu && o.MemoryLimit > 0 && kv+l.WeightBytes > o.MemoryLimit {
 		o.Logger.Warn("KV memory and weights exceed the memory: the system may end the process when they fill; --kv-cache-memory-bytes sets it",
 			"kv_memory", memory.Bytes(kv), "weights", memory.Bytes(l.WeightBytes), "limit", memory.Bytes(o.MemoryLimit))
 	}

@@ -152,6 +152,24 @@ func TestLoadContextChoosesRotation(t *testing.T) {
 	}
 }
 
+// KV memory that is asked for and has more blocks than a node can have is lowered, with a warning of
+// both values.
+func TestLoadWarnsOfBlocks(t *testing.T) {
+	for asked, want := range map[int64]string{32 << 30: "", 100 << 40: `from="100 TiB" to="32 GiB" blocks=1048576`} {
+		var log bytes.Buffer
+		l, err := Load(LoadOptions{Model: "builtin", Device: "cpu", KVMemory: asked, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Contains(log.String(), "KV memory is lowered"); got != (want != "") || !strings.Contains(log.String(), want) {
+			t.Errorf("%d bytes: %s, want %q", asked, &log, want)
+		}
+	}
+}
+
 // KV memory that is asked for and exceeds the memory is served, with a warning.
 func TestLoadWarnsOfMemory(t *testing.T) {
 	for limit, want := range map[int64]bool{0: false, 1 << 30: false, 5 << 20: true} {
