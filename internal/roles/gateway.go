@@ -71,6 +71,13 @@ func (g *gatewayFlags) open() (*tlsconf.Listener, error) {
 	return cert, errors.Join(err, checkPolicy(&g.Options), checkOrigins(&g.Options))
 }
 
+// asked reports whether the user has set a flag. A default in a file is none, because --dry-run
+// writes all of them.
+func asked(s *config.Set, flag string) bool {
+	f, from := s.Lookup(flag), s.Origin(flag)
+	return from != "default" && !(strings.HasPrefix(from, "file ") && f.Value.String() == f.DefValue)
+}
+
 // checkPolicy refuses an unknown --policy.
 func checkPolicy(g *gateway.Options) error {
 	if _, err := route.ParsePolicy(g.Policy); err != nil {
@@ -248,7 +255,7 @@ func runGateway(v *cli.Invocation) error {
 		return err
 	}
 	o.Upstreams.Tokenizers = f.tokenizers
-	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, f.Origin("max-connections") != "default"); err != nil {
+	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, asked(f.Set, "max-connections")); err != nil {
 		return err
 	}
 	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {

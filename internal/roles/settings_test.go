@@ -156,6 +156,32 @@ func TestEmptyKey(t *testing.T) {
 	}
 }
 
+// A setting counts as the user's, except for a default in a file as --dry-run writes it.
+func TestAsked(t *testing.T) {
+	for _, c := range []struct {
+		args, env []string
+		file      string
+		want      bool
+	}{
+		{},
+		{args: []string{"--max-connections", "65536"}, want: true},
+		{env: []string{"TANDEM_MAX_CONNECTIONS=65536"}, want: true},
+		{file: "max-connections: 65536"},
+		{file: "max-connections: 65537", want: true},
+	} {
+		s := newGatewayCommand(&bytes.Buffer{})
+		if c.file != "" {
+			c.args = append(c.args, "--config", writeFile(t, c.file))
+		}
+		if err := s.Resolve(append(c.args, "--upstream", "http://a:1"), c.env); err != nil {
+			t.Fatal(err)
+		}
+		if got := asked(s.Set, "max-connections"); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
 // An error ends up in logs, so that it names a variable with a secret and not its value.
 func TestErrorsShowNoSecret(t *testing.T) {
 	for _, v := range []string{"TANDEM_API_KEY=a,\"HUSH", `TANDEM_UPSTREAM="http://user:HUSH@b:2/v1`, `TANDEM_UPSTREAM="http://a:1,http://user:HUSH@b:2/v1`} {
