@@ -14,6 +14,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/backend/cuda"
 	"github.com/tandem-serving/tandem/engine/builtin"
 	"github.com/tandem-serving/tandem/engine/grammar"
@@ -418,6 +419,9 @@ func (o *LoadOptions) check() error {
 		if v.value < v.least {
 			return fmt.Errorf("%w: %s %d, want at least %d, or leave it out for the default", ErrOption, v.flag, v.value, v.least)
 		}
+	}
+	if o.Threads > cpu.MaxThreads {
+		return fmt.Errorf("%w: --threads %d, want at most %d, or leave it out for the default", ErrOption, o.Threads, cpu.MaxThreads)
 	}
 	if !(o.GPUMemory > 0 && o.GPUMemory <= 1) {
 		return fmt.Errorf("%w: --gpu-memory-utilization %v, want a share above 0, at most 1", ErrOption, o.GPUMemory)

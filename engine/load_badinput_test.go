@@ -46,6 +46,7 @@ func TestLoadRefuses(t *testing.T) {
 		want string
 	}{
 		"kernels":     {LoadOptions{Model: dir, Kernels: "sse"}, ErrOption, "--cpu-kernels sse"},
+		"threads":     {LoadOptions{Model: dir, Threads: 9999}, ErrOption, "--threads 9999, want at most 1024"},
 		"device":      {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
 		"a format":    {LoadOptions{Model: dir, Quantization: "awq"}, ErrOption, `--quantization "awq"`},
 		"another":     {LoadOptions{Model: "model/testdata/quantized/w4a16", Quantization: "gptq"}, ErrOption, `--quantization "gptq": the weights of w4a16 are stored as compressed-tensors`},

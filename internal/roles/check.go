@@ -11,6 +11,7 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
+	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
@@ -33,10 +34,25 @@ func checkModel(o engine.LoadOptions) error {
 		Model: b.ModelName, TokenizerJson: b.TokenizerJSON, ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken,
 		EosTokenIds: b.EOSTokenIDs, MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize),
 	})
+	if o.ChatTemplate != "" {
+		if given := templateFault(err); given != nil {
+			return given
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", engine.ErrModel, o.Model, err)
 	}
 	return nil
+}
+
+// templateFault returns an error of the text of --chat-template with the flag's name; nil: err is
+// none of a template's.
+func templateFault(err error) error {
+	var fault *jinja.Error
+	if !errors.As(err, &fault) {
+		return nil
+	}
+	return fmt.Errorf("%w: --chat-template: %s", config.ErrValue, strings.TrimPrefix(fault.Error(), "chat template "))
 }
 
 // maxPrice bounds --price-per-hour.
@@ -133,6 +149,9 @@ func (f *gatewayCommand) check() error {
 	errs[3] = errors.Join(err, nerr)
 	if f.text, err = cli.ReadTemplate(f.template); err != nil {
 		return errors.Join(append(errs[:], err)...)
+	}
+	if _, err := jinja.Parse(f.text); err != nil {
+		return errors.Join(append(errs[:], templateFault(err))...)
 	}
 	f.tokenizers, errs[4] = upstreamTokenizers(&f.u, f.text)
 	return errors.Join(errs[:]...)

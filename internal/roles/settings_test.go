@@ -228,6 +228,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// A wrong --chat-template is reported as such, and not as a model's.
+func TestBadTemplate(t *testing.T) {
+	for _, args := range [][]string{
+		{"serve", "builtin"},
+		{"gateway", "--upstream", "http://a:1"},
+	} {
+		var out, errOut strings.Builder
+		status := Main("0", append(args, "--dry-run", "--chat-template", "{{ messages"), nil, &out, &errOut)
+		want := "tandem " + args[0] + ": --chat-template: line 1: syntax error: a tag is not closed\n"
+		if status != 2 || errOut.String() != want {
+			t.Errorf("%q: status %d, %q, want %q", args, status, errOut.String(), want)
+		}
+	}
+}
+
 // A bound that would be nothing is refused wherever it stands, and those that
 // may be 0 say what it means.
 func TestLeastValues(t *testing.T) {
