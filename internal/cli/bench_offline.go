@@ -41,6 +41,7 @@ func (f *offlineFlags) options(v *Invocation) (o offline.Options, err error) {
 func benchThroughput(v *Invocation) error {
 	var f offlineFlags
 	var o bench.Options
+	v.First("model", "dataset-name", "input-len", "output-len", "num-prompts")
 	f.register(v)
 	o.RegisterOffline(v.FlagSet)
 	v.String("backend", "vllm", "the engine in this process; the only one")
@@ -66,6 +67,7 @@ func benchThroughput(v *Invocation) error {
 func benchLatency(v *Invocation) error {
 	var f offlineFlags
 	var l offline.LatencyOptions
+	v.First("model", "input-len", "output-len", "batch-size", "num-iters")
 	f.register(v)
 	v.IntVar(&l.Input, "input-len", 32, "tokens of a prompt")
 	v.IntVar(&l.Output, "output-len", 128, "tokens of an output")

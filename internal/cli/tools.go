@@ -294,6 +294,7 @@ func showStatus(v *Invocation) error {
 const logitRows = 64
 
 func logits(v *Invocation) error {
+	v.First("tokens", "last")
 	var m Model
 	m.Register(v.Set)
 	m.KVDType = "float32" // for comparison with other engines

@@ -36,7 +36,12 @@ func runPlanPools(v *cli.Invocation) error {
 	}
 	o.Command = "tandem plan pools " + cli.Quoted(v.Arguments)
 	useMachine(v, &o)
-	err := cli.UntilSignal(func() error { return pools.Run(&o, v.Out) })
+	return computed(&o, func() error { return pools.Run(&o, v.Out) })
+}
+
+// computed runs simulations until a signal.
+func computed(o *pools.Options, simulations func() error) error {
+	err := cli.UntilSignal(simulations)
 	var signal process.Stopped
 	if errors.As(err, &signal) && o.Progress != nil {
 		o.Progress(pools.Progress{}) // clears the line

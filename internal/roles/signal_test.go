@@ -29,7 +29,9 @@ func (w *interrupter) Write(p []byte) (int, error) {
 
 // A signal ends a command that computes or serves with its status and its name.
 func TestSignal(t *testing.T) {
+	trace := writeFile(t, strings.Repeat(`{"timestamp": 0, "input_length": 6, "output_length": 5}`+"\n", 29)+`{"timestamp": 9000, "input_length": 6, "output_length": 5}`)
 	for _, args := range []string{
+		"advise --profile h100:llama-8b --fleet 1P1D --trace " + trace,
 		"sim --profile h100:llama-8b --load rps=10,n=10,in=64,out=4",
 		"sim --profile h100:llama-8b --print-profile",
 		"plan pools --profile h100:llama-8b --load rps=1,n=20,in=64,out=4",
@@ -40,7 +42,7 @@ func TestSignal(t *testing.T) {
 		"bench transfer --listen 127.0.0.1:0",
 	} {
 		words := strings.Fields(args)
-		w := &interrupter{block: slices.Contains([]string{"sim", "plan", "logits", "explain-log"}, words[0])} // as of long work
+		w := &interrupter{block: slices.Contains([]string{"advise", "sim", "plan", "logits", "explain-log"}, words[0])} // as of long work
 		var errOut bytes.Buffer
 		status := Main("1.2.3", words, nil, w, &errOut)
 		if want := fmt.Sprintf("tandem %s: stopped: interrupt\n", words[0]); status != 130 || errOut.String() != want {
