@@ -11,7 +11,6 @@ import (
 
 	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/gateway"
-	"github.com/tandem-serving/tandem/gateway/render/jinja"
 	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/obs/trace"
@@ -30,29 +29,25 @@ func checkModel(o engine.LoadOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := checkTemplate(o.ChatTemplate); err != nil {
+		return err
+	}
 	err = gateway.CheckBundle(&nodepb.Bundle{
 		Model: b.ModelName, TokenizerJson: b.TokenizerJSON, ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken,
 		EosTokenIds: b.EOSTokenIDs, MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize),
 	})
-	if o.ChatTemplate != "" {
-		if given := templateFault(err); given != nil {
-			return given
-		}
-	}
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", engine.ErrModel, o.Model, err)
 	}
 	return nil
 }
 
-// templateFault returns an error of the text of --chat-template with the flag's name; nil: err is
-// none of a template's.
-func templateFault(err error) error {
-	var fault *jinja.Error
-	if !errors.As(err, &fault) {
-		return nil
+// checkTemplate refuses the text of a wrong --chat-template.
+func checkTemplate(text string) error {
+	if err := gateway.CheckTemplate(text); err != nil {
+		return fmt.Errorf("%w: --chat-template: %w", config.ErrValue, err)
 	}
-	return fmt.Errorf("%w: --chat-template: %s", config.ErrValue, strings.TrimPrefix(fault.Error(), "chat template "))
+	return nil
 }
 
 // maxPrice bounds --price-per-hour.
@@ -150,8 +145,8 @@ func (f *gatewayCommand) check() error {
 	if f.text, err = cli.ReadTemplate(f.template); err != nil {
 		return errors.Join(append(errs[:], err)...)
 	}
-	if _, err := jinja.Parse(f.text); err != nil {
-		return errors.Join(append(errs[:], templateFault(err))...)
+	if err := checkTemplate(f.text); err != nil {
+		return errors.Join(append(errs[:], err)...)
 	}
 	f.tokenizers, errs[4] = upstreamTokenizers(&f.u, f.text)
 	return errors.Join(errs[:]...)

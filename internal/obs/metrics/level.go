@@ -17,8 +17,8 @@ const LevelPath = "/log-level"
 const maxLevel = 100
 
 // ServeLevel answers GET with the level and sets it to the body of a PUT: debug,
-// info, warning or error. It returns the error of another level, which the caller answers. The caller
-// checks the client's rights.
+// info, warning or error. It returns the error of another level, which the caller answers. The
+// caller checks the client's rights.
 func ServeLevel(ctx *fasthttp.RequestCtx, v *slog.LevelVar) error {
 	switch {
 	case ctx.IsPut():
