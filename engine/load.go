@@ -14,6 +14,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/backend/cpu"
 	"github.com/tandem-serving/tandem/engine/backend/cuda"
 	"github.com/tandem-serving/tandem/engine/builtin"
 	"github.com/tandem-serving/tandem/engine/grammar"
@@ -419,6 +420,9 @@ func (o *LoadOptions) check() error {
 			return fmt.Errorf("%w: %s %d, want at least %d, or leave it out for the default", ErrOption, v.flag, v.value, v.least)
 		}
 	}
+	if o.Threads > cpu.MaxThreads {
+		return fmt.Errorf("%w: --threads %d, want at most %d, or leave it out for the default", ErrOption, o.Threads, cpu.MaxThreads)
+	}
 	if !(o.GPUMemory > 0 && o.GPUMemory <= 1) {
 		return fmt.Errorf("%w: --gpu-memory-utilization %v, want a share above 0, at most 1", ErrOption, o.GPUMemory)
 	}
@@ -472,6 +476,7 @@ func (l *Loaded) load(o LoadOptions) error {
 		}
 		l.WeightBytes = max(l.WeightBytes, n)
 	}
+	given := o.KVMemory
 	drafts, err := l.lookAtDraft(&o, device)
 	if err != nil {
 		return err
@@ -519,7 +524,12 @@ func (l *Loaded) load(o LoadOptions) error {
 	if err := l.plan(o, &config); err != nil {
 		return err
 	}
-	if kv := int64(l.KV.Blocks) * int64(l.KV.BlockBytes()); !device.gpu && o.MemoryLimit > 0 && kv+l.WeightBytes > o.MemoryLimit {
+	kv := int64(l.KV.Blocks) * int64(l.KV.BlockBytes())
+	if given > 0 && l.KV.Blocks >= maxBlocks && kv <= o.KVMemory-int64(l.KV.BlockBytes()) {
+		o.Logger.Warn("KV memory is lowered to the most blocks that a node has; a larger --block-size makes use of more",
+			"from", memory.Bytes(o.KVMemory), "to", memory.Bytes(kv), "blocks", l.KV.Blocks)
+	}
+	if !device.gpu && o.MemoryLimit > 0 && kv+l.WeightBytes > o.MemoryLimit {
 		o.Logger.Warn("KV memory and weights exceed the memory: the system may end the process when they fill; --kv-cache-memory-bytes sets it",
 			"kv_memory", memory.Bytes(kv), "weights", memory.Bytes(l.WeightBytes), "limit", memory.Bytes(o.MemoryLimit))
 	}

@@ -46,6 +46,7 @@ func TestLoadRefuses(t *testing.T) {
 		want string
 	}{
 		"kernels":     {LoadOptions{Model: dir, Kernels: "sse"}, ErrOption, "--cpu-kernels sse"},
+		"threads":     {LoadOptions{Model: dir, Threads: 9999}, ErrOption, "--threads 9999, want at most 1024"},
 		"device":      {LoadOptions{Model: dir, Device: "tpu"}, ErrOption, `--device "tpu"`},
 		"a format":    {LoadOptions{Model: dir, Quantization: "awq"}, ErrOption, `--quantization "awq"`},
 		"another":     {LoadOptions{Model: "model/testdata/quantized/w4a16", Quantization: "gptq"}, ErrOption, `--quantization "gptq": the weights of w4a16 are stored as compressed-tensors`},
@@ -149,6 +150,24 @@ func TestLoadContextChoosesRotation(t *testing.T) {
 	}
 	if classes[100] != classes[128] || classes[129] != classes[0] || classes[128] == classes[129] {
 		t.Errorf("classes %v", classes)
+	}
+}
+
+// KV memory that is asked for and has more blocks than a node can have is lowered, with a warning of
+// both values.
+func TestLoadWarnsOfBlocks(t *testing.T) {
+	for asked, want := range map[int64]string{32 << 30: "", 100 << 40: `from="100 TiB" to="32 GiB" blocks=1048576`} {
+		var log bytes.Buffer
+		l, err := Load(LoadOptions{Model: "builtin", Device: "cpu", KVMemory: asked, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		if got := strings.Contains(log.String(), "KV memory is lowered"); got != (want != "") || !strings.Contains(log.String(), want) {
+			t.Errorf("%d bytes: %s, want %q", asked, &log, want)
+		}
 	}
 }
 

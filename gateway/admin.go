@@ -43,28 +43,28 @@ type notOperator struct{}
 func (g *Gateway) operator(ctx *fasthttp.RequestCtx, here *endpoint, looks bool, port audience) *openai.Error {
 	if !looks && len(ctx.Request.Header.Peek("Origin")) > 0 {
 		// Browsers send Origin, and programs do not.
-		return &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Message: "requests of web pages, which have the header Origin, may change nothing here"}
+		return &openai.Error{Status: 403, Type: openai.TypeForbidden, Message: "requests of web pages, which have the header Origin, may change nothing here"}
 	}
 	if port == operators {
 		return nil
 	}
 	if g.keys.Len() > 0 {
 		if k := g.keyOf(ctx); k == nil || !k.Admin {
-			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+			return &openai.Error{Status: 403, Type: openai.TypeForbidden,
 				Message: fmt.Sprintf("this API key may not use %s: give it admin=yes in the file of keys, or use the gateway's --admin-listen", here.Path)}
 		}
 		return nil
 	}
 	for name := range ctx.Request.Header.All() { // including headers without a value
 		if fromProxy(string(name)) {
-			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+			return &openai.Error{Status: 403, Type: openai.TypeForbidden,
 				Message: fmt.Sprintf("the request came through a proxy (it has the header %s), so its client may be on another machine: use an API key with admin=yes, or the gateway's --admin-listen", openai.Clip(string(name), 100))}
 		}
 	}
 	if ip := ctx.RemoteIP(); ip.IsLoopback() || ip.IsUnspecified() { // the latter: a connection in memory
 		return nil
 	}
-	return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+	return &openai.Error{Status: 403, Type: openai.TypeForbidden,
 		Message: "from other machines this is possible only where the gateway has API keys, or at its --admin-listen"}
 }
 
@@ -91,10 +91,12 @@ var proxyNames = [...]string{"forwarded", "client-ip", "connecting-ip", "real-ip
 // level returns the log level or changes it.
 func (g *Gateway) level(ctx *fasthttp.RequestCtx) {
 	if g.o.Level == nil {
-		g.fail(ctx, &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Message: "this gateway's log level is not to be seen from here"})
+		g.fail(ctx, &openai.Error{Status: 403, Type: openai.TypeForbidden, Message: "this gateway's log level is not to be seen from here"})
 		return
 	}
-	metrics.ServeLevel(ctx, g.o.Level)
+	if err := metrics.ServeLevel(ctx, g.o.Level); err != nil {
+		g.fail(ctx, openai.BadRequest("", "%s", err))
+	}
 }
 
 // targetGroup is one address in the format of Prometheus' HTTP service discovery.

@@ -125,7 +125,11 @@ func TestWhoMayOperate(t *testing.T) {
 		}
 	}
 	g := idle(t, Options{})
-	if got, body := asked(g, clients, here, "PUT", "/log-level", "loud"); got != 400 || !strings.Contains(body, "loud") {
+	if got, body := asked(g, clients, here, "PUT", "/log-level", "loud"); got != 400 ||
+		body != `{"error":{"message":"log level \"loud\"; use debug, info, warning or error","type":"BadRequestError","param":null,"code":400}}` {
+		t.Errorf("%d %s", got, body)
+	}
+	if got, body := asked(g, clients, there, "PUT", "/log-level", "debug"); got != 403 || !strings.Contains(body, `"type":"Forbidden","param":null,"code":403`) {
 		t.Errorf("%d %s", got, body)
 	}
 }

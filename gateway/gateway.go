@@ -20,6 +20,7 @@ import (
 	"net"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -305,6 +306,15 @@ func (g *Gateway) logStats(ctx context.Context) {
 func CheckBundle(b *nodepb.Bundle) error {
 	_, err := native.NewModel(b, "", "", time.Time{})
 	return err
+}
+
+// CheckTemplate returns the error of a text that is no chat template, with its line.
+func CheckTemplate(text string) error {
+	_, err := jinja.Parse(text)
+	if err != nil {
+		return errors.New(strings.TrimPrefix(err.Error(), "chat template "))
+	}
+	return nil
 }
 
 // CheckKeys returns the error with which New would refuse the API keys.

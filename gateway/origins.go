@@ -85,7 +85,7 @@ func (g *Gateway) checkHost(ctx *fasthttp.RequestCtx, path string, port audience
 	}
 	for _, host := range [...][]byte{ctx.Request.Header.Host(), ctx.URI().Host()} { // the second is that of an absolute target
 		if len(host) > 0 && !g.ownHost(string(host)) {
-			return &openai.Error{Status: 403, Type: openai.TypeUnauthorized,
+			return &openai.Error{Status: 403, Type: openai.TypeForbidden,
 				Message: fmt.Sprintf("the Host %q is no IP address, localhost, --host, that of --admin-listen or one of --allowed-hosts: %s", openai.Clip(string(host), 100), advice)}
 		}
 	}

@@ -75,7 +75,7 @@ func (g *Gateway) abort(ctx *fasthttp.RequestCtx) {
 	ids, fault := openai.ParseAbort(ctx.PostBody(), g.Charge(ctx))
 	refused, _ := ctx.UserValue(notOperator{}).(*openai.Error)
 	if fault == nil && len(ids) == 0 && refused != nil {
-		fault = &openai.Error{Status: 403, Type: openai.TypeUnauthorized, Param: "request_ids",
+		fault = &openai.Error{Status: 403, Type: openai.TypeForbidden, Param: "request_ids",
 			Message: "without request_ids all requests of the gateway would end, which is for operators: name the ids of your own (" + refused.Message + ")"}
 	}
 	if fault != nil {

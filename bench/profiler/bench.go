@@ -151,7 +151,7 @@ func (b *bench) decode(ctx context.Context, prompts [][]int32, tokens int, durin
 			},
 		})
 		if err != nil {
-			return fmt.Errorf("decode %d sequences of %d tokens: %w", len(prompts), len(p), err)
+			return fmt.Errorf("decode %s of %s: %w", counted(len(prompts), "sequence"), counted(len(p), "token"), err)
 		}
 		ids = append(ids, id)
 	}

@@ -54,7 +54,7 @@ func (s *sweep) fit(p *profile.Profile) (*Result, error) {
 		}
 	}
 	if left > 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("%d shapes were left out: they need more KV memory than the node has, or a longer --budget; coefficients count there", left))
+		r.Notes = append(r.Notes, fmt.Sprintf("%s not measured for lack of KV memory or of --budget: times there are computed by the fitted coefficients", was(left)))
 	}
 	if p.Measured.Noise > maxNoise {
 		r.Notes = append(r.Notes, fmt.Sprintf("The machine was not quiet: steps of a shape took %.0f %% longer in the median round than in the best of %d: end other programs and repeat the measurement", 100*p.Measured.Noise, s.rounds))
@@ -74,4 +74,12 @@ func roundAll(p *profile.Profile) {
 	for _, x := range []*float64{&d.Fixed, &d.PerCtx, &d.PerSeq, &d.MAPE, &c.Floor, &c.Fixed, &c.PerToken, &c.PerPair, &c.MAPE} {
 		*x = round(*x)
 	}
+}
+
+// was returns a number of shapes with its verb.
+func was(n int) string {
+	if n == 1 {
+		return "1 shape was"
+	}
+	return fmt.Sprintf("%d shapes were", n)
 }

@@ -106,3 +106,20 @@ func TestMeasureRefuses(t *testing.T) {
 		t.Error("a cancelled measurement has no error")
 	}
 }
+
+// Counts agree with their nouns.
+func TestShapeText(t *testing.T) {
+	for want, s := range map[string]shape{
+		"1 sequence of 300 tokens":                                {seqs: 1, ctx: 300},
+		"3 sequences of 1 token on average":                       {seqs: 3, ctx: 1, uneven: true},
+		"chunk of 1 token after 512":                              {chunk: 1, start: 512},
+		"chunk of 100 tokens after 1, and 1 sequence of 2 tokens": {chunk: 100, start: 1, seqs: 1, ctx: 2},
+	} {
+		if got := s.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := was(1) + ", " + was(2); got != "1 shape was, 2 shapes were" {
+		t.Error(got)
+	}
+}

@@ -62,11 +62,19 @@ func (s *shape) String() string {
 	}
 	switch {
 	case s.chunk == 0:
-		return fmt.Sprintf("%d sequences of %d tokens%s", s.seqs, s.ctx, uneven)
+		return fmt.Sprintf("%s of %s%s", counted(s.seqs, "sequence"), counted(s.ctx, "token"), uneven)
 	case s.seqs == 0:
-		return fmt.Sprintf("chunk of %d tokens after %d", s.chunk, s.start)
+		return fmt.Sprintf("chunk of %s after %d", counted(s.chunk, "token"), s.start)
 	}
-	return fmt.Sprintf("chunk of %d tokens after %d, and %d sequences of %d tokens%s", s.chunk, s.start, s.seqs, s.ctx, uneven)
+	return fmt.Sprintf("chunk of %s after %d, and %s of %s%s", counted(s.chunk, "token"), s.start, counted(s.seqs, "sequence"), counted(s.ctx, "token"), uneven)
+}
+
+// counted returns a number with its noun, such as 1 token or 2 tokens.
+func counted(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
 }
 
 // best returns the timing of the round in which the steps were fastest.

@@ -233,7 +233,7 @@ func (f *File) place(entries []entry, data []byte, alignment uint64) error {
 		case e.offset%alignment != 0:
 			return fmt.Errorf("%w: tensor %q begins at %d, which is no multiple of %d", ErrFormat, e.Name, e.offset, alignment)
 		case e.offset > uint64(len(data)) || e.size > uint64(len(data))-e.offset:
-			return fmt.Errorf("%w: tensor %q has %d bytes at %d of %d: the file is not whole", ErrFormat, e.Name, e.size, e.offset, len(data))
+			return fmt.Errorf("%w: tensor %q has %d bytes at %d, and the file ends at %d", ErrFormat, e.Name, e.size, e.offset, len(data))
 		case e.offset < end:
 			return fmt.Errorf("%w: tensor %q begins at %d, within the one before it, which ends at %d", ErrFormat, e.Name, e.offset, end)
 		}

@@ -102,7 +102,7 @@ func TestParseRefuses(t *testing.T) {
 		"another type":       {tensor("w", uint32(1), uint64(32), uint32(10), uint64(0)), `tensor "w" has type Q2_K; read are`},
 		"an unknown type":    {tensor("w", uint32(1), uint64(32), uint32(1000), uint64(0)), `tensor "w" has type 1000`},
 		"half a block":       {tensor("w", uint32(1), uint64(48), uint32(8), uint64(0)), `tensor "w" has rows of 48, which are no multiple of the 32 in a block of Q8_0`},
-		"offset":             {tensor("w", uint32(1), uint64(32), uint32(0), uint64(math.MaxUint64-31)), `tensor "w" has 128 bytes at 18446744073709551584`},
+		"offset":             {tensor("w", uint32(1), uint64(32), uint32(0), uint64(math.MaxUint64-31)), `tensor "w" has 128 bytes at 18446744073709551584, and the file ends at `},
 		"odd offset":         {tensor("w", uint32(1), uint64(32), uint32(0), uint64(1)), "begins at 1, which is no multiple of 32"},
 		"a name twice":       {head(2, 0).add("w", uint32(1), uint64(1), uint32(0), uint64(0), "w", uint32(1), uint64(1), uint32(0), uint64(32)).Bytes(), `tensor "w" is there twice`},
 		"shared bytes": {append(head(2, 0).add("w", uint32(1), uint64(32), uint32(0), uint64(0), "x", uint32(1), uint64(1), uint32(0), uint64(0)).Bytes(), make([]byte, 512)...),

@@ -155,7 +155,8 @@ func withPlain(keys []*Key, plain []string) []*Key {
 
 // parse reads lines "KEY [name=N] [concurrency=N] [tokens-per-second=N] [weight=N] [priority=N]
 // [admin=yes]". KEY may be sha256:HEX, the hash of a key. Empty lines and lines that begin with #
-// are skipped. Errors never contain a key.
+// are skipped. A line without KEY is refused, because its first attribute would be a key that is
+// easy to guess. Errors never contain a key.
 func parse(text string) ([]*Key, error) {
 	var keys []*Key
 	seen := map[[sha256.Size]byte]int{}
@@ -165,6 +166,9 @@ func parse(text string) ([]*Key, error) {
 		fields := strings.Fields(line)
 		if len(fields) == 0 || strings.HasPrefix(fields[0], "#") {
 			continue
+		}
+		if name, _, ok := strings.Cut(fields[0], "="); ok && slices.Contains(attributes, name) {
+			return nil, fmt.Errorf("line %d begins with %s=: its key is missing", n, name)
 		}
 		k := newKey(sha256.Sum256([]byte(fields[0])))
 		if digits, ok := strings.CutPrefix(fields[0], "sha256:"); ok {
@@ -191,6 +195,9 @@ func parse(text string) ([]*Key, error) {
 	}
 	return keys, nil
 }
+
+// attributes are the names that may follow a key in its line.
+var attributes = []string{"name", "concurrency", "tokens-per-second", "weight", "priority", "admin"}
 
 func (k *Key) set(field string) error {
 	name, value, _ := strings.Cut(field, "=")

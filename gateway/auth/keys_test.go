@@ -36,6 +36,8 @@ func TestParseKeys(t *testing.T) {
 		"secret\nother\nsecret":             "line 3 has the key of line 1",
 		"sha256:abc":                        "64 hexadecimal digits",
 		"secret name=":                      "is none of",
+		"secret\nname=Ann admin=yes":        "line 2 begins with name=: its key is missing",
+		" admin=yes":                        "line 1 begins with admin=: its key is missing",
 		"sha256:" + strings.Repeat("g", 64): "64 hexadecimal digits",
 	} {
 		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "secret") {
@@ -121,6 +123,27 @@ func TestCounters(t *testing.T) {
 	text := string(set.Append(nil))
 	if !strings.Contains(text, `tandem:gateway_key_tokens_total{key="A",of="output"} 7`) || strings.Count(text, "\ntandem:gateway_key_tokens_total{") != 3*(metrics.MaxNames+1) {
 		t.Error(text)
+	}
+}
+
+// A file without keys is refused when it is read again, too, and the keys stay.
+func TestReloadToNoKey(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "keys")
+	if err := os.WriteFile(file, []byte("one\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	keys, err := New(nil, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"", "\n", "# one\n", "one\n name=Ann admin=yes\n"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		changed, err := keys.reload(func(*Key) {})
+		if changed || !errors.Is(err, ErrFile) || keys.Len() != 1 || keys.Find(bearer("one")) == nil || keys.Allow(nil) {
+			t.Errorf("%q: %d keys, changed %t, %v", text, keys.Len(), changed, err)
+		}
 	}
 }
 

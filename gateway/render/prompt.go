@@ -213,6 +213,14 @@ func (m *Model) suffix(p *Prompt, req *openai.Request) []int32 {
 	return nil
 }
 
+// counted returns a number of tokens with its noun.
+func counted(tokens int) string {
+	if tokens == 1 {
+		return "1 token"
+	}
+	return fmt.Sprintf("%d tokens", tokens)
+}
+
 // fit checks the prompt against the vocabulary and the context, and sets MaxTokens.
 func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error {
 	nTokens, most := len(p.Tokens), m.MaxLen
@@ -225,19 +233,19 @@ func (m *Model) fit(p *Prompt, req *openai.Request, param string) *openai.Error 
 	room := most - nTokens
 	if req.Endpoint.Vectors() {
 		if most > 0 && room < 0 {
-			return openai.ContextTooLong(param, most, "The input has %d tokens: shorten it, or set truncate_prompt_tokens", nTokens)
+			return openai.ContextTooLong(param, most, "The input has %s: shorten it, or set truncate_prompt_tokens", counted(nTokens))
 		}
 		return nil
 	}
 	if most > 0 && room <= 0 {
-		return openai.ContextTooLong(param, most, "The prompt has %d tokens, which leaves no room for an answer: shorten it", nTokens)
+		return openai.ContextTooLong(param, most, "The prompt has %s, which leaves no room for an answer: shorten it", counted(nTokens))
 	}
 	switch {
 	case req.MaxTokens > room && most > 0 && req.ClipMax:
 		p.MaxTokens = room
 	case req.MaxTokens > 0 && most > 0 && req.MaxTokens > room:
-		return openai.ContextTooLong("max_tokens", most, "The prompt has %d tokens and max_tokens is %d, which is more together: shorten one of them",
-			nTokens, req.MaxTokens)
+		return openai.ContextTooLong("max_tokens", most, "The prompt has %s and max_tokens is %d, which is more together: shorten one of them",
+			counted(nTokens), req.MaxTokens)
 	case req.MaxTokens >= 0:
 		p.MaxTokens = max(1, req.MaxTokens) // 0 still needs one for the end of the prompt
 	case req.Endpoint == openai.Completions && most > 0:

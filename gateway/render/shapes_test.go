@@ -120,6 +120,7 @@ func TestContextTooLong(t *testing.T) {
 		param, message    string
 	}{
 		{4, -1, "messages", "This model's maximum context length is 4 tokens. The prompt has 4 tokens, which leaves no room for an answer: shorten it (context_length_exceeded)"},
+		{1, 4, "max_tokens", "This model's maximum context length is 4 tokens. The prompt has 1 token and max_tokens is 4, which is more together: shorten one of them (context_length_exceeded)"},
 		{3, 2, "max_tokens", "This model's maximum context length is 4 tokens. The prompt has 3 tokens and max_tokens is 2, which is more together: shorten one of them (context_length_exceeded)"},
 	} {
 		fault := m.fit(&Prompt{Tokens: make([]int32, c.tokens)}, &openai.Request{MaxTokens: c.maxTokens}, "messages")

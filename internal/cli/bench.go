@@ -23,7 +23,7 @@ var benchmarks = Table{
 	{"bench serve", "[flags]", "Loads a server that speaks the OpenAI API and reports latencies and throughput, as vLLM's benchmark does.",
 		"tandem bench serve --port 8000 --dataset-name random --random-input-len 256 --random-output-len 64 --num-prompts 200 --request-rate 4", benchServe},
 	{"bench compare", "A.json B.json [flags]", "Compares two results of bench serve, with confidence intervals; save them with --save-detailed, or several runs with --append-result.",
-		"tandem bench compare before.json after.json", benchCompare},
+		"tandem bench compare before.json after.json", untilSignal(benchCompare)},
 	{"bench sweep", "[flags]", "Runs bench serve over rates, concurrencies and servers' flags and writes one HTML page with plots, a CSV and a JSON.",
 		"tandem bench sweep --port 8000 --num-prompts 200 --request-rates 1,2,4,8 --max-concurrencies 8,32", benchSweep},
 	{"bench throughput", "[flags]", "Runs many prompts on an engine in this process, without a server, and reports its throughput.",
@@ -98,6 +98,14 @@ func interrupted(ctx context.Context, err error) error {
 	return err
 }
 
+// ended is interrupted for a server that serves until a signal, so that it returns no error itself.
+func ended(ctx context.Context, err error) error {
+	if err == nil {
+		return context.Cause(ctx)
+	}
+	return interrupted(ctx, err)
+}
+
 func benchCompare(v *Invocation) error {
 	seed := v.Uint64("seed", 0, "seed of the resampling")
 	args, err := v.Parse(2)
@@ -159,7 +167,7 @@ func benchMock(v *Invocation) error {
 	defer stop()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	fmt.Fprintf(v.Out, "http://%s\n", l.Addr())
-	return truth.NewMock(p, time.Now()).Serve(l)
+	return ended(ctx, truth.NewMock(p, time.Now()).Serve(l))
 }
 
 func benchTruth(v *Invocation) error {
@@ -179,13 +187,5 @@ func benchTruth(v *Invocation) error {
 	o.Out, o.ErrOut = v.Out, v.ErrOut
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return orSignal(ctx, truth.Check(ctx, o))
-}
-
-// orSignal returns the signal that ended ctx in place of the error of a measurement that was cut.
-func orSignal(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
+	return interrupted(ctx, truth.Check(ctx, o))
 }

@@ -41,6 +41,7 @@ func (f *offlineFlags) options(v *Invocation) (o offline.Options, err error) {
 func benchThroughput(v *Invocation) error {
 	var f offlineFlags
 	var o bench.Options
+	v.First("model", "dataset-name", "input-len", "output-len", "num-prompts")
 	f.register(v)
 	o.RegisterOffline(v.FlagSet)
 	v.String("backend", "vllm", "the engine in this process; the only one")
@@ -60,12 +61,13 @@ func benchThroughput(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return orSignal(ctx, offline.Throughput(ctx, options, o.NumPrompts, func(d dataset.Vocabulary) ([]dataset.Request, error) { return o.Requests(d, options.Seed) }))
+	return interrupted(ctx, offline.Throughput(ctx, options, o.NumPrompts, func(d dataset.Vocabulary) ([]dataset.Request, error) { return o.Requests(d, options.Seed) }))
 }
 
 func benchLatency(v *Invocation) error {
 	var f offlineFlags
 	var l offline.LatencyOptions
+	v.First("model", "input-len", "output-len", "batch-size", "num-iters")
 	f.register(v)
 	v.IntVar(&l.Input, "input-len", 32, "tokens of a prompt")
 	v.IntVar(&l.Output, "output-len", 128, "tokens of an output")
@@ -82,5 +84,5 @@ func benchLatency(v *Invocation) error {
 	}
 	ctx, _, stop := process.Signals()
 	defer stop()
-	return orSignal(ctx, offline.Latency(ctx, options, l))
+	return interrupted(ctx, offline.Latency(ctx, options, l))
 }

@@ -9,6 +9,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -253,6 +254,31 @@ func explain(err error) (text string, status int) {
 		}
 	}
 	return text, 1
+}
+
+// UntilSignal calls f and returns its error, or the signal that came first. It is for work that
+// takes no context and that may be cut anywhere: f continues until the process ends.
+func UntilSignal(f func() error) error {
+	ctx, _, stop := process.Signals()
+	defer stop()
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// untilSignal returns run under UntilSignal.
+func untilSignal(run func(*Invocation) error) func(*Invocation) error {
+	return func(v *Invocation) error {
+		if v.declared {
+			return run(v)
+		}
+		return UntilSignal(func() error { return run(v) })
+	}
 }
 
 func (t Table) usage(w io.Writer) {

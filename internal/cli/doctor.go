@@ -43,6 +43,7 @@ var portFlags = []string{"port", "gossip-port", "nats-port", "rpc-port", "kv-por
 // examine checks the machine and, with --url, a fleet.
 func examine(v *Invocation) error {
 	roles := v.StringSlice("role", nil, "roles whose ports and settings are checked, such as gateway,decode: a port that is taken is then a problem; default: gateway, prefill and decode, where it is a warning")
+	v.HostVar(new(string), "host", "address whose ports are checked, as the roles get it by --host; default: that of their settings")
 	dirs := v.StringSlice("tls-dir", nil, "folders made by tandem ca, whose certificates are checked")
 	gateway := new(string)
 	gatewayURL(v, gateway, "gateway whose nodes are tried")
@@ -132,7 +133,7 @@ func firstGPU() (name string, total, free int64, err error) {
 }
 
 // settingsOf returns the ports of roles and their folders of certificates, by the defaults, the
-// environment and --settings.
+// environment, --settings and --host.
 func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []string, err error) {
 	taken := map[string]bool{}
 	for _, role := range roles {
@@ -151,8 +152,10 @@ func (v *Invocation) settingsOf(roles []string) (all []doctor.Port, folders []st
 			folders = append(folders, f.Value.String())
 		}
 		host := "127.0.0.1"
-		if f := set.Lookup("host"); f != nil {
-			host = f.Value.String()
+		for _, s := range []*config.Set{set, v.Set} { // doctor's own flag comes last
+			if f := s.Lookup("host"); f != nil && f.Value.String() != "" {
+				host = f.Value.String()
+			}
 		}
 		for _, name := range portFlags {
 			f := set.Lookup(name)

@@ -151,6 +151,10 @@ func TestDoctorFindsTakenPorts(t *testing.T) {
 	if !strings.Contains(errOut, "1 of the checks found problems") {
 		t.Errorf("%q", errOut)
 	}
+	env := []string{"TANDEM_PORT=" + strconv.Itoa(port)}
+	if status, out, _ := diagnose(t, env, "--host", "127.0.0.2"); status != 0 || !strings.Contains(out, "free on 127.0.0.2") {
+		t.Errorf("--host of another address: status %d, %s", status, out)
+	}
 }
 
 // A signal ends the checks with its status, and the cut ones are not reported.

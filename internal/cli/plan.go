@@ -3,6 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/tandem-serving/tandem/engine"
@@ -30,16 +31,25 @@ func plan(v *Invocation) error {
 		return err
 	}
 	if len(args) == 0 || args[0] != "memory" {
-		return errKind(v)
+		return errKind(v, args...)
 	}
 	return o.print(v, args[1:])
 }
 
 const planExample = "tandem plan memory ./gpt-oss-120b/config.json --kv-memory 8.9924GiB --max-model-len 98304 --max-num-batched-tokens 8192"
 
-// errKind returns the error of a call without the kind of plan.
-func errKind(v *Invocation) error {
-	return fmt.Errorf("%w: name the kind of plan first, such as in `tandem plan memory ./model/config.json --kv-memory 8GiB`: %s", config.ErrValue, strings.Join(v.Table.kinds("plan").lasts(), ", "))
+// errKind returns the error of a call without the kind of plan, or with another word in its place.
+func errKind(v *Invocation, words ...string) error {
+	kinds := v.Table.kinds("plan").lasts()
+	unknown := ""
+	if len(words) > 0 && !slices.Contains(kinds, words[0]) {
+		unknown = fmt.Sprintf("no plan is called %q", words[0])
+		if near := config.Nearest(words[0], kinds); near != "" {
+			unknown += fmt.Sprintf(" (did you mean %s?)", near)
+		}
+		unknown += ": "
+	}
+	return fmt.Errorf("%w: %sname the kind of plan first, such as in `tandem plan memory ./model/config.json --kv-memory 8GiB`: %s", config.ErrValue, unknown, strings.Join(kinds, ", "))
 }
 
 // memoryOptions are the flags of `tandem plan memory`.

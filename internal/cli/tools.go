@@ -40,7 +40,7 @@ func Tools() Table {
 		{"models", "[flags]", "Lists the models in the local Hugging Face cache.", "tandem models --json", models},
 		{"rm", "ORG/NAME[:REVISION] [flags]", "Removes a model from the local Hugging Face cache.", "tandem rm Qwen/Qwen2.5-0.5B-Instruct --yes", remove},
 		{"logits", "MODEL_DIR --tokens IDS [flags]", "Prints the logits after each position of a list of token ids, one JSON object a line.",
-			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", logits},
+			"tandem logits ./Llama-3.2-1B-Instruct --tokens 128000,9906,1917 --last 1", untilSignal(logits)},
 		{"plan", "KIND [flags]", "Computes properties of a fleet before it exists: how many tokens fit in a node's memory (memory), how many nodes a load needs (pools).", planExample, plan},
 		{"plan memory", "CONFIG|MODEL [flags]", "Computes how many tokens of a model fit in a node's memory, with the derivation, from its config.json.", planExample, planMemory},
 		{"profile", "[MODEL] [flags]", "Measures the step times of a node with this machine and model, and writes them to a profile, which tandem sim reads.",
@@ -54,7 +54,7 @@ func Tools() Table {
 		{"doctor", "[flags]", "Checks this machine and, with --url, a fleet: each line has a state, a figure and what to do.",
 			"tandem doctor --url http://127.0.0.1:8000 --tls-dir ./certs/d1", examine},
 		{"explain-log", "FILE|- [flags]", "Explains a log of vLLM or Tandem: each line, its arithmetic, what is unusual, what to change.",
-			"tandem explain-log vllm.log --html explained.html", explainLog},
+			"tandem explain-log vllm.log --html explained.html", untilSignal(explainLog)},
 		{"completion", "bash|zsh|fish", "Prints a script that completes commands and flags in a shell.",
 			"tandem completion bash > /etc/bash_completion.d/tandem", completion},
 		{"man", "", "Prints the manual page of all commands, for man(1).", "tandem man | man -l -", man},
@@ -253,20 +253,25 @@ func showStatus(v *Invocation) error {
 	if *interval < 100*time.Millisecond {
 		return fmt.Errorf("%w: --interval %v: want at least 100ms", config.ErrValue, *interval)
 	}
+	signalled, _, stop := process.Signals()
+	defer stop()
 	once := func(out io.Writer) error {
-		ctx, cancel := context.WithTimeout(context.Background(), statusTimeout)
+		ctx, cancel := context.WithTimeout(signalled, statusTimeout)
 		defer cancel()
 		return c.Status(ctx, *asJSON, width(v.Out), out)
 	}
 	if !*watch {
-		return once(v.Out)
+		return interrupted(signalled, once(v.Out))
 	}
 	clear := Draws(os.Stdout) && !*asJSON
 	for {
 		var text strings.Builder
-		if err := once(&text); errors.Is(err, console.ErrDenied) {
+		switch err := once(&text); {
+		case signalled.Err() != nil:
+			return context.Cause(signalled)
+		case errors.Is(err, console.ErrDenied):
 			return err
-		} else if err != nil {
+		case err != nil:
 			fmt.Fprintf(&text, "%s: %v\n", time.Now().Format(time.TimeOnly), err)
 		}
 		out := text.String()
@@ -277,7 +282,11 @@ func showStatus(v *Invocation) error {
 		if _, err := io.WriteString(v.Out, out); err != nil {
 			return err
 		}
-		time.Sleep(*interval)
+		select {
+		case <-signalled.Done():
+			return context.Cause(signalled)
+		case <-time.After(*interval):
+		}
 	}
 }
 
@@ -285,6 +294,7 @@ func showStatus(v *Invocation) error {
 const logitRows = 64
 
 func logits(v *Invocation) error {
+	v.First("tokens", "last")
 	var m Model
 	m.Register(v.Set)
 	m.KVDType = "float32" // for comparison with other engines

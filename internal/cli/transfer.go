@@ -49,7 +49,7 @@ func benchTransfer(v *Invocation) error {
 	ctx, _, stop := process.Signals()
 	defer stop()
 	if o.Listen != "" {
-		return transfer.Listen(ctx, o)
+		return ended(ctx, transfer.Listen(ctx, o))
 	}
-	return transfer.Push(ctx, o)
+	return interrupted(ctx, transfer.Push(ctx, o))
 }

@@ -64,6 +64,7 @@ type Set struct {
 	checks                    []func() error
 	problems                  []error
 	bad                       map[string]bool // flags and arguments with a problem
+	blank                     map[string]bool // flags that were given an empty text
 	renamed                   map[string]RetiredFlag
 }
 
@@ -74,7 +75,7 @@ func New(usage, summary, example string, out io.Writer) *Set {
 	s := &Set{
 		FlagSet: pflag.NewFlagSet(name, pflag.ContinueOnError),
 		command: usage, summary: summary, example: example,
-		origin: make(map[string]string), warned: make(map[string]bool), secrets: make(map[string]bool), bad: make(map[string]bool), values: make(map[string][]string), out: out,
+		origin: make(map[string]string), warned: make(map[string]bool), secrets: make(map[string]bool), bad: make(map[string]bool), blank: make(map[string]bool), values: make(map[string][]string), out: out,
 	}
 	s.SortFlags = false
 	s.SetOutput(out)
@@ -155,6 +156,7 @@ func (s *Set) Resolve(args, environ []string) error {
 	s.declareForeign()
 	s.topic = topicOf(args)
 	err := s.ParseAll(s.translate(args), func(f *pflag.Flag, v string) error {
+		s.noteBlank(f.Name, v)
 		if err := s.Set(f.Name, v); err != nil {
 			s.origin[f.Name] = "flag"
 			s.problem(f.Name, explain(err))
@@ -229,6 +231,7 @@ func (s *Set) fromEnv(environ []string) {
 		if !ok || s.origin[f.Name] != "" || elsewhere(f) {
 			return
 		}
+		s.noteBlank(f.Name, v)
 		if err := s.Set(f.Name, v); err != nil {
 			place := name + "=" + v
 			if s.secrets[f.Name] || hasPassword(v) {
@@ -331,6 +334,7 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 	switch value.Kind {
 	case yaml.ScalarNode:
 		v = value.Value
+		s.noteBlank(f.Name, v)
 	case yaml.SequenceNode:
 		if !takesList(f) {
 			return fmt.Errorf("%w: %s:%d: %s: want one value, not a list", ErrValue, path, value.Line, f.Name)
@@ -341,6 +345,7 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 				return fmt.Errorf("%w: %s:%d: %s: want a list of plain values", ErrValue, path, c.Line, f.Name)
 			}
 			parts[i] = c.Value
+			s.noteBlank(f.Name, c.Value)
 		}
 		v = strings.Join(parts, ",")
 	case yaml.MappingNode:
@@ -364,6 +369,17 @@ func (s *Set) fromKey(path string, key, value *yaml.Node) error {
 	s.origin[f.Name] = fmt.Sprintf("file %s:%d", path, key.Line)
 	return nil
 }
+
+// noteBlank records an empty value of a flag, because an empty text sets a list without entries.
+func (s *Set) noteBlank(name, v string) {
+	if strings.TrimSpace(v) == "" {
+		s.blank[name] = true
+	}
+}
+
+// Blank reports whether a flag has been given an empty text, or a list in a file with an empty
+// entry. A list without entries, as --dry-run prints it, is not blank.
+func (s *Set) Blank(name string) bool { return s.blank[name] }
 
 // takesList reports whether a flag has several values.
 func takesList(f *pflag.Flag) bool {

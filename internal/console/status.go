@@ -189,7 +189,7 @@ func (c *Client) Status(ctx context.Context, asJSON bool, width int, w io.Writer
 			outputs = fmt.Sprintf("%.1f", n.OutputTokensPerS)
 		}
 		row := append([]string{n.ID, n.Role, n.State()}, load...)
-		rows = append(rows, append(row, outputs, n.Model, n.RPC, n.HTTP, cmp.Or(n.Version, "unknown")))
+		rows = append(rows, append(row, outputs, n.Model, n.RPC, cmp.Or(n.HTTP, "-"), cmp.Or(n.Version, "unknown")))
 	}
 	removed := fit(rows, width)
 	if len(f.Nodes) > 0 {

@@ -50,6 +50,21 @@ func TestWaitWithoutRights(t *testing.T) {
 	}
 }
 
+// The node of tandem serve has no port of its own for metrics.
+func TestStatusOfServe(t *testing.T) {
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, `{"version":"1","ready":true,"nodes":[{"id":"engine","role":"serve","model":"tiny","rpc":"engine","version":"1","ready":true,"connected":true}]}`)
+	}))
+	defer s.Close()
+	var out strings.Builder
+	if err := (&Client{URL: s.URL}).Status(t.Context(), false, 0, &out); err != nil {
+		t.Fatal(err)
+	}
+	if text := strings.Join(strings.Fields(out.String()), " "); !strings.HasSuffix(text, "MODEL RPC METRICS VERSION engine serve ready 0 0 0 0.0% 0.0 0.0 tiny engine - 1") {
+		t.Error(text)
+	}
+}
+
 // Upstreams are listed as nodes are, with what an upstream sends made harmless.
 func TestStatusOfUpstreams(t *testing.T) {
 	const nodes = `[{"id":"d1","role":"decode","model":"tiny","ready":true,"connected":true}]`

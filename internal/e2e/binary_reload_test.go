@@ -56,6 +56,11 @@ func TestBinaryReload(t *testing.T) {
 	if got := refusal(); !strings.Contains(got, "at most 2 choices") {
 		t.Error(got)
 	}
+	write("max-n: 5\napi-key: ['']") // an open gateway
+	c.wait(startBound, "the empty key is refused", func() bool { return strings.Contains(c.stderr.String(), "has an empty key") })
+	if got := refusal(); !strings.Contains(got, "at most 2 choices") || !failed(1) {
+		t.Error(got)
+	}
 	write("max-n: 3")
 	c.wait(startBound, "the good file is taken", func() bool { return failed(0) && strings.Contains(refusal(), "at most 3 choices") })
 	said := strings.Count(c.stderr.String(), "reloaded")

@@ -79,10 +79,15 @@ func runAdvise(v *cli.Invocation) error {
 	if len(a.from) > 0 && (a.every < profiler.LeastEvery || a.length < leastReadings*a.every) {
 		return fmt.Errorf("%w: --for %v with --every %v: give at least %d readings of the nodes' counters, %v or more apart", config.ErrValue, a.length, a.every, leastReadings, profiler.LeastEvery)
 	}
+	if a.o.Trace != "" {
+		if _, err := os.Stat(a.o.Trace); err != nil {
+			return fmt.Errorf("%w: --trace: %w", config.ErrValue, err)
+		}
+	}
 	if a.o.Trace == "" || a.fleet == "" {
 		ctx, _, stop := process.Signals()
 		err := a.observe(ctx)
-		stop() // a signal ends the simulations as usual
+		stop()
 		if err != nil {
 			return ofPools(err)
 		}
@@ -93,7 +98,7 @@ func runAdvise(v *cli.Invocation) error {
 		}
 		a.now.Prefills, a.now.Decodes = nil, nil
 	}
-	return ofPools(pools.Advise(&a.o, &a.now, v.Out))
+	return computed(&a.o, func() error { return pools.Advise(&a.o, &a.now, v.Out) })
 }
 
 // register declares the flags of tandem advise.

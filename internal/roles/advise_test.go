@@ -138,13 +138,14 @@ func TestAdviseRefuses(t *testing.T) {
 	none := gatewayOf(t, `{"id":"p0","role":"prefill","model":"m","ready":true,"connected":true}`, "")
 	p := []string{"--profile", "h100:llama-8b"}
 	for want, args := range map[string][]string{
-		"--profile is missing":   nil,
-		"no GPU is called":       {"--profile", "h1:llama-8b"},
-		"sort the lines by time": append(p, "--trace", unsorted, "--fleet", "1P1D"),
-		"there is no request":    append(p, "--trace", empty, "--fleet", "1P1D"),
-		"add --drop-too-long":    append(p, "--trace", long, "--fleet", "1P1D"),
-		"write such as 6P2D":     append(p, "--trace", empty, "--fleet", "many"),
-		"raise the limit":        append(p, "--tpot", "p90=1ms"),
+		"--profile is missing":                                   nil,
+		"no GPU is called":                                       {"--profile", "h1:llama-8b"},
+		"sort the lines by time":                                 append(p, "--trace", unsorted, "--fleet", "1P1D"),
+		"there is no request":                                    append(p, "--trace", empty, "--fleet", "1P1D"),
+		"add --drop-too-long":                                    append(p, "--trace", long, "--fleet", "1P1D"),
+		"--trace: stat /none.jsonl: no such file":                append(p, "--trace", "/none.jsonl"), // before the gateway is asked
+		"write such as 6P2D":                                     append(p, "--trace", empty, "--fleet", "many"),
+		"raise the limit":                                        append(p, "--tpot", "p90=1ms"),
 		"the fleet serves m with weights 0x0000000000000006":     {"--profile", other, "--url", known},
 		"add --compare-estimates":                                {"--profile", measured, "--what-if", "gpu=h200:llama-8b"},
 		"the nodes serve 2 models":                               append(p, "--url", several),

@@ -29,12 +29,23 @@ func checkModel(o engine.LoadOptions) error {
 	if err != nil {
 		return err
 	}
+	if err := checkTemplate(o.ChatTemplate); err != nil {
+		return err
+	}
 	err = gateway.CheckBundle(&nodepb.Bundle{
 		Model: b.ModelName, TokenizerJson: b.TokenizerJSON, ChatTemplate: b.ChatTemplate, BosToken: b.BosToken, EosToken: b.EosToken,
 		EosTokenIds: b.EOSTokenIDs, MaxModelLen: uint32(b.MaxModelLen), VocabSize: uint32(b.VocabSize),
 	})
 	if err != nil {
 		return fmt.Errorf("%w %s: %w", engine.ErrModel, o.Model, err)
+	}
+	return nil
+}
+
+// checkTemplate refuses the text of a wrong --chat-template.
+func checkTemplate(text string) error {
+	if err := gateway.CheckTemplate(text); err != nil {
+		return fmt.Errorf("%w: --chat-template: %w", config.ErrValue, err)
 	}
 	return nil
 }
@@ -132,6 +143,9 @@ func (f *gatewayCommand) check() error {
 	_, _, nerr := servedNames(f.name)
 	errs[3] = errors.Join(err, nerr)
 	if f.text, err = cli.ReadTemplate(f.template); err != nil {
+		return errors.Join(append(errs[:], err)...)
+	}
+	if err := checkTemplate(f.text); err != nil {
 		return errors.Join(append(errs[:], err)...)
 	}
 	f.tokenizers, errs[4] = upstreamTokenizers(&f.u, f.text)

@@ -148,6 +148,21 @@ func TestFlagsPage(t *testing.T) {
 	}
 }
 
+// The help of a command has no block without flags.
+func TestHelpHasNoEmptyBlock(t *testing.T) {
+	commands := []string{"plan memory", "bench serve", "bench compare", "bench sweep", "bench throughput", "bench latency", "bench transfer", "bench mock", "bench truth"}
+	for _, c := range table() {
+		commands = append(commands, c.Name)
+	}
+	for _, name := range commands {
+		var out strings.Builder
+		status := Main("0", append(strings.Fields(name), "--help"), nil, &out, io.Discard)
+		if status != 0 || strings.Contains(out.String(), ":\n\n") {
+			t.Errorf("%s --help: status %d\n%s", name, status, out.String())
+		}
+	}
+}
+
 // What the table of vllm serve's flags calls supported is declared by a command
 // and nothing else is, so that a flag that is added is moved to its new class.
 func TestSupportedFlagsAreDeclared(t *testing.T) {

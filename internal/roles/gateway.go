@@ -71,6 +71,13 @@ func (g *gatewayFlags) open() (*tlsconf.Listener, error) {
 	return cert, errors.Join(err, checkPolicy(&g.Options), checkOrigins(&g.Options))
 }
 
+// asked reports whether the user has set a flag. A default in a file is none, because --dry-run
+// writes all of them.
+func asked(s *config.Set, flag string) bool {
+	f, from := s.Lookup(flag), s.Origin(flag)
+	return from != "default" && !(strings.HasPrefix(from, "file ") && f.Value.String() == f.DefValue)
+}
+
 // checkPolicy refuses an unknown --policy.
 func checkPolicy(g *gateway.Options) error {
 	if _, err := route.ParsePolicy(g.Policy); err != nil {
@@ -79,15 +86,13 @@ func checkPolicy(g *gateway.Options) error {
 	return nil
 }
 
-// checkKeys refuses an --api-key without a key, such as that of an unset variable of a shell. In a
-// file an empty list is what --dry-run prints for a gateway without keys.
+// checkKeys refuses an empty --api-key, such as that of an unset variable of a shell. The list
+// without entries that --dry-run prints for a gateway without keys is allowed in a file.
 func checkKeys(s *config.Set, keys []string) error {
-	from := s.Origin("api-key")
-	listed := len(keys) > 0 || from == "flag" || strings.HasPrefix(from, "environment ")
-	if !listed || slices.ContainsFunc(keys, func(key string) bool { return key != "" }) {
+	if !s.Blank("api-key") && !slices.ContainsFunc(keys, func(key string) bool { return strings.TrimSpace(key) == "" }) {
 		return nil
 	}
-	return fmt.Errorf("%w: --api-key (%s) has no key, which would open the gateway to all: give one, or leave it out", config.ErrValue, from)
+	return fmt.Errorf("%w: --api-key (%s) has an empty key; without another key the gateway would be open to all: give a key, or leave it out", config.ErrValue, s.Origin("api-key"))
 }
 
 // checkOrigins refuses malformed --allowed-origins, and * without API keys.
@@ -250,7 +255,7 @@ func runGateway(v *cli.Invocation) error {
 		return err
 	}
 	o.Upstreams.Tokenizers = f.tokenizers
-	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, f.Origin("max-connections") != "default"); err != nil {
+	if o.MaxConns, err = d.Connections(descriptors(&f.u, alone), o.MaxConns, asked(f.Set, "max-connections")); err != nil {
 		return err
 	}
 	if f.name, o.Upstreams.Names, err = servedNames(f.name); err != nil {

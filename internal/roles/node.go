@@ -507,7 +507,7 @@ func (f *serveCommand) start(v *cli.Invocation, d *process.Process, inside *rpc.
 	if names := m.Names(); len(names) > 1 {
 		o.ServedModelName, o.Upstreams.Names, _ = servedNames(m.ServedName)
 	}
-	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, v.Origin("max-connections") != "default"); err != nil {
+	if o.MaxConns, err = d.Connections(process.AloneDescriptors, o.MaxConns, asked(v.Set, "max-connections")); err != nil {
 		return nil, err
 	}
 	if v.Lookup("chat-template").Value.String() != "" {

@@ -13,6 +13,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway"
 	"github.com/tandem-serving/tandem/internal/cli"
 	"github.com/tandem-serving/tandem/internal/config"
+	"github.com/tandem-serving/tandem/internal/process"
 )
 
 // runPlanPools chooses the numbers of prefill and decode nodes for a load.
@@ -35,7 +36,17 @@ func runPlanPools(v *cli.Invocation) error {
 	}
 	o.Command = "tandem plan pools " + cli.Quoted(v.Arguments)
 	useMachine(v, &o)
-	return ofPools(pools.Run(&o, v.Out))
+	return computed(&o, func() error { return pools.Run(&o, v.Out) })
+}
+
+// computed runs simulations until a signal.
+func computed(o *pools.Options, simulations func() error) error {
+	err := cli.UntilSignal(simulations)
+	var signal process.Stopped
+	if errors.As(err, &signal) && o.Progress != nil {
+		o.Progress(pools.Progress{}) // clears the line
+	}
+	return ofPools(err)
 }
 
 // useMachine has simulations use every processor, and show their progress on a terminal.

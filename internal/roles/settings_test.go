@@ -113,7 +113,8 @@ func TestDryRunShowsNoSecret(t *testing.T) {
 	}
 }
 
-// A key that is empty, such as that of an unset variable, does not open a gateway to all.
+// A key that is empty, such as that of an unset variable, does not open a gateway to all. A list
+// without entries is how --dry-run prints a gateway without keys.
 func TestEmptyKey(t *testing.T) {
 	for _, c := range []struct {
 		args, env []string
@@ -122,9 +123,23 @@ func TestEmptyKey(t *testing.T) {
 	}{
 		{args: []string{"--api-key", ""}, refused: true},
 		{args: []string{"--api-key", ","}, refused: true},
+		{args: []string{"--api-key", "k,"}, refused: true},
+		{args: []string{"--api-key", "k", "--api-key", ""}, refused: true},
 		{env: []string{"TANDEM_API_KEY="}, refused: true},
-		{file: "api-key: []"}, // as --dry-run prints it
-		{args: []string{"--api-key", "k"}},
+		{env: []string{"TANDEM_API_KEY=,"}, refused: true},
+		{env: []string{"TANDEM_API_KEY=a,,b"}, refused: true},
+		{file: `api-key: [""]`, refused: true},
+		{file: `api-key: ["", ""]`, refused: true},
+		{file: `api-key: [k, " "]`, refused: true},
+		{file: "api-key:\n- k\n-\n", refused: true},
+		{file: `api-key: ""`, refused: true},
+		{file: "api-key:", refused: true},
+		{file: "api-key: k,", refused: true},
+		{file: `api-key: [""]`, args: []string{"--api-key", "k"}}, // the flag's key is in use
+		{file: "api-key: []"},                                     // as --dry-run prints it
+		{file: "api-key: [k, l]"},
+		{args: []string{"--api-key", "k,l"}},
+		{env: []string{"TANDEM_API_KEY=k"}},
 		{},
 	} {
 		args := c.args
@@ -134,9 +149,35 @@ func TestEmptyKey(t *testing.T) {
 		s := config.New("gateway", "", "", &bytes.Buffer{})
 		new(gatewayFlags).register(s, 0)
 		err := s.Resolve(args, c.env)
-		refused := errors.Is(err, config.ErrValue) && strings.Contains(err.Error(), "would open the gateway to all")
+		refused := errors.Is(err, config.ErrValue) && strings.Contains(err.Error(), "the gateway would be open to all")
 		if refused != c.refused || err != nil && !refused {
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// A setting counts as the user's, except for a default in a file as --dry-run writes it.
+func TestAsked(t *testing.T) {
+	for _, c := range []struct {
+		args, env []string
+		file      string
+		want      bool
+	}{
+		{},
+		{args: []string{"--max-connections", "65536"}, want: true},
+		{env: []string{"TANDEM_MAX_CONNECTIONS=65536"}, want: true},
+		{file: "max-connections: 65536"},
+		{file: "max-connections: 65537", want: true},
+	} {
+		s := newGatewayCommand(&bytes.Buffer{})
+		if c.file != "" {
+			c.args = append(c.args, "--config", writeFile(t, c.file))
+		}
+		if err := s.Resolve(append(c.args, "--upstream", "http://a:1"), c.env); err != nil {
+			t.Fatal(err)
+		}
+		if got := asked(s.Set, "max-connections"); got != c.want {
+			t.Errorf("%+v: %t", c, got)
 		}
 	}
 }
@@ -183,6 +224,21 @@ func TestRefusals(t *testing.T) {
 		err := s.Resolve(args, c.env)
 		if !errors.Is(err, config.ErrValue) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want ErrValue with %q", name, err, c.want)
+		}
+	}
+}
+
+// A wrong --chat-template is reported as such, and not as a model's.
+func TestBadTemplate(t *testing.T) {
+	for _, args := range [][]string{
+		{"serve", "builtin"},
+		{"gateway", "--upstream", "http://a:1"},
+	} {
+		var out, errOut strings.Builder
+		status := Main("0", append(args, "--dry-run", "--chat-template", "{{ messages"), nil, &out, &errOut)
+		want := "tandem " + args[0] + ": --chat-template: line 1: syntax error: a tag is not closed\n"
+		if status != 2 || errOut.String() != want {
+			t.Errorf("%q: status %d, %q, want %q", args, status, errOut.String(), want)
 		}
 	}
 }

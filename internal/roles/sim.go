@@ -28,12 +28,11 @@ func runSim(v *cli.Invocation) error {
 		return err
 	}
 	o.Command = "tandem sim " + cli.Quoted(v.Arguments)
-	var err error
+	run := simulate.Run
 	if *printProfile {
-		err = simulate.PrintProfile(&o, v.Out)
-	} else {
-		err = simulate.Run(&o, v.Out)
+		run = simulate.PrintProfile
 	}
+	err := cli.UntilSignal(func() error { return run(&o, v.Out) })
 	if errors.Is(err, simulate.ErrOption) {
 		return fmt.Errorf("%w: %s", config.ErrValue, strings.TrimPrefix(err.Error(), simulate.ErrOption.Error()+": "))
 	}

@@ -54,14 +54,16 @@ const (
 	AMX = "amx"
 )
 
+// MaxThreads is the most threads of a backend.
+const MaxThreads = 1024
+
 // Bounds on shapes. They keep index arithmetic far from overflow and fix the
 // size of the scratch that a thread keeps on its stack.
 const (
 	maxHeadDim = 512     // largest attention head of the supported families
 	maxKeyDim  = 576     // of a latent's keys
 	maxCols    = 1 << 22 // above any vocabulary or hidden size
-	maxThreads = 1024
-	maxExperts = 1024 // of one layer; the largest family has 512
+	maxExperts = 1024    // of one layer; the largest family has 512
 
 	maxBlockTokens = 256 // one block is at most one attention segment
 )
@@ -195,8 +197,8 @@ func New(o Options) (*CPU, error) {
 	if o.Threads == 0 {
 		o.Threads = runtime.GOMAXPROCS(0)
 	}
-	if o.Threads < 1 || o.Threads > maxThreads {
-		return nil, fmt.Errorf("%w: %d threads, want 1 to %d", backend.ErrShape, o.Threads, maxThreads)
+	if o.Threads < 1 || o.Threads > MaxThreads {
+		return nil, fmt.Errorf("%w: %d threads, want 1 to %d", backend.ErrShape, o.Threads, MaxThreads)
 	}
 	l := o.Limits
 	if l.Tokens < 1 || l.Outputs < 1 || l.Seqs < 1 || l.Blocks < 1 ||

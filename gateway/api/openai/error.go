@@ -22,6 +22,7 @@ const (
 	TypeInvalidInput = "InvalidUserInput" // of adapters' routes
 	TypeNotFound     = "NotFoundError"
 	TypeUnauthorized = "Unauthorized"
+	TypeForbidden    = "Forbidden"
 	TypeMethod       = "Method Not Allowed"
 	TypeConflict     = "Conflict"
 	TypeTooLarge     = "Request Entity Too Large"

@@ -295,7 +295,11 @@ func (n *Node) keep(ctx context.Context) {
 			if !n.watch(ctx, l) {
 				return
 			}
-			n.f.o.Log.Warn("node's connection lost", "node", n.Name, "error", l.conn.Err())
+			if n.View().Draining && l.idle() {
+				n.f.o.Log.Info("drained node has closed its connection", "node", n.Name)
+			} else {
+				n.f.o.Log.Warn("node's connection lost", "node", n.Name, "error", l.conn.Err())
+			}
 			n.dropLink(l)
 			pause.Reset(0) // the pool's back-off paces what follows
 			continue

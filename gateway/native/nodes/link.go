@@ -59,6 +59,7 @@ type link struct {
 
 	mu      sync.Mutex
 	closed  bool
+	cut     int // streams that the connection's end has cut
 	streams map[uint64]*Stream
 	replies map[uint64]chan proto.Message // of Node.ask, by stream; each has room for one
 }
@@ -148,6 +149,13 @@ func (l *link) count() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.streams)
+}
+
+// idle reports whether the link has no streams, and its end has cut none.
+func (l *link) idle() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.streams)+l.cut == 0
 }
 
 // drop removes the stream. It returns false if the stream had ended before.
@@ -330,7 +338,7 @@ func (l *link) frame(t rpc.Type, stream uint64, payload []byte) error {
 func (l *link) lost(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.closed = true
+	l.closed, l.cut = true, len(l.streams)
 	l.changed()
 	for _, s := range l.streams {
 		l.forget(s)

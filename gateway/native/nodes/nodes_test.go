@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,12 +34,16 @@ type bed struct {
 	stale *metrics.Value
 }
 
-func newBed(t *testing.T) *bed {
+func newBed(t *testing.T, change ...func(*nodes.Options)) *bed {
 	set := metrics.New(metrics.Gateway, "")
 	b := &bed{T: t, net: rpc.NewNetwork(), stale: set.Counter(metrics.GatewayStaleTokens)}
-	b.fleet = nodes.New(nodes.Options{
+	o := nodes.Options{
 		RPC:           rpc.Options{Hello: &nodepb.Hello{NodeId: "gw", Role: "gateway"}, Dial: b.net.Dial, BackoffMin: time.Millisecond, CloseLinger: 10 * time.Millisecond},
-		ProbeInterval: 10 * time.Millisecond, Meters: set})
+		ProbeInterval: 10 * time.Millisecond, Meters: set}
+	for _, f := range change {
+		f(&o)
+	}
+	b.fleet = nodes.New(o)
 	t.Cleanup(b.fleet.Close)
 	return b
 }
@@ -398,5 +405,56 @@ func TestRandomLives(t *testing.T) {
 		for _, n := range ns {
 			n.Stop()
 		}
+	}
+}
+
+// lines are the lines of a log.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+// Write implements io.Writer.
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) has(text string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Contains(l.text.String(), text)
+}
+
+// The end of a node that has drained is no warning. That of other nodes, and of a draining node with
+// streams, is one.
+func TestEndOfDrainedNode(t *testing.T) {
+	for _, c := range []struct {
+		name             string
+		draining, stream bool
+		want             string
+	}{
+		{"drained", true, false, `level=INFO msg="drained node has closed its connection" node=d1`},
+		{"serving", false, false, `level=WARN msg="node's connection lost" node=d1`},
+		{"draining with a stream", true, true, `level=WARN msg="node's connection lost" node=d1`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			log := new(lines)
+			b := newBed(t, func(o *nodes.Options) { o.Log = slog.New(slog.NewTextHandler(log, nil)) })
+			gate := make(chan struct{})
+			defer close(gate)
+			d := b.start("d1", nodestest.Options{Gate: gate})
+			node := b.members(1, "d1")[0]
+			if c.stream {
+				if _, err := node.Generate(t.Context(), request(5), nodes.NewInbox(10), 0); err != nil {
+					t.Fatal(err)
+				}
+				b.until(func() bool { return d.Running() == 1 })
+			}
+			b.fleet.SetMembers([]nodes.Member{{ID: "d1", Role: "decode", RPC: "d1", Fingerprint: 7, Ready: !c.draining, Draining: c.draining}})
+			d.Stop()
+			b.until(func() bool { return log.has(c.want) })
+		})
 	}
 }

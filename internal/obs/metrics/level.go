@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"fmt"
 	"log/slog"
 	"strings"
 
@@ -12,22 +13,27 @@ import (
 // LevelPath is the path of the log level.
 const LevelPath = "/log-level"
 
+// maxLevel bounds the bytes of a body that are read as a level.
+const maxLevel = 100
+
 // ServeLevel answers GET with the level and sets it to the body of a PUT: debug,
-// info, warning or error. The caller checks the client's rights.
-func ServeLevel(ctx *fasthttp.RequestCtx, v *slog.LevelVar) {
+// info, warning or error. It returns the error of another level, which the caller answers. The
+// caller checks the client's rights.
+func ServeLevel(ctx *fasthttp.RequestCtx, v *slog.LevelVar) error {
 	switch {
 	case ctx.IsPut():
-		l, err := logs.ParseLevel(strings.TrimSpace(string(ctx.PostBody())))
+		body := ctx.PostBody()
+		l, err := logs.ParseLevel(strings.TrimSpace(string(body[:min(len(body), maxLevel)])))
 		if err != nil {
-			ctx.Error("log level "+err.Error()+"\n", fasthttp.StatusBadRequest)
-			return
+			return fmt.Errorf("log level %w", err)
 		}
 		v.Set(l)
 		slog.Info("log level changed", "level", logs.LevelName(l), "by", LevelPath)
 	case !ctx.IsGet() && !ctx.IsHead():
 		ctx.Error("method not allowed\n", fasthttp.StatusMethodNotAllowed)
 		ctx.Response.Header.Set("Allow", "GET, HEAD, PUT")
-		return
+		return nil
 	}
 	ctx.SetBodyString(strings.ToLower(logs.LevelName(v.Level())) + "\n")
+	return nil
 }

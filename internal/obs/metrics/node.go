@@ -87,7 +87,9 @@ func (o NodeOptions) handle(ctx *fasthttp.RequestCtx) {
 			ctx.Error("the log level may be changed from this machine only\n", fasthttp.StatusForbidden)
 			return
 		}
-		ServeLevel(ctx, o.Level)
+		if err := ServeLevel(ctx, o.Level); err != nil {
+			ctx.Error(err.Error()+"\n", fasthttp.StatusBadRequest)
+		}
 		return
 	}
 	if !ctx.IsGet() && !ctx.IsHead() {
