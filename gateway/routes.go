@@ -15,6 +15,7 @@ import (
 	"github.com/tandem-serving/tandem/gateway/httpserver"
 	"github.com/tandem-serving/tandem/gateway/proxy"
 	"github.com/tandem-serving/tandem/gateway/proxy/upstream"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/obs/metrics"
 )
 
@@ -110,7 +111,7 @@ var routes = []endpoint{
 	{openai.Operation{Method: "GET", Path: "/metrics", Key: true, Summary: "Prometheus metrics", Errors: []int{401}}, (*Gateway).exposition, operators},
 	{openai.Operation{Method: "GET", Path: "/debug/targets", Key: true, Summary: "The fleet's addresses of metrics, for Prometheus' http_sd_configs", Answer: "Targets", Errors: []int{401}}, (*Gateway).targets, operators},
 	{openai.Operation{Method: "GET", Path: metrics.LevelPath, Key: true, Summary: "The log level", Errors: []int{401, 403}}, (*Gateway).level, operators},
-	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Key: true, Summary: "Set the log level: debug, info, warning or error", Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
+	{openai.Operation{Method: "PUT", Path: metrics.LevelPath, Key: true, Summary: "Set the log level", Words: logs.Levels, Errors: []int{400, 401, 403}}, (*Gateway).level, operators},
 	{openai.Operation{Method: "GET", Path: "/admin/desired", Key: true, Summary: "The number of nodes that the fleet should have, with --planner-profile", Answer: "Object", Errors: []int{401, 404, 503}}, (*Gateway).desired, operators},
 	{openai.Operation{Method: "GET", Path: "/admin/record", Query: "session", Key: true, Summary: "Lengths, times and keyed block hashes of the requests that ended since the last call with this ?session", Answer: "Object", Errors: []int{400, 401, 403, 409}}, (*Gateway).record, overseers},
 	{openai.Operation{Method: "POST", Path: drainPath + "{node}", Key: true, Summary: "Drain a node, by name or address; streams that run after ?timeout=30s resume on other nodes", Answer: "Object",

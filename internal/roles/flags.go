@@ -11,6 +11,7 @@ import (
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/kubernetes"
 	"github.com/tandem-serving/tandem/internal/limits"
+	"github.com/tandem-serving/tandem/internal/obs/logs"
 	"github.com/tandem-serving/tandem/internal/process"
 	"github.com/tandem-serving/tandem/internal/tlsconf"
 	"github.com/tandem-serving/tandem/kvtransfer"
@@ -31,7 +32,7 @@ type processFlags struct {
 
 func (p *processFlags) register(s *config.Set) {
 	s.Section("Log, traces and shutdown")
-	s.Values("log-level", "debug", "info", "warning", "error")
+	s.Values("log-level", logs.Levels...)
 	s.Values("log-format", "text", "json")
 	s.StringVar(&p.LogLevel, "log-level", "info", "debug, info, warning or error")
 	s.StringVar(&p.LogFormat, "log-format", "text", "text, lines in vLLM's format, or json")

@@ -15,8 +15,9 @@ type Operation struct {
 	Method  string
 	Path    string // {name} at its end is the rest of a path
 	Summary string
-	Body    Endpoint // whose fields are those of the JSON body; 0: no body, or Takes
+	Body    Endpoint // whose fields are those of the JSON body; 0: no body, Takes or Words
 	Takes   string   // schema of another JSON body, by its name in components
+	Words   []string // values of a body that is text/plain
 	Answer  string   // schema of a JSON answer, by its name in components; empty: plain text
 	Events  string   // schema of each event, if the answer may be streamed
 	Typed   bool     // events have types, and no [DONE] follows the last one
@@ -99,7 +100,7 @@ func (o *Operation) describe(keys bool) schema {
 		good = schema{"application/json": schema{"schema": ref(o.Answer)}}
 		bad = failed
 	}
-	if o.Takes != "" {
+	if o.Takes != "" || o.Words != nil {
 		bad = failed
 	}
 	switch {
@@ -139,6 +140,9 @@ func (o *Operation) describe(keys bool) schema {
 	}
 	if takes != "" {
 		op["requestBody"] = schema{"required": true, "content": schema{"application/json": schema{"schema": ref(takes)}}}
+	}
+	if o.Words != nil {
+		op["requestBody"] = schema{"required": true, "content": schema{"text/plain": schema{"schema": schema{"type": "string", "enum": o.Words}}}}
 	}
 	if _, name, ok := strings.Cut(strings.TrimSuffix(o.Path, "}"), "{"); ok {
 		op["parameters"] = []schema{{"name": name, "in": "path", "required": true, "schema": schema{"type": "string"}}}

@@ -115,6 +115,9 @@ func LevelName(l slog.Level) string {
 	return "DEBUG"
 }
 
+// Levels are the names of levels. The caller does not change them.
+var Levels = []string{"debug", "info", "warning", "error"}
+
 // ParseLevel returns the level of a name: debug, info, warning or error.
 func ParseLevel(name string) (slog.Level, error) {
 	switch strings.ToLower(name) {
