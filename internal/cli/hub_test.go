@@ -162,10 +162,10 @@ func TestModelsListsGGUF(t *testing.T) {
 // A gated model names the licence and HF_TOKEN, and the token is in no text.
 func TestPullGated(t *testing.T) {
 	h, environ := testHub(t)
-	h.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	h.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		hubtest.Refuse(w, http.StatusForbidden, "GatedRepo")
 		return true
-	}
+	})
 	status, out, errOut := run(append(environ(hubtest.Memory(t)), "HF_TOKEN=hf_secret"), "pull", "org/name")
 	if status != 2 || out != "" || !strings.Contains(errOut, "tandem pull: org/name: ") || !strings.Contains(errOut, "accept its licence") || strings.Contains(errOut, "hf_secret") {
 		t.Errorf("status %d, %s%s", status, out, errOut)

@@ -28,7 +28,7 @@ func TestBinaryPull(t *testing.T) {
 	const part = 1 << 20
 	var held atomic.Bool
 	half := make(chan struct{})
-	h.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	h.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		if !storage || !strings.HasSuffix(r.URL.Path, "/model.safetensors") || held.Swap(true) {
 			return false
 		}
@@ -37,7 +37,7 @@ func TestBinaryPull(t *testing.T) {
 		close(half)
 		<-r.Context().Done()
 		return true
-	}
+	})
 	var errOut bytes.Buffer
 	cmd := exec.Command(path, "pull", "org/name")
 	cmd.Stderr = &errOut

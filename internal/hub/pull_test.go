@@ -291,7 +291,7 @@ func TestPullCutAnywhere(t *testing.T) {
 		}
 		var asked atomic.Int32
 		stop, cancel := context.WithCancel(t.Context())
-		b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+		b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 			if !storage {
 				return false
 			}
@@ -304,7 +304,7 @@ func TestPullCutAnywhere(t *testing.T) {
 				return false
 			}
 			return true
-		}
+		})
 		o := b.options()
 		dir, err := Pull(stop, o)
 		b.noBadFile()
@@ -370,9 +370,9 @@ func TestPullResumeOdd(t *testing.T) {
 	} {
 		b := newBed(t)
 		if c.hook != nil {
-			b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+			b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 				return storage && strings.HasSuffix(r.URL.Path, "model.safetensors") && c.hook(w, r)
-			}
+			})
 		}
 		dir := filepath.Join(b.cache, "models--org--name/blobs")
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -403,7 +403,7 @@ func TestPullWrongHash(t *testing.T) {
 	for _, name := range []string{"model.safetensors", "tokenizer.json"} {
 		for _, change := range []string{"flip", "short", "long"} {
 			b := newBed(t)
-			b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+			b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 				if !strings.HasSuffix(r.URL.Path, name) || storage != hubtest.LFS(name) {
 					return false
 				}
@@ -418,7 +418,7 @@ func TestPullWrongHash(t *testing.T) {
 				}
 				_, _ = w.Write(text)
 				return true
-			}
+			})
 			_, err := b.pull(b.options())
 			if err == nil || !strings.Contains(err.Error(), name) {
 				t.Errorf("%s, %s: %v", name, change, err)
@@ -517,12 +517,12 @@ func TestPullFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	filler := filepath.Join(b.cache, "filler")
-	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		if storage && strings.HasSuffix(r.URL.Path, "model.safetensors") {
 			_ = os.WriteFile(filler, make([]byte, 300<<10), 0o600)
 		}
 		return false
-	}
+	})
 	_, err := b.pull(b.options())
 	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "free space in") {
 		t.Fatal(err)
@@ -530,7 +530,7 @@ func TestPullFullDisk(t *testing.T) {
 	if n := strings.Count(b.logs.String(), "repeated"); n > 0 {
 		t.Errorf("%d further attempts on a full disk", n)
 	}
-	b.Hook = nil
+	b.SetHook(nil)
 	if err := os.Remove(filler); err != nil {
 		t.Fatal(err)
 	}
@@ -579,7 +579,7 @@ func TestPullHostileListing(t *testing.T) {
 	} {
 		b := newBed(t)
 		pages := 0
-		b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+		b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 			if !strings.Contains(r.URL.Path, "/tree/") {
 				return false
 			}
@@ -595,7 +595,7 @@ func TestPullHostileListing(t *testing.T) {
 			}
 			_ = json.NewEncoder(w).Encode(c.page)
 			return true
-		}
+		})
 		_, err := b.pull(b.options())
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
@@ -606,17 +606,17 @@ func TestPullHostileListing(t *testing.T) {
 	}
 	// An answer without an end is cut off, and one that is no commit is refused.
 	b := newBed(t)
-	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		_, _ = io.Copy(w, io.LimitReader(zeros{}, maxAnswer+2))
 		return true
-	}
+	})
 	if _, err := b.pull(b.options()); err == nil || !strings.Contains(err.Error(), "larger than 8 MiB") {
 		t.Errorf("endless answer: %v", err)
 	}
-	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		fmt.Fprint(w, `{"sha":"../../../../etc"}`)
 		return true
-	}
+	})
 	if _, err := b.pull(b.options()); err == nil || !strings.Contains(err.Error(), "not the hash of a commit") {
 		t.Errorf("commit: %v", err)
 	}
@@ -680,13 +680,13 @@ func TestPullToken(t *testing.T) {
 	for name, to := range elsewhere {
 		for _, part := range []string{"/revision/", "/tree/", "/resolve/"} {
 			b := newBed(t)
-			b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+			b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 				if storage || !strings.Contains(r.URL.Path, part) {
 					return false
 				}
 				http.Redirect(w, r, to+r.URL.Path, http.StatusTemporaryRedirect)
 				return true
-			}
+			})
 			if _, err := b.pull(b.options()); err == nil {
 				t.Errorf("%s of %s: no error", name, part)
 			} else if part != "/resolve/" && !strings.Contains(err.Error(), "not followed for an answer of the API") {
@@ -699,7 +699,7 @@ func TestPullToken(t *testing.T) {
 	}
 	// Back and forth: the token is sent again at the hub only.
 	b := newBed(t)
-	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		switch {
 		case storage && r.URL.Query().Get("back") == "":
 			http.Redirect(w, r, b.URL+r.URL.Path+"?back=1", http.StatusFound)
@@ -709,7 +709,7 @@ func TestPullToken(t *testing.T) {
 			return false
 		}
 		return true
-	}
+	})
 	if dir, err := b.pull(b.options()); err != nil {
 		t.Error(err)
 	} else {
@@ -717,10 +717,10 @@ func TestPullToken(t *testing.T) {
 	}
 	// A circle ends.
 	b = newBed(t)
-	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		http.Redirect(w, r, r.URL.Path, http.StatusFound)
 		return true
-	}
+	})
 	if _, err := b.pull(b.options()); err == nil {
 		t.Error("redirects without an end")
 	}
@@ -794,14 +794,14 @@ func TestPullRefusals(t *testing.T) {
 		b := newBed(t)
 		b.token = c.token
 		asked := 0
-		b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+		b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 			asked++
 			if c.after != "" {
 				w.Header().Set("Retry-After", c.after)
 			}
 			hubtest.Refuse(w, c.status, c.code)
 			return true
-		}
+		})
 		_, err := b.pull(b.options())
 		if err == nil || !strings.Contains(err.Error(), c.want) || asked != c.asked || errors.Is(err, ErrModel) != c.wrong {
 			t.Errorf("%s: %v after %d requests", name, err, asked)
@@ -810,13 +810,13 @@ func TestPullRefusals(t *testing.T) {
 	// Files are limited and storage fails for a while.
 	b := newBed(t)
 	var n atomic.Int32
-	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		if !strings.HasSuffix(r.URL.Path, ".safetensors") || n.Add(1) > 4 {
 			return false
 		}
 		hubtest.Refuse(w, map[bool]int{false: 429, true: 403}[storage], "")
 		return true
-	}
+	})
 	if dir, err := b.pull(b.options()); err != nil || !strings.Contains(b.logs.String(), "the request is repeated") {
 		t.Errorf("%v: %s", err, b.logs.String())
 	} else {
@@ -838,12 +838,12 @@ func TestPullUnreachable(t *testing.T) {
 // The error of a storage that closes connections does not have the signature of its URL.
 func TestPullStorageCloses(t *testing.T) {
 	b := newBed(t)
-	b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+	b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 		if storage {
 			panic(http.ErrAbortHandler)
 		}
 		return false
-	}
+	})
 	if _, err := b.pull(b.options()); err == nil || !strings.Contains(err.Error(), "EOF") {
 		t.Error(err)
 	}
@@ -860,7 +860,7 @@ func TestPullStalls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBed(t)
-			b.Hook = func(w http.ResponseWriter, r *http.Request, storage bool) bool {
+			b.SetHook(func(w http.ResponseWriter, r *http.Request, storage bool) bool {
 				if !strings.Contains(r.URL.Path, c.path) {
 					return false
 				}
@@ -877,7 +877,7 @@ func TestPullStalls(t *testing.T) {
 				}
 				<-r.Context().Done()
 				return true
-			}
+			})
 			o := b.options()
 			o.answer, o.stall = 300*time.Millisecond, 300*time.Millisecond
 			if _, err := b.pull(o); err == nil || !strings.Contains(err.Error(), c.want) {

@@ -33,15 +33,23 @@ type Hub struct {
 	Files map[string][]byte // by path. Safetensors, GGUF and tokenizer.model files are in LFS
 	Page  int               // entries of a page of the listing; 0: all
 
-	// Hook, if it is set, may answer a request to the hub or, with storage, to the storage. It
-	// returns false for the usual answer.
-	Hook func(w http.ResponseWriter, r *http.Request, storage bool) bool
-
 	URL     string // of the hub
 	Storage string // of the other server
 
 	mu    sync.Mutex
 	asked []Request
+	hook  Hook
+}
+
+// Hook may answer a request to the hub or, with storage, to the storage. It returns false for the
+// usual answer.
+type Hook func(w http.ResponseWriter, r *http.Request, storage bool) bool
+
+// SetHook sets the hook of later requests; nil: none. Requests of an earlier pull may still run.
+func (h *Hub) SetHook(f Hook) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.hook = f
 }
 
 // Request is one that a server received.
@@ -136,8 +144,9 @@ func (h *Hub) handler(storage bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h.mu.Lock()
 		h.asked = append(h.asked, Request{storage, r.Method, r.URL.Path, r.Header.Get("Authorization"), r.Header.Get("Range")})
+		hook := h.hook
 		h.mu.Unlock()
-		if h.Hook != nil && h.Hook(w, r, storage) {
+		if hook != nil && hook(w, r, storage) {
 			return
 		}
 		file, ok := strings.CutPrefix(r.URL.Path, "/"+h.Name+"/resolve/"+Commit+"/")
