@@ -129,6 +129,9 @@ func TestWhoMayOperate(t *testing.T) {
 		body != `{"error":{"message":"log level \"loud\"; use debug, info, warning or error","type":"BadRequestError","param":null,"code":400}}` {
 		t.Errorf("%d %s", got, body)
 	}
+	if got, body := asked(g, clients, here, "PUT", "/log-level", "debug"+strings.Repeat(" ", 4000)+"x"); got != 400 || len(body) > 400 {
+		t.Errorf("%d %s", got, body)
+	}
 	if got, body := asked(g, clients, there, "PUT", "/log-level", "debug"); got != 403 || !strings.Contains(body, `"type":"Forbidden","param":null,"code":403`) {
 		t.Errorf("%d %s", got, body)
 	}

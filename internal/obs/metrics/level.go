@@ -13,7 +13,7 @@ import (
 // LevelPath is the path of the log level.
 const LevelPath = "/log-level"
 
-// maxLevel bounds the bytes of a body that are read as a level.
+// maxLevel bounds the bytes of a body that may be a level.
 const maxLevel = 100
 
 // ServeLevel answers GET with the level and sets it to the body of a PUT: debug,
@@ -23,7 +23,10 @@ func ServeLevel(ctx *fasthttp.RequestCtx, v *slog.LevelVar) error {
 	switch {
 	case ctx.IsPut():
 		body := ctx.PostBody()
-		l, err := logs.ParseLevel(strings.TrimSpace(string(body[:min(len(body), maxLevel)])))
+		if len(body) > maxLevel {
+			body = append(body[:maxLevel:maxLevel], "..."...) // no level, and short in the error
+		}
+		l, err := logs.ParseLevel(strings.TrimSpace(string(body)))
 		if err != nil {
 			return fmt.Errorf("log level %w", err)
 		}
