@@ -137,7 +137,7 @@ var failures = map[nodepb.Code]exchange.Failure{
 	nodepb.Code_CODE_NOT_FOUND:  {Kind: "invalid", Status: 404, Failure: fsm.Failure{Untouched: true, Final: true}},
 	nodepb.Code_CODE_DEADLINE:   {Kind: "timeout", Status: 504, Failure: fsm.Failure{Untouched: true, Final: true}, Late: true},
 	nodepb.Code_CODE_OVERLOADED: {Kind: "overloaded", Status: 503, Prefix: "the decode nodes are overloaded: ", Failure: fsm.Failure{Untouched: true, HandedOver: true}},
-	nodepb.Code_CODE_DRAINING:   {Kind: "draining", Status: 503, Prefix: "the decode nodes are leaving: ", Failure: fsm.Failure{Untouched: true, HandedOver: true}},
+	nodepb.Code_CODE_DRAINING:   {Kind: "draining", Status: 503, Prefix: "the decode nodes are leaving: ", Failure: fsm.Failure{Untouched: true, HandedOver: true, Drained: true}},
 	nodepb.Code_CODE_FORBIDDEN:  {Kind: "other", Status: 503, Prefix: "the decode nodes refuse this gateway: ", Failure: fsm.Failure{Untouched: true}},
 	nodepb.Code_CODE_MISMATCH:   {Kind: "mismatch", Status: 503, Prefix: "the decode nodes do not fit this gateway's model: ", Failure: fsm.Failure{Untouched: true}},
 	nodepb.Code_CODE_INTERNAL:   {Kind: "internal", Status: 500, Prefix: nodeFailed},

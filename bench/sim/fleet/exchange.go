@@ -237,6 +237,8 @@ func (g *gateway) failed(a *attempt, why choice.Failure) {
 			return
 		}
 		f.result.Retried++
+	case choice.Move:
+		f.result.Retried++
 	case choice.Resume:
 		f.result.Resumed++
 		turn := f.resumes.ReserveN(now, 1)

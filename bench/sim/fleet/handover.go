@@ -82,7 +82,7 @@ func (f *fleet) addAttempt(a *attempt) {
 		f.failLater(a, choice.Failure{Lost: true})
 		return
 	case n.draining:
-		f.failLater(a, choice.Failure{Refused: true, HandedOver: true, Untouched: true})
+		f.failLater(a, choice.Failure{Refused: true, HandedOver: true, Drained: true, Untouched: true})
 		return
 	}
 	if len(a.prefill) == 0 { // the same as after the running step

@@ -320,7 +320,7 @@ func (n *node) drain(timeout time.Duration) {
 		if n.epoch != epoch || !n.draining {
 			return
 		}
-		n.dropAttempts(choice.Failure{Refused: true, HandedOver: true, Untouched: true})
+		n.dropAttempts(choice.Failure{Refused: true, HandedOver: true, Drained: true, Untouched: true})
 		n.dropJobs()
 		n.start()
 	})

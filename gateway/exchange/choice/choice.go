@@ -10,7 +10,8 @@
 // (Asked, Running), the clock (Waiting), the client (Paused), or nothing (Finished, GivenUp).
 // Attempts that a node accepted without progress are counted, and waits are bounded. Attempts that
 // no node has seen are not counted. The caller's retry budget bounds those of a choice without
-// tokens, and ResumeTimeout those of a choice with tokens.
+// tokens, and ResumeTimeout those of a choice with tokens. Attempts that ended because their node
+// was drained are no failures, up to maxHandovers in a row.
 //
 // The package reads no clock, sends nothing and knows nothing of nodes: N names one.
 package choice
@@ -50,6 +51,7 @@ const (
 	Retry                // try another node, if the retry budget allows it
 	Resume               // continue on another node
 	Wait                 // look for a node again at RetryAt
+	Move                 // try another node, whatever the retry budget: the node was drained
 )
 
 // Pauses between two searches for a node for a choice with tokens.
@@ -57,6 +59,9 @@ const (
 	firstBackoff = 50 * time.Millisecond
 	maxBackoff   = time.Second
 )
+
+// maxHandovers is how many drained nodes in a row, without a token, count as no failures.
+const maxHandovers = 16
 
 // Limits bound a choice's attempts.
 type Limits struct {
@@ -69,6 +74,7 @@ type Failure struct {
 	Refused    bool // the node answered with an error; false: its connection failed, or it was silent
 	Final      bool // no other node would accept the request
 	HandedOver bool // the node was drained or out of room, which is no judgement on the request
+	Drained    bool // the node was drained
 	Untouched  bool // the node has not worked on the attempt
 	Lost       bool // the connection ended during the attempt
 }
@@ -82,7 +88,8 @@ type Choice[N comparable] struct {
 	Tried    []N           // nodes that failed since the last token
 	RetryAt  time.Time     // when a Waiting choice looks for a node again; else zero
 	tokens   int           // received
-	failures int           // accepted attempts in a row without a token
+	failures int           // attempts in a row without a token, handovers not counted
+	handed   int           // handovers in a row without a token
 	refused  []N           // of Tried, those that answered with a refusal
 	lostAt   time.Time     // when the last node was lost; zero: a node runs the choice, or none ever has
 	backoff  time.Duration // the last wait, which the next doubles
@@ -139,7 +146,7 @@ func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
 	accepted, progress := c.State == Running, c.tokens > c.From
 	c.Seek()
 	if progress {
-		c.Tried, c.refused, c.failures = c.Tried[:0], c.refused[:0], 0
+		c.Tried, c.refused, c.failures, c.handed = c.Tried[:0], c.refused[:0], 0, 0
 	}
 	if c.lostAt.IsZero() {
 		c.lostAt = now
@@ -152,7 +159,11 @@ func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
 		c.refused = append(c.refused, node)
 	}
 	unseen := f.Lost && !accepted // no node has judged the request
-	if !progress && !unseen && !(c.Started() && f.Untouched) {
+	moved := accepted && !progress && f.Drained && c.handed < maxHandovers
+	switch {
+	case moved:
+		c.handed++
+	case !progress && !unseen && !(c.Started() && f.Untouched):
 		c.failures++
 	}
 	switch {
@@ -161,6 +172,8 @@ func (c *Choice[N]) Failed(node N, f Failure, now time.Time, l Limits) Action {
 		return GiveUp
 	case c.Started():
 		return Resume
+	case moved:
+		return Move
 	}
 	return Retry
 }
@@ -200,7 +213,8 @@ func (c *Choice[N]) Check() error {
 		c.State == Running && (!c.lostAt.IsZero() || c.backoff != 0),
 		(c.State == Asked || c.State == Running) && c.Attempt == 0,
 		c.From > c.tokens || c.Attempt == 0 && c.tokens > 0,
-		c.failures > int(c.Attempt) || len(c.refused) > len(c.Tried):
+		c.failures+c.handed > int(c.Attempt) || c.handed > maxHandovers,
+		len(c.refused) > len(c.Tried):
 		return fmt.Errorf("%w: %+v", errBroken, *c)
 	}
 	return nil

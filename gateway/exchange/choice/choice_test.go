@@ -12,7 +12,7 @@ import (
 type naive struct {
 	done, gone, accepted, paused, asked bool
 	attempt                             uint32
-	tokens, from, failures              int
+	tokens, from, failures, handed      int
 	tried, refused                      []int
 	lost, again                         time.Time
 	pause                               time.Duration
@@ -25,7 +25,7 @@ func (n *naive) failed(node int, f Failure, now time.Time, l Limits) Action {
 	n.seek()
 	moved := n.tokens > n.from
 	if moved {
-		n.tried, n.refused, n.failures = nil, nil, 0
+		n.tried, n.refused, n.failures, n.handed = nil, nil, 0, 0
 	}
 	if n.lost.IsZero() {
 		n.lost = now
@@ -37,7 +37,11 @@ func (n *naive) failed(node int, f Failure, now time.Time, l Limits) Action {
 	if f.Refused && !moved && (!accepted || !f.HandedOver) {
 		n.refused = append(n.refused, node)
 	}
+	handed := false
 	switch unseen := f.Lost && !accepted; {
+	case f.Drained && accepted && !moved && n.handed < 16:
+		n.handed++
+		handed = true
 	case moved, unseen, n.tokens > 0 && f.Untouched:
 	default:
 		n.failures++
@@ -48,6 +52,9 @@ func (n *naive) failed(node int, f Failure, now time.Time, l Limits) Action {
 	}
 	if n.tokens > 0 {
 		return Resume
+	}
+	if handed {
+		return Move
 	}
 	return Retry
 }
@@ -108,7 +115,7 @@ func compare(t *testing.T, seed uint64, step int, c *Choice[int], n *naive) {
 		}
 	}
 	if err := c.Check(); err != nil || c.State != n.state() || c.Attempt != n.attempt || c.Started() != (n.tokens > 0) || c.Fresh() != (n.tokens == n.from) ||
-		c.From != n.from || !slices.Equal(c.Tried, n.tried) || !c.RetryAt.Equal(n.again) || c.failures != n.failures || c.Live() != (n.state() == Asked || n.state() == Running) {
+		c.From != n.from || !slices.Equal(c.Tried, n.tried) || !c.RetryAt.Equal(n.again) || c.failures != n.failures || c.handed != n.handed || c.Live() != (n.state() == Asked || n.state() == Running) {
 		t.Fatalf("seed %d, step %d: %v\ngot  %+v\nwant %v %+v", seed, step, err, *c, n.state(), *n)
 	}
 }
@@ -127,6 +134,7 @@ func TestRandomEvents(t *testing.T) {
 			if f.HandedOver = f.Refused && r.IntN(2) == 0; !f.Refused {
 				f.Lost = r.IntN(2) == 0
 			}
+			f.Drained = f.HandedOver && r.IntN(2) == 0
 			f.Untouched = r.IntN(2) == 0
 			var got, want Action
 			switch s := c.State; {
@@ -200,6 +208,35 @@ func TestAttemptsAreBounded(t *testing.T) {
 	}
 }
 
+// Nodes that are drained one after the other hand a choice without tokens on. Neither
+// its attempts nor the retry budget are used up, until that has gone on for too long.
+func TestDrainedNodesAreNoFailures(t *testing.T) {
+	c, l, drained := new(Choice[string]), Limits{MaxAttempts: 2, ResumeTimeout: time.Second}, Failure{Refused: true, HandedOver: true, Drained: true}
+	fail := func(accepted bool) Action {
+		c.Begin()
+		c.Sent()
+		if accepted {
+			c.Accepted()
+		}
+		return c.Failed("n", drained, time.Unix(1000, 0), l)
+	}
+	for i := range maxHandovers {
+		if got := fail(true); got != Move || c.Excludes("n") {
+			t.Fatalf("drained node %d: %v, excluded %v", i, got, c.Excludes("n"))
+		}
+	}
+	if got := fail(true); got != Retry {
+		t.Errorf("one more: %v", got)
+	}
+	if got := fail(true); got != GiveUp {
+		t.Errorf("and another one: %v", got)
+	}
+	c = new(Choice[string])
+	if got := fail(false); got != Retry || !c.Excludes("n") {
+		t.Errorf("a node that did not take it: %v, excluded %v", got, c.Excludes("n"))
+	}
+}
+
 // A choice with tokens that no node takes waits longer each time, and is given up
 // ResumeTimeout after its node was lost.
 func TestWaitsAreBounded(t *testing.T) {
@@ -240,6 +277,8 @@ func TestCheckSeesFaults(t *testing.T) {
 		"tokens without an attempt":  {tokens: 1},
 		"from beyond":                {Attempt: 1, From: 1},
 		"failures without attempts":  {failures: 1},
+		"handovers without attempts": {handed: 1},
+		"handovers without end":      {Attempt: 99, handed: maxHandovers + 1},
 		"refused that was not tried": {refused: []int{1}},
 	} {
 		if c.Check() == nil {
