@@ -34,7 +34,8 @@ type listener struct {
 	held      atomic.Int64  // bytes that are reserved for large bodies and for answers
 	limiting  atomic.Bool   // limitGarbage runs
 	ended     chan struct{} // closed by End
-	most      int           // connections; 0: any number
+	made      time.Time
+	most      int // connections; 0: any number
 	meters    Counters
 	errorBody func(status int, message string) []byte
 
@@ -47,7 +48,7 @@ type listener struct {
 // newListener wraps l. At most most connections are open at a time; 0: any number.
 func newListener(l net.Listener, most int, m Counters, errorBody func(int, string) []byte) *listener {
 	conns := list.New()
-	own := &listener{Listener: l, close: sync.OnceValue(l.Close), errorBody: errorBody, ended: make(chan struct{}), most: most, meters: m, conns: conns, firstBusy: conns.PushBack(nil), from: map[netip.Addr]int{}}
+	own := &listener{Listener: l, close: sync.OnceValue(l.Close), errorBody: errorBody, ended: make(chan struct{}), made: time.Now(), most: most, meters: m, conns: conns, firstBusy: conns.PushBack(nil), from: map[netip.Addr]int{}}
 	own.SetLimits(limits.Limits{})
 	return own
 }
@@ -229,6 +230,9 @@ func (c *Conn) setDeadline(t time.Time, slack time.Duration) error {
 // Read implements net.Conn.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.read(p)
+	if n > 0 && c.idle.begins() {
+		c.idle.first.Store(int64(time.Since(c.l.made)))
+	}
 	if !c.idle.busy && c.idle.headEnds(p[:n]) && !c.setBusy() {
 		return 0, net.ErrClosed
 	}

@@ -3,9 +3,12 @@ package httpserver
 import (
 	"bytes"
 	"container/list"
+	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/tandem-serving/tandem/internal/sock"
 )
 
 // idleState is the state of a connection between requests. A connection has a request from the end
@@ -14,6 +17,7 @@ import (
 type idleState struct {
 	place *list.Element // in the listener's list; nil: closed; guarded by the listener's mutex
 	since time.Time     // when its last request ended; guarded by the listener's mutex
+	first atomic.Int64  // when the first bytes of the current head were read, in ns since the listener was made
 
 	// Used by the reading goroutine only.
 	busy bool // it has a request
@@ -47,6 +51,9 @@ func (l *listener) longestIdle() *Conn {
 // and was not read yet. It delays the burst, not connections with requests.
 const minIdle = 100 * time.Millisecond
 
+// maxPassed bounds how many connections are passed over because a request is arriving on them.
+const maxPassed = 64
+
 // waitIdle waits until the connection that is longest without a request has been idle for minIdle,
 // and at most minIdle. l.mu must be held; it is released meanwhile.
 func (l *listener) waitIdle() {
@@ -62,13 +69,27 @@ func (l *listener) waitIdle() {
 }
 
 // unlinkIdle unlinks the connection that is longest without a request and returns it for the caller
-// to close. It returns nil if all have requests. l.mu must be held.
+// to close. It passes over up to maxPassed connections on which a request is arriving, unless there
+// are no others. It returns nil if all have requests. l.mu must be held.
 func (l *listener) unlinkIdle() *Conn {
-	c := l.longestIdle()
-	if c != nil {
-		l.unlink(c)
+	victim, now := l.longestIdle(), time.Now()
+	for e, passed := l.conns.Front(), 0; e != l.firstBusy && passed < maxPassed; e, passed = e.Next(), passed+1 {
+		if c := e.Value.(*Conn); !c.arriving(now) {
+			victim = c
+			break
+		}
 	}
-	return c
+	if victim != nil {
+		l.unlink(victim)
+	}
+	return victim
+}
+
+// arriving reports whether a request is arriving: the socket has bytes that were not read, as
+// happens on a busy machine, or the first were read within minIdle.
+func (c *Conn) arriving(now time.Time) bool {
+	first := c.l.made.Add(time.Duration(c.idle.first.Load()))
+	return now.Sub(first) < minIdle || sock.Unread(c.Conn)
 }
 
 // closeIdle closes the connections whose last request ended before a time, and returns the number
@@ -114,6 +135,9 @@ func (c *Conn) setIdle() {
 	}
 	c.l.mu.Unlock()
 }
+
+// begins reports whether the next bytes that are received are the first of a head.
+func (s *idleState) begins() bool { return !s.busy && !s.line && !s.head }
 
 // headEnds reports whether the head of a request ends in p, the next bytes that were received:
 // whether an empty line follows one that is not empty.

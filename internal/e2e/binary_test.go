@@ -201,6 +201,10 @@ func (c *cluster) start(name string, args ...string) {
 		_ = c.cmd.Wait() // tests look at ProcessState
 	}()
 	c.t.Cleanup(func() {
+		if c.t.Failed() {
+			time.Sleep(300 * time.Millisecond) // up writes which process has ended
+			c.t.Logf("running: %v", c.processes())
+		}
 		for _, p := range c.processes() {
 			_ = syscall.Kill(p.pid, syscall.SIGKILL)
 		}

@@ -290,7 +290,7 @@ func (c *cluster) waiting(r *rand.Rand, prometheus *prom) {
 	g, p, d := []int{gatewayNode}, prefillNodes, decodeNodes
 	pids := c.pids()
 	var wrong []string
-	for range 5 {
+	for range 20 {
 		c.freeze(pids, "prefill-", syscall.SIGSTOP)
 		done := c.ask(r, oWaiting)
 		wrong = c.seenWithin(3*time.Second, []want{

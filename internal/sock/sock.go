@@ -14,7 +14,10 @@
 // nil for anything else.
 package sock
 
-import "net"
+import (
+	"net"
+	"syscall"
+)
 
 // Wrap returns a connection for a protocol above nc, such as TLS. Its reads and writes are this
 // package's if nc is a plain socket; otherwise Wrap returns nc.
@@ -23,4 +26,21 @@ func Wrap(nc net.Conn) net.Conn {
 		return c
 	}
 	return nc
+}
+
+// Unread reports whether the socket of nc, which may be that of a TLS connection, has bytes that
+// were not read. It is false for anything else, and for closed sockets. Any goroutine may call it.
+func Unread(nc net.Conn) (unread bool) {
+	if over, ok := nc.(interface{ NetConn() net.Conn }); ok {
+		nc = over.NetConn()
+	}
+	if over, ok := nc.(*Conn); ok {
+		nc = over.Conn
+	}
+	socket, ok := nc.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	rc, err := socket.SyscallConn()
+	return err == nil && rc.Control(func(fd uintptr) { unread = peek(fd) > 0 }) == nil && unread
 }

@@ -193,8 +193,17 @@ func (w *direction) writeResult(err error) (int, error) {
 }
 
 // Quiet reports whether the socket is open and has nothing to read.
-func Quiet(fd uintptr) bool {
+func Quiet(fd uintptr) bool { return peek(fd) < 0 }
+
+// peek returns 1 if the socket has bytes to read, 0 if it has ended, and -1 otherwise.
+func peek(fd uintptr) int {
 	var b [1]byte
-	_, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
-	return errno == syscall.EAGAIN
+	n, _, errno := syscall.RawSyscall6(syscall.SYS_RECVFROM, fd, uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+	switch errno {
+	case 0:
+		return int(n)
+	case syscall.EAGAIN:
+		return -1
+	}
+	return 0
 }

@@ -4,6 +4,7 @@ package sock
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -226,5 +227,45 @@ func TestWrap(t *testing.T) {
 	}
 	if p, q := net.Pipe(); Wrap(p) != p || Wrap(q) != q {
 		t.Error("a pipe is a socket")
+	}
+}
+
+// Unread sees bytes that have arrived, also below TLS, and neither silence nor an end.
+func TestUnread(t *testing.T) {
+	near, far := pair(t)
+	over := tls.Server(NewConn(near), &tls.Config{})
+	all := []net.Conn{near, NewConn(near), over}
+	for _, c := range all {
+		if Unread(c) {
+			t.Errorf("%T: bytes before any were sent", c)
+		}
+	}
+	if _, err := far.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); !Unread(near) && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	for _, c := range all {
+		if !Unread(c) {
+			t.Errorf("%T: no bytes after one was sent", c)
+		}
+	}
+	if _, err := near.Read(make([]byte, 10)); err != nil {
+		t.Fatal(err)
+	}
+	far.Close()
+	if _, err := near.Read(make([]byte, 10)); err != io.EOF {
+		t.Fatal(err)
+	}
+	for _, c := range all {
+		if Unread(c) {
+			t.Errorf("%T: bytes after the end", c)
+		}
+	}
+	near.Close()
+	pipe, _ := net.Pipe()
+	if Unread(near) || Unread(pipe) {
+		t.Error("bytes of a closed socket, or of no socket")
 	}
 }
