@@ -1,12 +1,18 @@
 package model
 
 import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/tandem-serving/tandem/engine/backend/cpu"
+	"github.com/tandem-serving/tandem/engine/gguf"
 	"github.com/tandem-serving/tandem/engine/safetensors"
 	"github.com/tandem-serving/tandem/engine/tokenizer"
 )
@@ -101,6 +107,10 @@ func TestConvertedRefuses(t *testing.T) {
 		`gemma3.attention.sliding_window_pattern is not an integer, or an array`:      {"gemma3", map[string]any{"attention.sliding_window": 8, "attention.sliding_window_pattern": "6"}},
 		`granite.embedding_scale is not a number`:                                     {"granite", map[string]any{"embedding_scale": "12"}},
 		`gemma2.block_count is 1000000, not between 1 and`:                            {"gemma2", map[string]any{"block_count": 1000000}},
+		`gpt-oss.attention.sliding_window is missing, or not one integer`:             {"gpt-oss", map[string]any{"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 32}},
+		`gpt-oss.expert_gating_func is 1; supported: 3`:                               {"gpt-oss", map[string]any{"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 32, "attention.sliding_window": 8, "expert_gating_func": 1}},
+		`gpt-oss.rope.freq_base_swa is 500, rope.freq_base 10000; supported: equal`:   {"gpt-oss", map[string]any{"expert_count": 2, "expert_used_count": 1, "expert_feed_forward_length": 32, "attention.sliding_window": 8, "rope.freq_base": 10000.0, "rope.freq_base_swa": 500.0}},
+		`num_experts_per_tok is 3, num_experts 2`:                                     {"gpt-oss", map[string]any{"expert_count": 2, "expert_used_count": 3, "expert_feed_forward_length": 32, "attention.sliding_window": 8}},
 		`num_experts_per_tok is 9, num_experts 2`:                                     {"granitemoe", map[string]any{"expert_count": 2, "expert_used_count": 9}},
 		`qwen3moe.expert_feed_forward_length is missing, or not one integer`:          {"qwen3moe", map[string]any{"expert_count": 2, "expert_used_count": 1}},
 		`yarn with factor 4, beta_fast 1, beta_slow 32, original_max_position_embedd`: {"qwen2", map[string]any{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 8, "rope.scaling.yarn_beta_fast": 1.0, "rope.scaling.yarn_beta_slow": 32.0}},
@@ -121,6 +131,96 @@ func TestConvertedRefuses(t *testing.T) {
 			t.Errorf("%s: err = %v, want %q", c.arch, err, says)
 		}
 	}
+}
+
+// convertedKeys are the keys of a file below general.architecture, and what happens without each:
+// the start of an error, "moves" for other logits, or "same" where a default is equal.
+var convertedKeys = map[string]map[string]string{
+	"gpt-oss": {
+		"attention.head_count": "missing", "attention.head_count_kv": "want shape", "attention.key_length": "value_length is 24, in heads of 16", "attention.value_length": "same",
+		"attention.layer_norm_rms_epsilon": "rms_norm_eps is 0", "attention.sliding_window": "missing",
+		"block_count": "missing", "context_length": "missing", "embedding_length": "missing", "feed_forward_length": "missing",
+		"expert_count": "missing", "expert_feed_forward_length": "missing", "expert_used_count": "missing",
+		"rope.freq_base": "moves", "rope.scaling.type": "moves", "rope.scaling.factor": "moves", "rope.scaling.original_context_length": "moves",
+		"rope.scaling.yarn_beta_fast": "moves", "rope.scaling.yarn_beta_slow": "moves",
+	},
+}
+
+// Without any of its keys a file is refused or gives other logits, so that each is read.
+func TestConvertedKeys(t *testing.T) {
+	for name, keys := range convertedKeys {
+		t.Run(name, func(t *testing.T) {
+			data, err := os.ReadFile(filepath.Join("testdata", "converted", name+".gguf"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			g := readGoldensOf(t, "converted/"+name)
+			arch := openedArchitecture(t, data)
+			for _, found := range regexp.MustCompile(regexp.QuoteMeta(arch)+`\.([a-z_.]+)`).FindAllStringSubmatch(string(data[:8192]), -1) {
+				if key := found[1]; keys[key] == "" {
+					t.Errorf("%s.%s is not tested", arch, key)
+				}
+			}
+			for key, want := range keys {
+				full := arch + "." + key
+				field := append(binary.LittleEndian.AppendUint64(nil, uint64(len(full))), full...)
+				if bytes.Count(data, field) != 1 {
+					t.Errorf("%s occurs %d times", full, bytes.Count(data, field))
+					continue
+				}
+				field[8] = 'X'
+				if got := loadedWith(t, bytes.Replace(data, append(binary.LittleEndian.AppendUint64(nil, uint64(len(full))), full...), field, 1), g); !strings.Contains(got, want) {
+					t.Errorf("without %s: %s, want %s", full, got, want)
+				}
+			}
+		})
+	}
+}
+
+// openedArchitecture returns the value of general.architecture, the first key of a file.
+func openedArchitecture(t *testing.T, data []byte) string {
+	t.Helper()
+	f, err := gguf.Parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	arch, _ := f.String("general.architecture")
+	return arch
+}
+
+// loadedWith returns whether a file's logits are those of goldens ("same") or not ("moves"), or why
+// it is not loaded.
+func loadedWith(t *testing.T, data []byte, g goldens) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "changed.gguf")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	src, err := OpenDir(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer src.Close()
+	dev, err := cpu.New(cpu.Options{Threads: 1, Limits: familyLimits})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	m, err := Load(src, dev, familyLimits, Options{})
+	if err != nil {
+		return err.Error()
+	}
+	if err := dev.AllocKV(kvWithin(&m.config, familyLimits)); err != nil {
+		t.Fatal(err)
+	}
+	for _, most := range []int{20, familyLimits.Tokens} { // most changes show in short prompts
+		if worst := worstOf(t, m, g, most); worst > 10*tolerance {
+			return "moves"
+		} else if worst > tolerance {
+			return fmt.Sprintf("logits are off by %g", worst)
+		}
+	}
+	return "same"
 }
 
 // Tensors of more or fewer rows than their matrices have are reported by name.

@@ -9,6 +9,7 @@ import (
 type ggufArchitecture struct {
 	name   string            // in architectures
 	paired bool              // see Config.Paired
+	latent bool              // attention is over latents
 	names  map[string]string // of modules, where they are not those of ggufNames
 	also   func(f *ggufFile, c map[string]any) error
 }
@@ -20,6 +21,7 @@ var ggufArchitectures = map[string]ggufArchitecture{
 	"gemma3":     {name: "Gemma3ForCausalLM", also: ggufGemma3},
 	"glm4":       {name: "Glm4ForCausalLM", also: ggufGLM4},
 	"glm4moe":    {name: "Glm4MoeForCausalLM", also: ggufGLM4MoE, names: map[string]string{"post_attention_norm": "post_attention_layernorm"}},
+	"gpt-oss":    {name: gptOSSName, also: ggufGPTOSS, names: map[string]string{"post_attention_norm": "post_attention_layernorm"}},
 	"granite":    {name: "GraniteForCausalLM", paired: true, also: ggufGranite},
 	"granitemoe": {name: "GraniteMoeForCausalLM", paired: true, also: ggufGraniteMoE},
 	"llama":      {name: "LlamaForCausalLM", paired: true, also: ggufLlama},
@@ -188,6 +190,42 @@ func ggufGLM4MoE(f *ggufFile, c map[string]any) error {
 	return f.biases(c)
 }
 
+// ggufGPTOSS reads GPT-OSS. The files have neither how its yarn ends nor all of its end tokens:
+// both are as the model was published.
+func ggufGPTOSS(f *ggufFile, c map[string]any) error {
+	c["attention_bias"] = true
+	if yarn, ok := c["rope_scaling"].(map[string]any); ok && yarn["rope_type"] == "yarn" {
+		yarn["truncate"] = false
+	}
+	if c["head_dim"] == nil && c["num_attention_heads"].(int64) > 0 {
+		c["head_dim"] = c["hidden_size"].(int64) / c["num_attention_heads"].(int64)
+	}
+	if err := f.ints(c, map[string]string{
+		"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "intermediate_size", "attention.sliding_window": "sliding_window",
+	}); err != nil {
+		return err
+	}
+	if n, ok := f.Int("gpt-oss.expert_gating_func"); ok && n != 3 {
+		return fmt.Errorf("%w: gpt-oss.expert_gating_func is %d; supported: 3, the softmax of the chosen scores", ErrUnsupported, n)
+	}
+	if theta, ok := f.Float("gpt-oss.rope.freq_base_swa"); ok && theta != c["rope_theta"] {
+		return fmt.Errorf("%w: gpt-oss.rope.freq_base_swa is %g, rope.freq_base %v; supported: equal ones", ErrUnsupported, theta, c["rope_theta"])
+	}
+	f.endTokens(c, "<|return|>", "<|endoftext|>", "<|call|>")
+	return f.window(c, 0, 2)
+}
+
+// endTokens adds tokens to those that end a text, where the vocabulary has them.
+func (f *ggufFile) endTokens(c map[string]any, texts ...string) {
+	ends := c["eos_token_id"].([]int32)
+	for id, token := range f.Strings("tokenizer.ggml.tokens") {
+		if slices.Contains(texts, token) && !slices.Contains(ends, int32(id)) {
+			ends = append(ends, int32(id))
+		}
+	}
+	c["eos_token_id"] = ends
+}
+
 func ggufGranite(f *ggufFile, c map[string]any) error {
 	if tuned, ok := f.Bool(f.arch + ".rope.scaling.finetuned"); ok && !tuned {
 		return fmt.Errorf("%w: %s.rope.scaling.finetuned is false, which means no rotation; supported: true", ErrUnsupported, f.arch)
@@ -224,3 +262,6 @@ func ggufPhi3(f *ggufFile, c map[string]any) error {
 	}
 	return nil
 }
+
+// latentSizes sets the sizes of latents and of the heads' keys and values.
+func (f *ggufFile) latentSizes(ggufArchitecture, map[string]any) error { return nil }

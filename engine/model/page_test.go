@@ -68,6 +68,16 @@ other architectures are refused by name. Texts are cut into tokens as transforme
 puts one space more before a text that begins with a space, and behind a special token, where the
 vocabulary is SentencePiece's.
 
+Matrices in MXFP4 stay in MXFP4 on CPUs and GPUs, also with ` + "`--dtype float32`" + ` and
+` + "`--quantization`" + `. Only embeddings, the output projection and latents' matrices are expanded, to
+bfloat16, as are a tensor-parallel rank's columns that begin within a group of 32. A matrix with an
+exponent of 255, which is not a number, is refused.
+
+What a file's metadata lack is as the model was published:
+
+- ` + "`gpt-oss`: the ramp of yarn ends within a pair of columns (`truncate`" + ` is false), where llama.cpp
+  rounds it; ` + "`<|return|>`, `<|call|>` and `<|endoftext|>`" + ` end a text
+
 | ` + "`general.architecture`" + ` | read as |
 |---|---|
 `)

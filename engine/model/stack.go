@@ -98,6 +98,9 @@ func (s *stack) load(b backend.Backend, q Quantization) error {
 			if t.DType == backend.FP8 {
 				t = s.from.widen(t)
 			}
+			if err := checkExponents(&t); err != nil {
+				return err
+			}
 			w, err := b.Load(t)
 			if err != nil {
 				return fmt.Errorf("loading %s, expert %d: %w", s.names[0], e, err)

@@ -6,10 +6,12 @@ source package llama-cpp-python 0.3.36, which bench/engine/llama.sh downloads):
     LLAMA=FOLDER python make_converted.py [NAME …]
 
 Weights are random and rounded to float16, in which the files hold matrices. Next to NAME.gguf is
-NAME/goldens.json.gz: the logits of transformers in float32, and the ids of some texts.
+NAME/goldens.json.gz: the logits of transformers in float32, the ids of some texts, and the SHA-256 of
+each expert's matrix in MXFP4 as gguf's numpy code expands it.
 """
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -17,9 +19,10 @@ import pathlib
 import sys
 import tempfile
 
+import numpy
 import sentencepiece
 import torch
-from make_goldens import FAMILY, GRANITE, fill, goldens
+from make_goldens import FAMILY, GPT_OSS, GRANITE, fill, goldens, store_mxfp4
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -50,7 +53,7 @@ def sentencepiece_vocabulary(folder, spec):
 def byte_vocabulary(folder, spec):
     merges = ["t h", "th e", "Ġ the", "Ġ t", "l o", "l l", "o r", "H e", "r e", "Ġ w", "1 2", "Ġ Ġ", "Ċ Ċ", "Ã ¯", "1 23", "2 3"]
     tokens = list(bytes_to_unicode().values()) + sorted({m.replace(" ", "") for m in merges})
-    special = ["<|endoftext|>", "<|user|>", "<|bos|>", "[gMASK]", "<|observation|>"]
+    special = ["<|endoftext|>", "<|user|>", "<|bos|>", "[gMASK]", "<|observation|>", *spec.get("special", [])]
     added = [dict(id=len(tokens) + i, content=t, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True) for i, t in enumerate(special)]
     merges = [m for m in merges if m != "1 23"] + ["1 23"]
     cut = [dict(type="Split", pattern=dict(Regex=spec["regex"]), behavior="Isolated", invert=False)] if "regex" in spec else [dict(type="Digits", individual_digits=True)]
@@ -73,6 +76,18 @@ def convert(folder, path, pre, fuse):
         kind(folder, gguf.LlamaFileType.MOSTLY_F16, path, eager=True, fuse_qkv=fuse).write()
 
 
+def sums(path):
+    """The SHA-256 of each matrix in MXFP4 that a file has, in float32."""
+    found, names = {}, dict(gate="gate_proj", up="up_proj", down="down_proj")
+    for t in gguf.GGUFReader(path).tensors:
+        if t.tensor_type == gguf.GGMLQuantizationType.MXFP4:
+            _, layer, kind, _ = t.name.split(".")
+            for e, w in enumerate(gguf.quants.dequantize(t.data, t.tensor_type)):
+                name = f"model.layers.{layer}.mlp.experts.{e}.{names[kind.split('_')[1]]}.weight"
+                found[name] = hashlib.sha256(numpy.ascontiguousarray(w, numpy.float32).tobytes()).hexdigest()
+    return found
+
+
 def make(name, spec):
     (ROOT / name).mkdir(parents=True, exist_ok=True)
     path = ROOT / f"{name}.gguf"
@@ -85,11 +100,15 @@ def make(name, spec):
             for p in model.parameters():
                 p.copy_(p.half().float())
         model.save_pretrained(folder)
+        if spec.get("mxfp4"):
+            store_mxfp4(folder)
         (sentencepiece_vocabulary if "space" in spec else byte_vocabulary)(folder, spec)
         convert(folder, path, spec.get("pre", "default"), spec.get("fuse", False))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         result = next(r for r in (goldens(model, spec["seed"] + k, False, True, spec.get("static")) for k in range(50)) if r)
         tokenizer = AutoTokenizer.from_pretrained(folder)
+        if spec.get("mxfp4"):
+            result["sha256"] = sums(path)
         result["texts"] = [dict(text=text, ids=tokenizer(text, add_special_tokens=False)["input_ids"]) for text in TEXTS]
     with open(ROOT / name / "goldens.json.gz", "wb") as f:
         with gzip.GzipFile(fileobj=f, mode="wb", mtime=0, filename="") as z:
@@ -102,11 +121,17 @@ def make(name, spec):
 ROPE = dict(rope_type="default", rope_theta=10000.0)
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace("{1,3}", "")
+O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPACED = dict(space=True, **{"class": dict(tokenizer_class="LlamaTokenizer", legacy=False, add_bos_token=True, bos_token="<s>", eos_token="</s>", unk_token="<unk>")})
 BARE = dict(space=False, **{"class": dict(tokenizer_class="LlamaTokenizer", legacy=False, add_prefix_space=False, add_bos_token=True, bos_token="<s>", eos_token="</s>", unk_token="<unk>")})
 GEMMA = dict(head_dim=16, rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", pad_token_id=0, query_pre_attn_scalar=16)
 EXPERTS = dict(num_local_experts=6, num_experts_per_tok=2)
+OSS = GPT_OSS | EXPERTS | dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=24, max_position_embeddings=900,
+    rope_parameters=GPT_OSS["rope_parameters"] | dict(beta_fast=16.0, beta_slow=2.0, original_max_position_embeddings=128))
 
 MODELS = {
     "llama": dict(seed=601, **SPACED, config=dict(
@@ -144,6 +169,9 @@ MODELS = {
         model_type="granitemoeshared", num_hidden_layers=2, intermediate_size=24, shared_intermediate_size=40)),
     "smollm3": dict(seed=616, pre="llama-bpe", regex=LLAMA3, ignore_merges=True, config=dict(
         model_type="smollm3", num_hidden_layers=4, tie_word_embeddings=True, pad_token_id=0, no_rope_layer_interval=4, rope_parameters=dict(rope_type="default", rope_theta=5000000.0))),
+    # experts in MXFP4, and the same as floats
+    "gpt-oss": dict(seed=617, pre="gpt-4o", regex=O200K, special=["<|return|>", "<|call|>"], mxfp4=True, config=OSS),
+    "gpt-oss-f16": dict(seed=618, pre="gpt-4o", regex=O200K, config=OSS | dict(num_hidden_layers=1, num_local_experts=4)),
 }
 
 if __name__ == "__main__":
