@@ -25,6 +25,7 @@ var ggufArchitectures = map[string]ggufArchitecture{
 	"granite":    {name: "GraniteForCausalLM", paired: true, also: ggufGranite},
 	"granitemoe": {name: "GraniteMoeForCausalLM", paired: true, also: ggufGraniteMoE},
 	"llama":      {name: "LlamaForCausalLM", paired: true, also: ggufLlama},
+	"mistral3":   {name: "Ministral3ForCausalLM", paired: true, also: ggufMistral3},
 	"olmo2":      {name: "Olmo2ForCausalLM", also: ggufOLMo2},
 	"phi3":       {name: "Phi3ForCausalLM", also: ggufPhi3},
 	"qwen2":      {name: "Qwen2ForCausalLM"},
@@ -244,6 +245,40 @@ func ggufGraniteMoE(f *ggufFile, c map[string]any) error {
 		c["architectures"], c["shared_intermediate_size"] = []string{"GraniteMoeSharedForCausalLM"}, n
 	}
 	return ggufGranite(f, c)
+}
+
+// ggufMistral3 reads Ministral 3, and the text of Mistral 3, whose queries do not grow.
+func ggufMistral3(f *ggufFile, c map[string]any) error {
+	if n, ok := f.Int("mistral3.expert_count"); ok && n != 0 {
+		return fmt.Errorf("%w: mistral3.expert_count is %d; supported: 0", ErrUnsupported, n)
+	}
+	if n, ok := f.Int("mistral3.attention.sliding_window"); ok && n != 0 {
+		c["sliding_window"] = n
+	}
+	if c["rope_theta"] == nil {
+		c["rope_theta"] = 10000
+	}
+	yarn, err := f.yarn(c, map[string]string{"attention.temperature_scale": "llama_4_scaling_beta", "rope.scaling.yarn_log_multiplier": "mscale_all_dim"})
+	if err == nil && yarn["mscale_all_dim"] != nil {
+		yarn["mscale"] = 1
+	}
+	return err
+}
+
+// yarn sets keys of yarn to numbers of the file that are not zero. Without yarn there must be none.
+func (f *ggufFile) yarn(c map[string]any, keys map[string]string) (map[string]any, error) {
+	rope, _ := c["rope_scaling"].(map[string]any)
+	for key, name := range keys {
+		n, ok := f.Float(f.arch + "." + key)
+		switch {
+		case !ok || n == 0:
+		case rope["rope_type"] != "yarn" || n < 0:
+			return nil, fmt.Errorf("%w: %s.%s is %g; supported: positive numbers, with rope.scaling.type yarn", ErrUnsupported, f.arch, key, n)
+		default:
+			rope[name] = n
+		}
+	}
+	return rope, nil
 }
 
 func ggufOLMo2(f *ggufFile, c map[string]any) error {

@@ -103,7 +103,14 @@ def make(name, spec):
         if spec.get("mxfp4"):
             store_mxfp4(folder)
         (sentencepiece_vocabulary if "space" in spec else byte_vocabulary)(folder, spec)
+        config = folder / "config.json"
+        text = config.read_text()
+        if "wrapper" in spec:  # a multimodal model, whose text the file has
+            inner = json.loads(text)
+            del inner["architectures"]
+            config.write_text(json.dumps(spec["wrapper"] | dict(text_config=inner, vision_config=dict(model_type="pixtral"))))
         convert(folder, path, spec.get("pre", "default"), spec.get("fuse", False))
+        config.write_text(text)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         result = next(r for r in (goldens(model, spec["seed"] + k, False, True, spec.get("static")) for k in range(50)) if r)
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -124,6 +131,7 @@ QWEN2 = LLAMA3.replace("{1,3}", "")
 O200K = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
          r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+TEKKEN = O200K.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "").replace("{1,3}", "")
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 SPACED = dict(space=True, **{"class": dict(tokenizer_class="LlamaTokenizer", legacy=False, add_bos_token=True, bos_token="<s>", eos_token="</s>", unk_token="<unk>")})
 BARE = dict(space=False, **{"class": dict(tokenizer_class="LlamaTokenizer", legacy=False, add_prefix_space=False, add_bos_token=True, bos_token="<s>", eos_token="</s>", unk_token="<unk>")})
@@ -169,6 +177,15 @@ MODELS = {
         model_type="granitemoeshared", num_hidden_layers=2, intermediate_size=24, shared_intermediate_size=40)),
     "smollm3": dict(seed=616, pre="llama-bpe", regex=LLAMA3, ignore_merges=True, config=dict(
         model_type="smollm3", num_hidden_layers=4, tie_word_embeddings=True, pad_token_id=0, no_rope_layer_interval=4, rope_parameters=dict(rope_type="default", rope_theta=5000000.0))),
+    # queries that grow by steps of 100 positions
+    "ministral3": dict(seed=619, pre="tekken", regex=TEKKEN, ignore_merges=True, config=dict(
+        model_type="ministral3", num_hidden_layers=2, head_dim=14, tie_word_embeddings=False, max_position_embeddings=700,
+        rope_parameters=dict(rope_type="yarn", rope_theta=1000000.0, factor=8.0, original_max_position_embeddings=100, beta_fast=2.0, beta_slow=0.25,
+                             mscale=1.0, mscale_all_dim=0.5, llama_4_scaling_beta=0.3))),
+    "mistral3": dict(
+        seed=620, pre="tekken", regex=TEKKEN, ignore_merges=True, wrapper=dict(architectures=["Mistral3ForConditionalGeneration"], model_type="mistral3"),
+        config=dict(model_type="mistral", num_hidden_layers=2, head_dim=12, sliding_window=None, tie_word_embeddings=False,
+                    rope_parameters=dict(rope_type="default", rope_theta=1000000.0))),
     # experts in MXFP4, and the same as floats
     "gpt-oss": dict(seed=617, pre="gpt-4o", regex=O200K, special=["<|return|>", "<|call|>"], mxfp4=True, config=OSS),
     "gpt-oss-f16": dict(seed=618, pre="gpt-4o", regex=O200K, config=OSS | dict(num_hidden_layers=1, num_local_experts=4)),
