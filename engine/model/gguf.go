@@ -377,6 +377,9 @@ func (f *ggufFile) split(c *Config, a ggufArchitecture) func(safetensors.Tensor)
 			return []safetensors.Tensor{t}
 		}
 		parts := strings.Split(t.Name, ".")
+		if n, err := strconv.Atoi(parts[min(1, len(parts)-1)]); parts[0] == "blk" && err == nil && n >= c.Layers && architectures[c.Architecture].extraLayers {
+			return nil // guesses the token after next
+		}
 		if len(parts) != 4 || parts[0] != "blk" {
 			return []safetensors.Tensor{t} // Load reports it
 		}

@@ -20,6 +20,7 @@ import sys
 import tempfile
 
 import numpy
+import safetensors.torch
 import sentencepiece
 import torch
 from make_goldens import FAMILY, GPT_OSS, GRANITE, fill, goldens, store_mxfp4
@@ -76,6 +77,20 @@ def convert(folder, path, pre, fuse):
         kind(folder, gguf.LlamaFileType.MOSTLY_F16, path, eager=True, fuse_qkv=fuse).write()
 
 
+def guess_layer(folder):
+    """Adds a layer that guesses the token after next, which is not computed here."""
+    path, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    tensors, last = safetensors.torch.load_file(path), config["num_hidden_layers"] - 1
+    for name in [n for n in tensors if n.startswith(f"model.layers.{last}.")]:
+        tensors[name.replace(str(last), str(last + 1), 1)] = tensors[name].clone()
+    width = config["hidden_size"]
+    for name, shape in {"eh_proj": (width, 2 * width), "enorm": (width,), "hnorm": (width,), "shared_head.norm": (width,)}.items():
+        tensors[f"model.layers.{last + 1}.{name}.weight"] = torch.ones(shape)
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    config["num_nextn_predict_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def sums(path):
     """The SHA-256 of each matrix in MXFP4 that a file has, in float32."""
     found, names = {}, dict(gate="gate_proj", up="up_proj", down="down_proj")
@@ -102,6 +117,8 @@ def make(name, spec):
         model.save_pretrained(folder)
         if spec.get("mxfp4"):
             store_mxfp4(folder)
+        if spec.get("guesses"):
+            guess_layer(folder)
         (sentencepiece_vocabulary if "space" in spec else byte_vocabulary)(folder, spec)
         config = folder / "config.json"
         text = config.read_text()
@@ -160,7 +177,7 @@ MODELS = {
         rope_parameters=dict(rope_type="longrope", rope_theta=10000.0, partial_rotary_factor=0.75, original_max_position_embeddings=128, short_factor=[1.0, 1.1, 1.2], long_factor=[1.0, 2.0, 4.0]))),
     "glm4": dict(seed=607, pre="glm4", regex=LLAMA3, ignore_merges=True, config=dict(
         model_type="glm4", head_dim=16, attention_bias=True, tie_word_embeddings=False, pad_token_id=0, rope_parameters=ROPE | dict(partial_rotary_factor=0.5))),
-    "glm4-moe": dict(seed=608, pre="glm4", regex=LLAMA3, ignore_merges=True, config=dict(
+    "glm4-moe": dict(seed=608, guesses=True, pre="glm4", regex=LLAMA3, ignore_merges=True, config=dict(
         model_type="glm4_moe", head_dim=16, attention_bias=True, use_qk_norm=True, tie_word_embeddings=False, pad_token_id=0, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=1,
         moe_intermediate_size=24, first_k_dense_replace=1, routed_scaling_factor=1.5, norm_topk_prob=True, n_group=1, topk_group=1,
         rope_parameters=ROPE | dict(partial_rotary_factor=0.5))),
