@@ -117,6 +117,9 @@ func openGGUF(path string) (_ *Source, err error) {
 		return nil, err
 	}
 	s.Config.Paired, s.Config.Apart, s.Config.Features.OnePlus = a.paired, true, false
+	if s.Config.Latent != nil {
+		s.Config.Latent.Split = f.splitLatents()
+	}
 	s.blocks, s.close = f.types(), c.Close
 	return s, nil
 }
@@ -407,6 +410,8 @@ func (f *ggufFile) split(c *Config, a ggufArchitecture) func(safetensors.Tensor)
 			t.Name = rename(layer + "mlp.gate.e_score_correction_bias")
 		case kind == "attn_sinks":
 			t.Name = rename(layer + "self_attn.sinks")
+		case a.latent && (kind == "attn_k_b" || kind == "attn_v_b") && len(t.Shape) == 3: // a matrix for each head
+			t.Name, t.Shape = name(a.names[kind]), []int{t.Shape[0] * t.Shape[1], t.Shape[2]}
 		case a.names[kind] != "":
 			t.Name = name(a.names[kind])
 		case ggufNames[kind] != "":

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -16,6 +17,7 @@ type ggufArchitecture struct {
 
 // ggufArchitectures are the values of general.architecture that are read.
 var ggufArchitectures = map[string]ggufArchitecture{
+	"deepseek2":  {name: deepseekName, latent: true, names: deepseekNames, also: ggufDeepseek2},
 	"gemma":      {name: "GemmaForCausalLM", also: ggufGemma},
 	"gemma2":     {name: "Gemma2ForCausalLM", also: ggufGemma2},
 	"gemma3":     {name: "Gemma3ForCausalLM", also: ggufGemma3},
@@ -298,5 +300,80 @@ func ggufPhi3(f *ggufFile, c map[string]any) error {
 	return nil
 }
 
+// splitLatents reports whether keys and values of latents have tensors of their own. Files of before
+// April 2025 have them in one, with other sizes in their metadata.
+func (f *ggufFile) splitLatents() bool { return f.has("attn_k_b.weight") }
+
 // latentSizes sets the sizes of latents and of the heads' keys and values.
-func (f *ggufFile) latentSizes(ggufArchitecture, map[string]any) error { return nil }
+func (f *ggufFile) latentSizes(_ ggufArchitecture, c map[string]any) error {
+	delete(c, "head_dim")
+	of := ""
+	if f.splitLatents() { // the others are those of the latents
+		of = "_mla"
+	}
+	sizes := map[string]any{}
+	if err := cmp.Or(
+		f.ints(c, map[string]string{"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim", "attention.value_length" + of: "v_head_dim"}),
+		f.ints(sizes, map[string]string{"attention.key_length" + of: "key"}),
+	); err != nil {
+		return err
+	}
+	c["qk_nope_head_dim"] = sizes["key"].(int64) - c["qk_rope_head_dim"].(int64)
+	c["q_lora_rank"] = nil
+	if n, ok := f.Int(f.arch + ".attention.q_lora_rank"); ok && n != 0 {
+		c["q_lora_rank"] = n
+	}
+	return nil
+}
+
+// deepseekNames are modules of attention over latents.
+var deepseekNames = map[string]string{
+	"attn_q_a": "self_attn.q_a_proj", "attn_q_b": "self_attn.q_b_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",
+	"attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+	"attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.k_b_proj", "attn_v_b": "self_attn.v_b_proj",
+}
+
+// ggufDeepseek2 reads DeepSeek-V2 and V3, which differ in how experts are chosen. Files without
+// groups of experts have one.
+func ggufDeepseek2(f *ggufFile, c map[string]any) error {
+	if n, ok := f.Float("deepseek2.attention.temperature_scale"); ok && n != 0 {
+		return fmt.Errorf("%w: deepseek2.attention.temperature_scale is %g; supported: 0", ErrUnsupported, n)
+	}
+	if n, ok := f.Int("deepseek2.nextn_predict_layers"); ok { // which are not computed
+		c["num_hidden_layers"] = c["num_hidden_layers"].(int64) - n
+	}
+	c["n_group"], c["topk_group"], c["first_k_dense_replace"], c["routed_scaling_factor"] = 1, 1, 0, 1
+	f.floats(c, map[string]string{"expert_weights_scale": "routed_scaling_factor"})
+	for key, name := range map[string]string{"expert_group_count": "n_group", "expert_group_used_count": "topk_group", "leading_dense_block_count": "first_k_dense_replace"} {
+		if n, ok := f.Int("deepseek2." + key); ok {
+			c[name] = n
+		}
+	}
+	if err := f.ints(c, map[string]string{
+		"expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
+	}); err != nil {
+		return err
+	}
+	norm, _ := f.Bool("deepseek2.expert_weights_norm")
+	gate, _ := f.Int("deepseek2.expert_gating_func")
+	_, biased := f.tensors[fmt.Sprintf("blk.%v.exp_probs_b.bias", c["first_k_dense_replace"])]
+	switch {
+	case gate == 2 || gate == 0 && biased:
+		c["norm_topk_prob"] = norm
+	case gate > 1 || gate < 0:
+		return fmt.Errorf("%w: deepseek2.expert_gating_func is %d; supported: 1, the softmax, and 2, the logistic function", ErrUnsupported, gate)
+	case norm:
+		return fmt.Errorf("%w: deepseek2.expert_weights_norm is true with the softmax; supported: false", ErrUnsupported)
+	default:
+		c["architectures"] = []string{"DeepseekV2ForCausalLM"}
+		if c["topk_method"] = "greedy"; c["n_group"] != 1 && c["n_group"] != int64(1) {
+			c["topk_method"] = "group_limited_greedy"
+		}
+	}
+	yarn, err := f.yarn(c, map[string]string{"rope.scaling.yarn_log_multiplier": "mscale_all_dim"})
+	if err == nil && yarn["mscale_all_dim"] != nil { // a tenth of it, and mscale is equal
+		all := 10 * yarn["mscale_all_dim"].(float64)
+		yarn["mscale"], yarn["mscale_all_dim"] = all, all
+	}
+	return err
+}

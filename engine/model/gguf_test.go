@@ -183,7 +183,7 @@ func TestGGUFWithAWeightTwice(t *testing.T) {
 // What a file needs beyond this package is refused by its key and value.
 func TestGGUFRefuses(t *testing.T) {
 	for says, changes := range map[string]map[string]any{
-		`general.architecture is "mamba"; supported: gemma, gemma2, gemma3, glm4`: {"general.architecture": "mamba"},
+		`general.architecture is "mamba"; supported: deepseek2, gemma, gemma2, gemma3, glm4`: {"general.architecture": "mamba"},
 		`general.architecture is ""`:                                                 {"general.architecture": 7},
 		`split.count is 3; merge the parts first`:                                    {"split.count": 3},
 		`llama.block_count is missing, or not one integer`:                           {"llama.block_count": nil},

@@ -5,7 +5,7 @@ source package llama-cpp-python 0.3.36, which bench/engine/llama.sh downloads):
 
     LLAMA=FOLDER python make_converted.py [NAME …]
 
-Weights are random and rounded to float16, in which the files hold matrices. Next to NAME.gguf is
+Weights are random and rounded to float16 or Q8_0, in which the files hold matrices. Next to NAME.gguf is
 NAME/goldens.json.gz: the logits of transformers in float32, the ids of some texts, and the SHA-256 of
 each expert's matrix in MXFP4 as gguf's numpy code expands it.
 """
@@ -23,7 +23,7 @@ import numpy
 import safetensors.torch
 import sentencepiece
 import torch
-from make_goldens import FAMILY, GPT_OSS, GRANITE, fill, goldens, store_mxfp4
+from make_goldens import DEEPSEEK, FAMILY, GPT_OSS, GRANITE, fill, goldens, store_mxfp4
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -68,13 +68,50 @@ def byte_vocabulary(folder, spec):
     (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="PreTrainedTokenizerFast", eos_token="<|endoftext|>", bos_token="<|bos|>")))
 
 
-def convert(folder, path, pre, fuse):
-    """Has llama.cpp's converter write a file."""
+def eighth(w):
+    """Rounds rows to Q8_0, in which rounding again changes nothing."""
+    kind = gguf.GGMLQuantizationType.Q8_0
+    return torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(numpy.ascontiguousarray(w, numpy.float32), kind), kind))
+
+
+def round_q8(model):
+    """Rounds matrices to Q8_0 as the converter does, which turns the keys of latents."""
+    c = model.config
+    for name, p in model.named_parameters():
+        if name.endswith("kv_b_proj.weight"):
+            heads = p.view(c.num_attention_heads, -1, c.kv_lora_rank)
+            heads[:, : c.qk_nope_head_dim] = eighth(heads[:, : c.qk_nope_head_dim].transpose(1, 2)).transpose(1, 2)
+            heads[:, c.qk_nope_head_dim :] = eighth(heads[:, c.qk_nope_head_dim :])
+        elif p.ndim > 1 and not name.endswith("mlp.gate.weight"):
+            p.copy_(eighth(p))
+
+
+def convert(folder, path, pre, fuse, whole=False, q8=False):
+    """Has llama.cpp's converter write a file. whole: as until April 2025, when the keys and values of
+    latents were one tensor."""
     TextModel.get_vocab_base_pre = lambda self, tokenizer: pre  # which it finds by the ids of published vocabularies
     hparams = ModelBase.load_hparams(folder, False)
     kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT), mmproj=False)
+    if whole:
+        kind = type("Whole", (kind,), dict(modify_tensors=whole_tensors, set_gguf_parameters=whole_sizes, model_arch=kind.model_arch))
     with torch.inference_mode():
-        kind(folder, gguf.LlamaFileType.MOSTLY_F16, path, eager=True, fuse_qkv=fuse).write()
+        kind(folder, gguf.LlamaFileType.MOSTLY_Q8_0 if q8 else gguf.LlamaFileType.MOSTLY_F16, path, eager=True, fuse_qkv=fuse).write()
+
+
+def whole_tensors(self, data, name, bid):
+    if not name.endswith("kv_b_proj.weight"):
+        yield from super(type(self), self).modify_tensors(data, name, bid)
+        return
+    yield from TextModel.modify_tensors(self, data, name, bid)
+
+
+def whole_sizes(self):
+    heads = self.hparams["num_attention_heads"]
+    super(type(self), self).set_gguf_parameters()
+    values = self.gguf_writer.kv_data[0]
+    for key, size in dict(key_length=values.pop("deepseek2.attention.key_length_mla"), value_length=values.pop("deepseek2.attention.value_length_mla")).items():
+        values[f"deepseek2.attention.{key}"] = size
+    values["deepseek2.attention.head_count_kv"].value = heads
 
 
 def guess_layer(folder):
@@ -114,6 +151,8 @@ def make(name, spec):
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(p.half().float())
+            if spec.get("q8"):
+                round_q8(model)
         model.save_pretrained(folder)
         if spec.get("mxfp4"):
             store_mxfp4(folder)
@@ -126,7 +165,7 @@ def make(name, spec):
             inner = json.loads(text)
             del inner["architectures"]
             config.write_text(json.dumps(spec["wrapper"] | dict(text_config=inner, vision_config=dict(model_type="pixtral"))))
-        convert(folder, path, spec.get("pre", "default"), spec.get("fuse", False))
+        convert(folder, path, spec.get("pre", "default"), spec.get("fuse", False), spec.get("whole", False), spec.get("q8", False))
         config.write_text(text)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
         result = next(r for r in (goldens(model, spec["seed"] + k, False, True, spec.get("static")) for k in range(50)) if r)
@@ -154,6 +193,10 @@ SPACED = dict(space=True, **{"class": dict(tokenizer_class="LlamaTokenizer", leg
 BARE = dict(space=False, **{"class": dict(tokenizer_class="LlamaTokenizer", legacy=False, add_prefix_space=False, add_bos_token=True, bos_token="<s>", eos_token="</s>", unk_token="<unk>")})
 GEMMA = dict(head_dim=16, rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", pad_token_id=0, query_pre_attn_scalar=16)
 EXPERTS = dict(num_local_experts=6, num_experts_per_tok=2)
+YARN = dict(rope_type="yarn", rope_theta=20000.0, factor=8.0, beta_fast=1.0, beta_slow=0.05, original_max_position_embeddings=100)
+DEEPSEEK = DEEPSEEK | dict(vocab_size=VOCAB, hidden_size=48, num_hidden_layers=2, max_position_embeddings=700)
+V2 = DEEPSEEK | dict(
+    model_type="deepseek_v2", n_shared_experts=2, routed_scaling_factor=1.8, norm_topk_prob=False)
 OSS = GPT_OSS | EXPERTS | dict(
     hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=24, max_position_embeddings=900,
     rope_parameters=GPT_OSS["rope_parameters"] | dict(beta_fast=16.0, beta_slow=2.0, original_max_position_embeddings=128))
@@ -203,6 +246,15 @@ MODELS = {
         seed=620, pre="tekken", regex=TEKKEN, ignore_merges=True, wrapper=dict(architectures=["Mistral3ForConditionalGeneration"], model_type="mistral3"),
         config=dict(model_type="mistral", num_hidden_layers=2, head_dim=12, sliding_window=None, tie_word_embeddings=False,
                     rope_parameters=dict(rope_type="default", rope_theta=1000000.0))),
+    # experts of the best groups by the logistic function and a bias; by the softmax, queries without a
+    # waist; in addition as older files have it
+    "deepseek2": dict(seed=621, pre="qwen2", regex=QWEN2, config=DEEPSEEK | dict(
+        q_lora_rank=40, n_shared_experts=1, routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid",
+        rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0))),
+    "deepseek2-v2": dict(seed=622, pre="qwen2", regex=QWEN2, q8=True, config=V2 | dict(
+        q_lora_rank=32, hidden_size=64, kv_lora_rank=32, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32, topk_method="group_limited_greedy", rope_parameters=dict(YARN, mscale=0.7, mscale_all_dim=0.7))),
+    "deepseek2-lite": dict(seed=623, pre="qwen2", regex=QWEN2, whole=True, config=V2 | dict(
+        q_lora_rank=None, topk_method="greedy", n_group=1, topk_group=1, rope_parameters=ROPE)),
     # experts in MXFP4, and the same as floats
     "gpt-oss": dict(seed=617, pre="gpt-4o", regex=O200K, special=["<|return|>", "<|call|>"], mxfp4=True, config=OSS),
     "gpt-oss-f16": dict(seed=618, pre="gpt-4o", regex=O200K, config=OSS | dict(num_hidden_layers=1, num_local_experts=4)),
