@@ -85,6 +85,30 @@ func checkTexts(t *testing.T, src *Source, name string) {
 	}
 }
 
+// Texts of Kimi K2 are cut as tiktoken does, and a turn's end is the text's.
+func TestGGUFKimi(t *testing.T) {
+	values := map[string]any{
+		"general.architecture": "deepseek2", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "kimi-k2", "tokenizer.ggml.eos_token_id": 0,
+		"tokenizer.ggml.tokens": []string{"[EOS]", "a", "b", "<|im_end|>"}, "tokenizer.ggml.token_type": []int32{3, 1, 1, 3}, "tokenizer.ggml.merges": []string{},
+	}
+	for key, v := range map[string]any{
+		"embedding_length": 8, "block_count": 1, "attention.head_count": 2, "feed_forward_length": 8, "context_length": 64, "attention.layer_norm_rms_epsilon": 1e-5,
+		"attention.kv_lora_rank": 8, "attention.key_length": 8, "attention.value_length": 4, "rope.dimension_count": 4,
+		"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8, "expert_shared_count": 1, "expert_gating_func": 2,
+	} {
+		values["deepseek2."+key] = v
+	}
+	src, err := OpenDir(ggufFileOf(t, values))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	b, err := src.Bundle()
+	if err != nil || !slices.Equal(b.EOSTokenIDs, []int32{0, 3}) || !bytes.Contains(b.TokenizerJSON, []byte(`[\\p{Han}]+|`)) || !bytes.Contains(b.TokenizerJSON, []byte(`"ignore_merges":true`)) {
+		t.Errorf("%v, %s, %v", b.EOSTokenIDs, b.TokenizerJSON, err)
+	}
+}
+
 // What a family's file needs beyond its folder's architecture is refused by its key and value, and
 // keys that contradict each other are refused, too.
 func TestConvertedRefuses(t *testing.T) {

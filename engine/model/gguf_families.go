@@ -300,8 +300,8 @@ func ggufPhi3(f *ggufFile, c map[string]any) error {
 	return nil
 }
 
-// splitLatents reports whether keys and values of latents have tensors of their own. Files of before
-// April 2025 have them in one, with other sizes in their metadata.
+// splitLatents reports whether keys and values of latents have tensors of their own. Files made
+// before April 2025 have one tensor, and other sizes in their metadata.
 func (f *ggufFile) splitLatents() bool { return f.has("attn_k_b.weight") }
 
 // latentSizes sets the sizes of latents and of the heads' keys and values.
@@ -353,6 +353,9 @@ func ggufDeepseek2(f *ggufFile, c map[string]any) error {
 		"expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size", "expert_shared_count": "n_shared_experts",
 	}); err != nil {
 		return err
+	}
+	if pre, _ := f.String("tokenizer.ggml.pre"); pre == "kimi-k2" {
+		f.endTokens(c, "<|im_end|>")
 	}
 	norm, _ := f.Bool("deepseek2.expert_weights_norm")
 	gate, _ := f.Int("deepseek2.expert_gating_func")

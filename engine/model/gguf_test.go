@@ -199,7 +199,7 @@ func TestGGUFRefuses(t *testing.T) {
 		`llama.rope.scaling.type is "luck"; supported: none, linear, longrope, yarn`: {"llama.rope.scaling.type": "luck"},
 		`factor 0`:  {"llama.rope.scaling.type": "linear"},
 		`"martian"`: {"tokenizer.ggml.pre": "martian"},
-		`tokenizer.ggml.pre (read are chatglm-bpe, codeshell, command-r, dbrx, deepseek-r1-qwen`: {"tokenizer.ggml.pre": nil},
+		`tokenizer.ggml.pre (read are chatglm-bpe, codeshell, command-r, dbrx, deepseek-llm, deepseek-r1-qwen`: {"tokenizer.ggml.pre": nil},
 		`tokenizer.ggml.model "bert"`:                {"tokenizer.ggml.model": "bert"},
 		`tokenizer.ggml has 0 tokens`:                {"tokenizer.ggml.tokens": nil},
 		`tokenizer.ggml has 4 tokens, 2 token_type`:  {"tokenizer.ggml.token_type": []int32{1, 1}},

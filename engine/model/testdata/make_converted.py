@@ -12,6 +12,7 @@ each expert's matrix in MXFP4 as gguf's numpy code expands it.
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -57,7 +58,9 @@ def byte_vocabulary(folder, spec):
     special = ["<|endoftext|>", "<|user|>", "<|bos|>", "[gMASK]", "<|observation|>", *spec.get("special", [])]
     added = [dict(id=len(tokens) + i, content=t, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True) for i, t in enumerate(special)]
     merges = [m for m in merges if m != "1 23"] + ["1 23"]
-    cut = [dict(type="Split", pattern=dict(Regex=spec["regex"]), behavior="Isolated", invert=False)] if "regex" in spec else [dict(type="Digits", individual_digits=True)]
+    regex = spec.get("regex", [])
+    cut = [dict(type="Split", pattern=dict(Regex=r), behavior="Isolated", invert=False) for r in ([regex] if isinstance(regex, str) else regex)]
+    cut += [dict(type="Digits", individual_digits=True)] if not cut or spec.get("digits") else []
     file = dict(
         version="1.0", truncation=None, padding=None, added_tokens=added, normalizer=None, post_processor=None, decoder=dict(type="ByteLevel", add_prefix_space=True, trim_offsets=True, use_regex=True),
         pre_tokenizer=dict(type="Sequence", pretokenizers=[*cut, dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex="regex" not in spec)]),
@@ -181,6 +184,11 @@ def make(name, spec):
     print(f"{name}: logits deviate by {result['deviation']:.2f}, {path.stat().st_size} bytes")
 
 
+# The expressions of DeepSeek are there.
+module = importlib.util.spec_from_file_location("tokenizers_goldens", pathlib.Path(__file__).parent.parent.parent / "tokenizer/testdata/goldens.py")
+pre = importlib.util.module_from_spec(module)
+module.loader.exec_module(pre)
+
 ROPE = dict(rope_type="default", rope_theta=10000.0)
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = LLAMA3.replace("{1,3}", "")
@@ -248,10 +256,10 @@ MODELS = {
                     rope_parameters=dict(rope_type="default", rope_theta=1000000.0))),
     # experts of the best groups by the logistic function and a bias; by the softmax, queries without a
     # waist; in addition as older files have it
-    "deepseek2": dict(seed=621, pre="qwen2", regex=QWEN2, config=DEEPSEEK | dict(
+    "deepseek2": dict(seed=621, pre="deepseek-v3", regex=pre.DEEPSEEK3, config=DEEPSEEK | dict(
         q_lora_rank=40, n_shared_experts=1, routed_scaling_factor=2.5, norm_topk_prob=True, scoring_func="sigmoid",
         rope_parameters=dict(YARN, mscale=1.0, mscale_all_dim=1.0))),
-    "deepseek2-v2": dict(seed=622, pre="qwen2", regex=QWEN2, q8=True, config=V2 | dict(
+    "deepseek2-v2": dict(seed=622, pre="deepseek-llm", regex=pre.DEEPSEEK, digits=True, q8=True, config=V2 | dict(
         q_lora_rank=32, hidden_size=64, kv_lora_rank=32, qk_nope_head_dim=32, v_head_dim=32, moe_intermediate_size=32, topk_method="group_limited_greedy", rope_parameters=dict(YARN, mscale=0.7, mscale_all_dim=0.7))),
     "deepseek2-lite": dict(seed=623, pre="qwen2", regex=QWEN2, whole=True, config=V2 | dict(
         q_lora_rank=None, topk_method="greedy", n_group=1, topk_group=1, rope_parameters=ROPE)),
