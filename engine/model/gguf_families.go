@@ -342,7 +342,7 @@ func ggufDeepseek2(f *ggufFile, c map[string]any) error {
 	if n, ok := f.Int("deepseek2.nextn_predict_layers"); ok { // which are not computed
 		c["num_hidden_layers"] = c["num_hidden_layers"].(int64) - n
 	}
-	c["n_group"], c["topk_group"], c["first_k_dense_replace"], c["routed_scaling_factor"] = 1, 1, 0, 1
+	c["n_group"], c["topk_group"], c["first_k_dense_replace"], c["routed_scaling_factor"] = int64(1), 1, 0, 1
 	f.floats(c, map[string]string{"expert_weights_scale": "routed_scaling_factor"})
 	for key, name := range map[string]string{"expert_group_count": "n_group", "expert_group_used_count": "topk_group", "leading_dense_block_count": "first_k_dense_replace"} {
 		if n, ok := f.Int("deepseek2." + key); ok {
@@ -369,7 +369,7 @@ func ggufDeepseek2(f *ggufFile, c map[string]any) error {
 		return fmt.Errorf("%w: deepseek2.expert_weights_norm is true with the softmax; supported: false", ErrUnsupported)
 	default:
 		c["architectures"] = []string{"DeepseekV2ForCausalLM"}
-		if c["topk_method"] = "greedy"; c["n_group"] != 1 && c["n_group"] != int64(1) {
+		if c["topk_method"] = "greedy"; c["n_group"] != int64(1) {
 			c["topk_method"] = "group_limited_greedy"
 		}
 	}

@@ -46,15 +46,25 @@ func (m *microscaled) pack(rows []int, cols part) []byte {
 	return codes
 }
 
-// checkExponents returns an error for a matrix in MXFP4 with a group that is not a number.
-func checkExponents(t *backend.Tensor) error {
-	if t.DType != backend.MXFP4 {
+// checkExponents returns an error for a matrix in MXFP4 with a group that is not a number. t is what
+// is loaded of s.
+func (s *stored) checkExponents(t *backend.Tensor) error {
+	group, in := -1, 0
+	switch {
+	case t.DType == backend.MXFP4:
+		in = t.Shape[1]
+		group = bytes.IndexByte(t.Data[len(t.Data)/17*16:], gguf.NoExponent)
+	case s.micro != nil: // expanded
+		in = s.micro.in
+		for i := 0; i < len(s.micro.data) && group < 0; i += 17 {
+			if s.micro.data[i] == gguf.NoExponent {
+				group = i / 17
+			}
+		}
+	}
+	if group < 0 {
 		return nil
 	}
-	groups := len(t.Data) / 17
-	if i := bytes.IndexByte(t.Data[16*groups:], gguf.NoExponent); i >= 0 {
-		return fmt.Errorf("%w: %s: the exponent of inputs %d and following in row %d is %d, which is not a number: the file is damaged, download it again",
-			ErrWeights, t.Name, i*mxfp4Group%t.Shape[1], i*mxfp4Group/t.Shape[1], gguf.NoExponent)
-	}
-	return nil
+	return fmt.Errorf("%w: %s: the exponent of inputs %d and following in row %d is %d, which is not a number: the file is damaged, download it again",
+		ErrWeights, t.Name, group*mxfp4Group%in, group*mxfp4Group/in, gguf.NoExponent)
 }

@@ -134,8 +134,11 @@ func TestMXFP4NotANumber(t *testing.T) {
 		t.Fatal(err)
 	}
 	loadRefuses(t, path, "model.layers.1.mlp.experts.2.up_proj.weight: the exponent of inputs 32 and following in row 5 is 255, which is not a number")
-	err = checkExponents(&backend.Tensor{Name: "w", DType: backend.MXFP4, Shape: []int{1, 32}, Data: append(make([]byte, 16), 255)})
-	if !errors.Is(err, ErrWeights) {
-		t.Error(err)
+	s := &stored{micro: &microscaled{data: make([]byte, 4*17), in: 64}}
+	s.micro.data[3*17] = 255
+	for _, m := range []backend.Tensor{{Name: "w", DType: backend.MXFP4, Shape: []int{1, 32}, Data: append(make([]byte, 16), 255)}, {Name: "expanded", DType: backend.BF16}} {
+		if err := s.checkExponents(&m); !errors.Is(err, ErrWeights) {
+			t.Errorf("%s: %v", m.Name, err)
+		}
 	}
 }

@@ -91,7 +91,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	for i := range tensors {
 		t := &tensors[i]
 		w := m.config.tensor(t, &targets[i], o.Quantization)
-		if err := checkExponents(&w); err != nil {
+		if err := t.checkExponents(&w); err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
 		if *targets[i].target, err = b.Load(w); err != nil {
