@@ -38,3 +38,27 @@ func TestIntegersStay(t *testing.T) {
 		}
 	}
 }
+
+// A plan has the memory of a node for MXFP4 in GGUF, which stays in MXFP4 whatever else is asked for.
+func TestMXFP4Planned(t *testing.T) {
+	for _, quantization := range []string{"", "int8"} {
+		o := LoadOptions{Model: "model/testdata/converted/gpt-oss.gguf", Device: "cpu", Threads: 1, KVMemory: 1 << 20, Quantization: quantization}
+		l, err := Load(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if strings.Contains(l.Class, "grid") {
+			t.Errorf("the class is %s", l.Class)
+		}
+		for _, ranks := range []int{1, 2} {
+			plan, err := PlanMemory(PlanOptions{Model: o.Model, KVMemory: o.KVMemory, Quantization: quantization, TensorParallel: ranks})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ranks == 1 && !strings.HasPrefix(strings.TrimLeft(strings.TrimPrefix(plan.Lines[0], "weights"), " "), memory.Bytes(l.WeightBytes)) || strings.Contains(plan.Lines[0], "on GPUs") {
+				t.Errorf("%s, %d ranks: %q, want %s", quantization, ranks, plan.Lines, memory.Bytes(l.WeightBytes))
+			}
+		}
+	}
+}

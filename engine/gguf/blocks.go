@@ -14,7 +14,7 @@ type Block struct {
 	name string
 	kind backend.GridKind
 	bits int
-	read func(to *backend.GridRow, i int, b []byte) // writes block i of a row; nil: plain numbers
+	read func(to *backend.GridRow, i int, b []byte) // writes block i of a row; nil: plain numbers, MXFP4
 }
 
 // types are the types that are read, as the format numbers them.
@@ -29,13 +29,14 @@ var types = map[uint32]Block{
 	12: {256, 144, "Q4_K", backend.GridMins, 4, q4k},
 	13: {256, 176, "Q5_K", backend.GridMins, 5, q5k},
 	14: {256, 210, "Q6_K", backend.GridSigned, 6, q6k},
+	39: {Elements: 32, Bytes: mxfp4Bytes, name: MXFP4},
 	30: {Elements: 1, Bytes: 2, name: "BF16"},
 }
 
 // typeNames are the names of other types, for errors.
 var typeNames = map[uint32]string{
 	9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-	20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+	20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }
 
 func typeName(kind uint32) string {
@@ -49,14 +50,14 @@ func typeName(kind uint32) string {
 var blocks = func() map[string]Block {
 	m := map[string]Block{}
 	for _, b := range types {
-		if b.read != nil {
+		if b.Elements > 1 {
 			m[b.name] = b
 		}
 	}
 	return m
 }()
 
-// BlockOf returns the layout of a type that Grid and Expand read.
+// BlockOf returns the layout of a type that Expand reads, and Grid, except MXFP4.
 func BlockOf(name string) (Block, bool) {
 	b, ok := blocks[name]
 	return b, ok
@@ -80,6 +81,10 @@ func (b Block) Grid(data []byte, cols int) *backend.Grid {
 
 // Expand converts blocks of a type to float32, as many as fill dst.
 func (b Block) Expand(dst []float32, data []byte) {
+	if b.name == MXFP4 {
+		expandMXFP4(dst, data)
+		return
+	}
 	g := b.Grid(data, len(dst))
 	row := g.NewRow(len(dst))
 	g.Row(row, 0)

@@ -212,7 +212,7 @@ func (r *reader) entries(n uint64) []entry {
 		}
 		t, ok := types[kind]
 		if !ok {
-			r.fail("tensor %q has type %s; read are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K", e.Name, typeName(kind))
+			r.fail("tensor %q has type %s; read are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K and MXFP4", e.Name, typeName(kind))
 			break
 		}
 		if row := e.Shape[len(e.Shape)-1]; row%t.Elements != 0 {

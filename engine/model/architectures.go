@@ -156,7 +156,7 @@ var architectures = map[string]*architecture{
 		models: "GPT-OSS 20B and 120B", has: "sinks, windows by layer, experts in MXFP4",
 		types: []string{"gpt_oss"}, config: configGPTOSS,
 		rename:  strings.NewReplacer(".mlp.gate.", ".mlp.router."),
-		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true, biases: true},
+		stacked: &stackNames{gateUp: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", interleaved: true, byInput: true},
 	},
 	"DeepseekV2ForCausalLM": {
 		models: "DeepSeek-V2, V2-Lite", has: "latents instead of KV, experts in groups and shared ones",

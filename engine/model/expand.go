@@ -191,6 +191,7 @@ type stored struct {
 	made backend.DType
 
 	grid    *backend.Grid // what a backend keeps in place of rows; nil: nothing
+	micro   *microscaled  // likewise, in MXFP4
 	ordered bool          // the inputs of a group are not neighbours
 }
 
@@ -298,6 +299,10 @@ func (s *stored) part(b *binding, as backend.DType) backend.Tensor {
 		list := b.rows
 		if list == nil {
 			list = span(rows.from, rows.n)
+		}
+		if as == 0 && s.keepsMXFP4(b) {
+			t.DType, t.Data = backend.MXFP4, s.micro.pack(list, cols)
+			return t
 		}
 		if as == 0 && !b.narrow() && s.keeps(cols) { // a router's rounding could choose other experts
 			t.DType, t.Grid = backend.GRID, s.grid.Rows(list)

@@ -26,6 +26,7 @@ type MoEConfig struct {
 	Groups, KeepGroups int  `fingerprint:"new"` // the chosen are of the KeepGroups best groups; 0: of all
 	RouterBias         bool `fingerprint:"new"`
 	Clamped            bool `fingerprint:"new"` // experts have GPT-OSS's activation
+	Biases             bool `fingerprint:"new"` // of the experts' projections
 }
 
 func (m *MoEConfig) layer(i int) bool {
@@ -90,6 +91,13 @@ type expert struct {
 	Gate backend.Weight `hf:"gate_proj.weight" shape:"expert,hidden"`
 	Up   backend.Weight `hf:"up_proj.weight" shape:"expert,hidden"`
 	Down backend.Weight `hf:"down_proj.weight" shape:"hidden,expert"`
+	Bias *expertBias    `hf:""`
+}
+
+type expertBias struct {
+	Gate backend.Weight `hf:"gate_proj.bias" shape:"expert"`
+	Up   backend.Weight `hf:"up_proj.bias" shape:"expert"`
+	Down backend.Weight `hf:"down_proj.bias" shape:"hidden"`
 }
 
 // sharedMLP is the MLP that all tokens go through in addition to their experts.
@@ -114,6 +122,11 @@ func newExperts(c *Config, arch *architecture) *expertsLayer {
 	if c.stacks(arch) == nil {
 		l.Experts = make([]expert, c.MoE.Experts)
 	}
+	if c.MoE.Biases {
+		for i := range l.Experts {
+			l.Experts[i].Bias = &expertBias{}
+		}
+	}
 	if c.MoE.RouterBias {
 		l.Bias = &routerBias{}
 	}
@@ -134,7 +147,6 @@ type stackNames struct {
 	gateUp, down string // below the layer's prefix
 	interleaved  bool   // rows of gate and up alternate; else gate is the first half
 	byInput      bool   // [experts, in, out]; else [experts, out, in]
-	biases       bool
 }
 
 // findStacks finds out whether the experts of a layer share tensors, from the names of all tensors.
@@ -178,11 +190,11 @@ func (d *decoder) stacks() (all []stack) {
 		}
 		e := &l.MoE.stacked
 		add(names.gateUp, wide, hidden, e.gateUp[:])
-		if names.biases {
+		if c.MoE.Biases {
 			add(names.gateUp+"_bias", wide, part{}, e.gateUpBias[:])
 		}
 		add(names.down, hidden, wide, e.down[:])
-		if names.biases {
+		if c.MoE.Biases {
 			add(names.down+"_bias", hidden, part{}, e.downBias[:])
 		}
 	}
@@ -245,7 +257,7 @@ func (w *expertsLayer) spec(c *Config, to *moeBuffers) backend.MoESpec {
 		TopK: c.MoE.TopK, Normalize: c.MoE.Normalize, Act: c.Features.act(),
 		Hidden: to.hidden, Inner: to.inner, InnerUp: to.up,
 		Gate: w.stacked.gateUp[0], Up: w.stacked.gateUp[1], Down: w.stacked.down[0],
-		GateBias: w.stacked.gateUpBias[0], UpBias: w.stacked.gateUpBias[1], DownBias: c.each(w.stacked.downBias[0]),
+		GateBias: w.stacked.gateUpBias[0], UpBias: w.stacked.gateUpBias[1], DownBias: w.stacked.downBias[0],
 	}
 	if c.MoE.Clamped {
 		s.Act = backend.ClampedSwish
@@ -258,6 +270,10 @@ func (w *expertsLayer) spec(c *Config, to *moeBuffers) backend.MoESpec {
 	}
 	for _, e := range w.Experts {
 		s.Gate, s.Up, s.Down = append(s.Gate, e.Gate), append(s.Up, e.Up), append(s.Down, e.Down)
+		if e.Bias != nil {
+			s.GateBias, s.UpBias, s.DownBias = append(s.GateBias, e.Bias.Gate), append(s.UpBias, e.Bias.Up), append(s.DownBias, e.Bias.Down)
+		}
 	}
+	s.DownBias = c.each(s.DownBias)
 	return s
 }

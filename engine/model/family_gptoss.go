@@ -31,7 +31,7 @@ func configGPTOSS(r *rawConfig, c *Config) error {
 	}
 	// The softmax over the chosen scores alone is that over all, divided by its sum over the chosen.
 	c.MoE = MoEConfig{
-		Experts: or(r.LocalExperts, or(r.NumExperts, 128)), TopK: or(r.TopK, 4), FFN: c.FFN, Normalize: true, Every: 1, RouterBias: true, Clamped: true,
+		Experts: or(r.LocalExperts, or(r.NumExperts, 128)), TopK: or(r.TopK, 4), FFN: c.FFN, Normalize: true, Every: 1, RouterBias: true, Clamped: true, Biases: true,
 	}
 	if err := c.MoE.check(c); err != nil {
 		return err

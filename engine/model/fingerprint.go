@@ -55,7 +55,7 @@ func settings(c Config) string {
 	case c.Latent != nil:
 		latent = text(*c.Latent) + "\n"
 	case c.Architecture == gptOSSName:
-		c.MoE.RouterBias, c.MoE.Clamped = false, false
+		c.MoE.RouterBias, c.MoE.Clamped, c.MoE.Biases = false, false, false
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %d %d %d %d %d %d %d %b %t %s\n", c.Architecture, c.Vocab, c.Hidden, c.Layers,

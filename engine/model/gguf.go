@@ -2,6 +2,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -116,15 +117,18 @@ func openGGUF(path string) (_ *Source, err error) {
 		return nil, err
 	}
 	s.Config.Paired, s.Config.Apart, s.Config.Features.OnePlus = a.paired, true, false
+	if s.Config.Latent != nil {
+		s.Config.Latent.Split = f.splitLatents()
+	}
 	s.blocks, s.close = f.types(), c.Close
 	return s, nil
 }
 
-// types lists the types of blocks in the file.
+// types lists the types of integers in the file.
 func (f *ggufFile) types() string {
 	names := map[string]bool{}
 	for _, t := range f.Tensors {
-		if _, ok := gguf.BlockOf(t.Type); ok {
+		if _, ok := gguf.BlockOf(t.Type); ok && t.Type != gguf.MXFP4 {
 			names[t.Type] = true
 		}
 	}
@@ -190,6 +194,9 @@ func (f *ggufFile) config(a ggufArchitecture) (map[string]any, error) {
 			return nil, fmt.Errorf("%w: %s.%s is not one integer", ErrUnsupported, f.arch, key)
 		}
 	}
+	if c["num_key_value_heads"] == nil {
+		c["num_key_value_heads"] = c["num_attention_heads"]
+	}
 	embedding, ok := f.tensors["token_embd.weight"]
 	if !ok || len(embedding.Shape) != 2 {
 		return nil, fmt.Errorf("%w: token_embd.weight is missing, or no matrix", ErrWeights)
@@ -208,17 +215,18 @@ func (f *ggufFile) config(a ggufArchitecture) (map[string]any, error) {
 		}
 	}
 	c["eos_token_id"] = ends
-	if err := f.rope(a, c); err != nil || a.also == nil {
+	heads := f.headSizes
+	if a.latent {
+		heads = f.latentSizes
+	}
+	if err := cmp.Or(heads(a, c), f.rope(c)); err != nil || a.also == nil {
 		return c, err
 	}
 	return c, a.also(f, c)
 }
 
-// rope sets the keys of the rotation.
-func (f *ggufFile) rope(a ggufArchitecture, c map[string]any) error {
-	if theta, ok := f.Float(f.arch + ".rope.freq_base"); ok {
-		c["rope_theta"] = theta
-	}
+// headSizes checks that the rows of a head are of one size, and sets how many of them rotate.
+func (f *ggufFile) headSizes(a ggufArchitecture, c map[string]any) error {
 	hidden, heads := c["hidden_size"].(int64), c["num_attention_heads"].(int64)
 	dim, ok := c["head_dim"].(int64)
 	if !ok && heads > 0 {
@@ -231,6 +239,14 @@ func (f *ggufFile) rope(a ggufArchitecture, c map[string]any) error {
 		c["partial_rotary_factor"] = min((float64(n)+0.5)/float64(dim), 1) // rounded down to n columns
 	} else if ok && n != dim {
 		return fmt.Errorf("%w: %s.rope.dimension_count is %d, in heads of %d; supported: equal sizes", ErrUnsupported, f.arch, n, dim)
+	}
+	return nil
+}
+
+// rope sets the keys of the rotation.
+func (f *ggufFile) rope(c map[string]any) error {
+	if theta, ok := f.Float(f.arch + ".rope.freq_base"); ok {
+		c["rope_theta"] = theta
 	}
 	kind, _ := f.String(f.arch + ".rope.scaling.type")
 	factor, _ := f.Float(f.arch + ".rope.scaling.factor")
@@ -364,12 +380,19 @@ func (f *ggufFile) split(c *Config, a ggufArchitecture) func(safetensors.Tensor)
 			return []safetensors.Tensor{t}
 		}
 		parts := strings.Split(t.Name, ".")
+		if n, err := strconv.Atoi(parts[min(1, len(parts)-1)]); parts[0] == "blk" && err == nil && n >= c.Layers && architectures[c.Architecture].extraLayers {
+			return nil // guesses the token after next
+		}
 		if len(parts) != 4 || parts[0] != "blk" {
 			return []safetensors.Tensor{t} // Load reports it
 		}
 		layer, kind, end := "model.layers."+parts[1]+".", parts[2], "."+parts[3]
 		if name, ok := ggufExperts[kind]; ok {
-			return eachExpert(t, func(one safetensors.Tensor, expert int) []safetensors.Tensor {
+			dims := 3
+			if end == ".bias" {
+				dims = 2
+			}
+			return eachExpert(t, dims, func(one safetensors.Tensor, expert int) []safetensors.Tensor {
 				return cutRows(one, func(module string) string {
 					return rename(layer + "mlp.experts." + strconv.Itoa(expert) + "." + module + end)
 				}, name...)
@@ -385,6 +408,10 @@ func (f *ggufFile) split(c *Config, a ggufArchitecture) func(safetensors.Tensor)
 			return cutRows(t, name, rowsOf{"mlp.gate_proj", c.FFN}, rowsOf{"mlp.up_proj", c.FFN})
 		case kind == "exp_probs_b":
 			t.Name = rename(layer + "mlp.gate.e_score_correction_bias")
+		case kind == "attn_sinks":
+			t.Name = rename(layer + "self_attn.sinks")
+		case a.latent && (kind == "attn_k_b" || kind == "attn_v_b") && len(t.Shape) == 3: // a matrix for each head
+			t.Name, t.Shape = name(a.names[kind]), []int{t.Shape[0] * t.Shape[1], t.Shape[2]}
 		case a.names[kind] != "":
 			t.Name = name(a.names[kind])
 		case ggufNames[kind] != "":
@@ -428,9 +455,9 @@ func cutRows(t safetensors.Tensor, name func(module string) string, modules ...r
 	return out
 }
 
-// eachExpert returns what cut makes of each expert's part of a tensor.
-func eachExpert(t safetensors.Tensor, cut func(one safetensors.Tensor, expert int) []safetensors.Tensor) []safetensors.Tensor {
-	if len(t.Shape) != 3 || t.Shape[0] > maxExperts {
+// eachExpert returns what cut makes of each expert's part of a tensor of dims dimensions.
+func eachExpert(t safetensors.Tensor, dims int, cut func(one safetensors.Tensor, expert int) []safetensors.Tensor) []safetensors.Tensor {
+	if len(t.Shape) != dims || t.Shape[0] > maxExperts || len(t.Data)%t.Shape[0] != 0 {
 		return []safetensors.Tensor{t} // Load reports it
 	}
 	var experts []safetensors.Tensor
@@ -456,7 +483,7 @@ func (s *stored) readRows(config *Config) {
 		cols = 1
 	}
 	s.made = backend.F32
-	if dtype == "BF16" {
+	if dtype == "BF16" || dtype == gguf.MXFP4 { // whose values have three bits
 		s.made = backend.BF16
 	}
 	s.DType = expandedType
@@ -467,7 +494,9 @@ func (s *stored) readRows(config *Config) {
 			return head + at%(dim/2)*2 + at/(dim/2)
 		}
 	}
-	if blocks {
+	if dtype == gguf.MXFP4 {
+		s.micro = &microscaled{data: data, in: cols, place: place}
+	} else if blocks {
 		g := block.Grid(data, cols)
 		in := *g
 		in.Row = func(to *backend.GridRow, row int) { g.Row(to, place(row)) }

@@ -183,7 +183,7 @@ func TestGGUFWithAWeightTwice(t *testing.T) {
 // What a file needs beyond this package is refused by its key and value.
 func TestGGUFRefuses(t *testing.T) {
 	for says, changes := range map[string]map[string]any{
-		`general.architecture is "mamba"; supported: gemma, gemma2, gemma3, glm4`: {"general.architecture": "mamba"},
+		`general.architecture is "mamba"; supported: deepseek2, gemma, gemma2, gemma3, glm4`: {"general.architecture": "mamba"},
 		`general.architecture is ""`:                                                 {"general.architecture": 7},
 		`split.count is 3; merge the parts first`:                                    {"split.count": 3},
 		`llama.block_count is missing, or not one integer`:                           {"llama.block_count": nil},
@@ -199,7 +199,7 @@ func TestGGUFRefuses(t *testing.T) {
 		`llama.rope.scaling.type is "luck"; supported: none, linear, longrope, yarn`: {"llama.rope.scaling.type": "luck"},
 		`factor 0`:  {"llama.rope.scaling.type": "linear"},
 		`"martian"`: {"tokenizer.ggml.pre": "martian"},
-		`tokenizer.ggml.pre (read are chatglm-bpe, codeshell, command-r, dbrx, deepseek-r1-qwen`: {"tokenizer.ggml.pre": nil},
+		`tokenizer.ggml.pre (read are chatglm-bpe, codeshell, command-r, dbrx, deepseek-llm, deepseek-r1-qwen`: {"tokenizer.ggml.pre": nil},
 		`tokenizer.ggml.model "bert"`:                {"tokenizer.ggml.model": "bert"},
 		`tokenizer.ggml has 0 tokens`:                {"tokenizer.ggml.tokens": nil},
 		`tokenizer.ggml has 4 tokens, 2 token_type`:  {"tokenizer.ggml.token_type": []int32{1, 1}},

@@ -11,6 +11,7 @@ type latentConfig struct {
 	Nope, Value  int // columns of a head's key that do not rotate, of its values
 	Interleaved  bool
 	Scale        float32 // of scores
+	Split        bool    `fingerprint:"new"` // the files have the matrices of keys and of values apart, those of keys turned
 }
 
 // latentLayer is a layer's attention over latents. Every head's keys and values are products of
@@ -49,7 +50,7 @@ func (l *latentLayer) stacks(c *Config, prefix string) []stack {
 	if d.QueryRank > 0 {
 		query, in = "q_b_proj.weight", d.QueryRank
 	}
-	return []stack{
+	all := []stack{
 		{names: []string{prefix + query}, experts: 1, out: heads.times(wide), in: whole(in), targets: l.query[:],
 			rows: func(_, _ int) (rows []int, turned bool) {
 				for h := heads.from; h < heads.from+heads.n; h++ {
@@ -74,6 +75,14 @@ func (l *latentLayer) stacks(c *Config, prefix string) []stack {
 				return span(head*pair+d.Nope, d.Value), false
 			}},
 	}
+	if !d.Split {
+		return all
+	}
+	one := func(name string, rows, in int, targets [][]backend.Weight) stack {
+		return stack{names: []string{prefix + name}, experts: c.Heads, out: heads.times(rows), in: whole(in), targets: targets,
+			rows: func(head, _ int) ([]int, bool) { return span((heads.from+head)*rows, rows), false }}
+	}
+	return append(all[:2], one("k_b_proj.weight", d.Latent, d.Nope, l.raises[:1]), one("v_b_proj.weight", d.Value, d.Latent, l.raises[1:]))
 }
 
 // halves returns the rows of a part that rotates, of neighbours the first ones first.

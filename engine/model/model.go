@@ -90,7 +90,11 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	}
 	for i := range tensors {
 		t := &tensors[i]
-		if *targets[i].target, err = b.Load(m.config.tensor(t, &targets[i], o.Quantization)); err != nil {
+		w := m.config.tensor(t, &targets[i], o.Quantization)
+		if err := t.checkExponents(&w); err != nil {
+			return nil, fmt.Errorf("%s: %w", src.Name, err)
+		}
+		if *targets[i].target, err = b.Load(w); err != nil {
 			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
 		if counted[t.Name] {

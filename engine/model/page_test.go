@@ -66,7 +66,20 @@ are kept, too: each has tensors of its own, and those that share a tensor in GGU
 A GGUF file is read as the folder that it was made from, by its ` + "`general.architecture`" + `. Files of
 other architectures are refused by name. Texts are cut into tokens as transformers does: llama.cpp
 puts one space more before a text that begins with a space, and behind a special token, where the
-vocabulary is SentencePiece's.
+vocabulary is SentencePiece's. Layers that guess the token after next (` + "`nextn`" + `) are not computed.
+
+Matrices in MXFP4 stay in MXFP4 on CPUs and GPUs, also with ` + "`--dtype float32`" + ` and
+` + "`--quantization`" + `. Only embeddings, the output projection and latents' matrices are expanded, to
+bfloat16, as are a tensor-parallel rank's columns that begin within a group of 32. A matrix with an
+exponent of 255, which is not a number, is refused.
+
+What a file's metadata lack is as the model was published:
+
+- ` + "`gpt-oss`: the ramp of yarn ends within a pair of columns (`truncate`" + ` is false), where llama.cpp
+  rounds it; ` + "`<|return|>`, `<|call|>` and `<|endoftext|>`" + ` end a text
+- ` + "`deepseek2`" + `: read as DeepSeek-V3 where experts are chosen by the logistic function, else as
+  DeepSeek-V2. Without ` + "`expert_group_count`" + ` all experts are one group, as in llama.cpp. Both layouts
+  of the latents' matrices are read: ` + "`attn_k_b` with `attn_v_b`, and `attn_kv_b`" + `
 
 | ` + "`general.architecture`" + ` | read as |
 |---|---|

@@ -9,7 +9,7 @@ import (
 )
 
 // Quantization is the type that a checkpoint's matrices are converted to as they are loaded.
-// Vectors and MXFP4 experts stay as they are. So do routers, because rounding could choose other
+// Vectors and MXFP4 stay as they are. So do routers, because rounding could choose other
 // experts where scores are close.
 type Quantization uint8
 
@@ -52,8 +52,11 @@ func (q Quantization) of(b *binding) backend.DType {
 }
 
 // converted returns the type that a weight is converted to; 0: none. INT4 leaves integers as they
-// are in a checkpoint whose matrices have 4 bits, and elsewhere those of 4 bits.
+// are in a checkpoint whose matrices have 4 bits, and elsewhere those of 4 bits. MXFP4 stays.
 func (q Quantization) converted(c *Config, s *stored, b *binding) backend.DType {
+	if s.keepsMXFP4(b) {
+		return 0
+	}
 	if q == INT4 && s.grid != nil && (s.grid.Bits == 4 || c.fourBits(q)) && b.plus == 0 && b.inner() && s.keeps(b.in()) {
 		return 0
 	}
@@ -152,6 +155,9 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 		if b.narrow() {
 			s.grid = nil
 		}
+		if !s.keepsMXFP4(&b) {
+			s.micro = nil
+		}
 		if b.rows != nil { // each with a copy of its scales
 			s.block[0] = 1
 		}
@@ -177,7 +183,7 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 				made = 0
 			}
 			from := as(st.names[0], st.rows != nil)
-			from.grid = nil
+			from.grid, from.micro = nil, nil
 			n += int64(st.experts*each) * from.memory(made, st.out.n, whole(in))
 		}
 	}
@@ -188,6 +194,8 @@ func (c *Config) weightBytes(q Quantization, as func(name string, matrix bool) s
 func (s *stored) memory(made backend.DType, out int, cols part) int64 {
 	t, in := dtypes[s.DType], cols.n
 	switch {
+	case made == 0 && s.micro != nil:
+		t = backend.MXFP4
 	case made == 0 && s.keeps(cols):
 		return int64(s.grid.MatrixBytes(out, in))
 	case made != 0:

@@ -186,7 +186,7 @@ func (s *Source) optional(name string) ([]byte, error) {
 func (s *Source) WeightBytes(q Quantization) (int64, error) {
 	c, err := s.weights()
 	switch {
-	case err != nil || q != AsStored && !s.Config.fourBits(q):
+	case err != nil || q != AsStored && !s.Config.fourBits(q) && s.blocks == "":
 		return s.Config.WeightBytes(q), err
 	case s.Config.FP8 != nil || s.Config.Integers != nil || s.blocks != "":
 		return s.Config.weightBytes(q, func(name string, _ bool) stored {

@@ -83,6 +83,9 @@ func (s *stack) fault() string {
 func (s *stack) load(b backend.Backend, q Quantization) error {
 	if len(s.names) == 1 && dtypes[s.from.DType] == 0 { // expanded for as long as it is cut up
 		wide, small := s.from.whole(), s.tensors[0]
+		if err := s.from.checkExponents(&wide); err != nil {
+			return err
+		}
 		defer func() { s.tensors[0] = small }()
 		s.tensors[0].Data, s.tensors[0].DType = wide.Data, "F32"
 		if wide.DType == backend.BF16 {
@@ -97,6 +100,11 @@ func (s *stack) load(b backend.Backend, q Quantization) error {
 			}
 			if t.DType == backend.FP8 {
 				t = s.from.widen(t)
+			}
+			if t.DType == backend.MXFP4 {
+				if err := s.from.checkExponents(&t); err != nil {
+					return err
+				}
 			}
 			w, err := b.Load(t)
 			if err != nil {

@@ -30,10 +30,11 @@ type Vocabulary struct {
 // ggmlPre is how a tokenizer.ggml.pre cuts texts. Without an expression, digits are cut singly, and
 // the rest as GPT-2 does.
 type ggmlPre struct {
-	pattern      string // the name of an entry of patterns
+	pattern      string    // the name of an entry of patterns
+	several      []pattern // instead, one behind the other
 	ignoreMerges bool
 	nfc          bool
-	digits       bool
+	digits       bool // are cut singly, last
 }
 
 // ggmlPres are the values of tokenizer.ggml.pre that are read.
@@ -43,10 +44,13 @@ var ggmlPres = map[string]ggmlPre{
 	"command-r":        {digits: true, nfc: true},
 	"dbrx":             {pattern: "llama3"},
 	"deepseek-r1-qwen": {pattern: "qwen2", nfc: true},
+	"deepseek-llm":     {several: deepseekLLM, digits: true},
+	"deepseek-v3":      {several: deepseekV3},
 	"exaone":           {digits: true},
 	"glm4":             {pattern: "llama3", ignoreMerges: true},
 	"gpt-2":            {pattern: "gpt2"},
 	"gpt-4o":           {pattern: "o200k"},
+	"kimi-k2":          {pattern: "kimi", ignoreMerges: true},
 	"llama-bpe":        {pattern: "llama3", ignoreMerges: true},
 	"llama3":           {pattern: "llama3", ignoreMerges: true},
 	"llama4":           {pattern: "o200k"},
@@ -128,18 +132,25 @@ func (v *Vocabulary) bytes(m *spm) ([]byte, error) {
 		}
 		merges[i] = [2]string{left, right}
 	}
-	cut := object{"type": "Digits", "individual_digits": true}
-	if !pre.digits {
-		i := slices.IndexFunc(patterns, func(p pattern) bool { return p.name == pre.pattern })
-		cut = object{"type": "Split", "pattern": object{"Regex": patterns[i].expr}, "behavior": "Isolated", "invert": false}
+	var cuts []object
+	split := func(p pattern) {
+		cuts = append(cuts, object{"type": "Split", "pattern": object{"Regex": p.expr}, "behavior": "Isolated", "invert": false})
 	}
+	for _, p := range pre.several {
+		split(p)
+	}
+	if pre.pattern != "" {
+		split(patterns[slices.IndexFunc(patterns, func(p pattern) bool { return p.name == pre.pattern })])
+	}
+	if pre.digits {
+		cuts = append(cuts, object{"type": "Digits", "individual_digits": true})
+	}
+	cuts = append(cuts, object{"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": pre.digits && pre.several == nil})
 	file := object{
 		"version": "1.0", "added_tokens": m.added(), "normalizer": nil, "post_processor": m.template(v.AddBOS, v.AddEOS),
-		"pre_tokenizer": object{"type": "Sequence", "pretokenizers": []object{
-			cut, {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": pre.digits},
-		}},
-		"decoder": object{"type": "ByteLevel"},
-		"model":   object{"type": "BPE", "ignore_merges": pre.ignoreMerges, "vocab": vocab, "merges": merges},
+		"pre_tokenizer": object{"type": "Sequence", "pretokenizers": cuts},
+		"decoder":       object{"type": "ByteLevel"},
+		"model":         object{"type": "BPE", "ignore_merges": pre.ignoreMerges, "vocab": vocab, "merges": merges},
 	}
 	if pre.nfc {
 		file["normalizer"] = object{"type": "NFC"}

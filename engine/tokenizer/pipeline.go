@@ -215,13 +215,13 @@ func (c *component) splitStage() (stage, error) {
 	if p.Regex == nil {
 		return stage{}, &UnsupportedError{"pre_tokenizer.pattern", string(c.Pattern)}
 	}
-	scan, ok := findPattern(*p.Regex)
+	scan, whole, ok := findPattern(*p.Regex)
 	if !ok {
 		return stage{}, &UnsupportedError{"pre_tokenizer.pattern", *p.Regex}
 	}
-	// The patterns match every character, so that what is between matches,
-	// and with it these two settings, makes no difference.
-	matchesKept := c.Behavior == "Isolated" && !c.Invert || c.Behavior == "Removed" && c.Invert
+	// Where a pattern matches every character, what is between matches, and with it these two
+	// settings, makes no difference.
+	matchesKept := c.Behavior == "Isolated" && !c.Invert || whole && c.Behavior == "Removed" && c.Invert
 	if !matchesKept {
 		return stage{}, &UnsupportedError{"pre_tokenizer.behavior", c.Behavior}
 	}

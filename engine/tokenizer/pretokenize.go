@@ -1,6 +1,9 @@
 package tokenizer
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // scanner returns the end of the pre-token that begins at s[i]; i < len(s), and
 // the end is larger than i. A lookahead at the end of s finds nothing, as in the
@@ -22,8 +25,8 @@ type pattern struct {
 	scan scanner
 }
 
-// patterns are the known splitting expressions, by the family that brought them
-// into use. A new one is a new line here and a scanner below.
+// patterns are the known splitting expressions that match every character, by the family that
+// brought them into use. A new one is a new line here and a scanner below.
 var patterns = []pattern{
 	{"gpt2", `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, scanGPT2},
 	{"gpt2", `'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`, scanGPT2},
@@ -34,13 +37,20 @@ var patterns = []pattern{
 	{"kimi", `[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`, scanKimi},
 }
 
-func findPattern(expr string) (scanner, bool) {
+// findPattern returns the scanner of an expression. whole reports whether it matches every
+// character.
+func findPattern(expr string) (scan scanner, whole, ok bool) {
 	for _, p := range patterns {
 		if p.expr == expr {
-			return p.scan, true
+			return p.scan, true, true
 		}
 	}
-	return nil, false
+	for _, p := range slices.Concat(deepseekV3, deepseekLLM) {
+		if p.expr == expr {
+			return p.scan, false, true
+		}
+	}
+	return nil, false, false
 }
 
 // scanGPT2 is the pattern of the ByteLevel pre-tokenizer with use_regex.

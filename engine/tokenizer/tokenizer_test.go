@@ -240,6 +240,8 @@ func TestLoadRefusesByName(t *testing.T) {
 		{`{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`, `null`, ErrUnsupported, "pre_tokenizer"},
 		{`{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`, `{"type":"Whitespace"}`, ErrUnsupported, "Whitespace"},
 		{`{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`,
+			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\p{N}{1,3}"},"behavior":"Removed","invert":true},{"type":"ByteLevel"}]}`, ErrUnsupported, "Removed"},
+		{`{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`,
 			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"Regex":"\\w+|x"},"behavior":"Isolated","invert":false},{"type":"ByteLevel"}]}`, ErrUnsupported, `\\w+|x`},
 		{`{"type":"ByteLevel","add_prefix_space":false,"use_regex":true}`,
 			`{"type":"Sequence","pretokenizers":[{"type":"Split","pattern":{"String":" "},"behavior":"Isolated"},{"type":"ByteLevel"}]}`, ErrUnsupported, "String"},

@@ -27,6 +27,7 @@ const (
 	composing                   // may change under NFC, alone or after another
 	lower                       // [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 	han                         // \p{Han}, not in unicode.bin
+	sign                        // [\p{P}\p{S}]
 )
 
 // hanRanges are the code points of \p{Han} in tiktoken 0.14.0.

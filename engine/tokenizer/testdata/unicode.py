@@ -18,6 +18,7 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models,
                         normalizers, pre_tokenizers)
 
 LETTER, NUMBER, SPACE, UPPER, NUMERIC, WORD, COMPOSING, LOWER = (1 << i for i in range(8))
+SIGN = 1 << 9  # 1 << 8 is Han, which is in unicode.go
 CODEPOINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 HANGUL = range(0xAC00, 0xD7A4)
 
@@ -81,7 +82,7 @@ def main():
     for mask, members in ((LETTER, regex_class(r"\p{L}")), (NUMBER, regex_class(r"\p{N}")),
                           (SPACE, regex_class(r"\s")), (UPPER, regex_class(r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]")),
                           (LOWER, regex_class(r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]")),
-                          (NUMERIC, numeric_class()), (WORD, word_class()),
+                          (SIGN, regex_class(r"[\p{P}\p{S}]")), (NUMERIC, numeric_class()), (WORD, word_class()),
                           (COMPOSING, set(ccc) | seconds | {c for c in CODEPOINTS if nfc(chr(c)) != chr(c)})):
         for c in members:
             bits[c] |= mask
