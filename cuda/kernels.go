@@ -34,6 +34,10 @@ var sources = []string{
 	"kernels/linear.cu", "kernels/few.cu", "kernels/int4.cu", "kernels/attention.cu", "kernels/decode.cu", "kernels/tiles.cu", drawSource, "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/delta.cu", "kernels/digest.cu", "runtime/device.cu",
 }
 
+// machine are the sources of the twin's machine. They are small and most of the twin's time is spent
+// in them, so that they are optimized also under sanitizers.
+var machine = []string{"simt/simt.cc", "simt/warp.cc"}
+
 // drawSource is the source of the kernels that draw.
 const drawSource = "kernels/sample.cu"
 
@@ -48,6 +52,7 @@ type builder struct {
 	root     string // folder of go.mod
 	compiler []string
 	flags    []string // for each source
+	fast     []string // sources with -O3 after those flags
 	version  []byte   // output of the compiler's --version
 }
 
@@ -72,7 +77,8 @@ func twin(root, sanitizers string, draws ...string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	objects, err := b.compile(append(slices.Clone(sources), "simt/simt.cc", "simt/faults.cc"))
+	b.fast = machine
+	objects, err := b.compile(slices.Concat(sources, machine, []string{"simt/faults.cc"}))
 	if err != nil {
 		return "", err
 	}
@@ -238,12 +244,16 @@ func (b *builder) object(file string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	flags := slices.Clone(b.flags)
+	if slices.Contains(b.fast, file) {
+		flags = append(flags, "-O3")
+	}
 	h := sha256.New()
-	fmt.Fprintf(h, "%d\n%s\n%q\n%q\n%s\n", logFormat, b.version, b.compiler, b.flags, text)
+	fmt.Fprintf(h, "%d\n%s\n%q\n%q\n%s\n", logFormat, b.version, b.compiler, flags, text)
 	name := strings.NewReplacer("/", "-", ".", "-").Replace(file)
 	return b.make(fmt.Sprintf("%s-%x.o", name, h.Sum(nil)[:8]), func(to string) []string {
-		args := append(slices.Clone(b.flags), "-c", filepath.Join("cuda", file), "-o", to)
-		if slices.Contains(b.flags, "--keep") {
+		args := append(flags, "-c", filepath.Join("cuda", file), "-o", to)
+		if slices.Contains(flags, "--keep") {
 			args = append(args, "--keep-dir", filepath.Dir(to))
 		}
 		return args

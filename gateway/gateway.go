@@ -61,7 +61,7 @@ type Gateway struct {
 	proxy  *proxy.Proxy // nil: there are no upstreams
 	keys   *auth.Keyring
 
-	document []byte        // /openapi.json
+	document func() []byte // /openapi.json, written at its first request
 	docsPage func() []byte // /docs, made when it is first requested
 
 	responseKeys *responses.Keys
@@ -162,8 +162,9 @@ func New(o Options) (*Gateway, error) {
 			return nil, err
 		}
 	}
-	g.document = openai.Document(o.Version, keys.Len() > 0, operations())
-	g.docsPage = sync.OnceValue(func() []byte { return docsPage(g.document) })
+	required := keys.Len() > 0
+	g.document = sync.OnceValue(func() []byte { return openai.Document(o.Version, required, operations()) })
+	g.docsPage = sync.OnceValue(func() []byte { return docsPage(g.document()) })
 	g.setLimits(&g.o.Limits)
 	g.meter()
 	return g, nil

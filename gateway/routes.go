@@ -259,7 +259,7 @@ func operations() []openai.Operation {
 }
 
 func (g *Gateway) openAPI(ctx *fasthttp.RequestCtx) {
-	sendJSON(ctx, g.document)
+	sendJSON(ctx, g.document())
 }
 
 // pathOf returns the request's decoded path, by which its route is found. One slash at the end is

@@ -87,6 +87,11 @@ func messagesOf(t *testing.T, r reply) (all []message, usage string) {
 		bodies = strings.Split(strings.ReplaceAll(strings.TrimSuffix(r.body, "data: [DONE]\n\n"), "data: ", ""), "\n\n")
 		bodies = bodies[:len(bodies)-1]
 	}
+	type parts struct { // of a choice's texts: a text of 60,000 characters comes in as many
+		content   strings.Builder
+		arguments []*strings.Builder // of each call
+	}
+	var streamed []*parts
 	for _, body := range bodies {
 		var a struct {
 			Choices []struct {
@@ -104,9 +109,9 @@ func messagesOf(t *testing.T, r reply) (all []message, usage string) {
 		}
 		for _, c := range a.Choices {
 			for len(all) <= c.Index {
-				all = append(all, message{})
+				all, streamed = append(all, message{}), append(streamed, new(parts))
 			}
-			m, d := &all[c.Index], c.Delta
+			m, d, s := &all[c.Index], c.Delta, streamed[c.Index]
 			if c.Message != nil {
 				if *m = *c.Message; m.Reasoning != m.Older {
 					t.Errorf("%q", body)
@@ -115,7 +120,7 @@ func messagesOf(t *testing.T, r reply) (all []message, usage string) {
 				if m.Content == nil {
 					m.Content = new(string)
 				}
-				*m.Content += *d.Content
+				s.content.WriteString(*d.Content)
 			}
 			if m.finish += c.Finish; d == nil {
 				continue
@@ -128,11 +133,20 @@ func messagesOf(t *testing.T, r reply) (all []message, usage string) {
 				case begins != (call.Index == len(m.Calls)), begins != (call.Function.Name != ""), begins != (call.Type == "function"):
 					t.Fatalf("call in %q after %v", body, m)
 				case begins:
-					m.Calls = append(m.Calls, call)
+					m.Calls, s.arguments = append(m.Calls, call), append(s.arguments, new(strings.Builder))
+					fallthrough
 				default:
-					m.Calls[call.Index].Function.Arguments += call.Function.Arguments
+					s.arguments[call.Index].WriteString(call.Function.Arguments)
 				}
 			}
+		}
+	}
+	for i, s := range streamed {
+		if s.content.Len() > 0 {
+			*all[i].Content = s.content.String()
+		}
+		for n, text := range s.arguments {
+			all[i].Calls[n].Function.Arguments = text.String()
 		}
 	}
 	return all, usage

@@ -21,7 +21,7 @@
 #ifdef TD_EMULATED
 #include <cmath>
 
-#include "../simt/simt.h"
+#include "../simt/warp.h"
 #define TD_DEVICE static inline
 #define TD_HOST_DEVICE static inline
 #define TD_CONSTANT(type, name) static const type name
@@ -172,15 +172,7 @@ TD_DEVICE unsigned ballot(bool p, unsigned mask = kAll) {
 // in the device's order.
 TD_DEVICE float warp_sum(float v) {
   float got;
-  simt::meet(kAll, 4, &v, 4, &got, 4, [](unsigned, const char *in, char *out) {
-    float all[32], next[32];
-    memcpy(all, in, sizeof all);
-    for (int with = 16; with; with /= 2) {
-      for (int i = 0; i < 32; i++) next[i] = all[i] + all[i ^ with];
-      memcpy(all, next, sizeof all);
-    }
-    memcpy(out, all, sizeof all);
-  });
+  simt::meet(kAll, 4, &v, 4, &got, 4, simt::butterfly);
   return got;
 }
 TD_DEVICE float warp_max(float v) {
@@ -196,38 +188,12 @@ TD_DEVICE float warp_max(float v) {
 
 // d += a·b, a [16, 16] by rows, b [16, 8] by columns, d [16, 8]; the fragments of
 // the PTX manual's m16n8k16.
-struct Fragments {
-  uint32_t a[4], b[2];
-  float d[4];
-};
 TD_DEVICE void mma(float d[4], const uint32_t a[4], const uint32_t b[2]) {
-  Fragments mine;
+  simt::Fragments mine;
   memcpy(mine.a, a, 16);
   memcpy(mine.b, b, 8);
   memcpy(mine.d, d, 16);
-  simt::meet(kAll, 6, &mine, sizeof mine, d, 16, [](unsigned, const char *in, char *out) {
-    auto *all = reinterpret_cast<const Fragments *>(in);
-    float x[16][16], y[16][8], z[16][8] = {};
-    for (int lane = 0; lane < 32; lane++) {
-      for (int i = 0; i < 4; i++) {
-        float *at = &x[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8];
-        at[0] = bf16_low(all[lane].a[i]);
-        at[1] = bf16_high(all[lane].a[i]);
-      }
-      for (int i = 0; i < 2; i++) {
-        y[lane % 4 * 2 + i * 8][lane / 4] = bf16_low(all[lane].b[i]);
-        y[lane % 4 * 2 + i * 8 + 1][lane / 4] = bf16_high(all[lane].b[i]);
-      }
-    }
-    for (int row = 0; row < 16; row++)
-      for (int k = 0; k < 16; k++)
-        for (int col = 0; col < 8; col++) z[row][col] += x[row][k] * y[k][col];
-    for (int lane = 0; lane < 32; lane++)
-      for (int i = 0; i < 4; i++) {
-        float sum = z[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2] + all[lane].d[i];
-        memcpy(out + lane * 16 + i * 4, &sum, 4);
-      }
-  });
+  simt::meet(kAll, 6, &mine, sizeof mine, d, 16, simt::multiply);
 }
 
 // Four 8x8 matrices of bf16, transposed. Lanes 8i to 8i+7 pass the rows of matrix i, 16 bytes

@@ -236,9 +236,19 @@ bool skipped(Site at) {
   return seen->second;
 }
 
+// copy is memcpy. Most copies have one of three sizes, which the compiler copies inline.
+inline void copy(void *to, const void *from, int bytes) {
+  switch (bytes) {
+    case 4: memcpy(to, from, 4); break;
+    case 8: memcpy(to, from, 8); break;
+    case 16: memcpy(to, from, 16); break;
+    default: memcpy(to, from, bytes);
+  }
+}
+
 void land(std::vector<Copy> &group) {
   for (const Copy &c : group) {
-    memcpy(c.dst, c.src, c.bytes);
+    copy(c.dst, c.src, c.bytes);
     memset(static_cast<char *>(c.dst) + c.bytes, 0, c.total - c.bytes);
   }
 }
@@ -499,7 +509,7 @@ void meet(unsigned mask, int kind, const void *mine, int n, void *to, int size, 
     k.open[base / kWarp] |= mask;
   }
   if (at.mask != mask || at.kind != kind || at.bytes != n) fail("lanes of one warp at different operations or with different masks");
-  memcpy(at.in + self * n, mine, n);
+  copy(at.in + self * n, mine, n);
   at.to[self] = static_cast<char *>(to);
   at.arrived |= 1u << self;
   if (at.arrived != mask) return wait("warp");
@@ -508,7 +518,7 @@ void meet(unsigned mask, int kind, const void *mine, int n, void *to, int size, 
   at.mask = 0;
   k.open[base / kWarp] &= ~mask;
   for (int l = 0; l < kWarp; l++)
-    if (mask >> l & 1) memcpy(at.to[l], out + l * size, size);
+    if (mask >> l & 1) copy(at.to[l], out + l * size, size);
   wake(base / kWarp, mask & ~(1u << self));
 }
 

@@ -30,10 +30,12 @@ func cells(output string) string {
 	var b strings.Builder
 	style := ""
 	for output != "" {
-		if at := sgr.FindStringIndex(output); at != nil && at[0] == 0 {
-			style = output[:at[1]]
-			output = output[at[1]:]
-			continue
+		if output[0] == '\x1b' { // the search reads all output where no style is near
+			if at := sgr.FindStringIndex(output); at != nil && at[0] == 0 {
+				style = output[:at[1]]
+				output = output[at[1]:]
+				continue
+			}
 		}
 		r, n := utf8.DecodeRuneInString(output)
 		if style == "\x1b[0m" || r == ' ' || r == '\n' {

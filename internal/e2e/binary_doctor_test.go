@@ -13,6 +13,7 @@ import (
 // doctor reaches each node of a running cluster, its bundle is written, and explain-log knows every
 // line that the processes log.
 func TestBinaryDoctorAndExplainLog(t *testing.T) {
+	t.Parallel() // it waits for a line of every ten seconds
 	c := startCluster(t)
 	dir := t.TempDir()
 	bundle := filepath.Join(dir, "report.tar.gz")

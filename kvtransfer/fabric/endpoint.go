@@ -33,11 +33,13 @@ type Endpoint struct {
 
 // inside holds the endpoints of this process by name. Between two endpoints of one process, the
 // provider shm shares the memory of one with the other. When it unmaps that memory, the other
-// endpoint must not be used any more, so it is closed, too.
+// endpoint must not be used any more, so it is closed, too. libfabric 1.17 keeps the address of
+// that memory for good under the name of each endpoint, and reads it when the name becomes a peer.
 var inside = struct {
 	sync.Mutex
-	ends map[string]*Endpoint
-}{ends: make(map[string]*Endpoint)}
+	ends   map[string]*Endpoint
+	closed map[string]struct{} // names of closed endpoints of shm, which libfabric must not get
+}{ends: make(map[string]*Endpoint), closed: make(map[string]struct{})}
 
 // Endpoint opens an endpoint for at most depth writes in flight, and as many of the peer's that
 // Poll has not reported.
@@ -60,6 +62,7 @@ func (d *Device) Endpoint(depth int) (*Endpoint, error) {
 	e.name = name[:n]
 	inside.Lock()
 	inside.ends[string(e.name)] = e
+	delete(inside.closed, string(e.name))
 	inside.Unlock()
 	return e, nil
 }
@@ -78,6 +81,9 @@ func (e *Endpoint) Peer(name []byte) error {
 	inside.Lock()
 	defer inside.Unlock()
 	if e.d.info.Provider == "shm" {
+		if _, closed := inside.closed[string(name)]; closed {
+			return fmt.Errorf("%w: the peer, of this process, has closed its endpoint", ErrFabric)
+		}
 		e.peer = inside.ends[string(name)]
 	}
 	e.mu.Lock()
@@ -147,6 +153,9 @@ func (e *Endpoint) Close() error {
 func (e *Endpoint) close() error {
 	if inside.ends[string(e.name)] == e { // the name may belong to a later endpoint
 		delete(inside.ends, string(e.name))
+		if e.d.info.Provider == "shm" {
+			inside.closed[string(e.name)] = struct{}{}
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -502,6 +502,32 @@ func TestClosedTwice(t *testing.T) {
 	}
 }
 
+// A peer of this process that has closed already is refused: libfabric would read memory that is
+// unmapped. Later endpoints are peers as before.
+func TestClosedPeer(t *testing.T) {
+	for _, provider := range software {
+		d := open(t, provider)
+		e, err := d.Endpoint(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		peer, err := d.Endpoint(8)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := peer.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.Peer(peer.Name()); err == nil && provider == "shm" {
+			t.Error("a closed endpoint of this process is taken for a peer")
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+		join(t, d, d, 8, 4096)
+	}
+}
+
 // TestBuildsElsewhere: where no Go file here uses cgo, the build would refuse C.
 func TestBuildsElsewhere(t *testing.T) {
 	c := build.Default

@@ -97,6 +97,10 @@ func (c *cluster) crowd(seed uint64, promptTokens, tokens int) (stop func()) {
 
 // Alerts of a real cluster that is overloaded, cut off and killed node by node:
 // each fires, and none before anything has happened.
+//
+// This test is one of the longest. Go starts the parallel test that is declared last first, and the
+// order of declaration is the one of the files' names: the name of this file is a late one, so that
+// no cores are idle while only this test is left.
 func TestBinaryAlerts(t *testing.T) {
 	t.Parallel()
 	c, p, _ := startObserved(t, quickened(t), "--max-num-seqs", "4", "--max-num-queued-reqs", "6")
