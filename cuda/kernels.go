@@ -34,8 +34,8 @@ var sources = []string{
 	"kernels/linear.cu", "kernels/few.cu", "kernels/int4.cu", "kernels/attention.cu", "kernels/decode.cu", "kernels/tiles.cu", drawSource, "kernels/rows.cu", "kernels/moe.cu", "kernels/adapt.cu", "kernels/delta.cu", "kernels/digest.cu", "runtime/device.cu",
 }
 
-// machine are the sources of the twin's machine. They are small and most of the twin's time is spent
-// in them, so that they are optimized also under sanitizers.
+// machine are the sources of the twin's machine. They are small, and most of the twin's time is
+// spent in them, so that they are optimized also under sanitizers.
 var machine = []string{"simt/simt.cc", "simt/warp.cc"}
 
 // drawSource is the source of the kernels that draw.

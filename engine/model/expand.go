@@ -270,6 +270,9 @@ var widths = map[string]int{"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1}
 // readable reports whether tensors of a type are read.
 func readable(dtype string) bool { return widths[dtype] > 0 || dtype == expandedType }
 
+// plain reports whether the tensor's numbers are F32, BF16 or F16, one behind the other.
+func (s *stored) plain() bool { return s.rows == nil && s.grid == nil && widths[s.DType] > 1 }
+
 // number returns element i of data.
 func number(data []byte, i int, dtype string) float32 {
 	switch dtype {

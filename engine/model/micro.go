@@ -46,8 +46,8 @@ func (m *microscaled) pack(rows []int, cols part) []byte {
 	return codes
 }
 
-// checkExponents returns an error for a matrix in MXFP4 with a group that is not a number. t is what
-// is loaded of s.
+// checkExponents returns an error for a matrix in MXFP4 with a group that is not a number. t is
+// what is loaded of s.
 func (s *stored) checkExponents(t *backend.Tensor) error {
 	group, in := -1, 0
 	switch {

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 
@@ -34,6 +35,12 @@ type Options struct {
 	// Progress is called with the bytes of weights loaded so far and in total, after each tensor,
 	// on the caller's goroutine.
 	Progress func(done, total int64)
+
+	// Late, where set, returns the weight of a matrix whose numbers the backend gets after Load. t
+	// is the matrix without Data. read returns it with Data, until the source is closed: all its
+	// rows, or those that are listed. Matrices that are neither F32, BF16 nor F16 in the files are
+	// loaded at once.
+	Late func(t backend.Tensor, read func(rows []int) backend.Tensor) (backend.Weight, error)
 }
 
 // Model is a loaded checkpoint. Only the backend's goroutine may use it.
@@ -90,12 +97,8 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 	}
 	for i := range tensors {
 		t := &tensors[i]
-		w := m.config.tensor(t, &targets[i], o.Quantization)
-		if err := t.checkExponents(&w); err != nil {
+		if *targets[i].target, err = m.load(t, &targets[i], o); err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
-		}
-		if *targets[i].target, err = b.Load(w); err != nil {
-			return nil, fmt.Errorf("%s: loading %s: %w", src.Name, t.Name, err)
 		}
 		if counted[t.Name] {
 			counted[t.Name] = false
@@ -103,7 +106,7 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		}
 	}
 	for i := range stacked {
-		if err := stacked[i].load(b, o.Quantization); err != nil {
+		if err := stacked[i].load(b, o); err != nil {
 			return nil, fmt.Errorf("%s: %w", src.Name, err)
 		}
 		progress(stacked[i].bytes())
@@ -112,6 +115,36 @@ func Load(src *Source, b backend.Backend, limits backend.Limits, o Options) (*Mo
 		return nil, fmt.Errorf("%s: buffers for steps of %d tokens: %w", src.Name, limits.Tokens, err)
 	}
 	return m, nil
+}
+
+// load hands a weight to the backend, or to Options.Late.
+func (m *Model) load(t *stored, b *binding, o Options) (backend.Weight, error) {
+	if o.Late == nil || len(b.parts) != 2 || !t.plain() || o.Quantization != AsStored {
+		w := m.config.tensor(t, b, o.Quantization)
+		if err := t.checkExponents(&w); err != nil {
+			return backend.NoWeight, err
+		}
+		id, err := m.backend.Load(w)
+		if err != nil {
+			err = fmt.Errorf("loading %s: %w", t.Name, err)
+		}
+		return id, err
+	}
+	late := backend.Tensor{Name: t.Name, DType: cmp.Or(dtypes[t.DType], backend.F32), Shape: []int{b.parts[0].n, b.parts[1].n}}
+	if b.ofVocabulary() {
+		late.First, late.Of = b.parts[0].from, b.parts[0].of
+	}
+	id, err := o.Late(late, func(rows []int) backend.Tensor {
+		some := *b
+		if rows != nil {
+			some.rows, some.parts = rows, []part{{n: len(rows), of: b.parts[0].of}, b.parts[1]}
+		}
+		return m.config.tensor(t, &some, AsStored)
+	})
+	if err != nil {
+		err = fmt.Errorf("loading %s: %w", t.Name, err)
+	}
+	return id, err
 }
 
 // tensor returns a weight as it is loaded.

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -80,7 +81,11 @@ func (s *stack) fault() string {
 }
 
 // load hands every expert's weights to the backend.
-func (s *stack) load(b backend.Backend, q Quantization) error {
+func (s *stack) load(b backend.Backend, o Options) error {
+	q := o.Quantization
+	if o.Late != nil && q == AsStored && len(s.names) == 1 && s.in.of > 0 && s.from.plain() {
+		return s.later(o)
+	}
 	if len(s.names) == 1 && dtypes[s.from.DType] == 0 { // expanded for as long as it is cut up
 		wide, small := s.from.whole(), s.tensors[0]
 		if err := s.from.checkExponents(&wide); err != nil {
@@ -107,6 +112,39 @@ func (s *stack) load(b backend.Backend, q Quantization) error {
 				}
 			}
 			w, err := b.Load(t)
+			if err != nil {
+				return fmt.Errorf("loading %s, expert %d: %w", s.names[0], e, err)
+			}
+			s.targets[i] = append(s.targets[i], w)
+		}
+	}
+	return nil
+}
+
+// later hands the matrices of all experts to Options.Late.
+func (s *stack) later(o Options) error {
+	c, half := *s, s.from.DType == "F16"
+	if half { // moved as other numbers of two bytes are
+		c.tensors = slices.Clone(s.tensors)
+		c.tensors[0].DType = "BF16"
+	}
+	for e := range s.experts {
+		for i := range s.targets {
+			t := backend.Tensor{Name: fmt.Sprintf("%s[%d]", s.names[0], e), DType: cmp.Or(dtypes[s.from.DType], backend.F32), Shape: []int{s.out.n, s.in.n}}
+			if s.rows != nil {
+				rows, turned := s.rows(e, i)
+				if t.Shape = []int{len(rows), s.in.n}; turned {
+					t.Shape = []int{s.in.n, len(rows)}
+				}
+			}
+			w, err := o.Late(t, func([]int) backend.Tensor {
+				t := c.cut(e, i)
+				if half {
+					narrow := stored{Tensor: safetensors.Tensor{Name: t.Name, DType: "F16", Shape: t.Shape, Data: t.Data}}
+					return narrow.whole()
+				}
+				return t
+			})
 			if err != nil {
 				return fmt.Errorf("loading %s, expert %d: %w", s.names[0], e, err)
 			}

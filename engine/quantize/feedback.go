@@ -18,7 +18,7 @@ const damping = 0.05
 const panel = 64
 
 // lanes is the number of outputs that are rounded together.
-const lanes = 4
+const lanes = 8
 
 // factor describes how the inputs of a matrix vary together: their moments are the product of the
 // transposed rows of unit, of pivots and of the rows of unit. Numbers are those of places, not of
@@ -30,25 +30,26 @@ type factor struct {
 	drift []float32   // [input, input] mean products with the drift of each input; nil: there is none
 }
 
-// newFactor returns the factor of moments [n, n], the mean products of each two inputs. It is a
-// Cholesky factor of which each row is divided by its element of the diagonal. It means nothing if
-// the context of w has ended.
-func newFactor(moments []float32, n int, w workers) *factor {
+// newFactor returns the factor of moments, of which row i has the mean products of input i and each
+// one from i on. It is a Cholesky factor of which each row is divided by its element of the
+// diagonal. It means nothing if the context of w has ended.
+func newFactor(moments [][]float32, n int, w workers) *factor {
 	f := &factor{order: make([]int, n), unit: make([][]float32, n), pivot: make([]float32, n)}
 	mean := 0.0
 	for i := range n {
 		f.order[i] = i
-		mean += float64(moments[i*n+i]) / float64(n)
+		mean += float64(moments[i][0]) / float64(n)
 	}
-	slices.SortStableFunc(f.order, func(a, b int) int { return cmp.Compare(moments[a*n+a], moments[b*n+b]) })
+	slices.SortStableFunc(f.order, func(a, b int) int { return cmp.Compare(moments[a][0], moments[b][0]) })
 	damp := max(damping*mean, math.SmallestNonzeroFloat32)
-	h := make([][]float64, n)
+	h := make([][]float64, n) // by places, each row from the diagonal on
 	w.each(n, func(i int) {
-		h[i] = make([]float64, n)
-		for j := i; j < n; j++ {
-			h[i][j] = float64(moments[f.order[i]*n+f.order[j]])
+		h[i] = make([]float64, n-i)
+		for j := range h[i] {
+			a, b := f.order[i], f.order[i+j]
+			h[i][j] = float64(moments[min(a, b)][max(a, b)-min(a, b)])
 		}
-		h[i][i] += damp
+		h[i][0] += damp
 	})
 	if w.ctx.Err() != nil { // rows are missing
 		return f
@@ -57,29 +58,51 @@ func newFactor(moments []float32, n int, w workers) *factor {
 		to := min(from+panel, n)
 		w.each((n-from+panel-1)/panel, func(part int) { // less the products of earlier rows
 			lo, hi := from+part*panel, min(from+(part+1)*panel, n)
-			for k := range from {
-				for i := from; i < to; i++ {
-					subtract(h[i][lo:hi], h[k][lo:hi], h[k][i])
+			for i := from; i < to; i++ {
+				if at := max(lo, i); at < hi {
+					subtractAll(h[i][at-i:hi-i], h[:from], at, i)
 				}
 			}
 		})
 		for i := from; i < to; i++ {
 			for k := from; k < i; k++ {
-				subtract(h[i][i:], h[k][i:], h[k][i])
+				subtract(h[i], h[k][i-k:], h[k][i-k])
 			}
-			root := math.Sqrt(max(h[i][i], damp*1e-6))
-			for j := i; j < n; j++ {
+			root := math.Sqrt(max(h[i][0], damp*1e-6))
+			for j := range h[i] {
 				h[i][j] /= root
 			}
 		}
 	}
 	w.each(n, func(i int) {
-		f.pivot[i], f.unit[i] = float32(h[i][i]*h[i][i]), make([]float32, n-i-1)
+		row := h[i]
+		f.pivot[i], f.unit[i] = float32(row[0]*row[0]), make([]float32, n-i-1)
 		for j := range f.unit[i] {
-			f.unit[i][j] = float32(h[i][i+1+j] / h[i][i])
+			f.unit[i][j] = float32(row[1+j] / row[0])
 		}
+		h[i] = nil // its memory can be used
 	})
 	return f
+}
+
+// subtractAll subtracts the products of rows with their elements of column i of to, which has the
+// columns from at on. Four rows are read at once, and subtracted one after the other.
+func subtractAll(to []float64, rows [][]float64, at, i int) {
+	k := 0
+	for ; k+4 <= len(rows); k += 4 {
+		a, b, c, d := rows[k], rows[k+1], rows[k+2], rows[k+3]
+		byA, byB, byC, byD := a[i-k], b[i-k-1], c[i-k-2], d[i-k-3]
+		a, b, c, d = a[at-k:][:len(to)], b[at-k-1:][:len(to)], c[at-k-2:][:len(to)], d[at-k-3:][:len(to)]
+		for j := range to {
+			v := to[j] - byA*a[j]
+			v -= byB * b[j]
+			v -= byC * c[j]
+			to[j] = v - byD*d[j]
+		}
+	}
+	for ; k < len(rows); k++ {
+		subtract(to, rows[k][at-k:], rows[k][i-k])
+	}
 }
 
 // subtract subtracts by·from of to.
@@ -196,6 +219,10 @@ func (f *factor) correct(w [][]float32) {
 			x[1] -= u * have[1]
 			x[2] -= u * have[2]
 			x[3] -= u * have[3]
+			x[4] -= u * have[4]
+			x[5] -= u * have[5]
+			x[6] -= u * have[6]
+			x[7] -= u * have[7]
 		}
 		for r := range lanes {
 			v[i][r] /= f.pivot[i]
@@ -220,6 +247,10 @@ func products(a []float32, b [][lanes]float32) (sum [lanes]float32) {
 		sum[1] += u * x[1]
 		sum[2] += u * x[2]
 		sum[3] += u * x[3]
+		sum[4] += u * x[4]
+		sum[5] += u * x[5]
+		sum[6] += u * x[6]
+		sum[7] += u * x[7]
 	}
 	return sum
 }

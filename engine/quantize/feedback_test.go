@@ -124,7 +124,7 @@ func TestFeedback(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		n, group, out := []int{32, 64}[seed%2], 32, 5+int(seed)
 		x, w := correlated(r, 4*n, n), weights(r, out, n)
-		moments, err := momentsOf(x, x, n, two)
+		moments, err := triangleOf(x, n, two)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,12 +136,12 @@ func TestFeedback(t *testing.T) {
 		}
 		h, mean := make([][]float64, n), 0.0
 		for i := range h {
-			mean += float64(moments[i*n+i]) / float64(n)
+			mean += float64(moments[i][0]) / float64(n)
 		}
 		for i := range h {
 			h[i] = make([]float64, n)
 			for j := range h[i] {
-				h[i][j] = float64(moments[min(i, j)*n+max(i, j)])
+				h[i][j] = float64(moments[min(i, j)][max(i, j)-min(i, j)])
 			}
 			h[i][i] += damping * mean
 		}
@@ -160,23 +160,40 @@ func TestFeedback(t *testing.T) {
 	}
 }
 
-// momentsOf returns the mean products of columns.
+// driftOf returns the mean products of columns and drifts, and triangleOf those of columns without
+// the ones before the diagonal, also of more columns than are multiplied together.
 func TestMoments(t *testing.T) {
-	const n, rows = 37, 51
-	x := correlated(rand.New(rand.NewPCG(1, 2)), rows, n)
-	got, err := momentsOf(x, x, n, two)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range n {
-		for j := range n {
+	for _, n := range []int{1, 37, leftColumns + 5, rightColumns + 3} {
+		const rows = 51
+		r := rand.New(rand.NewPCG(1, 2))
+		x, y := make([]float32, rows*n), make([]float32, rows*n)
+		for i := range x {
+			x[i], y[i] = float32(r.NormFloat64()), float32(r.NormFloat64())
+		}
+		drift, err := driftOf(x, y, n, two)
+		if err != nil {
+			t.Fatal(err)
+		}
+		half, err := triangleOf(x, n, two)
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := func(what string, got float32, i, j int, of func(at int) float32) {
 			sum, size := 0.0, 0.0
-			for t := range rows {
-				p := float64(x[t*n+i]) * float64(x[t*n+j])
+			for k := range rows {
+				p := float64(x[k*n+i]) * float64(of(k*n+j))
 				sum, size = sum+p/rows, size+math.Abs(p)/rows
 			}
-			if d := math.Abs(float64(got[i*n+j]) - sum); !(d <= 1e-5*size) {
-				t.Fatalf("[%d, %d] is %g, want %g", i, j, got[i*n+j], sum)
+			if d := math.Abs(float64(got) - sum); !(d <= 1e-5*size) {
+				t.Fatalf("%d columns: %s of %d and %d is %g, want %g", n, what, i, j, got, sum)
+			}
+		}
+		for i := 0; i < n; i += 1 + n/60 {
+			for j := range n {
+				check("the drift", drift[i*n+j], i, j, func(at int) float32 { return y[at] - x[at] })
+				if j >= i {
+					check("the moment", half[i][j-i], i, j, func(at int) float32 { return x[at] })
+				}
 			}
 		}
 	}
@@ -186,7 +203,7 @@ func TestMoments(t *testing.T) {
 func TestFeedbackOfNothing(t *testing.T) {
 	const n = 64
 	for name, x := range map[string][]float32{"zero": make([]float32, n*n), "one": slices.Repeat([]float32{1}, n*n)} {
-		moments, err := momentsOf(x, x, n, two)
+		moments, err := triangleOf(x, n, two)
 		if err != nil {
 			t.Fatal(err)
 		}

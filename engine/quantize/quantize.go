@@ -15,15 +15,19 @@
 package quantize
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -46,8 +50,22 @@ type Options struct {
 	Seed      uint64         // of the text that the model samples
 	Threads   int            // 0: GOMAXPROCS
 
+	// Start, where set, is called once the options are checked, before anything is written.
+	Start func(Need)
 	// Progress is called with the number of matrices converted so far and in total.
 	Progress func(done, total int)
+	// Calibrating, where set, is called before the first layer, when the text is there.
+	Calibrating func()
+	// Layer, where set, is called after each layer, with the number of layers so far and in total.
+	Layer func(done, total int)
+
+	streaming streaming // of tests
+}
+
+// streaming are other sizes of what is kept in memory.
+type streaming struct {
+	resident bool  // everything that the calibration loads stays
+	budget   int64 // of the model that writes the text; 0: that of the calibration
 }
 
 // Sensitive matches the default matrices of Options.Wide. An error of the values of the first
@@ -70,6 +88,10 @@ type Result struct {
 	Weights  int64 // their numbers
 	Bytes    int64 // of their integers and scales
 	Tokens   int   // that ran through the model
+
+	// Apart are two matrices with different bits that vLLM computes as one, so that it does not load
+	// the folder; empty: there are none.
+	Apart [2]string
 }
 
 // Bits returns the bits of a converted weight, with its share of the scales.
@@ -89,19 +111,47 @@ func Write(ctx context.Context, src *model.Source, dir string, o Options) (r Res
 	if err := j.check(); err != nil {
 		return r, err
 	}
+	// The largest parts of the heap replace each other, and would take twice their memory.
+	defer debug.SetGCPercent(debug.SetGCPercent(20))
 	part := dir + ".part"
-	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+	need := j.need()
+	need.Free, _ = freeBytes(filepath.Dir(dir))
+	if err := room(filepath.Dir(dir), need.Disk); err != nil {
 		return r, err
+	}
+	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
+		return r, unwritable(err)
 	}
 	if err := os.Mkdir(part, 0o755); errors.Is(err, fs.ErrExist) {
 		return r, fmt.Errorf("%w: %s exists: another process writes it, or was killed; remove it if there is none", ErrOption, part)
 	} else if err != nil {
-		return r, err
+		return r, unwritable(err)
+	}
+	if o.Start != nil {
+		o.Start(need)
 	}
 	if err := errors.Join(j.run(part), ctx.Err()); err != nil {
 		return r, errors.Join(err, os.RemoveAll(part))
 	}
-	return j.result, os.Rename(part, dir)
+	if err := os.Rename(part, dir); err != nil {
+		return r, err
+	}
+	j.result.Apart = j.apart()
+	return j.result, syncFolder(filepath.Dir(dir))
+}
+
+// unwritable is the refusal of a folder that cannot be made.
+func unwritable(err error) error {
+	return fmt.Errorf("%w: the folder cannot be made: %w; name one that you may write", ErrOption, err)
+}
+
+// syncFolder has the names of a folder's files on the disk if the error is nil.
+func syncFolder(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // job is one call of Write.
@@ -112,8 +162,10 @@ type job struct {
 	scales    map[string]scaling // of each matrix
 	files     *safetensors.Checkpoint
 	matrices  []string // names of tensors, in the order of the model
+	layout    layout
 	out       *writer
 	converted map[string]bool
+	layers    int // that are done
 	result    Result
 }
 
@@ -160,10 +212,12 @@ func (j *job) check() (err error) {
 	if len(j.matrices) == 0 {
 		return fmt.Errorf("%w: %s has no matrices that are tensors of their own", ErrOption, j.src.Name)
 	}
-	return nil
+	j.layout, err = newLayout(j.files, j.scales, j.src.Config.DType == "float16")
+	return err
 }
 
-// run writes the files to dir.
+// run writes the files to dir. The weights get their name when they are complete, so that no other
+// folder loads.
 func (j *job) run(dir string) (err error) {
 	if err := j.rest(dir); err != nil {
 		return err
@@ -171,10 +225,18 @@ func (j *job) run(dir string) (err error) {
 	if _, err := model.OpenConfig(filepath.Join(dir, "config.json")); err != nil {
 		return fmt.Errorf("%w: %s could not be loaded with integers: %w", ErrOption, j.src.Name, err)
 	}
-	if j.out, err = newWriter(filepath.Join(dir, "model.safetensors"), j.files, j.scales, j.src.Config.DType == "float16"); err != nil {
+	weights := filepath.Join(dir, "model.safetensors")
+	if j.out, err = newWriter(weights+".part", j.layout, j.files, j.scales); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, j.out.close()) }()
+	if err := errors.Join(j.convertAll(), j.out.close()); err != nil {
+		return err
+	}
+	return errors.Join(os.Rename(weights+".part", weights), syncFolder(dir))
+}
+
+// convertAll writes all matrices that are converted.
+func (j *job) convertAll() error {
 	if err := j.calibrate(); err != nil {
 		return err
 	}
@@ -198,24 +260,28 @@ func (j *job) calibrate() (err error) {
 	if text.sequences != nil {
 		sequences = len(text.sequences)
 	}
-	c, err := newCalibration(j.src, j.scales, sequences, j.o.Length, j.o.Threads)
+	limits := limitsOf(j.src, sequences, j.o.Length)
+	all := text.sequences
+	if all == nil {
+		if all, err = j.sampleAll(text.prefix, limits); err != nil {
+			return err
+		}
+	}
+	c, err := newCalibration(j.src, j.tapped(), limits, j.o.Length, j.o.Threads)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.back.Close()) }()
-	exact, err := newCalibration(j.src, j.scales, sequences, j.o.Length, j.o.Threads)
+	exact, err := newCalibration(j.src, j.tapped(), limits, j.o.Length, j.o.Threads)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, exact.back.Close()) }()
-	all := text.sequences
-	if all == nil {
-		if all, err = c.sampleText(j.ctx, text.prefix, j.o.Seed); err != nil {
-			return err
-		}
+	if j.result.Tokens = len(all) * j.o.Length; j.o.Calibrating != nil {
+		j.o.Calibrating()
 	}
-	j.result.Tokens = len(all) * j.o.Length
-	return c.run(exact, all, j.workers(), func(t *backend.Tensor, f *factor) ([]byte, error) {
+	err = c.fit(exact, all, j.workers(), func(t *backend.Tensor, f *factor) ([]byte, error) {
+		j.reach(layerOf(t.Name))
 		var m *matrix
 		if !j.converted[t.Name] {
 			if m, err = j.convert(t.Name, f); err != nil {
@@ -228,6 +294,82 @@ func (j *job) calibrate() (err error) {
 		}
 		return m.expand(t.DType, j.workers()), nil
 	})
+	if err == nil {
+		j.reach(j.src.Config.Layers)
+	}
+	return err
+}
+
+// reach reports that all layers before one are done.
+func (j *job) reach(layer int) {
+	for ; j.layers < layer; j.layers++ {
+		if j.o.Layer != nil {
+			j.o.Layer(j.layers+1, j.src.Config.Layers)
+		}
+	}
+}
+
+// layerOf returns the number of the layer of a tensor; 0: it has none.
+func layerOf(name string) int {
+	_, rest, _ := strings.Cut(name, ".layers.")
+	number, _, _ := strings.Cut(rest, ".")
+	n, _ := strconv.Atoi(number)
+	return n
+}
+
+// joined are the ends of the names of matrices that vLLM computes as one.
+var joined = [][]string{{"q_proj.weight", "k_proj.weight", "v_proj.weight"}, {"gate_proj.weight", "up_proj.weight"}, {"w1.weight", "w3.weight"}}
+
+// apart returns two matrices that vLLM computes as one, and that have different bits. Those of all
+// experts of a layer are such, too.
+func (j *job) apart() (pair [2]string) {
+	first := map[string]string{} // of those that are computed as one
+	for _, m := range j.matrices {
+		one := m
+		for _, ends := range joined {
+			for _, end := range ends {
+				if module, ok := strings.CutSuffix(m, "."+end); ok {
+					one = module + "." + ends[0]
+				}
+			}
+		}
+		if module, _, ok := strings.Cut(m, ".experts."); ok {
+			one = module + ".experts"
+		}
+		if other, ok := first[one]; !ok {
+			first[one] = m
+		} else if j.scales[other].bits != j.scales[m].bits {
+			return [2]string{other, m}
+		}
+	}
+	return pair
+}
+
+// tapped returns a backend of a calibration.
+func (j *job) tapped() *tapped {
+	return &tapped{files: j.files, want: j.scales, resident: j.o.streaming.resident}
+}
+
+// sampleAll has the model write the sequences of a calibration with these limits. Matrices stay in
+// the memory that the calibration will need anyway, and others are read for each token.
+func (j *job) sampleAll(prefix []int32, limits backend.Limits) (all [][]int32, err error) {
+	room, each := cmp.Or(j.o.streaming.budget, j.need().Memory-process-j.head()), j.kvBytes()
+	draw := rand.New(rand.NewPCG(j.o.Seed, 0))
+	for first := 0; first < limits.Seqs; {
+		n := int(min(int64(limits.Seqs-first), max(1, room/2/each)))
+		back := j.tapped()
+		back.logits, back.budget = true, room-int64(n)*each
+		c, err := newCalibration(j.src, back, backend.Limits{Tokens: n * max(1, len(prefix)), Seqs: n, Outputs: n}, j.o.Length, j.o.Threads)
+		if err != nil {
+			return nil, err
+		}
+		some, err := c.sampleText(j.ctx, prefix, j.o.Seed, first, draw)
+		if err := errors.Join(err, back.Close()); err != nil {
+			return nil, err
+		}
+		all, first = append(all, some...), first+n
+	}
+	return all, nil
 }
 
 func (j *job) workers() workers { return workers{j.ctx, j.o.Threads} }
@@ -242,6 +384,7 @@ func (j *job) convert(name string, f *factor) (*matrix, error) {
 	}
 	t, _ := j.files.Tensor(name)
 	m := round(t.Shape[0], t.Shape[1], rowsOf(t.Data, t.DType, t.Shape[1]), j.scales[name], f, j.workers())
+	j.files.Release(t.Data)
 	if err := j.ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -307,13 +450,10 @@ func (j *job) tokens() (t text, err error) {
 // copied are the ends of the names of files that are copied.
 var copied = []string{".json", ".jinja", ".model", ".txt", ".tiktoken"}
 
-// rest writes config.json with the description of the integers, and copies the other files. Of
-// folders, such as those that modules.json names, it copies config.json.
-func (j *job) rest(dir string) error {
+// others returns the names of the files that are copied, and their bytes. Of folders, such as those
+// that modules.json names, it is config.json.
+func (j *job) others() (names []string, bytes int64, err error) {
 	entries, err := fs.ReadDir(j.src.Files(), ".")
-	if err != nil {
-		return err
-	}
 	for _, e := range entries {
 		name := e.Name()
 		if e.IsDir() {
@@ -322,10 +462,26 @@ func (j *job) rest(dir string) error {
 		if !slices.Contains(copied, filepath.Ext(name)) || strings.HasSuffix(name, ".safetensors.index.json") {
 			continue
 		}
-		data, err := j.src.ReadFile(name)
+		info, err := fs.Stat(j.src.Files(), name)
 		if e.IsDir() && errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+		if err != nil {
+			return nil, 0, err
+		}
+		names, bytes = append(names, name), bytes+info.Size()
+	}
+	return names, bytes, err
+}
+
+// rest writes config.json with the description of the integers, and copies the other files.
+func (j *job) rest(dir string) error {
+	names, _, err := j.others()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		data, err := j.src.ReadFile(name)
 		if err == nil && name == "config.json" {
 			data, err = j.config(data)
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,14 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tandem-serving/tandem/engine/backend"
+	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/safetensors"
 )
 
+// layout is the tensors of a file of safetensors.
+type layout struct {
+	header []byte
+	at     map[string]int64 // offset of a tensor's data in the file
+	bytes  int64            // of the file
+	half   bool             // scales are float16, else bfloat16
+}
+
 // writer writes a file of safetensors. Matrices come in any order.
 type writer struct {
+	layout
 	file *os.File
-	at   map[string]int64 // offset of a tensor's data
-	half bool             // scales are float16, else bfloat16
 }
 
 // entry is a tensor in the header of a file.
@@ -30,14 +39,14 @@ type entry struct {
 	Offsets [2]int64 `json:"data_offsets"`
 }
 
-// newWriter creates a file with the tensors of files, of which those that are converted have
-// integers, scales and a shape instead. It copies the others.
-func newWriter(path string, files *safetensors.Checkpoint, converted map[string]scaling, half bool) (w *writer, err error) {
-	w = &writer{at: map[string]int64{}, half: half}
+// newLayout returns the layout of a file with the tensors of files, of which those that are
+// converted have integers, scales and a shape instead.
+func newLayout(files *safetensors.Checkpoint, converted map[string]scaling, half bool) (l layout, err error) {
+	l = layout{at: map[string]int64{}, half: half}
 	header, end := map[string]any{"__metadata__": map[string]string{"format": "pt"}}, int64(0)
 	add := func(name, dtype string, bytes int64, shape ...int) {
 		header[name] = entry{dtype, shape, [2]int64{end, end + bytes}}
-		w.at[name], end = end, end+bytes
+		l.at[name], end = end, end+bytes
 	}
 	scales := "BF16"
 	if half {
@@ -55,27 +64,32 @@ func newWriter(path string, files *safetensors.Checkpoint, converted map[string]
 		add(module+"weight_packed", "I32", int64(out)*int64(in*s.bits/8), out, in*s.bits/32)
 		add(module+"weight_scale", scales, int64(out)*int64(in/s.group)*2, out, in/s.group)
 	}
-	text, err := json.Marshal(header)
-	if err != nil {
-		return nil, err
+	if l.header, err = json.Marshal(header); err != nil {
+		return l, err
 	}
-	for len(text)%8 != 0 { // data is aligned
-		text = append(text, ' ')
+	for len(l.header)%8 != 0 { // data is aligned
+		l.header = append(l.header, ' ')
 	}
-	if err := room(filepath.Dir(path), int64(8+len(text))+end); err != nil {
-		return nil, err
+	first := int64(8 + len(l.header))
+	for name := range l.at {
+		l.at[name] += first
 	}
+	l.bytes = first + end
+	return l, nil
+}
+
+// newWriter creates the file of a layout, and copies the tensors that are not converted.
+func newWriter(path string, l layout, files *safetensors.Checkpoint, converted map[string]scaling) (w *writer, err error) {
+	w = &writer{layout: l}
 	if w.file, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644); err != nil {
 		return nil, err
 	}
-	for name := range w.at {
-		w.at[name] += int64(8 + len(text))
-	}
-	_, err = w.file.Write(append(binary.LittleEndian.AppendUint64(nil, uint64(len(text))), text...))
+	_, err = w.file.Write(append(binary.LittleEndian.AppendUint64(nil, uint64(len(l.header))), l.header...))
 	for _, name := range files.Names() {
 		if _, ok := converted[name]; err == nil && !ok {
 			t, _ := files.Tensor(name)
 			err = w.put(name, t.Data)
+			files.Release(t.Data)
 		}
 	}
 	if err != nil {
@@ -84,16 +98,32 @@ func newWriter(path string, files *safetensors.Checkpoint, converted map[string]
 	return w, nil
 }
 
-// room returns an error if the file system of a folder has fewer than need bytes free.
+// room returns an error if the file system of a folder, which need not exist, has fewer than need
+// bytes free.
 func room(dir string, need int64) error {
-	var s unix.Statfs_t
-	if err := unix.Statfs(dir, &s); err != nil {
-		return nil // the writes will show it
-	}
-	if free := int64(min(s.Bavail, 1<<62/uint64(max(s.Bsize, 1)))) * int64(s.Bsize); need > free {
-		return fmt.Errorf("%w: the weights take %d MiB, and the disk of %s has %d MiB free; free some, or name a folder on another disk", ErrOption, (need-1)>>20+1, dir, free>>20)
+	free, ok := freeBytes(dir)
+	if ok && need > free {
+		return fmt.Errorf("%w: the folder takes %s, and the disk of %s has %s free; free some, or name a folder on another disk",
+			ErrOption, memory.Bytes(need), dir, memory.Bytes(free))
 	}
 	return nil
+}
+
+// freeBytes returns the free bytes of the disk of a folder, which need not exist. ok is false if
+// they are not known: the writes will show it.
+func freeBytes(dir string) (n int64, ok bool) {
+	var s unix.Statfs_t
+	for {
+		err := unix.Statfs(dir, &s)
+		if err == nil {
+			return int64(min(s.Bavail, 1<<62/uint64(max(s.Bsize, 1)))) * int64(s.Bsize), true
+		}
+		above := filepath.Dir(dir)
+		if !errors.Is(err, fs.ErrNotExist) || above == dir {
+			return 0, false
+		}
+		dir = above
+	}
 }
 
 func (w *writer) put(name string, data []byte) error {

@@ -17,9 +17,11 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -216,6 +218,23 @@ func (c *Checkpoint) Bytes() int64 {
 		n += int64(len(t.Data))
 	}
 	return n
+}
+
+// Release takes the pages of a part of a mapped file out of the process's memory. They stay in the
+// system's cache, and return when they are read.
+func (c *Checkpoint) Release(part []byte) {
+	if len(part) == 0 {
+		return
+	}
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(part)))
+	for _, file := range c.mapped {
+		first := uintptr(unsafe.Pointer(unsafe.SliceData(file)))
+		if at < first || at >= first+uintptr(len(file)) {
+			continue
+		}
+		from := int(at-first) &^ (os.Getpagesize() - 1)
+		_ = unix.Madvise(file[from:int(at-first)+len(part)], unix.MADV_DONTNEED)
+	}
 }
 
 // Close unmaps the files. No tensor's Data may be used after it.

@@ -172,6 +172,33 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
+// Pages of a tensor that are released have the same numbers when they are read again, also next to
+// other tensors, and memory that is no file's stays.
+func TestRelease(t *testing.T) {
+	dir := t.TempDir()
+	content := file(`{"a":{"dtype":"U8","shape":[9000],"data_offsets":[0,9000]},"b":{"dtype":"U8","shape":[9000],"data_offsets":[9000,18000]}}`, 18000)
+	for i := range 18000 {
+		content[len(content)-18000+i] = byte(i % 251)
+	}
+	if err := os.WriteFile(filepath.Join(dir, single), content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := OpenDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	a, _ := c.Tensor("a")
+	b, _ := c.Tensor("b")
+	own := slices.Clone(b.Data)
+	for _, part := range [][]byte{a.Data, b.Data, b.Data[5:6], own, nil} {
+		c.Release(part)
+		if got := slices.Concat(a.Data, b.Data); !bytes.Equal(got, content[len(content)-18000:]) || !bytes.Equal(own, b.Data) {
+			t.Fatalf("after %d bytes were released the numbers differ", len(part))
+		}
+	}
+}
+
 // Whatever Parse accepts satisfies the package's invariant.
 func FuzzParse(f *testing.F) {
 	f.Add(file(twoHeader, 28))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"regexp"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tandem-serving/tandem/engine"
+	"github.com/tandem-serving/tandem/engine/memory"
 	"github.com/tandem-serving/tandem/engine/quantize"
 	"github.com/tandem-serving/tandem/internal/config"
 	"github.com/tandem-serving/tandem/internal/process"
@@ -30,8 +32,8 @@ func quantizeModel(v *Invocation) (err error) {
 	v.StringVar(&out, "out", "", "folder to write, which must not exist")
 	v.StringVar(&file, "calibration", "", "text like that which the model will read and write; default: the model writes it, at random")
 	v.CountVar(&o.Group, "group-size", quantize.Group, 8, "inputs that share a scale; 32 is the most exact and takes 4.5 bits a weight, 128 takes 4.125")
-	wide := v.String("int8", quantize.Sensitive.String(), "regular expression: matrices whose names match get 8 bits; empty: none")
-	v.CountVar(&o.Sequences, "calibration-sequences", quantize.Sequences, 1, "sequences that run through the model at once; more need more memory")
+	wide := v.String("int8", quantize.Sensitive.String(), "regular expression: matrices whose names match get 8 bits; empty: none; for vLLM give "+forVLLM)
+	v.CountVar(&o.Sequences, "calibration-sequences", quantize.Sequences, 1, "sequences that run through each layer at once; more need more memory")
 	v.CountVar(&o.Length, "calibration-length", quantize.Length, 2, "tokens of a sequence")
 	v.Uint64Var(&o.Seed, "seed", 0, "of the text that the model writes")
 	v.CountVar(&o.Threads, "threads", 0, 0, "CPU threads; 0: one per core, within the cgroup's quota")
@@ -54,7 +56,9 @@ func quantizeModel(v *Invocation) (err error) {
 		return err
 	}
 	src, err := engine.OpenModel(name)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: there is no folder %s; give the one that holds the model's config.json and *.safetensors", config.ErrValue, name)
+	} else if err != nil {
 		return fmt.Errorf("%w: %w", config.ErrValue, err)
 	}
 	defer func() { err = errors.Join(err, src.Close()) }()
@@ -62,7 +66,10 @@ func quantizeModel(v *Invocation) (err error) {
 	if err != nil {
 		return err
 	}
-	o.Progress = converting(os.Stderr, log)
+	converting(&o, os.Stderr, log)
+	o.Start = func(n quantize.Need) {
+		log.Info("quantizing", "memory", memory.Bytes(n.Memory), "disk", memory.Bytes(n.Disk), "free", memory.Bytes(n.Free), "tokens", n.Tokens, "layers", n.Layers)
+	}
 	ctx, _, stop := process.Signals()
 	defer stop()
 	began := time.Now()
@@ -77,8 +84,21 @@ func quantizeModel(v *Invocation) (err error) {
 	}
 	_, err = fmt.Fprintf(v.Out, "Wrote %s: %d matrices of %.2f million weights, %.3f bits each, calibrated with %d tokens in %s\n",
 		out, r.Matrices, float64(r.Weights)/1e6, r.Bits(), r.Tokens, time.Since(began).Round(100*time.Millisecond))
+	if r.Apart[0] != "" {
+		remedy := "--int8 " + forVLLM
+		if *wide != quantize.Sensitive.String() {
+			remedy = "an --int8 that matches all or none of what it computes together"
+		}
+		_, other := fmt.Fprintf(v.Out, "vLLM cannot load this folder, because it computes %s and %s together and needs them in equal bits. For vLLM run the command again with %s\n",
+			r.Apart[0], r.Apart[1], remedy)
+		err = errors.Join(err, other)
+	}
 	return err
 }
+
+// forVLLM is the --int8, as in a shell, that differs from the default in the values. vLLM computes
+// them together with queries and keys, which have 4 bits.
+const forVLLM = `'layers\.0\.self_attn\.o_proj\.'`
 
 // readText returns the content of a file of text; empty: of none.
 func readText(path string) (string, error) {
@@ -102,10 +122,20 @@ func readText(path string) (string, error) {
 	return string(text), nil
 }
 
-// converting returns a callback that shows how many matrices are converted: a bar on a terminal,
-// else a log line for each tenth.
-func converting(w *os.File, log *slog.Logger) func(done, total int) {
-	count := func(n int64) string { return strconv.FormatInt(n, 10) }
-	show := progress(w, Draws(w), "quantizing matrices", false, count, log, time.Now)
-	return func(done, total int) { show(int64(done), int64(total)) }
+// converting shows the progress of o: matrices as a bar on a terminal, else a log line for each
+// layer. From the first layer on it has the time that is left.
+func converting(o *quantize.Options, w *os.File, log *slog.Logger) {
+	if Draws(w) {
+		count := func(n int64) string { return strconv.FormatInt(n, 10) }
+		show := progress(w, true, "quantizing matrices", false, count, log, time.Now)
+		o.Progress = func(done, total int) { show(int64(done), int64(total)) }
+		return
+	}
+	var began time.Time // of the first layer
+	o.Calibrating = func() { began = time.Now() }
+	o.Layer = func(done, total int) {
+		took := time.Since(began)
+		left := took / time.Duration(done) * time.Duration(total-done)
+		log.Info("quantized a layer", "done", done, "of", total, "took", took.Round(time.Second), "left", left.Round(time.Second))
+	}
 }

@@ -108,6 +108,8 @@ type CPU struct {
 
 	plans     map[backend.Key]*plan
 	recording *plan
+	marked    *plan            // of which a mark's callback runs, or ran last
+	markedAt  int              // the number of the mark's stop
 	drawing   draws            // of the running step
 	rows      *pool            // used by portable kernels and by rows of logits, never both at once
 	scratch   []sample.Scratch // [threads]
@@ -184,6 +186,8 @@ type ropeTable struct {
 type runner interface {
 	// load stores a matrix in the variant's own layout into w.matrix.
 	load(c *CPU, w *weight, data []byte) error
+	// size returns the bytes of a matrix of F32 or BF16 in that layout.
+	size(w *weight) int
 	// compile allocates scratch for a plan and returns its form for run, in mapped
 	// memory. The caller stores it in p.native.
 	compile(c *CPU, p *plan) (unsafe.Pointer, error)
@@ -261,6 +265,9 @@ func (c *CPU) Variant() string {
 	return fmt.Sprintf("cpu-%s-%s-%d", c.opts.Kernels, runtime.GOARCH, KernelVersion)
 }
 
+// Limits returns the limits of a step.
+func (c *CPU) Limits() backend.Limits { return c.opts.Limits }
+
 // limit returns the largest number of rows of a row set.
 func (c *CPU) limit(rows backend.Rows) int {
 	if rows == backend.OutputRows {
@@ -334,6 +341,29 @@ func (c *CPU) Load(t backend.Tensor) (backend.Weight, error) {
 	c.weights = append(c.weights, w)
 	return backend.Weight(len(c.weights) - 1), nil
 }
+
+// Reserve is Load for a matrix of F32 or BF16 without Data. Its numbers come with Reload before
+// each product, and take memory until Unload.
+func (c *CPU) Reserve(t backend.Tensor) (backend.Weight, error) {
+	if len(t.Shape) != 2 || t.DType != backend.F32 && t.DType != backend.BF16 || t.As != 0 || t.Of != 0 || len(t.Data) != 0 || c.opts.Mapped ||
+		min(t.Shape[0], t.Shape[1]) < 1 || max(t.Shape[0], t.Shape[1]) > maxCols {
+		return backend.NoWeight, fmt.Errorf("%w: reserving %s %s %v", backend.ErrShape, t.Name, t.DType, t.Shape)
+	}
+	w := &weight{name: t.Name, dtype: t.DType, from: t.DType, out: t.Shape[0], in: t.Shape[1], of: t.Shape[0]}
+	var err error
+	if w.matrix, err = c.mem.bytes(c.kernels.size(w), true); err != nil {
+		return backend.NoWeight, fmt.Errorf("tensor %s %v: %w", t.Name, t.Shape, err)
+	}
+	c.weights = append(c.weights, w)
+	return backend.Weight(len(c.weights) - 1), nil
+}
+
+// Unload frees the memory of the numbers of a matrix that Reserve returned.
+func (c *CPU) Unload(id backend.Weight) { dropBytes(c.weight(id).matrix) }
+
+// UnloadKV frees the memory of the pages of a KV layer. Other layers of its region lose theirs,
+// too.
+func (c *CPU) UnloadKV(layer int) { dropBytes(c.kv.memory(layer)) }
 
 // Reload replaces the numbers of a matrix of F32 or BF16, which Options.Mapped must not have left
 // where the checkpoint has it. No operation may run.
@@ -454,6 +484,6 @@ func (c *CPU) Close() error {
 	c.kernels = nil
 	c.buffers, c.weights, c.orders, c.ropes, c.routes, c.plans = nil, nil, nil, nil, nil, nil
 	c.kv, c.adapt = kvStore{}, adapters{}
-	c.step = stepData{}
+	c.step, c.marked = stepData{}, nil
 	return c.mem.free()
 }

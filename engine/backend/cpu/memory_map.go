@@ -13,3 +13,7 @@ func mapBytes(n int) ([]byte, error) {
 }
 
 func unmapBytes(b []byte) error { return unix.Munmap(b) }
+
+// dropBytes frees the memory of a part of a mapping, which has whole pages of its own. Its content
+// is lost.
+func dropBytes(b []byte) { _ = unix.Madvise(b, unix.MADV_DONTNEED) }

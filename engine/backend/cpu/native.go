@@ -141,11 +141,7 @@ func (n *native) close() { C.tandem_pool_free(n.pool) }
 // blocks and their exponents, unchanged. The layouts of int8 and int4 are in quant.h,
 // that of grids in grid.h, and that of FP8 in fp8.h.
 func (n *native) load(c *CPU, w *weight, data []byte) error {
-	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
-	if w.dtype == backend.BF16 {
-		depth = (depth + 1) &^ 1
-	}
-	size := tiles * C.TILE * depth * w.dtype.Size()
+	tiles, size := (w.out+C.TILE-1)/C.TILE, n.size(w)
 	if w.dtype == backend.MXFP4 {
 		size = tiles * w.in / 32 * C.MXFP4_GROUP
 	}
@@ -196,6 +192,15 @@ func (n *native) load(c *CPU, w *weight, data []byte) error {
 	op := C.tandem_op{kind: C.OP_PACK, n: C.int32_t(w.out), k: C.int32_t(w.in), bf16: elem(w.dtype), from: elem(w.from), w: unsafe.Pointer(&m[0])}
 	C.tandem_pack(n.pool, op, unsafe.Pointer(unsafe.SliceData(data)), n.step)
 	return nil
+}
+
+// size returns the bytes of a packed matrix of F32 or BF16.
+func (n *native) size(w *weight) int {
+	tiles, depth := (w.out+C.TILE-1)/C.TILE, w.in
+	if w.dtype == backend.BF16 {
+		depth = (depth + 1) &^ 1
+	}
+	return tiles * C.TILE * depth * w.dtype.Size()
 }
 
 // compile writes the plan as an array that C reads.

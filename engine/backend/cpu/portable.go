@@ -54,6 +54,8 @@ func (p *portable) load(c *CPU, w *weight, data []byte) error {
 	return nil
 }
 
+func (p *portable) size(w *weight) int { return w.dtype.MatrixBytes(w.out, w.in) }
+
 // compile grows the workers' scratch to the size that the plan needs.
 func (p *portable) compile(c *CPU, pl *plan) (unsafe.Pointer, error) {
 	cols, positions, dim := 0, 0, 0

@@ -83,6 +83,7 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 			done = s.at
 		}
 		if s.kind == stopMark {
+			c.marked, c.markedAt = p, i
 			onMark(s.layer)
 		} else if err := c.runStop(s, step); err != nil {
 			return err
@@ -92,6 +93,39 @@ func (c *CPU) Replay(key backend.Key, step *backend.Step, record func(), onMark 
 		c.kernels.run(c, p, done, len(p.ops))
 	}
 	return nil
+}
+
+// UnloadIdle frees the memory of the buffers whose content no operation of the step reads after the
+// current mark. It is called by onMark. What such buffers hold after the step is lost.
+func (c *CPU) UnloadIdle() {
+	p, kept := c.marked, map[*buffer]bool{} // whether the first operation on a buffer reads it
+	access := func(b *buffer, reads bool) {
+		if _, ok := kept[b]; b != nil && !ok {
+			kept[b] = reads
+		}
+	}
+	stops := p.stops[c.markedAt+1:]
+	for i := p.stops[c.markedAt].at; i <= len(p.ops); i++ {
+		for ; len(stops) > 0 && stops[0].at == i; stops = stops[1:] {
+			access(stops[0].buf, true)
+			access(stops[0].part, true)
+		}
+		if i == len(p.ops) {
+			break
+		}
+		o := &p.ops[i]
+		access(o.a, true)
+		access(o.b, true)
+		if o.delta != nil {
+			access(o.delta.alpha, true)
+		}
+		access(o.dst, o.kind == opAdapt)
+	}
+	for _, b := range c.buffers {
+		if !kept[b] {
+			dropBytes(raw(b.data))
+		}
+	}
 }
 
 // runStop runs the Go part of a stop.
@@ -278,7 +312,7 @@ func (c *CPU) copyTable(span int, sp *backend.Span, g *kvGroup, table []int32) e
 }
 
 // raw returns the bytes of s.
-func raw(s []int32) []byte {
+func raw[T int32 | float32](s []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), len(s)*int(unsafe.Sizeof(s[0])))
 }
 
