@@ -74,7 +74,7 @@ func TestEarlyHeadOfNodes(t *testing.T) {
 // an error event, and an aborted connection unless its API has an event for failed answers.
 func TestEarlyHeadRefused(t *testing.T) {
 	o := early(t, false)
-	o.Limits.QueueTimeout = 4 * quiet
+	o.Limits.QueueTimeout = 12 * quiet // on a busy machine comments are late
 	b, gate := crowd(t, o)
 	b.ask("first", 0)
 	b.ask("second", 0)
@@ -135,9 +135,10 @@ func TestEarlyHeadOfUpstreams(t *testing.T) {
 		"large":     {400, "text/plain", strings.Repeat("x", 200<<10), "status 400: xxx"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := newRelayed(t, early(t, false), "s1")
 			b.far["s1"].does(func(w http.ResponseWriter, _ *http.Request) {
-				time.Sleep(4 * quiet)
+				time.Sleep(15 * quiet) // on a busy machine comments are late
 				w.Header().Set("Content-Type", c.kind)
 				w.WriteHeader(c.status)
 				io.WriteString(w, c.body)

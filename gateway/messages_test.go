@@ -283,7 +283,7 @@ func TestMessagesKeepAlive(t *testing.T) {
 	b := newBed(t, o, one(nodestest.Options{Gate: gate}))
 	go func() {
 		gate <- struct{}{}
-		time.Sleep(4 * quiet)
+		time.Sleep(10 * quiet)
 		feed(gate, 2)
 	}()
 	r := b.post("/v1/messages", `{"max_tokens":3,"messages":[{"role":"user","content":"hi"}],"stream":true}`)

@@ -125,13 +125,13 @@ func TestUnigramOfLongTexts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if start := time.Now(); len(slow.Encode(strings.Repeat("a", 1<<14), false)) != 1+1<<14 || time.Since(start) > 20*time.Second {
+	if start := time.Now(); len(slow.Encode(strings.Repeat("a", 1<<14), false)) != 1+1<<14 || time.Since(start) > 3*time.Minute {
 		t.Errorf("the longest token takes %v", time.Since(start))
 	}
 	for _, text := range []string{strings.Repeat("a", 1<<20), strings.Repeat("x", 1<<20), strings.Repeat("ab", 1<<19)} {
 		start, taken := time.Now(), 0
 		ids, ok := tok.appendWithin(nil, text, false, true, func(n int) bool { taken += n; return true })
-		if !ok || len(ids) == 0 || time.Since(start) > 20*time.Second || taken < wordBytes*len(text) {
+		if !ok || len(ids) == 0 || time.Since(start) > 3*time.Minute || taken < wordBytes*len(text) {
 			t.Errorf("%d ids in %v, %d bytes counted", len(ids), time.Since(start), taken)
 		}
 	}
