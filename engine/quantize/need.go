@@ -36,7 +36,7 @@ func (j *job) need() Need {
 	}
 	n := Need{Memory: process + 2*(buffers+kv) + most, Disk: j.layout.bytes, Tokens: limits.Tokens, Layers: c.Layers}
 	if j.o.Text == "" { // at least one sequence is written at a time, by matrices that are read for each token
-		n.Memory = max(n.Memory, process+j.kvBytes()+j.head())
+		n.Memory = max(n.Memory, process+j.kvBytes()+j.head(), process+j.head()+min(j.o.Memory-j.head(), j.resident()))
 	}
 	if _, copies, err := j.others(); err == nil { // the error returns when they are copied
 		n.Disk += copies
@@ -50,6 +50,20 @@ func (j *job) width() int64 {
 		return 2
 	}
 	return 4
+}
+
+// resident returns the memory of a model that writes all sequences at once from matrices that stay.
+func (j *job) resident() int64 {
+	n := int64(j.o.Sequences) * j.kvBytes()
+	for _, name := range j.files.Names() {
+		t, _ := j.files.Tensor(name)
+		elements := j.width()
+		for _, d := range t.Shape {
+			elements *= int64(d)
+		}
+		n += elements
+	}
+	return n
 }
 
 // head returns the memory of the output projection, which is the largest matrix of most models, and

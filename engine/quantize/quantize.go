@@ -50,6 +50,10 @@ type Options struct {
 	Seed      uint64         // of the text that the model samples
 	Threads   int            // 0: GOMAXPROCS
 
+	// Memory is what a model that samples its text may take, in bytes, so that its matrices stay
+	// for all tokens. The calibration may need more, which that model may take, too.
+	Memory int64
+
 	// Start, where set, is called once the options are checked, before anything is written.
 	Start func(Need)
 	// Progress is called with the number of matrices converted so far and in total.
@@ -351,9 +355,9 @@ func (j *job) tapped() *tapped {
 }
 
 // sampleAll has the model write the sequences of a calibration with these limits. Matrices stay in
-// the memory that the calibration will need anyway, and others are read for each token.
+// Options.Memory, or in what the calibration will need anyway. Others are read for each token.
 func (j *job) sampleAll(prefix []int32, limits backend.Limits) (all [][]int32, err error) {
-	room, each := cmp.Or(j.o.streaming.budget, j.need().Memory-process-j.head()), j.kvBytes()
+	room, each := cmp.Or(j.o.streaming.budget, max(j.o.Memory, j.need().Memory-process)-j.head()), j.kvBytes()
 	draw := rand.New(rand.NewPCG(j.o.Seed, 0))
 	for first := 0; first < limits.Seqs; {
 		n := int(min(int64(limits.Seqs-first), max(1, room/2/each)))

@@ -3,11 +3,13 @@ package quantize
 import (
 	"bytes"
 	"context"
+	"errors"
 	"math"
 	"os"
 	"path/filepath"
 	"testing"
 
+	"github.com/tandem-serving/tandem/engine"
 	"github.com/tandem-serving/tandem/engine/model"
 )
 
@@ -41,6 +43,37 @@ func TestStreamed(t *testing.T) {
 		if err := src.Close(); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A model that writes its text takes the memory that it may have, and no more than all of its
+// matrices and KV take. One that is given a text takes none of it.
+func TestMemoryOfTheWriter(t *testing.T) {
+	src, err := engine.OpenModel(engine.Builtin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	need := func(text string, memory int64) (n Need) {
+		t.Helper()
+		stop := errors.New("enough")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		_, err := Write(ctx, src, filepath.Join(t.TempDir(), "out"), Options{
+			Group: 32, Sequences: 1, Length: 12, Text: text, Threads: 1, Memory: memory,
+			Start: func(got Need) { n = got; cancel(stop) },
+		})
+		if err == nil || n.Memory == 0 {
+			t.Fatalf("%v: needs %+v", err, n)
+		}
+		return n
+	}
+	least, all, more := need("", 1).Memory, need("", 1<<40).Memory, need("", 1<<50).Memory
+	if all <= least || more != all {
+		t.Errorf("%d bytes at least, %d and %d of plenty", least, all, more)
+	}
+	const text = "one two three four five six seven eight nine ten eleven twelve thirteen"
+	if without, with := need(text, 0).Memory, need(text, 1<<40).Memory; without != with {
+		t.Errorf("with a text %d and %d bytes", without, with)
 	}
 }
 

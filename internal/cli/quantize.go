@@ -67,6 +67,7 @@ func quantizeModel(v *Invocation) (err error) {
 		return err
 	}
 	converting(&o, os.Stderr, log)
+	o.Memory = process.MemoryLimit(os.DirFS("/")) / 2
 	o.Start = func(n quantize.Need) {
 		log.Info("quantizing", "memory", memory.Bytes(n.Memory), "disk", memory.Bytes(n.Disk), "free", memory.Bytes(n.Free), "tokens", n.Tokens, "layers", n.Layers)
 	}
