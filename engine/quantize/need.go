@@ -35,7 +35,7 @@ func (j *job) need() Need {
 		most = max(most, factor+out*in*(1+3*j.width()))
 	}
 	n := Need{Memory: process + 2*(buffers+kv) + most, Disk: j.layout.bytes, Tokens: limits.Tokens, Layers: c.Layers}
-	if j.o.Text == "" { // at least one sequence is written at a time, by matrices that are read for each token
+	if j.o.Text == "" { // at least one sequence is written at a time, and matrices stay in Options.Memory
 		n.Memory = max(n.Memory, process+j.kvBytes()+j.head(), process+j.head()+min(j.o.Memory-j.head(), j.resident()))
 	}
 	if _, copies, err := j.others(); err == nil { // the error returns when they are copied
